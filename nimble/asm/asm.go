@@ -1,0 +1,238 @@
+// Package asm is the text of whole programs: Print writes it and Parse reads it
+// back, to the same bytes.
+//
+// A line holds labels, an instruction and a comment, each of which may be
+// missing:
+//
+//	# sum of r2 bytes at r1
+//	    mov r0, 0
+//	next:
+//	    jeq r2, 0, done     # a label, or a distance: jeq r2, 0, +5
+//	    ldxb r3, [r1]
+//	    add r0, r3
+//	    add r1, 1
+//	    add r2, -1
+//	    ja next
+//	done:
+//	    exit
+//
+// The grammar, with the terminals of a line separated by white space where they
+// would run together:
+//
+//	program     = line { "\n" line } .
+//	line        = { label ":" } [ instruction ] [ "#" comment ] .
+//	instruction = mnemonic [ operand { "," operand } ] | "hex" digit{16} .
+//	operand     = register | number | memory | target .
+//	register    = "r" decimal .                            0 to 15
+//	number      = [ "+" | "-" ] ( decimal | "0x" hex ) .
+//	memory      = "[" register [ ( "+" | "-" ) number ] "]" .
+//	target      = label | number .
+//	label       = first { first | "0" ... "9" | "$" } .
+//	first       = letter | "_" | "." .
+//
+// Mnemonics and their operands are those of the table of package isa, so 64-bit
+// operations have the plain name and 32-bit ones end in 32: add, add32; jeq,
+// jeq32; atomic_add, atomic_add32. Loads are ldxb to ldxdw and, sign-extending,
+// ldxsb to ldxsw; stores stb to stdw (immediate) and stxb to stxdw. A target is
+// the last operand of jumps, of call_local and of lddw_code; as a number it
+// counts slots of 8 bytes, from the one that follows the first slot of the
+// instruction. hex is one slot, byte by byte, for what has no other text.
+//
+// Reading is not verifying: text can hold any instruction that fits its fields.
+// Package verify says whether a program is accepted.
+package asm
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	"margay/nimble/isa"
+)
+
+// Error says where a text is wrong.
+type Error struct {
+	Line, Column int // counted from 1; columns are bytes
+	Reason       string
+}
+
+// Error names line and column.
+func (e *Error) Error() string { return fmt.Sprintf("%d:%d: %s", e.Line, e.Column, e.Reason) }
+
+// Parse reads a program. Errors are *Error. Time and memory are linear in the
+// length of the text.
+func Parse(text string) ([]isa.Instruction, error) {
+	p := parser{labels: make(map[string]int)}
+	for line := range strings.Lines(text) {
+		p.line++
+		if err := p.read(strings.TrimRight(line, "\r\n")); err != nil {
+			return nil, err
+		}
+	}
+	for _, j := range p.jumps {
+		if err := p.resolve(j); err != nil {
+			return nil, err
+		}
+	}
+	program, err := isa.Decode(p.code)
+	if wrong, ok := errors.AsType[*isa.DecodeError](err); ok {
+		return nil, &Error{p.places[wrong.Slot].line, p.places[wrong.Slot].column, wrong.Reason}
+	}
+	return program, err
+}
+
+// parser reads one text.
+type parser struct {
+	line   int
+	code   []byte
+	places []place        // of each slot
+	labels map[string]int // slots
+	jumps  []jump
+}
+
+// place is where in the text something is.
+type place struct{ line, column int }
+
+// jump is an instruction whose target is a label.
+type jump struct {
+	instruction isa.Instruction
+	slot        int
+	label       string
+	place       place
+}
+
+// fail reports an error at what is left of a line.
+func (p *parser) fail(line, left, format string, args ...any) error {
+	return &Error{p.line, len(line) - len(left) + 1, fmt.Sprintf(format, args...)}
+}
+
+// blank is the white space within a line.
+const blank = " \t"
+
+// read reads one line.
+func (p *parser) read(line string) error {
+	left, _, _ := strings.Cut(line, "#")
+	line = left
+	for {
+		left = strings.TrimLeft(left, blank)
+		label, after, ok := strings.Cut(left, ":")
+		if !ok {
+			break
+		}
+		label = strings.TrimRight(label, blank)
+		if !isLabel(label) {
+			return p.fail(line, left, "%q cannot be a label", label)
+		}
+		if _, twice := p.labels[label]; twice {
+			return p.fail(line, left, "label %q exists already", label)
+		}
+		p.labels[label] = len(p.places)
+		left = after
+	}
+	if left == "" {
+		return nil
+	}
+	return p.instruction(line, left)
+}
+
+// instruction reads what is left of a line after its labels.
+func (p *parser) instruction(line, left string) error {
+	at := place{p.line, len(line) - len(left) + 1}
+	name, rest := left, ""
+	if end := strings.IndexAny(left, blank); end >= 0 {
+		name, rest = left[:end], strings.TrimLeft(left[end:], blank)
+	}
+	if name == "hex" {
+		digits := strings.TrimRight(rest, blank)
+		slot, err := hex.DecodeString(digits)
+		if err != nil || len(slot) != isa.SlotSize {
+			return p.fail(line, rest, "%q: want the %d bytes of a slot", digits, isa.SlotSize)
+		}
+		p.emit(slot, at)
+		return nil
+	}
+	var words []string
+	if rest != "" {
+		words = strings.Split(rest, ",")
+	}
+	label := target(name, words)
+	i, err := isa.Assemble(name, words)
+	if wrong, ok := errors.AsType[*isa.OperandError](err); ok {
+		return p.fail(line, operand(left, rest, wrong.Operand), "%s", wrong.Reason)
+	}
+	if label != "" {
+		last := operand(left, rest, len(words)-1)
+		p.jumps = append(p.jumps, jump{i, len(p.places), label, place{p.line, len(line) - len(last) + 1}})
+	}
+	p.emit(isa.Encode(isa.Append(nil, i)), at)
+	return nil
+}
+
+// operand returns what is left of a line from operand n on, or from the
+// mnemonic on for -1.
+func operand(instruction, operands string, n int) string {
+	if n < 0 {
+		return instruction
+	}
+	for range n {
+		_, operands, _ = strings.Cut(operands, ",")
+	}
+	return strings.TrimLeft(operands, blank)
+}
+
+// target takes the label out of the last operand, if that is the target of a
+// jump and no number.
+func target(name string, words []string) string {
+	rows := isa.Named(name)
+	if len(rows) == 0 || rows[0].Distance() == isa.NoField || len(words) == 0 {
+		return ""
+	}
+	last := &words[len(words)-1]
+	label := strings.Trim(*last, blank)
+	if !isLabel(label) {
+		return ""
+	}
+	*last = "+0"
+	return label
+}
+
+// emit appends slots to the program.
+func (p *parser) emit(code []byte, at place) {
+	p.code = append(p.code, code...)
+	for len(p.places) < len(p.code)/isa.SlotSize {
+		p.places = append(p.places, at)
+	}
+}
+
+// resolve writes the distance of a jump to its label.
+func (p *parser) resolve(j jump) error {
+	to, ok := p.labels[j.label]
+	if !ok {
+		return &Error{j.place.line, j.place.column, fmt.Sprintf("no label %q", j.label)}
+	}
+	distance := to - j.slot - 1
+	switch j.instruction.Op().Distance() {
+	case isa.Off:
+		if distance != int(int16(distance)) {
+			return &Error{j.place.line, j.place.column, fmt.Sprintf("label %q is %d slots away, more than %d", j.label, distance, math.MaxInt16)}
+		}
+		j.instruction.Off = int16(distance)
+	default:
+		j.instruction.Imm = int32(distance)
+	}
+	copy(p.code[j.slot*isa.SlotSize:], isa.Encode([]isa.Instruction{j.instruction}))
+	return nil
+}
+
+// isLabel reports whether a word can be a label.
+func isLabel(word string) bool {
+	for n, c := range word {
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || c == '_' || c == '.'
+		if !letter && (n == 0 || !('0' <= c && c <= '9' || c == '$')) {
+			return false
+		}
+	}
+	return word != ""
+}

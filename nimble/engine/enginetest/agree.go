@@ -1,0 +1,176 @@
+package enginetest
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+
+	"margay/nimble/engine"
+	"margay/nimble/isa"
+	"margay/nimble/memory"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// seeded returns a source of random numbers. Its seed is logged, and taken from
+// MARGAY_SEED if that is set.
+func seeded(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if s := os.Getenv("MARGAY_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("MARGAY_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// TestAgreement compares two engines on random programs, as Agree does.
+// MARGAY_PROGRAMS is how many there are instead of the given number.
+func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
+	if s := os.Getenv("MARGAY_PROGRAMS"); s != "" {
+		var err error
+		if programs, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := seeded(t)
+	data := make([]byte, 400)
+	ends := make(map[string]int)
+	for n := range programs {
+		for i := range data {
+			data[i] = byte(r.Uint32())
+		}
+		ends[Agree(t, oracle, e, data)]++
+		if t.Failed() {
+			t.Fatalf("program %d", n)
+		}
+	}
+	t.Logf("ends: %v", ends)
+}
+
+// Agree generates a program from bytes and runs it on two engines, with the
+// same machine in the same memory: result or fault, fuel and all memory must be
+// the same. What does not end in a memory fault does the same as a trusted
+// program, so it is compared as one too. It returns how the program ended.
+func Agree(t testing.TB, oracle, e engine.Engine, data []byte) string {
+	t.Helper()
+	fuel := uint64(2000)
+	if len(data) > 0 {
+		fuel = 1 + uint64(data[len(data)-1])*16
+	}
+	r := newReplica(t, data)
+	defer r.close(t)
+	want := r.run(t, oracle, false, fuel)
+	r.compare(t, want, r.run(t, e, false, fuel), "checked")
+	if want["kind"] != string(engine.Memory) {
+		r.compare(t, want, r.run(t, e, true, fuel), "trusted")
+	}
+	if want["kind"] != "" {
+		return want["kind"]
+	}
+	return "exit"
+}
+
+// replica is a generated program with one set of memory for all engines. What
+// it has is closed at once, since there are many.
+type replica struct {
+	code     []isa.Instruction
+	programs map[bool]*verify.Program // by trust
+	maps     []*state.Map
+	context  *memory.Memory
+	machine  *engine.Machine // its stack is one of the things compared
+}
+
+const replicaDepth = 4
+
+func newReplica(t testing.TB, data []byte) *replica {
+	t.Helper()
+	spec := Generate(data)
+	r := &replica{code: spec.Instructions, programs: make(map[bool]*verify.Program)}
+	var err error
+	for _, trusted := range []bool{false, true} {
+		r.programs[trusted], err = verify.Verify(spec, verify.Config{Services: Services(), Trusted: trusted})
+		if err != nil {
+			t.Fatalf("refused: %v\n%v", err, spec.Instructions)
+		}
+	}
+	for _, each := range spec.Maps {
+		m, err := state.New(each, state.Options{Cores: cores})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.maps = append(r.maps, m)
+	}
+	if r.context, err = memory.Map("context", 64); err != nil {
+		t.Fatal(err)
+	}
+	if r.machine, err = engine.NewMachine(r.programs[false], r.maps, replicaDepth); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *replica) close(t testing.TB) {
+	t.Helper()
+	for _, m := range r.maps {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(r.context.Close(), r.machine.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// run runs the program on an engine, in memory as it is at first.
+func (r *replica) run(t testing.TB, e engine.Engine, trusted bool, fuel uint64) map[string]string {
+	t.Helper()
+	p, m := r.programs[trusted], r.machine
+	code, err := e.Thread(p, r.maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer code.Close()
+	for i := range r.context.Bytes() {
+		r.context.Bytes()[i] = byte(i)
+	}
+	clear(r.maps[0].Memory().Bytes())
+	m.Start() // empties the stack
+	stack := memory.View(m.SP-replicaDepth*verify.FrameSize, replicaDepth*verify.FrameSize)
+	clear(stack)
+	m.Context = r.context.Region(true)
+	m.Args = [5]uint64{m.Context.Base, m.Context.Length}
+	m.Fuel = fuel
+	r0, err := code.Run(m)
+	got := outcome(&Rig{Maps: r.maps, Machine: m, Context: r.context}, r0, err)
+	got["stack"] = hex.EncodeToString(stack)
+	if err != nil {
+		got["error"] = err.Error()
+	}
+	return got
+}
+
+func (r *replica) compare(t testing.TB, want, got map[string]string, version string) {
+	t.Helper()
+	if maps.Equal(want, got) {
+		return
+	}
+	for name, v := range want {
+		if got[name] != v {
+			t.Errorf("%s: %s is %s, want %s", version, name, got[name], v)
+		}
+	}
+	listing := ""
+	for slot, i := range r.code {
+		listing += fmt.Sprintf("%4d %v\n", slot, i)
+	}
+	t.Errorf("%s: got %v in\n%s", version, got, listing)
+}

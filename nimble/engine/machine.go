@@ -1,0 +1,290 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"margay/nimble/memory"
+	"margay/nimble/service"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+const (
+	// MaxCallDepth is the largest call depth of a Machine.
+	MaxCallDepth = 256
+
+	// Slice is how much fuel an engine uses before it looks at the clock, and
+	// so how long it may keep a thread from the Go scheduler.
+	Slice = 100_000
+
+	// near is how far from a region, in bytes, a fault still names it.
+	near = 4096
+)
+
+// The places of the regions that every Machine has. Those of maps follow.
+const (
+	contextRegion = iota
+	stackRegion
+	firstMap
+)
+
+// Machine is one running extension: what it is given, where it is, and what is
+// left. Its fields in the first group are set before a run; Fuel is updated by
+// it. The others are for engines.
+type Machine struct {
+	Args    [5]uint64     // r1 to r5 at entry
+	Context memory.Region // the memory that the event brings
+	Fuel    uint64        // instructions that may be executed; after a run: what is left
+	MaxTime time.Duration // wall clock limit, counted from the end of the first Slice; 0: none
+	Call    service.Call  // Core and Data for services
+
+	Read, Write *Window // where the last load and the last store were
+	Atomic      *Window // where FindAtomic has found the last atomic operation
+	Frames      []Frame // room for the callers of the running function
+	SP          uint64  // lowest address of the stack in use
+
+	// What an engine writes down where a fault may surprise it: the fuel of its
+	// slice that is left, and the slot and address of an unchecked access.
+	SliceLeft int64
+	At        int
+	Addr      uint64
+
+	// Room is for what an engine needs of memory during a run. It finds there
+	// what the run before, maybe of another engine, has left.
+	Room [48]uint64
+
+	program       *verify.Program
+	stack         *memory.Memory
+	top           uint64 // end of the stack
+	regions       []memory.Region
+	reads, writes []Window // of each region
+	deadline      time.Time
+}
+
+// Frame is what a local call saves and an exit restores: r6 to r9 and r10 of
+// the caller, and where it goes on, in the engine's own terms.
+type Frame struct {
+	Return int
+	Saved  [4]uint64
+	FP     uint64
+}
+
+// Window is a region in the form in which an engine checks an access: one of
+// 1<<n bytes at addr is inside if addr-Base < Limit[n]. The zero Window lets
+// nothing pass.
+type Window struct {
+	Base  uint64
+	Limit [4]uint64
+}
+
+// set makes w the Window of a range, or one that lets nothing pass.
+func (w *Window) set(base, length uint64, allowed bool) {
+	*w = Window{}
+	if !allowed {
+		return
+	}
+	w.Base = base
+	for n := range w.Limit {
+		if size := uint64(1) << n; length >= size {
+			w.Limit[n] = length - size + 1
+		}
+	}
+}
+
+// NewMachine makes a Machine for a program and its maps. callDepth is how many
+// functions may be active at once, from 1 to MaxCallDepth. The stack, of
+// verify.FrameSize bytes for each, is outside the Go heap, so Close is needed.
+func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, error) {
+	if callDepth < 1 || callDepth > MaxCallDepth {
+		return nil, fmt.Errorf("call depth %d is not in [1, %d]", callDepth, MaxCallDepth)
+	}
+	if p.Len() == 0 || len(p.Maps()) != len(maps) {
+		return nil, errors.New("a machine needs a verified program and its maps")
+	}
+	stack, err := memory.Map("stack", callDepth*verify.FrameSize)
+	if err != nil {
+		return nil, err
+	}
+	m := &Machine{
+		Frames:  make([]Frame, callDepth-1),
+		program: p,
+		stack:   stack,
+		regions: make([]memory.Region, firstMap+len(maps)),
+		reads:   make([]Window, firstMap+len(maps)),
+		writes:  make([]Window, firstMap+len(maps)),
+	}
+	whole := stack.Region(true)
+	m.top = whole.Base + whole.Length
+	m.regions[stackRegion] = whole
+	m.Enter(m.top)
+	for i, each := range maps {
+		m.setRegion(firstMap+i, each.Region())
+	}
+	m.Call.Maps, m.Call.Space = maps, m
+	return m, nil
+}
+
+// Close releases the stack. The Machine must not be running.
+func (m *Machine) Close() error { return m.stack.Close() }
+
+// setRegion makes an entry of the table of regions.
+func (m *Machine) setRegion(i int, r memory.Region) {
+	m.regions[i] = r
+	m.reads[i].set(r.Base, r.Length, r.Readable)
+	m.writes[i].set(r.Base, r.Length, r.Writable)
+}
+
+// Start prepares for a run: an empty stack, no deadline yet, the context as the
+// first thing to be touched. It returns the first slice of the fuel.
+func (m *Machine) Start() (left int64) {
+	m.takeContext()
+	m.Read, m.Write = &m.reads[contextRegion], &m.writes[contextRegion]
+	m.deadline = time.Time{}
+	if m.SP != m.top {
+		m.Enter(m.top)
+	}
+	slice := min(m.Fuel, Slice)
+	m.Fuel -= slice
+	return int64(slice)
+}
+
+// takeContext makes the context the first region, if it is not that already. A
+// name is compared last because it is mostly the same string.
+func (m *Machine) takeContext() {
+	have, want := &m.regions[contextRegion], &m.Context
+	if have.Base != want.Base || have.Length != want.Length || have.Readable != want.Readable ||
+		have.Writable != want.Writable || have.Name != want.Name {
+		m.setRegion(contextRegion, m.Context)
+	}
+}
+
+// Enter makes [sp, top) the stack in use. What lies below is out of reach until
+// a function's frame is pushed.
+func (m *Machine) Enter(sp uint64) {
+	m.SP = sp
+	stack := &m.regions[stackRegion]
+	stack.Base, stack.Length = sp, m.top-sp
+	m.reads[stackRegion].set(sp, stack.Length, true)
+	m.writes[stackRegion].set(sp, stack.Length, true)
+}
+
+// PushFrame puts a zeroed frame under the stack in use. There is room for as
+// many as the call depth.
+func (m *Machine) PushFrame() {
+	m.Enter(m.SP - verify.FrameSize)
+	clear(memory.View(m.SP, verify.FrameSize))
+}
+
+// FindRead looks for a region that allows a load of 1<<n bytes and makes it the
+// Read window; ok is false if there is none.
+func (m *Machine) FindRead(addr uint64, n int) (ok bool) {
+	for i := range m.reads {
+		if w := &m.reads[i]; addr-w.Base < w.Limit[n&3] {
+			m.Read = w
+			return true
+		}
+	}
+	return false
+}
+
+// FindWrite is FindRead for a store and the Write window.
+func (m *Machine) FindWrite(addr uint64, n int) (ok bool) {
+	for i := range m.writes {
+		if w := &m.writes[i]; addr-w.Base < w.Limit[n&3] {
+			m.Write = w
+			return true
+		}
+	}
+	return false
+}
+
+// FindAtomic is FindWrite in a region that allows loads too, and the Atomic
+// window.
+func (m *Machine) FindAtomic(addr uint64, n int) (ok bool) {
+	for i := range m.writes {
+		if w := &m.writes[i]; addr-w.Base < w.Limit[n&3] && m.regions[i].Readable {
+			m.Atomic = w
+			return true
+		}
+	}
+	return false
+}
+
+// Windows returns what FindRead and FindWrite look through, for an engine that
+// does so itself. They change with the stack, and stay where they are.
+func (m *Machine) Windows() (reads, writes []Window) { return m.reads, m.writes }
+
+// View implements service.Space.
+func (m *Machine) View(addr, length uint64, write bool) ([]byte, bool) {
+	for i := range m.regions {
+		if r := &m.regions[i]; r.Readable && (r.Writable || !write) && r.Contains(addr, length) {
+			return memory.View(addr, length), true
+		}
+	}
+	return nil, false
+}
+
+// Refill pays for a block from beyond the current slice: left is what the slice
+// still had before the block, cost what the block takes. It returns what the
+// next slice has left after paying. If kind is not empty, the run is over and
+// fuel is what the slice still has.
+func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
+	need := uint64(cost - left)
+	if m.Fuel < need {
+		return left, Fuel
+	}
+	if m.expired() {
+		return left, Time
+	}
+	take := max(need, min(m.Fuel, Slice))
+	m.Fuel -= take
+	return left + int64(take) - cost, ""
+}
+
+// expired looks at the clock, and starts it the first time.
+func (m *Machine) expired() bool {
+	if m.MaxTime <= 0 {
+		return false
+	}
+	now := time.Now()
+	if m.deadline.IsZero() {
+		m.deadline = now.Add(m.MaxTime)
+	}
+	return now.After(m.deadline)
+}
+
+// Fault ends a run: it describes the fault at a slot. addr matters to the kinds
+// that have one, err to those of services.
+func (m *Machine) Fault(kind Kind, slot int, addr uint64, err error) *Fault {
+	f := &Fault{Kind: kind, PC: slot, Line: m.program.Line(slot), Fuel: m.Fuel, Err: err}
+	if refused, ok := errors.AsType[*service.ArgumentError](err); ok {
+		f.Kind, addr = Argument, refused.Value
+	}
+	switch f.Kind {
+	case Memory, Alignment, Argument:
+		f.Addr = addr
+		f.Region, f.Offset = m.place(addr)
+	}
+	return f
+}
+
+// place names the region that an address is in, or else the one it is nearest
+// to if that is near.
+func (m *Machine) place(addr uint64) (name string, offset int64) {
+	best := uint64(near)
+	for i := range m.regions {
+		r := &m.regions[i]
+		switch from := addr - r.Base; {
+		case r.Length == 0:
+		case from < r.Length:
+			return r.Name, int64(from)
+		case from-r.Length < best:
+			best, name, offset = from-r.Length, r.Name, int64(from)
+		case -from <= best:
+			best, name, offset = -from-1, r.Name, int64(from)
+		}
+	}
+	return name, offset
+}

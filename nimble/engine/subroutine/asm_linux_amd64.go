@@ -1,0 +1,201 @@
+package subroutine
+
+import "encoding/binary"
+
+// reg is a machine register by its number in encodings.
+type reg uint8
+
+const (
+	ax reg = iota
+	cx
+	dx
+	bx
+	sp
+	bp
+	si
+	di
+	r8
+	r9
+	r10
+	r11
+	r12
+	r13
+	r14
+	r15
+)
+
+// Conditions of jumps by their number in encodings. Those of signed numbers
+// follow at signed.
+const (
+	below        = 0x2
+	aboveOrEqual = 0x3
+	equal        = 0x4
+	notEqual     = 0x5
+	belowOrEqual = 0x6
+	above        = 0x7
+	less         = 0xc
+	greaterEqual = 0xd
+	lessOrEqual  = 0xe
+	greater      = 0xf
+)
+
+// asm appends encoded instructions. Opcodes are those of the Intel manual; one
+// above 0xff begins with the byte 0x0f.
+type asm struct{ code []byte }
+
+func (a *asm) here() int { return len(a.code) }
+
+func (a *asm) bytes(b ...byte) { a.code = append(a.code, b...) }
+
+func (a *asm) imm32(v int32) { a.code = binary.LittleEndian.AppendUint32(a.code, uint32(v)) }
+
+// prefix writes REX, if needed, and the opcode. Opcodes that take the low byte
+// of a register need REX so that numbers 4 to 7 do not mean AH to BH.
+func (a *asm) prefix(wide bool, opcode int, r, b reg) {
+	a.code = begin(a.code, wide, opcode, r, b)
+}
+
+func begin(code []byte, wide bool, opcode int, r, b reg) []byte {
+	rex := byte(0x40) | byte(r>>3)<<2 | byte(b>>3)
+	if wide {
+		rex |= 8
+	}
+	if rex != 0x40 || opcode == 0x88 || opcode == 0x0fbe {
+		code = append(code, rex)
+	}
+	if opcode > 0xff {
+		code = append(code, byte(opcode>>8))
+	}
+	return append(code, byte(opcode))
+}
+
+// reg writes an instruction with two registers, r in the reg field and b in the
+// r/m field. An opcode extension takes the place of r.
+func (a *asm) reg(wide bool, opcode int, r, b reg) {
+	a.code = append(begin(a.code, wide, opcode, r, b), 0xc0|byte(r&7)<<3|byte(b&7))
+}
+
+// mem writes an instruction with the register r and the memory at b+disp.
+func (a *asm) mem(wide bool, opcode int, r, b reg, disp int32) {
+	mode := byte(0x80)
+	switch {
+	case disp == 0 && b&7 != bp:
+		mode = 0
+	case disp == int32(int8(disp)):
+		mode = 0x40
+	}
+	code := append(begin(a.code, wide, opcode, r, b), mode|byte(r&7)<<3|byte(b&7))
+	if b&7 == sp {
+		code = append(code, 0x24)
+	}
+	switch mode {
+	case 0x40:
+		code = append(code, byte(disp))
+	case 0x80:
+		code = binary.LittleEndian.AppendUint32(code, uint32(disp))
+	}
+	a.code = code
+}
+
+// arithmetic writes add (0), or (1), and (4), sub (5), xor (6) or cmp (7) with
+// an immediate.
+func (a *asm) arithmetic(wide bool, extension, b reg, v int32) {
+	if v == int32(int8(v)) {
+		a.reg(wide, 0x83, extension, b)
+		a.bytes(byte(v))
+		return
+	}
+	a.reg(wide, 0x81, extension, b)
+	a.imm32(v)
+}
+
+// move copies a register.
+func (a *asm) move(wide bool, to, from reg) { a.reg(wide, 0x89, from, to) }
+
+// zero makes a register 0. It changes the flags.
+func (a *asm) zero(r reg) { a.reg(false, 0x31, r, r) }
+
+// constant loads a 64-bit constant in the shortest way.
+func (a *asm) constant(r reg, v uint64) {
+	switch {
+	case v == 0:
+		a.zero(r)
+	case v == uint64(uint32(v)):
+		a.short(false, 0xb8, r)
+		a.imm32(int32(uint32(v)))
+	case v == uint64(int64(int32(v))):
+		a.reg(true, 0xc7, 0, r)
+		a.imm32(int32(v))
+	default:
+		a.short(true, 0xb8, r)
+		a.code = binary.LittleEndian.AppendUint64(a.code, v)
+	}
+}
+
+// short writes an instruction with the register in the opcode's last bits.
+func (a *asm) short(wide bool, opcode int, r reg) {
+	a.prefix(wide, opcode|int(r&7), 0, r)
+}
+
+// address puts b+disp into a register.
+func (a *asm) address(r, b reg, disp int32) {
+	if disp == 0 {
+		a.move(true, r, b)
+		return
+	}
+	a.mem(true, 0x8d, r, b, disp)
+}
+
+// jump writes a jump to code that was written before.
+func (a *asm) jump(to int) {
+	if distance := to - a.here() - 2; distance >= -128 {
+		a.bytes(0xeb, byte(distance))
+		return
+	}
+	a.patch(a.jumpAhead(), to)
+}
+
+// jumpIf is jump under a condition.
+func (a *asm) jumpIf(condition byte, to int) {
+	if distance := to - a.here() - 2; distance >= -128 {
+		a.bytes(0x70|condition, byte(distance))
+		return
+	}
+	a.patch(a.jumpIfAhead(condition), to)
+}
+
+// jumpAhead writes a jump whose target patch fills in.
+func (a *asm) jumpAhead() (hole int) {
+	a.bytes(0xe9, 0, 0, 0, 0)
+	return a.here()
+}
+
+// jumpIfAhead is jumpAhead under a condition.
+func (a *asm) jumpIfAhead(condition byte) (hole int) {
+	a.bytes(0x0f, 0x80|condition, 0, 0, 0, 0)
+	return a.here()
+}
+
+// patch lets a jump that ends at hole go to an offset in the code.
+func (a *asm) patch(hole, to int) {
+	binary.LittleEndian.PutUint32(a.code[hole-4:], uint32(int32(to-hole)))
+}
+
+// skipIf writes a short jump over what is written until land.
+func (a *asm) skipIf(condition byte) (hole int) {
+	a.bytes(0x70|condition, 0)
+	return a.here()
+}
+
+// skip is skipIf always.
+func (a *asm) skip() (hole int) {
+	a.bytes(0xeb, 0)
+	return a.here()
+}
+
+// land lets short jumps come here.
+func (a *asm) land(holes ...int) {
+	for _, hole := range holes {
+		a.code[hole-1] = byte(a.here() - hole)
+	}
+}

@@ -1,0 +1,101 @@
+package subroutine
+
+import (
+	"margay/nimble/engine"
+	"margay/nimble/isa"
+	"margay/nimble/verify"
+)
+
+// saved are the registers that a local call keeps, in the order of a Frame.
+var saved = machineRegister[6:10]
+
+// framePointer is the register r10 lives in.
+const framePointer = r13
+
+// call emits a local call. If the function called has a stack frame, Go makes
+// it on the way.
+func (t *threader) call(slot int, i *verify.Instruction) {
+	t.mem(true, 0x8b, scratch, self, offFrame)
+	t.mem(true, 0x3b, scratch, self, offFrames+offEnd)
+	t.exitIf(equal, t.site(site{reason: deep, slot: int32(slot)}))
+	for n, r := range saved {
+		t.mem(true, 0x89, r, scratch, int32(offSaved+8*n))
+	}
+	t.mem(true, 0x89, framePointer, scratch, offFP)
+	t.mem(true, 0xc7, 0, scratch, offReturn)
+	t.imm32(0)
+	back := t.here()
+	t.arithmetic(true, 0, scratch, frameSize)
+	t.mem(true, 0x89, scratch, self, offFrame)
+	t.mem(true, 0x8b, framePointer, self, offStack)
+	if t.program.Function(i.Target).Frame {
+		t.exit(t.site(site{reason: push, slot: int32(slot), next: int32(i.Target)}))
+	} else {
+		t.jumpTo(slot, i.Target)
+	}
+	t.patch(back, back+t.here()) // an offset in the code, not a distance
+}
+
+// end emits an exit: of the run, or of a function that was called. Go takes
+// the stack frame away if there is one.
+func (t *threader) end(slot int) {
+	first := t.function.Start == 0
+	if first && !t.again {
+		t.finish()
+		return
+	}
+	t.mem(true, 0x8b, scratch, self, offFrame)
+	if first {
+		t.mem(true, 0x3b, scratch, self, offFrames+offFirst)
+		called := t.skipIf(notEqual)
+		t.finish()
+		t.land(called)
+	}
+	if t.function.Frame {
+		t.exit(t.site(site{reason: pop, slot: int32(slot)}))
+		return
+	}
+	t.arithmetic(true, 5, scratch, frameSize)
+	t.mem(true, 0x89, scratch, self, offFrame)
+	for n, r := range saved {
+		t.mem(true, 0x8b, r, scratch, int32(offSaved+8*n))
+	}
+	t.mem(true, 0x8b, framePointer, scratch, offFP)
+	t.mem(true, 0x8b, scratch, scratch, offReturn)
+	t.mem(true, 0x03, scratch, self, offCode)
+	t.reg(false, 0xff, 4, scratch)
+}
+
+// finish ends the run. Only r0 and the fuel matter after it.
+func (t *threader) finish() {
+	t.mem(true, 0x89, machineRegister[0], self, offReg)
+	t.mem(true, 0x89, fuel, self, offLeft)
+	t.mem(true, 0xc7, 0, self, offSite)
+	t.imm32(done)
+	t.bytes(0xc3)
+}
+
+// push makes the stack frame of a function that was called.
+func (k *cpu) push(m *engine.Machine) {
+	m.PushFrame()
+	k.stackChanged(m)
+}
+
+// pop takes the stack frame of a function away and returns where its caller
+// goes on.
+func (k *cpu) pop(m *engine.Machine) (next uintptr) {
+	m.Enter(k.reg[isa.FramePointer])
+	k.stackChanged(m)
+	k.frame -= frameSize
+	frame := &m.Frames[(k.frame-k.frames.first)/frameSize]
+	k.reg[isa.FramePointer] = frame.FP
+	*(*[4]uint64)(k.reg[6:10]) = frame.Saved
+	return uintptr(frame.Return)
+}
+
+// stackChanged drops the windows, one of which may be that of the stack.
+func (k *cpu) stackChanged(m *engine.Machine) {
+	k.stack = m.SP
+	k.read, k.write = *m.Read, *m.Write
+	k.atomic = engine.Window{}
+}

@@ -1,0 +1,176 @@
+package subroutine
+
+import (
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/arch/x86/x86asm"
+
+	"margay/nimble/engine"
+	"margay/nimble/engine/enginetest"
+	"margay/nimble/isa"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// TestOffsets holds the structs to what emitted code and assembly take for
+// granted.
+func TestOffsets(t *testing.T) {
+	var k cpu
+	var w engine.Window
+	var f engine.Frame
+	for name, c := range map[string]struct{ got, want uintptr }{
+		"end":      {unsafe.Offsetof(k.end), 0},
+		"reg":      {unsafe.Offsetof(k.reg), offReg},
+		"left":     {unsafe.Offsetof(k.left), offLeft},
+		"site":     {unsafe.Offsetof(k.site), offSite},
+		"at":       {unsafe.Offsetof(k.at), offAt},
+		"addr":     {unsafe.Offsetof(k.addr), offAddr},
+		"paid":     {unsafe.Offsetof(k.paid), offPaid},
+		"number":   {unsafe.Offsetof(k.number), offNumber},
+		"read":     {unsafe.Offsetof(k.read), offRead},
+		"write":    {unsafe.Offsetof(k.write), offWrite},
+		"atomic":   {unsafe.Offsetof(k.atomic), offAtomic},
+		"back":     {unsafe.Offsetof(k.back), offBack},
+		"reads":    {unsafe.Offsetof(k.reads), offReads},
+		"writes":   {unsafe.Offsetof(k.writes), offWrites},
+		"frames":   {unsafe.Offsetof(k.frames), offFrames},
+		"frame":    {unsafe.Offsetof(k.frame), offFrame},
+		"stack":    {unsafe.Offsetof(k.stack), offStack},
+		"code":     {unsafe.Offsetof(k.code), offCode},
+		"of first": {unsafe.Offsetof(k.reads.first), offFirst},
+		"of end":   {unsafe.Offsetof(k.reads.end), offEnd},
+		"Window":   {unsafe.Sizeof(w), windowSize},
+		"Return":   {unsafe.Offsetof(f.Return), offReturn},
+		"Saved":    {unsafe.Offsetof(f.Saved), offSaved},
+		"FP":       {unsafe.Offsetof(f.FP), offFP},
+		"Frame":    {unsafe.Sizeof(f), frameSize},
+		"Base":     {unsafe.Offsetof(w.Base), offBase},
+		"Limit":    {unsafe.Offsetof(w.Limit), offLimit},
+		"Limit n":  {unsafe.Sizeof(w.Limit[0]), 8},
+		"reg n":    {unsafe.Sizeof(k.reg[0]), 8},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s is at %d, the code says %d", name, c.got, c.want)
+		}
+	}
+	if room := unsafe.Sizeof(engine.Machine{}.Room); unsafe.Sizeof(k) > room {
+		t.Errorf("a cpu of %d bytes in a room of %d", unsafe.Sizeof(k), room)
+	}
+}
+
+// TestRegisters checks that no two things live in one machine register.
+func TestRegisters(t *testing.T) {
+	seen := map[reg]bool{sp: true, r14: true, scratch: true, self: true, fuel: true}
+	if len(seen) != 5 {
+		t.Error("scratch, self and fuel are not three registers of their own")
+	}
+	for n, r := range machineRegister {
+		if seen[r] {
+			t.Errorf("r%d shares its register", n)
+		}
+		seen[r] = true
+	}
+}
+
+// TestEmittedCode disassembles what is emitted for random programs: every byte
+// belongs to an instruction, jumps go to instructions, nothing is called, and
+// the registers of Go and the stack pointer are left alone.
+func TestEmittedCode(t *testing.T) {
+	seed := rand.Uint64()
+	if s := os.Getenv("MARGAY_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("MARGAY_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	data := make([]byte, 400)
+	seen := make(map[isa.Op]bool)
+	for range 500 {
+		for i := range data {
+			data[i] = byte(r.Uint32())
+		}
+		spec := enginetest.Generate(data)
+		for _, trusted := range []bool{false, true} {
+			p, err := verify.Verify(spec, verify.Config{Services: enginetest.Services(), Trusted: trusted})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for slot := range p.Len() {
+				seen[p.At(slot).Op] = true
+			}
+			disassemble(t, emit(t, p))
+		}
+	}
+	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
+		if !seen[op] && op.Row().Refused == "" && op != isa.LdVariable {
+			t.Errorf("%s was never emitted", op)
+		}
+	}
+}
+
+// emit threads a program and returns its code.
+func emit(t *testing.T, p *verify.Program) []byte {
+	t.Helper()
+	var maps []*state.Map
+	for _, spec := range p.Maps() {
+		m, err := state.New(spec, state.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		maps = append(maps, m)
+	}
+	return thread(p, maps).code
+}
+
+func disassemble(t *testing.T, code []byte) {
+	t.Helper()
+	starts := make(map[int]bool)
+	var targets []int
+	for at := 0; at < len(code); {
+		i, err := x86asm.Decode(code[at:], 64)
+		if err != nil {
+			t.Fatalf("at %d of %d: %v: % x", at, len(code), err, code[at:min(at+16, len(code))])
+		}
+		starts[at] = true
+		at += i.Len
+		switch i.Op {
+		case x86asm.CALL, x86asm.PUSH, x86asm.POP, x86asm.SYSCALL, x86asm.INT, x86asm.LEAVE:
+			t.Errorf("%v in emitted code", i)
+		}
+		for _, arg := range i.Args {
+			switch arg := arg.(type) {
+			case x86asm.Rel:
+				targets = append(targets, at+int(arg))
+			case x86asm.Reg:
+				if forbidden(arg) {
+					t.Errorf("%v uses a register that is not ours", i)
+				}
+			case x86asm.Mem:
+				if forbidden(arg.Base) || arg.Index != 0 || arg.Segment != 0 {
+					t.Errorf("%v has an address that nobody emits", i)
+				}
+			}
+		}
+	}
+	for _, target := range targets {
+		if !starts[target] {
+			t.Errorf("a jump goes to %d, in the middle of an instruction", target)
+		}
+	}
+}
+
+// forbidden reports whether a register is Go's or the stack pointer.
+func forbidden(r x86asm.Reg) bool {
+	switch r {
+	case x86asm.R14, x86asm.R14L, x86asm.R14W, x86asm.R14B, x86asm.RSP, x86asm.ESP, x86asm.SP, x86asm.SPB, x86asm.AH, x86asm.CH, x86asm.DH, x86asm.BH:
+		return true
+	}
+	return r >= x86asm.X0 && r <= x86asm.X15
+}

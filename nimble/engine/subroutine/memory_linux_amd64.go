@@ -1,0 +1,206 @@
+package subroutine
+
+import (
+	"math/bits"
+
+	"margay/nimble/isa"
+	"margay/nimble/verify"
+)
+
+// logarithm returns n for an access of 1<<n bytes.
+func logarithm(i *verify.Instruction) uint8 { return uint8(bits.TrailingZeros(uint(i.Op.Size()))) }
+
+// access emits what comes before a load or store of base+off: the check against
+// a window, or the note of an unchecked one.
+func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, window int32) {
+	if i.Proved {
+		return
+	}
+	t.address(scratch, machineRegister[base], int32(i.Off))
+	if t.trusted {
+		t.note(slot)
+		return
+	}
+	size := logarithm(i)
+	hole := t.inside(window, size)
+	n := t.site(site{reason: access, size: size, base: uint8(base), off: i.Off, slot: int32(slot), next: int32(t.here())})
+	t.misses = append(t.misses, miss{hole, n, window})
+}
+
+// inside compares DX with a window and jumps if it is outside.
+func (t *threader) inside(window int32, size uint8) (hole int) {
+	t.mem(true, 0x2b, scratch, self, window+offBase)
+	t.mem(true, 0x3b, scratch, self, window+offLimit+8*int32(size))
+	return t.jumpIfAhead(aboveOrEqual)
+}
+
+// miss is an access that is not in its window.
+type miss struct {
+	hole, site int
+	window     int32
+}
+
+// missed emits what an access outside its window comes to: it looks for another
+// one, see search. DX is the distance from the window.
+func (t *threader) missed(each miss) {
+	s := &t.sites[each.site]
+	t.patch(each.hole, t.here())
+	t.mem(true, 0x03, scratch, self, each.window+offBase)
+	t.mem(true, 0x89, scratch, self, offAddr)
+	t.prefix(true, 0x8d, scratch, 0)
+	t.bytes(byte(scratch)<<3 | 5) // lea dx, [ip+distance]
+	t.imm32(0)
+	t.patch(t.here(), int(s.next))
+	t.mem(true, 0x89, scratch, self, offBack)
+	t.constant(scratch, uint64(each.site))
+	known := &t.searches[0][s.size]
+	if each.window == offWrite {
+		known = &t.searches[1][s.size]
+	}
+	if *known == 0 {
+		*known = t.search(each.window, s.size)
+		return
+	}
+	t.jump(*known)
+}
+
+// search emits the search for the region of an address, once for all accesses
+// of a kind and size that miss, and falls into it. What it finds becomes the
+// window; else the code is left at the site in DX.
+func (t *threader) search(window int32, size uint8) (start int) {
+	list := int32(offReads)
+	if window == offWrite {
+		list = offWrites
+	}
+	start = t.here()
+	t.mem(true, 0x89, scratch, self, offSite)
+	t.mem(true, 0x89, ax, self, offReg)
+	t.mem(true, 0x8b, scratch, self, list+offFirst)
+	again := t.here()
+	t.mem(true, 0x8b, ax, self, offAddr)
+	t.mem(true, 0x2b, ax, scratch, offBase)
+	t.mem(true, 0x3b, ax, scratch, offLimit+8*int32(size))
+	found := t.skipIf(below)
+	t.arithmetic(true, 0, scratch, windowSize)
+	t.mem(true, 0x3b, scratch, self, list+offEnd)
+	t.jumpIf(notEqual, again)
+	t.mem(true, 0x8b, ax, self, offReg)
+	t.mem(true, 0x8b, scratch, self, offSite)
+	t.jump(save)
+	t.land(found)
+	for word := int32(0); word < windowSize; word += 8 {
+		t.mem(true, 0x8b, ax, scratch, word)
+		t.mem(true, 0x89, ax, self, window+word)
+	}
+	t.mem(true, 0x8b, ax, self, offReg)
+	t.mem(false, 0xff, 4, self, offBack)
+	return start
+}
+
+// note writes down an unchecked access of the address in DX, and the fuel if it
+// is the first of its block.
+func (t *threader) note(slot int) {
+	t.guarded = true
+	if !t.paid {
+		t.paid = true
+		t.mem(true, 0x89, fuel, self, offPaid)
+	}
+	t.mem(true, 0x89, scratch, self, offAddr)
+	t.mem(true, 0xc7, 0, self, offAt)
+	t.imm32(int32(slot))
+}
+
+// load emits a load.
+func (t *threader) load(slot int, i *verify.Instruction) {
+	t.access(slot, i, i.Src, offRead)
+	opcode, wide := 0x8b, false
+	switch i.Op {
+	case isa.LdXB:
+		opcode = 0x0fb6
+	case isa.LdXH:
+		opcode = 0x0fb7
+	case isa.LdXDW:
+		wide = true
+	case isa.LdXSB:
+		opcode, wide = 0x0fbe, true
+	case isa.LdXSH:
+		opcode, wide = 0x0fbf, true
+	case isa.LdXSW:
+		opcode, wide = 0x63, true
+	}
+	t.mem(wide, opcode, machineRegister[i.Dst], machineRegister[i.Src], int32(i.Off))
+}
+
+// store emits a store of a register or an immediate.
+func (t *threader) store(slot int, i *verify.Instruction) {
+	t.access(slot, i, i.Dst, offWrite)
+	size := i.Op.Size()
+	opcode, r := 0x89, machineRegister[i.Src]
+	if i.Op.Row().Form == isa.FormStoreImm {
+		opcode, r = 0xc7, 0
+	}
+	switch size {
+	case 1:
+		opcode--
+	case 2:
+		t.bytes(0x66)
+	}
+	t.mem(size == 8, opcode, r, machineRegister[i.Dst], int32(i.Off))
+	if opcode&0x40 == 0 {
+		return
+	}
+	switch size {
+	case 1:
+		t.bytes(byte(i.Imm))
+	case 2:
+		t.bytes(byte(i.Imm), byte(i.Imm>>8))
+	default:
+		t.imm32(i.Imm)
+	}
+}
+
+// atomic emits an atomic operation. The machine has no instruction for those
+// that fetch what they change bit by bit: Go does them.
+func (t *threader) atomic(slot int, i *verify.Instruction) {
+	s := site{size: logarithm(i), base: uint8(i.Dst), off: i.Off, slot: int32(slot), next: int32(t.here())}
+	opcode := 0
+	switch i.Op {
+	case isa.AtomicAdd, isa.AtomicAdd32:
+		opcode = 0x01
+	case isa.AtomicOr, isa.AtomicOr32:
+		opcode = 0x09
+	case isa.AtomicAnd, isa.AtomicAnd32:
+		opcode = 0x21
+	case isa.AtomicXor, isa.AtomicXor32:
+		opcode = 0x31
+	case isa.AtomicFetchAdd, isa.AtomicFetchAdd32:
+		opcode = 0x0fc1
+	case isa.AtomicXchg, isa.AtomicXchg32:
+		opcode = 0x87
+	case isa.AtomicCmpXchg, isa.AtomicCmpXchg32:
+		opcode = 0x0fb1
+	default:
+		t.guarded = t.guarded || t.trusted
+		s.reason = modify
+		n := t.site(s)
+		t.exit(n)
+		t.sites[n].next = int32(t.here())
+		return
+	}
+	t.address(scratch, machineRegister[i.Dst], int32(i.Off))
+	t.bytes(0xf6, 0xc2, byte(i.Op.Size()-1)) // test dl
+	s.reason = misaligned
+	t.exitIf(notEqual, t.site(s))
+	if t.trusted {
+		t.note(slot)
+	} else {
+		s.reason = atomics
+		t.cold = append(t.cold, forward{t.inside(offAtomic, s.size), t.site(s)})
+	}
+	wide := s.size == 3
+	t.bytes(0xf0) // lock
+	t.mem(wide, opcode, machineRegister[i.Src], machineRegister[i.Dst], int32(i.Off))
+	if i.Op == isa.AtomicCmpXchg32 {
+		t.move(false, ax, ax) // is not written if the values were equal
+	}
+}

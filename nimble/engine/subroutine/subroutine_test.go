@@ -1,0 +1,117 @@
+//go:build linux && amd64
+
+package subroutine_test
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/nimble/engine"
+	"margay/nimble/engine/enginetest"
+	"margay/nimble/engine/portable"
+	"margay/nimble/engine/subroutine"
+	"margay/nimble/isa"
+	"margay/nimble/object"
+	"margay/nimble/verify"
+)
+
+func newEngine(tb testing.TB) engine.Engine {
+	tb.Helper()
+	e, err := subroutine.New()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return e
+}
+
+func TestEngine(t *testing.T) { enginetest.Test(t, newEngine(t)) }
+
+// BenchmarkEngine has portable beside it.
+func BenchmarkEngine(b *testing.B) { enginetest.Benchmark(b, portable.New(), newEngine(b)) }
+
+func TestAgreesWithPortable(t *testing.T) {
+	enginetest.TestAgreement(t, portable.New(), newEngine(t), 3000)
+}
+
+// FuzzAgree compares with portable on programs made of random bytes.
+func FuzzAgree(f *testing.F) {
+	f.Add([]byte{2, 30, 1, 2, 3, 4, 5, 6, 7, 8, 9})
+	f.Fuzz(func(t *testing.T, data []byte) { enginetest.Agree(t, portable.New(), newEngine(t), data) })
+}
+
+// TestCodeIsNotWritable looks at the mappings of this process while it has
+// emitted code: none is both writable and executable.
+func TestCodeIsNotWritable(t *testing.T) {
+	p, err := verify.Verify(enginetest.Generate(nil), verify.Config{Services: enginetest.Services()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enginetest.NewRig(t, newEngine(t), p, 1, 0)
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	executable := 0
+	for line := range strings.Lines(string(maps)) {
+		permissions := strings.Fields(line)[1]
+		if permissions[1:3] == "wx" {
+			t.Errorf("writable and executable: %s", line)
+		}
+		if permissions[2] == 'x' && len(strings.Fields(line)) == 5 {
+			executable++ // no file behind it
+		}
+	}
+	if executable == 0 {
+		t.Error("the emitted code is in no mapping")
+	}
+}
+
+// TestStopTheWorld lets an endless program run while the world is stopped
+// again and again. There is no limit in time here; what it takes is logged.
+func TestStopTheWorld(t *testing.T) {
+	spec := &object.Spec{}
+	for _, text := range []string{"add r0, 1", "ja -2"} {
+		i, err := isa.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Instructions = isa.Append(spec.Instructions, i)
+	}
+	p, err := verify.Verify(spec, verify.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig := enginetest.NewRig(t, newEngine(t), p, 1, 0)
+	rig.Machine.Fuel, rig.Machine.MaxTime = 1<<60, 500*time.Millisecond
+	ended := make(chan error, 1)
+	go func() {
+		_, err := rig.Code.Run(rig.Machine)
+		ended <- err
+	}()
+	var stops []time.Duration
+	for {
+		select {
+		case err := <-ended:
+			var f *engine.Fault
+			if !errors.As(err, &f) || f.Kind != engine.Time {
+				t.Errorf("ended with %v", err)
+			}
+			if len(stops) == 0 {
+				t.Fatal("the world was never stopped")
+			}
+			slices.Sort(stops)
+			t.Logf("%d stops: median %v, 99 %% %v, longest %v", len(stops), stops[len(stops)/2], stops[len(stops)*99/100], stops[len(stops)-1])
+			return
+		default:
+			var stats runtime.MemStats
+			start := time.Now()
+			runtime.ReadMemStats(&stats)
+			stops = append(stops, time.Since(start))
+		}
+	}
+}

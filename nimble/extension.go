@@ -1,0 +1,191 @@
+package nimble
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"margay/nimble/engine"
+	"margay/nimble/memory"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// ErrClosed is returned for an extension that has been closed.
+var ErrClosed = errors.New("the extension is closed")
+
+// Event is what an extension is run for.
+type Event struct {
+	// Context is memory outside the Go heap that the caller owns and keeps
+	// mapped during the run. Its address is r1 and its length r2. Without a
+	// name it is called context in faults.
+	Context memory.Region
+
+	Core int // the core that the event belongs to, for per-core maps and services
+	Data any // for services, see service.Call
+}
+
+// Stats are what an extension has done since it was inserted.
+type Stats struct {
+	Runs         uint64
+	Instructions uint64        // executed, in the sense of fuel
+	Faults       uint64        // runs that were stopped
+	Time         time.Duration // estimated from the first run and every 64th after it
+	LastFault    *engine.Fault // nil: none
+}
+
+// sampling is how many runs there are for each whose time is measured; reading
+// the clock costs more than a small extension.
+const sampling = 64
+
+// Extension is an inserted program with its state. Its methods are safe for
+// concurrent use: runs follow each other, and Close waits for the one under
+// way.
+type Extension struct {
+	program *verify.Program
+	engine  string
+	limits  Limits
+	maps    []*state.Map
+	code    engine.Code
+
+	running sync.Mutex // held during a run
+	machine *engine.Machine
+
+	open   sync.RWMutex // held for reading while memory is used outside a run
+	closed bool         // written with running and open held
+
+	runs, instructions, faults atomic.Uint64
+	timedRuns, timed           atomic.Uint64 // nanoseconds of the measured runs
+	lastFault                  atomic.Pointer[engine.Fault]
+}
+
+// Run runs the extension for an event and returns its r0. An error is
+// ErrClosed or a *engine.Fault, after which the extension can be run again. It
+// does not allocate unless the extension faults.
+//
+// A service that an extension calls must not run or close that extension.
+func (x *Extension) Run(e Event) (r0 uint64, err error) {
+	x.running.Lock()
+	defer x.running.Unlock()
+	if x.closed {
+		return 0, ErrClosed
+	}
+	m := x.machine
+	m.Context = e.Context
+	if m.Context.Name == "" {
+		m.Context.Name = "context"
+	}
+	m.Args[0], m.Args[1] = e.Context.Base, e.Context.Length
+	m.Fuel, m.MaxTime = x.limits.Fuel, x.limits.MaxTime
+	m.Call.Core, m.Call.Data = e.Core, e.Data
+	if (x.runs.Add(1)-1)%sampling == 0 {
+		start := time.Now()
+		r0, err = x.code.Run(m)
+		x.timed.Add(uint64(time.Since(start)))
+		x.timedRuns.Add(1)
+	} else {
+		r0, err = x.code.Run(m)
+	}
+	m.Call.Data = nil
+	x.instructions.Add(x.limits.Fuel - m.Fuel)
+	if err != nil {
+		x.fault(err)
+	}
+	return r0, err
+}
+
+// fault counts a fault and keeps it.
+func (x *Extension) fault(err error) {
+	x.faults.Add(1)
+	if f, ok := errors.AsType[*engine.Fault](err); ok {
+		x.lastFault.Store(f)
+	}
+}
+
+// Stats returns what the extension has done. It does not wait for a run; the
+// run under way is counted in Runs only.
+func (x *Extension) Stats() Stats {
+	s := Stats{
+		Faults:       x.faults.Load(),
+		Instructions: x.instructions.Load(),
+		Runs:         x.runs.Load(),
+		LastFault:    x.lastFault.Load(),
+	}
+	if n := x.timedRuns.Load(); n > 0 {
+		s.Time = time.Duration(float64(x.timed.Load()) / float64(n) * float64(s.Runs))
+	}
+	return s
+}
+
+// Name returns the name of the program.
+func (x *Extension) Name() string { return x.program.Name() }
+
+// Engine returns the name of the engine that runs it.
+func (x *Extension) Engine() string { return x.engine }
+
+// Trusted reports whether it was inserted as trusted.
+func (x *Extension) Trusted() bool { return x.program.Trusted() }
+
+// Map returns a map by name, nil if there is none. Its memory can be shared
+// with an application: see state.Map.Memory and memory.Memory.FD. It must not
+// be used after Close; ReadMap is for those who cannot know.
+func (x *Extension) Map(name string) *state.Map {
+	for _, m := range x.maps {
+		if m.Spec().Name == name {
+			return m
+		}
+	}
+	return nil
+}
+
+// ReadMap copies the bytes of a map from an offset on into b and returns how
+// many there were. It does not wait for a run. The error is ErrClosed or that
+// there is no such map or offset.
+func (x *Extension) ReadMap(name string, offset uint64, b []byte) (int, error) {
+	x.open.RLock()
+	defer x.open.RUnlock()
+	if x.closed {
+		return 0, ErrClosed
+	}
+	m := x.Map(name)
+	if m == nil {
+		return 0, fmt.Errorf("extension %q has no map %q", x.Name(), name)
+	}
+	r := m.Region()
+	if offset > r.Length {
+		return 0, fmt.Errorf("map %q has %d bytes, not %d", name, r.Length, offset)
+	}
+	return copy(b, memory.View(r.Base+offset, r.Length-offset)), nil
+}
+
+// Close removes the extension: it waits for the run under way, lets no other
+// begin, and releases memory and descriptors, except memory that was given to
+// Insert. A second Close does nothing.
+func (x *Extension) Close() error {
+	x.running.Lock()
+	defer x.running.Unlock()
+	x.open.Lock()
+	defer x.open.Unlock()
+	if x.closed {
+		return nil
+	}
+	x.closed = true
+	return x.release()
+}
+
+// release gives back what build has made.
+func (x *Extension) release() error {
+	var errs []error
+	if x.machine != nil {
+		errs = append(errs, x.machine.Close())
+	}
+	if x.code != nil {
+		errs = append(errs, x.code.Close())
+	}
+	for _, m := range x.maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,141 @@
+// Package isa is the instruction set of Nimble: the whole of RFC 9669 (BPF
+// Instruction Set Architecture), little-endian.
+//
+// One table (table.go) declares each instruction: opcode byte, mnemonic,
+// operand form, the field that tells it from others of the same opcode,
+// conformance group and section. The decoder, the printer, the parser and the
+// validity of fields derive from it, so that an instruction exists in exactly
+// one place.
+//
+// A program is a slice of Instructions indexed by slot, a slot being 8 bytes.
+// Jump distances, program counters and every index in an error count slots. A
+// wide instruction takes two slots: its second one holds the zero Instruction,
+// and its 64-bit constant is in Imm and High of the first.
+//
+// The package imports the standard library only. Its values are immutable or
+// plain, so everything in it is safe for concurrent use.
+package isa
+
+import "fmt"
+
+// SlotSize is the size of one slot in bytes (RFC 9669, section 3.1).
+const SlotSize = 8
+
+// Registers is the number of registers, r0 to r10. FramePointer is read-only.
+const (
+	Registers    = 11
+	FramePointer = Register(10)
+)
+
+// Register is a register number, 0 to 10 in a valid instruction.
+type Register uint8
+
+// String returns the register's name in text, such as r3.
+func (r Register) String() string { return fmt.Sprintf("r%d", uint8(r)) }
+
+// Instruction is one instruction as encoded: its fields, not yet checked.
+type Instruction struct {
+	Code uint8    // opcode byte
+	Dst  Register // destination register field
+	Src  Register // source register field, or the subtype of a call or wide instruction
+	Off  int16    // offset field
+	Imm  int32    // immediate field
+	High int32    // second immediate, of wide instructions only
+}
+
+// wideCode is the opcode byte of all wide instructions (RFC 9669, section 5.4).
+const wideCode = 0x18
+
+// Wide reports whether the instruction takes two slots.
+func (i Instruction) Wide() bool { return i.Code == wideCode }
+
+// Const returns the 64-bit constant of a wide instruction.
+func (i Instruction) Const() uint64 {
+	return uint64(uint32(i.High))<<32 | uint64(uint32(i.Imm))
+}
+
+// Append adds an instruction to a program, with its second slot if it is wide.
+func Append(program []Instruction, i Instruction) []Instruction {
+	program = append(program, i)
+	if i.Wide() {
+		program = append(program, Instruction{})
+	}
+	return program
+}
+
+// Op returns the instruction's row, or Invalid if its opcode and key field
+// select none. The other fields may still be out of bounds: see Check.
+func (i Instruction) Op() Op {
+	for _, op := range byCode[i.Code] {
+		if k := table[op].Key; k.Field == NoField || i.field(k.Field) == k.Value {
+			return op
+		}
+	}
+	return Invalid
+}
+
+// Check returns the instruction's row after comparing every field with the
+// row's bounds. The error says which field has which value, or names an
+// instruction that Nimble refuses.
+func (i Instruction) Check() (Op, error) {
+	op := i.Op()
+	if op == Invalid {
+		return Invalid, i.unknown()
+	}
+	row := &table[op]
+	if row.Refused != "" {
+		return Invalid, fmt.Errorf("%s is refused: %s", row.Name, row.Refused)
+	}
+	b := &bounds[op]
+	if b[Dst].has(int64(i.Dst)) && b[Src].has(int64(i.Src)) && b[Off].has(int64(i.Off)) &&
+		b[Imm].has(int64(i.Imm)) && b[High].has(int64(i.High)) {
+		return op, nil
+	}
+	f := Dst
+	for b[f].has(i.field(f)) {
+		f++
+	}
+	return Invalid, fmt.Errorf("%s: field %s is %d, must be %s", row.Name, f, i.field(f), b[f])
+}
+
+// unknown explains why no row fits.
+func (i Instruction) unknown() error {
+	ops := byCode[i.Code]
+	if len(ops) == 0 {
+		return fmt.Errorf("unknown opcode 0x%02x", i.Code)
+	}
+	f := table[ops[0]].Key.Field
+	return fmt.Errorf("opcode 0x%02x: field %s is %d, which selects no instruction", i.Code, f, i.field(f))
+}
+
+// field returns the value of one field.
+func (i Instruction) field(f Field) int64 {
+	switch f {
+	case Dst:
+		return int64(i.Dst)
+	case Src:
+		return int64(i.Src)
+	case Off:
+		return int64(i.Off)
+	case Imm:
+		return int64(i.Imm)
+	default:
+		return int64(i.High)
+	}
+}
+
+// setField sets one field; the caller has checked that v fits.
+func (i *Instruction) setField(f Field, v int64) {
+	switch f {
+	case Dst:
+		i.Dst = Register(v)
+	case Src:
+		i.Src = Register(v)
+	case Off:
+		i.Off = int16(v)
+	case Imm:
+		i.Imm = int32(v)
+	default:
+		i.High = int32(v)
+	}
+}

@@ -1,0 +1,34 @@
+package memory
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// address returns where a slice of mapped memory starts.
+func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+// mapFile puts the file over the reserved pages.
+func (m *Memory) mapFile() error {
+	pages := m.pages()
+	_, err := unix.MmapPtr(m.fd, 0, unsafe.Pointer(unsafe.SliceData(pages)), uintptr(len(pages)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		return m.fail("map", err)
+	}
+	return nil
+}
+
+// View returns the length bytes at a host address outside the Go heap. The
+// caller has checked that they lie in a Region that stays mapped for as long
+// as the slice is used.
+func View(addr, length uint64) []byte {
+	if length == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(pointer(addr)), length)
+}
+
+// pointer turns a host address outside the Go heap into a pointer.
+func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }

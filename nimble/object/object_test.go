@@ -1,0 +1,348 @@
+package object
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"margay/nimble/isa"
+	"margay/nimble/state"
+)
+
+//go:generate make -C testdata
+
+func readObject(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func load(t *testing.T, name string) map[string]*Spec {
+	t.Helper()
+	specs, err := ELF(readObject(t, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := make(map[string]*Spec)
+	for _, s := range specs {
+		byName[s.Name] = s
+	}
+	return byName
+}
+
+func TestELF(t *testing.T) {
+	specs := load(t, "counter.o")
+	if len(specs) != 2 {
+		t.Fatalf("%d programs, want 2", len(specs))
+	}
+	s := specs["accumulate"]
+	if s.Section != "message" || s.Slot() != "message" || s.License != "Dual BSD/GPL" {
+		t.Errorf("section %q, slot %q, license %q", s.Section, s.Slot(), s.License)
+	}
+	if slot := specs["tick"].Slot(); slot != "timer" {
+		t.Errorf("slot of section timer/every is %q", slot)
+	}
+	wantMaps := []state.Spec{
+		{Name: ".rodata", ValueSize: 4, Entries: 1, ReadOnly: true, Contents: []byte{100}},
+		{Name: ".bss", ValueSize: 4, Entries: 1, Contents: []byte{}},
+		{Name: ".data", ValueSize: 8, Entries: 1, Contents: []byte{5}},
+		{Name: "counts", ValueSize: 8, Entries: 16},
+	}
+	if !reflect.DeepEqual(s.Maps, wantMaps) {
+		t.Errorf("maps %+v\nwant %+v", s.Maps, wantMaps)
+	}
+	if m := specs["tick"].Maps; len(m) != 1 || m[0].Kind != state.PerCore || m[0].ValueSize != 12 {
+		t.Errorf("maps of tick: %+v", m)
+	}
+	wantVariables := []Variable{{"limit", ".rodata", 0, 4}, {"refused", ".bss", 0, 4}, {"total", ".data", 0, 8}}
+	if !reflect.DeepEqual(s.Variables, wantVariables) {
+		t.Errorf("variables %+v", s.Variables)
+	}
+	if !reflect.DeepEqual(s.Externs, []string{"notify"}) {
+		t.Errorf("externs %q", s.Externs)
+	}
+}
+
+// TestRelocations finds what relocations became in the instructions.
+func TestRelocations(t *testing.T) {
+	s := load(t, "counter.o")["accumulate"]
+	var text []string
+	for _, i := range s.Instructions {
+		switch op := i.Op(); op {
+		case isa.LdMap, isa.LdValue, isa.CallNamed, isa.CallLocal, isa.Call:
+			text = append(text, i.String())
+		}
+	}
+	want := []string{
+		"lddw_value r3, 0, 0", // limit
+		"lddw_value r1, 1, 0", // refused
+		"call_named 0",        // notify
+		"lddw_value r3, 2, 0", // total
+		"call_local +1",       // bump, linked behind
+		"lddw_map r1, 3",      // counts
+		"call 1",              // map_lookup_elem
+	}
+	if !reflect.DeepEqual(text, want) {
+		t.Errorf("got  %q\nwant %q", text, want)
+	}
+}
+
+func TestLines(t *testing.T) {
+	s := load(t, "counter.o")["accumulate"]
+	for _, c := range []struct {
+		slot int
+		text string
+	}{
+		{0, "if (m->amount > limit) {"},
+		{6, "refused++;"}, // the second half of a wide instruction
+		{33, "return __sync_fetch_and_add(value, amount) + amount;"},
+		{34, "return __sync_fetch_and_add(value, amount) + amount;"},
+	} {
+		if got := s.Lines.At(c.slot); got.Text != c.text || !strings.HasSuffix(got.File, "counter.c") || got.Number == 0 {
+			t.Errorf("line of instruction %d: %+v", c.slot, got)
+		}
+	}
+	if got := Lines(nil).At(3); got != (Line{}) || got.String() != "" {
+		t.Errorf("line without information: %+v", got)
+	}
+}
+
+func TestUnsupportedMap(t *testing.T) {
+	_, err := ELF(readObject(t, "hash.o"))
+	var e *Error
+	if !errors.As(err, &e) || e.Slot != 4 || !strings.Contains(err.Error(), `map "table" is a Hash`) || !strings.Contains(err.Error(), "hash.c:") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSetVariable(t *testing.T) {
+	s := load(t, "counter.o")["accumulate"].Copy()
+	for name, value := range map[string]any{"limit": uint32(0x01020304), "refused": int32(-1), "total": []byte{1, 2, 3, 4, 5, 6, 7, 8}} {
+		if err := s.SetVariable(name, value); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, want := range map[string][]byte{".rodata": {4, 3, 2, 1}, ".bss": {255, 255, 255, 255}, ".data": {1, 2, 3, 4, 5, 6, 7, 8}} {
+		if got := s.Map(name).Contents; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	for name, value := range map[string]any{"limit": uint64(1), "total": "text", "nobody": uint32(1)} {
+		if err := s.SetVariable(name, value); err == nil {
+			t.Errorf("%s = %v was accepted", name, value)
+		}
+	}
+}
+
+func TestCopySharesNothing(t *testing.T) {
+	s := load(t, "counter.o")["accumulate"]
+	c := s.Copy()
+	if !reflect.DeepEqual(s, c) {
+		t.Fatal("a copy differs")
+	}
+	c.Instructions[0].Imm, c.Maps[0].Contents[0], c.Externs[0], c.Lines[0].Number, c.Variables[0].Size = 9, 9, "x", 9, 9
+	if reflect.DeepEqual(s.Instructions, c.Instructions) || s.Maps[0].Contents[0] == 9 || s.Externs[0] == "x" || s.Lines[0].Number == 9 || s.Variables[0].Size == 9 {
+		t.Error("a copy shares memory")
+	}
+}
+
+func TestHex(t *testing.T) {
+	s, err := Hex("b7 00 0000\n 05000000\t9500000000000000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Instructions) != 2 || s.Instructions[0].String() != "mov r0, 5" {
+		t.Errorf("got %v", s.Instructions)
+	}
+	for text, slot := range map[string]int{
+		"9500000000000000 95":               1,
+		"9500000000000000 9":                1,
+		"9500000000000000 zz00000000000000": 1,
+		"1800000000000000":                  0,
+		"1800000000000000 0100000000000000": 1,
+	} {
+		var e *isa.DecodeError
+		if _, err := Hex(text); !errors.As(err, &e) || e.Slot != slot {
+			t.Errorf("%q: %v, want an error at %d", text, err, slot)
+		}
+	}
+}
+
+func TestTooLong(t *testing.T) {
+	var e *isa.DecodeError
+	if _, err := Raw(make([]byte, (MaxInstructions+1)*isa.SlotSize)); !errors.As(err, &e) || e.Slot != MaxInstructions {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestDamagedObjects changes a good object in many ways: every error is an
+// *Error, and nothing panics.
+func TestDamagedObjects(t *testing.T) {
+	good := readObject(t, "counter.o")
+	try := func(what string, data []byte) {
+		var e *Error
+		if _, err := ELF(data); err != nil && !errors.As(err, &e) {
+			t.Errorf("%s: error %T", what, err)
+		}
+	}
+	for n := 0; n < len(good); n += 7 {
+		try("truncated", good[:n])
+	}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 3000 {
+		bad := append([]byte(nil), good...)
+		for range 1 + r.IntN(4) {
+			bad[r.IntN(len(bad))] = byte(r.Uint32())
+		}
+		try("changed", bad)
+	}
+}
+
+func FuzzELF(f *testing.F) {
+	for _, name := range []string{"counter.o", "faults.o", "hash.o"} {
+		f.Add(readObject(f, name))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		specs, err := ELF(data)
+		if err == nil && len(specs) == 0 {
+			t.Error("neither a program nor an error")
+		}
+	})
+}
+
+func FuzzHex(f *testing.F) {
+	f.Add("b700000005000000 9500000000000000")
+	f.Add("1801000001000000 0000000002000000 95000000 00000000")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := Hex(text)
+		if err != nil {
+			return
+		}
+		want := strings.ToLower(strings.Join(strings.Fields(text), ""))
+		if got := hex.EncodeToString(isa.Encode(s.Instructions)); got != want {
+			t.Errorf("%q is encoded as %q", want, got)
+		}
+	})
+}
+
+// TestObjectsAreReproducible compiles the sources elsewhere and compares.
+func TestObjectsAreReproducible(t *testing.T) {
+	for _, tool := range []string{"clang-19", "make"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("needs %s: %v", tool, err)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("make", "--always-make", "-C", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"counter.o", "faults.o", "hash.o"} {
+		fresh, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(fresh, readObject(t, name)) {
+			t.Errorf("%s is not what its source compiles to", name)
+		}
+		if bytes.Contains(fresh, []byte(here)) || bytes.Contains(fresh, []byte(dir)) {
+			t.Errorf("%s names the folder it was compiled in", name)
+		}
+	}
+}
+
+// TestHostileObjects changes what the limits of ELF objects are about, one
+// thing at a time.
+func TestHostileObjects(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(h *elf.Header64, s *sections)
+		want   string
+	}{
+		"another machine":      {func(h *elf.Header64, s *sections) { h.Machine = uint16(elf.EM_X86_64) }, "is not a little-endian BPF object"},
+		"big-endian":           {func(h *elf.Header64, s *sections) { h.Ident[elf.EI_DATA] = byte(elf.ELFDATA2MSB) }, "is not a little-endian BPF object"},
+		"an executable":        {func(h *elf.Header64, s *sections) { h.Type = uint16(elf.ET_EXEC) }, "is not a little-endian BPF object"},
+		"no magic":             {func(h *elf.Header64, s *sections) { h.Ident[0] = 0 }, "not an ELF file"},
+		"too many sections":    {func(h *elf.Header64, s *sections) { h.Shnum = 0xff00 }, "65280 sections"},
+		"headers outside":      {func(h *elf.Header64, s *sections) { h.Shoff = 1 << 60 }, "outside the file"},
+		"no section names":     {func(h *elf.Header64, s *sections) { h.Shstrndx = 0 }, "no names of sections"},
+		"huge zeroed data":     {func(h *elf.Header64, s *sections) { s.named(".bss").Size = 1 << 40 }, "bytes of data"},
+		"much zeroed data":     {func(h *elf.Header64, s *sections) { s.named(".bss").Size = maxData + 1 }, "bytes of data"},
+		"compressed":           {func(h *elf.Header64, s *sections) { s.named(".rodata").Flags |= uint64(elf.SHF_COMPRESSED) }, "is compressed"},
+		"outside the file":     {func(h *elf.Header64, s *sections) { s.named("message").Off = 1 << 60 }, "not inside the file"},
+		"past the end":         {func(h *elf.Header64, s *sections) { s.named("message").Size = 1 << 20 }, "not inside the file"},
+		"symbols without name": {func(h *elf.Header64, s *sections) { s.named(".symtab").Link = 1 << 31 }, "no names of symbols"},
+		"names in data": {func(h *elf.Header64, s *sections) {
+			s.named(".symtab").Link = uint32(s.index(".data"))
+		}, "no names of symbols"},
+		"symbols past the end": {func(h *elf.Header64, s *sections) { s.named(".data").Size = 4 }, "not inside its section"},
+	} {
+		var e *Error
+		_, err := ELF(changed(t, readObject(t, "counter.o"), c.change))
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
+		}
+	}
+	var e *Error
+	if _, err := ELF(make([]byte, maxFile+1)); !errors.As(err, &e) || !strings.Contains(err.Error(), "at most") {
+		t.Errorf("too large: %v", err)
+	}
+	if shortNames(bytes.Repeat([]byte{1}, maxName+1)) || !shortNames(append(bytes.Repeat([]byte{1}, maxName), 0, 1)) {
+		t.Error("long names are not found")
+	}
+}
+
+// sections are the headers of an object's sections with their names.
+type sections struct {
+	headers []elf.Section64
+	names   []string
+}
+
+func (s *sections) index(name string) int { return slices.Index(s.names, name) }
+
+func (s *sections) named(name string) *elf.Section64 { return &s.headers[s.index(name)] }
+
+// changed returns an object with changed headers.
+func changed(t *testing.T, file []byte, change func(*elf.Header64, *sections)) []byte {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h elf.Header64
+	s := &sections{headers: make([]elf.Section64, len(f.Sections))}
+	for _, each := range f.Sections {
+		s.names = append(s.names, each.Name)
+	}
+	if err := errors.Join(read(file, 0, &h), read(file, h.Shoff, s.headers)); err != nil {
+		t.Fatal(err)
+	}
+	at := h.Shoff
+	change(&h, s)
+	for offset, value := range map[uint64]any{0: &h, at: s.headers} {
+		if _, err := binary.Encode(file[offset:], binary.LittleEndian, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return file
+}

@@ -1,0 +1,68 @@
+package verify
+
+import (
+	"slices"
+	"sort"
+
+	"margay/nimble/isa"
+	"margay/nimble/object"
+	"margay/nimble/service"
+	"margay/nimble/state"
+)
+
+// Program is a program that Verify has accepted. It does not change, so it is
+// safe for concurrent use. The zero Program has no instructions.
+type Program struct {
+	name      string
+	trusted   bool
+	code      []Instruction
+	functions []Function // ascending, without gaps
+	maps      []state.Spec
+	lines     object.Lines
+}
+
+// Instruction is an instruction with what the verifier found out about it. The
+// second slot of a wide instruction has Op Invalid and is never executed.
+type Instruction struct {
+	isa.Instruction
+	Op      isa.Op
+	Proved  bool             // its memory access cannot leave its region
+	Cost    uint32           // instructions in the basic block that starts here; 0: none does
+	Target  int              // slot that a jump or local call goes to, or whose address is loaded
+	Service *service.Service // what a Call or CallNamed calls
+}
+
+// Function is a function of a program, the slots [Start, End).
+type Function struct {
+	Start, End int
+	Frame      bool // it names r10, so it has a stack frame of FrameSize bytes
+}
+
+// Name returns the name of the program.
+func (p *Program) Name() string { return p.name }
+
+// Trusted reports whether the program was verified as trusted.
+func (p *Program) Trusted() bool { return p.trusted }
+
+// Len returns the number of slots.
+func (p *Program) Len() int { return len(p.code) }
+
+// At returns the instruction of a slot in [0, Len).
+func (p *Program) At(slot int) Instruction { return p.code[slot] }
+
+// Functions returns the functions, ascending.
+func (p *Program) Functions() []Function { return slices.Clone(p.functions) }
+
+// Function returns the function that a slot in [0, Len) belongs to.
+func (p *Program) Function(slot int) Function {
+	after := sort.Search(len(p.functions), func(n int) bool { return p.functions[n].Start > slot })
+	return p.functions[after-1]
+}
+
+// Maps returns the descriptions of the maps by index.
+func (p *Program) Maps() []state.Spec { return slices.Clone(p.maps) }
+
+// Line returns the source line of an instruction, the zero Line if unknown.
+func (p *Program) Line(slot int) object.Line {
+	return p.lines.At(slot)
+}

@@ -1,0 +1,196 @@
+// Package verify decides whether a program may be inserted, and is the only
+// maker of a Program, the type that every engine demands.
+//
+// It checks the structure: every opcode and field against the table of package
+// isa, every jump, call and end of function, every map and service. What it
+// accepts cannot make an engine leave the program, read a register that does
+// not exist, or call what it may not call. Memory is another matter: an access
+// is checked when it happens, except where the verifier has proved that it
+// cannot fail and marked it so. What cannot be proved is never refused for it.
+//
+// The verifier also fixes what all engines must agree on: the basic blocks at
+// whose entry fuel is charged, and the functions with their stack frames.
+package verify
+
+import (
+	"fmt"
+	"slices"
+
+	"margay/nimble/isa"
+	"margay/nimble/object"
+	"margay/nimble/service"
+	"margay/nimble/state"
+)
+
+// FrameSize is the stack of one function in bytes.
+const FrameSize = 512
+
+// Config is what the program may use.
+type Config struct {
+	Services        *service.Table
+	Trusted         bool // may call services that need trust, and is run unchecked
+	MaxInstructions int  // slots, at most object.MaxInstructions; 0: that many
+}
+
+// Refusal says why a program is not accepted.
+type Refusal struct {
+	Slot   int // index of the instruction
+	Line   object.Line
+	Reason string
+}
+
+// Error names the instruction and, where it is known, the source line.
+func (r *Refusal) Error() string {
+	if line := r.Line.String(); line != "" {
+		return fmt.Sprintf("insn=%d: %s: %s", r.Slot, line, r.Reason)
+	}
+	return fmt.Sprintf("insn=%d: %s", r.Slot, r.Reason)
+}
+
+// verifier holds one program while it is checked.
+type verifier struct {
+	spec    *object.Spec
+	config  Config
+	program *Program
+	leaders []bool // slots at which a basic block starts
+}
+
+// Verify checks a program. The Spec is not changed and not kept. Errors are
+// *Refusal. Time and memory are linear in the length of the program.
+func Verify(spec *object.Spec, config Config) (*Program, error) {
+	v := &verifier{spec: spec, config: config}
+	if err := v.length(); err != nil {
+		return nil, err
+	}
+	v.leaders = make([]bool, len(spec.Instructions))
+	v.program = &Program{
+		name:    spec.Name,
+		trusted: config.Trusted,
+		code:    make([]Instruction, len(spec.Instructions)),
+		maps:    slices.Clone(spec.Maps),
+		lines:   slices.Clone(spec.Lines),
+	}
+	for _, pass := range []func() error{v.instructions, v.functions, v.jumps} {
+		if err := pass(); err != nil {
+			return nil, err
+		}
+	}
+	v.blocks()
+	return v.program, nil
+}
+
+func (v *verifier) refuse(slot int, format string, args ...any) error {
+	return &Refusal{Slot: slot, Line: v.spec.Lines.At(slot), Reason: fmt.Sprintf(format, args...)}
+}
+
+func (v *verifier) length() error {
+	limit := v.config.MaxInstructions
+	if limit <= 0 || limit > object.MaxInstructions {
+		limit = object.MaxInstructions
+	}
+	switch n := len(v.spec.Instructions); {
+	case n == 0:
+		return v.refuse(0, "empty program")
+	case n > limit:
+		return v.refuse(limit, "%d slots, at most %d are accepted", n, limit)
+	}
+	return nil
+}
+
+// instructions checks every instruction by itself.
+func (v *verifier) instructions() error {
+	in := v.spec.Instructions
+	for slot := 0; slot < len(in); slot++ {
+		op, err := in[slot].Check()
+		if err != nil {
+			return v.refuse(slot, "%v", err)
+		}
+		i := &v.program.code[slot]
+		i.Instruction, i.Op = in[slot], op
+		if err := v.operands(slot, i); err != nil {
+			return err
+		}
+		i.Proved = proved(i)
+		if i.Wide() {
+			if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
+				return v.refuse(slot-1, "wide instruction without its second half")
+			}
+		}
+	}
+	return nil
+}
+
+// operands resolves what an instruction refers to: a jump's target, a service,
+// a map.
+func (v *verifier) operands(slot int, i *Instruction) error {
+	next := slot + 1
+	switch i.Op.Row().Form {
+	case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
+		i.Target = next + int(i.Off)
+	case isa.FormJumpLong, isa.FormCallLocal, isa.FormWideCode:
+		i.Target = next + int(i.Imm)
+	case isa.FormCall:
+		return v.call(slot, i)
+	case isa.FormWideIndex:
+		if i.Op == isa.LdVariable {
+			return v.refuse(slot, "unknown platform variable %d", i.Imm)
+		}
+		return v.mapIndex(slot, i.Imm)
+	case isa.FormWideValue:
+		return v.mapValue(slot, i)
+	}
+	return nil
+}
+
+// call finds the service of a call and asks whether the program may call it.
+func (v *verifier) call(slot int, i *Instruction) error {
+	if i.Op == isa.CallNamed {
+		if int(i.Imm) >= len(v.spec.Externs) {
+			return v.refuse(slot, "extern %d, the program has %d", i.Imm, len(v.spec.Externs))
+		}
+		name := v.spec.Externs[i.Imm]
+		if i.Service = v.config.Services.Name(name); i.Service == nil {
+			return v.refuse(slot, "unknown service %q", name)
+		}
+	} else if i.Service = v.config.Services.Number(i.Imm); i.Service == nil {
+		return v.refuse(slot, "unknown service %d", i.Imm)
+	}
+	if i.Service.Trusted && !v.config.Trusted {
+		return v.refuse(slot, "service %v is for trusted extensions", i.Service)
+	}
+	return nil
+}
+
+func (v *verifier) mapIndex(slot int, index int32) error {
+	if int(index) >= len(v.spec.Maps) {
+		return v.refuse(slot, "unknown map %d, the program has %d", index, len(v.spec.Maps))
+	}
+	return nil
+}
+
+// mapValue checks an address inside a map (RFC 9669, section 5.4.1: only maps
+// with a single contiguous memory region have one).
+func (v *verifier) mapValue(slot int, i *Instruction) error {
+	if err := v.mapIndex(slot, i.Imm); err != nil {
+		return err
+	}
+	m := &v.spec.Maps[i.Imm]
+	if m.Kind != state.Array {
+		return v.refuse(slot, "map %q is a %v and has no single address", m.Name, m.Kind)
+	}
+	if uint64(i.High) >= m.Length() {
+		return v.refuse(slot, "offset %d in map %q of %d bytes", i.High, m.Name, m.Length())
+	}
+	return nil
+}
+
+// proved reports whether a memory access cannot fail: it is relative to the
+// frame pointer, which nothing changes, and stays in the function's frame.
+func proved(i *Instruction) bool {
+	base := i.Dst
+	if i.Op.Row().Form == isa.FormLoad {
+		base = i.Src
+	}
+	size := i.Op.Size()
+	return size > 0 && base == isa.FramePointer && i.Off >= -FrameSize && int(i.Off)+size <= 0
+}
