@@ -1,0 +1,99 @@
+// Package boot is the file that tells a node who it is: written for each node by whoever starts it, read by PID 1 and the
+// node kernel. On a virtual machine it is appended to the node image, on a hosted node it is a file.
+package boot
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+)
+
+// Path is where the file is on a node.
+const Path = "/margay/node.json"
+
+// maxSize bounds the file, in bytes.
+const maxSize = 64 << 10
+
+// Config is the content of the file.
+type Config struct {
+	Machine   string   `json:"machine"`
+	Node      uint32   `json:"node"`
+	Substrate string   `json:"substrate"`        // qemu, hosted or metal
+	Profile   string   `json:"profile"`          // boot profile of the kernel, or "shared" where cores are not the node's own
+	MAC       string   `json:"mac"`              // of the interface to the other nodes
+	Address   string   `json:"address"`          // of this node on that interface, with prefix length
+	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
+	Serve     string   `json:"serve"`            // host:port of the machine's serve
+	CA        []byte   `json:"ca"`               // certificate (DER) of the machine's key
+	Token     string   `json:"token"`            // shows that this node belongs to the machine
+	Lacks     []string `json:"lacks,omitempty"`  // what the node's Linux kernel lacks
+	Cores     int      `json:"cores,omitempty"`  // hosted only: how many application cores this node plays
+	Memory    int64    `json:"memory,omitempty"` // hosted only: bytes for jobs
+}
+
+// Hostname is the node's name.
+func (c Config) Hostname() string { return fmt.Sprintf("node%d", c.Node) }
+
+// Prefix is the parsed Address.
+func (c Config) Prefix() netip.Prefix { return netip.MustParsePrefix(c.Address) }
+
+// Read reads and checks the file at path.
+func Read(path string) (Config, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("boot: %w", err)
+	}
+	return Parse(text)
+}
+
+// Encode is the file's text.
+func (c Config) Encode() ([]byte, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	return json.MarshalIndent(c, "", "  ")
+}
+
+// Parse checks the text of a file, which may come from anywhere.
+func Parse(text []byte) (Config, error) {
+	var c Config
+	if len(text) > maxSize {
+		return Config{}, fmt.Errorf("boot: configuration of %d bytes, at most %d are allowed", len(text), maxSize)
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return Config{}, fmt.Errorf("boot: configuration: %w", err)
+	}
+	if err := c.check(); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+func (c Config) check() error {
+	var errs []error
+	if c.Machine == "" || strings.ContainsAny(c.Machine, "/ \n") {
+		errs = append(errs, fmt.Errorf("machine %q is not a name", c.Machine))
+	}
+	if _, err := net.ParseMAC(c.MAC); err != nil {
+		errs = append(errs, err)
+	}
+	if p, err := netip.ParsePrefix(c.Address); err != nil {
+		errs = append(errs, err)
+	} else if !p.Addr().Is4() {
+		errs = append(errs, fmt.Errorf("address %s is not IPv4", c.Address))
+	}
+	if _, err := netip.ParseAddrPort(c.Serve); err != nil {
+		errs = append(errs, err)
+	}
+	if c.MTU < 0 || c.MTU > 65535 || c.Cores < 0 || c.Cores > 4096 || c.Memory < 0 {
+		errs = append(errs, fmt.Errorf("mtu %d, cores %d or memory %d is out of range", c.MTU, c.Cores, c.Memory))
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("boot: configuration: %w", errors.Join(errs...))
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+package boot
+
+import (
+	"reflect"
+	"testing"
+)
+
+var good = Config{
+	Machine: "m", Node: 3, Substrate: "qemu", Profile: "isolated", MAC: "52:54:00:00:00:03", Address: "10.66.0.5/16",
+	MTU: 1500, Serve: "10.66.0.1:7117", CA: []byte{1, 2}, Token: "secret",
+}
+
+func TestRoundTrip(t *testing.T) {
+	text, err := good.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(text)
+	if err != nil || !reflect.DeepEqual(got, good) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for name, spoil := range map[string]func(*Config){
+		"machine": func(c *Config) { c.Machine = "../m" },
+		"mac":     func(c *Config) { c.MAC = "52:54" },
+		"address": func(c *Config) { c.Address = "10.66.0.5" },
+		"family":  func(c *Config) { c.Address = "fd00::1/64" },
+		"serve":   func(c *Config) { c.Serve = "somewhere" },
+		"cores":   func(c *Config) { c.Cores = -1 },
+	} {
+		c := good
+		spoil(&c)
+		if _, err := c.Encode(); err == nil {
+			t.Errorf("bad %s was accepted", name)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	text, err := good.Encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if c, err := Parse(text); err == nil {
+			c.Prefix() // must not panic on what was accepted
+		}
+	})
+}

@@ -1,0 +1,140 @@
+// Package hardware finds out what a node has: cores, memory, and what disturbs its cores.
+package hardware
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Core is one core of a node, as the machine numbers them: 0 is the system's, 1.. are the application's.
+type Core struct {
+	ID     int
+	CPU    int  // Linux's number of it
+	Shared bool // it is not this node's alone
+}
+
+// Own returns the cores of a node that has its kernel to itself: every CPU that is online. CPUs isolated at boot count,
+// although the affinity of no process shows them.
+func Own() ([]Core, error) {
+	text, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil {
+		return nil, fmt.Errorf("hardware: %w", err)
+	}
+	cpus, err := ParseList(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, fmt.Errorf("hardware: CPUs online: %w", err)
+	}
+	cores := make([]Core, len(cpus))
+	for i, cpu := range cpus {
+		cores[i] = Core{ID: i, CPU: cpu}
+	}
+	return cores, nil
+}
+
+// Slots returns the cores of a hosted node: one for the system and n for applications, dealt out over the CPUs that this
+// process may use, beginning after the first skip of them. They are shared with whatever else runs there.
+func Slots(n, skip int) ([]Core, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("hardware: allowed CPUs: %w", err)
+	}
+	var allowed []int
+	for cpu := range 64 * len(set) {
+		if set.IsSet(cpu) {
+			allowed = append(allowed, cpu)
+		}
+	}
+	cores := make([]Core, n+1)
+	for i := range cores {
+		cores[i] = Core{ID: i, CPU: allowed[(skip+i)%len(allowed)], Shared: true}
+	}
+	return cores, nil
+}
+
+// maxCPU bounds the numbers in a CPU list.
+const maxCPU = 1 << 16
+
+// ParseList parses a list of CPUs as Linux writes it: "0-3,8".
+func ParseList(text string) ([]int, error) {
+	var cpus []int
+	if text == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, err1 := strconv.ParseUint(first, 10, 32)
+		to, err2 := strconv.ParseUint(last, 10, 32)
+		if err1 != nil || err2 != nil || from > to || to >= maxCPU {
+			return nil, fmt.Errorf("%q is not a list of CPUs", text)
+		}
+		for cpu := from; cpu <= to; cpu++ {
+			cpus = append(cpus, int(cpu))
+		}
+	}
+	slices.Sort(cpus)
+	return slices.Compact(cpus), nil
+}
+
+// FreeMemory returns how many bytes could be given to applications now (MemAvailable).
+func FreeMemory() (int64, error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("hardware: %w", err)
+	}
+	defer f.Close()
+	return parseMeminfo(f)
+}
+
+func parseMeminfo(r io.Reader) (int64, error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
+			if err != nil || kib < 0 || kib > 1<<50 {
+				return 0, fmt.Errorf("hardware: MemAvailable is %q", value)
+			}
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("hardware: no MemAvailable in /proc/meminfo: %w", lines.Err())
+}
+
+// Confine pins every thread of this process to the given CPUs, and with them what they will start.
+func Confine(cpus []int) error {
+	var set unix.CPUSet
+	for _, cpu := range cpus {
+		set.Set(cpu)
+	}
+	// A thread that is made meanwhile has the affinity of its maker, so a round that finds nobody new is the last.
+	done := make(map[int]bool)
+	for {
+		entries, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return fmt.Errorf("hardware: threads: %w", err)
+		}
+		fresh := false
+		for _, e := range entries {
+			tid, err := strconv.Atoi(e.Name())
+			if err != nil || done[tid] {
+				continue
+			}
+			if err := unix.SchedSetaffinity(tid, &set); err != nil && err != unix.ESRCH {
+				return fmt.Errorf("hardware: pin to CPUs %v: %w", cpus, err)
+			}
+			done[tid], fresh = true, true
+		}
+		if !fresh {
+			return nil
+		}
+	}
+}

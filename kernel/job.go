@@ -1,0 +1,376 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+	"margay/kernel/keep"
+	"margay/kernel/message"
+	"margay/kernel/task"
+	"margay/kernel/wire"
+)
+
+// JobSpec is a job as a node kernel is told of it.
+type JobSpec struct {
+	Job   uint32
+	Path  string // absolute path of the executable, as in the job's files
+	Argv  []string
+	Env   []string
+	Dir   string // absolute path of the working directory
+	Umask int
+	User  string // name of who asked
+
+	Places  []Place  // of all ranks of the job, in order
+	Members []Member // the nodes of the job, in the order of its tree
+	Stdin   StdinMode
+
+	Files  int64 // bytes that the job's files need
+	Memory int64 // bytes for the job on this node; 0: the share of its cores
+	Pids   int   // processes and threads on this node; 0: DefaultPids
+
+	Secret []byte `json:",omitempty"`
+
+	// InitTimeout bounds how long ranks that use messages wait for one that does not; 0: message.DefaultInitTimeout.
+	InitTimeout time.Duration `json:",omitempty"`
+}
+
+// DefaultPids is how many processes and threads a job may have on a node unless it asks for another number.
+const DefaultPids = 1024
+
+// Place says where a rank runs.
+type Place struct {
+	Rank int
+	Node fabric.Node
+	Core int
+}
+
+// Member is a node of a job.
+type Member struct {
+	Node    fabric.Node
+	Address string // host:port of its fabric
+}
+
+// StdinMode says which ranks have a standard input.
+type StdinMode int
+
+// The modes.
+const (
+	StdinNone StdinMode = iota
+	StdinFirst
+	StdinAll
+)
+
+// Phase is how far a job has come on a node.
+type Phase int
+
+// The phases.
+const (
+	Prepared Phase = iota + 1
+	Running
+	Ended  // all its ranks here
+	Ending // the node kernel is ending it
+)
+
+// JobInfo is a line of Jobs.
+type JobInfo struct {
+	Job   uint32
+	Phase Phase
+}
+
+// The user ids that jobs run under: one for each job that a node may have at a time, far from those of people.
+const (
+	firstUID = 0x40000
+	uidCount = 0x10000
+)
+
+// job is a job on this node.
+type job struct {
+	node       *Node
+	spec       JobSpec
+	container  *task.Container
+	messages   *message.Job
+	extensions *extension.Set
+	phase      Phase         // guarded by Node.mu
+	running    map[int]bool  // ranks that have not ended; guarded by Node.mu
+	ready      chan struct{} // closed when Prepare or adoption is over
+	forgetting sync.Once
+	forgotten  error
+}
+
+// Prepare makes an empty place for a job's ranks on this node. It refuses cores that are taken and files that do not fit.
+func (n *Node) Prepare(ctx context.Context, s JobSpec) error {
+	t, err := n.taskSpec(s)
+	if err != nil {
+		return fmt.Errorf("job %d: %w", s.Job, err)
+	}
+	j := &job{node: n, spec: s, phase: Prepared, running: make(map[int]bool), ready: make(chan struct{})}
+	defer close(j.ready)
+	for _, r := range t.Ranks {
+		j.running[r.Rank] = true
+	}
+	if err := n.claim(j); err != nil {
+		return fmt.Errorf("job %d: %w", s.Job, err)
+	}
+	if j.container, err = task.New(ctx, n.host, t, j); err != nil {
+		n.remove(s.Job)
+		return fmt.Errorf("job %d: %w", s.Job, err)
+	}
+	if err := n.keepJob(j); err != nil {
+		return errors.Join(err, j.end())
+	}
+	j.extensions = n.extensions.Open(s.Job, t.Memory/stateShare)
+	if j.messages, err = n.messages.Open(j.messageConfig()); err != nil {
+		return errors.Join(err, j.end())
+	}
+	return nil
+}
+
+// stateShare is which part of its memory a job may have again for the state of its extensions and for its regions, in the
+// node kernel.
+const stateShare = 4
+
+// messageConfig describes the job to the engine that carries its messages.
+func (j *job) messageConfig() message.JobConfig {
+	c := message.JobConfig{
+		Job: j.spec.Job, Secret: j.spec.Secret, Set: j.extensions, Keeper: j.container, InitTimeout: j.spec.InitTimeout,
+	}
+	for _, p := range j.spec.Places {
+		c.Nodes = append(c.Nodes, p.Node)
+		if p.Node == fabric.Node(j.node.config.Boot.Node) {
+			c.Local = append(c.Local, p.Rank)
+		}
+	}
+	for _, m := range j.spec.Members {
+		c.Members = append(c.Members, m.Node)
+	}
+	return c
+}
+
+// taskSpec works out what a job's processes on this node get.
+func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
+	words, err := json.Marshal(s)
+	if err != nil {
+		return task.Spec{}, err
+	}
+	uid := firstUID + int(s.Job%uidCount)
+	t := task.Spec{
+		Job: s.Job, Hostname: n.config.Boot.Hostname(), UID: uid, GID: uid, User: s.User,
+		Path: s.Path, Argv: s.Argv, Env: s.Env, Dir: s.Dir, Umask: s.Umask,
+		Pids: s.Pids, Rlimits: n.host.Cgroups == nil, Words: words,
+	}
+	if t.Pids == 0 {
+		t.Pids = DefaultPids
+	}
+	for _, p := range s.Places {
+		if p.Node != fabric.Node(n.config.Boot.Node) {
+			continue
+		}
+		if p.Core < 1 || p.Core >= len(n.cores) {
+			return t, fmt.Errorf("there is no application core %d", p.Core)
+		}
+		t.Ranks = append(t.Ranks, task.Rank{
+			Rank:  p.Rank,
+			Cores: []int{n.cores[p.Core].CPU},
+			Env:   rankEnv(s, p, len(t.Ranks)),
+			Stdin: s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
+		})
+	}
+	if len(t.Ranks) == 0 {
+		return t, fmt.Errorf("no rank of it is for this node")
+	}
+	t.Memory = s.Memory
+	if t.Memory == 0 {
+		t.Memory = n.info.Memory * int64(len(t.Ranks)) / int64(len(n.info.Cores))
+	}
+	if t.Memory > n.info.Memory {
+		return t, fmt.Errorf("%w: %d MiB asked for, the node has %d MiB for jobs", ErrRoom, t.Memory>>20, n.info.Memory>>20)
+	}
+	t.RAMDisk = t.Memory / 4 * 3
+	if s.Files > t.RAMDisk {
+		return t, fmt.Errorf("%w: the files need %d MiB, the job's RAM disk has %d MiB here (three quarters of its memory)",
+			ErrRoom, (s.Files+1<<20-1)>>20, t.RAMDisk>>20)
+	}
+	return t, nil
+}
+
+// rankEnv is what a rank's environment says about its place in the job.
+func rankEnv(s JobSpec, p Place, local int) []string {
+	return []string{
+		fmt.Sprintf("%s=%d", wire.EnvJob, s.Job),
+		fmt.Sprintf("%s=%d", wire.EnvRank, p.Rank),
+		fmt.Sprintf("%s=%d", wire.EnvSize, len(s.Places)),
+		fmt.Sprintf("%s=%d", wire.EnvNode, p.Node),
+		fmt.Sprintf("MARGAY_CORE=%d", p.Core),
+		fmt.Sprintf("MARGAY_LOCAL_RANK=%d", local),
+		fmt.Sprintf("%s=%d", wire.EnvFD, wire.FD),
+	}
+}
+
+// claim enters a job in the table if its cores are free.
+func (n *Node) claim(j *job) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.jobs[j.spec.Job] != nil {
+		return fmt.Errorf("%w: it is here already", ErrPhase)
+	}
+	taken := make(map[int]uint32)
+	for number, other := range n.jobs {
+		for _, core := range other.cores() {
+			taken[core] = number
+		}
+	}
+	for _, core := range j.cores() {
+		if by, ok := taken[core]; ok {
+			return fmt.Errorf("core %d: %w: job %d has it", core, ErrBusy, by)
+		}
+	}
+	n.jobs[j.spec.Job] = j
+	return nil
+}
+
+// cores are the node's cores that the job has.
+func (j *job) cores() []int {
+	var cores []int
+	for _, p := range j.spec.Places {
+		if p.Node == fabric.Node(j.node.config.Boot.Node) {
+			cores = append(cores, p.Core)
+		}
+	}
+	return cores
+}
+
+func (n *Node) remove(number uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.jobs, number)
+}
+
+// jobItem is the name under which PID 1 keeps the link to a job's init.
+func jobItem(number uint32) string { return fmt.Sprintf("job/%d", number) }
+
+// keepJob leaves the link to the job's init with PID 1.
+func (n *Node) keepJob(j *job) error {
+	item, err := j.container.Kept(jobItem(j.spec.Job))
+	if err != nil {
+		return err
+	}
+	defer item.Files[0].Close()
+	return keep.Keep(n.config.Link, item)
+}
+
+// adoptJob takes over a job that an earlier node kernel left. One that it had not started yet is ended, since what it waited
+// for is lost.
+func (n *Node) adoptJob(item *keep.Item) error {
+	ctx, cancel := context.WithTimeout(context.Background(), adoptTimeout)
+	defer cancel()
+	c, items, err := task.Adopt(ctx, n.host, item)
+	if err != nil {
+		return errors.Join(err, keep.Drop(n.config.Link, item.Name))
+	}
+	j := &job{node: n, container: c, phase: Running, running: make(map[int]bool), ready: make(chan struct{})}
+	defer close(j.ready)
+	if err := json.Unmarshal(c.Spec().Words, &j.spec); err != nil {
+		c.Follow(j)
+		return errors.Join(fmt.Errorf("adopt %s: %w", item.Name, err), j.end())
+	}
+	n.mu.Lock()
+	for _, r := range c.Adopted().Running {
+		j.running[r] = true
+	}
+	n.jobs[j.spec.Job] = j
+	n.mu.Unlock()
+	if !c.Adopted().Started {
+		n.config.Log("job %d had not been started, ending it", j.spec.Job)
+		c.Follow(j)
+		return j.end()
+	}
+	j.extensions = n.extensions.Open(j.spec.Job, c.Spec().Memory/stateShare)
+	if j.messages, err = n.messages.Adopt(j.messageConfig(), items); err != nil {
+		c.Follow(j)
+		return errors.Join(err, j.end())
+	}
+	for _, r := range c.Spec().Ranks {
+		if !j.running[r.Rank] {
+			j.messages.Ended(r.Rank)
+		}
+	}
+	c.Follow(j)
+	n.config.Log("adopted job %d", j.spec.Job)
+	return nil
+}
+
+func (j *job) start(ctx context.Context) error {
+	j.node.mu.Lock()
+	if j.phase != Prepared {
+		j.node.mu.Unlock()
+		return fmt.Errorf("start job %d: %w", j.spec.Job, ErrPhase)
+	}
+	j.phase = Running
+	j.node.mu.Unlock()
+	return j.container.Start(ctx)
+}
+
+// forget ends the job as soon as it has been prepared.
+func (j *job) forget() error {
+	<-j.ready
+	if j.container == nil {
+		return nil // that has failed
+	}
+	return j.end()
+}
+
+// end ends the job and cleans up, once.
+func (j *job) end() error {
+	j.forgetting.Do(func() {
+		j.node.mu.Lock()
+		j.phase = Ending
+		j.node.mu.Unlock()
+		err := j.container.End()
+		if j.messages != nil {
+			j.messages.Close()
+		}
+		if j.extensions != nil {
+			err = errors.Join(err, j.extensions.Close())
+		}
+		j.forgotten = errors.Join(err, keep.Drop(j.node.config.Link, jobItem(j.spec.Job)))
+		j.node.remove(j.spec.Job)
+	})
+	return j.forgotten
+}
+
+// Record implements task.Handler.
+func (j *job) Record(r task.Record) {
+	if r.Stream == task.Exit {
+		j.node.mu.Lock()
+		delete(j.running, r.Rank)
+		if len(j.running) == 0 && j.phase == Running {
+			j.phase = Ended
+		}
+		j.node.mu.Unlock()
+		j.messages.Ended(r.Rank)
+	}
+	j.node.config.Sink.Record(j.spec.Job, r)
+}
+
+// InputTaken implements task.Handler.
+func (j *job) InputTaken(rank int, position uint64) {
+	j.node.config.Sink.InputTaken(j.spec.Job, rank, position)
+}
+
+// Gone implements task.Handler.
+func (j *job) Gone() {
+	j.node.mu.Lock()
+	running := j.phase == Running
+	j.node.mu.Unlock()
+	if running {
+		j.node.config.Sink.Fault(j.spec.Job, fmt.Errorf("the job's processes were ended from outside: %w", task.ErrGone))
+	}
+}
+
+var _ task.Handler = (*job)(nil)

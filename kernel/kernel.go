@@ -1,0 +1,384 @@
+// Package kernel is the node kernel: it owns one node of a machine, gives its application cores to processes, carries their
+// messages and runs their extensions. Who asks it to do so, and who is told what happens, is the caller's (Sink): the node
+// kernel knows no control protocol.
+//
+// Locks: Node.mu guards the table of jobs and what each job's cores are; it is not held while a container is asked anything.
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+	"margay/kernel/cgroup"
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+	"margay/kernel/hardware"
+	"margay/kernel/keep"
+	"margay/kernel/link"
+	"margay/kernel/message"
+	"margay/kernel/pid1"
+	"margay/kernel/task"
+	"margay/nimble/engine"
+)
+
+// cgroupRoot is where a node that has its kernel to itself finds its control groups.
+const cgroupRoot = "/sys/fs/cgroup"
+
+// reserve is what a node keeps for itself when it says how much memory jobs can have, in bytes.
+const reserve = 24 << 20
+
+// adoptTimeout bounds how long the adoption of one job may take.
+const adoptTimeout = 10 * time.Second
+
+// Errors of requests.
+var (
+	ErrNoJob = errors.New("no such job on this node")
+	ErrBusy  = errors.New("core is not free")
+	ErrPhase = errors.New("the job is not in the right state for that")
+	ErrRoom  = errors.New("not enough memory")
+)
+
+// Sink is told what happens in jobs. Its methods are called from several goroutines, one at a time for each job, and must
+// return soon.
+type Sink interface {
+	// Record hands over a job's next record; one that was not acknowledged may come again.
+	Record(job uint32, r task.Record)
+	// InputTaken tells how much of its standard input a rank has taken, in bytes.
+	InputTaken(job uint32, rank int, position uint64)
+	// Fault tells that a job cannot go on as it should.
+	Fault(job uint32, err error)
+}
+
+// Config is what a node kernel needs.
+type Config struct {
+	Boot    boot.Config
+	Program []string      // command that becomes a job init
+	Engine  engine.Engine // that runs extensions
+	Link    *link.Conn
+	Sink    Sink
+	Log     func(format string, args ...any)
+}
+
+// Node is the node kernel of one node. It is safe for concurrent use.
+type Node struct {
+	config Config
+	cores  []hardware.Core // all, the system's first
+	info   Info
+	host   task.Host
+
+	messages   *message.Engine
+	extensions *extension.Manager
+
+	mu   sync.Mutex
+	jobs map[uint32]*job
+}
+
+// Info is what a node found out about itself.
+type Info struct {
+	Kernel string          // release of the Linux kernel
+	Cores  []hardware.Core // for applications
+	Memory int64           // bytes for jobs
+	Limits string          // what bounds a job: "cgroup" or "rlimit"
+	Lacks  []string        // what jobs will miss here, and why
+}
+
+// New takes possession of the node.
+func New(c Config) (*Node, error) {
+	n := &Node{config: c, jobs: make(map[uint32]*job)}
+	n.host = task.Host{Program: c.Program, Log: c.Log}
+	if err := n.findCores(); err != nil {
+		return nil, err
+	}
+	if err := n.findMemory(); err != nil {
+		return nil, err
+	}
+	n.findLimits()
+	n.info.Kernel = release()
+	var err error
+	if n.extensions, err = extension.NewManager(c.Engine, len(n.cores), c.Log); err != nil {
+		return nil, err
+	}
+	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault})
+	return n, nil
+}
+
+// Join makes the node a member of the fabric, and tells the transport where the nodes of adopted jobs are. The transport's
+// frames and breaks go to Frame and Broken.
+func (n *Node) Join(t fabric.Transport) {
+	n.mu.Lock()
+	for _, j := range n.jobs {
+		for _, m := range j.spec.Members {
+			t.Meet(m.Node, m.Address)
+		}
+	}
+	n.mu.Unlock()
+	n.messages.Connect(t)
+}
+
+// Frame takes a frame from another node (fabric.Handler).
+func (n *Node) Frame(from fabric.Node, frame []byte) { n.messages.Frame(from, frame) }
+
+// Broken tells that a connection to another node broke (fabric.Handler).
+func (n *Node) Broken(node fabric.Node) { n.messages.Broken(node) }
+
+// Extensions describes the extensions of all jobs on the node, those that were removed last.
+func (n *Node) Extensions() []extension.Info { return n.extensions.List() }
+
+// InsertExtension puts an extension into a slot of a job.
+func (n *Node) InsertExtension(job uint32, r extension.Request) (handle uint32, err error) {
+	j, err := n.get(job)
+	if err != nil {
+		return 0, err
+	}
+	return j.messages.Insert(r)
+}
+
+// RemoveExtension takes an extension out of its slot, whichever job it belongs to.
+func (n *Node) RemoveExtension(handle uint32, by string) error {
+	return n.extensions.Remove(handle, by)
+}
+
+func (n *Node) findCores() (err error) {
+	if n.config.Boot.Substrate == "hosted" {
+		apart := n.config.Boot.Cores + 1
+		n.cores, err = hardware.Slots(n.config.Boot.Cores, int(n.config.Boot.Node)*apart)
+	} else {
+		n.cores, err = hardware.Own()
+	}
+	if err != nil {
+		return err
+	}
+	n.info.Cores = n.cores[1:]
+	if !n.cores[0].Shared {
+		return hardware.Confine([]int{n.cores[0].CPU})
+	}
+	return nil
+}
+
+func (n *Node) findMemory() error {
+	n.info.Memory = n.config.Boot.Memory
+	if n.info.Memory > 0 {
+		return nil
+	}
+	free, err := hardware.FreeMemory()
+	n.info.Memory = max(0, free-reserve)
+	return err
+}
+
+// findLimits finds out by what means jobs can be bounded here.
+func (n *Node) findLimits() {
+	n.info.Limits = "cgroup"
+	n.info.Lacks = append(n.info.Lacks, n.config.Boot.Lacks...)
+	var err error
+	if n.config.Boot.Substrate == "hosted" {
+		// The host's control groups are the host's to give away.
+		err = cgroup.ErrUnavailable
+	} else {
+		n.host.Cgroups, err = cgroup.Open(cgroupRoot, os.Getppid())
+	}
+	if err != nil {
+		n.host.Cgroups = nil
+		n.info.Limits = "rlimit"
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("memory and process limits of whole jobs: %v; each process has resource limits", err))
+	}
+	n.host.UserNS = singleUser()
+}
+
+// singleUser reports whether this process is in a user namespace that knows one user id only.
+func singleUser() bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	var inside, outside, count uint32
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &inside, &outside, &count)
+	}
+	return err == nil && count == 1
+}
+
+func release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// Info returns what the node found out about itself.
+func (n *Node) Info() Info { return n.info }
+
+// Adopt takes over what an earlier node kernel has left with PID 1: its jobs, and its listening socket, which is returned
+// when there is one. It is to be called once, before anything else is asked of the node.
+func (n *Node) Adopt() (listener *os.File, err error) {
+	n.config.Link.SetDeadline(time.Now().Add(adoptTimeout))
+	defer n.config.Link.SetDeadline(time.Time{})
+	if err := n.config.Link.Send(link.New(pid1.Resync, nil)); err != nil {
+		return nil, err
+	}
+	for {
+		m, err := n.config.Link.Recv()
+		if err != nil {
+			return listener, err
+		}
+		item, done, err := keep.Replayed(m)
+		switch {
+		case err != nil:
+			return listener, err
+		case done:
+			return listener, nil
+		case item == nil:
+			m.CloseFiles()
+		case item.Name == keptListener && len(item.Files) == 1:
+			listener = item.Files[0]
+		default:
+			if err := n.adoptJob(item); err != nil {
+				n.config.Log("%v", err)
+			}
+		}
+	}
+}
+
+// keptListener is the name under which PID 1 keeps the listening socket of the fabric.
+const keptListener = "listener"
+
+// KeepListener leaves the fabric's listening socket with PID 1.
+func (n *Node) KeepListener(f *os.File) error {
+	return keep.Keep(n.config.Link, keep.Item{Name: keptListener, Files: []*os.File{f}})
+}
+
+// PowerOff has PID 1 turn the node off.
+func (n *Node) PowerOff() error { return n.config.Link.Send(link.New(pid1.PowerOff, nil)) }
+
+// Noise counts for d what interrupts each application core.
+func (n *Node) Noise(ctx context.Context, d time.Duration) ([]CoreNoise, error) {
+	before, err := hardware.ReadInterrupts()
+	if err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	after, err := hardware.ReadInterrupts()
+	if err != nil {
+		return nil, err
+	}
+	elapsed := time.Since(started)
+	noise := make([]CoreNoise, len(n.info.Cores))
+	for i, c := range n.info.Cores {
+		noise[i] = CoreNoise{Core: c.ID, Elapsed: elapsed}
+		noise[i].Interrupts, noise[i].Rows = after.Since(before, c.CPU)
+	}
+	return noise, nil
+}
+
+// CoreNoise is what interrupted a core in some time.
+type CoreNoise struct {
+	Core       int
+	Interrupts uint64 // sum over all rows of /proc/interrupts
+	Elapsed    time.Duration
+	Rows       []hardware.Row
+}
+
+// get finds a job that has been prepared.
+func (n *Node) get(number uint32) (*job, error) {
+	j := n.find(number)
+	if j == nil {
+		return nil, fmt.Errorf("job %d: %w", number, ErrNoJob)
+	}
+	select {
+	case <-j.ready:
+		return j, nil
+	default:
+		return nil, fmt.Errorf("job %d: %w", number, ErrPhase)
+	}
+}
+
+// find finds a job, nil when there is none.
+func (n *Node) find(number uint32) *job {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.jobs[number]
+}
+
+// Load unpacks a job's files from r, a zstd-compressed tar archive.
+func (n *Node) Load(ctx context.Context, number uint32, r io.Reader) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.container.Unpack(ctx, r)
+}
+
+// Start runs a job's ranks.
+func (n *Node) Start(ctx context.Context, number uint32) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.start(ctx)
+}
+
+// Signal sends a signal to one rank of a job, or to task.AllRanks.
+func (n *Node) Signal(number uint32, rank int, sig syscall.Signal) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.container.Signal(rank, sig)
+}
+
+// Input gives a rank a piece of its standard input (task.Container.Input).
+func (n *Node) Input(number uint32, rank int, offset uint64, data []byte, eof bool) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.container.Input(rank, offset, data, eof)
+}
+
+// Ack lets go of a job's records up to seq.
+func (n *Node) Ack(number uint32, seq uint64) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.container.Ack(seq)
+}
+
+// Rewind has everything of a job told again that was not acknowledged.
+func (n *Node) Rewind(number uint32) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.container.Rewind()
+}
+
+// Forget ends a job if it still runs and waits until nothing of it is left on the node.
+func (n *Node) Forget(number uint32) error {
+	if j := n.find(number); j != nil {
+		return j.forget()
+	}
+	return nil // it is gone already
+}
+
+// Jobs lists the jobs that the node has.
+func (n *Node) Jobs() []JobInfo {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	infos := make([]JobInfo, 0, len(n.jobs))
+	for number, j := range n.jobs {
+		infos = append(infos, JobInfo{Job: number, Phase: j.phase})
+	}
+	return infos
+}

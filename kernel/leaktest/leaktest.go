@@ -1,0 +1,38 @@
+// Package leaktest finds out whether tests leave anything behind.
+package leaktest
+
+import (
+	"os"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// patience is how long what ends by itself may take to do so.
+const patience = 10 * time.Second
+
+// Check has the test fail when, at its end, there are more goroutines or descriptors than now.
+func Check(t testing.TB) {
+	t.Helper()
+	goroutines, files := runtime.NumGoroutine(), Descriptors(t)
+	t.Cleanup(func() {
+		deadline := time.Now().Add(patience)
+		for ; runtime.NumGoroutine() > goroutines || Descriptors(t) > files; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				buf := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines and %d descriptors before, %d and %d after:\n%s", goroutines, files,
+					runtime.NumGoroutine(), Descriptors(t), buf[:runtime.Stack(buf, true)])
+			}
+		}
+	})
+}
+
+// Descriptors counts the open ones of this process.
+func Descriptors(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}

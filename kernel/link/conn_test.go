@@ -1,0 +1,287 @@
+package link
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// bound lets nothing take longer than a while.
+func bound(t *testing.T, conns ...*Conn) {
+	t.Helper()
+	for _, c := range conns {
+		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// descriptors counts the open ones of this process.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// What is no end of a link is refused, and closed.
+func TestNewConnRefuses(t *testing.T) {
+	before := descriptors(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fds[1])
+	for name, f := range map[string]*os.File{"a pipe": r, "a stream": os.NewFile(uintptr(fds[0]), "stream")} {
+		if c, err := NewConn(f); err == nil || !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s was taken: %v, %v", name, c, err)
+		}
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// A packet that is no message is an error, its descriptors are closed, and the next message is read as usual.
+func TestGarbage(t *testing.T) {
+	huge := make([]byte, maxPacket+1)
+	for name, packet := range map[string][]byte{
+		"one byte":           {1},
+		"no header":          {0, 0, 0, 0},
+		"header of text":     append([]byte{4, 0, 0, 0}, "text"...),
+		"header of a list":   append([]byte{2, 0, 0, 0}, "[]"...),
+		"header too long":    {255, 255, 255, 255, '{', '}'},
+		"packet too long":    huge,
+		"kind that is a map": append([]byte{8, 0, 0, 0}, `{"k":{}}`...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t)
+			bound(t, a, b)
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			rights := unix.UnixRights(int(w.Fd()), int(w.Fd()))
+			var serr error
+			if err := a.raw.Write(func(fd uintptr) bool {
+				serr = unix.Sendmsg(int(fd), packet, rights, nil, 0)
+				return serr != unix.EAGAIN
+			}); err != nil || serr != nil {
+				t.Fatal(err, serr)
+			}
+			w.Close()
+			if m, err := b.Recv(); err == nil || err == io.EOF {
+				t.Errorf("it was taken as %+v, %v", m, err)
+			}
+			r.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if _, err := r.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("its descriptors are open: %v", err)
+			}
+			if err := a.Send(New("next", nil)); err != nil {
+				t.Fatal(err)
+			}
+			if m, err := b.Recv(); err != nil || m.Kind != "next" {
+				t.Errorf("the next message: %+v, %v", m, err)
+			}
+		})
+	}
+}
+
+// More descriptors than a message carries come from nobody who uses this package; they are closed.
+func TestTooManyFiles(t *testing.T) {
+	a, b := pair(t)
+	bound(t, a, b)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	m := Message{Kind: "files"}
+	for range maxFiles + 1 {
+		m.Files = append(m.Files, w)
+	}
+	if err := a.Send(m); err == nil {
+		t.Error("too many descriptors were sent")
+	}
+	packet, err := encode(Message{Kind: "files"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds := make([]int, maxFiles+1)
+	for i := range fds {
+		fds[i] = int(w.Fd())
+	}
+	if err := a.raw.Control(func(fd uintptr) { err = unix.Sendmsg(int(fd), packet, unix.UnixRights(fds...), nil, 0) }); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if m, err := b.Recv(); err == nil {
+		t.Errorf("%d descriptors came", len(m.Files))
+	}
+	r.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("descriptors are open: %v", err)
+	}
+}
+
+func TestTooLongParameters(t *testing.T) {
+	a, b := pair(t)
+	bound(t, a, b)
+	long := strings.Repeat("x", maxPacket)
+	if err := a.Send(New("long", long)); err == nil {
+		t.Error("parameters over the limit were sent")
+	}
+	if err := a.Send(Message{Kind: "bad", Body: json.RawMessage("{")}); err == nil {
+		t.Error("half a body was sent")
+	}
+	if err := a.Send(New("fits", long[:32<<10])); err != nil {
+		t.Fatal(err)
+	}
+	m, err := b.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	if err := m.Decode(&got); err != nil || got != long[:32<<10] {
+		t.Errorf("%d bytes came, %v", len(got), err)
+	}
+	var number int
+	if err := m.Decode(&number); err == nil || !strings.Contains(err.Error(), `"fits"`) {
+		t.Errorf("text was read as a number: %v", err)
+	}
+}
+
+// A body that cannot be encoded is a fault of the program.
+func TestNewPanics(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a channel was encoded")
+		}
+	}()
+	New("kind", make(chan int))
+}
+
+// Close wakes who waits on this end, and Send and Recv say why they fail.
+func TestCloseWakes(t *testing.T) {
+	a, b := pair(t)
+	errs := make(chan error, 2)
+	go func() {
+		_, err := a.Recv()
+		errs <- err
+	}()
+	go func() {
+		var err error
+		for err == nil { // until the socket is full
+			err = a.Send(Message{Kind: "x", Payload: make([]byte, MaxPayload)})
+		}
+		errs <- err
+	}()
+	time.Sleep(10 * time.Millisecond) // both are likely to wait by now
+	a.Close()
+	for range 2 {
+		select {
+		case err := <-errs:
+			if !errors.Is(err, os.ErrClosed) {
+				t.Errorf("who waited was told %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("somebody waits for ever")
+		}
+	}
+	if _, err := a.Dup(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Dup after Close: %v", err)
+	}
+	if err := b.Send(New("x", nil)); !errors.Is(err, unix.EPIPE) {
+		t.Errorf("Send to nobody: %v", err)
+	}
+}
+
+func TestWriteDeadline(t *testing.T) {
+	a, b := pair(t)
+	if err := a.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	var err error
+	for ; err == nil; sent++ {
+		err = a.Send(Message{Kind: fmt.Sprint(sent), Payload: make([]byte, MaxPayload)})
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a full socket: %v", err)
+	}
+	// What was sent before is whole.
+	b.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for i := range sent - 1 {
+		if m, err := b.Recv(); err != nil || m.Kind != fmt.Sprint(i) || len(m.Payload) != MaxPayload {
+			t.Fatalf("message %d came as %q with %d bytes, %v", i, m.Kind, len(m.Payload), err)
+		}
+	}
+}
+
+// Messages of many senders stay whole, each sender's in their order, also when the receiver is another one in between.
+func TestManySenders(t *testing.T) {
+	const senders, each = 4, 500
+	a, b := pair(t)
+	bound(t, a, b)
+	var all sync.WaitGroup
+	for s := range senders {
+		all.Go(func() {
+			for i := range each {
+				m := New(fmt.Sprint(s), i)
+				m.Payload = bytes.Repeat([]byte{byte(s)}, 1+i%1000)
+				if err := a.Send(m); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	next := make(map[string]int)
+	for n := range senders * each {
+		if n == senders*each/2 { // the receiver dies, its successor has a copy of its end
+			f, err := b.Dup()
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Close()
+			if b, err = NewConn(f); err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			bound(t, b)
+		}
+		m, err := b.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var i int
+		if err := m.Decode(&i); err != nil || i != next[m.Kind] {
+			t.Fatalf("sender %s: message %d, %v; expected %d", m.Kind, i, err, next[m.Kind])
+		}
+		if len(m.Payload) != 1+i%1000 || fmt.Sprint(m.Payload[0]) != m.Kind {
+			t.Fatalf("sender %s: message %d has %d bytes of %d", m.Kind, i, len(m.Payload), m.Payload[0])
+		}
+		next[m.Kind]++
+	}
+	all.Wait()
+}

@@ -1,0 +1,284 @@
+// Package link is the conversation between a parent and the child it must be able to lose: PID 1 and the node kernel, the
+// node kernel and a job init. It runs over one AF_UNIX SOCK_SEQPACKET pair.
+//
+// A packet is a message: a 4-byte little-endian length, that many bytes of JSON header, then raw payload; file descriptors
+// travel beside it. Because the kernel keeps packets whole, a reader that dies never leaves half a message behind, and its
+// successor, handed the same socket, continues with the next one. Both ends are this same program, so the format has no
+// version of its own.
+//
+// A Conn may be used by one receiver and any number of senders at the same time.
+package link
+
+import (
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxPayload is the largest payload of one message, in bytes. It keeps a packet below the default socket buffer.
+const MaxPayload = 128 << 10
+
+// maxFiles is the most file descriptors that one message carries (the kernel's own limit is 253).
+const maxFiles = 64
+
+const maxPacket = MaxPayload + 64<<10
+
+// Message is one packet.
+type Message struct {
+	Kind    string          // what the message asks or tells
+	Body    json.RawMessage // its parameters, nil when it has none
+	Payload []byte          // bulk bytes, at most MaxPayload
+	Files   []*os.File      // descriptors that travel with it; the receiver owns its copies
+}
+
+type header struct {
+	Kind string          `json:"k"`
+	Body json.RawMessage `json:"b,omitempty"`
+}
+
+// New makes a message of the given kind with body as its parameters (nil for none). It panics when body cannot be encoded,
+// which is a fault of the program: bodies are its own plain structs.
+func New(kind string, body any) Message {
+	m := Message{Kind: kind}
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			panic(fmt.Sprintf("link: body of %q: %v", kind, err))
+		}
+		m.Body = b
+	}
+	return m
+}
+
+// Decode reads the message's parameters into v.
+func (m Message) Decode(v any) error {
+	if err := json.Unmarshal(m.Body, v); err != nil {
+		return fmt.Errorf("link: parameters of %q: %w", m.Kind, err)
+	}
+	return nil
+}
+
+// CloseFiles closes the descriptors that came with a message nobody wants.
+func (m Message) CloseFiles() {
+	for _, f := range m.Files {
+		f.Close()
+	}
+}
+
+// Conn is one end of a link.
+type Conn struct {
+	file   *os.File
+	raw    syscall.RawConn
+	closed atomic.Bool
+
+	recvMu sync.Mutex // one receiver at a time; guards buf and oob
+	buf    []byte
+	oob    []byte
+}
+
+// Pair makes both ends of a link: one to keep, and one as a file to hand to a child process.
+func Pair() (*Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("link: make socket pair: %w", err)
+	}
+	far := os.NewFile(uintptr(fds[1]), "link")
+	near, err := NewConn(os.NewFile(uintptr(fds[0]), "link"))
+	if err != nil {
+		far.Close()
+		return nil, nil, err
+	}
+	return near, far, nil
+}
+
+// NewConn takes over f, one end of a link that was inherited or received. On an error f is closed.
+func NewConn(f *os.File) (*Conn, error) {
+	if kind, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
+		f.Close()
+		return nil, fmt.Errorf("link: descriptor is no SOCK_SEQPACKET socket (type %d): %w", kind, errors.Join(err, unix.EINVAL))
+	}
+	// Only a descriptor that is non-blocking when os.NewFile sees it can have deadlines.
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	f.Close()
+	if err != nil {
+		return nil, fmt.Errorf("link: duplicate descriptor: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("link: make non-blocking: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "link")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	return &Conn{file: file, raw: raw}, nil
+}
+
+// Dup returns another descriptor of this end, to be kept by someone else while this Conn is closed or its process dies.
+func (c *Conn) Dup() (*os.File, error) {
+	var dup int
+	var derr error
+	err := c.raw.Control(func(fd uintptr) { dup, derr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = cmp.Or(c.reason(err), derr); err != nil {
+		return nil, fmt.Errorf("link: duplicate descriptor: %w", err)
+	}
+	return os.NewFile(uintptr(dup), "link"), nil
+}
+
+// Send sends m, waiting while the socket is full, at most until the write deadline. The files stay the caller's.
+func (c *Conn) Send(m Message) error {
+	packet, err := encode(m)
+	if err != nil {
+		return err
+	}
+	var rights []byte
+	if len(m.Files) > 0 {
+		fds := make([]int, len(m.Files))
+		for i, f := range m.Files {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	var serr error
+	err = c.raw.Write(func(fd uintptr) bool {
+		serr = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_NOSIGNAL)
+		return serr != unix.EAGAIN
+	})
+	if err = cmp.Or(c.reason(err), serr); err != nil {
+		return fmt.Errorf("link: send %q: %w", m.Kind, err)
+	}
+	return nil
+}
+
+// Recv waits for the next message, at most until the read deadline. It returns io.EOF when every copy of the other end is
+// closed. The payload is the caller's to keep.
+func (c *Conn) Recv() (Message, error) {
+	c.recvMu.Lock()
+	defer c.recvMu.Unlock()
+	if c.buf == nil {
+		c.buf = make([]byte, maxPacket)
+		c.oob = make([]byte, unix.CmsgSpace(maxFiles*4))
+	}
+	var n, oobn, flags int
+	var rerr error
+	err := c.raw.Read(func(fd uintptr) bool {
+		n, oobn, flags, _, rerr = unix.Recvmsg(int(fd), c.buf, c.oob, unix.MSG_CMSG_CLOEXEC)
+		return rerr != unix.EAGAIN
+	})
+	if err = cmp.Or(c.reason(err), rerr); err != nil {
+		return Message{}, fmt.Errorf("link: receive: %w", err)
+	}
+	files, err := files(c.oob[:oobn])
+	if err != nil {
+		return Message{}, err
+	}
+	if n == 0 && len(files) == 0 {
+		return Message{}, io.EOF
+	}
+	m, err := decode(c.buf[:n])
+	m.Files = files
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = errors.New("link: received message was cut off")
+	}
+	if err != nil {
+		m.CloseFiles()
+		return Message{}, err
+	}
+	return m, nil
+}
+
+// SetDeadline bounds every later Send and Recv; the zero time removes the bound.
+func (c *Conn) SetDeadline(t time.Time) error { return c.file.SetDeadline(t) }
+
+// SetReadDeadline bounds every later Recv.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.file.SetReadDeadline(t) }
+
+// SetWriteDeadline bounds every later Send.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.file.SetWriteDeadline(t) }
+
+// Close closes this end. A Recv or Send under way returns with os.ErrClosed.
+func (c *Conn) Close() error {
+	c.closed.Store(true)
+	return c.file.Close()
+}
+
+// reason returns err of raw, which does not know os.ErrClosed.
+func (c *Conn) reason(err error) error {
+	if err != nil && c.closed.Load() {
+		return os.ErrClosed
+	}
+	return err
+}
+
+func encode(m Message) ([]byte, error) {
+	if len(m.Payload) > MaxPayload {
+		return nil, fmt.Errorf("link: payload of %q is %d bytes, at most %d fit", m.Kind, len(m.Payload), MaxPayload)
+	}
+	if len(m.Files) > maxFiles {
+		return nil, fmt.Errorf("link: %q carries %d descriptors, at most %d fit", m.Kind, len(m.Files), maxFiles)
+	}
+	head, err := json.Marshal(header{Kind: m.Kind, Body: m.Body})
+	if err != nil {
+		return nil, fmt.Errorf("link: header of %q: %w", m.Kind, err)
+	}
+	if 4+len(head)+len(m.Payload) > maxPacket {
+		return nil, fmt.Errorf("link: parameters of %q are %d bytes, too many", m.Kind, len(m.Body))
+	}
+	packet := make([]byte, 4, 4+len(head)+len(m.Payload))
+	binary.LittleEndian.PutUint32(packet, uint32(len(head)))
+	packet = append(packet, head...)
+	return append(packet, m.Payload...), nil
+}
+
+func decode(packet []byte) (Message, error) {
+	if len(packet) < 4 {
+		return Message{}, fmt.Errorf("link: packet of %d bytes has no header", len(packet))
+	}
+	n := binary.LittleEndian.Uint32(packet)
+	rest := packet[4:]
+	if uint64(n) > uint64(len(rest)) {
+		return Message{}, fmt.Errorf("link: header of %d bytes in a packet of %d", n, len(packet))
+	}
+	var h header
+	if err := json.Unmarshal(rest[:n], &h); err != nil {
+		return Message{}, fmt.Errorf("link: header: %w", err)
+	}
+	m := Message{Kind: h.Kind, Body: h.Body}
+	if p := rest[n:]; len(p) > 0 {
+		m.Payload = append([]byte(nil), p...)
+	}
+	return m, nil
+}
+
+func files(oob []byte) ([]*os.File, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("link: control message: %w", err)
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue // credentials and the like: not ours to keep
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return files, nil
+}

@@ -1,0 +1,98 @@
+package message
+
+import "math"
+
+// parent returns the place of this node's parent in the job's tree, -1 for the root.
+func (j *Job) parent() int {
+	if j.self == 0 {
+		return -1
+	}
+	return (j.self - 1) / 2
+}
+
+// children returns the places of this node's children in the job's tree.
+func (j *Job) children() []int {
+	var c []int
+	for at := 2*j.self + 1; at <= 2*j.self+2 && at < len(j.config.Members); at++ {
+		c = append(c, at)
+	}
+	return c
+}
+
+// childArrived notes that the subtree of a child has entered so many barriers.
+func (j *Job) childArrived(member int, number uint64) {
+	j.mu.Lock()
+	for i, child := range j.children() {
+		if child == member {
+			j.ledger.arrived[i] = max(j.ledger.arrived[i], number)
+		}
+	}
+	j.mu.Unlock()
+	j.barrier()
+}
+
+// barrier finds out whether this node's subtree has entered another barrier, and tells the parent, or everybody.
+func (j *Job) barrier() {
+	j.mu.Lock()
+	arrived := uint64(math.MaxUint64)
+	for _, r := range j.local {
+		entered, err := r.entered(*j.ledger.released)
+		if err != nil {
+			j.mu.Unlock()
+			j.fault("rank %d on node%d: %v", r.number, j.engine.config.Self, err)
+			return
+		}
+		arrived = min(arrived, entered)
+		j.missing(r, entered)
+	}
+	for i := range j.children() {
+		arrived = min(arrived, j.ledger.arrived[i])
+	}
+	news := arrived > *j.ledger.told
+	if news {
+		*j.ledger.told = arrived
+	}
+	j.mu.Unlock()
+	switch {
+	case !news:
+	case j.parent() < 0:
+		j.complete(arrived)
+	default:
+		j.send(j.parent(), j.newFrame(kindArrived, arrived))
+	}
+}
+
+// missing faults the job when a rank waits in a barrier for one that has ended. The caller holds Job.mu.
+func (j *Job) missing(r *rank, entered uint64) {
+	for other, had := range j.ended {
+		if entered > had && int(other) != r.number {
+			j.fault("rank %d on node%d has ended, but rank %d on node%d waits for it in a barrier",
+				other, j.config.Nodes[other], r.number, j.engine.config.Self)
+		}
+	}
+}
+
+// complete lets the ranks of this node's subtree out of the barriers up to number.
+func (j *Job) complete(number uint64) {
+	j.mu.Lock()
+	news := number > *j.ledger.released
+	*j.ledger.released = max(*j.ledger.released, number)
+	j.mu.Unlock()
+	if !news {
+		return
+	}
+	for _, r := range j.local {
+		r.release(number)
+	}
+	for _, child := range j.children() {
+		j.send(child, j.newFrame(kindReleased, number))
+	}
+}
+
+// rankEnded notes that a rank elsewhere has ended after entering so many barriers.
+func (j *Job) rankEnded(number uint32, entered uint64) {
+	j.mu.Lock()
+	j.ended[number] = entered
+	j.mu.Unlock()
+	j.barrier()
+}

@@ -1,0 +1,221 @@
+// Package message carries active messages between the ranks of jobs.
+//
+// A rank writes a message into its send ring (package wire). The node kernel takes it from there, stamps who sent it, and
+// sends it with others in a frame to the node of the target rank (package fabric), where the job's message extensions decide
+// what becomes of it (package extension): it is done with, or it goes into the target's receive ring.
+//
+// # Flow
+//
+// For each pair of a node and a target rank there is a window: bytes of messages that may be on their way, or wait at the
+// target's node for room in the receive ring. A rank whose next message finds the window closed has it and all later ones
+// waiting in its send ring. What has been taken is told back as a running total, so that telling it again does no harm.
+//
+// # Loss
+//
+// Frames can be lost when a connection breaks, and so can messages when a node kernel is killed. They are not sent again;
+// but the loss of a message is never overlooked. Both nodes count the messages of a job between them, every frame bears the
+// number of its first message, and the counts are in memory that outlives a node kernel (ledger). The sender counts a message
+// before it passes it on, the receiver when it has passed it on. Where numbers do not meet, the job is reported as faulty.
+//
+// # Barriers
+//
+// The nodes of a job form a binary tree. A node whose local ranks and whose children have all entered barrier n tells its
+// parent n; the root tells everybody n back. The numbers only grow, so they too can be told again.
+//
+// Locks, outermost first: Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
+// messages are handed to extensions and ranks), rank.mu, Job.mu. Frames that are not messages are sent with none but the
+// first two held: sending them never waits.
+package message
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"time"
+
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+	"margay/kernel/keep"
+)
+
+// Config is what an engine needs.
+type Config struct {
+	Self fabric.Node
+	Log  func(format string, args ...any)
+	// Fault is told that a job cannot go on as it should. It is called on a goroutine of its own.
+	Fault func(job uint32, err error)
+}
+
+// Engine carries the messages of all jobs of a node. It is safe for concurrent use.
+type Engine struct {
+	config  Config
+	context context.Context
+	cancel  context.CancelFunc
+
+	mu        sync.Mutex
+	changed   sync.Cond
+	transport fabric.Transport // nil until Connect
+	jobs      map[uint32]*Job
+	frames    sync.Pool // of *frame
+}
+
+// NewEngine makes an engine that cannot send before Connect.
+func NewEngine(c Config) *Engine {
+	e := &Engine{config: c, jobs: make(map[uint32]*Job)}
+	e.changed.L = &e.mu
+	e.frames.New = func() any { return new(frame) }
+	e.context, e.cancel = context.WithCancel(context.Background())
+	return e
+}
+
+// Connect gives the engine its way to other nodes.
+func (e *Engine) Connect(t fabric.Transport) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.transport = t
+	e.changed.Broadcast()
+}
+
+// JobConfig describes a job to the engine.
+type JobConfig struct {
+	Job     uint32
+	Nodes   []fabric.Node // of each rank
+	Members []fabric.Node // the nodes of the job, in the order of its tree; this one among them
+	Local   []int         // the ranks on this node
+	Secret  []byte
+	Set     *extension.Set
+	Keeper  Keeper
+
+	// InitTimeout bounds how long ranks that use messages wait for one that does not take part; 0: DefaultInitTimeout.
+	InitTimeout time.Duration
+}
+
+// DefaultInitTimeout is the InitTimeout of a job that asks for no other.
+const DefaultInitTimeout = 30 * time.Second
+
+// Keeper keeps what must outlive the node kernel: the job's init.
+type Keeper interface {
+	Keep(keep.Item) error
+	Drop(name string) error
+}
+
+// Open gives a job its messages: an area, bells and a socket for each local rank, which are left with the keeper.
+func (e *Engine) Open(c JobConfig) (*Job, error) {
+	j, err := e.newJob(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.create(); err != nil {
+		j.release()
+		return nil, fmt.Errorf("messages of job %d: %w", c.Job, err)
+	}
+	e.add(j)
+	return j, nil
+}
+
+// Adopt takes up a job that the node kernel before this one had opened, from what was kept of it. The files of the items are
+// the engine's from then on.
+func (e *Engine) Adopt(c JobConfig, items []*keep.Item) (*Job, error) {
+	for _, item := range items {
+		defer item.CloseFiles()
+	}
+	j, err := e.newJob(c)
+	if err != nil {
+		return nil, err
+	}
+	j.adopted = true
+	if err := j.adopt(items); err != nil {
+		j.release()
+		return nil, fmt.Errorf("messages of job %d: %w", c.Job, err)
+	}
+	e.add(j)
+	return j, nil
+}
+
+func (e *Engine) add(j *Job) {
+	e.mu.Lock()
+	e.jobs[j.config.Job] = j
+	e.mu.Unlock()
+	j.run()
+}
+
+func (e *Engine) remove(j *Job) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.jobs, j.config.Job)
+}
+
+// Frame takes a frame from another node (fabric.Handler).
+func (e *Engine) Frame(from fabric.Node, b []byte) {
+	f := e.frames.Get().(*frame)
+	defer e.frames.Put(f)
+	if err := f.parse(b); err != nil {
+		e.config.Log("frame from node%d: %v", from, err)
+		return
+	}
+	e.mu.Lock()
+	j := e.jobs[f.job]
+	e.mu.Unlock()
+	if j == nil || !j.enter() {
+		return // it has ended here, and will there
+	}
+	defer j.running.Done()
+	j.frame(from, f)
+}
+
+// Broken tells that frames to and from a node may have been lost (fabric.Handler).
+func (e *Engine) Broken(node fabric.Node) {
+	e.mu.Lock()
+	var jobs []*Job
+	for _, j := range e.jobs {
+		jobs = append(jobs, j)
+	}
+	e.mu.Unlock()
+	for _, j := range jobs {
+		if at := j.memberAt(node); at >= 0 && j.enter() {
+			// Not on the transport's goroutine, since it sends.
+			go func() {
+				defer j.running.Done()
+				j.resume(at)
+			}()
+		}
+	}
+}
+
+// send sends a frame, as soon as there is a transport.
+func (e *Engine) send(ctx context.Context, to fabric.Node, class fabric.Class, frame []byte) error {
+	t, err := e.connected(ctx)
+	if err != nil {
+		return err
+	}
+	return t.Send(ctx, to, class, frame)
+}
+
+// connected waits until there is a transport.
+func (e *Engine) connected(ctx context.Context) (fabric.Transport, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.transport == nil {
+		stop := context.AfterFunc(ctx, func() {
+			e.mu.Lock() // or it might come between the look at ctx and the wait
+			defer e.mu.Unlock()
+			e.changed.Broadcast()
+		})
+		defer stop()
+	}
+	for e.transport == nil && ctx.Err() == nil {
+		e.changed.Wait()
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return e.transport, nil
+}
+
+// key turns a job's secret into the key of its frames.
+func key(secret []byte) uint64 {
+	var b [8]byte
+	copy(b[:], secret)
+	return binary.LittleEndian.Uint64(b[:])
+}

@@ -1,0 +1,384 @@
+package message
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/extension/extensiontest"
+	"margay/kernel/fabric"
+	"margay/kernel/leaktest"
+	"margay/kernel/wire"
+)
+
+// Where the numbers of an area's rings are: the control blocks, and in them the tail and the head (package wire).
+const (
+	sendControl    = 256
+	receiveControl = 512
+	tail           = 0
+	head           = 64
+)
+
+// write overwrites a number in the area of a rank.
+func (a *app) write(at int, v uint64) { binary.LittleEndian.PutUint64(a.memory[at:], v) }
+
+// record overwrites the beginning of a record in the send ring.
+func (a *app) record(at int, length uint32, kind uint16) {
+	ring := a.memory[len(a.memory)-2*wire.RingSize:]
+	binary.LittleEndian.PutUint32(ring[at:], length)
+	binary.LittleEndian.PutUint16(ring[at+4:], kind)
+}
+
+// A rank that writes nonsense into its area is told of in the job's fault, and harms neither the ranks beside it nor other
+// nodes.
+func TestHostileArea(t *testing.T) {
+	for name, c := range map[string]struct {
+		write func(a *app)
+		says  string
+	}{
+		"tail before head":      {func(a *app) { a.write(sendControl+tail, math.MaxUint64) }, "written over"},
+		"tail far ahead":        {func(a *app) { a.write(sendControl+tail, wire.RingSize+8) }, "written over"},
+		"tail not on a record":  {func(a *app) { a.write(sendControl+tail, 4) }, "written over"},
+		"record of no bytes":    {func(a *app) { a.record(0, 0, 1); a.write(sendControl+tail, 48) }, "record of 0 bytes"},
+		"record of odd bytes":   {func(a *app) { a.record(0, 41, 1); a.write(sendControl+tail, 48) }, "record of 41 bytes"},
+		"record behind tail":    {func(a *app) { a.record(0, 56, 1); a.write(sendControl+tail, 48) }, "record of 56 bytes"},
+		"record of all bytes":   {func(a *app) { a.record(0, math.MaxUint32, 1); a.write(sendControl+tail, 48) }, "written over"},
+		"record of no kind":     {func(a *app) { a.record(0, 48, 7); a.write(sendControl+tail, 48) }, "kind 7"},
+		"record without header": {func(a *app) { a.record(0, 8, 1); a.write(sendControl+tail, 8) }, "with 8 bytes"},
+		"record longer than any": {func(a *app) {
+			a.record(0, wire.RingSize, 1)
+			a.write(sendControl+tail, wire.RingSize)
+		}, "written over"},
+		"endless padding": {func(a *app) {
+			for at := 0; at < wire.RingSize; at += 8 {
+				a.record(at, 8, 2)
+			}
+			a.write(sendControl+tail, wire.RingSize)
+			a.ring()
+			await(a.t, "end of it", func() bool {
+				return binary.LittleEndian.Uint64(a.memory[sendControl+head:]) != 0 || a.area.SendWaiting().Load() == 1
+			})
+			a.write(sendControl+tail, math.MaxUint64)
+		}, "written over"},
+		"rank that is not": {func(a *app) { a.post(6, 1, 0, nil) }, "rank 6 of 6"},
+		"any rank":         {func(a *app) { a.post(math.MaxUint32, 1, 0, nil) }, "rank 4294967295 of 6"},
+		"barriers ahead":   {func(a *app) { a.area.Entered().Store(3) }, "3 barriers"},
+		"all barriers":     {func(a *app) { a.area.Entered().Store(math.MaxUint64) }, "barriers"},
+		"head before tail": {func(a *app) {
+			a.write(receiveControl+head, 8)
+			a.post(0, 1, 0, nil) // to itself
+		}, "written over"},
+		"head far back": {func(a *app) {
+			a.write(receiveControl+head, 1<<63)
+			a.post(0, 1, 0, nil)
+		}, "written over"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := open(t, 2, 3)
+			hostile, a, b := j.join(0), j.join(1), j.join(3)
+			await(t, "sleep of the node kernel", func() bool { return hostile.area.SendWaiting().Load() == 1 })
+			c.write(hostile)
+			hostile.ring()
+			j.fault("rank 0 on node0", c.says)
+			pass(t, a, b, 0, 300)
+			pass(t, b, a, 0, 300)
+			if reply := a.insert(extensiontest.Object(t, byHandler)); reply.Status != wire.StatusOK {
+				t.Errorf("insert: %+v", reply)
+			}
+		})
+	}
+}
+
+// A rank that changes everything all the time, while messages come and go, harms only itself.
+func TestHostileAreaAllTheTime(t *testing.T) {
+	j := open(t, 2, 3)
+	hostile, a, b := j.join(0), j.join(1), j.join(3)
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		for i := uint64(1); ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			x := i * 0x9e3779b97f4a7c15
+			hostile.area.Entered().Store(x >> 63)
+			hostile.area.SendWaiting().Store(uint32(x))
+			hostile.area.ReceiveWaiting().Store(uint32(x >> 7))
+			hostile.ring()
+			hostile.post(int(x>>33)%6, uint16(x), x, nil)
+			if i%1000 == 0 {
+				time.Sleep(time.Millisecond) // the others need the processor too
+			}
+		}
+	})
+	for i := range 300 {
+		await(t, "room", func() bool { return a.post(3, 1, uint64(i), nil) })
+	}
+	for got := 0; got < 300; {
+		r, ok := b.next(20 * time.Second)
+		if !ok || r.Peer == 1 && r.Args[0] != uint64(got) {
+			t.Fatalf("message %d came as %v %v", got, ok, r.Args)
+		}
+		if r.Peer == 1 {
+			got++
+		}
+	}
+	close(stop)
+	all.Wait()
+}
+
+// Whatever a rank asks for, it gets an answer, and can go on asking.
+func TestHostileRequests(t *testing.T) {
+	j := open(t, 1, 1)
+	a := j.join(0)
+	good := a.insert(counting(t))
+	if good.Status != wire.StatusOK {
+		t.Fatalf("insert: %+v", good)
+	}
+	encode := func(q wire.Request) []byte {
+		b, err := q.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	file := func(content string) func() *os.File {
+		return func() *os.File {
+			f, err := os.CreateTemp(t.TempDir(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteString(content); err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+	}
+	pipe := func() *os.File { // reading it would never end
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		return r
+	}
+	insertion := encode(wire.Request{Op: wire.OpInsert})
+	many := encode(wire.Request{Op: wire.OpInsert})
+	binary.LittleEndian.PutUint32(many[12:], wire.MaxSettings+1)
+	for name, c := range map[string]struct {
+		bytes []byte
+		file  func() *os.File
+		files int
+		want  wire.Status
+	}{
+		"one byte":             {[]byte{1}, nil, 0, wire.StatusInvalid},
+		"too short":            {insertion[:len(insertion)-1], nil, 0, wire.StatusInvalid},
+		"too long":             {append(slices.Clone(insertion), 0), nil, 0, wire.StatusInvalid},
+		"far too long":         {make([]byte, 100_000), nil, 0, wire.StatusInvalid},
+		"too many settings":    {many, nil, 0, wire.StatusInvalid},
+		"no operation":         {encode(wire.Request{}), nil, 0, wire.StatusInvalid},
+		"unknown operation":    {encode(wire.Request{Op: math.MaxUint32}), nil, 0, wire.StatusInvalid},
+		"another version":      {encode(wire.Request{Op: wire.OpHello, Value: wire.Version + 1}), nil, 0, wire.StatusVersion},
+		"insert nothing":       {insertion, nil, 0, wire.StatusInvalid},
+		"insert two files":     {insertion, file("x"), 2, wire.StatusInvalid},
+		"insert many files":    {insertion, file("x"), 200, wire.StatusInvalid},
+		"insert an empty file": {insertion, file(""), 1, wire.StatusRefused},
+		"insert text":          {insertion, file("no object"), 1, wire.StatusRefused},
+		"insert a pipe":        {insertion, pipe, 1, wire.StatusInvalid},
+		"insert too much":      {insertion, file(strings.Repeat("x", wire.MaxObject+1)), 1, wire.StatusInvalid},
+		"insert nowhere":       {encode(wire.Request{Op: wire.OpInsert, Where: "kitchen"}), file(string(counting(t))), 1, wire.StatusRefused},
+		"unknown setting": {encode(wire.Request{Op: wire.OpInsert, Settings: []wire.Setting{{Kind: 3, Name: "capacity"}}}),
+			file(string(counting(t))), 1, wire.StatusInvalid},
+		"remove what is not":   {encode(wire.Request{Op: wire.OpRemove, Handle: 99}), nil, 0, wire.StatusNotFound},
+		"stats of what is not": {encode(wire.Request{Op: wire.OpStats, Handle: 99}), nil, 0, wire.StatusNotFound},
+		"state of what is not": {encode(wire.Request{Op: wire.OpState, Handle: 99, Name: "table"}), nil, 0, wire.StatusNotFound},
+		"state without a map":  {encode(wire.Request{Op: wire.OpState, Handle: good.Handle, Name: "chairs"}), nil, 0, wire.StatusNotFound},
+		"no region":            {encode(wire.Request{Op: wire.OpRegion, Name: "r"}), nil, 0, wire.StatusNotFound},
+		"region without name":  {encode(wire.Request{Op: wire.OpRegion, Value: 1}), nil, 0, wire.StatusNoRoom},
+		"huge region":          {encode(wire.Request{Op: wire.OpRegion, Name: "r", Value: math.MaxUint64}), nil, 0, wire.StatusNoRoom},
+		"files with a hello":   {encode(wire.Request{Op: wire.OpHello, Value: wire.Version}), file("x"), 3, wire.StatusOK},
+		"files for nothing":    {encode(wire.Request{Op: wire.OpStats, Handle: good.Handle}), file("x"), 3, wire.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := leaktest.Descriptors(t)
+			var rights []byte
+			if c.file != nil {
+				f := c.file()
+				defer f.Close()
+				before++
+				if name == "insert a pipe" {
+					before++
+				}
+				rights = unix.UnixRights(slices.Repeat([]int{int(f.Fd())}, c.files)...)
+			}
+			if _, _, err := a.socket.WriteMsgUnix(c.bytes, rights, nil); err != nil {
+				t.Fatal(err)
+			}
+			a.t = t
+			reply, files := a.answer()
+			closeAll(files)
+			if reply.Status != c.want || (reply.Text == "") != (c.want == wire.StatusOK) {
+				t.Errorf("reply %+v, want status %d", reply, c.want)
+			}
+			await(t, "end of the files that came", func() bool { return leaktest.Descriptors(t) <= before })
+			if reply, files := a.ask(wire.Request{Op: wire.OpStats, Call: 77, Handle: good.Handle}, nil); reply.Call != 77 || reply.Status != wire.StatusOK {
+				closeAll(files)
+				t.Errorf("the next request: %+v", reply)
+			}
+		})
+	}
+	a.t = t
+	pass(t, a, a, 0, 10)
+	j.noFault()
+}
+
+// Frames from other nodes that make no sense change nothing.
+func TestHostileFrames(t *testing.T) {
+	const job, node = 7, 1
+	secret := key([]byte("12345678"))
+	message := func(key uint64, p packet) []byte { return appendPacket(newFrame(kindMessages, job, key, 0), p) }
+	for name, c := range map[string]struct {
+		from  fabric.Node
+		frame []byte
+	}{
+		"garbage":              {node, []byte("garbage, no frame")},
+		"nothing":              {node, nil},
+		"unknown job":          {node, newFrame(kindReleased, 99, secret, 5)},
+		"wrong key":            {node, newFrame(kindArrived, job, secret+1, 1)},
+		"messages, wrong key":  {node, message(secret+1, packet{source: 1, target: 0})},
+		"no member":            {9, newFrame(kindArrived, job, secret, 1)},
+		"from this node":       {0, message(secret, packet{source: 0, target: 0})},
+		"another's rank":       {node, message(secret, packet{source: 2, target: 0})},
+		"a rank of ours":       {node, message(secret, packet{source: 0, target: 0})},
+		"no rank":              {node, message(secret, packet{source: math.MaxUint32, target: 0})},
+		"for another's rank":   {node, message(secret, packet{source: 1, target: 1})},
+		"for no rank":          {node, message(secret, packet{source: 1, target: math.MaxUint32})},
+		"window of no rank":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{math.MaxUint32, 1 << 40})},
+		"window of another's":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{2, 0})},
+		"window never used":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 1 << 40})},
+		"release from a child": {node, newFrame(kindReleased, job, secret, 1)},
+		"end of another's":     {node, appendRank(newFrame(kindEnded, job, secret), 2)},
+		"end of ours":          {node, appendRank(newFrame(kindEnded, job, secret), 0)},
+		"end of no rank":       {node, appendRank(newFrame(kindEnded, job, secret), math.MaxUint32)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := open(t, 3, 1)
+			a, b, third := j.join(0), j.join(1), j.join(2)
+			j.nodes[0].engine.Frame(c.from, c.frame)
+			if r, ok := a.next(0); ok {
+				t.Errorf("a message came: %+v", r)
+			}
+			j.nodes[0].job.mu.Lock()
+			if n := len(j.nodes[0].job.ended); n > 0 || slices.Max(j.nodes[0].job.granted) > 0 {
+				t.Errorf("%d ranks have ended, %v bytes are granted", n, j.nodes[0].job.granted)
+			}
+			j.nodes[0].job.mu.Unlock()
+			if a.area.Released().Load() != 0 {
+				t.Error("the rank was let out of a barrier")
+			}
+			done := make(chan bool, 2)
+			go func() { done <- b.barrier(20 * time.Second) }()
+			go func() { done <- third.barrier(20 * time.Second) }()
+			time.Sleep(2 * time.Millisecond)
+			if len(done) > 0 {
+				t.Error("a barrier was completed without rank 0")
+			}
+			if !a.barrier(20*time.Second) || !<-done || !<-done {
+				t.Error("a rank is stuck in the barrier")
+			}
+			pass(t, a, b, 0, 10)
+			j.noFault()
+		})
+	}
+}
+
+func appendRank(frame []byte, rank uint32) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(frame, uint64(rank)), 0)
+}
+
+// Whatever frames another node sends, this one lives. Half of them bear the job's number and key.
+func FuzzFrame(f *testing.F) {
+	for _, good := range goodFrames() {
+		f.Add(frameOf(good))
+	}
+	f.Add(appendPacket(newFrame(kindMessages, 7, 0, 0), packet{source: 1, target: 0, payload: []byte("payload")}))
+	f.Add(appendGrant(newFrame(kindWindow, 7, 0), grant{1, 1}))
+	j := open(f, 3, 1)
+	secret := key(j.config.Secret)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e := j.nodes[0].engine
+		e.Frame(1, b)
+		if len(b) >= frameHeader {
+			b = slices.Clone(b)
+			binary.LittleEndian.PutUint32(b[4:], 7)
+			binary.LittleEndian.PutUint64(b[8:], secret)
+			e.Frame(1, b)
+		}
+	})
+}
+
+// A job may end while everything is under way.
+func TestCloseMeanwhile(t *testing.T) {
+	for round := range 10 {
+		t.Run(fmt.Sprint("after ", round, " ms"), func(t *testing.T) { closeMeanwhile(t, round) })
+	}
+}
+
+func closeMeanwhile(t *testing.T, round int) {
+	j := open(t, 2, 2)
+	var apps []*app
+	for rank := range 4 {
+		apps = append(apps, j.join(rank))
+	}
+	if reply := apps[0].insert(extensiontest.Object(t, extensiontest.Answer("deliver", "0"))); reply.Status != wire.StatusOK {
+		t.Errorf("insert: %+v", reply)
+	}
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	forever := func(f func(i int)) {
+		all.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Microsecond):
+					f(i)
+				}
+			}
+		})
+	}
+	for rank, a := range apps {
+		forever(func(i int) {
+			a.post((rank+i)%4, 1, uint64(i), make([]byte, i%wire.MaxPayload))
+			a.next(0)
+		})
+	}
+	n, secret := j.nodes[0], key(j.config.Secret)
+	forever(func(i int) {
+		n.engine.Frame(1, newFrame(kindArrived, 7, secret, 0))
+		n.engine.Frame(1, appendPacket(newFrame(kindMessages, 7, secret, uint64(i)), packet{source: 2, target: 0}))
+		n.engine.Frame(1, newFrame(kindJoined, 7, secret))
+	})
+	forever(func(int) { n.engine.Broken(1) })
+	forever(func(int) { n.manager.List() })
+	if round%2 == 0 {
+		forever(func(i int) { n.job.Ended(i) })
+	}
+	time.Sleep(time.Duration(round) * time.Millisecond)
+	n.job.Close()
+	if err := n.job.config.Set.Close(); err != nil {
+		t.Error(err)
+	}
+	close(stop)
+	all.Wait()
+}

@@ -1,0 +1,415 @@
+package message
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"margay/kernel/fabric"
+	"margay/kernel/slot"
+	"margay/nimble/memory"
+)
+
+// window is how many bytes of messages from one node to one rank may be on their way or wait for room at its node. A rank's
+// node grants anew when a quarter has been taken.
+const window = 256 << 10
+
+// Job is the messages of one job on this node.
+type Job struct {
+	engine   *Engine
+	config   JobConfig
+	key      uint64
+	self     int   // this node's place in config.Members
+	place    []int // by rank: its node's place in config.Members
+	local    map[int]*rank
+	ledger   *ledger
+	context  context.Context // ends with the job
+	cancel   context.CancelFunc
+	running  sync.WaitGroup
+	faults   sync.Once
+	adopted  bool // from an earlier node kernel
+	wasInUse bool // a rank of this node used messages then
+
+	sending sync.Mutex
+
+	receiving sync.Mutex
+	event     *memory.Memory // a slot.MessageContext
+
+	mu       sync.Mutex
+	changed  sync.Cond
+	granted  []uint64          // by rank: bytes of messages from this node that have been taken
+	granting [][]uint64        // by local rank and member: bytes that the member has been told are taken
+	reserved []uint64          // by rank: bytes of messages that are taken from a ring and not yet sent
+	inUse    bool              // some rank of the job uses messages
+	ended    map[uint32]uint64 // ranks that have ended: the barriers that they had entered
+	closed   bool
+}
+
+func (e *Engine) newJob(c JobConfig) (*Job, error) {
+	j := &Job{
+		engine: e, config: c, key: key(c.Secret), local: make(map[int]*rank), granted: make([]uint64, len(c.Nodes)),
+		reserved: make([]uint64, len(c.Nodes)),
+		ended:    make(map[uint32]uint64),
+	}
+	j.changed.L = &j.mu
+	j.self = slices.Index(c.Members, e.config.Self)
+	for _, node := range c.Nodes {
+		j.place = append(j.place, slices.Index(c.Members, node))
+	}
+	if j.self < 0 || slices.Contains(j.place, -1) {
+		return nil, fmt.Errorf("messages of job %d: a node is no member of the job", c.Job)
+	}
+	for range c.Local {
+		j.granting = append(j.granting, make([]uint64, len(c.Members)))
+	}
+	var err error
+	if j.event, err = memory.Map("message", slot.MessageSize); err != nil {
+		return nil, err
+	}
+	j.context, j.cancel = context.WithCancel(e.context)
+	c.Set.OnRemove(j.dropExtension)
+	return j, nil
+}
+
+// memberAt returns a node's place in the job, -1 when it has none or is this one.
+func (j *Job) memberAt(node fabric.Node) int {
+	at := slices.Index(j.config.Members, node)
+	if at == j.self {
+		return -1
+	}
+	return at
+}
+
+// run brings the job to life.
+func (j *Job) run() {
+	for _, r := range j.local {
+		j.running.Go(r.pump)
+		j.running.Go(r.listen)
+		j.running.Go(r.serve)
+	}
+	if !j.adopted {
+		return
+	}
+	if j.wasInUse {
+		j.running.Go(func() { j.use(true) }) // it waits for the transport
+	}
+	for member := range j.config.Members {
+		if member != j.self {
+			j.running.Go(func() { j.resume(member) })
+		}
+	}
+}
+
+// enter keeps the job from being released until running.Done is called. It reports false when the job is closed.
+func (j *Job) enter() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return false
+	}
+	j.running.Add(1)
+	return true
+}
+
+// Close ends the job's messages here and releases everything.
+func (j *Job) Close() {
+	j.engine.remove(j)
+	j.mu.Lock()
+	j.closed = true
+	j.mu.Unlock()
+	j.cancel()
+	j.changed.Broadcast()
+	for _, r := range j.local {
+		r.closeFiles()
+	}
+	j.running.Wait()
+	j.release()
+}
+
+// fault reports once that the job cannot go on.
+func (j *Job) fault(format string, args ...any) {
+	j.faults.Do(func() { go j.engine.config.Fault(j.config.Job, fmt.Errorf(format, args...)) })
+}
+
+// send sends a frame that is no message. It never waits for the other node.
+func (j *Job) send(member int, frame []byte) {
+	// It fails only when the job ends.
+	_ = j.engine.send(j.context, j.config.Members[member], fabric.System, frame)
+}
+
+func (j *Job) newFrame(kind byte, words ...uint64) []byte {
+	return newFrame(kind, j.config.Job, j.key, words...)
+}
+
+// frame takes a frame of this job from another node.
+func (j *Job) frame(from fabric.Node, f *frame) {
+	member := j.memberAt(from)
+	if member < 0 || f.key != j.key {
+		j.engine.config.Log("job %d: node%d, which has no part in it, sends a frame", j.config.Job, from)
+		return
+	}
+	switch f.kind {
+	case kindMessages:
+		j.receive(member, f)
+	case kindWindow:
+		j.grants(member, f.grants)
+	case kindArrived:
+		j.childArrived(member, f.number)
+	case kindReleased:
+		if member == j.parent() {
+			j.complete(f.number)
+		}
+	case kindJoined:
+		j.use(false)
+	case kindEnded:
+		if int(f.rank) < len(j.place) && j.place[f.rank] == member {
+			j.rankEnded(f.rank, f.number)
+		}
+	}
+}
+
+// receive takes the messages of a frame, in the order in which they were sent.
+func (j *Job) receive(member int, f *frame) {
+	j.receiving.Lock()
+	defer j.receiving.Unlock()
+	if have := j.ledger.received[member]; f.number != have {
+		j.lost(member, f.number, have)
+		return
+	}
+	var grants []byte
+	for i := range f.packets {
+		if r := j.target(member, &f.packets[i]); r != nil {
+			grants = j.handle(r, member, &f.packets[i], grants)
+		}
+	}
+	j.ledger.received[member] += uint64(len(f.packets))
+	if grants != nil {
+		j.send(member, grants)
+	}
+}
+
+// lost reports that the numbers of the messages from a member do not meet.
+func (j *Job) lost(member int, sent, came uint64) {
+	j.fault("messages between node%d and node%d were lost when a connection broke or a node kernel was started again (%d were sent, %d came)",
+		j.config.Members[member], j.engine.config.Self, sent, came)
+}
+
+// receiveOwn takes messages from ranks of this node to ranks of this node.
+func (j *Job) receiveOwn(b []byte) {
+	f := j.engine.frames.Get().(*frame)
+	defer j.engine.frames.Put(f)
+	if err := f.parse(b); err != nil {
+		panic(err) // this node kernel has just made it
+	}
+	j.receive(j.self, f)
+}
+
+// sendMessages sends a frame of messages, and waits while much is queued for that node already.
+func (j *Job) sendMessages(member int, b []byte) {
+	if err := j.engine.send(j.context, j.config.Members[member], fabric.User, b); err != nil && j.context.Err() == nil {
+		j.fault("messages from node%d to node%d: %v", j.engine.config.Self, j.config.Members[member], err)
+	}
+}
+
+// target checks who is said to have sent a message and returns the rank that it is for.
+func (j *Job) target(member int, p *packet) *rank {
+	if int(p.source) >= len(j.place) || j.place[p.source] != member {
+		j.engine.config.Log("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], p.source)
+		return nil
+	}
+	r := j.local[int(p.target)]
+	if r == nil {
+		j.engine.config.Log("job %d: node%d sends a message to rank %d, which is not here", j.config.Job, j.config.Members[member], p.target)
+	}
+	return r
+}
+
+// handle decides what becomes of a message. It returns grants, a frame to be sent to where the message came from, with what
+// is to be added to it.
+func (j *Job) handle(r *rank, member int, p *packet, grants []byte) []byte {
+	verdict := slot.Deliver
+	if !j.config.Set.Empty() {
+		j.fill(p)
+		verdict = j.config.Set.Message(j.event.Region(true))
+	}
+	if verdict == slot.Deliver {
+		return r.deliver(member, p, grants)
+	}
+	return j.taken(r, member, p.cost(), grants)
+}
+
+// fill writes the context of the message slot.
+func (j *Job) fill(p *packet) {
+	b := j.event.Bytes()
+	binary.LittleEndian.PutUint32(b[0:], j.config.Job)
+	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[p.source]))
+	binary.LittleEndian.PutUint32(b[8:], p.source)
+	binary.LittleEndian.PutUint32(b[12:], p.target)
+	binary.LittleEndian.PutUint32(b[16:], uint32(p.handler))
+	binary.LittleEndian.PutUint32(b[20:], uint32(len(p.payload)))
+	binary.LittleEndian.PutUint64(b[24:], p.args[0])
+	binary.LittleEndian.PutUint64(b[32:], p.args[1])
+	clear(b[40+copy(b[40:], p.payload):]) // an extension may have written there
+}
+
+// taken notes that room for a message from a member is free again, and adds a grant when it is time for one.
+func (j *Job) taken(r *rank, member int, cost uint64, grants []byte) []byte {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	total := &j.ledger.taken[r.index][member]
+	*total += cost
+	if member == j.self {
+		j.granted[r.number] = *total
+		j.changed.Broadcast()
+		return grants
+	}
+	if *total-j.granting[r.index][member] < window/4 {
+		return grants
+	}
+	j.granting[r.index][member] = *total
+	if grants == nil {
+		grants = j.newFrame(kindWindow)
+	}
+	return appendGrant(grants, grant{uint32(r.number), *total})
+}
+
+// grants notes what a node says it has taken.
+func (j *Job) grants(member int, grants []grant) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, g := range grants {
+		if int(g.rank) < len(j.place) && j.place[g.rank] == member && g.taken <= j.ledger.spent[g.rank] {
+			j.granted[g.rank] = max(j.granted[g.rank], g.taken)
+		}
+	}
+	j.changed.Broadcast()
+}
+
+// reserve takes room in the window to a rank. It reports whether there was enough.
+func (j *Job) reserve(target uint32, cost uint64) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.room(target, cost) {
+		return false
+	}
+	j.reserved[target] += cost
+	return true
+}
+
+// spend notes that messages for which room was taken are sent now. Until then a node kernel that is killed has sent nothing,
+// and its successor finds the room free.
+func (j *Job) spend(costs map[uint32]uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for target, cost := range costs {
+		j.reserved[target] -= cost
+		j.ledger.spent[target] += cost
+	}
+	clear(costs)
+}
+
+// room reports whether there is room in the window to a rank. The caller holds Job.mu.
+func (j *Job) room(target uint32, cost uint64) bool {
+	return j.ledger.spent[target]+j.reserved[target]+cost <= j.granted[target]+window
+}
+
+// awaitRoom waits until there is room in the window to a rank. It reports false when the job ends.
+func (j *Job) awaitRoom(target uint32, cost uint64) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for !j.closed && !j.room(target, cost) {
+		j.changed.Wait()
+	}
+	return !j.closed
+}
+
+// resume tells a member, after frames between here and there may have been lost, everything that it must know.
+func (j *Job) resume(member int) {
+	j.sending.Lock()
+	b := newBatch(j.config.Job, j.key)
+	b.number(j.ledger.sent[member])
+	err := j.engine.send(j.context, j.config.Members[member], fabric.User, b.frame)
+	j.sending.Unlock()
+	if err != nil {
+		return
+	}
+	j.mu.Lock()
+	grants := j.newFrame(kindWindow)
+	for _, r := range j.local {
+		total := j.ledger.taken[r.index][member]
+		j.granting[r.index][member] = total
+		grants = appendGrant(grants, grant{uint32(r.number), total})
+	}
+	frames := [][]byte{grants}
+	if member == j.parent() {
+		frames = append(frames, j.newFrame(kindArrived, *j.ledger.told))
+	}
+	if slices.Contains(j.children(), member) {
+		frames = append(frames, j.newFrame(kindReleased, *j.ledger.released))
+	}
+	frames = append(frames, j.news()...)
+	j.mu.Unlock()
+	for _, f := range frames {
+		j.send(member, f)
+	}
+}
+
+// news are the frames that tell who takes part and who has ended. The caller holds Job.mu.
+func (j *Job) news() [][]byte {
+	if !j.inUse {
+		return nil
+	}
+	frames := [][]byte{j.newFrame(kindJoined)}
+	for rank, entered := range j.ended {
+		if j.place[rank] == j.self {
+			frames = append(frames, j.newFrame(kindEnded, uint64(rank), entered))
+		}
+	}
+	return frames
+}
+
+// use notes that some rank of the job uses messages, and from then on that all must take part. here says that it is a rank
+// of this node, so that the others must be told.
+func (j *Job) use(here bool) {
+	j.mu.Lock()
+	if j.inUse || j.closed {
+		j.mu.Unlock()
+		return
+	}
+	j.inUse = true
+	news := j.news()
+	j.running.Go(j.demand)
+	j.mu.Unlock()
+	if !here {
+		news = news[1:] // the others know
+	}
+	for member := range j.config.Members {
+		for _, f := range news {
+			if member != j.self {
+				j.send(member, f)
+			}
+		}
+	}
+}
+
+// demand faults the job when a rank of this node does not take part in time.
+func (j *Job) demand() {
+	timeout := j.config.InitTimeout
+	if timeout == 0 {
+		timeout = DefaultInitTimeout
+	}
+	select {
+	case <-time.After(timeout):
+	case <-j.context.Done():
+		return
+	}
+	for _, r := range j.local {
+		if !r.takesPart() {
+			j.fault("rank %d on node%d has not joined the job's messages within %v of the first rank (it never called margay_init or margay.Init)",
+				r.number, j.engine.config.Self, timeout)
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package message
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"margay/kernel/fabric"
+)
+
+// pass has one rank send messages to another, numbered [first, end), and checks that they come, in order, and no others.
+func pass(t testing.TB, from, to *app, first, end int) {
+	t.Helper()
+	target := int(to.header.Rank)
+	for sent, got := first, first; got < end; got++ {
+		for sent < end && from.post(target, 1, uint64(sent), fmt.Appendf(nil, "%1000d", sent)) {
+			sent++
+		}
+		r, ok := to.next(10 * time.Second)
+		if !ok {
+			t.Fatalf("from rank %d to rank %d: message %d did not come", from.header.Rank, target, got)
+		}
+		if r.Peer != from.header.Rank || r.Args[0] != uint64(got) || string(r.Payload) != fmt.Sprintf("%1000d", got) {
+			t.Fatalf("from rank %d to rank %d: message %d came as %v from rank %d", from.header.Rank, target, got, r.Args, r.Peer)
+		}
+	}
+}
+
+// sent returns how many messages a node has sent to another.
+func (j *testJob) sent(from, to int) uint64 {
+	job := j.nodes[from].job
+	job.sending.Lock()
+	defer job.sending.Unlock()
+	return job.ledger.sent[to]
+}
+
+// received returns how many messages a node has received from another.
+func (j *testJob) received(at, from int) uint64 {
+	job := j.nodes[at].job
+	job.receiving.Lock()
+	defer job.receiving.Unlock()
+	return job.ledger.received[from]
+}
+
+// Messages that were on their way when a connection broke are said to be lost as soon as there is a new one, although no
+// other message follows.
+func TestLostMessages(t *testing.T) {
+	for _, from := range []int{0, 1} { // either may be the one that connects
+		t.Run(fmt.Sprint("from node", from), func(t *testing.T) {
+			j := open(t, 2, 1)
+			a, b := j.join(from), j.join(1-from)
+			pass(t, a, b, 0, 5)
+			j.noFault()
+			j.lose(0, 1, true)
+			for i := range 3 {
+				a.post(1-from, 1, uint64(i), nil)
+			}
+			await(t, "message on its way", func() bool { return j.sent(from, 1-from) == 8 })
+			j.noFault() // nobody can know yet
+			j.lose(0, 1, false)
+			j.fault(fmt.Sprintf("messages between node%d and node%d were lost", from, 1-from), "8 were sent, 5 came")
+			if r, ok := b.next(0); ok {
+				t.Errorf("a message came: %+v", r)
+			}
+		})
+	}
+}
+
+// A message behind lost ones is not delivered, and shows that they were lost.
+func TestMessageBehindLostOnes(t *testing.T) {
+	j := open(t, 2, 2)
+	a, b, other := j.join(0), j.join(2), j.join(1)
+	j.lose(0, 1, true)
+	a.post(2, 1, 1, nil)
+	await(t, "message on its way", func() bool { return j.sent(0, 1) == 1 })
+	j.net.mu.Lock()
+	clear(j.net.cut)
+	j.net.mu.Unlock()
+	a.post(2, 1, 2, nil)
+	j.fault("1 were sent, 0 came")
+	if r, ok := b.next(0); ok {
+		t.Errorf("a message came: %+v", r)
+	}
+	pass(t, a, other, 0, 10) // on one node nothing is lost
+}
+
+// A connection that breaks while nothing is on its way does no harm, and neither does telling everything again at any time.
+func TestBreaksWithoutLoss(t *testing.T) {
+	const n = 3000
+	j := open(t, 3, 1)
+	apps := []*app{j.join(0), j.join(1), j.join(2)}
+	var all, breaks sync.WaitGroup
+	stop := make(chan struct{})
+	breaks.Go(func() {
+		for {
+			for a := range 3 {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+					j.nodes[a].engine.Broken(fabric.Node((a + 1) % 3))
+					j.nodes[(a+1)%3].engine.Broken(fabric.Node(a))
+				}
+			}
+		}
+	})
+	for rank, a := range apps {
+		all.Go(func() {
+			source, target := (rank+2)%3, (rank+1)%3
+			deadline := time.Now().Add(20 * time.Second)
+			for sent, got := 0, 0; got < n || sent < n; {
+				for sent < n && a.post(target, 1, uint64(sent), make([]byte, 500)) {
+					sent++
+				}
+				r, ok := a.next(time.Millisecond)
+				if !ok && time.Now().Before(deadline) {
+					continue
+				}
+				if !ok || int(r.Peer) != source || r.Args[0] != uint64(got) {
+					t.Errorf("rank %d: message %d came as %v %+v", rank, got, ok, r)
+					return
+				}
+				got++
+			}
+			for range 20 {
+				if !a.barrier(20 * time.Second) {
+					t.Errorf("rank %d is stuck in a barrier", rank)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(stop)
+	breaks.Wait()
+	j.noFault()
+}
+
+// Everything but messages is told again when there is a new connection.
+func TestLostFramesAreToldAgain(t *testing.T) {
+	barrier := func(t *testing.T, near, far int) { // nodes of which one is the other's parent
+		j := open(t, 4, 1)
+		j.lose(near, far, true)
+		done := make(chan bool, 4)
+		for rank := range 4 {
+			a := j.join(rank)
+			go func() { done <- a.barrier(20 * time.Second) }()
+		}
+		await(t, "arrival", func() bool {
+			job := j.nodes[far].job
+			job.mu.Lock()
+			defer job.mu.Unlock()
+			return *job.ledger.told == 1
+		})
+		if len(done) > 0 {
+			t.Error("a rank left the barrier")
+		}
+		j.lose(near, far, false)
+		for range 4 {
+			if !<-done {
+				t.Error("a rank is stuck in the barrier")
+			}
+		}
+		j.noFault()
+	}
+	t.Run("barrier at the root", func(t *testing.T) { barrier(t, 0, 1) })
+	t.Run("barrier at a child", func(t *testing.T) { barrier(t, 1, 3) })
+	t.Run("release", func(t *testing.T) {
+		j := open(t, 2, 1)
+		root, child := j.join(0), j.join(1)
+		// The child has arrived, and then hears nothing more.
+		done := make(chan bool, 2)
+		go func() { done <- child.barrier(20 * time.Second) }()
+		await(t, "arrival", func() bool {
+			job := j.nodes[0].job
+			job.mu.Lock()
+			defer job.mu.Unlock()
+			return job.ledger.arrived[0] == 1
+		})
+		j.lose(0, 1, true)
+		if !root.barrier(20 * time.Second) {
+			t.Fatal("the root is stuck in the barrier")
+		}
+		if len(done) > 0 {
+			t.Error("the child left the barrier")
+		}
+		j.lose(0, 1, false)
+		if !<-done {
+			t.Error("the child is stuck in the barrier")
+		}
+		j.noFault()
+	})
+	t.Run("window", func(t *testing.T) {
+		j := open(t, 2, 1)
+		a, b := j.join(0), j.join(1)
+		posted := fill(t, j, a, 1)
+		j.lose(0, 1, true)
+		count := 0
+		for ; count < posted; count++ {
+			if _, ok := b.next(100 * time.Millisecond); !ok {
+				break
+			}
+		}
+		if count == posted {
+			t.Error("all messages came while frames were lost")
+		}
+		j.lose(0, 1, false)
+		for ; count < posted; count++ {
+			if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(count) {
+				t.Fatalf("message %d came as %v %+v", count, ok, r)
+			}
+		}
+		j.noFault()
+	})
+	t.Run("end", func(t *testing.T) {
+		j := open(t, 2, 1)
+		a := j.join(0)
+		j.join(1)
+		j.lose(0, 1, true)
+		j.nodes[1].job.Ended(1)
+		a.barrier(0)
+		await(t, "end", func() bool {
+			job := j.nodes[1].job
+			job.mu.Lock()
+			defer job.mu.Unlock()
+			return len(job.ended) == 1
+		})
+		j.noFault()
+		j.lose(0, 1, false)
+		j.fault("rank 1 on node1 has ended", "rank 0 on node0 waits for it in a barrier")
+	})
+	t.Run("beginning", func(t *testing.T) {
+		j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: 10 * time.Millisecond})
+		j.lose(0, 1, true)
+		j.join(0)
+		time.Sleep(20 * time.Millisecond) // rank 1 need not have joined, for all that its node knows
+		j.noFault()
+		j.lose(0, 1, false)
+		j.fault("rank 1 on node1 has not joined")
+	})
+}
+
+// fill has a rank send to one that does not read until nothing moves any more, and returns how many messages it has posted.
+func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for quiet := time.Now(); time.Since(quiet) < 100*time.Millisecond; {
+		if a.post(target, 1, uint64(posted), make([]byte, 1000)) {
+			posted++
+			quiet = time.Now()
+		} else {
+			time.Sleep(time.Millisecond)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d messages were sent to a rank that does not read", posted)
+		}
+	}
+	return posted
+}

@@ -1,0 +1,516 @@
+package message
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+	"margay/kernel/keep"
+	"margay/kernel/leaktest"
+	"margay/kernel/wire"
+	"margay/nimble/engine/portable"
+)
+
+// network joins the engines of a test without sockets. It can lose frames.
+type network struct {
+	mu    sync.Mutex
+	ports map[fabric.Node]*port
+	cut   map[[2]fabric.Node]bool // from the first to the second
+}
+
+// port is a node's end of a network.
+type port struct {
+	net    *network
+	self   fabric.Node
+	engine *Engine
+	done   chan struct{} // closed by close: what is on the way to it is lost
+
+	mu      sync.Mutex
+	in      map[fabric.Node]chan []byte // by sender
+	closed  bool
+	running sync.WaitGroup
+}
+
+func (p *port) Meet(fabric.Node, string) {}
+func (p *port) Close() error             { return nil }
+
+func (p *port) Stream(context.Context, fabric.Node, string) (net.Conn, error) {
+	return nil, fmt.Errorf("no streams here")
+}
+
+func (p *port) Send(ctx context.Context, to fabric.Node, _ fabric.Class, frame []byte) error {
+	p.net.mu.Lock()
+	target, cut := p.net.ports[to], p.net.cut[[2]fabric.Node{p.self, to}]
+	p.net.mu.Unlock()
+	if cut {
+		return nil
+	}
+	select {
+	case target.from(p.self) <- frame:
+	case <-target.done:
+	case <-p.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// from returns the channel on which frames of a node arrive, nil when none can arrive any more.
+func (p *port) from(node fabric.Node) chan []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.in[node]
+	if c == nil && !p.closed {
+		c = make(chan []byte, 1024)
+		p.in[node] = c
+		p.running.Go(func() {
+			for {
+				select {
+				case frame := <-c:
+					p.engine.Frame(node, frame)
+				case <-p.done:
+					return
+				}
+			}
+		})
+	}
+	return c
+}
+
+func (p *port) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	close(p.done)
+	p.running.Wait()
+}
+
+// testNode is a node of a test.
+type testNode struct {
+	engine  *Engine
+	port    *port
+	kept    *keptItems
+	manager *extension.Manager
+	job     *Job
+}
+
+// keptItems plays the job's init.
+type keptItems struct {
+	mu    sync.Mutex
+	items map[string]*keep.Item
+}
+
+func (k *keptItems) Keep(item keep.Item) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := item
+	c.Files = nil
+	for _, f := range item.Files {
+		d, err := dup(f)
+		if err != nil {
+			return err
+		}
+		c.Files = append(c.Files, d)
+	}
+	if old := k.items[item.Name]; old != nil {
+		old.CloseFiles()
+	}
+	k.items[item.Name] = &c
+	return nil
+}
+
+func (k *keptItems) Drop(name string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if old := k.items[name]; old != nil {
+		old.CloseFiles()
+		delete(k.items, name)
+	}
+	return nil
+}
+
+// has reports whether something is kept under a name.
+func (k *keptItems) has(name string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.items[name] != nil
+}
+
+// replay returns what is kept, in files of its own, as the next node kernel gets it.
+func (k *keptItems) replay(t testing.TB) (items []*keep.Item) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, item := range k.items {
+		again := &keep.Item{Name: item.Name, Words: item.Words}
+		for _, f := range item.Files {
+			d, err := dup(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again.Files = append(again.Files, d)
+		}
+		items = append(items, again)
+	}
+	return items
+}
+
+// testJob is a job over several nodes.
+type testJob struct {
+	t      testing.TB
+	net    *network
+	nodes  []*testNode
+	config JobConfig
+	faults chan error
+}
+
+// open starts a job with perNode ranks on each of n nodes. When the test is over, nothing of it may be left.
+func open(t testing.TB, n, perNode int) *testJob {
+	t.Helper()
+	return openWith(t, n, perNode, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute})
+}
+
+func openWith(t testing.TB, n, perNode int, c JobConfig) *testJob {
+	t.Helper()
+	if _, fuzzing := t.(*testing.F); !fuzzing { // which has goroutines of its own
+		leaktest.Check(t)
+	}
+	j := &testJob{t: t, net: &network{ports: make(map[fabric.Node]*port), cut: make(map[[2]fabric.Node]bool)}, faults: make(chan error, 16)}
+	j.config = c
+	for i := range n {
+		j.config.Members = append(j.config.Members, fabric.Node(i))
+		for range perNode {
+			j.config.Nodes = append(j.config.Nodes, fabric.Node(i))
+		}
+	}
+	for i := range n {
+		j.nodes = append(j.nodes, &testNode{kept: &keptItems{items: make(map[string]*keep.Item)}})
+		j.start(i)
+	}
+	for i := range n {
+		c := j.configOf(i)
+		var err error
+		if j.nodes[i].job, err = j.nodes[i].engine.Open(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(j.close)
+	return j
+}
+
+// start makes the node kernel of a node.
+func (j *testJob) start(i int) {
+	n := j.nodes[i]
+	var err error
+	if n.manager, err = extension.NewManager(portable.New(), 1, func(string, ...any) {}); err != nil {
+		j.t.Fatal(err)
+	}
+	n.engine = NewEngine(Config{Self: fabric.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }})
+	n.port = &port{net: j.net, self: fabric.Node(i), engine: n.engine, in: make(map[fabric.Node]chan []byte), done: make(chan struct{})}
+	n.engine.Connect(n.port)
+	j.net.mu.Lock()
+	j.net.ports[fabric.Node(i)] = n.port
+	j.net.mu.Unlock()
+}
+
+// kill ends the node kernel of a node as SIGKILL would, as far as that can be seen from outside.
+func (j *testJob) kill(i int) {
+	j.t.Helper()
+	n := j.nodes[i]
+	n.port.close()
+	n.job.Close()
+	if err := n.job.config.Set.Close(); err != nil {
+		j.t.Error(err)
+	}
+}
+
+// restart kills a node kernel and starts it again.
+func (j *testJob) restart(i int) {
+	j.t.Helper()
+	j.kill(i)
+	j.adopt(i)
+}
+
+// adopt starts the node kernel of a node where another one was killed.
+func (j *testJob) adopt(i int) {
+	j.t.Helper()
+	n := j.nodes[i]
+	j.start(i)
+	var err error
+	if n.job, err = n.engine.Adopt(j.configOf(i), n.kept.replay(j.t)); err != nil {
+		j.t.Fatal(err)
+	}
+	for other, peer := range j.nodes {
+		if other != i {
+			peer.engine.Broken(fabric.Node(i))
+		}
+	}
+}
+
+// lose has all frames between two nodes lost from now on, or no longer; in that case both are told, as by a transport.
+func (j *testJob) lose(a, b int, lost bool) {
+	j.net.mu.Lock()
+	for _, way := range [][2]fabric.Node{{fabric.Node(a), fabric.Node(b)}, {fabric.Node(b), fabric.Node(a)}} {
+		j.net.cut[way] = lost
+	}
+	j.net.mu.Unlock()
+	if !lost {
+		j.nodes[a].engine.Broken(fabric.Node(b))
+		j.nodes[b].engine.Broken(fabric.Node(a))
+	}
+}
+
+func (j *testJob) configOf(i int) JobConfig {
+	c := j.config
+	for rank, node := range c.Nodes {
+		if node == fabric.Node(i) {
+			c.Local = append(c.Local, rank)
+		}
+	}
+	c.Set = j.nodes[i].manager.Open(c.Job, 64<<20)
+	c.Keeper = j.nodes[i].kept
+	return c
+}
+
+func (j *testJob) close() {
+	for i, n := range j.nodes {
+		j.kill(i)
+		for _, item := range n.kept.items {
+			item.CloseFiles()
+		}
+	}
+}
+
+// await waits until ok holds.
+func await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s within 20 s", what)
+		}
+	}
+}
+
+// app is a rank's side of the interface.
+type app struct {
+	t       testing.TB
+	socket  *net.UnixConn
+	area    *wire.Area
+	header  wire.Header
+	memory  []byte
+	bell    *os.File
+	send    *wire.Producer
+	receive *wire.Consumer
+}
+
+// join makes a rank take part, as a library does.
+func (j *testJob) join(rank int) *app {
+	j.t.Helper()
+	item := j.nodes[j.config.Nodes[rank]].kept.items[fmt.Sprintf("rank/%d/app", rank)]
+	conn, err := net.FileConn(item.Files[0])
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	a := &app{t: j.t, socket: conn.(*net.UnixConn)}
+	reply, files := a.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}, nil)
+	if reply.Status != wire.StatusOK || len(files) != 2 {
+		j.t.Fatalf("hello of rank %d: %+v", rank, reply)
+	}
+	size := wire.AreaSize(len(j.config.Nodes))
+	if a.memory, err = unix.Mmap(int(files[0].Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		j.t.Fatal(err)
+	}
+	files[0].Close()
+	a.bell = files[1]
+	if a.area, a.header, err = wire.OpenArea(a.memory); err != nil {
+		j.t.Fatal(err)
+	}
+	a.send, a.receive = a.area.SendProducer(), a.area.ReceiveConsumer()
+	j.t.Cleanup(func() {
+		a.socket.Close()
+		a.bell.Close()
+		unix.Munmap(a.memory)
+	})
+	return a
+}
+
+func (a *app) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File) {
+	a.t.Helper()
+	b, err := q.Encode()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	var rights []byte
+	if give != nil {
+		rights = unix.UnixRights(int(give.Fd()))
+	}
+	if _, _, err := a.socket.WriteMsgUnix(b, rights, nil); err != nil {
+		a.t.Fatal(err)
+	}
+	return a.answer()
+}
+
+// answer returns the next reply.
+func (a *app) answer() (wire.Reply, []*os.File) {
+	a.t.Helper()
+	buf, oob := make([]byte, wire.ReplySize), make([]byte, unix.CmsgSpace(8))
+	a.socket.SetReadDeadline(time.Now().Add(10 * time.Second))
+	n, oobn, _, _, err := a.socket.ReadMsgUnix(buf, oob)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	reply, err := wire.DecodeReply(buf[:n])
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return reply, received(oob[:oobn])
+}
+
+func (a *app) ring() { unix.Send(int(a.bell.Fd()), []byte{1}, unix.MSG_DONTWAIT) }
+
+// post sends a message and reports whether there was room.
+func (a *app) post(target int, handler uint16, arg uint64, payload []byte) bool {
+	ok, wake, err := a.send.Push(wire.Record{Handler: handler, Peer: uint32(target), Args: [2]uint64{arg}, Payload: payload})
+	if err != nil {
+		a.t.Error(err)
+	}
+	if wake {
+		a.ring()
+	}
+	return ok
+}
+
+// next returns the next message, if one comes in time. It polls, so nobody need ring.
+func (a *app) next(wait time.Duration) (wire.Record, bool) {
+	for deadline := time.Now().Add(wait); ; {
+		r, ok, err := a.receive.Next()
+		if err != nil {
+			a.t.Error(err)
+			return r, false
+		}
+		if ok {
+			r.Payload = append([]byte(nil), r.Payload...)
+			if a.receive.Release() {
+				a.ring()
+			}
+			return r, true
+		}
+		if time.Now().After(deadline) {
+			return r, false
+		}
+		runtime.Gosched()
+	}
+}
+
+// barrier enters a barrier and reports whether it was completed in time.
+func (a *app) barrier(wait time.Duration) bool {
+	number := a.area.Entered().Add(1)
+	if a.area.SendWaiting().Load() != 0 {
+		a.ring()
+	}
+	for deadline := time.Now().Add(wait); a.area.Released().Load() < number; {
+		if time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return true
+}
+
+// fault waits for the job to be reported as faulty and checks what is said.
+func (j *testJob) fault(says ...string) {
+	j.t.Helper()
+	select {
+	case err := <-j.faults:
+		for _, text := range says {
+			if !strings.Contains(err.Error(), text) {
+				j.t.Errorf("the fault is %q, which does not say %q", err, text)
+			}
+		}
+	case <-time.After(20 * time.Second):
+		j.t.Fatalf("no fault that says %q within 20 s", says)
+	}
+}
+
+// noFault fails the test when the job has been reported as faulty.
+func (j *testJob) noFault() {
+	j.t.Helper()
+	select {
+	case err := <-j.faults:
+		j.t.Fatal(err)
+	default:
+	}
+}
+
+func TestEveryoneToEveryone(t *testing.T) {
+	const nodes, perNode, each = 3, 2, 400
+	j := open(t, nodes, perNode)
+	n := nodes * perNode
+	var all sync.WaitGroup
+	for rank := range n {
+		a := j.join(rank)
+		all.Go(func() {
+			next := make([]uint64, n)
+			got, sent := 0, 0
+			for got < n*each {
+				for sent < n*each && a.post(sent%n, uint16(rank), uint64(sent/n), []byte(fmt.Sprint("from ", rank))) {
+					sent++
+				}
+				r, ok := a.next(10 * time.Second)
+				if !ok {
+					t.Errorf("rank %d: %d messages came", rank, got)
+					return
+				}
+				if string(r.Payload) != fmt.Sprint("from ", r.Peer) || int(r.Node) != int(r.Peer)/perNode || r.Args[0] != next[r.Peer] {
+					t.Errorf("rank %d: message %+v, expected number %d", rank, r, next[r.Peer])
+					return
+				}
+				next[r.Peer]++
+				got++
+			}
+		})
+	}
+	all.Wait()
+	j.noFault()
+}
+
+func TestBarrier(t *testing.T) {
+	const nodes, perNode, rounds = 5, 2, 50
+	j := open(t, nodes, perNode)
+	var mu sync.Mutex
+	inside := make([]int, nodes*perNode)
+	var all sync.WaitGroup
+	for rank := range nodes * perNode {
+		a := j.join(rank)
+		all.Go(func() {
+			for round := range rounds {
+				mu.Lock()
+				inside[rank] = round
+				mu.Unlock()
+				if !a.barrier(10 * time.Second) {
+					t.Errorf("rank %d is stuck in barrier %d", rank, round)
+					return
+				}
+				mu.Lock()
+				for other, at := range inside {
+					if at < round {
+						t.Errorf("rank %d left barrier %d, which rank %d had not entered", rank, round, other)
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	j.noFault()
+}

@@ -1,0 +1,300 @@
+package message
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/extension"
+	"margay/kernel/slot"
+	"margay/kernel/wire"
+	"margay/nimble/memory"
+	"margay/nimble/state"
+)
+
+// serve answers the requests of a rank until its socket is closed.
+func (r *rank) serve() {
+	buf := make([]byte, wire.MaxRequest+1)
+	rights := make([]byte, unix.CmsgSpace(4*4))
+	asking := &r.job.ledger.asking[r.index]
+	if *asking != 0 {
+		_ = r.reply(wire.Reply{Call: uint32(*asking - 1), Status: wire.StatusAgain, Text: "the node kernel was started again before it answered"}, nil)
+		*asking = 0
+	}
+	for {
+		call, err := r.nextCall()
+		if err != nil {
+			return
+		}
+		// Whoever takes this node kernel's place will know whom it owes an answer.
+		*asking = 1 + uint64(call)
+		n, oobn, _, _, err := r.socket.ReadMsgUnix(buf, rights)
+		if err != nil || n == 0 {
+			return
+		}
+		files := received(rights[:oobn])
+		request, err := wire.DecodeRequest(buf[:n])
+		reply := wire.Reply{Status: wire.StatusInvalid}
+		var give []*os.File
+		if err == nil {
+			reply, give, err = r.do(request, files)
+			reply.Call = request.Call
+		}
+		if err != nil {
+			reply.Text = err.Error()
+		}
+		closeAll(files)
+		err = r.reply(reply, give)
+		closeAll(give)
+		if err != nil {
+			return
+		}
+		*asking = 0
+	}
+}
+
+// nextCall waits for the next request and returns its number, without taking it.
+func (r *rank) nextCall() (call uint32, err error) {
+	raw, err := r.socket.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var head [8]byte
+	rerr := raw.Read(func(fd uintptr) bool {
+		_, _, err = unix.Recvfrom(int(fd), head[:], unix.MSG_PEEK)
+		return err != unix.EAGAIN
+	})
+	if rerr != nil {
+		return 0, rerr
+	}
+	return wire.CallOf(head[:]), err
+}
+
+func (r *rank) reply(reply wire.Reply, give []*os.File) error {
+	var rights []byte
+	if len(give) > 0 {
+		fds := make([]int, len(give))
+		for i, f := range give {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	_, _, err := r.socket.WriteMsgUnix(reply.Encode(), rights, nil)
+	return err
+}
+
+// received takes the descriptors that came with a request.
+func received(oob []byte) []*os.File {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "request"))
+		}
+	}
+	return files
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// do carries out a request. The files that it returns go to the rank and are closed then.
+func (r *rank) do(q wire.Request, files []*os.File) (reply wire.Reply, give []*os.File, err error) {
+	switch q.Op {
+	case wire.OpHello:
+		return r.hello(q)
+	case wire.OpInsert:
+		reply, err = r.insert(q, files)
+	case wire.OpRemove:
+		err = r.remove(q.Handle)
+	case wire.OpStats:
+		reply, err = r.stats(q.Handle)
+	case wire.OpRegion:
+		return r.region(q)
+	case wire.OpState:
+		return r.state(q)
+	default:
+		err = fmt.Errorf("request %d is unknown", q.Op)
+		reply.Status = wire.StatusInvalid
+	}
+	if err != nil && reply.Status == wire.StatusOK {
+		reply.Status = status(err)
+	}
+	return reply, nil, err
+}
+
+// status is what a rank is told about an error.
+func status(err error) wire.Status {
+	switch {
+	case errors.Is(err, extension.ErrNotFound):
+		return wire.StatusNotFound
+	case errors.Is(err, extension.ErrRefused):
+		return wire.StatusRefused
+	case errors.Is(err, extension.ErrNoRoom):
+		return wire.StatusNoRoom
+	}
+	return wire.StatusFailed
+}
+
+func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {
+	reply := wire.Reply{Values: [8]uint64{wire.Version}}
+	if q.Value != wire.Version {
+		reply.Status = wire.StatusVersion
+		return reply, nil, fmt.Errorf("the library speaks version %d of the application interface, this node kernel version %d: "+
+			"link the program with the library of this Margay", q.Value, wire.Version)
+	}
+	area, err := dupMemory(r.memory)
+	if err != nil {
+		reply.Status = wire.StatusFailed
+		return reply, nil, err
+	}
+	bell, err := dup(r.far)
+	if err != nil {
+		area.Close()
+		reply.Status = wire.StatusFailed
+		return reply, nil, err
+	}
+	r.job.mu.Lock()
+	r.job.ledger.joined[r.index] = 1
+	r.job.mu.Unlock()
+	r.job.use(true)
+	return reply, []*os.File{area, bell}, nil
+}
+
+func dup(f *os.File) (*os.File, error) { return dupFD(f.Fd(), f.Name()) }
+
+// dupFD returns another descriptor of what fd is one of.
+func dupFD(fd uintptr, name string) (*os.File, error) {
+	other, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: duplicate descriptor: %w", name, err)
+	}
+	return os.NewFile(uintptr(other), name), nil
+}
+
+func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
+	if len(files) != 1 {
+		return wire.Reply{Status: wire.StatusInvalid}, errors.New("the extension's object is to come as one file")
+	}
+	object, err := readObject(files[0])
+	if err != nil {
+		return wire.Reply{Status: wire.StatusInvalid}, err
+	}
+	request := extension.Request{Name: q.Name, Slot: slot.Name(q.Where), Object: object}
+	for _, s := range q.Settings {
+		if s.Kind != wire.SetConstant && s.Kind != wire.SetEntries {
+			return wire.Reply{Status: wire.StatusInvalid}, fmt.Errorf("setting %q is of unknown kind %d", s.Name, s.Kind)
+		}
+		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value, Entries: s.Kind == wire.SetEntries})
+	}
+	handle, err := r.job.Insert(request)
+	return wire.Reply{Handle: handle}, err
+}
+
+// readObject reads a file that the rank has given. It may change while it is read, and may be anything.
+func readObject(f *os.File) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("the extension's object is no file") // reading it might never end
+	}
+	object, err := io.ReadAll(io.NewSectionReader(f, 0, wire.MaxObject+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(object) > wire.MaxObject {
+		return nil, fmt.Errorf("the extension's object has more than %d bytes", wire.MaxObject)
+	}
+	return object, nil
+}
+
+// Insert puts an extension into a slot of the job and leaves it with the keeper.
+func (j *Job) Insert(request extension.Request) (handle uint32, err error) {
+	x, err := j.config.Set.Insert(request)
+	if err != nil {
+		return 0, err
+	}
+	if err := j.keepExtension(x, request); err != nil {
+		return 0, errors.Join(err, j.config.Set.Remove(x.Handle(), "it cannot be kept"))
+	}
+	if _, err := j.config.Set.Find(x.Handle()); err != nil { // its faults were faster
+		return x.Handle(), j.dropExtension(x.Handle())
+	}
+	return x.Handle(), nil
+}
+
+func (r *rank) remove(handle uint32) error {
+	return r.job.config.Set.Remove(handle, fmt.Sprintf("rank %d has removed it", r.number))
+}
+
+func (r *rank) stats(handle uint32) (wire.Reply, error) {
+	x, err := r.job.config.Set.Find(handle)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	s := x.Stats()
+	reply := wire.Reply{Handle: handle, Values: [8]uint64{s.Runs, s.Instructions, s.Faults, uint64(s.Time)}}
+	if s.LastFault != nil {
+		reply.Text = s.LastFault.Error()
+	}
+	return reply, nil
+}
+
+// region gives a rank a region of the job, made anew if need be.
+func (r *rank) region(q wire.Request) (wire.Reply, []*os.File, error) {
+	set := r.job.config.Set
+	_, err := set.Region(q.Name, 0)
+	fresh := errors.Is(err, extension.ErrNotFound)
+	m, err := set.Region(q.Name, q.Value)
+	if err == nil && fresh {
+		err = r.job.keepMemory(keptRegions+q.Name, m)
+	}
+	return giveMemory(m, wire.Reply{}, err)
+}
+
+// state gives a rank the memory of an extension's map.
+func (r *rank) state(q wire.Request) (wire.Reply, []*os.File, error) {
+	x, err := r.job.config.Set.Find(q.Handle)
+	if err != nil {
+		return giveMemory(nil, wire.Reply{}, err)
+	}
+	var reply wire.Reply
+	var give []*os.File
+	err = x.Lend(q.Name, func(m *state.Map) (err error) {
+		spec := m.Spec()
+		reply, give, err = giveMemory(m.Memory(), wire.Reply{Values: [8]uint64{0, uint64(spec.Entries), spec.Stride()}}, nil)
+		return err
+	})
+	if err != nil {
+		reply.Status = status(err)
+	}
+	return reply, give, err
+}
+
+// giveMemory completes a reply that hands over memory.
+func giveMemory(m *memory.Memory, reply wire.Reply, err error) (wire.Reply, []*os.File, error) {
+	if err == nil {
+		var f *os.File
+		if f, err = dupMemory(m); err == nil {
+			reply.Values[0] = uint64(len(m.Bytes()))
+			return reply, []*os.File{f}, nil
+		}
+	}
+	return wire.Reply{Status: status(err)}, nil, err
+}

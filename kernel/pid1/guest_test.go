@@ -1,0 +1,62 @@
+//go:build guest
+
+package pid1_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"margay/kernel/boot"
+	"margay/kernel/pid1"
+)
+
+func TestMachine(t *testing.T) {
+	if err := os.MkdirAll(filepath.Dir(boot.Path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(boot.Path, encoded(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := play(t, namespaces(), "machine", "-")
+	p.await("ready\n")
+	said := p.out.String()
+	for _, want := range []string{
+		"host node3 node 3 token token\n", "interface lo true 65536\n", "interface card true 1234\n", "address card 10.66.1.3/16\n",
+		"/proc/[0-9]* [/proc/1] <nil>\n",
+		"\nproc /proc proc rw,nosuid,nodev,noexec", "\nsysfs /sys sysfs rw,nosuid,nodev,noexec", "\ndev /dev devtmpfs rw,nosuid",
+		"\nrun /run tmpfs rw,nosuid,nodev", "\ntmp /tmp tmpfs rw,nosuid,nodev", "\ncgroup /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in:\n%s", want, said)
+		}
+	}
+}
+
+// The guest was booted from a node image, so its modules are loaded. To load them again is no error.
+func TestModules(t *testing.T) {
+	order, err := os.ReadFile(pid1.LoadOrder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/proc/modules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var loaded []string
+	for line := range strings.Lines(string(text)) {
+		loaded = append(loaded, strings.Fields(line)[0])
+	}
+	want := strings.Fields(string(order))
+	for _, path := range want {
+		name := strings.ReplaceAll(strings.TrimSuffix(filepath.Base(path), ".ko"), "-", "_")
+		if !slices.Contains(loaded, name) {
+			t.Errorf("module %s is not loaded: %v", name, loaded)
+		}
+	}
+	if err := (pid1.Machine{}).LoadModules(); err != nil || len(want) == 0 {
+		t.Errorf("%d modules, %v", len(want), err)
+	}
+}

@@ -1,0 +1,102 @@
+package pid1
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+)
+
+// Hosted is a node that is a set of namespaces on a host. Whoever makes the namespaces starts PID 1 in them.
+type Hosted struct {
+	Config   string   // the node's configuration file
+	Root     string   // an empty folder to mount the node's root on
+	Lifeline *os.File // a pipe; the node ends when all its writers are gone
+}
+
+var hostedDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
+
+// SetUp builds a root of its own, so that the node sees nothing of the host's files, and configures the network.
+func (h Hosted) SetUp(log func(format string, args ...any)) (boot.Config, error) {
+	go h.watchLifeline()
+	config, err := boot.Read(h.Config)
+	if err != nil {
+		return config, err
+	}
+	if err := h.makeRoot(); err != nil {
+		return config, err
+	}
+	text, err := config.Encode()
+	if err != nil {
+		return config, err
+	}
+	if err := os.WriteFile(boot.Path, text, 0o600); err != nil {
+		return config, err
+	}
+	if err := unix.Sethostname([]byte(config.Hostname())); err != nil {
+		return config, fmt.Errorf("set host name: %w", err)
+	}
+	return config, configureNetwork(config)
+}
+
+// Off ends the node: with its PID 1, the kernel ends every process of the node.
+func (h Hosted) Off() { os.Exit(0) }
+
+// watchLifeline ends the node when nobody holds it any more, however that came.
+func (h Hosted) watchLifeline() {
+	_, _ = io.Copy(io.Discard, h.Lifeline)
+	logf("the holder is gone")
+	os.Exit(1)
+}
+
+func (h Hosted) makeRoot() error {
+	steps := []mount{
+		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE, ""},
+		{"node", h.Root, "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
+	}
+	for _, m := range steps {
+		if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
+			return fmt.Errorf("mount on %s: %w", m.target, err)
+		}
+	}
+	for _, dir := range []string{"dev", "proc", "run", "tmp", filepath.Dir(boot.Path)} {
+		if err := os.Mkdir(filepath.Join(h.Root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range hostedDevices {
+		if err := bindFile("/dev/"+name, filepath.Join(h.Root, "dev", name)); err != nil {
+			return err
+		}
+	}
+	proc := filepath.Join(h.Root, "proc")
+	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", proc, err)
+	}
+	if err := os.Chdir(h.Root); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("exchange roots: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("let go of the host's root: %w", err)
+	}
+	return os.Chdir("/")
+}
+
+func bindFile(source, target string) error {
+	f, err := os.Create(target)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package pid1
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+)
+
+// LoadOrder is the file of the node image that lists the modules to load, one absolute path a line, in order.
+const LoadOrder = "/lib/modules/load-order"
+
+// Machine is a node that has its Linux kernel to itself: a virtual machine, or metal.
+type Machine struct{}
+
+type mount struct {
+	source, target, kind string
+	flags                uintptr
+	data                 string
+}
+
+var mounts = []mount{
+	{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+	{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+	{"dev", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=755"},
+	{"run", "/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
+	{"tmp", "/tmp", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777,size=16m"},
+	{"cgroup", "/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+}
+
+// SetUp mounts, loads the image's modules, and configures the network.
+func (m Machine) SetUp(log func(format string, args ...any)) (boot.Config, error) {
+	if err := m.Mount(); err != nil {
+		return boot.Config{}, err
+	}
+	if err := m.LoadModules(); err != nil {
+		log("%v", err)
+	}
+	config, err := boot.Read(boot.Path)
+	if err != nil {
+		return config, err
+	}
+	if err := unix.Sethostname([]byte(config.Hostname())); err != nil {
+		return config, fmt.Errorf("set host name: %w", err)
+	}
+	return config, configureNetwork(config)
+}
+
+// Mount makes a root that jobs can exchange for theirs, and mounts on it what the kernel provides.
+func (Machine) Mount() error {
+	if err := moveRoot(); err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if err := os.MkdirAll(m.target, 0o755); err != nil {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+		// The kernel may have mounted /dev already.
+		if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil && err != unix.EBUSY {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	return nil
+}
+
+// LoadModules loads the modules of the node image. It goes on after one that cannot be loaded and returns all errors.
+func (Machine) LoadModules() error { return loadModules(LoadOrder) }
+
+// Off turns the machine off.
+func (Machine) Off() {
+	unix.Sync()
+	for {
+		if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+			logf("power off: %v", err)
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// moveRoot makes a bind mount of the initial RAM file system the root: a job could not exchange its root for the initial one
+// itself, which pivot_root refuses.
+func moveRoot() error {
+	const base = "/run" // any folder of the image that is mounted over later
+	if err := unix.Mount("/", base, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind root: %w", err)
+	}
+	if err := os.Chdir(base); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("move root: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("enter root: %w", err)
+	}
+	return os.Chdir("/")
+}
+
+// loadModules loads the modules that the file lists. It goes on after one that cannot be loaded and returns all errors.
+func loadModules(list string) error {
+	f, err := os.Open(list)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("modules: %w", err)
+	}
+	defer f.Close()
+	var errs []error
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if err := loadModule(lines.Text()); err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("module %s: %w", filepath.Base(lines.Text()), err))
+		}
+	}
+	return errors.Join(append(errs, lines.Err())...)
+}
+
+func loadModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}

@@ -1,0 +1,71 @@
+package pid1
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"margay/kernel/boot"
+)
+
+// interfaceWait bounds how long PID 1 waits for the interface to the other nodes to appear.
+const interfaceWait = 10 * time.Second
+
+// configureNetwork turns on loopback and gives the interface with the configured MAC its address.
+func configureNetwork(c boot.Config) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("network: loopback: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("network: turn on loopback: %w", err)
+	}
+	mac, err := net.ParseMAC(c.MAC)
+	if err != nil {
+		return err
+	}
+	nic, err := waitForLink(mac)
+	if err != nil {
+		return err
+	}
+	name := nic.Attrs().Name
+	if c.MTU > 0 {
+		if err := netlink.LinkSetMTU(nic, c.MTU); err != nil {
+			return fmt.Errorf("network: set MTU %d of %s: %w", c.MTU, name, err)
+		}
+	}
+	address, err := netlink.ParseAddr(c.Address)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrReplace(nic, address); err != nil {
+		return fmt.Errorf("network: give %s to %s: %w", c.Address, name, err)
+	}
+	if err := netlink.LinkSetUp(nic); err != nil {
+		return fmt.Errorf("network: turn on %s: %w", name, err)
+	}
+	return nil
+}
+
+// waitForLink waits until there is an interface with the given MAC.
+func waitForLink(mac net.HardwareAddr) (netlink.Link, error) {
+	deadline := time.Now().Add(interfaceWait)
+	for {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return nil, fmt.Errorf("network: list interfaces: %w", err)
+		}
+		for _, l := range links {
+			if bytes.Equal(l.Attrs().HardwareAddr, mac) {
+				return l, nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("network: no interface with MAC %s within %v (is its driver's module in the node image?)", mac, interfaceWait)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

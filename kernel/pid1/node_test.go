@@ -1,0 +1,191 @@
+package pid1_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+	"margay/kernel/pid1"
+)
+
+// config is what the nodes of these tests are told. They have an MTU of their own to see that it is set.
+var config = boot.Config{
+	Machine: "test", Node: 3, Substrate: "hosted", Profile: "shared", MAC: "52:54:00:00:00:03", Address: "10.66.1.3/16", MTU: 1234,
+	Serve: "10.66.0.1:7117", CA: []byte("certificate"), Token: "token",
+}
+
+// hosted is PID 1 of a hosted node, in namespaces of its own.
+func hosted(file, root string) error {
+	if err := makeCard(); err != nil {
+		return err
+	}
+	n := pid1.Hosted{Config: file, Root: root, Lifeline: os.NewFile(3, "lifeline")}
+	got, err := n.SetUp(say)
+	if err != nil {
+		return err
+	}
+	return describe(got)
+}
+
+// machine is PID 1 of a machine of its own, in namespaces of its own.
+func machine(string) error {
+	if err := makeCard(); err != nil {
+		return err
+	}
+	got, err := pid1.Machine{}.SetUp(say)
+	if err != nil {
+		return err
+	}
+	return describe(got)
+}
+
+func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+
+// makeCard makes the network card that the configuration is about, and another one.
+func makeCard() error {
+	mac, err := net.ParseMAC(config.MAC)
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "other"
+	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "card", PeerHardwareAddr: mac})
+}
+
+// describe says what has become of the node, and stays.
+func describe(got boot.Config) error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	fmt.Println("host", name, "node", got.Node, "token", got.Token)
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		a := l.Attrs()
+		fmt.Println("interface", a.Name, a.Flags&net.FlagUp != 0, a.MTU)
+		for _, address := range addresses {
+			fmt.Println("address", a.Name, address.IPNet)
+		}
+	}
+	for _, pattern := range []string{"/*", "/dev/*", "/proc/[0-9]*"} {
+		names, err := filepath.Glob(pattern)
+		fmt.Println(pattern, names, err)
+	}
+	info, err := os.Stat(boot.Path)
+	if err != nil {
+		return err
+	}
+	fmt.Println(boot.Path, info.Mode())
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	fmt.Print(string(mounts))
+	fmt.Println("ready")
+	time.Sleep(time.Hour)
+	return err
+}
+
+// namespaces starts a part as PID 1 in namespaces of its own.
+func namespaces(files ...*os.File) func(*exec.Cmd) {
+	return func(cmd *exec.Cmd) {
+		cmd.ExtraFiles = files
+		a := cmd.SysProcAttr
+		a.Cloneflags = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+		if os.Getuid() != 0 {
+			a.Cloneflags |= unix.CLONE_NEWUSER
+			a.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+			a.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+		}
+	}
+}
+
+// startHosted starts a hosted node whose configuration is text. The node lives as long as what is returned is open.
+func startHosted(t *testing.T, text []byte) (*part, *os.File) {
+	t.Helper()
+	dir := t.TempDir()
+	root, file := filepath.Join(dir, "root"), filepath.Join(dir, "node.json")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	t.Cleanup(func() { w.Close() })
+	return play(t, namespaces(r), "hosted", file, root), w
+}
+
+func encoded(t *testing.T) []byte {
+	t.Helper()
+	text, err := config.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func TestHosted(t *testing.T) {
+	p, lifeline := startHosted(t, encoded(t))
+	p.await("ready\n")
+	said := p.out.String()
+	for _, want := range []string{
+		"host node3 node 3 token token\n",
+		"interface lo true 65536\n", "interface card true 1234\n", "interface other false 1500\n", "address card 10.66.1.3/16\n",
+		"/* [/dev /margay /proc /run /tmp] <nil>\n",
+		"/dev/* [/dev/full /dev/null /dev/random /dev/tty /dev/urandom /dev/zero] <nil>\n",
+		"/proc/[0-9]* [/proc/1] <nil>\n",
+		"/margay/node.json -rw-------\n",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in:\n%s", want, said)
+		}
+	}
+	if strings.Contains(said, "address other") {
+		t.Errorf("the wrong interface has an address:\n%s", said)
+	}
+	lifeline.Close()
+	contains(t, p.end(1), "margay: the holder is gone\n")
+}
+
+func TestHostedRefuses(t *testing.T) {
+	p, _ := startHosted(t, []byte("{}"))
+	contains(t, p.end(1), "error: boot: configuration: ")
+}
+
+// A module that cannot be loaded does not keep the next one from being tried.
+func TestBadModules(t *testing.T) {
+	dir := t.TempDir()
+	if err := pid1.LoadModulesOf(filepath.Join(dir, "none")); err != nil {
+		t.Errorf("an image without modules: %v", err)
+	}
+	text, list := filepath.Join(dir, "text.ko"), filepath.Join(dir, "list")
+	if err := os.WriteFile(text, []byte("no module"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(list, []byte(filepath.Join(dir, "absent.ko")+"\n"+text+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err := pid1.LoadModulesOf(list)
+	if err == nil || !strings.Contains(err.Error(), "module absent.ko: ") || !strings.Contains(err.Error(), "module text.ko: ") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,201 @@
+// Package pid1 is the first process of a node. It does what must be done before anything else (mounts, modules, network),
+// and what must go on when everything else has failed: it reaps, it starts the node kernel again when that dies, and it keeps
+// the descriptors by which the next node kernel adopts the jobs of the last.
+//
+// It talks to the node kernel over one link per start (package link). The node kernel leaves things with it (package keep),
+// asks for them back with Resync, and may ask for the node to be turned off.
+//
+// Locks: process.mu guards which node kernel is running.
+package pid1
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+	"margay/kernel/keep"
+	"margay/kernel/link"
+	"margay/kernel/reap"
+)
+
+// Kinds of the messages that a node kernel sends besides those of package keep.
+const (
+	Resync   = "resync"   // -> everything kept (package keep)
+	PowerOff = "poweroff" // end the node; not answered
+)
+
+// LinkFD is the descriptor of the node kernel's end of the link.
+const LinkFD = 3
+
+// The first pause before the node kernel is started again, and the longest one. A node kernel that ran for settled starts
+// over with the first.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = 5 * time.Second
+	settled    = time.Minute
+)
+
+// Node is how PID 1 gets its node ready, which differs between a machine of its own and a hosted node.
+type Node interface {
+	// SetUp mounts and configures, and returns the node's configuration. What it lacks but can live without it logs.
+	SetUp(log func(format string, args ...any)) (boot.Config, error)
+	// Off ends the node. It does not return.
+	Off()
+}
+
+// lastWords bounds how long the link of a node kernel that has ended is read. It ends by itself, unless somebody else has got
+// hold of the other end.
+const lastWords = 5 * time.Second
+
+// memoryLimit bounds the node kernel's Go heap.
+const memoryLimit = "GOMEMLIMIT=96MiB"
+
+type process struct {
+	program []string // command that becomes the node kernel
+	kept    keep.Store
+	off     chan struct{} // closed when the node kernel asks for the end
+
+	mu      sync.Mutex
+	kernel  int // pid of the node kernel, 0 while none runs
+	ended   chan unix.WaitStatus
+	offOnce sync.Once
+}
+
+// Main is the life of PID 1. program is the command that becomes the node kernel; it is started with the link at LinkFD.
+// Main returns only when the node cannot be set up.
+func Main(node Node, program []string) error {
+	// Nothing may end this process, so nothing here may be chosen to be killed for want of memory.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
+	config, err := node.SetUp(logf)
+	if err != nil {
+		return err
+	}
+	logf("%s of machine %s is up, starting the node kernel", config.Hostname(), config.Machine)
+	p := &process{program: program, ended: make(chan unix.WaitStatus, 1), off: make(chan struct{})}
+	go reap.All(p.reaped)
+	p.supervise()
+	logf("the node goes off")
+	node.Off()
+	return nil
+}
+
+// supervise runs node kernels, one after the other, until one asks for the node to be turned off.
+func (p *process) supervise() {
+	pause := firstPause
+	for {
+		started := time.Now()
+		status, err := p.runKernel()
+		select {
+		case <-p.off:
+			return
+		default:
+		}
+		if time.Since(started) > settled {
+			pause = firstPause
+		}
+		switch {
+		case err != nil:
+			logf("cannot start the node kernel: %v; next try in %v", err, pause)
+		case status.Signaled():
+			logf("the node kernel was killed by %s; starting it again in %v", unix.SignalName(status.Signal()), pause)
+		default:
+			logf("the node kernel ended with status %d; starting it again in %v", status.ExitStatus(), pause)
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// runKernel starts a node kernel and serves it until it ends.
+func (p *process) runKernel() (unix.WaitStatus, error) {
+	near, far, err := link.Pair()
+	if err != nil {
+		return 0, err
+	}
+	defer near.Close()
+	p.mu.Lock()
+	p.kernel, err = syscall.ForkExec(p.program[0], p.program, &syscall.ProcAttr{
+		Env:   []string{memoryLimit, "GOGC=400", "PATH=/"},
+		Files: []uintptr{0, 1, 2, far.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		p.kernel = 0
+	}
+	p.mu.Unlock()
+	runtime.KeepAlive(far)
+	far.Close()
+	if err != nil {
+		return 0, err
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		p.serve(near)
+	}()
+	status := <-p.ended
+	// What it said last is still on the link, and may be all that is known of a job.
+	near.SetDeadline(time.Now().Add(lastWords))
+	<-served
+	return status, nil
+}
+
+// serve obeys one node kernel.
+func (p *process) serve(conn *link.Conn) {
+	for {
+		m, err := conn.Recv()
+		if err != nil {
+			if err != io.EOF {
+				logf("link to the node kernel: %v", err)
+			}
+			return
+		}
+		if mine, err := p.kept.Handle(m); mine {
+			if err != nil {
+				logf("link to the node kernel: %v", err)
+			}
+			continue
+		}
+		m.CloseFiles()
+		switch m.Kind {
+		case Resync:
+			if err := p.kept.Replay(conn); err != nil {
+				logf("link to the node kernel: %v", err)
+			}
+		case PowerOff:
+			p.offOnce.Do(func() { close(p.off) })
+			p.killKernel()
+		default:
+			logf("the node kernel asks for %q, which is unknown", m.Kind)
+		}
+	}
+}
+
+func (p *process) killKernel() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kernel != 0 {
+		_ = unix.Kill(p.kernel, unix.SIGKILL)
+	}
+}
+
+func (p *process) reaped(pid int, status unix.WaitStatus) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if pid == p.kernel {
+		p.kernel = 0
+		p.ended <- status
+	}
+}
+
+// logf writes a line to the console.
+func logf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "margay: "+format+"\n", args...)
+}

@@ -1,0 +1,353 @@
+package pid1_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+	"margay/kernel/keep"
+	"margay/kernel/link"
+	"margay/kernel/pid1"
+)
+
+// PID 1 reaps whatever there is, so it cannot be the process that tests. The test binary is started again as PID 1, and by
+// that as the node kernel.
+func TestMain(m *testing.M) {
+	if len(os.Args) < 3 {
+		os.Exit(m.Run())
+	}
+	var err error
+	switch os.Args[1] {
+	case "pid1":
+		err = first(os.Args[2:])
+	case "kernel":
+		err = nodeKernel(kernels[os.Args[2]])
+	case "hosted":
+		err = hosted(os.Args[2], os.Args[3])
+	case "machine":
+		err = machine(os.Args[2])
+	case "orphan":
+		err = orphan(os.Args[2])
+	default:
+		os.Exit(m.Run())
+	}
+	if err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// node is a node that needs no getting ready.
+type node struct{ err error }
+
+func (n node) SetUp(func(string, ...any)) (boot.Config, error) {
+	return boot.Config{Machine: "test", Node: 3}, n.err
+}
+
+func (node) Off() {
+	fmt.Println("off")
+	os.Exit(0)
+}
+
+// first is PID 1. Its node kernels are given a part, or the program does not exist.
+func first(args []string) error {
+	// Orphans come to it as they do to PID 1.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	switch args[0] {
+	case "no node":
+		return pid1.Main(node{err: errors.New("there is no node")}, []string{"/none"})
+	case "no kernel":
+		return pid1.Main(node{}, []string{"/none"})
+	}
+	return pid1.Main(node{}, []string{"/proc/self/exe", "kernel", args[0]})
+}
+
+// nodeKernel is a node kernel. It says what was kept for it before it plays its part.
+func nodeKernel(part func(c *link.Conn, kept []*keep.Item) error) error {
+	conn, err := link.NewConn(os.NewFile(pid1.LinkFD, "link"))
+	if err != nil {
+		return err
+	}
+	if err := conn.Send(link.New(pid1.Resync, nil)); err != nil {
+		return err
+	}
+	var kept []*keep.Item
+	for {
+		m, err := conn.Recv()
+		if err != nil {
+			return err
+		}
+		item, done, err := keep.Replayed(m)
+		if err != nil {
+			return err
+		}
+		if done {
+			fmt.Println("kept", len(kept))
+			return part(conn, kept)
+		}
+		kept = append(kept, item)
+	}
+}
+
+// kernels are the parts of node kernels.
+var kernels = map[string]func(c *link.Conn, kept []*keep.Item) error{
+	// restart ends in one way after the other.
+	"restart": func(c *link.Conn, kept []*keep.Item) error {
+		if err := keep.Keep(c, keep.Item{Name: fmt.Sprint("life ", len(kept))}); err != nil {
+			return err
+		}
+		switch len(kept) {
+		case 0:
+			os.Exit(3)
+		case 1:
+			return unix.Kill(os.Getpid(), unix.SIGKILL)
+		case 2:
+			return nil
+		}
+		return powerOff(c)
+	},
+	// heir leaves things behind and finds them again.
+	"heir": func(c *link.Conn, kept []*keep.Item) error {
+		if len(kept) == 0 {
+			return leave(c)
+		}
+		for _, item := range kept {
+			text := make([]byte, 100)
+			n, err := item.Files[0].ReadAt(text, 0)
+			fmt.Println(item.Name, string(item.Words), string(text[:n]), err)
+		}
+		return powerOff(c)
+	},
+	// many leaves a lot behind and is killed before PID 1 can look at it.
+	"many": func(c *link.Conn, kept []*keep.Item) error {
+		if len(kept) > 0 {
+			return powerOff(c)
+		}
+		if err := unix.Kill(os.Getppid(), unix.SIGSTOP); err != nil {
+			return err
+		}
+		for i := range manyItems {
+			if err := keep.Keep(c, keep.Item{Name: fmt.Sprint(i)}); err != nil {
+				return err
+			}
+		}
+		fmt.Println("all is said")
+		return unix.Kill(os.Getpid(), unix.SIGKILL)
+	},
+	"nonsense": func(c *link.Conn, kept []*keep.Item) error {
+		if err := c.Send(link.New("nonsense", nil)); err != nil {
+			return err
+		}
+		return powerOff(c)
+	},
+	// orphan leaves a process that ends when it has another parent.
+	"orphan": func(c *link.Conn, kept []*keep.Item) error {
+		if len(kept) == 0 {
+			pid, err := syscall.ForkExec("/proc/self/exe", []string{"pid1", "orphan", fmt.Sprint(os.Getpid())}, nil)
+			if err != nil {
+				return err
+			}
+			return keep.Keep(c, keep.Item{Name: fmt.Sprint(pid)})
+		}
+		var pid int
+		fmt.Sscan(kept[0].Name, &pid)
+		if err := poll("orphan reaped", func() bool { return unix.Kill(pid, 0) == unix.ESRCH }); err != nil {
+			return err
+		}
+		fmt.Println("the orphan is gone")
+		return powerOff(c)
+	},
+}
+
+const manyItems = 100
+
+// powerOff asks for the end and waits for it.
+func powerOff(c *link.Conn) error {
+	if err := c.Send(link.New(pid1.PowerOff, nil)); err != nil {
+		return err
+	}
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// leave keeps two things, one of which it replaces, and forgets a third. The second life is told about it by the third.
+func leave(c *link.Conn) error {
+	for _, item := range []keep.Item{{Name: "a", Words: []byte("1")}, {Name: "b/c"}, {Name: "d"}, {Name: "a", Words: []byte("2")}} {
+		fd, err := unix.MemfdCreate("kept", unix.MFD_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		f := os.NewFile(uintptr(fd), "kept")
+		if _, err := f.WriteString("content of " + item.Name); err != nil {
+			return err
+		}
+		item.Files = []*os.File{f}
+		if err := keep.Keep(c, item); err != nil {
+			return err
+		}
+	}
+	return keep.Drop(c, "b")
+}
+
+func orphan(parent string) error {
+	return poll("new parent", func() bool { return fmt.Sprint(os.Getppid()) != parent })
+}
+
+// patience bounds every wait for something that must happen.
+const patience = 30 * time.Second
+
+func poll(what string, ok func() bool) error {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("no %s within %v", what, patience)
+		}
+	}
+	return nil
+}
+
+// lockedBuffer is a buffer that is read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// part is a part that runs.
+type part struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	out lockedBuffer // all that it and its node kernels say
+}
+
+// play starts the test binary in a part. change may change the command before it is started.
+func play(t *testing.T, change func(*exec.Cmd), args ...string) *part {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &part{t: t, cmd: exec.Command(exe, args...)}
+	p.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=1 atexit_sleep_ms=0") // the race detector does not hold up ends
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.WaitDelay = time.Second
+	if change != nil {
+		change(p.cmd)
+	}
+	if err := p.cmd.Start(); err != nil {
+		if errors.Is(err, unix.EPERM) && os.Getuid() != 0 {
+			t.Skip("needs user namespaces, which this host does not let an ordinary user make: ", err)
+		}
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		p.cmd.Wait()
+	})
+	return p
+}
+
+// await waits until a text has been said.
+func (p *part) await(text string) {
+	p.t.Helper()
+	if err := poll(text, func() bool { return strings.Contains(p.out.String(), text) }); err != nil {
+		p.t.Fatalf("%v:\n%s", err, p.out.String())
+	}
+}
+
+// end waits for the end and returns what was said.
+func (p *part) end(status int) string {
+	p.t.Helper()
+	timer := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
+	defer timer.Stop()
+	p.cmd.Wait()
+	if got := p.cmd.ProcessState.ExitCode(); got != status {
+		p.t.Errorf("exit status %d, want %d:\n%s", got, status, p.out.String())
+	}
+	return p.out.String()
+}
+
+// contains demands texts, in this order.
+func contains(t *testing.T, said string, texts ...string) {
+	t.Helper()
+	rest := said
+	for _, text := range texts {
+		_, after, ok := strings.Cut(rest, text)
+		if !ok {
+			t.Fatalf("no %q where it should be in:\n%s", text, said)
+		}
+		rest = after
+	}
+}
+
+func TestRestart(t *testing.T) {
+	said := play(t, nil, "pid1", "restart").end(0)
+	contains(t, said,
+		"margay: node3 of machine test is up, starting the node kernel\n", "kept 0\n",
+		"margay: the node kernel ended with status 3; starting it again in 50ms\n", "kept 1\n",
+		"margay: the node kernel was killed by SIGKILL; starting it again in 100ms\n", "kept 2\n",
+		"margay: the node kernel ended with status 0; starting it again in 200ms\n", "kept 3\n",
+		"margay: the node goes off\n", "off\n")
+}
+
+func TestHeir(t *testing.T) {
+	said := play(t, nil, "pid1", "heir").end(0)
+	contains(t, said, "kept 0\n", "kept 2\n", "a 2 content of a EOF\n", "d  content of d EOF\n", "off\n")
+}
+
+// What a node kernel said last counts even if it was killed a moment later.
+func TestLastWords(t *testing.T) {
+	for range 5 {
+		p := play(t, nil, "pid1", "many")
+		p.await("all is said\n")
+		if err := p.cmd.Process.Signal(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		contains(t, p.end(0), "kept 0\n", fmt.Sprintf("kept %d\n", manyItems), "off\n")
+	}
+}
+
+func TestNonsense(t *testing.T) {
+	said := play(t, nil, "pid1", "nonsense").end(0)
+	contains(t, said, "margay: the node kernel asks for \"nonsense\", which is unknown\n", "off\n")
+}
+
+func TestOrphan(t *testing.T) {
+	contains(t, play(t, nil, "pid1", "orphan").end(0), "the orphan is gone\n", "off\n")
+}
+
+func TestNoNode(t *testing.T) {
+	contains(t, play(t, nil, "pid1", "no node").end(1), "error: there is no node\n")
+}
+
+// It tries for ever, at longer and longer intervals.
+func TestNoKernel(t *testing.T) {
+	p := play(t, nil, "pid1", "no kernel")
+	for _, pause := range []string{"50ms", "100ms", "200ms"} {
+		p.await("margay: cannot start the node kernel: no such file or directory; next try in " + pause + "\n")
+	}
+}

@@ -1,0 +1,31 @@
+// Package reap collects ended children for a process that is init of a PID namespace and so inherits every orphan in it.
+package reap
+
+import (
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+)
+
+// All calls ended for each process that this one has to reap, for as long as the process lives. It must be the only waiter
+// of the process: os/exec waits by itself and cannot be used beside it. A caller that starts processes holds a lock of its
+// own around the start and in ended, so that ended knows the pid.
+func All(ended func(pid int, status unix.WaitStatus)) {
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	for {
+		for {
+			var status unix.WaitStatus
+			pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+			if err == unix.EINTR {
+				continue
+			}
+			if err != nil || pid <= 0 {
+				break
+			}
+			ended(pid, status)
+		}
+		<-children
+	}
+}

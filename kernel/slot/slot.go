@@ -1,0 +1,89 @@
+// Package slot is the ABI between the node kernel and extensions: the places where an extension can be attached, what it gets
+// there and what it may answer. One table declares them; the node kernel, the documentation and the tests go by it. It is a
+// leaf. The C side of it is ext/include/margay.h, which a test holds against the types here.
+package slot
+
+import (
+	"fmt"
+	"time"
+)
+
+// Name is the name of a slot. An object's section bears it.
+type Name string
+
+// The slots.
+const (
+	Boot      Name = "boot"
+	Timer     Name = "timer"
+	Interrupt Name = "interrupt"
+	Sched     Name = "sched"
+	Message   Name = "message"
+	Packet    Name = "packet"
+	Trap      Name = "trap"
+	Fault     Name = "fault"
+	Exit      Name = "exit"
+	PlaceSlot Name = "place"
+)
+
+// Verdict is what an extension answers, its r0.
+type Verdict uint64
+
+// The verdicts of the message slot.
+const (
+	Deliver Verdict = 0 // queue the message for its target rank; the default
+	Consume Verdict = 1 // it has been handled; nobody else hears of it
+	Drop    Verdict = 2 // throw it away and count that
+)
+
+// Row declares a slot.
+type Row struct {
+	Name     Name
+	What     string // when an extension there is run
+	Ready    bool   // it can be used; the others are declared for what is to come
+	Context  int    // size of the context, in bytes
+	Verdicts map[Verdict]string
+	Default  Verdict // what the node kernel does without an extension, or after a fault
+	Fuel     uint64  // budget of one run, in instructions
+	Time     time.Duration
+}
+
+// Table declares all slots.
+var Table = []Row{
+	{Name: Boot, What: "once, before the node registers"},
+	{Name: Timer, What: "at intervals"},
+	{Name: Interrupt, What: "at an interrupt"},
+	{Name: Sched, What: "when a core is to be given to a process"},
+	{
+		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
+		Context:  MessageSize,
+		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP"},
+		Default:  Deliver,
+		Fuel:     100_000,
+		Time:     20 * time.Millisecond,
+	},
+	{Name: Packet, What: "when a frame arrives from the network"},
+	{Name: Trap, What: "when a process enters the kernel"},
+	{Name: Fault, What: "when a process makes a fault"},
+	{Name: Exit, What: "when a process ends"},
+	{Name: PlaceSlot, What: "when a job is given its cores"},
+}
+
+// Find returns the row of a slot, or an error that says what there is.
+func Find(name Name) (Row, error) {
+	var ready []Name
+	for _, row := range Table {
+		if row.Name == name && row.Ready {
+			return row, nil
+		}
+		if row.Name == name {
+			return Row{}, fmt.Errorf("slot %s takes no extensions yet", name)
+		}
+		if row.Ready {
+			ready = append(ready, row.Name)
+		}
+	}
+	return Row{}, fmt.Errorf("there is no slot %q; extensions can be put into %v", name, ready)
+}
+
+// FaultLimit is how many faults an extension may make before it is removed from its slot.
+const FaultLimit = 16

@@ -1,0 +1,79 @@
+package slot
+
+import (
+	"bytes"
+	"os"
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+)
+
+// The C structure of a context, as the compiler laid it out, is the Go structure.
+func TestContextsAgree(t *testing.T) {
+	file, err := os.ReadFile("../../ext/message/accumulate/accumulate.o")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := btf.LoadSpecFromReader(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c *btf.Struct
+	if err := spec.TypeByName("margay_message", &c); err != nil {
+		t.Fatal(err)
+	}
+	goType := reflect.TypeFor[MessageContext]()
+	if int(c.Size) != int(goType.Size()) || goType.Size() != MessageSize {
+		t.Errorf("struct margay_message has %d bytes, MessageContext %d, MessageSize is %d", c.Size, goType.Size(), MessageSize)
+	}
+	if len(c.Members) != goType.NumField() {
+		t.Fatalf("struct margay_message has %d members, MessageContext %d", len(c.Members), goType.NumField())
+	}
+	for i, m := range c.Members {
+		f := goType.Field(i)
+		size, err := btf.Sizeof(m.Type)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int(m.Offset.Bytes()) != int(f.Offset) || size != int(f.Type.Size()) {
+			t.Errorf("member %s is at %d with %d bytes, field %s at %d with %d", m.Name, m.Offset.Bytes(), size, f.Name, f.Offset, f.Type.Size())
+		}
+	}
+}
+
+// The headers declare the verdicts with the table's numbers.
+func TestVerdictsAgree(t *testing.T) {
+	header, err := os.ReadFile("../../ext/include/margay.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range Table {
+		for number, name := range row.Verdicts {
+			line := []byte("#define MARGAY_" + name + " " + string(rune('0'+number)) + " ")
+			if !bytes.Contains(header, line) {
+				t.Errorf("slot %s: the header has no %q", row.Name, line)
+			}
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	seen := make(map[Name]bool)
+	for _, row := range Table {
+		if seen[row.Name] || row.What == "" {
+			t.Errorf("row %+v", row)
+		}
+		seen[row.Name] = true
+		got, err := Find(row.Name)
+		if (err == nil) != row.Ready || row.Ready && got.Context == 0 {
+			t.Errorf("Find(%s) = %+v, %v", row.Name, got, err)
+		}
+		if row.Ready && (row.Fuel == 0 || row.Time == 0 || row.Verdicts[row.Default] == "") {
+			t.Errorf("slot %s has no budget or no default: %+v", row.Name, row)
+		}
+	}
+	if _, err := Find("nothing"); err == nil {
+		t.Error("a slot that does not exist was found")
+	}
+}

@@ -1,0 +1,415 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/cgroup"
+	"margay/kernel/keep"
+	"margay/kernel/link"
+)
+
+// ErrGone reports that the job's init has ended, and with it everything of the job on this node.
+var ErrGone = errors.New("the job's init has ended")
+
+// endWait bounds how long End waits before it takes stronger means.
+const endWait = 5 * time.Second
+
+// Host is what a node offers for its jobs.
+type Host struct {
+	Program []string     // command that becomes a job init; it is given "group" as a further argument when Cgroups is there
+	Cgroups *cgroup.Tree // nil where no control groups can be had
+	UserNS  bool         // this node has a single user id: each job gets a user namespace to have another
+	Log     func(format string, args ...any)
+}
+
+// Handler is told what happens in a job. Its methods are called one at a time and must not block for long: what they hold
+// up is the job's output.
+type Handler interface {
+	// Record hands over the next record. It may repeat records that have not been acknowledged.
+	Record(Record)
+	// InputTaken tells how many bytes of its standard input a rank has taken.
+	InputTaken(rank int, position uint64)
+	// Gone tells that the job's init has ended. It is the last call.
+	Gone()
+}
+
+// Container is the node kernel's handle on a job's processes on this node. It is safe for concurrent use.
+type Container struct {
+	spec Spec
+	host Host
+	conn *link.Conn
+	pid  int // of the job init, in this node's PID namespace
+
+	adopted State // what the init said when it was adopted
+
+	replies chan link.Message // answers to requests
+	asking  sync.Mutex        // one request at a time
+	gone    chan struct{}
+}
+
+// notes are the words that are kept with a job's link for the next node kernel.
+type notes struct {
+	Job uint32
+	PID int
+}
+
+// New makes the init of a job and its empty root. On an error nothing is left.
+func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
+	near, far, err := link.Pair()
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{spec: spec, host: host, conn: near, replies: make(chan link.Message, 1), gone: make(chan struct{})}
+	cmd, err := c.spawn(far)
+	far.Close() // the end of the last other holder is the end of the link
+	if err != nil {
+		near.Close()
+		c.removeGroup()
+		return nil, err
+	}
+	c.pid = cmd.Process.Pid
+	go cmd.Wait()
+	go c.listen(h)
+	if err := c.ask(ctx, link.New(Create, spec)); err != nil {
+		c.End()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Adopt takes over the init of a job that an earlier node kernel made, from what Kept gave. It also returns what the init
+// keeps. The container is dead until Follow.
+func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep.Item, error) {
+	var n notes
+	if err := json.Unmarshal(item.Words, &n); err != nil {
+		return nil, nil, fmt.Errorf("task: notes of kept link %s: %w", item.Name, err)
+	}
+	if len(item.Files) != 1 {
+		return nil, nil, fmt.Errorf("task: kept link %s has %d descriptors, not one", item.Name, len(item.Files))
+	}
+	conn, err := link.NewConn(item.Files[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &Container{host: host, conn: conn, pid: n.PID, replies: make(chan link.Message, 1), gone: make(chan struct{})}
+	items, err := c.resync(ctx)
+	if err != nil {
+		conn.Close()
+		return nil, nil, fmt.Errorf("task: adopt job %d: %w", n.Job, err)
+	}
+	return c, items, nil
+}
+
+// Follow brings an adopted container to life: from now on h is told what happens in it. It must be called once.
+func (c *Container) Follow(h Handler) { go c.listen(h) }
+
+// resync reads all that the init has to tell a new node kernel. What the old one had not yet read comes first and is skipped,
+// since the init sends it again.
+func (c *Container) resync(ctx context.Context) ([]*keep.Item, error) {
+	defer c.bound(ctx)()
+	sent := make(chan error, 1)
+	go func() { sent <- c.conn.Send(link.New(Resync, nil)) }() // the old answers may fill the socket
+	var items []*keep.Item
+	for {
+		m, err := c.conn.Recv()
+		if err != nil {
+			return nil, err
+		}
+		if m.Kind == Resync {
+			var state State
+			err := errors.Join(m.Decode(&state), <-sent)
+			c.spec, c.adopted = state.Spec, state
+			return items, err
+		}
+		if item, _, err := keep.Replayed(m); err != nil {
+			return nil, err
+		} else if item != nil {
+			items = append(items, item)
+		}
+	}
+}
+
+// Kept is what PID 1 should keep of this container, for Adopt. Its file is the caller's to close.
+func (c *Container) Kept(name string) (keep.Item, error) {
+	words, err := json.Marshal(notes{Job: c.spec.Job, PID: c.pid})
+	if err != nil {
+		return keep.Item{}, err
+	}
+	dup, err := c.conn.Dup()
+	if err != nil {
+		return keep.Item{}, err
+	}
+	return keep.Item{Name: name, Words: words, Files: []*os.File{dup}}, nil
+}
+
+// Spec returns what the container was made from.
+func (c *Container) Spec() Spec { return c.spec }
+
+// Adopted returns the state that an adopted container was found in.
+func (c *Container) Adopted() State { return c.adopted }
+
+// Keep leaves an item with the job's init, for ranks to inherit and for the next node kernel to find.
+func (c *Container) Keep(item keep.Item) error { return keep.Keep(c.conn, item) }
+
+// Drop makes the job's init forget an item.
+func (c *Container) Drop(name string) error { return keep.Drop(c.conn, name) }
+
+// Unpack has the zstd-compressed tar archive that r gives unpacked into the job's root.
+func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
+	buf := make([]byte, link.MaxPayload)
+	for {
+		n, err := io.ReadFull(r, buf)
+		if n > 0 {
+			if err := c.conn.Send(link.Message{Kind: Unpack, Payload: buf[:n]}); err != nil {
+				return c.lost(Unpack, err)
+			}
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			return c.ask(ctx, link.New(Unpacked, nil))
+		}
+		if err != nil {
+			return fmt.Errorf("task: read files of job %d: %w", c.spec.Job, err)
+		}
+	}
+}
+
+// Start runs the job's ranks.
+func (c *Container) Start(ctx context.Context) error { return c.ask(ctx, link.New(Start, nil)) }
+
+// Signal sends sig to the process group of one rank, or of AllRanks.
+func (c *Container) Signal(rank int, sig unix.Signal) error {
+	return c.conn.Send(link.New(Signal, SignalBody{Rank: rank, Signal: sig}))
+}
+
+// Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler is told what the rank has
+// taken, and a piece must end less than 256 KiB after that.
+func (c *Container) Input(rank int, offset uint64, data []byte, eof bool) error {
+	for {
+		piece := data[:min(len(data), link.MaxPayload)]
+		data = data[len(piece):]
+		m := link.New(Input, InputBody{Rank: rank, Offset: offset, EOF: eof && len(data) == 0})
+		m.Payload = piece
+		if err := c.conn.Send(m); err != nil {
+			return err
+		}
+		offset += uint64(len(piece))
+		if len(data) == 0 {
+			return nil
+		}
+	}
+}
+
+// Ack lets the init forget the records up to seq.
+func (c *Container) Ack(seq uint64) error { return c.conn.Send(link.New(Ack, AckBody{Seq: seq})) }
+
+// Rewind has every unacknowledged record and all input positions told again.
+func (c *Container) Rewind() error { return c.conn.Send(link.New(Rewind, nil)) }
+
+// Done is closed when the job's init has ended.
+func (c *Container) Done() <-chan struct{} { return c.gone }
+
+// End kills everything of the job on this node and waits until it is gone.
+func (c *Container) End() error {
+	c.conn.SetWriteDeadline(time.Now().Add(endWait / 5))
+	// An init that does not listen any more is killed below.
+	_ = c.conn.Send(link.New(End, nil))
+	select {
+	case <-c.gone:
+	case <-time.After(endWait):
+		c.host.Log("job %d: init %d does not end, killing it", c.spec.Job, c.pid)
+		if err := unix.Kill(c.pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("task: kill init of job %d: %w", c.spec.Job, err)
+		}
+		<-c.gone
+	}
+	return c.removeGroup()
+}
+
+func (c *Container) removeGroup() error {
+	if c.host.Cgroups == nil {
+		return nil
+	}
+	return c.host.Cgroups.Job(groupName(c.spec.Job)).Remove(endWait)
+}
+
+// listen reads what the init says and ends when the init does.
+func (c *Container) listen(h Handler) {
+	defer func() {
+		c.conn.Close()
+		close(c.gone)
+		h.Gone()
+	}()
+	for {
+		m, err := c.conn.Recv()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				c.host.Log("job %d: %v", c.spec.Job, err)
+			}
+			return
+		}
+		if err := c.dispatch(m, h); err != nil {
+			c.host.Log("job %d: %v", c.spec.Job, err)
+		}
+	}
+}
+
+func (c *Container) dispatch(m link.Message, h Handler) error {
+	switch m.Kind {
+	case Output:
+		var r Record
+		if err := m.Decode(&r); err != nil {
+			return err
+		}
+		r.Data = m.Payload
+		if r.Stream == Exit {
+			c.explain(&r.Status)
+		}
+		h.Record(r)
+	case Input:
+		var b InputBody
+		if err := m.Decode(&b); err != nil {
+			return err
+		}
+		h.InputTaken(b.Rank, b.Offset)
+	default:
+		select {
+		case c.replies <- m:
+		default:
+			return fmt.Errorf("unexpected answer %q", m.Kind)
+		}
+	}
+	return nil
+}
+
+// explain adds what only the node knows about the end of a rank.
+func (c *Container) explain(s *Status) {
+	if s.Signal == unix.SIGKILL {
+		s.Reason = c.outOfMemory()
+	}
+}
+
+// outOfMemory says for people that memory was the reason why something of the job was killed, nothing if it was not.
+func (c *Container) outOfMemory() string {
+	if c.host.Cgroups == nil || c.host.Cgroups.Job(groupName(c.spec.Job)).OOMKills() == 0 {
+		return ""
+	}
+	return fmt.Sprintf("out of memory (the job's limit on this node is %d MiB)", c.spec.Memory>>20)
+}
+
+// lost explains an error of the link by the end of the init, if that is the reason.
+func (c *Container) lost(op string, err error) error {
+	select {
+	case <-c.gone:
+	case <-time.After(endWait / 5):
+		return err
+	}
+	if reason := c.outOfMemory(); reason != "" {
+		return fmt.Errorf("task: %s: %w: %s", op, ErrGone, reason)
+	}
+	return fmt.Errorf("task: %s: %w", op, ErrGone)
+}
+
+// ask sends a request and waits for its answer.
+func (c *Container) ask(ctx context.Context, m link.Message) error {
+	c.asking.Lock()
+	defer c.asking.Unlock()
+	if err := c.conn.Send(m); err != nil {
+		return c.lost(m.Kind, err)
+	}
+	select {
+	case reply := <-c.replies:
+		if reply.Kind == Failed {
+			e := new(StartError)
+			if err := reply.Decode(e); err != nil {
+				return err
+			}
+			return e
+		}
+		if reply.Kind != m.Kind {
+			return fmt.Errorf("task: %q was answered by %q", m.Kind, reply.Kind)
+		}
+		return nil
+	case <-c.gone:
+		return c.lost(m.Kind, ErrGone)
+	case <-ctx.Done():
+		return fmt.Errorf("task: %s of job %d: %w", m.Kind, c.spec.Job, context.Cause(ctx))
+	}
+}
+
+// bound applies ctx to reads of the link until the returned function is called.
+func (c *Container) bound(ctx context.Context) func() {
+	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	return func() {
+		stop()
+		c.conn.SetReadDeadline(time.Time{})
+	}
+}
+
+// spawn starts the job init, with far as its end of the link.
+func (c *Container) spawn(far *os.File) (*exec.Cmd, error) {
+	cmd := exec.Command(c.host.Program[0], c.host.Program[1:]...)
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = []*os.File{far}
+	cmd.Env = []string{"GOMAXPROCS=1", "GOMEMLIMIT=64MiB", "GOGC=400"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWUTS,
+		Setsid:     true,
+	}
+	if c.host.UserNS {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: c.spec.UID, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: c.spec.GID, HostID: os.Getgid(), Size: 1}}
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP, unix.CAP_KILL,
+			unix.CAP_CHOWN, unix.CAP_FOWNER, unix.CAP_DAC_OVERRIDE, unix.CAP_SYS_CHROOT}
+	}
+	if c.host.Cgroups != nil {
+		init, ranks, err := c.group()
+		if err != nil {
+			return nil, err
+		}
+		defer init.Close()
+		defer ranks.Close()
+		cmd.Args = append(cmd.Args, "group")
+		cmd.ExtraFiles = append(cmd.ExtraFiles, ranks)
+		cmd.SysProcAttr.UseCgroupFD = true
+		cmd.SysProcAttr.CgroupFD = int(init.Fd())
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("task: start init of job %d: %w", c.spec.Job, err)
+	}
+	return cmd, nil
+}
+
+// group makes the job's control group and opens its two leaves.
+func (c *Container) group() (init, ranks *os.File, err error) {
+	limits := cgroup.Limits{Memory: c.spec.Memory, Pids: c.spec.Pids}
+	for _, r := range c.spec.Ranks {
+		limits.Cores = append(limits.Cores, r.Cores...)
+	}
+	group, err := c.host.Cgroups.Create(groupName(c.spec.Job), limits)
+	if err != nil {
+		return nil, nil, err
+	}
+	if init, err = group.Init(); err != nil {
+		return nil, nil, err
+	}
+	if ranks, err = group.Ranks(); err != nil {
+		init.Close()
+		return nil, nil, err
+	}
+	return init, ranks, nil
+}
+
+func groupName(job uint32) string { return "job-" + strconv.FormatUint(uint64(job), 10) }

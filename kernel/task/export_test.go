@@ -1,0 +1,7 @@
+package task
+
+// Detach drops the container's link as the death of the node kernel does.
+func (c *Container) Detach() { c.conn.Close() }
+
+// PID returns the process id of the job's init.
+func (c *Container) PID() int { return c.pid }

@@ -1,0 +1,289 @@
+// Package jobinit is the init of one job on one node: PID 1 of the job's namespaces. See package task for its part.
+//
+// The init builds the job's root, unpacks its files, starts its ranks, reaps them, keeps their records and whatever the node
+// kernel leaves with it. It obeys one link; when every copy of the link's other end is gone, it ends the job.
+//
+// Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the reaper finds it there.
+// The journal and each rank's input have locks of their own, taken last.
+package jobinit
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/keep"
+	"margay/kernel/link"
+	"margay/kernel/reap"
+	"margay/kernel/task"
+)
+
+// outputPiece is the most output that one record holds, in bytes.
+const outputPiece = 32 << 10
+
+// killWait bounds how long the init waits for killed processes before it ends, and the kernel with it them.
+const killWait = 2 * time.Second
+
+// Descriptors that the node kernel gives to a job init.
+const (
+	LinkFD  = 3 // its end of the link
+	GroupFD = 4 // the control group of the job's ranks, where there is one
+)
+
+type initProcess struct {
+	conn    *link.Conn
+	group   *os.File // control group for the ranks, or nil
+	spec    task.Spec
+	started bool
+	kept    keep.Store
+	journal *journal
+
+	mu    sync.Mutex
+	ranks map[int]*rank
+	pids  map[int]*rank // those still running
+
+	unpacking *io.PipeWriter // nil when no archive is being unpacked
+	unpacked  chan error
+}
+
+// Main runs the init of a job. It returns when the job is over; the process must end then.
+func Main(hasGroup bool) error {
+	// The init outlives what a signal asks for. They are caught, not ignored, because the ranks would inherit that.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	conn, err := link.NewConn(os.NewFile(LinkFD, "link"))
+	if err != nil {
+		return err
+	}
+	in := &initProcess{
+		conn:    conn,
+		journal: newJournal(),
+		ranks:   make(map[int]*rank),
+		pids:    make(map[int]*rank),
+	}
+	if hasGroup {
+		in.group = os.NewFile(GroupFD, "group")
+		unix.CloseOnExec(GroupFD)
+	}
+	go reap.All(in.ended)
+	go in.report()
+	err = in.obey()
+	in.killAll()
+	return err
+}
+
+// obey carries out what the node kernel asks, until it asks for the end or is gone with all who keep its place.
+func (in *initProcess) obey() error {
+	for {
+		m, err := in.conn.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if m.Kind == task.End {
+			return nil
+		}
+		if err := in.do(m); err != nil {
+			var start *task.StartError
+			if !errors.As(err, &start) {
+				start = &task.StartError{Rank: task.AllRanks, Op: m.Kind, Text: err.Error()}
+			}
+			in.tell(task.Failed, start)
+		}
+	}
+}
+
+func (in *initProcess) do(m link.Message) error {
+	if mine, err := in.kept.Handle(m); mine {
+		return err
+	}
+	defer m.CloseFiles()
+	switch m.Kind {
+	case task.Create:
+		return in.create(m)
+	case task.Unpack:
+		return in.unpackPiece(m.Payload)
+	case task.Unpacked:
+		return in.unpackEnd()
+	case task.Start:
+		return in.start()
+	case task.Signal:
+		return in.signal(m)
+	case task.Input:
+		return in.input(m)
+	case task.Ack:
+		var b task.AckBody
+		if err := m.Decode(&b); err != nil {
+			return err
+		}
+		in.journal.ack(b.Seq)
+		return nil
+	case task.Rewind:
+		in.rewind()
+		return nil
+	case task.Resync:
+		return in.resync()
+	}
+	return fmt.Errorf("job init: unknown request %q", m.Kind)
+}
+
+func (in *initProcess) create(m link.Message) error {
+	if err := m.Decode(&in.spec); err != nil {
+		return err
+	}
+	if err := unix.Sethostname([]byte(in.spec.Hostname)); err != nil {
+		return failure("set host name", err)
+	}
+	if err := loopbackUp(); err != nil {
+		return err
+	}
+	if err := makeRoot(in.spec); err != nil {
+		return err
+	}
+	return in.tell(task.Create, nil)
+}
+
+// unpackPiece hands a piece of the archive to the unpacker. An error of the unpacker is told at the archive's end, when the
+// node kernel listens for it.
+func (in *initProcess) unpackPiece(data []byte) error {
+	if in.unpacking == nil {
+		r, w := io.Pipe()
+		in.unpacking, in.unpacked = w, make(chan error, 1)
+		go func() {
+			err := unpack(r, in.spec)
+			r.CloseWithError(io.ErrClosedPipe)
+			in.unpacked <- err
+		}()
+	}
+	_, _ = in.unpacking.Write(data)
+	return nil
+}
+
+func (in *initProcess) unpackEnd() error {
+	if in.unpacking != nil {
+		in.unpacking.Close()
+		in.unpacking = nil
+		if err := <-in.unpacked; err != nil {
+			return err
+		}
+	}
+	return in.tell(task.Unpacked, nil)
+}
+
+func (in *initProcess) start() error {
+	if err := enterRoot(); err != nil {
+		return err
+	}
+	if err := in.spawn(); err != nil {
+		return err
+	}
+	in.started = true
+	return in.tell(task.Start, nil)
+}
+
+// signal sends a signal to the process group that a rank leads.
+func (in *initProcess) signal(m link.Message) error {
+	var b task.SignalBody
+	if err := m.Decode(&b); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, r := range in.pids {
+		if b.Rank == task.AllRanks || b.Rank == r.Rank.Rank {
+			// It may have ended a moment ago.
+			_ = unix.Kill(-r.pid, b.Signal)
+		}
+	}
+	return nil
+}
+
+func (in *initProcess) input(m link.Message) error {
+	var b task.InputBody
+	if err := m.Decode(&b); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	r := in.ranks[b.Rank]
+	in.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	if position, gone := r.input.take(b, m.Payload); gone {
+		return in.tell(task.Input, task.InputBody{Rank: b.Rank, Offset: position})
+	}
+	return nil
+}
+
+func (in *initProcess) rewind() {
+	in.journal.rewind()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, r := range in.ranks {
+		if r.Stdin {
+			in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: r.input.position()})
+		}
+	}
+}
+
+// resync brings a new node kernel up to date.
+func (in *initProcess) resync() error {
+	if err := in.kept.Replay(in.conn); err != nil {
+		return err
+	}
+	state := task.State{Spec: in.spec, Started: in.started}
+	in.mu.Lock()
+	for _, r := range in.pids {
+		state.Running = append(state.Running, r.Rank.Rank)
+	}
+	in.mu.Unlock()
+	if err := in.tell(task.Resync, state); err != nil {
+		return err
+	}
+	in.rewind()
+	return nil
+}
+
+// report sends the records as they come.
+func (in *initProcess) report() {
+	for {
+		r := in.journal.read()
+		m := link.New(task.Output, r)
+		m.Payload = r.Data
+		if err := in.conn.Send(m); err != nil {
+			return // the link is gone, and obey sees it too
+		}
+	}
+}
+
+func (in *initProcess) tell(kind string, body any) error {
+	return in.conn.Send(link.New(kind, body))
+}
+
+// ended is told of each process that ends in the job's PID namespace.
+func (in *initProcess) ended(pid int, status unix.WaitStatus) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if r := in.pids[pid]; r != nil {
+		delete(in.pids, pid)
+		go in.rankEnded(r, status)
+	}
+}
+
+// killAll ends every process of the job but this one.
+func (in *initProcess) killAll() {
+	deadline := time.Now().Add(killWait)
+	for time.Now().Before(deadline) {
+		if err := unix.Kill(-1, unix.SIGKILL); err == unix.ESRCH {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

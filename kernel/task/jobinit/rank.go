@@ -1,0 +1,272 @@
+package jobinit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/task"
+)
+
+// outputGrace is how long the end of a rank is held back for output that its own children may still be writing.
+const outputGrace = 500 * time.Millisecond
+
+// oomScore makes an application the first to go when memory runs out anywhere on the node.
+const oomScore = 500
+
+// rank is one running process of the job.
+type rank struct {
+	task.Rank
+	pid     int
+	started time.Time
+	input   *input
+	outputs sync.WaitGroup // readers of its stdout and stderr
+}
+
+// spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until all have been started.
+func (in *initProcess) spawn() error {
+	unix.Umask(in.spec.Umask)
+	if in.spec.Rlimits && in.spec.Pids > 0 {
+		limit := unix.Rlimit{Cur: uint64(in.spec.Pids), Max: uint64(in.spec.Pids)}
+		if err := unix.Setrlimit(unix.RLIMIT_NPROC, &limit); err != nil {
+			return failure("limit processes", err)
+		}
+	}
+	if err := writeOOMScore(oomScore); err != nil {
+		return failure("set out-of-memory score", err)
+	}
+	failed := make(chan error)
+	go func() {
+		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
+		runtime.LockOSThread()
+		failed <- in.spawnAll()
+	}()
+	err := <-failed
+	// Only root may lower the score again; elsewhere the init stays what its ranks are.
+	_ = writeOOMScore(-1000)
+	return err
+}
+
+func (in *initProcess) spawnAll() error {
+	if err := errors.Join(dropPrivileges(), becomeJob(in.spec)); err != nil {
+		return failure("give up privileges", err)
+	}
+	for _, r := range in.spec.Ranks {
+		if err := in.spawnRank(r); err != nil {
+			e := failure("start "+in.spec.Path, err)
+			e.Rank = r.Rank
+			return e
+		}
+	}
+	return nil
+}
+
+// dropPrivileges makes sure that what this thread starts can never gain a privilege: no capability by any way, no set-uid.
+func dropPrivileges() error {
+	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && err != unix.EINVAL {
+			return err
+		}
+	}
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData // 32 capabilities each
+	if err := unix.Capget(&header, &caps[0]); err != nil {
+		return err
+	}
+	caps[0].Inheritable, caps[1].Inheritable = 0, 0
+	if err := unix.Capset(&header, &caps[0]); err != nil {
+		return err
+	}
+	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+}
+
+// becomeJob gives this thread the job's ids as its real ones. It stays what it is otherwise, but it may limit processes of
+// the job where root may not limit everybody's.
+func becomeJob(s task.Spec) error {
+	const same = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(s.GID), same, same); errno != 0 {
+		return errno
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(s.UID), same, same); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func (in *initProcess) spawnRank(r task.Rank) error {
+	if len(r.Cores) > 0 {
+		var set unix.CPUSet
+		for _, c := range r.Cores {
+			set.Set(c)
+		}
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("pin to cores %v: %w", r.Cores, err)
+		}
+	}
+	pipes, err := openPipes(r.Stdin)
+	if err != nil {
+		return err
+	}
+	defer pipes.closeFar()
+	files := []uintptr{pipes.stdin.Fd(), pipes.stdout.Fd(), pipes.stderr.Fd()}
+	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
+		files = append(files, app[0].Fd())
+	}
+	started := &rank{Rank: r, started: time.Now(), input: newInput(pipes.input)}
+	in.mu.Lock()
+	defer in.mu.Unlock() // the reaper waits until the pid is known
+	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, &syscall.ProcAttr{
+		Dir:   in.spec.Dir,
+		Env:   overlay(in.spec.Env, r.Env),
+		Files: files,
+		Sys:   in.attributes(),
+	})
+	if err != nil {
+		pipes.closeNear()
+		return err
+	}
+	started.pid = pid
+	in.ranks[r.Rank] = started
+	in.pids[pid] = started
+	in.follow(started, pipes)
+	if in.spec.Rlimits && in.spec.Memory > 0 {
+		return limitData(pid, in.spec.Memory/int64(len(in.spec.Ranks)))
+	}
+	return nil
+}
+
+func (in *initProcess) attributes() *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{Setsid: true}
+	if os.Geteuid() != in.spec.UID {
+		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
+	}
+	if in.group != nil {
+		attr.UseCgroupFD = true
+		attr.CgroupFD = int(in.group.Fd())
+	}
+	return attr
+}
+
+// overlay returns the environment base with the variables of more set or replaced.
+func overlay(base, more []string) []string {
+	replaced := make(map[string]bool)
+	for _, variable := range more {
+		name, _, _ := strings.Cut(variable, "=")
+		replaced[name] = true
+	}
+	env := make([]string, 0, len(base)+len(more))
+	for _, variable := range base {
+		if name, _, _ := strings.Cut(variable, "="); !replaced[name] {
+			env = append(env, variable)
+		}
+	}
+	return append(env, more...)
+}
+
+// follow copies the rank's output into the journal and feeds its standard input.
+func (in *initProcess) follow(r *rank, p *pipes) {
+	for stream, from := range map[task.Stream]*os.File{task.Stdout: p.output, task.Stderr: p.errors} {
+		r.outputs.Go(func() {
+			defer from.Close()
+			in.copyOutput(r.Rank.Rank, stream, from)
+		})
+	}
+	go r.input.run(func(offset uint64) {
+		in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: offset})
+	})
+}
+
+func (in *initProcess) copyOutput(rank int, stream task.Stream, from *os.File) {
+	buf := make([]byte, outputPiece)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			in.journal.append(task.Record{Rank: rank, Stream: stream, Data: append([]byte(nil), buf[:n]...)})
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// rankEnded records the end of a rank once its output is complete.
+func (in *initProcess) rankEnded(r *rank, w unix.WaitStatus) {
+	status := task.Status{Time: time.Since(r.started)}
+	if w.Signaled() {
+		status.Signal = w.Signal()
+	} else {
+		status.Code = w.ExitStatus()
+	}
+	r.input.close()
+	drained := make(chan struct{})
+	go func() {
+		r.outputs.Wait()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+	case <-time.After(outputGrace):
+	}
+	in.journal.append(task.Record{Rank: r.Rank.Rank, Stream: task.Exit, Status: status})
+}
+
+// pipes are the standard streams of a rank: the far ends are the rank's.
+type pipes struct {
+	stdin, stdout, stderr *os.File // far
+	input, output, errors *os.File // near; input is nil when the rank reads /dev/null
+}
+
+func openPipes(stdin bool) (*pipes, error) {
+	p := new(pipes)
+	var err, err1, err2 error
+	if stdin {
+		p.stdin, p.input, err = os.Pipe()
+	} else {
+		p.stdin, err = os.Open(os.DevNull)
+	}
+	p.output, p.stdout, err1 = os.Pipe()
+	p.errors, p.stderr, err2 = os.Pipe()
+	if err := errors.Join(err, err1, err2); err != nil {
+		p.closeFar()
+		p.closeNear()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *pipes) closeFar() {
+	p.stdin.Close()
+	p.stdout.Close()
+	p.stderr.Close()
+}
+
+func (p *pipes) closeNear() {
+	p.input.Close()
+	p.output.Close()
+	p.errors.Close()
+}
+
+// limitData bounds the private memory of one process. It is what is left where no control group can be had.
+func limitData(pid int, bytes int64) error {
+	limit := unix.Rlimit{Cur: uint64(bytes), Max: uint64(bytes)}
+	if err := unix.Prlimit(pid, unix.RLIMIT_DATA, &limit, nil); err != nil && err != unix.ESRCH { // it may have ended already
+		return fmt.Errorf("limit memory: %w", err)
+	}
+	return nil
+}
+
+func writeOOMScore(score int) error {
+	return os.WriteFile(filepath.Join("/proc/self", "oom_score_adj"), []byte(strconv.Itoa(score)), 0)
+}

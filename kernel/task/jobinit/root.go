@@ -1,0 +1,159 @@
+package jobinit
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/task"
+)
+
+// mountPoint is where the job's root is built: a folder that every node has, and every host that tests run on. Each job has
+// its own mount namespace, so all use the same one.
+const mountPoint = "/tmp"
+
+// devices are the device files a job sees.
+var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
+
+// makeRoot mounts the job's RAM disk and makes the folders that every job has. Nothing else is mounted yet, so an archive
+// unpacked into it can reach nothing but the RAM disk.
+func makeRoot(s task.Spec) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return failure("make mounts private", err)
+	}
+	options := "mode=755"
+	if s.RAMDisk > 0 {
+		options += fmt.Sprintf(",size=%d", s.RAMDisk)
+	}
+	if err := unix.Mount("job", mountPoint, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return failure("mount RAM disk", err)
+	}
+	root, err := os.OpenRoot(mountPoint)
+	if err != nil {
+		return failure("open RAM disk", err)
+	}
+	defer root.Close()
+	for _, dir := range []string{"dev", "etc", "proc", "tmp"} {
+		if err := root.Mkdir(dir, 0o755); err != nil {
+			return failure("make root", err)
+		}
+	}
+	if err := root.Chmod("tmp", fs.ModeSticky|0o777); err != nil {
+		return failure("make root", err)
+	}
+	passwd := fmt.Sprintf("root:x:0:0:root:/:/bin/false\n%s:x:%d:%d::%s:/bin/sh\n", s.User, s.UID, s.GID, s.Dir)
+	group := fmt.Sprintf("root:x:0:\n%s:x:%d:\n", s.User, s.GID)
+	for name, text := range map[string]string{"etc/passwd": passwd, "etc/group": group, "etc/hostname": s.Hostname + "\n"} {
+		if err := root.WriteFile(name, []byte(text), 0o644); err != nil {
+			return failure("make root", err)
+		}
+	}
+	return makeDir(root, s.Dir, s.UID, s.GID)
+}
+
+// makeDir makes dir and what is missing above it, and gives what it makes to the job.
+func makeDir(root *os.Root, dir string, uid, gid int) error {
+	made := ""
+	for part := range strings.SplitSeq(strings.Trim(path.Clean("/"+dir), "/"), "/") {
+		if part == "" {
+			continue
+		}
+		made = path.Join(made, part)
+		err := root.Mkdir(made, 0o755)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return failure("make folder /"+made, err)
+		}
+		if err := root.Lchown(made, uid, gid); err != nil {
+			return failure("give away folder /"+made, err)
+		}
+	}
+	return nil
+}
+
+// enterRoot mounts what the kernel provides over the RAM disk, and makes the RAM disk the root of this process and of all
+// that it will start.
+func enterRoot() error {
+	dev := filepath.Join(mountPoint, "dev")
+	if err := unix.Mount("dev", dev, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755,size=64k"); err != nil {
+		return failure("mount /dev", err)
+	}
+	for _, name := range devices {
+		if err := bindDevice(name, filepath.Join(dev, name)); err != nil {
+			return failure("bind /dev/"+name, err)
+		}
+	}
+	for name, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"} {
+		if err := os.Symlink(target, filepath.Join(dev, name)); err != nil {
+			return failure("make /dev", err)
+		}
+	}
+	shm := filepath.Join(dev, "shm")
+	if err := os.Mkdir(shm, 0o755); err != nil {
+		return failure("make /dev", err)
+	}
+	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+		return failure("mount /dev/shm", err)
+	}
+	proc := filepath.Join(mountPoint, "proc")
+	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return failure("mount /proc", err)
+	}
+	return pivot()
+}
+
+func bindDevice(name, target string) error {
+	f, err := os.Create(target)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	return unix.Mount("/dev/"+name, target, "", unix.MS_BIND, "")
+}
+
+// pivot exchanges the root for the RAM disk and lets go of the old one.
+func pivot() error {
+	if err := os.Chdir(mountPoint); err != nil {
+		return failure("enter root", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return failure("exchange roots", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return failure("let go of the node's root", err)
+	}
+	return os.Chdir("/")
+}
+
+// loopbackUp turns on the loopback device of the job's network namespace, the only one it has.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return failure("turn on loopback", err)
+	}
+	defer unix.Close(fd)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return failure("turn on loopback", err)
+	}
+	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req); err != nil {
+		return failure("turn on loopback", err)
+	}
+	return nil
+}
+
+// failure makes the error that the node kernel is told.
+func failure(op string, err error) *task.StartError {
+	e := &task.StartError{Rank: task.AllRanks, Op: op, Text: err.Error()}
+	errors.As(err, &e.Errno)
+	return e
+}

@@ -1,0 +1,166 @@
+// Package task runs the processes of one job on one node.
+//
+// Each job on a node has an init of its own (package jobinit): PID 1 of the job's PID namespace, in mount, IPC, network and
+// UTS namespaces of its own, with a RAM disk as its root. The node kernel commands it over a link and never enters the
+// namespaces itself. Whatever must outlive the node kernel is with that init: the processes, their unacknowledged output,
+// their exit statuses, their shared memory. When the init ends, the kernel ends everything in its PID namespace, so nothing
+// of a job can be left behind.
+package task
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spec says what one node has to run for a job. It is plain data.
+type Spec struct {
+	Job      uint32 // the job's number
+	Hostname string // what the job sees as the node's name
+
+	UID, GID int    // the job's own; never 0
+	User     string // the name for UID in the job's /etc/passwd
+
+	Path  string   // the executable, an absolute path in the job's root
+	Argv  []string // its arguments, the program's name first
+	Env   []string // its environment, without what a rank adds
+	Dir   string   // its working directory, an absolute path in the job's root
+	Umask int
+
+	Ranks []Rank // the processes of this node
+
+	Memory  int64 // bytes that the job may use on this node, RAM disk included; 0: no bound
+	RAMDisk int64 // bytes of the job's root file system
+	Pids    int   // processes and threads; 0: no bound
+	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
+
+	// Words are the node kernel's own notes about the job, given back to its successor by Adopt.
+	Words json.RawMessage
+}
+
+// Rank is one process of a job.
+type Rank struct {
+	Rank  int
+	Cores []int    // the cores it may run on; none: wherever the job may
+	Env   []string // added to the job's environment
+	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
+}
+
+// AllRanks addresses every rank of the job on this node.
+const AllRanks = -1
+
+// Stream says what a record holds.
+type Stream int
+
+// The kinds of record.
+const (
+	Stdout Stream = 1 + iota
+	Stderr
+	Exit
+)
+
+// Record is one numbered piece of what a job says on one node: output as a rank wrote it, or a rank's end.
+type Record struct {
+	Seq    uint64 // 1, 2, 3 ... on each node
+	Rank   int
+	Stream Stream
+	Data   []byte `json:"-"` // output; not cut at line ends
+	Status Status `json:",omitzero"`
+}
+
+// Status is how a rank ended.
+type Status struct {
+	Code   int           // exit code, when Signal is 0
+	Signal unix.Signal   `json:",omitempty"` // the signal that ended it
+	Reason string        `json:",omitempty"` // more, for people: "out of memory (limit 64 MiB)"
+	Time   time.Duration `json:",omitempty"` // how long it ran, in nanoseconds
+}
+
+// OK reports whether the rank ended well.
+func (s Status) OK() bool { return s.Code == 0 && s.Signal == 0 }
+
+// ExitCode is the status as a shell gives it: the exit code, or 128 and the signal's number.
+func (s Status) ExitCode() int {
+	if s.Signal != 0 {
+		return 128 + int(s.Signal)
+	}
+	return s.Code
+}
+
+func (s Status) String() string {
+	text := fmt.Sprintf("exited with status %d", s.Code)
+	if s.Signal != 0 {
+		text = "was killed by " + unix.SignalName(s.Signal)
+	}
+	if s.Reason != "" {
+		text += ": " + s.Reason
+	}
+	return text
+}
+
+// StartError tells why a rank's process, or the whole job, could not be started on this node.
+type StartError struct {
+	Rank  int    // AllRanks when it is not about one rank
+	Op    string // what was being done
+	Errno unix.Errno
+	Text  string
+}
+
+func (e *StartError) Error() string {
+	if e.Rank == AllRanks {
+		return fmt.Sprintf("%s: %s", e.Op, e.Text)
+	}
+	return fmt.Sprintf("rank %d: %s: %s", e.Rank, e.Op, e.Text)
+}
+
+// Unwrap makes errors.Is work with the error number of the system call that failed.
+func (e *StartError) Unwrap() error {
+	if e.Errno == 0 {
+		return nil
+	}
+	return e.Errno
+}
+
+// Kinds of the messages between a node kernel and a job init. Requests are answered by their own kind or by Failed.
+const (
+	Create   = "create"   // Spec -> (empty)
+	Unpack   = "unpack"   // payload: a piece of the zstd-compressed tar archive of the job's files; not answered
+	Unpacked = "unpacked" // the archive is complete -> (empty)
+	Start    = "start"    // run the ranks -> (empty)
+	Signal   = "signal"   // SignalBody; not answered
+	Input    = "input"    // InputBody and payload; told back when written
+	Ack      = "ack"      // AckBody; not answered
+	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
+	Resync   = "resync"   // a new node kernel is here -> what is kept, then Resync with State
+	Output   = "record"   // from the init: Record and payload
+	Failed   = "failed"   // from the init: StartError
+	End      = "end"      // kill everything and be gone; answered by the end of the link
+)
+
+// State is what a job init tells a new node kernel.
+type State struct {
+	Spec    Spec
+	Started bool  // the ranks have been started, all of them
+	Running []int // the ranks that have not ended
+}
+
+// SignalBody asks for a signal to a rank's process, or to all.
+type SignalBody struct {
+	Rank   int
+	Signal unix.Signal
+}
+
+// InputBody is a piece of a rank's standard input, or tells back how much has been written to it.
+type InputBody struct {
+	Rank   int
+	Offset uint64 // of the payload's first byte; told back: bytes written or thrown away so far
+	EOF    bool   // nothing follows the payload
+}
+
+// AckBody acknowledges every record up to Seq.
+type AckBody struct{ Seq uint64 }
+
+// AppFile is the name under which the application's end of rank's socket is kept in the job init.
+func AppFile(rank int) string { return fmt.Sprintf("rank/%d/app", rank) }

@@ -1,0 +1,116 @@
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Area is a rank's shared memory as one of its two sides sees it.
+type Area struct {
+	mem []byte
+}
+
+// NewArea lays out the area in mem, which is AreaSize bytes of zeroes, page-aligned and shared. nodes holds the node of each
+// rank.
+func NewArea(mem []byte, h Header, nodes []uint32) (*Area, error) {
+	if len(nodes) != int(h.Size) || len(mem) != AreaSize(len(nodes)) {
+		return nil, fmt.Errorf("wire: area of %d bytes for %d ranks, table of %d", len(mem), h.Size, len(nodes))
+	}
+	put := func(at int, v uint32) { binary.LittleEndian.PutUint32(mem[at:], v) }
+	rings := ringsOffset(len(nodes))
+	put(offVersion, Version)
+	put(offJob, h.Job)
+	put(offRank, h.Rank)
+	put(offSize, h.Size)
+	put(offNode, h.Node)
+	put(offLocalRank, h.LocalRank)
+	put(offLocalSize, h.LocalSize)
+	put(offNodes, h.Nodes)
+	put(offTable, HeaderSize)
+	put(offSend, uint32(rings))
+	put(offReceive, uint32(rings+RingSize))
+	put(offRingSize, RingSize)
+	for i, node := range nodes {
+		put(HeaderSize+4*i, node)
+	}
+	put(offMagic, magic)
+	return &Area{mem}, nil
+}
+
+// OpenArea takes an area that NewArea has laid out, in this process or another, and checks its shape.
+func OpenArea(mem []byte) (*Area, Header, error) {
+	get := func(at int) uint32 { return binary.LittleEndian.Uint32(mem[at:]) }
+	if len(mem) < HeaderSize || get(offMagic) != magic || get(offVersion) != Version || get(offRingSize) != RingSize {
+		return nil, Header{}, fmt.Errorf("wire: this is no area of version %d", Version)
+	}
+	h := Header{
+		Job: get(offJob), Rank: get(offRank), Size: get(offSize), Node: get(offNode),
+		LocalRank: get(offLocalRank), LocalSize: get(offLocalSize), Nodes: get(offNodes),
+	}
+	if h.Size > uint32(len(mem)) || len(mem) != AreaSize(int(h.Size)) {
+		return nil, Header{}, fmt.Errorf("wire: area of %d bytes for %d ranks", len(mem), h.Size)
+	}
+	return &Area{mem}, h, nil
+}
+
+// NodeOf returns the node of a rank of the job.
+func (a *Area) NodeOf(rank uint32) uint32 {
+	return binary.LittleEndian.Uint32(a.mem[HeaderSize+4*rank:])
+}
+
+// Entered counts the barriers that the rank has entered. The rank writes it.
+func (a *Area) Entered() *atomic.Uint64 { return a.word64(offEntered) }
+
+// Released counts the barriers that are complete. The node kernel writes it.
+func (a *Area) Released() *atomic.Uint64 { return a.word64(offReleased) }
+
+// ReceiveWaiting is the word by which the rank says that it sleeps until something arrives or a barrier is complete.
+func (a *Area) ReceiveWaiting() *atomic.Uint32 {
+	return a.word32(offReceiveControl + offConsumerWaiting)
+}
+
+// SendWaiting is the word by which the node kernel says that it sleeps until something is sent or a barrier is entered.
+func (a *Area) SendWaiting() *atomic.Uint32 { return a.word32(offSendControl + offConsumerWaiting) }
+
+// SendProducer is the rank's end of the send ring.
+func (a *Area) SendProducer() *Producer {
+	p := &Producer{a.ring(offSendControl, 0)}
+	p.position = p.tail.Load()
+	return p
+}
+
+// SendConsumer is the node kernel's end of the send ring.
+func (a *Area) SendConsumer() *Consumer { return newConsumer(a.ring(offSendControl, 0)) }
+
+// ReceiveProducer is the node kernel's end of the receive ring.
+func (a *Area) ReceiveProducer() *Producer {
+	p := &Producer{a.ring(offReceiveControl, RingSize)}
+	p.position = p.tail.Load()
+	return p
+}
+
+// ReceiveConsumer is the rank's end of the receive ring.
+func (a *Area) ReceiveConsumer() *Consumer { return newConsumer(a.ring(offReceiveControl, RingSize)) }
+
+func newConsumer(r ring) *Consumer {
+	c := &Consumer{ring: r}
+	c.position = c.head.Load()
+	c.next = c.position
+	return c
+}
+
+func (a *Area) ring(control, offset int) ring {
+	start := len(a.mem) - 2*RingSize + offset
+	return ring{
+		data:            a.mem[start : start+RingSize : start+RingSize],
+		tail:            a.word64(control + offTail),
+		head:            a.word64(control + offHead),
+		consumerWaiting: a.word32(control + offConsumerWaiting),
+		producerWaiting: a.word32(control + offProducerWaiting),
+	}
+}
+
+func (a *Area) word64(at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&a.mem[at])) }
+func (a *Area) word32(at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&a.mem[at])) }

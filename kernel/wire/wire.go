@@ -1,0 +1,171 @@
+// Package wire is the interface between a rank and its node kernel: what lib/margay and lib/c speak on one side and the node
+// kernel on the other. It is a leaf, and its layouts are stated in bytes because one side may be C.
+//
+// # Opening
+//
+// A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the environment variable MARGAY_FD
+// names. It sends a Request with OpHello and its Version; the Reply brings two descriptors: the rank's area (shared memory),
+// and its end of the bell, a stream socket. Later requests go the same way, one at a time. A side rings by sending a byte
+// without waiting, and sleeps by reading what there is; each has an end of its own, so that neither can make the other wait.
+//
+// # The area
+//
+// It begins with a header page (Header), then comes a table of the nodes of all ranks, then two rings: the send ring, which
+// the rank fills, and the receive ring, which the node kernel fills. All numbers are little-endian. The node kernel trusts
+// nothing that a rank can write: it reads each number once, checks it, and works on copies.
+//
+// # Rings
+//
+// A ring is a power of two of bytes. Its positions count bytes since the beginning and never wrap; the producer owns the
+// tail, the consumer owns the head. Records are multiples of 8 bytes, do not wrap around the ring's end (a Pad record fills
+// what is left there), and have the layout of Record. A side that is going to sleep sets its waiting word, looks once more,
+// and then reads its end of the bell; the other side, after moving its position, rings if the word is set.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Version is the version of this interface. A rank and its node kernel must have the same one.
+const Version = 1
+
+// Names in a rank's environment.
+const (
+	EnvFD   = "MARGAY_FD"   // descriptor of the socket to the node kernel
+	EnvJob  = "MARGAY_JOB"  // number of the job
+	EnvRank = "MARGAY_RANK" // of this process, 0..size-1
+	EnvSize = "MARGAY_SIZE" // how many ranks the job has
+	EnvNode = "MARGAY_NODE" // number of the node
+)
+
+// FD is the descriptor under which a rank inherits its socket.
+const FD = 3
+
+// MaxPayload is the longest payload of an active message, in bytes.
+const MaxPayload = 1024
+
+// MaxHandlers bounds the numbers of handlers: 0..MaxHandlers-1.
+const MaxHandlers = 256
+
+// Sizes and places in the area, in bytes.
+const (
+	HeaderSize = 4096
+	RingSize   = 256 << 10
+
+	magic = 0x5947524d // "MRGY"
+
+	offMagic     = 0
+	offVersion   = 4
+	offJob       = 8
+	offRank      = 12
+	offSize      = 16
+	offNode      = 20
+	offLocalRank = 24
+	offLocalSize = 28
+	offNodes     = 32
+	offTable     = 36 // offset of the table: the node of each rank, 4 bytes each
+	offSend      = 40 // offset of the send ring
+	offReceive   = 44 // offset of the receive ring
+	offRingSize  = 48
+
+	offEntered  = 64  // barriers that the rank has entered; written by the rank
+	offReleased = 128 // barriers that are complete; written by the node kernel
+
+	offSendControl    = 256
+	offReceiveControl = 512
+
+	// In a ring's control block, each on a cache line of its own.
+	offTail            = 0
+	offHead            = 64
+	offConsumerWaiting = 128
+	offProducerWaiting = 192
+)
+
+// Header is what a rank is told about its place.
+type Header struct {
+	Job, Rank, Size      uint32
+	Node                 uint32
+	LocalRank, LocalSize uint32 // among the ranks of the job on this node
+	Nodes                uint32 // nodes of the job
+}
+
+// AreaSize is the size of the area of a job with the given number of ranks, in bytes.
+func AreaSize(ranks int) int { return ringsOffset(ranks) + 2*RingSize }
+
+func ringsOffset(ranks int) int { return (HeaderSize + 4*ranks + 4095) &^ 4095 }
+
+// Record is an active message in a ring.
+//
+//	0  u32 length of the record in bytes, a multiple of 8
+//	4  u16 kind: 1 message, 2 pad
+//	6  u16 handler
+//	8  u32 peer: the target rank in the send ring, the source rank in the receive ring
+//	12 u32 node: 0 in the send ring, the source node in the receive ring
+//	16 u32 size of the payload in bytes
+//	20 u32 zero
+//	24 u64 first argument
+//	32 u64 second argument
+//	40 payload, filled up to a multiple of 8
+type Record struct {
+	Handler uint16
+	Peer    uint32
+	Node    uint32
+	Args    [2]uint64
+	Payload []byte
+}
+
+// RecordHeader is the size of a record without its payload, in bytes.
+const RecordHeader = 40
+
+// Kinds of record.
+const (
+	kindMessage = 1
+	kindPad     = 2
+)
+
+// recordLength is the length of a record with so much payload.
+func recordLength(payload int) int { return (RecordHeader + payload + 7) &^ 7 }
+
+// ErrCorrupt reports that a rank has written nonsense into its area.
+var ErrCorrupt = errors.New("the area was written over")
+
+// ErrTooLong reports a payload of more than MaxPayload bytes.
+var ErrTooLong = fmt.Errorf("a message carries at most %d bytes", MaxPayload)
+
+// put writes the record to b, which is as long as the record.
+func (r Record) put(b []byte) {
+	binary.LittleEndian.PutUint32(b[0:], uint32(len(b)))
+	binary.LittleEndian.PutUint16(b[4:], kindMessage)
+	binary.LittleEndian.PutUint16(b[6:], r.Handler)
+	binary.LittleEndian.PutUint32(b[8:], r.Peer)
+	binary.LittleEndian.PutUint32(b[12:], r.Node)
+	binary.LittleEndian.PutUint32(b[16:], uint32(len(r.Payload)))
+	binary.LittleEndian.PutUint32(b[20:], 0)
+	binary.LittleEndian.PutUint64(b[24:], r.Args[0])
+	binary.LittleEndian.PutUint64(b[32:], r.Args[1])
+	copy(b[RecordHeader:], r.Payload)
+}
+
+// parse reads the record in b, which is a private copy. The payload stays in b.
+func parse(b []byte) (r Record, pad bool, err error) {
+	kind := binary.LittleEndian.Uint16(b[4:])
+	if kind == kindPad {
+		return Record{}, true, nil
+	}
+	if kind != kindMessage || len(b) < RecordHeader {
+		return Record{}, false, fmt.Errorf("%w: record of kind %d with %d bytes", ErrCorrupt, kind, len(b))
+	}
+	size := binary.LittleEndian.Uint32(b[16:])
+	if size > MaxPayload || recordLength(int(size)) != len(b) {
+		return Record{}, false, fmt.Errorf("%w: record of %d bytes with %d of payload", ErrCorrupt, len(b), size)
+	}
+	return Record{
+		Handler: binary.LittleEndian.Uint16(b[6:]),
+		Peer:    binary.LittleEndian.Uint32(b[8:]),
+		Node:    binary.LittleEndian.Uint32(b[12:]),
+		Args:    [2]uint64{binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:])},
+		Payload: b[RecordHeader : RecordHeader+size],
+	}, false, nil
+}
