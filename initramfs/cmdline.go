@@ -1,0 +1,111 @@
+package initramfs
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"margay/initramfs/guestkernel"
+)
+
+// Profile is a way to boot a node, which says how its application cores are kept free of other work.
+type Profile int
+
+const (
+	// Isolated takes the application cores out of the kernel's load balancing: the least noise.
+	Isolated Profile = iota
+	// Sched leaves them in, because sched_ext does not attach otherwise.
+	Sched
+)
+
+var profileNames = []string{Isolated: "isolated", Sched: "sched"}
+
+// ParseProfile returns the profile of that name.
+func ParseProfile(name string) (Profile, error) {
+	i := slices.Index(profileNames, name)
+	if i < 0 {
+		return 0, fmt.Errorf("boot profile %q: there are %s", name, strings.Join(profileNames, " and "))
+	}
+	return Profile(i), nil
+}
+
+func (p Profile) String() string {
+	if p < 0 || int(p) >= len(profileNames) {
+		return fmt.Sprintf("profile %d", int(p))
+	}
+	return profileNames[p]
+}
+
+// MarshalText returns the name.
+func (p Profile) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads a name.
+func (p *Profile) UnmarshalText(text []byte) (err error) {
+	*p, err = ParseProfile(string(text))
+	return err
+}
+
+// parameter is one parameter that keeps the application cores, CORES, quiet.
+type parameter struct {
+	text    string
+	feature string    // of guestkernel.Features, without which it is left out
+	only    []Profile // nil: all
+}
+
+var quiet = []parameter{
+	{"isolcpus=managed_irq,domain,CORES", "cpu_isolation", []Profile{Isolated}},
+	{"isolcpus=managed_irq,CORES", "cpu_isolation", []Profile{Sched}},
+	{"nohz_full=CORES", "nohz_full", nil},
+	{"rcu_nocbs=CORES", "rcu_nocb", nil},
+	{"rcu_nocb_poll", "rcu_nocb", nil},
+	{"irqaffinity=0", "", nil},
+	{"nowatchdog", "", nil},
+	{"nosoftlockup", "", nil},
+	{"skew_tick=1", "", nil},
+	{"tsc=nowatchdog", "", nil}, // the clock's watchdog asks one core after the other for its time, on x86
+}
+
+// maxCmdline is the number of bytes that Linux takes of a command line (COMMAND_LINE_SIZE of x86, without the NUL).
+const maxCmdline = 2047
+
+// Cmdline returns the kernel command line of a node with the given number of cores, core 0 of which is the system's. A
+// panic ends the node, and only errors reach the console. Parameters of features that k lacks are left out; k.Lacks
+// says which these are. Extra parameters come last, so that they win.
+func Cmdline(k guestkernel.Kernel, p Profile, cores int, extra ...string) (string, error) {
+	if cores < 1 {
+		return "", fmt.Errorf("kernel command line: %d cores", cores)
+	}
+	if p < 0 || int(p) >= len(profileNames) {
+		return "", fmt.Errorf("kernel command line: unknown %v", p)
+	}
+	arch, err := guestkernel.ArchNamed(k.Arch)
+	if err != nil {
+		return "", fmt.Errorf("kernel command line: %w", err)
+	}
+	words := []string{"console=" + arch.Console, "panic=-1", "loglevel=4"}
+	if cores > 1 {
+		words = append(words, quietWords(k, p, cores)...)
+	}
+	line := strings.Join(append(words, extra...), " ")
+	if strings.ContainsAny(line, "\n\x00") {
+		return "", fmt.Errorf("kernel command line: line break or NUL in %q", line)
+	}
+	if len(line) > maxCmdline {
+		return "", fmt.Errorf("kernel command line: %d bytes, the kernel takes %d", len(line), maxCmdline)
+	}
+	return line, nil
+}
+
+func quietWords(k guestkernel.Kernel, p Profile, cores int) []string {
+	list := "1"
+	if cores > 2 {
+		list = fmt.Sprintf("1-%d", cores-1)
+	}
+	var words []string
+	for _, q := range quiet {
+		if (q.feature == "" || !slices.Contains(k.Lacks, q.feature)) && (q.only == nil || slices.Contains(q.only, p)) {
+			words = append(words, strings.ReplaceAll(q.text, "CORES", list))
+		}
+	}
+	return words
+}

@@ -1,0 +1,37 @@
+package guestkernel
+
+import (
+	"context"
+	"errors"
+)
+
+var (
+	// ErrNotCached says that the cache holds no kernel and that the network was not to be used.
+	ErrNotCached = errors.New("no kernel is cached and the network is not to be used")
+	// ErrNoSuite says that the archive does not have the suite that was asked for.
+	ErrNoSuite = errors.New("the archive has no such suite")
+	// ErrNoPackage says that a suite has no kernel package that would do.
+	ErrNoPackage = errors.New("no kernel package")
+	// ErrNoArchive says that the machine's apt sources name no archive of its distribution.
+	ErrNoArchive = errors.New("the apt sources of this machine name no archive of its distribution")
+	// ErrNoImage says that a directory or file is not a kernel with what belongs to it.
+	ErrNoImage = errors.New("no kernel image")
+)
+
+// Error is what Find returns: what was being done, to what, and why it could not be.
+type Error struct {
+	Op     string // for people: "read the package index"
+	Object string // what Op was applied to
+	Err    error
+	own    bool // the kernel was the user's choice already
+}
+
+func (e *Error) Error() string {
+	s := "guest kernel: " + e.Op + " " + e.Object + ": " + e.Err.Error()
+	if !e.own && !errors.Is(e.Err, context.Canceled) {
+		s += " (to use a kernel of your own, set KERNEL to its image or to a directory with image and modules)"
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Err }

@@ -1,0 +1,112 @@
+package guestkernel
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParseRelease(t *testing.T) {
+	for name, c := range map[string]struct{ text, id, codename, version string }{
+		"debian":   {"ID=debian\nVERSION_CODENAME=bookworm\nVERSION_ID=\"12\"\n", "debian", "bookworm", "12"},
+		"ubuntu":   {"ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\nUBUNTU_CODENAME=noble\nVERSION_ID=\"24.04\"", "ubuntu", "noble", "24.04"},
+		"child":    {"ID=mint\nID_LIKE='ubuntu debian'\nVERSION_CODENAME=wilma\nUBUNTU_CODENAME=noble\n", "ubuntu", "noble", ""},
+		"stranger": {"ID=fedora\nVERSION_CODENAME=x\n", "", "", ""},
+		"empty":    {"", "", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := parseRelease(c.text)
+			if c.id == "" {
+				if !errors.Is(err, ErrNoPackage) || !strings.Contains(err.Error(), "KERNEL") {
+					t.Fatalf("error %v", err)
+				}
+				return
+			}
+			if err != nil || h.distribution.id != c.id || h.codename != c.codename || h.version != c.version {
+				t.Fatalf("got %s %s %s, %v", h.distribution.id, h.codename, h.version, err)
+			}
+		})
+	}
+}
+
+// The main entry of the distribution must be found among those of others that use the release's suite name.
+func TestArchive(t *testing.T) {
+	debian := "Types: deb\nURIs: http://m.example/debian/\nSuites: trixie trixie-updates\nComponents: main contrib\n"
+	security := "Types: deb\nURIs: http://m.example/debian-security\nSuites: trixie-security\nComponents: main\n"
+	other := "Types: deb\nURIs: http://tools.example/apt\nSuites: trixie\nComponents: main\nSigned-By: /keys/tools.gpg\n"
+	foreign := "Types: deb\nURIs: http://f.example/debian\nSuites: trixie\nComponents: main\nArchitectures: arm64\n"
+	mirror := "Types: deb\nURIs: mirror+file:///etc/mirrors/debian.list\nSuites: trixie\nComponents: main\n"
+	keyed := "Types: deb\nURIs: http://m.example/d\nSuites: stable\nComponents: main\nSigned-By: /k/debian-archive-keyring.pgp\n"
+	for name, c := range map[string]struct {
+		sources []string
+		want    []string // addresses
+	}{
+		"others first":  {[]string{other, foreign, security, debian}, []string{"http://m.example/debian/", "http://m.example/debian-security"}},
+		"mirror list":   {[]string{other, mirror}, []string{"mirror+file:///etc/mirrors/debian.list"}},
+		"by keyring":    {[]string{other, keyed}, []string{"http://m.example/d"}},
+		"unknown name":  {[]string{other}, []string{"http://tools.example/apt"}},
+		"security only": {[]string{security, foreign}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := host{distribution: distributions[0], codename: "trixie", sources: parseSources(strings.Join(c.sources, "\n"))}
+			got, err := h.archive("amd64")
+			if c.want == nil {
+				if !errors.Is(err, ErrNoArchive) {
+					t.Fatalf("error %v", err)
+				}
+				return
+			}
+			var uris []string
+			for _, s := range got {
+				uris = append(uris, s.URIs...)
+				if !slices.Equal(s.Components, []string{"main"}) {
+					t.Errorf("components %v", s.Components)
+				}
+			}
+			if err != nil || !slices.Equal(uris, c.want) {
+				t.Fatalf("got %v, %v; want %v", uris, err, c.want)
+			}
+		})
+	}
+}
+
+func TestReadHost(t *testing.T) {
+	root := t.TempDir()
+	write(t, filepath.Join(root, "usr/lib/os-release"), "ID=debian\nVERSION_CODENAME=bookworm\n")
+	write(t, filepath.Join(root, "etc/apt/sources.list"), "deb http://m.example/debian bookworm main\n")
+	write(t, filepath.Join(root, "etc/apt/sources.list.d/x.list"), "deb http://x.example/x bookworm main\n")
+	write(t, filepath.Join(root, "etc/apt/sources.list.d/y.sources"), "Types: deb\nURIs: http://y.example\nSuites: s\nComponents: c\n")
+	write(t, filepath.Join(root, "etc/apt/sources.list.d/z.list.disabled"), "deb http://z.example/z bookworm main\n")
+	h, err := readHost(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var uris []string
+	for _, s := range h.sources {
+		uris = append(uris, s.URIs...)
+	}
+	if want := []string{"http://m.example/debian", "http://x.example/x", "http://y.example"}; !slices.Equal(uris, want) {
+		t.Errorf("addresses %v, want %v", uris, want)
+	}
+	if _, err := readHost(t.TempDir()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "os-release") {
+		t.Errorf("no os-release: %v", err)
+	}
+	write(t, filepath.Join(root, "etc/apt/sources.list"), strings.Repeat("#", maxFile+1))
+	if _, err := readHost(root); err == nil || !strings.Contains(err.Error(), "longer") {
+		t.Errorf("huge file: %v", err)
+	}
+}
+
+// write makes a file and the directories it is in.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

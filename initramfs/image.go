@@ -1,0 +1,164 @@
+package initramfs
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+
+	"margay/initramfs/guestkernel"
+)
+
+// Spec says what an image is made of. It is a plain value.
+type Spec struct {
+	Kernel   guestkernel.Kernel   // whose modules are taken
+	Init     string               // path of a static program for Kernel's architecture, the node's process 1
+	Modules  []Module             // nil: DefaultModules; empty: none
+	Files    []File               // in addition
+	Progress guestkernel.Progress // hears of each step; may be nil
+}
+
+// LoadOrder is the file of an image that lists its modules: one absolute path a line, dependencies first.
+const LoadOrder = "/lib/modules/load-order"
+
+// initPath is the program that the kernel starts first from an initramfs.
+const initPath = "/init"
+
+// required are the options without which a kernel does not boot an image.
+var required = []string{"BLK_DEV_INITRD", "RD_ZSTD"}
+
+// ErrSpec is in every error that says that a Spec is not valid.
+var ErrSpec = errors.New("image specification")
+
+// check validates s and returns it with its defaults filled in.
+func (s Spec) check() (Spec, error) {
+	bad := func(format string, args ...any) (Spec, error) {
+		return s, fmt.Errorf("%w: %w", ErrSpec, fmt.Errorf(format, args...))
+	}
+	if s.Kernel.Version == "" || strings.ContainsAny(s.Kernel.Version, "/\n") {
+		return bad("kernel version %q", s.Kernel.Version)
+	}
+	arch, err := guestkernel.ArchNamed(s.Kernel.Arch)
+	if err != nil {
+		return bad("kernel %s: %w", s.Kernel.Version, err)
+	}
+	for _, option := range required {
+		if s.Kernel.ConfigKnown() && s.Kernel.Option(option) != "y" {
+			return bad("kernel %s was built without CONFIG_%s, so it cannot boot an image", s.Kernel.Version, option)
+		}
+	}
+	if err := checkStatic(s.Init, arch); err != nil {
+		return bad("init program %q: %w", s.Init, err)
+	}
+	if s.Modules == nil {
+		s.Modules = DefaultModules()
+	}
+	return s, nil
+}
+
+// checkStatic makes sure that the program at path runs on arch with no file beside it.
+func checkStatic(path string, arch guestkernel.Arch) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if f.Machine != arch.Machine {
+		return fmt.Errorf("it is for %v, the kernel for %v", f.Machine, arch.Machine)
+	}
+	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
+		return fmt.Errorf("it is of type %v, not an executable", f.Type)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return errors.New("it is dynamically linked, and a node has no libraries; build it with CGO_ENABLED=0")
+		}
+	}
+	return nil
+}
+
+// Build writes an image to w and says what is in it. The same inputs give the same bytes. The error is ErrSpec, a
+// *FileError or a *ModuleError where one of these is to blame.
+func Build(ctx context.Context, spec Spec, w io.Writer) (Manifest, error) {
+	archive, manifest, err := assemble(ctx, spec)
+	if err != nil {
+		return Manifest{}, err
+	}
+	image, err := compress(archive, &manifest, spec.Progress)
+	if err != nil {
+		return Manifest{}, err
+	}
+	if _, err := w.Write(image); err != nil {
+		return Manifest{}, fmt.Errorf("write the image: %w", err)
+	}
+	return manifest, ctx.Err()
+}
+
+// assemble makes the archive of an image and a manifest in which only what depends on compression is missing.
+func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
+	s, err := spec.check()
+	if err != nil {
+		return nil, Manifest{}, err
+	}
+	index, err := indexModules(s.Kernel.Modules)
+	if err != nil {
+		return nil, Manifest{}, fmt.Errorf("modules of kernel %s: %w", s.Kernel.Version, err)
+	}
+	chosen, err := selectModules(ctx, index, s.Kernel.Version, s.Modules)
+	if err != nil {
+		return nil, Manifest{}, err
+	}
+	manifest := Manifest{
+		Kernel: s.Kernel.Version, Arch: s.Kernel.Arch, Source: s.Kernel.Source, Lacks: s.Kernel.Lacks,
+		Modules: []string{}, BuiltIn: chosen.builtIn, Absent: chosen.absent,
+	}
+	var order strings.Builder
+	files := append([]File{{Path: initPath, Mode: 0o755, Source: s.Init}}, base...)
+	for _, m := range chosen.load {
+		s.Progress.Report(guestkernel.Step{Text: "module " + m.name, Done: int64(len(m.data)), Total: int64(len(m.data))})
+		manifest.Modules = append(manifest.Modules, m.name)
+		order.WriteString(m.path + "\n")
+		files = append(files, File{Path: m.path, Data: m.data})
+	}
+	files = append(files, File{Path: LoadOrder, Data: []byte(order.String())})
+	var archive bytes.Buffer
+	manifest.Entries, err = writeArchive(&archive, append(files, s.Files...))
+	if err != nil {
+		return nil, Manifest{}, err
+	}
+	size := int64(archive.Len())
+	manifest.Uncompressed = size
+	s.Progress.Report(guestkernel.Step{Text: "archive", Done: size, Total: size})
+	return archive.Bytes(), manifest, ctx.Err()
+}
+
+const (
+	// level is the strongest that does not make a rebuild wait: the next one takes five times as long for some 5 %.
+	level = zstd.SpeedBetterCompression
+	// window is how far back, in bytes, a match may lie. A node holds that much memory while it unpacks.
+	window = 8 << 20
+)
+
+// compress makes an image of an archive and completes its manifest.
+func compress(archive []byte, manifest *Manifest, progress guestkernel.Progress) ([]byte, error) {
+	progress.Report(guestkernel.Step{Text: "compress", Total: int64(len(archive))})
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1),
+		zstd.WithWindowSize(window))
+	if err != nil {
+		return nil, fmt.Errorf("compress the image: %w", err)
+	}
+	defer encoder.Close()
+	image := encoder.EncodeAll(archive, nil)
+	sum := sha256.Sum256(image)
+	manifest.Compressed, manifest.SHA256 = int64(len(image)), hex.EncodeToString(sum[:])
+	progress.Report(guestkernel.Step{Text: "compress", Done: int64(len(archive)), Total: int64(len(archive))})
+	progress.Report(guestkernel.Step{Text: "image", Done: manifest.Compressed, Total: manifest.Compressed})
+	return image, nil
+}

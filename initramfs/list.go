@@ -1,0 +1,196 @@
+package initramfs
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strconv"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/u-root/u-root/pkg/cpio"
+)
+
+// Bounds of what List reads, so that no image can take more memory than a builder has or more time than a user.
+const (
+	maxImage    = 512 << 20 // bytes of an image
+	maxUnpacked = 4 << 30   // bytes of one archive
+	maxEntries  = 1 << 20   // files of an image
+	maxWindow   = 128 << 20 // bytes; what Linux allows
+)
+
+// ErrImage is in every error that says that something is not an image.
+var ErrImage = errors.New("not a node image")
+
+// List returns the files of an image, those of an overlay last. It takes what Linux takes: archives of format newc,
+// in a zstd frame or not, with zero bytes between them.
+func List(r io.Reader) ([]Entry, error) {
+	image, err := io.ReadAll(io.LimitReader(r, maxImage+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the image: %w", err)
+	}
+	if len(image) > maxImage {
+		return nil, fmt.Errorf("%w: more than %d bytes", ErrImage, maxImage)
+	}
+	var entries []Entry
+	for at := 0; ; {
+		for at < len(image) && image[at] == 0 {
+			at++
+		}
+		if at == len(image) {
+			break
+		}
+		n, err := listPart(image[at:], &entries)
+		if err != nil {
+			return nil, fmt.Errorf("%w: part at byte %d: %w", ErrImage, at, err)
+		}
+		at += n
+	}
+	if len(entries) == 0 {
+		return nil, fmt.Errorf("%w: it is empty", ErrImage)
+	}
+	return entries, nil
+}
+
+// listPart adds the files of the archive that image begins with and returns how many bytes of image it took.
+func listPart(image []byte, entries *[]Entry) (int, error) {
+	if bytes.HasPrefix(image, []byte(newcMagic)) {
+		source := bytes.NewReader(image)
+		buffered := bufio.NewReader(source)
+		err := listArchive(buffered, entries)
+		return len(image) - source.Len() - buffered.Buffered(), err
+	}
+	n, err := frameLength(image)
+	if err != nil {
+		return 0, err
+	}
+	d, err := zstd.NewReader(bytes.NewReader(image[:n]), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(maxWindow))
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close()
+	return n, listArchive(bufio.NewReader(io.LimitReader(d, maxUnpacked)), entries)
+}
+
+// frameLength returns the length of the zstd frame that image begins with (RFC 8878, section 3.1.1), because a decoder
+// does not say where it stopped.
+func frameLength(image []byte) (int, error) {
+	const blockHeader, checksum, typeRLE = 3, 4, 1
+	var h zstd.Header
+	if err := h.Decode(image[:min(len(image), zstd.HeaderMaxSize)]); err != nil || h.Skippable {
+		return 0, errors.New("neither a cpio archive nor a zstd frame")
+	}
+	at := h.HeaderSize
+	for last := false; !last; {
+		if len(image)-at < blockHeader {
+			return 0, io.ErrUnexpectedEOF
+		}
+		b := int(image[at]) | int(image[at+1])<<8 | int(image[at+2])<<16
+		last = b&1 != 0
+		size := b >> 3
+		if b>>1&3 == typeRLE {
+			size = 1
+		}
+		at += blockHeader + size
+	}
+	if h.HasCheckSum {
+		at += checksum
+	}
+	if at > len(image) {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return at, nil
+}
+
+const (
+	newcMagic  = "070701"
+	newcFields = 13
+	newcHeader = len(newcMagic) + newcFields*8
+)
+
+// The places of a header's fields that matter here.
+const (
+	fieldMode     = 1
+	fieldUID      = 2
+	fieldGID      = 3
+	fieldFileSize = 6
+	fieldNameSize = 11
+)
+
+// listArchive adds the files of one archive up to its trailer. It does not use the reader of package cpio, which
+// allocates what a header asks for.
+func listArchive(r *bufio.Reader, entries *[]Entry) error {
+	for {
+		h, err := readHeader(r)
+		if err != nil {
+			return err
+		}
+		if h[fieldNameSize] < 2 || h[fieldNameSize] > maxPath+1 {
+			return fmt.Errorf("a file name of %d bytes", h[fieldNameSize])
+		}
+		name, err := readPadded(r, newcHeader, h[fieldNameSize])
+		if err != nil {
+			return err
+		}
+		name = name[:len(name)-1]
+		if string(name) == cpio.Trailer {
+			return nil
+		}
+		e := Entry{Path: path.Join("/", string(name)), Mode: goMode(h[fieldMode]), UID: h[fieldUID], GID: h[fieldGID],
+			Size: int64(h[fieldFileSize])}
+		if err := readContent(r, &e); err != nil {
+			return fmt.Errorf("%s: %w", e.Path, err)
+		}
+		if len(*entries) == maxEntries {
+			return fmt.Errorf("more than %d files", maxEntries)
+		}
+		*entries = append(*entries, e)
+	}
+}
+
+func readHeader(r io.Reader) (fields [newcFields]uint32, err error) {
+	var text [newcHeader]byte
+	if _, err := io.ReadFull(r, text[:]); err != nil {
+		return fields, fmt.Errorf("the archive has no end: %w", err)
+	}
+	if string(text[:len(newcMagic)]) != newcMagic {
+		return fields, fmt.Errorf("a file begins with %q instead of %q", text[:len(newcMagic)], newcMagic)
+	}
+	for i := range fields {
+		digits := text[len(newcMagic)+8*i:][:8]
+		value, err := strconv.ParseUint(string(digits), 16, 32)
+		if err != nil {
+			return fields, fmt.Errorf("header field %d: %w", i, err)
+		}
+		fields[i] = uint32(value)
+	}
+	return fields, nil
+}
+
+// readContent passes over e's content, of which it keeps a symbolic link's.
+func readContent(r *bufio.Reader, e *Entry) error {
+	if e.Mode.Type() != fs.ModeSymlink {
+		_, err := r.Discard(int(e.Size + -e.Size&(align-1)))
+		return err
+	}
+	if e.Size > maxPath {
+		return fmt.Errorf("a symbolic link of %d bytes", e.Size)
+	}
+	target, err := readPadded(r, 0, uint32(e.Size))
+	e.Target = string(target)
+	return err
+}
+
+// readPadded reads n bytes and the padding after them, when offset bytes were read since an aligned place.
+func readPadded(r *bufio.Reader, offset int, n uint32) ([]byte, error) {
+	data := make([]byte, n)
+	if _, err := io.ReadFull(r, data); err != nil {
+		return nil, err
+	}
+	_, err := r.Discard(-(offset + int(n)) & (align - 1))
+	return data, err
+}

@@ -1,0 +1,61 @@
+package initramfs
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"strconv"
+)
+
+// Manifest says what an image is.
+type Manifest struct {
+	Kernel       string   `json:"kernel"`       // release of the kernel the modules are of
+	Arch         string   `json:"arch"`         // Go's name of the processor architecture
+	Source       string   `json:"source"`       // where the kernel came from, for people
+	Lacks        []string `json:"lacks"`        // guestkernel.Features that the kernel does not have
+	Modules      []string `json:"modules"`      // names of the modules, in load order
+	BuiltIn      []string `json:"built_in"`     // modules asked for that are part of the kernel
+	Absent       []string `json:"absent"`       // optional modules that the kernel does not have
+	Uncompressed int64    `json:"uncompressed"` // bytes of the archive
+	Compressed   int64    `json:"compressed"`   // bytes of the image
+	SHA256       string   `json:"sha256"`       // of the image, in hexadecimal
+	Entries      []Entry  `json:"entries"`
+}
+
+// Entry is one file of an image.
+type Entry struct {
+	Path     string
+	Mode     fs.FileMode
+	UID, GID uint32
+	Size     int64  // bytes of content
+	Target   string // of a symbolic link
+}
+
+// entryJSON is Entry with its mode in octal, as chmod and stat have it.
+type entryJSON struct {
+	Path   string `json:"path"`
+	Mode   string `json:"mode"`
+	UID    uint32 `json:"uid"`
+	GID    uint32 `json:"gid"`
+	Size   int64  `json:"size"`
+	Target string `json:"target,omitempty"`
+}
+
+// MarshalJSON writes the mode as st_mode in octal.
+func (e Entry) MarshalJSON() ([]byte, error) {
+	return json.Marshal(entryJSON{e.Path, fmt.Sprintf("%07o", unixMode(e.Mode)), e.UID, e.GID, e.Size, e.Target})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (e *Entry) UnmarshalJSON(data []byte) error {
+	var j entryJSON
+	if err := json.Unmarshal(data, &j); err != nil {
+		return err
+	}
+	mode, err := strconv.ParseUint(j.Mode, 8, 32)
+	if err != nil {
+		return fmt.Errorf("mode of %s: %w", j.Path, err)
+	}
+	*e = Entry{j.Path, goMode(uint32(mode)), j.UID, j.GID, j.Size, j.Target}
+	return nil
+}

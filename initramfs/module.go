@@ -1,0 +1,243 @@
+package initramfs
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// Module is a kernel module that an image is to have.
+type Module struct {
+	Name     string // "-" and "_" mean the same
+	Optional bool   // the image is good without it
+}
+
+// DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the channel and the random
+// numbers of its host, and the network devices of namespaces.
+func DefaultModules() []Module {
+	return []Module{
+		{Name: "virtio_pci"},
+		{Name: "virtio_net"},
+		{Name: "virtio_console", Optional: true},
+		{Name: "virtio_rng", Optional: true},
+		{Name: "veth", Optional: true},
+	}
+}
+
+// ErrNoModule says that a kernel has no module of a name, neither as a file nor built in.
+var ErrNoModule = errors.New("the kernel has no such module")
+
+// ModuleError says which module cannot be put into an image, and why.
+type ModuleError struct {
+	Name   string
+	Kernel string // release
+	Err    error
+}
+
+func (e *ModuleError) Error() string {
+	return fmt.Sprintf("module %s of kernel %s: %v", e.Name, e.Kernel, e.Err)
+}
+
+func (e *ModuleError) Unwrap() error { return e.Err }
+
+// moduleName returns the name the kernel uses for a module.
+func moduleName(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
+// moduleIndex knows which modules a kernel has.
+type moduleIndex struct {
+	dir     string            // lib/modules/VERSION
+	files   map[string]string // path in dir by name
+	builtIn map[string]bool
+}
+
+// indexModules reads a directory lib/modules/VERSION; no directory is a kernel without modules.
+func indexModules(dir string) (moduleIndex, error) {
+	x := moduleIndex{dir: dir, files: map[string]string{}, builtIn: map[string]bool{}}
+	if dir == "" {
+		return x, nil
+	}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		stem, _, ok := cutModuleSuffix(e.Name())
+		if !ok {
+			return nil
+		}
+		relative, err := filepath.Rel(dir, path)
+		// A module outside kernel/ is there to replace the one the kernel came with.
+		if _, taken := x.files[moduleName(stem)]; !taken || !strings.HasPrefix(relative, "kernel/") {
+			x.files[moduleName(stem)] = relative
+		}
+		return err
+	})
+	if err != nil {
+		return x, err
+	}
+	f, err := os.Open(filepath.Join(dir, "modules.builtin"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return x, nil
+	}
+	if err != nil {
+		return x, err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if stem, _, ok := cutModuleSuffix(filepath.Base(lines.Text())); ok {
+			x.builtIn[moduleName(stem)] = true
+		}
+	}
+	return x, lines.Err()
+}
+
+// cutModuleSuffix splits the file name of a module into its stem and the suffix of its compression.
+func cutModuleSuffix(name string) (stem, compression string, ok bool) {
+	stem = name
+	for _, c := range []string{".xz", ".zst", ".gz"} {
+		if s, found := strings.CutSuffix(name, c); found {
+			stem, compression = s, c
+		}
+	}
+	stem, ok = strings.CutSuffix(stem, ".ko")
+	return stem, compression, ok && stem != ""
+}
+
+// module is a module that goes into an image.
+type module struct {
+	name string
+	path string // in the image
+	data []byte // decompressed
+}
+
+// selection is what came of the modules asked for.
+type selection struct {
+	load            []module // in load order
+	builtIn, absent []string
+}
+
+// selector follows the dependencies of modules.
+type selector struct {
+	moduleIndex
+	kernel  string
+	chosen  selection
+	done    map[string]bool
+	pending []string // from the module asked for down to the one looked at
+}
+
+// selectModules returns the modules wanted and those they depend on, dependencies first.
+func selectModules(ctx context.Context, x moduleIndex, kernel string, wanted []Module) (selection, error) {
+	s := selector{moduleIndex: x, kernel: kernel, done: map[string]bool{},
+		chosen: selection{builtIn: []string{}, absent: []string{}}}
+	for _, m := range wanted {
+		name := moduleName(m.Name)
+		if _, ok := x.files[name]; !ok && x.builtIn[name] {
+			s.chosen.builtIn = append(s.chosen.builtIn, name)
+			continue
+		} else if !ok && m.Optional {
+			s.chosen.absent = append(s.chosen.absent, name)
+			continue
+		}
+		if err := s.add(ctx, name); err != nil {
+			return selection{}, err
+		}
+	}
+	return s.chosen, nil
+}
+
+// add puts the named module after those it depends on.
+func (s *selector) add(ctx context.Context, name string) error {
+	if s.done[name] {
+		return nil
+	}
+	wrap := func(err error) error { return &ModuleError{Name: name, Kernel: s.kernel, Err: err} }
+	relative, ok := s.files[name]
+	switch {
+	case !ok && s.builtIn[name]:
+		return nil
+	case !ok:
+		return wrap(ErrNoModule)
+	case slices.Contains(s.pending, name):
+		return wrap(fmt.Errorf("it depends on itself, by way of %s", strings.Join(s.pending, ", ")))
+	}
+	data, err := readModule(ctx, filepath.Join(s.dir, relative))
+	if err != nil {
+		return wrap(err)
+	}
+	depends, err := readDepends(data)
+	if err != nil {
+		return wrap(err)
+	}
+	s.pending = append(s.pending, name)
+	for _, d := range depends {
+		if err := s.add(ctx, moduleName(d)); err != nil {
+			return wrap(err)
+		}
+	}
+	s.pending = s.pending[:len(s.pending)-1]
+	_, compression, _ := cutModuleSuffix(relative)
+	path := "/lib/modules/" + s.kernel + "/" + strings.TrimSuffix(filepath.ToSlash(relative), compression)
+	s.chosen.load = append(s.chosen.load, module{name: name, path: path, data: data})
+	s.done[name] = true
+	return nil
+}
+
+// maxModule bounds the decompressed size of a module in bytes.
+const maxModule = 256 << 20
+
+// readModule returns the decompressed content of a module's file.
+func readModule(ctx context.Context, path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var r io.Reader = f
+	switch filepath.Ext(path) {
+	case ".xz":
+		return unxz(ctx, f)
+	case ".zst":
+		d, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return nil, err
+		}
+		defer d.Close()
+		r = d
+	case ".gz":
+		if r, err = gzip.NewReader(f); err != nil {
+			return nil, err
+		}
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxModule+1))
+	if err == nil && len(data) > maxModule {
+		err = fmt.Errorf("it is longer than %d bytes", maxModule)
+	}
+	return data, err
+}
+
+// unxz runs xz, which every machine has that unpacks packages with compressed modules.
+func unxz(ctx context.Context, r io.Reader) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "xz", "-dc")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = r, &stdout, &stderr
+	err := cmd.Run()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return nil, fmt.Errorf("it is compressed by xz, which is not installed (package xz-utils): %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("xz -dc: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.Bytes(), nil
+}

@@ -1,0 +1,62 @@
+package initramfs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// align is what the offset of an archive within an image must be a multiple of, in bytes.
+const align = 4
+
+// Overlay writes an archive that may follow an image. Directories the files are in are made as in an image.
+func Overlay(files []File, w io.Writer) error {
+	_, err := writeArchive(w, files)
+	return err
+}
+
+// WriteNodeImage makes dst the image at imagePath with the files of one node added. dst is complete or absent, replaces
+// what was there, and only its owner may read it.
+func WriteNodeImage(imagePath string, files []File, dst string) error {
+	var overlay bytes.Buffer
+	if err := Overlay(files, &overlay); err != nil {
+		return err
+	}
+	err := replace(dst, func(f *os.File) error {
+		image, err := os.Open(imagePath)
+		if err != nil {
+			return err
+		}
+		defer image.Close()
+		size, err := io.Copy(f, image)
+		if err != nil {
+			return err
+		}
+		padding := make([]byte, -size&(align-1))
+		_, err = f.Write(append(padding, overlay.Bytes()...))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make node image %s: %w", dst, err)
+	}
+	return nil
+}
+
+// replace gives path the content that write writes, all or nothing. The file is readable by its owner only.
+func replace(path string, write func(*os.File) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	err = errors.Join(write(f), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}

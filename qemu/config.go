@@ -1,0 +1,157 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"margay/qemu/console"
+	"margay/qemu/ether"
+)
+
+// A Config describes a VM. Only Name and Kernel are required.
+type Config struct {
+	Name  string // for messages and the process list: letters, digits, '-', '_', '.'
+	Accel Accel  // empty means TCG
+
+	Kernel  string // path of a kernel image
+	Initrd  string // path of its initramfs; may be empty
+	Cmdline string // what the kernel is told; it must name the serial console to have one
+
+	MemoryMiB int // zero means DefaultMemoryMiB
+	CPUs      int // zero means 1
+	NIC       NIC // the zero value is no network
+
+	Console console.Config // where the serial console is logged
+	Stderr  console.Config // where QEMU's own messages are logged
+}
+
+// A NIC is a VM's network card, of type virtio-net, and what it is plugged into.
+type NIC struct {
+	Socket string    // of a vswitch port; empty means no card
+	MAC    ether.MAC // of the same port
+	MTU    int       // bytes, told to the guest, whose driver sets it; zero leaves it at 1500
+}
+
+// Defaults and bounds of a Config.
+const (
+	DefaultMemoryMiB = 256
+	maxMemoryMiB     = 1 << 24
+	maxCPUs          = 255
+	minMTU           = 68
+	maxMTU           = 65535
+)
+
+// validate fills in defaults and checks what QEMU would complain about late or not clearly.
+func (c *Config) validate() error {
+	if c.Accel == "" {
+		c.Accel = TCG
+	}
+	if c.MemoryMiB == 0 {
+		c.MemoryMiB = DefaultMemoryMiB
+	}
+	if c.CPUs == 0 {
+		c.CPUs = 1
+	}
+	switch {
+	case c.Name == "" || strings.Trim(c.Name, nameChars) != "":
+		return fmt.Errorf("name %q: want letters, digits, '-', '_' and '.'", c.Name)
+	case c.Accel != TCG && c.Accel != KVM:
+		return fmt.Errorf("accelerator %q, want %s or %s", c.Accel, TCG, KVM)
+	case c.MemoryMiB < 1 || c.MemoryMiB > maxMemoryMiB:
+		return fmt.Errorf("memory %d MiB, want 1 to %d", c.MemoryMiB, maxMemoryMiB)
+	case c.CPUs < 1 || c.CPUs > maxCPUs:
+		return fmt.Errorf("%d CPUs, want 1 to %d", c.CPUs, maxCPUs)
+	case c.Kernel == "":
+		return errors.New("no kernel")
+	case strings.ContainsAny(c.Cmdline, "\x00\n"):
+		return fmt.Errorf("kernel command line %q has a line end or NUL", c.Cmdline)
+	}
+	for _, path := range []string{c.Kernel, c.Initrd} {
+		if err := checkFile(path); err != nil {
+			return err
+		}
+	}
+	return c.NIC.validate()
+}
+
+const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+
+func checkFile(path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func (n *NIC) validate() error {
+	if n.Socket == "" {
+		return nil
+	}
+	// A QEMU that cannot connect runs all the same, with a dead network.
+	info, err := os.Stat(n.Socket)
+	switch {
+	case err != nil:
+		return fmt.Errorf("network socket: %w", err)
+	case info.Mode().Type() != os.ModeSocket:
+		return fmt.Errorf("network socket: %s is not a socket", n.Socket)
+	case !n.MAC.Station():
+		return fmt.Errorf("network card: %v is not the address of one station", n.MAC)
+	case n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU):
+		return fmt.Errorf("network card: MTU %d, want %d to %d", n.MTU, minMTU, maxMTU)
+	}
+	return nil
+}
+
+// args returns QEMU's arguments for a valid config.
+func (e *Emulator) args(c *Config) []string {
+	row := arches[e.arch]
+	accel := string(c.Accel)
+	if c.Accel == TCG {
+		accel += ",thread=multi"
+	}
+	args := []string{
+		"-name", "guest=" + c.Name + ",debug-threads=on",
+		"-M", row.machine,
+		"-accel", accel,
+		"-cpu", row.cpu[c.Accel],
+		"-smp", strconv.Itoa(c.CPUs),
+		"-m", strconv.Itoa(c.MemoryMiB),
+		"-nodefaults", "-no-user-config",
+		"-display", "none",
+		"-no-reboot", // a guest that restarts ends
+		"-chardev", "stdio,id=console,signal=off",
+		"-serial", "chardev:console",
+		"-kernel", c.Kernel,
+	}
+	if c.Initrd != "" {
+		args = append(args, "-initrd", c.Initrd)
+	}
+	if c.Cmdline != "" {
+		args = append(args, "-append", c.Cmdline)
+	}
+	return append(args, c.NIC.args()...)
+}
+
+func (n *NIC) args() []string {
+	if n.Socket == "" {
+		return nil
+	}
+	device := "virtio-net-pci,netdev=net,romfile=,mac=" + n.MAC.String()
+	if n.MTU != 0 {
+		device += ",host_mtu=" + strconv.Itoa(n.MTU)
+	}
+	return []string{
+		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + escape(n.Socket),
+		"-device", device,
+	}
+}
+
+// escape makes a string a value of one of QEMU's comma-separated options.
+func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }

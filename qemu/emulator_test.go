@@ -1,0 +1,175 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/qemu/ether"
+)
+
+const okVersion = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)"
+
+// script makes a program that stands in for QEMU: it says a version and otherwise does what the shell commands say.
+func script(t testing.TB, version, commands string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "qemu")
+	text := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = --version ]; then echo '%s'; exit; fi\n%s\n", version, commands)
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func find(t testing.TB, binary string) *Emulator {
+	t.Helper()
+	e, err := Find(t.Context(), AMD64, binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestFind(t *testing.T) {
+	path := script(t, okVersion, "")
+	if e := find(t, path); e.Version() != (Version{7, 2, 22}) || e.Path() != path {
+		t.Errorf("%v at %s", e.Version(), e.Path())
+	}
+	fails := filepath.Join(t.TempDir(), "fails")
+	if err := os.WriteFile(fails, []byte("#!/bin/sh\necho library missing >&2; exit 127\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cases := []struct{ name, arch, binary, want string }{
+		{"missing", "amd64", "no-such-qemu", "apt-get install qemu-system-x86"},
+		{"too old", "amd64", script(t, "QEMU emulator version 7.1.0", ""), "7.1.0, want 7.2.0 or newer"},
+		{"other program", "amd64", script(t, "busybox 1.2", ""), `not a QEMU: it says "busybox 1.2`},
+		{"broken", "amd64", fails, "library missing"},
+		{"architecture", "vax", path, "want one of [amd64]"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Find(t.Context(), Arch(c.arch), c.binary)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want ...%s...", err, c.want)
+			}
+			if errors.Is(err, exec.ErrNotFound) != (c.name == "missing") {
+				t.Errorf("%v: wraps exec.ErrNotFound wrongly", err)
+			}
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	hung := filepath.Join(t.TempDir(), "hung")
+	if err := os.WriteFile(hung, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Find(ctx, AMD64, hung); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("hung: %v", err)
+	}
+}
+
+func TestParseVersion(t *testing.T) {
+	for out, want := range map[string]Version{
+		"QEMU emulator version 10.0.2 (Debian 1:10.0.2)\nCopyright": {10, 0, 2},
+		"QEMU emulator version 8.0":                                 {8, 0, 0},
+		"warning: x\nQEMU emulator version 9.2.50 (v9.2.0-1-g)":     {9, 2, 50},
+	} {
+		if got, err := parseVersion(out); err != nil || got != want {
+			t.Errorf("%q: got %v, %v; want %v", out, got, err, want)
+		}
+	}
+	if (Version{7, 2, 0}).less(MinVersion) || !(Version{7, 1, 99}).less(MinVersion) || (Version{10, 0, 0}).less(MinVersion) {
+		t.Error("wrong order of versions")
+	}
+}
+
+func TestArguments(t *testing.T) {
+	socket := listenUnix(t)
+	image := kernel(t, "", hangs)
+	cfg := Config{
+		Name: "n1", Kernel: image, Initrd: image, Cmdline: "console=ttyS0 a=b,c", MemoryMiB: 300, CPUs: 3,
+		NIC: NIC{Socket: socket, MAC: ether.MAC{2, 0, 0, 0, 0, 9}, MTU: 9000},
+	}
+	if err := cfg.validate(); err != nil {
+		t.Fatal(err)
+	}
+	e := &Emulator{arch: AMD64}
+	want := []string{
+		"-name", "guest=n1,debug-threads=on", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
+		"-smp", "3", "-m", "300", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+		"-kernel", image, "-initrd", image, "-append", "console=ttyS0 a=b,c",
+		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
+		"-device", "virtio-net-pci,netdev=net,romfile=,mac=02:00:00:00:00:09,host_mtu=9000",
+	}
+	if got := e.args(&cfg); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	small := Config{Name: "n1", Kernel: image, Accel: KVM}
+	if err := small.validate(); err != nil {
+		t.Fatal(err)
+	}
+	line := strings.Join(e.args(&small), " ")
+	for _, want := range []string{"-accel kvm -cpu host -smp 1 -m 256 ", "-kernel " + image} {
+		if !strings.Contains(line, want) {
+			t.Errorf("%q lacks %q", line, want)
+		}
+	}
+}
+
+func listenUnix(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "a,b")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return path
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	e := find(t, script(t, okVersion, ""))
+	socket, image := listenUnix(t), kernel(t, "", hangs)
+	cases := []struct {
+		name, want string
+		spoil      func(*Config)
+	}{
+		{"no name", "name", func(c *Config) { c.Name = "" }},
+		{"option in the name", "name", func(c *Config) { c.Name = "a,process=b" }},
+		{"accelerator", "accelerator", func(c *Config) { c.Accel = "hax" }},
+		{"memory", "memory", func(c *Config) { c.MemoryMiB = -1 }},
+		{"CPUs", "CPUs", func(c *Config) { c.CPUs = 256 }},
+		{"no kernel", "no kernel", func(c *Config) { c.Kernel = "" }},
+		{"kernel missing", "no such file", func(c *Config) { c.Kernel += "x" }},
+		{"initrd missing", "no such file", func(c *Config) { c.Initrd = image + "x" }},
+		{"command line", "line end", func(c *Config) { c.Cmdline = "a\nb" }},
+		{"socket missing", "network socket", func(c *Config) { c.NIC.Socket += "x" }},
+		{"no socket", "not a socket", func(c *Config) { c.NIC.Socket = image }},
+		{"MAC", "one station", func(c *Config) { c.NIC.MAC = ether.Broadcast }},
+		{"MTU", "MTU", func(c *Config) { c.NIC.MTU = 67 }},
+		{"console", "no such file", func(c *Config) { c.Console.Path = filepath.Join(image+"x", "y") }},
+		{"stderr", "no such file", func(c *Config) { c.Stderr.Path = filepath.Join(image+"x", "y") }},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := Config{Name: "n1", Kernel: image, NIC: NIC{Socket: socket, MAC: ether.MAC{2, 0, 0, 0, 0, 9}}}
+			c.spoil(&cfg)
+			vm, err := e.Start(t.Context(), cfg)
+			if err == nil {
+				vm.Kill()
+				t.Fatal("accepted")
+			}
+			if !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "start VM") {
+				t.Errorf("got %v, want ...%s...", err, c.want)
+			}
+		})
+	}
+}

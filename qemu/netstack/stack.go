@@ -1,0 +1,264 @@
+// Package netstack gives a process an Ethernet port of its own: gVisor's TCP/IP stack on one stream connection, which
+// carries frames in the framing of package ether. The service node of a machine is on the machine's switch this way. To
+// the nodes it is one more station, it needs no privilege, and nothing of it shows on the host's own network.
+//
+// The stack answers ARP and ping, and speaks TCP over IPv4 within its subnet. Connections and listeners are the
+// ordinary ones of package net. Nothing is configured by the network: address and MTU are the caller's.
+//
+//	conn -> Stack.receive -> gVisor -> net.Conn, net.Listener
+//	conn <- link.WritePackets <- FIFO <- gVisor
+//
+// One goroutine reads the link and one writes it, so no lock of gVisor's is ever held across input or output on it.
+package netstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
+	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
+	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"margay/qemu/ether"
+)
+
+// Bounds of Config.MTU, in bytes.
+const (
+	DefaultMTU = 1500
+	MinMTU     = 576
+	MaxMTU     = 65535
+)
+
+// A Config says who the stack is.
+type Config struct {
+	MAC     ether.MAC
+	Address netip.Prefix // IPv4 address and subnet, such as 10.64.0.1/16
+	MTU     int          // longest IP packet in bytes; zero means DefaultMTU
+}
+
+func (c *Config) validate() error {
+	if c.MTU == 0 {
+		c.MTU = DefaultMTU
+	}
+	switch {
+	case !c.MAC.Station():
+		return fmt.Errorf("%v is not the address of one station", c.MAC)
+	case !c.Address.IsValid() || !c.Address.Addr().Is4():
+		return fmt.Errorf("address %v is not an IPv4 prefix", c.Address)
+	case c.MTU < MinMTU || c.MTU > MaxMTU:
+		return fmt.Errorf("MTU %d, want %d to %d", c.MTU, MinMTU, MaxMTU)
+	}
+	return nil
+}
+
+// nicID is the number of the stack's only interface.
+const nicID = 1
+
+// sendQueue is how many packets wait for the link. TCP takes one that finds no room for lost.
+const sendQueue = 4096
+
+// closeGrace bounds how long Close waits for the link to take the resets of open connections.
+const closeGrace = time.Second
+
+// A Stack is a running network stack. Its methods may be called from several goroutines.
+type Stack struct {
+	cfg  Config
+	conn net.Conn
+	link *link
+	ip   *stack.Stack
+	runt atomic.Uint64
+
+	done     chan struct{} // closed when the link is lost
+	lost     sync.Once
+	err      error          // why; written before done is closed
+	reader   sync.WaitGroup // receive
+	closing  sync.Once
+	closeErr error
+}
+
+// New starts a stack on conn, which it owns from then on, in case of an error too. When the link is lost, Done is
+// closed, and the caller closes the stack.
+func New(conn net.Conn, cfg Config) (*Stack, error) {
+	s := &Stack{conn: conn, done: make(chan struct{})}
+	if err := cfg.validate(); err != nil {
+		return nil, errors.Join(fmt.Errorf("netstack: %w", err), conn.Close())
+	}
+	s.cfg = cfg
+	silence()
+	s.link = newLink(conn, cfg, s.lose)
+	s.ip = stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, icmp.NewProtocol4},
+		HandleLocal:        true,
+	})
+	if err := s.configure(); err != nil {
+		return nil, errors.Join(fmt.Errorf("netstack: %w", err), s.Close())
+	}
+	s.reader.Go(s.receive)
+	return s, nil
+}
+
+// silence drops what gVisor prints to standard error: any station could provoke such lines at will.
+var silence = sync.OnceFunc(func() {
+	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
+})
+
+// configure brings up the interface and tunes TCP for a link with much room and no loss of its own.
+func (s *Stack) configure() error {
+	for _, option := range tcpOptions() {
+		if err := s.ip.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
+			return fmt.Errorf("set %T: %v", option, err)
+		}
+	}
+	port := ethernet.New(s.link)
+	opts := stack.NICOptions{QDisc: fifo.New(port, 1, sendQueue)}
+	if err := s.ip.CreateNICWithOptions(nicID, port, opts); err != nil {
+		return fmt.Errorf("create interface: %v", err)
+	}
+	address := tcpip.AddressWithPrefix{
+		Address:   tcpip.AddrFrom4(s.cfg.Address.Addr().As4()),
+		PrefixLen: s.cfg.Address.Bits(),
+	}
+	pa := tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: address}
+	if err := s.ip.AddProtocolAddress(nicID, pa, stack.AddressProperties{}); err != nil {
+		return fmt.Errorf("set address %v: %v", s.cfg.Address, err)
+	}
+	s.ip.SetRouteTable([]tcpip.Route{{Destination: address.Subnet(), NIC: nicID}})
+	return nil
+}
+
+// tcpOptions returns how this stack's TCP differs from gVisor's defaults. RACK is off because gVisor's answers to the
+// tail drops of a full switch queue by sending a third as much.
+func tcpOptions() []tcpip.SettableTransportProtocolOption {
+	var (
+		sack    = tcpip.TCPSACKEnabled(true)
+		rack    = tcpip.TCPRecovery(0)
+		send    = tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: 1 << 20, Max: 8 << 20}
+		receive = tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: 1 << 20, Max: 8 << 20}
+		adapt   = tcpip.TCPModerateReceiveBufferOption(true)
+	)
+	return []tcpip.SettableTransportProtocolOption{&sack, &rack, &send, &receive, &adapt}
+}
+
+// receive reads frames until the link is lost.
+func (s *Stack) receive() {
+	r := ether.NewReader(s.conn)
+	for {
+		frame, err := r.Next()
+		if err != nil {
+			s.lose(err)
+			return
+		}
+		if len(frame) < ether.HeaderLen {
+			s.runt.Add(1)
+			continue
+		}
+		s.link.inject(frame)
+	}
+}
+
+// lose records why the link was lost; the first reason stays.
+func (s *Stack) lose(err error) {
+	s.lost.Do(func() {
+		s.err = fmt.Errorf("netstack: link lost: %w", err)
+		close(s.done)
+	})
+}
+
+// Listen accepts TCP connections to a port of the stack's address; port 0 takes a free one. After Close the listener's
+// Accept returns net.ErrClosed.
+func (s *Stack) Listen(port uint16) (net.Listener, error) {
+	addr := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(s.cfg.Address.Addr().As4()), Port: port}
+	l, err := gonet.ListenTCP(s.ip, addr, ipv4.ProtocolNumber)
+	if err != nil {
+		return nil, fmt.Errorf("netstack: %w", err)
+	}
+	return &listener{TCPListener: l}, nil
+}
+
+// DialContext opens a TCP connection to an IPv4 address of the subnet. A station that does not answer to ARP is
+// reported after some seconds, one that does not answer to TCP when ctx ends.
+func (s *Stack) DialContext(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	if !to.Addr().Is4() {
+		return nil, fmt.Errorf("netstack: dial %v: not an IPv4 address", to)
+	}
+	addr := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(to.Addr().As4()), Port: to.Port()}
+	conn, err := gonet.DialContextTCP(ctx, s.ip, addr, ipv4.ProtocolNumber)
+	if err != nil {
+		return nil, fmt.Errorf("netstack: dial %v: %w", to, err)
+	}
+	return conn, nil
+}
+
+// Done is closed when the link is lost, by Close too.
+func (s *Stack) Done() <-chan struct{} { return s.done }
+
+// Err returns why the link was lost, wrapping net.ErrClosed after Close, and nil as long as it is up.
+func (s *Stack) Err() error {
+	select {
+	case <-s.done:
+		return s.err
+	default:
+		return nil
+	}
+}
+
+// Malformed returns how many frames were dropped because they made no sense as Ethernet, IPv4 or TCP.
+func (s *Stack) Malformed() uint64 {
+	stats := s.ip.Stats()
+	return s.runt.Load() +
+		stats.IP.MalformedPacketsReceived.Value() +
+		stats.ARP.MalformedPacketsReceived.Value() +
+		stats.TCP.InvalidSegmentsReceived.Value()
+}
+
+// Close resets all connections, closes the listeners and the link, and waits for the stack's goroutines. Later calls
+// return the same.
+func (s *Stack) Close() error {
+	s.closing.Do(func() {
+		s.lose(net.ErrClosed)
+		// The reader ends first, so that nothing arrives in a stack that is taken apart. The writer gets a moment to send
+		// the resets; the deadline also frees it when the peer reads nothing.
+		s.conn.SetReadDeadline(time.Unix(0, 1))
+		s.reader.Wait()
+		s.conn.SetWriteDeadline(time.Now().Add(closeGrace))
+		s.ip.Destroy()
+		s.closeErr = s.conn.Close()
+	})
+	return s.closeErr
+}
+
+// A listener is gVisor's with the error that package net promises after Close.
+type listener struct {
+	*gonet.TCPListener
+	closed atomic.Bool
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	conn, err := l.TCPListener.Accept()
+	if err != nil && l.closed.Load() {
+		return nil, fmt.Errorf("netstack: accept: %w", net.ErrClosed)
+	}
+	return conn, err
+}
+
+// Close implements net.Listener.
+func (l *listener) Close() error {
+	l.closed.Store(true)
+	return l.TCPListener.Close()
+}
