@@ -1,0 +1,383 @@
+// Package agent is a node's part in its machine: it registers the node with serve, carries out what serve asks of the node
+// kernel, tells serve what happens in jobs, and passes jobs' files down the tree.
+//
+// The connection to serve may break at any time; the agent opens a new one and registers again with the jobs that it has.
+// Nothing is lost by that: records that were not acknowledged are told again when serve asks for a rewind.
+//
+// Locks: Agent.mu guards the connection and the table of copies.
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+	"margay/kernel"
+	"margay/kernel/boot"
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+	"margay/kernel/fabric/tcp"
+	"margay/kernel/hardware"
+	"margay/kernel/task"
+)
+
+// FabricPort is the port on which every node accepts other nodes.
+const FabricPort = 7118
+
+// The pause between two tries to reach serve.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = time.Second
+)
+
+// silence is how long serve may let heartbeats go unanswered before the agent connects anew.
+const silence = 5 * time.Second
+
+// Config is what an agent needs.
+type Config struct {
+	Boot    boot.Config
+	Version string // of the node image
+	Log     func(format string, args ...any)
+	Restart func() // ends this process, to be started again by PID 1
+
+	// Protocol overrides the version of the control protocol that the agent claims to speak; 0: the true one.
+	Protocol uint32
+}
+
+// Agent is a node's agent. It implements kernel.Sink and fabric.Handler.
+type Agent struct {
+	config Config
+	node   Kernel
+	key    trust.NodeKey
+	bootID string
+	serve  *tls.Config
+
+	listener  net.Listener
+	transport fabric.Transport // nil until the first registration
+
+	mu     sync.Mutex
+	conn   *control.Conn // nil while there is none
+	copies map[uint32]*copying
+}
+
+// Kernel is the node kernel as its agent sees it: a *kernel.Node.
+type Kernel interface {
+	Adopt() (listener *os.File, err error)
+	KeepListener(*os.File) error
+	Info() kernel.Info
+	Jobs() []kernel.JobInfo
+
+	Prepare(context.Context, kernel.JobSpec) error
+	Load(ctx context.Context, job uint32, files io.Reader) error
+	Start(ctx context.Context, job uint32) error
+	Signal(job uint32, rank int, sig syscall.Signal) error
+	Input(job uint32, rank int, offset uint64, data []byte, eof bool) error
+	Ack(job uint32, seq uint64) error
+	Rewind(job uint32) error
+	Forget(job uint32) error
+
+	Extensions() []extension.Info
+	InsertExtension(job uint32, r extension.Request) (handle uint32, err error)
+	RemoveExtension(handle uint32, by string) error
+	Noise(context.Context, time.Duration) ([]kernel.CoreNoise, error)
+
+	Join(fabric.Transport)
+	Frame(from fabric.Node, frame []byte)
+	Broken(fabric.Node)
+}
+
+var _ Kernel = (*kernel.Node)(nil)
+
+// New makes an agent. Run brings it to life once it has its node.
+func New(c Config) (*Agent, error) {
+	key, err := trust.NewNodeKey()
+	if err != nil {
+		return nil, err
+	}
+	serve, err := trust.ToServe(c.Boot.CA)
+	if err != nil {
+		return nil, err
+	}
+	return &Agent{config: c, key: key, serve: serve, bootID: bootID(), copies: make(map[uint32]*copying)}, nil
+}
+
+// bootID tells this boot of the node from others. It stays the same when the node kernel is started again.
+func bootID() string {
+	text, err := os.ReadFile("/proc/1/stat")
+	if err != nil {
+		return trust.NewToken()
+	}
+	var fields [22]string
+	args := make([]any, len(fields))
+	for i := range fields {
+		args[i] = &fields[i]
+	}
+	_, _ = fmt.Sscan(string(text), args...)
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(id) + fields[21] // when PID 1 started
+}
+
+// Run adopts what an earlier node kernel left and serves the machine until ctx ends.
+func (a *Agent) Run(ctx context.Context, node Kernel) error {
+	a.node = node
+	kept, err := node.Adopt()
+	if err != nil {
+		return err
+	}
+	if err := a.listen(kept); err != nil {
+		return err
+	}
+	for retry := firstRetry; ctx.Err() == nil; {
+		started := time.Now()
+		err := a.session(ctx)
+		a.config.Log("connection to serve at %s: %v", a.config.Boot.Serve, err)
+		if time.Since(started) > silence {
+			retry = firstRetry
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+		}
+		retry = min(2*retry, lastRetry)
+	}
+	return context.Cause(ctx)
+}
+
+// listen opens the fabric's listening socket, or takes the one that was kept.
+func (a *Agent) listen(kept *os.File) (err error) {
+	if kept != nil {
+		defer kept.Close()
+		a.listener, err = net.FileListener(kept)
+		return err
+	}
+	address := net.JoinHostPort(a.config.Boot.Prefix().Addr().String(), strconv.Itoa(FabricPort))
+	a.listener, err = net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	file, err := a.listener.(*net.TCPListener).File()
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	defer file.Close()
+	err = a.node.KeepListener(file)
+	// Handing the file over has made the socket block, which would cost a thread.
+	return errors.Join(err, unix.SetNonblock(int(file.Fd()), true))
+}
+
+// session is one connection to serve, from its opening to its end.
+func (a *Agent) session(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	dialing, done := context.WithTimeout(ctx, control.HelloTimeout)
+	defer done()
+	dialer := tls.Dialer{Config: a.serve}
+	raw, err := dialer.DialContext(dialing, "tcp", a.config.Boot.Serve)
+	if err != nil {
+		return err
+	}
+	conn := control.NewConn(raw)
+	defer conn.Close()
+	_, err = conn.Greet(&control.Hello{
+		Version: a.config.Protocol, Role: control.Role_ROLE_NODE, Token: a.config.Boot.Token, Node: a.config.Boot.Node,
+		Program: fmt.Sprintf("the image of %s (margay %s)", a.config.Boot.Hostname(), a.config.Version),
+	})
+	if err != nil {
+		return err
+	}
+	// What serve asks for after the registration is done when its answers can be told.
+	joined := make(chan struct{})
+	go func() {
+		cancel(conn.Serve(func(f *control.Frame) {
+			select {
+			case <-joined:
+				a.handle(ctx, conn, f)
+			case <-ctx.Done():
+			}
+		}))
+	}()
+	beat, err := a.register(dialing, conn)
+	if err != nil {
+		return err
+	}
+	a.setConn(conn)
+	defer a.setConn(nil)
+	close(joined)
+	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
+	return a.heartbeat(ctx, conn, beat)
+}
+
+func (a *Agent) setConn(conn *control.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.conn = conn
+}
+
+// register tells serve what this node is and has, and becomes a member of the fabric.
+func (a *Agent) register(ctx context.Context, conn *control.Conn) (time.Duration, error) {
+	public, err := a.key.Public()
+	if err != nil {
+		return 0, err
+	}
+	request := &control.Register{
+		Node: a.config.Boot.Node, Boot: a.bootID, Info: a.info(), PublicKey: public,
+	}
+	for _, j := range a.node.Jobs() {
+		request.Jobs = append(request.Jobs, &control.HostedJob{Job: j.Job, Phase: phases[j.Phase]})
+	}
+	reply, err := conn.Call(ctx, request)
+	if err != nil {
+		return 0, err
+	}
+	registered, ok := reply.(*control.Registered)
+	if !ok {
+		return 0, fmt.Errorf("agent: serve answered Register with %T", reply)
+	}
+	if a.transport == nil {
+		if err := a.joinFabric(registered.Certificate); err != nil {
+			return 0, err
+		}
+	}
+	return time.Duration(registered.HeartbeatMs) * time.Millisecond, nil
+}
+
+func (a *Agent) joinFabric(certificate []byte) error {
+	accept, connect, err := trust.BetweenNodes(a.config.Boot.CA, a.key, certificate)
+	if err != nil {
+		return err
+	}
+	a.transport = tcp.New(a.listener, tcp.Config{
+		Self:    fabric.Node(a.config.Boot.Node),
+		Accept:  accept,
+		Connect: connect,
+		Peer: func(s tls.ConnectionState) (fabric.Node, error) {
+			node, err := trust.PeerNode(s)
+			return fabric.Node(node), err
+		},
+		Handler: a,
+		Log:     a.config.Log,
+	})
+	a.node.Join(a.transport)
+	return nil
+}
+
+var phases = map[kernel.Phase]control.JobPhase{
+	kernel.Prepared: control.JobPhase_JOB_PREPARED,
+	kernel.Running:  control.JobPhase_JOB_RUNNING,
+	kernel.Ended:    control.JobPhase_JOB_DONE,
+	kernel.Ending:   control.JobPhase_JOB_ENDING,
+}
+
+func (a *Agent) info() *control.NodeInfo {
+	info := a.node.Info()
+	address := netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), FabricPort)
+	out := &control.NodeInfo{
+		Address: address.String(), Hostname: a.config.Boot.Hostname(), Substrate: a.config.Boot.Substrate,
+		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
+		Lacks: info.Lacks, Version: a.config.Version,
+	}
+	for _, c := range info.Cores {
+		out.Cores = append(out.Cores, uint32(c.ID))
+	}
+	return out
+}
+
+// heartbeat tells serve regularly that the node lives, and ends the session when serve is silent.
+func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration) error {
+	tick := time.NewTicker(max(every, 10*time.Millisecond))
+	defer tick.Stop()
+	answered := time.Now()
+	replies := make(chan error, 1)
+	waiting := false
+	for number := uint64(1); ; {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case err := <-replies:
+			if err != nil {
+				return err
+			}
+			waiting, answered = false, time.Now()
+		case <-tick.C:
+			if time.Since(answered) > silence {
+				return fmt.Errorf("agent: serve has been silent for %v", silence)
+			}
+			if waiting {
+				continue
+			}
+			free, err := hardware.FreeMemory()
+			if err != nil {
+				return err
+			}
+			beat := &control.Heartbeat{Number: number, FreeMemory: free}
+			number++
+			waiting = true
+			go func() {
+				_, err := conn.Call(ctx, beat)
+				replies <- err
+			}()
+		}
+	}
+}
+
+// tell sends a message to serve if there is a connection. What must not be lost is told again after the next registration.
+func (a *Agent) tell(m proto.Message) {
+	a.mu.Lock()
+	conn := a.conn
+	a.mu.Unlock()
+	if conn != nil {
+		_ = conn.Send(m)
+	}
+}
+
+// Record implements kernel.Sink.
+func (a *Agent) Record(job uint32, r task.Record) {
+	m := &control.Record{
+		Job: job, Node: a.config.Boot.Node, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
+	}
+	if r.Stream == task.Exit {
+		m.Exit = &control.ExitStatus{
+			Code: int32(r.Status.Code), Signal: int32(r.Status.Signal), Reason: r.Status.Reason, TimeNs: int64(r.Status.Time),
+		}
+	}
+	a.tell(m)
+}
+
+// InputTaken implements kernel.Sink.
+func (a *Agent) InputTaken(job uint32, rank int, position uint64) {
+	a.tell(&control.StdinTaken{Job: job, Rank: uint32(rank), Offset: position})
+}
+
+// Fault implements kernel.Sink.
+func (a *Agent) Fault(job uint32, err error) {
+	a.tell(&control.JobFault{Job: job, Error: a.failure(err)})
+}
+
+// LogLine passes a line of the node's log on to serve.
+func (a *Agent) LogLine(level, text string) {
+	a.tell(&control.LogLine{Node: a.config.Boot.Node, Level: level, Text: text, TimeNs: time.Now().UnixNano()})
+}
+
+// Frame implements fabric.Handler.
+func (a *Agent) Frame(from fabric.Node, frame []byte) { a.node.Frame(from, frame) }
+
+// Broken implements fabric.Handler.
+func (a *Agent) Broken(node fabric.Node, err error) {
+	a.config.Log("connection to node%d: %v", node, err)
+	a.node.Broken(node)
+}

@@ -1,0 +1,210 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/trust"
+	"margay/kernel"
+	"margay/kernel/boot"
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+)
+
+// patience bounds every wait of these tests.
+const patience = 20 * time.Second
+
+// recorder keeps what a side has been told, in order.
+type recorder struct {
+	mu  sync.Mutex
+	got []proto.Message
+}
+
+func (r *recorder) add(m proto.Message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got = append(r.got, m)
+}
+
+// all returns the messages of one type that have come.
+func all[M proto.Message](r *recorder) (found []M) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, got := range r.got {
+		if m, ok := got.(M); ok {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// first waits for the first message of a type.
+func first[M proto.Message](t *testing.T, r *recorder) M {
+	t.Helper()
+	await(t, fmt.Sprintf("message %T", *new(M)), func() bool { return len(all[M](r)) > 0 })
+	return all[M](r)[0]
+}
+
+// await waits until ok holds.
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s within %v", what, patience)
+		}
+	}
+}
+
+// playedKernel is a node kernel that does what a test wants.
+type playedKernel struct {
+	Kernel // what no test asks of it
+
+	prepare func(kernel.JobSpec) error
+	load    func(ctx context.Context, files io.Reader) error
+	refuse  error // what requests are answered with
+
+	mu     sync.Mutex
+	calls  []string // requests, in short
+	loaded []byte
+}
+
+func (k *playedKernel) note(format string, args ...any) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.calls = append(k.calls, fmt.Sprintf(format, args...))
+	return k.refuse
+}
+
+// called reports whether a request has come.
+func (k *playedKernel) called(what string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Contains(k.calls, what)
+}
+
+func (k *playedKernel) Adopt() (*os.File, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	return l.(*net.TCPListener).File()
+}
+
+func (k *playedKernel) Info() kernel.Info {
+	return kernel.Info{Kernel: "9.9", Memory: 1 << 20, Limits: "none"}
+}
+func (k *playedKernel) Jobs() []kernel.JobInfo {
+	return []kernel.JobInfo{{Job: 5, Phase: kernel.Ended}}
+}
+func (k *playedKernel) Join(fabric.Transport) {}
+func (k *playedKernel) Broken(fabric.Node)    {}
+
+func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) error {
+	if k.prepare != nil {
+		return k.prepare(s)
+	}
+	return k.note("prepare %d", s.Job)
+}
+
+// Load takes the files as they are, unless the test has them treated otherwise.
+func (k *playedKernel) Load(ctx context.Context, _ uint32, files io.Reader) error {
+	if k.load != nil {
+		return k.load(ctx, files)
+	}
+	text, err := io.ReadAll(files)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.loaded = text
+	return err
+}
+
+func (k *playedKernel) Start(_ context.Context, job uint32) error { return k.note("start %d", job) }
+func (k *playedKernel) Forget(job uint32) error                   { return k.note("forget %d", job) }
+func (k *playedKernel) Ack(job uint32, seq uint64) error          { return k.note("ack %d %d", job, seq) }
+func (k *playedKernel) Rewind(job uint32) error                   { return k.note("rewind %d", job) }
+
+func (k *playedKernel) Signal(job uint32, rank int, sig syscall.Signal) error {
+	return k.note("signal %d %d %d", job, rank, sig)
+}
+
+func (k *playedKernel) Input(job uint32, rank int, offset uint64, data []byte, eof bool) error {
+	return k.note("input %d %d %d %s %v", job, rank, offset, data, eof)
+}
+
+func (k *playedKernel) Extensions() []extension.Info {
+	return []extension.Info{{Handle: 8, Job: 5, Name: "x"}, {Handle: 9, Job: 5, Name: "y", Removed: "too many faults"}}
+}
+
+func (k *playedKernel) InsertExtension(job uint32, r extension.Request) (uint32, error) {
+	return 9, k.note("insert %d %s %s", job, r.Name, r.Slot)
+}
+
+func (k *playedKernel) RemoveExtension(handle uint32, _ string) error {
+	return k.note("remove %d", handle)
+}
+
+func (k *playedKernel) Noise(_ context.Context, d time.Duration) ([]kernel.CoreNoise, error) {
+	return []kernel.CoreNoise{{Core: 1, Interrupts: 3, Elapsed: d}}, k.refuse
+}
+
+// machine is the machine that the agents of a test belong to.
+type machine struct {
+	t         *testing.T
+	authority *trust.Authority
+	token     string
+	serve     string // address
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	a, err := trust.NewAuthority("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &machine{t: t, authority: a, token: trust.NewToken(), serve: "127.0.0.1:1"}
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) logf(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fmt.Fprintf(&l.text, format+"\n", args...)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// agent makes the agent of a node, which nobody runs yet.
+func (m *machine) agent(node uint32, log *lines) *Agent {
+	m.t.Helper()
+	a, err := New(Config{
+		Boot: boot.Config{
+			Machine: "m", Node: node, Substrate: "played", Address: "127.0.0.1/8", Serve: m.serve, CA: m.authority.Certificate(), Token: m.token,
+		},
+		Version: "v1", Log: log.logf,
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return a
+}

@@ -1,0 +1,313 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/kernel/fabric"
+	"margay/kernel/leaktest"
+)
+
+// member is a node of a tree: its agent, its node kernel, and what it tells serve.
+type member struct {
+	*Agent
+	kernel *playedKernel
+	told   recorder
+	log    lines
+}
+
+// tree makes nodes that can reach each other, the first one being the root of every job.
+func tree(t *testing.T, n int) []*member {
+	t.Helper()
+	leaktest.Check(t)
+	m := newMachine(t)
+	var all []*member
+	for i := range n {
+		b := &member{kernel: new(playedKernel)}
+		b.Agent = m.agent(uint32(i), &b.log)
+		b.node = b.kernel
+		near, far := net.Pipe()
+		b.conn = control.NewConn(near)
+		serve := control.NewConn(far)
+		go serve.Serve(func(f *control.Frame) { b.told.add(f.Message()) })
+		var err error
+		if b.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		public, err := b.key.Public()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := m.authority.Certify(uint32(i), public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.joinFabric(cert); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			b.stopCopy(1)
+			b.transport.Close()
+			b.conn.Close()
+			serve.Close()
+		})
+		all = append(all, b)
+	}
+	return all
+}
+
+// prepare makes the nodes expect the files of job 1.
+func prepare(t *testing.T, all []*member) {
+	t.Helper()
+	p := &control.Prepare{Job: 1, Spec: new(control.JobSpec)}
+	for i, b := range all {
+		p.Members = append(p.Members, &control.Member{Node: uint32(i), Address: b.listener.Addr().String()})
+	}
+	for _, b := range all {
+		if err := b.prepare(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// send sends files to the root as serve does: as fast as it takes them.
+func send(t *testing.T, root *member, files []byte, piece int) {
+	t.Helper()
+	sent := 0
+	for sent < len(files) {
+		await(t, "room for more files", func() bool {
+			taken := all[*control.FileTaken](&root.told)
+			return len(taken) == 0 && sent < control.FileWindow || len(taken) > 0 && sent < int(taken[len(taken)-1].Offset)+control.FileWindow ||
+				len(all[*control.Loaded](&root.told)) > 0
+		})
+		n := min(piece, len(files)-sent)
+		root.fileChunk(&control.FileChunk{Job: 1, Data: files[sent : sent+n]})
+		sent += n
+	}
+	root.fileChunk(&control.FileChunk{Job: 1, Last: true})
+}
+
+func randomBytes(n int) []byte {
+	random := rand.NewChaCha8([32]byte{1})
+	b := make([]byte, n)
+	random.Read(b)
+	return b
+}
+
+func TestCopyDownTheTree(t *testing.T) {
+	for _, size := range []int{0, 1, 5<<20 + 3} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			nodes := tree(t, 7)
+			prepare(t, nodes)
+			files := randomBytes(size)
+			send(t, nodes[0], files, 256<<10)
+			for i, b := range nodes {
+				if m := first[*control.Loaded](t, &b.told); m.Job != 1 || m.Error != nil {
+					t.Errorf("node %d says %v", i, m)
+				}
+				if !bytes.Equal(b.kernel.loaded, files) {
+					t.Errorf("node %d got %d bytes, and not those that were sent", i, len(b.kernel.loaded))
+				}
+				taken := all[*control.FileTaken](&b.told)
+				if i > 0 && len(taken) > 0 {
+					t.Errorf("node %d tells serve what it has taken", i)
+				}
+				if i == 0 && size > 0 && taken[len(taken)-1].Offset != uint64(size) {
+					t.Errorf("the root has taken %v", taken)
+				}
+			}
+			nodes[0].mu.Lock()
+			defer nodes[0].mu.Unlock()
+			if len(nodes[0].copies) != 0 {
+				t.Error("the root remembers what is over")
+			}
+		})
+	}
+}
+
+// A node in the middle of the tree cannot unpack the files. It says so itself, the nodes above name it, and those below it know
+// where their files should have come from.
+func TestCopyFailsInTheMiddle(t *testing.T) {
+	nodes := tree(t, 5) // 1 is the parent of 3 and 4
+	nodes[1].kernel.load = func(_ context.Context, files io.Reader) error {
+		_, _ = io.CopyN(io.Discard, files, 1<<20)
+		return fmt.Errorf("unpack: %w", unix.ENOSPC)
+	}
+	prepare(t, nodes)
+	send(t, nodes[0], randomBytes(8<<20), 256<<10)
+	want := []struct {
+		node int32
+		code control.Code
+		text string
+	}{
+		{1, control.Code_CODE_FAILED, "the files cannot be passed on to it: "},
+		{1, control.Code_CODE_NO_ROOM, "unpack: no space left on device (the job's RAM disk is full)"},
+		{2, control.Code_CODE_FAILED, "files from node0: "},
+		{3, control.Code_CODE_FAILED, "files from node1: "},
+		{4, control.Code_CODE_FAILED, "files from node1: "},
+	}
+	for i, b := range nodes {
+		m := first[*control.Loaded](t, &b.told)
+		if m.Error == nil || m.Error.Node != want[i].node || m.Error.Code != want[i].code || !strings.HasPrefix(m.Error.Text, want[i].text) {
+			t.Errorf("node %d says %v", i, m)
+		}
+	}
+}
+
+// A node that cannot be reached is named by its parent.
+func TestCopyToDeadNode(t *testing.T) {
+	nodes := tree(t, 3)
+	prepare(t, nodes)
+	nodes[2].transport.Close()
+	send(t, nodes[0], []byte("files"), 5)
+	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetNode() != 2 || !strings.HasPrefix(m.Error.Text, "the files cannot be passed on to it: ") {
+		t.Errorf("the root says %v", m)
+	}
+}
+
+// A job that is ended while its files are on their way says nothing more, and nothing of the passage is left.
+func TestCopyIsStopped(t *testing.T) {
+	nodes := tree(t, 3)
+	prepare(t, nodes)
+	nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: []byte("the first piece")})
+	first[*control.FileTaken](t, &nodes[0].told)
+	var passing []*copying
+	for _, b := range nodes {
+		passing = append(passing, b.copying(1))
+	}
+	for i, b := range nodes {
+		b.stopCopy(1)
+		b.stopCopy(1)
+		await(t, "end of the passage", func() bool { return passing[i].context.Err() != nil && b.copying(1) == nil })
+		b.fileChunk(&control.FileChunk{Job: 1, Data: []byte("too late"), Last: true})
+	}
+	for i, b := range nodes {
+		if told := all[*control.Loaded](&b.told); len(told) != 0 && !strings.Contains(told[0].Error.GetText(), "node0") {
+			t.Errorf("node %d says %v", i, told)
+		}
+	}
+	if told := all[*control.Loaded](&nodes[0].told); len(told) != 0 {
+		t.Errorf("the root says %v", told)
+	}
+}
+
+// More than the window is not stored without bound.
+func TestCopyTooMuch(t *testing.T) {
+	nodes := tree(t, 1)
+	nodes[0].kernel.load = func(ctx context.Context, _ io.Reader) error {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	prepare(t, nodes)
+	for range queuedPieces + 2 {
+		nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: []byte("x")})
+	}
+	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != "more of the files was sent than was asked for" {
+		t.Errorf("the node says %v", m)
+	}
+}
+
+func TestStrangeStreams(t *testing.T) {
+	nodes := tree(t, 2)
+	prepare(t, nodes)
+	long := binary.BigEndian.AppendUint32(nil, 1)
+	long = binary.BigEndian.AppendUint32(long, maxPiece+1)
+	cases := []struct {
+		name, service string
+		content       []byte
+		want          string // in the log
+		fails         string // the job, with these words
+	}{
+		{name: "unknown service", service: "teleport", want: `node1 asks for a stream "teleport", which is unknown`},
+		{name: "no job", service: copyService, content: []byte{1}, want: "files from node1: unexpected EOF"},
+		{name: "unknown job", service: copyService, content: binary.BigEndian.AppendUint32(nil, 77)},
+		{name: "piece", service: copyService, content: long, fails: "files from node1: piece of 1048577 bytes, at most 1048576 are allowed"},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			conn, err := nodes[1].transport.Stream(t.Context(), 0, k.service)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write(k.content); err != nil {
+				t.Fatal(err)
+			}
+			if len(k.content) == 1 {
+				conn.Close()
+			} else if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Error("it was answered")
+			}
+			await(t, "line in the log", func() bool { return strings.Contains(nodes[0].log.String(), k.want) })
+			if k.fails != "" {
+				if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != k.fails {
+					t.Errorf("the node says %v", m)
+				}
+			}
+		})
+	}
+}
+
+// Whatever comes from another node is read as pieces of bounded size, or refused. What write makes of a piece reads back.
+func FuzzReadPiece(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 3, 'a', 'b', 'c', 0, 0, 0, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte{0, 0x10, 0, 0})
+	f.Add([]byte{0, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		in := bytes.NewReader(data)
+		for used := 0; ; {
+			p, err := readPiece(in)
+			if err != nil {
+				if err == io.EOF && in.Len() > 0 {
+					t.Fatal("end of input reported before the end")
+				}
+				return
+			}
+			if len(p) > maxPiece {
+				t.Fatalf("piece of %d bytes", len(p))
+			}
+			if used += 4 + len(p); used != len(data)-in.Len() {
+				t.Fatalf("pieces of %d bytes were made of %d", used, len(data)-in.Len())
+			}
+		}
+	})
+}
+
+func TestPieceRoundTrip(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	out := &child{fabric.Node(1), near}
+	pieces := [][]byte{{1}, randomBytes(maxPiece), {}}
+	go func() {
+		for _, p := range pieces {
+			if err := out.write(p); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	in := bufio.NewReader(far)
+	for i, want := range pieces {
+		if p, err := readPiece(in); err != nil || !bytes.Equal(p, want) {
+			t.Errorf("piece %d came as %d bytes, %v", i, len(p), err)
+		}
+	}
+	far.Close()
+	var broken *childError
+	if err := out.write([]byte{1}); !errors.As(err, &broken) || broken.node != 1 {
+		t.Errorf("a broken stream: %v", err)
+	}
+}

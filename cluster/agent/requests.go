@@ -1,0 +1,181 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/kernel"
+	"margay/kernel/extension"
+	"margay/kernel/fabric"
+	"margay/kernel/slot"
+	"margay/kernel/task"
+)
+
+// requestTimeout bounds the preparation and the start of a job on this node.
+const requestTimeout = 30 * time.Second
+
+// handle takes what serve sends. Requests that may take a while go to a goroutine of their own; those whose order counts are
+// done at once.
+func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame) {
+	switch m := f.Message().(type) {
+	case *control.Prepare:
+		go a.answer(ctx, conn, f, func(ctx context.Context) error { return a.prepare(ctx, m) })
+	case *control.Start:
+		go a.answer(ctx, conn, f, func(ctx context.Context) error { return a.node.Start(ctx, m.Job) })
+	case *control.Forget:
+		go a.answer(ctx, conn, f, func(context.Context) error {
+			a.stopCopy(m.Job)
+			return a.node.Forget(m.Job)
+		})
+	case *control.Noise:
+		go a.noise(ctx, conn, f, m)
+	case *control.ListExtensions:
+		conn.Answer(f, &control.Extensions{Extensions: a.extensions(func(extension.Info) bool { return true })}, nil)
+	case *control.RestartKernel:
+		conn.Answer(f, &control.Done{}, nil)
+		conn.Flush(time.Second)
+		a.config.Restart()
+	case *control.InsertExtension:
+		go a.insertExtension(conn, f, m)
+	case *control.RemoveExtension:
+		go a.answer(ctx, conn, f, func(context.Context) error {
+			return a.node.RemoveExtension(m.Handle, "an operator has removed it")
+		})
+	case *control.FileChunk:
+		a.fileChunk(m)
+	case *control.Stdin:
+		a.ignore(a.node.Input(m.Job, int(m.Rank), m.Offset, m.Data, m.Eof))
+	case *control.Signal:
+		a.ignore(a.node.Signal(m.Job, int(m.Rank), syscall.Signal(m.Signal)))
+	case *control.Ack:
+		a.ignore(a.node.Ack(m.Job, m.Seq))
+	case *control.Rewind:
+		a.ignore(a.node.Rewind(m.Job))
+	default:
+		conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "a node does not know what to do with %T", m))
+	}
+}
+
+// ignore logs an error that nobody waits for. A job that has just ended is none.
+func (a *Agent) ignore(err error) {
+	if err != nil && !errors.Is(err, kernel.ErrNoJob) {
+		a.config.Log("%v", err)
+	}
+}
+
+func (a *Agent) answer(ctx context.Context, conn *control.Conn, f *control.Frame, do func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if err := do(ctx); err != nil {
+		conn.Answer(f, a.failure(err), nil)
+		return
+	}
+	conn.Answer(f, &control.Done{}, nil)
+}
+
+// failure turns an error of the node kernel into what the machine is told.
+func (a *Agent) failure(err error) *control.Error {
+	out := control.FromError(err)
+	out.Node = int32(a.config.Boot.Node)
+	var start *task.StartError
+	if errors.As(err, &start) && start.Rank != task.AllRanks {
+		out.Rank = int32(start.Rank)
+		out.Text = fmt.Sprintf("%s: %s", start.Op, start.Text)
+	}
+	switch {
+	case errors.Is(err, unix.ENOEXEC):
+		out.Code = control.Code_CODE_NOT_EXECUTABLE
+		out.Text += " (built for another architecture?)"
+	case errors.Is(err, unix.EACCES):
+		out.Code = control.Code_CODE_NOT_EXECUTABLE
+	case errors.Is(err, unix.ENOENT):
+		out.Code = control.Code_CODE_NOT_FOUND
+	case errors.Is(err, unix.ENOSPC):
+		out.Code = control.Code_CODE_NO_ROOM
+		out.Text += " (the job's RAM disk is full)"
+	case errors.Is(err, kernel.ErrNoJob), errors.Is(err, extension.ErrNotFound):
+		out.Code = control.Code_CODE_NOT_FOUND
+	case errors.Is(err, extension.ErrRefused):
+		out.Code = control.Code_CODE_REFUSED
+	case errors.Is(err, kernel.ErrRoom), errors.Is(err, kernel.ErrBusy), errors.Is(err, extension.ErrNoRoom):
+		out.Code = control.Code_CODE_NO_ROOM
+	}
+	return out
+}
+
+func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
+	if m.Spec == nil {
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "Prepare without a job")
+	}
+	s := kernel.JobSpec{
+		Job: m.Job, Path: m.Spec.Path, Argv: m.Spec.Argv, Env: m.Spec.Env, Dir: m.Spec.Dir, Umask: int(m.Spec.Umask),
+		User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin), Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
+		Pids: int(m.Spec.Pids), Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+	}
+	for _, p := range m.Places {
+		s.Places = append(s.Places, kernel.Place{Rank: int(p.Rank), Node: fabric.Node(p.Node), Core: int(p.Core)})
+	}
+	for _, member := range m.Members {
+		s.Members = append(s.Members, kernel.Member{Node: fabric.Node(member.Node), Address: member.Address})
+		a.transport.Meet(fabric.Node(member.Node), member.Address)
+	}
+	if err := a.node.Prepare(ctx, s); err != nil {
+		return err
+	}
+	a.startCopy(s)
+	return nil
+}
+
+func (a *Agent) noise(ctx context.Context, conn *control.Conn, f *control.Frame, m *control.Noise) {
+	cores, err := a.node.Noise(ctx, time.Duration(m.DurationMs)*time.Millisecond)
+	report := new(control.NoiseReport)
+	for _, c := range cores {
+		out := &control.CoreNoise{
+			Node: a.config.Boot.Node, Core: uint32(c.Core), Interrupts: c.Interrupts, Seconds: c.Elapsed.Seconds(),
+		}
+		for _, r := range c.Rows {
+			out.Rows = append(out.Rows, &control.InterruptRow{Name: r.Name, Count: r.Count})
+		}
+		report.Cores = append(report.Cores, out)
+	}
+	conn.Answer(f, report, err)
+}
+
+// extensions describes those extensions of the node that are wanted.
+func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.ExtensionState {
+	var list []*control.ExtensionState
+	for _, x := range a.node.Extensions() {
+		if !wanted(x) {
+			continue
+		}
+		state := &control.ExtensionState{
+			Node: a.config.Boot.Node, Job: x.Job, Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
+			Engine: x.Engine, Trusted: x.Trusted, Runs: x.Stats.Runs, Instructions: x.Stats.Instructions, Faults: x.Stats.Faults,
+			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped,
+		}
+		if x.Removed != "" {
+			state.State = "removed: " + x.Removed
+		}
+		if x.Stats.LastFault != nil {
+			state.LastFault = x.Stats.LastFault.Error()
+		}
+		list = append(list, state)
+	}
+	return list
+}
+
+func (a *Agent) insertExtension(conn *control.Conn, f *control.Frame, m *control.InsertExtension) {
+	handle, err := a.node.InsertExtension(m.Job, extension.Request{Name: m.Name, Slot: slot.Name(m.Slot), Object: m.Object})
+	if err != nil {
+		conn.Answer(f, a.failure(err), nil)
+		return
+	}
+	inserted := a.extensions(func(x extension.Info) bool { return x.Handle == handle })
+	conn.Answer(f, &control.Extensions{Extensions: inserted}, nil)
+}

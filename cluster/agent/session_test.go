@@ -1,0 +1,343 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/kernel"
+	"margay/kernel/extension"
+	"margay/kernel/leaktest"
+	"margay/kernel/task"
+)
+
+// playedServe accepts the connections of agents as serve does.
+type playedServe struct {
+	*machine
+	recorder
+	listener net.Listener
+	conns    chan *control.Conn // those that have registered
+	refuse   error              // what Hello is answered with
+	sent     []proto.Message    // what every agent gets right behind Registered
+}
+
+func newServe(t *testing.T) *playedServe {
+	t.Helper()
+	s := &playedServe{machine: newMachine(t), conns: make(chan *control.Conn, 16)}
+	config, err := s.authority.ServeTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.listener, err = tls.Listen("tcp", "127.0.0.1:0", config); err != nil {
+		t.Fatal(err)
+	}
+	s.serve = s.listener.Addr().String()
+	t.Cleanup(func() { s.listener.Close() })
+	go func() {
+		for {
+			c, err := s.listener.Accept()
+			if err != nil {
+				return
+			}
+			go s.talk(control.NewConn(c))
+		}
+	}()
+	return s
+}
+
+func (s *playedServe) talk(conn *control.Conn) {
+	defer conn.Close()
+	hello, err := conn.Meet()
+	if err == nil {
+		s.add(hello)
+		err = s.refuse
+	}
+	if err != nil {
+		conn.Refuse(err)
+		return
+	}
+	_ = conn.Send(&control.Welcome{Version: control.Version})
+	_ = conn.Serve(func(f *control.Frame) {
+		s.add(f.Message())
+		switch m := f.Message().(type) {
+		case *control.Register:
+			cert, err := s.authority.Certify(m.Node, m.PublicKey)
+			conn.Answer(f, &control.Registered{Certificate: cert, HeartbeatMs: 20}, err)
+			for _, m := range s.sent {
+				_ = conn.Send(m)
+			}
+			s.conns <- conn
+		case *control.Heartbeat:
+			conn.Answer(f, m, nil)
+		}
+	})
+}
+
+// next waits for a node that has registered.
+func (s *playedServe) next() *control.Conn {
+	s.t.Helper()
+	select {
+	case conn := <-s.conns:
+		return conn
+	case <-time.After(patience):
+		s.t.Fatalf("nobody registers within %v", patience)
+		return nil
+	}
+}
+
+// ask makes a request of the agent.
+func (s *playedServe) ask(conn *control.Conn, request proto.Message) (proto.Message, error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	return conn.Call(ctx, request)
+}
+
+// run runs the agent of node 3 until the test ends.
+func (s *playedServe) run(k *playedKernel) (*Agent, *lines) {
+	s.t.Helper()
+	log := new(lines)
+	a := s.agent(3, log)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	errStop := errors.New("the test is over")
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx, k) }()
+	s.t.Cleanup(func() {
+		cancel(errStop)
+		select {
+		case err := <-ended:
+			if !errors.Is(err, errStop) {
+				s.t.Errorf("the agent ended with %v", err)
+			}
+		case <-time.After(patience):
+			s.t.Error("the agent does not end")
+		}
+		if a.transport != nil {
+			a.transport.Close()
+		} else {
+			a.listener.Close()
+		}
+	})
+	return a, log
+}
+
+func TestSession(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	a, log := s.run(new(playedKernel))
+	conn := s.next()
+	if hello := first[*control.Hello](t, &s.recorder); hello.Role != control.Role_ROLE_NODE || hello.Token != s.token || hello.Node != 3 ||
+		hello.Program != "the image of node3 (margay v1)" {
+		t.Errorf("the agent says %v", hello)
+	}
+	r := first[*control.Register](t, &s.recorder)
+	if r.Node != 3 || r.Boot == "" || r.Info.Kernel != "9.9" || r.Info.Hostname != "node3" || r.Info.Address != fmt.Sprint("127.0.0.1:", FabricPort) ||
+		len(r.Jobs) != 1 || r.Jobs[0].Job != 5 || r.Jobs[0].Phase != control.JobPhase_JOB_DONE {
+		t.Errorf("the agent registers %v", r)
+	}
+	await(t, "two heartbeats", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > 1 })
+	if beats := all[*control.Heartbeat](&s.recorder); beats[0].Number != 1 || beats[1].Number != 2 || beats[0].FreeMemory <= 0 {
+		t.Errorf("heartbeats %v", beats)
+	}
+
+	await(t, "registered agent", func() bool { return strings.Contains(log.String(), "registered with serve") })
+	a.Record(5, task.Record{Seq: 1, Rank: 2, Stream: task.Stdout, Data: []byte("hi")})
+	a.Record(5, task.Record{Seq: 2, Rank: 2, Stream: task.Exit, Status: task.Status{Signal: unix.SIGKILL, Reason: "out of memory", Time: time.Second}})
+	a.InputTaken(5, 2, 77)
+	a.Fault(5, task.ErrGone)
+	a.LogLine("warning", "hot")
+	if m := first[*control.LogLine](t, &s.recorder); m.Node != 3 || m.Level != "warning" || m.Text != "hot" {
+		t.Errorf("a line of the log comes as %v", m)
+	}
+	records := all[*control.Record](&s.recorder)
+	if len(records) != 2 || string(records[0].Data) != "hi" || records[0].Stream != control.Stream_STREAM_STDOUT || records[0].Exit != nil || records[0].Node != 3 ||
+		records[1].Exit.GetSignal() != 9 || records[1].Exit.GetReason() != "out of memory" || records[1].Exit.TimeNs != 1e9 {
+		t.Errorf("records come as %v", records)
+	}
+	if m := first[*control.StdinTaken](t, &s.recorder); m.Job != 5 || m.Rank != 2 || m.Offset != 77 {
+		t.Errorf("taken input comes as %v", m)
+	}
+	if m := first[*control.JobFault](t, &s.recorder); m.Error.GetNode() != 3 || m.Error.Text != task.ErrGone.Error() {
+		t.Errorf("a fault comes as %v", m)
+	}
+
+	// The connection breaks. The same boot registers again.
+	conn.Close()
+	s.next()
+	if again := all[*control.Register](&s.recorder); len(again) != 2 || again[1].Boot != r.Boot || string(again[1].PublicKey) != string(r.PublicKey) {
+		t.Errorf("the agent registers %v", again)
+	}
+}
+
+// Requests are passed to the node kernel and answered with what it says. What needs no answer is done in order.
+func TestRequests(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	k := new(playedKernel)
+	_, log := s.run(k)
+	conn := s.next()
+	requests := []struct {
+		request proto.Message
+		called  string
+	}{
+		{&control.Prepare{Job: 6, Spec: new(control.JobSpec), Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}}}, "prepare 6"},
+		{&control.Start{Job: 6}, "start 6"},
+		{&control.InsertExtension{Job: 5, Name: "y", Slot: "message"}, "insert 5 y message"},
+		{&control.RemoveExtension{Handle: 4}, "remove 4"},
+		{&control.Forget{Job: 6}, "forget 6"},
+	}
+	for _, r := range requests {
+		answer, err := s.ask(conn, r.request)
+		if err != nil || !k.called(r.called) {
+			t.Errorf("%T: %v, %v", r.request, answer, err)
+		}
+		if x, ok := answer.(*control.Extensions); ok && (len(x.Extensions) != 1 || x.Extensions[0].State != "removed: too many faults") {
+			t.Errorf("inserted: %v", x)
+		}
+	}
+	if x, err := s.ask(conn, new(control.ListExtensions)); err != nil || len(x.(*control.Extensions).Extensions) != 2 {
+		t.Errorf("extensions: %v, %v", x, err)
+	}
+	if x, err := s.ask(conn, &control.Noise{DurationMs: 1500}); err != nil || len(x.(*control.NoiseReport).Cores) != 1 || x.(*control.NoiseReport).Cores[0].Seconds != 1.5 {
+		t.Errorf("noise: %v, %v", x, err)
+	}
+	for _, m := range []proto.Message{
+		&control.Stdin{Job: 5, Rank: 1, Offset: 9, Data: []byte("in"), Eof: true}, &control.Signal{Job: 5, Rank: -1, Signal: 15},
+		&control.Ack{Job: 5, Seq: 8}, &control.Rewind{Job: 5}, &control.FileChunk{Job: 99, Data: []byte("of no job")},
+	} {
+		if err := conn.Send(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await(t, "call of the last request", func() bool { return k.called("rewind 5") })
+	for _, want := range []string{"input 5 1 9 in true", "signal 5 -1 15", "ack 5 8"} {
+		if !k.called(want) {
+			t.Errorf("the node kernel was not asked to %s", want)
+		}
+	}
+	if _, err := s.ask(conn, new(control.ListJobs)); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+		t.Errorf("a request for serve: %v", err)
+	}
+	if _, err := s.ask(conn, &control.Prepare{Job: 6}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+		t.Errorf("a job that says nothing: %v", err)
+	}
+	k.mu.Lock()
+	k.refuse = fmt.Errorf("job 6: %w", kernel.ErrNoJob)
+	k.mu.Unlock()
+	if _, err := s.ask(conn, &control.Start{Job: 6}); err == nil || err.Error() != "node3: job 6: no such job on this node" {
+		t.Errorf("an error of the node kernel: %v", err)
+	}
+	_ = conn.Send(&control.Ack{Job: 6})
+	k.mu.Lock()
+	k.refuse = errors.New("broken")
+	k.mu.Unlock()
+	_ = conn.Send(&control.Rewind{Job: 6})
+	await(t, "line in the log", func() bool { return strings.Contains(log.String(), "broken") })
+	if strings.Contains(log.String(), "no such job") {
+		t.Errorf("a job that has just ended is worth a line:\n%s", log)
+	}
+}
+
+// serve may ask for something as soon as it has answered Register.
+func TestPrepareRightAfterRegistration(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	s.sent = []proto.Message{
+		&control.Prepare{Job: 6, Spec: new(control.JobSpec), Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}}}, &control.Forget{Job: 7},
+	}
+	k := new(playedKernel)
+	s.run(k)
+	conn := s.next()
+	await(t, "prepared job", func() bool { return k.called("prepare 6") && k.called("forget 7") })
+	if _, err := s.ask(conn, &control.Forget{Job: 6}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The node kernel is restarted only once serve has its answer.
+func TestRestartKernel(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	log := new(lines)
+	a := s.agent(3, log)
+	restarted := make(chan struct{})
+	a.config.Restart = func() { close(restarted) }
+	near, far := net.Pipe()
+	conn, serve := control.NewConn(near), control.NewConn(far)
+	defer conn.Close()
+	defer serve.Close()
+	go conn.Serve(func(f *control.Frame) { a.handle(t.Context(), conn, f) })
+	go serve.Serve(func(*control.Frame) {})
+	if _, err := s.ask(serve, new(control.RestartKernel)); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-restarted:
+	case <-time.After(patience):
+		t.Error("it is not restarted")
+	}
+}
+
+func TestRefusedAgent(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	s.refuse = control.Failf(control.Code_CODE_VERSION, "this margay is too old")
+	_, log := s.run(new(playedKernel))
+	await(t, "two tries", func() bool { return strings.Count(log.String(), "this margay is too old") >= 2 })
+}
+
+// A serve that lets heartbeats go unanswered is left.
+func TestSilentServe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newMachine(t).agent(3, new(lines))
+		near, far := net.Pipe()
+		conn, serve := control.NewConn(near), control.NewConn(far)
+		defer conn.Close()
+		defer serve.Close()
+		go conn.Serve(func(*control.Frame) {})
+		go serve.Serve(func(*control.Frame) {})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if err := a.heartbeat(ctx, conn, time.Second); err == nil || err.Error() != "agent: serve has been silent for 5s" {
+			t.Errorf("the heartbeat ended with %v", err)
+		}
+	})
+}
+
+// Errors of the node kernel keep their meaning for those who have asked.
+func TestFailure(t *testing.T) {
+	a := newMachine(t).agent(3, new(lines))
+	cases := []struct {
+		err  error
+		code control.Code
+		want string
+	}{
+		{errors.New("x"), control.Code_CODE_FAILED, "node3: x"},
+		{context.DeadlineExceeded, control.Code_CODE_TIMEOUT, "node3: context deadline exceeded"},
+		{&task.StartError{Rank: 2, Op: "exec /x", Errno: unix.ENOEXEC, Text: "exec format error"}, control.Code_CODE_NOT_EXECUTABLE,
+			"rank 2 on node3: exec /x: exec format error (built for another architecture?)"},
+		{&task.StartError{Rank: task.AllRanks, Op: "mount", Errno: unix.ENOMEM, Text: "no memory"}, control.Code_CODE_FAILED, "node3: mount: no memory"},
+		{&task.StartError{Rank: 1, Op: "exec /x", Errno: unix.EACCES, Text: "permission denied"}, control.Code_CODE_NOT_EXECUTABLE, "rank 1 on node3: exec /x: permission denied"},
+		{&task.StartError{Rank: 1, Op: "exec /x", Errno: unix.ENOENT, Text: "no such file"}, control.Code_CODE_NOT_FOUND, "rank 1 on node3: exec /x: no such file"},
+		{fmt.Errorf("write: %w", syscall.ENOSPC), control.Code_CODE_NO_ROOM, "node3: write: no space left on device (the job's RAM disk is full)"},
+		{fmt.Errorf("job 1: %w", kernel.ErrBusy), control.Code_CODE_NO_ROOM, "node3: job 1: core is not free"},
+		{extension.ErrNotFound, control.Code_CODE_NOT_FOUND, "node3: no such extension"},
+		{extension.ErrRefused, control.Code_CODE_REFUSED, "node3: the extension is refused"},
+		{control.Failf(control.Code_CODE_BAD_REQUEST, "y").At(9), control.Code_CODE_BAD_REQUEST, "node3: y"},
+	}
+	for _, k := range cases {
+		if m := a.failure(k.err); m.Code != k.code || m.Err().Error() != k.want {
+			t.Errorf("%v becomes %v %q", k.err, m.Code, m.Err())
+		}
+	}
+}

@@ -1,0 +1,75 @@
+// Package client connects to a machine's serve as the command line does.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// ErrNoServe reports that nobody listens on the machine's socket.
+var ErrNoServe = errors.New("serve does not answer")
+
+// retryPause is how often Dial tries again.
+const retryPause = 50 * time.Millisecond
+
+// Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again until ctx ends: serve may
+// just be starting.
+func Dial(ctx context.Context, socket string) (*control.Conn, error) {
+	for {
+		conn, err := dial(ctx, socket)
+		if err == nil {
+			return conn, nil
+		}
+		var refused *control.Failure
+		if errors.As(err, &refused) {
+			return nil, err
+		}
+		select {
+		case <-time.After(retryPause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w on %s: %w", ErrNoServe, socket, err)
+		}
+	}
+}
+
+func dial(ctx context.Context, socket string) (*control.Conn, error) {
+	raw, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	conn := control.NewConn(raw)
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "this margay"}); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Ask makes one request to the serve on a socket.
+func Ask[Answer proto.Message](ctx context.Context, socket string, request proto.Message) (Answer, error) {
+	var none Answer
+	conn, err := Dial(ctx, socket)
+	if err != nil {
+		return none, err
+	}
+	defer conn.Close()
+	go conn.Serve(func(*control.Frame) {})
+	m, err := conn.Call(ctx, request)
+	if err != nil {
+		return none, err
+	}
+	answer, ok := m.(Answer)
+	if !ok {
+		return none, fmt.Errorf("serve answered %T with %T", request, m)
+	}
+	return answer, nil
+}

@@ -1,0 +1,184 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// patience bounds every wait of these tests.
+const patience = 20 * time.Second
+
+// listen makes a socket on which talk is held with every client.
+func listen(t *testing.T, talk func(*control.Conn)) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "margay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn := control.NewConn(raw)
+			talk(conn)
+			conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-ended
+		os.RemoveAll(dir)
+	})
+	return socket
+}
+
+// answering plays a serve that answers every request in one way.
+func answering(body proto.Message, err error) func(*control.Conn) {
+	return func(conn *control.Conn) {
+		if hello, err := conn.Meet(); err != nil || hello.Role != control.Role_ROLE_CLIENT {
+			return
+		}
+		_ = conn.Send(&control.Welcome{Version: control.Version})
+		_ = conn.Serve(func(f *control.Frame) { conn.Answer(f, body, err) })
+	}
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestAsk(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Run("ask", func(t *testing.T) {
+		socket := listen(t, answering(&control.Nodes{Nodes: []*control.NodeState{{Node: 3}}}, nil))
+		nodes, err := Ask[*control.Nodes](within(t, patience), socket, new(control.ListNodes))
+		if err != nil || nodes.Nodes[0].Node != 3 {
+			t.Errorf("%v, %v", nodes, err)
+		}
+		if _, err := Ask[*control.Jobs](within(t, patience), socket, new(control.ListJobs)); err == nil || err.Error() != "serve answered *control.ListJobs with *control.Nodes" {
+			t.Errorf("an answer of another type: %v", err)
+		}
+		socket = listen(t, answering(nil, control.Failf(control.Code_CODE_NOT_FOUND, "no such job").Of(2)))
+		if _, err := Ask[*control.Nodes](within(t, patience), socket, new(control.ListNodes)); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) || err.Error() != "rank 2: no such job" {
+			t.Errorf("a failure arrives as %v", err)
+		}
+		socket = listen(t, func(conn *control.Conn) {
+			conn.Meet()
+			conn.Send(&control.Welcome{Version: control.Version})
+			conn.Flush(patience)
+		})
+		if _, err := Ask[*control.Nodes](within(t, patience), socket, new(control.ListNodes)); err == nil {
+			t.Error("a serve that hangs up has answered")
+		}
+	})
+	for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines, before there were %d", runtime.NumGoroutine(), before)
+		}
+	}
+}
+
+// Nobody listens, or somebody who says nothing: the wait ends with the context, and the error names the socket.
+func TestNoServe(t *testing.T) {
+	silent := listen(t, func(conn *control.Conn) { io.Copy(io.Discard, conn.NetConn()) })
+	dead := filepath.Join(t.TempDir(), "dead")
+	l, err := net.Listen("unix", dead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	for _, socket := range []string{filepath.Join(t.TempDir(), "nothing"), dead, silent} {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := Dial(within(t, 100*time.Millisecond), socket)
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, ErrNoServe) || !strings.Contains(err.Error(), socket) {
+				t.Errorf("%s: %v", socket, err)
+			}
+		case <-time.After(control.HelloTimeout / 2):
+			t.Errorf("%s: the context has no say", socket)
+		}
+	}
+}
+
+// serve may just be starting.
+func TestDialWaits(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	dialed := make(chan error, 1)
+	go func() {
+		conn, err := Dial(within(t, patience), socket)
+		if err == nil {
+			conn.Close()
+		}
+		dialed <- err
+	}()
+	time.Sleep(2 * retryPause)
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	first, err := l.Accept() // which goes away again at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	raw, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := control.NewConn(raw)
+	defer conn.Close()
+	if _, err := conn.Meet(); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Send(&control.Welcome{Version: control.Version}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-dialed; err != nil {
+		t.Error(err)
+	}
+}
+
+// A refusal is final.
+func TestRefused(t *testing.T) {
+	var tries atomic.Int32
+	socket := listen(t, func(conn *control.Conn) {
+		tries.Add(1)
+		conn.Meet()
+		conn.Refuse(control.Failf(control.Code_CODE_VERSION, "too old"))
+	})
+	if _, err := Dial(within(t, patience), socket); !errors.Is(err, &control.Failure{Code: control.Code_CODE_VERSION}) || errors.Is(err, ErrNoServe) || tries.Load() != 1 {
+		t.Errorf("%d tries, %v", tries.Load(), err)
+	}
+}

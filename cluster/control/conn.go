@@ -1,0 +1,304 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Bounds of what a connection holds for a peer that is slower than its sender, in bytes.
+const (
+	queueLimit = 64 << 20 // more than this ends the connection
+	bulkLimit  = 1 << 20  // SendBulk waits while more than this is queued
+)
+
+// ErrClosed reports that a connection has ended.
+var ErrClosed = errors.New("control connection closed")
+
+// HelloTimeout bounds how long either side waits for the other's first frame.
+const HelloTimeout = 10 * time.Second
+
+// Conn is one connection. It is safe for concurrent use; Serve must run for answers to arrive.
+type Conn struct {
+	net net.Conn
+	in  *bufio.Reader
+
+	mu      sync.Mutex
+	changed sync.Cond
+	queue   [][]byte // encoded frames that wait to be written
+	queued  int      // bytes in queue
+	err     error    // why the connection ended
+	calls   map[uint64]chan *Frame
+	lastID  uint64
+
+	done    chan struct{}
+	writers sync.WaitGroup
+}
+
+// NewConn makes a connection of an established stream, whose opening conversation has not been held.
+func NewConn(c net.Conn) *Conn {
+	conn := &Conn{net: c, in: bufio.NewReaderSize(c, 64<<10), calls: make(map[uint64]chan *Frame), done: make(chan struct{})}
+	conn.changed.L = &conn.mu
+	conn.writers.Go(conn.write)
+	return conn
+}
+
+// Greet opens a conversation as the side that connected. A refusal of the other side is returned as a *Failure.
+func (c *Conn) Greet(hello *Hello) (*Welcome, error) {
+	if hello.Version == 0 {
+		hello.Version = Version
+	}
+	if err := c.Send(hello); err != nil {
+		return nil, err
+	}
+	f, err := c.first()
+	if err != nil {
+		return nil, err
+	}
+	switch m := f.Message().(type) {
+	case *Welcome:
+		return m, nil
+	case *Error:
+		return nil, m.Err()
+	}
+	return nil, fmt.Errorf("control: %s answered Hello with %T", c.net.RemoteAddr(), f.Message())
+}
+
+// Meet opens a conversation as the side that was connected to: it waits for the other's Hello and checks its version. The
+// caller answers with a Welcome, or with Refuse.
+func (c *Conn) Meet() (*Hello, error) {
+	f, err := c.first()
+	if err != nil {
+		return nil, err
+	}
+	hello, ok := f.Message().(*Hello)
+	if !ok {
+		return nil, fmt.Errorf("control: conversation begins with %T, not Hello", f.Message())
+	}
+	if hello.Version != Version {
+		return hello, Failf(Code_CODE_VERSION, "%s speaks version %d of the control protocol, this machine's serve speaks version %d: "+
+			"use the margay and the node image of one build", hello.Program, hello.Version, Version)
+	}
+	return hello, nil
+}
+
+// first reads the one frame of the other side's opening.
+func (c *Conn) first() (*Frame, error) {
+	c.net.SetReadDeadline(time.Now().Add(HelloTimeout))
+	defer c.net.SetReadDeadline(time.Time{})
+	f, err := ReadFrame(c.in)
+	if err != nil {
+		c.fail(err)
+		return nil, fmt.Errorf("control: opening: %w", err)
+	}
+	return f, nil
+}
+
+// Refuse tells the other side why there will be no conversation, and ends the connection when that is written.
+func (c *Conn) Refuse(err error) {
+	_ = c.Send(FromError(err))
+	c.Flush(time.Second)
+	c.fail(err)
+}
+
+// Serve reads frames until the connection ends and returns why. Answers go to those who wait for them; every other frame is
+// handed to handle, one at a time, in order.
+func (c *Conn) Serve(handle func(*Frame)) error {
+	for {
+		f, err := ReadFrame(c.in)
+		if err != nil {
+			if err == io.EOF {
+				err = ErrClosed
+			}
+			c.fail(err)
+			return err
+		}
+		if f.Answer == 0 {
+			handle(f)
+			continue
+		}
+		c.mu.Lock()
+		waiting := c.calls[f.Answer]
+		delete(c.calls, f.Answer)
+		c.mu.Unlock()
+		if waiting != nil {
+			waiting <- f
+		}
+	}
+}
+
+// Send queues a message. It never waits; a peer that lets too much pile up loses the connection.
+func (c *Conn) Send(body proto.Message) error { return c.send(NewFrame(body)) }
+
+// SendBulk is Send for a stream of bulk data: it first waits until little is queued.
+func (c *Conn) SendBulk(ctx context.Context, body proto.Message) error {
+	stop := context.AfterFunc(ctx, c.wake)
+	defer stop()
+	c.mu.Lock()
+	for c.queued > bulkLimit && c.err == nil && ctx.Err() == nil {
+		c.changed.Wait()
+	}
+	c.mu.Unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return c.Send(body)
+}
+
+// Call sends a request and waits for its answer. An answer that is an Error is returned as a *Failure.
+func (c *Conn) Call(ctx context.Context, body proto.Message) (proto.Message, error) {
+	f := NewFrame(body)
+	reply := make(chan *Frame, 1)
+	c.mu.Lock()
+	c.lastID++
+	f.Call = c.lastID
+	c.calls[f.Call] = reply
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.calls, f.Call)
+		c.mu.Unlock()
+	}()
+	if err := c.send(f); err != nil {
+		return nil, err
+	}
+	var answer *Frame
+	select {
+	case answer = <-reply:
+	case <-c.done:
+		select {
+		case answer = <-reply: // it came just before the end
+		default:
+			return nil, c.Err()
+		}
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	m := answer.Message()
+	if e, ok := m.(*Error); ok {
+		return nil, e.Err()
+	}
+	return m, nil
+}
+
+// Answer answers a request, with err when that is not nil. It does nothing for a frame that wants no answer.
+func (c *Conn) Answer(request *Frame, body proto.Message, err error) {
+	if request.Call == 0 {
+		return
+	}
+	if err != nil {
+		body = FromError(err)
+	}
+	f := NewFrame(body)
+	f.Answer = request.Call
+	// A connection that has ended needs no answer.
+	_ = c.send(f)
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err returns why the connection ended, nil while it has not.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Flush waits until everything queued is written, at most for the given time.
+func (c *Conn) Flush(wait time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	stop := context.AfterFunc(ctx, c.wake)
+	defer stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.queued > 0 && c.err == nil && ctx.Err() == nil {
+		c.changed.Wait()
+	}
+}
+
+// wake has those who wait for the queue look again. It takes the lock, lest they miss it between a look and the wait.
+func (c *Conn) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed.Broadcast()
+}
+
+// Close ends the connection at once and waits for its writer.
+func (c *Conn) Close() {
+	c.fail(ErrClosed)
+	c.writers.Wait()
+}
+
+// NetConn returns the stream below, to ask who is at its other end.
+func (c *Conn) NetConn() net.Conn { return c.net }
+
+func (c *Conn) send(f *Frame) error {
+	packet, err := encode(f)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return c.err
+	}
+	if c.queued+len(packet) > queueLimit {
+		c.failLocked(fmt.Errorf("control: the other side lets more than %d bytes pile up", queueLimit))
+		return c.err
+	}
+	c.queue = append(c.queue, packet)
+	c.queued += len(packet)
+	c.changed.Broadcast()
+	return nil
+}
+
+// write writes what is queued, as much as there is in one go.
+func (c *Conn) write() {
+	for {
+		c.mu.Lock()
+		for len(c.queue) == 0 && c.err == nil {
+			c.changed.Wait()
+		}
+		if c.err != nil {
+			c.mu.Unlock()
+			return
+		}
+		batch := net.Buffers(c.queue)
+		size := c.queued
+		c.queue = nil
+		c.mu.Unlock()
+		_, err := batch.WriteTo(c.net)
+		c.mu.Lock()
+		c.queued -= size
+		c.changed.Broadcast()
+		if err != nil {
+			c.failLocked(fmt.Errorf("control: write: %w", err))
+		}
+		c.mu.Unlock()
+	}
+}
+
+func (c *Conn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failLocked(err)
+}
+
+func (c *Conn) failLocked(err error) {
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	c.net.Close()
+	close(c.done)
+	c.changed.Broadcast()
+}

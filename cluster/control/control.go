@@ -1,0 +1,101 @@
+// Package control is the control protocol of a machine: its messages (control.proto) and connections that carry them.
+//
+// A connection carries frames of at most MaxFrame bytes, each a 4-byte big-endian length and a Frame. Its first frames are a
+// Hello and a Welcome. After that both sides send as they like; a request is answered by the frame whose answer number is
+// the request's call number.
+package control
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+//go:generate sh -c "cd ../../tools/gen && go run ./proto ../../cluster/control/control.proto"
+
+// Version is the version of the protocol. Both sides of a connection must speak the same one.
+const Version = 1
+
+// MaxFrame is the largest encoded Frame, in bytes.
+const MaxFrame = 4 << 20
+
+// FileWindow is how many bytes of a job's files may be on the way beyond what its first node has taken.
+const FileWindow = 2 << 20
+
+// bodies maps the type of a message to the field of Frame that carries it.
+var bodies = sync.OnceValue(func() map[protoreflect.FullName]protoreflect.FieldDescriptor {
+	fields := new(Frame).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
+	m := make(map[protoreflect.FullName]protoreflect.FieldDescriptor, fields.Len())
+	for i := range fields.Len() {
+		m[fields.Get(i).Message().FullName()] = fields.Get(i)
+	}
+	return m
+})
+
+// NewFrame wraps a message of this protocol. It panics when the message is none.
+func NewFrame(body proto.Message) *Frame {
+	field, ok := bodies()[body.ProtoReflect().Descriptor().FullName()]
+	if !ok {
+		panic(fmt.Sprintf("control: a frame cannot carry %T", body))
+	}
+	f := new(Frame)
+	f.ProtoReflect().Set(field, protoreflect.ValueOfMessage(body.ProtoReflect()))
+	return f
+}
+
+// Message returns what the frame carries, nil when it is nothing this version knows.
+func (f *Frame) Message() proto.Message {
+	m := f.ProtoReflect()
+	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
+	if field == nil {
+		return nil
+	}
+	return m.Get(field).Message().Interface()
+}
+
+// WriteFrame writes one frame to w, in a single Write.
+func WriteFrame(w io.Writer, f *Frame) error {
+	packet, err := encode(f)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(packet)
+	return err
+}
+
+// ReadFrame reads one frame from r. At a clean end it returns io.EOF.
+func ReadFrame(r io.Reader) (*Frame, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > MaxFrame {
+		return nil, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", n, MaxFrame)
+	}
+	packet := make([]byte, n)
+	if _, err := io.ReadFull(r, packet); err != nil {
+		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, io.ErrUnexpectedEOF)
+	}
+	f := new(Frame)
+	if err := proto.Unmarshal(packet, f); err != nil {
+		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, err)
+	}
+	return f, nil
+}
+
+func encode(f *Frame) ([]byte, error) {
+	packet, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4, 4+proto.Size(f)), f)
+	if err != nil {
+		return nil, fmt.Errorf("control: encode frame: %w", err)
+	}
+	if len(packet)-4 > MaxFrame {
+		return nil, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", len(packet)-4, MaxFrame)
+	}
+	binary.BigEndian.PutUint32(packet, uint32(len(packet)-4))
+	return packet, nil
+}

@@ -1,0 +1,144 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+func connect(t *testing.T) (a, b *Conn) {
+	t.Helper()
+	x, y := net.Pipe()
+	a, b = NewConn(x), NewConn(y)
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+func TestOpening(t *testing.T) {
+	a, b := connect(t)
+	go func() {
+		hello, err := b.Meet()
+		if err != nil || hello.Role != Role_ROLE_NODE {
+			t.Errorf("met %v, %v", hello, err)
+		}
+		b.Send(&Welcome{Version: Version, Machine: "m"})
+	}()
+	w, err := a.Greet(&Hello{Role: Role_ROLE_NODE, Program: "test"})
+	if err != nil || w.Machine != "m" {
+		t.Fatal(w, err)
+	}
+}
+
+func TestVersionMismatch(t *testing.T) {
+	a, b := connect(t)
+	go func() {
+		if _, err := b.Meet(); err != nil {
+			b.Refuse(err)
+		}
+	}()
+	_, err := a.Greet(&Hello{Version: Version + 1, Program: "node image 9"})
+	if !errors.Is(err, &Failure{Code: Code_CODE_VERSION}) {
+		t.Fatalf("error %v is no version failure", err)
+	}
+}
+
+func TestCall(t *testing.T) {
+	a, b := connect(t)
+	go a.Serve(func(*Frame) {})
+	go b.Serve(func(f *Frame) {
+		switch f.Message().(type) {
+		case *ListNodes:
+			b.Answer(f, &Nodes{Nodes: []*NodeState{{Node: 3}}}, nil)
+		case *Status:
+			// never answered
+		default:
+			b.Answer(f, nil, Failf(Code_CODE_NOT_FOUND, "no such job").At(2).Of(5))
+		}
+	})
+	m, err := a.Call(t.Context(), &ListNodes{})
+	if err != nil || m.(*Nodes).Nodes[0].Node != 3 {
+		t.Fatal(m, err)
+	}
+	_, err = a.Call(t.Context(), &Kill{})
+	var f *Failure
+	if !errors.As(err, &f) || f.Node != 2 || f.Rank != 5 || err.Error() != "rank 5 on node2: no such job" {
+		t.Fatalf("error %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := a.Call(ctx, &Status{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("unanswered call: %v", err)
+	}
+	b.Close()
+	if _, err := a.Call(t.Context(), &Status{}); err == nil {
+		t.Fatal("call over a closed connection succeeded")
+	}
+}
+
+func TestSlowPeerDoesNotBlockSender(t *testing.T) {
+	a, _ := connect(t) // nobody reads
+	chunk := &FileChunk{Data: make([]byte, 1<<20)}
+	var err error
+	for range 2 * queueLimit >> 20 {
+		if err = a.Send(chunk); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		t.Fatal("an unread connection took without bound")
+	}
+	b, _ := connect(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	for err = nil; err == nil; {
+		err = b.SendBulk(ctx, chunk)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("bulk to an unread connection: %v", err)
+	}
+}
+
+func TestEveryBodyRoundTrips(t *testing.T) {
+	for name, field := range bodies() {
+		f := new(Frame)
+		f.ProtoReflect().Set(field, f.ProtoReflect().NewField(field))
+		var buf bytes.Buffer
+		if err := WriteFrame(&buf, f); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadFrame(&buf)
+		if err != nil || got.Message() == nil || got.Message().ProtoReflect().Descriptor().FullName() != name {
+			t.Errorf("%s came back as %v, %v", name, got, err)
+		}
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	var buf bytes.Buffer
+	WriteFrame(&buf, NewFrame(&Register{Node: 1, Info: &NodeInfo{Cores: []uint32{1, 2}}}))
+	f.Add(buf.Bytes())
+	f.Add([]byte{255, 255, 255, 255})
+	f.Add([]byte{0, 0, 0, 2, 8, 1})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := bytes.NewReader(data)
+		for {
+			frame, err := ReadFrame(r)
+			if err != nil {
+				if err == io.EOF && r.Len() != 0 {
+					t.Fatal("end of input reported before the end")
+				}
+				return
+			}
+			frame.Message()
+			if _, err := proto.Marshal(frame); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,323 @@
+package launch
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// File is a file that a job takes along. Its name in the job's root is its absolute path here.
+type File struct {
+	Path string // absolute
+	Mode fs.FileMode
+	Size int64 // bytes
+}
+
+// Files are what a job takes along.
+type Files struct {
+	Program string // absolute path of the executable
+	Arch    string // that it is for, as Go names it
+	List    []File
+	have    map[string]bool
+}
+
+// Errors about programs.
+var (
+	ErrNotFound      = errors.New("command not found")
+	ErrNotExecutable = errors.New("cannot be executed")
+)
+
+// hidden are the folders that the node provides itself.
+var hidden = []string{"/dev", "/proc", "/sys"}
+
+// arches names processors as ELF does.
+var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_386: "386", elf.EM_ARM: "arm"}
+
+// Collect finds the program as a shell does, and everything it needs to run where there is nothing else: its libraries, its
+// interpreter when it is a script, and the files and folders in with.
+func Collect(program string, with []string) (*Files, error) {
+	path, err := lookUp(program)
+	if err != nil {
+		return nil, err
+	}
+	f := &Files{Program: path, have: make(map[string]bool)}
+	if err := f.addProgram(path, 0); err != nil {
+		return nil, err
+	}
+	for _, name := range with {
+		if err := f.addTree(name); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// Size is how many bytes the files take in a RAM disk.
+func (f *Files) Size() (bytes int64) {
+	const page = 4096
+	for _, file := range f.List {
+		bytes += (file.Size+page-1)/page*page + page
+	}
+	return bytes
+}
+
+func lookUp(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	switch {
+	case errors.Is(err, exec.ErrDot):
+		// The shell would not find it either, but the user has named it.
+	case errors.Is(err, syscall.EISDIR):
+		return "", fmt.Errorf("%s: %w: it is a folder", program, ErrNotExecutable)
+	case errors.Is(err, fs.ErrPermission):
+		return "", fmt.Errorf("%s: %w: permission denied", program, ErrNotExecutable)
+	case err != nil:
+		return "", fmt.Errorf("%s: %w", program, ErrNotFound)
+	}
+	return filepath.Abs(path)
+}
+
+// maxInterpreters bounds the chain of scripts that interpret scripts, as Linux does.
+const maxInterpreters = 4
+
+// addProgram adds an executable with what it needs.
+func (f *Files) addProgram(path string, depth int) error {
+	if depth > maxInterpreters {
+		return fmt.Errorf("%s: %w: too many interpreters", f.Program, ErrNotExecutable)
+	}
+	if err := f.add(path); err != nil {
+		return err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", path, ErrNotExecutable, err)
+	}
+	defer file.Close()
+	// A file without a line is no script.
+	line, _ := bufio.NewReader(io.LimitReader(file, 4096)).ReadString('\n')
+	if script, ok := strings.CutPrefix(line, "#!"); ok {
+		return f.addInterpreter(strings.Fields(script), depth)
+	}
+	program, err := elf.NewFile(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w: it is neither an ELF file nor a script", path, ErrNotExecutable)
+	}
+	defer program.Close()
+	if program.Type != elf.ET_EXEC && program.Type != elf.ET_DYN {
+		return fmt.Errorf("%s: %w: it is an ELF file of type %v", path, ErrNotExecutable, program.Type)
+	}
+	if f.Arch = arches[program.Machine]; f.Arch == "" {
+		f.Arch = program.Machine.String()
+	}
+	return f.addLibraries(path, program)
+}
+
+func (f *Files) addInterpreter(words []string, depth int) error {
+	if len(words) == 0 {
+		return fmt.Errorf("%s: %w: it names no interpreter", f.Program, ErrNotExecutable)
+	}
+	interpreter, err := filepath.Abs(words[0])
+	if err != nil {
+		return err
+	}
+	if err := f.addProgram(interpreter, depth+1); err != nil {
+		return err
+	}
+	if filepath.Base(words[0]) == "env" && len(words) > 1 && !strings.HasPrefix(words[1], "-") {
+		path, err := lookUp(words[1])
+		if err != nil {
+			return err
+		}
+		return f.addProgram(path, depth+1)
+	}
+	return nil
+}
+
+// addLibraries adds the dynamic loader of a program and the libraries that the loader says it needs.
+func (f *Files) addLibraries(path string, program *elf.File) error {
+	loader := ""
+	for _, p := range program.Progs {
+		if p.Type == elf.PT_INTERP {
+			text, err := io.ReadAll(io.LimitReader(p.Open(), 4096))
+			if err != nil {
+				return fmt.Errorf("%s: %w: %w", path, ErrNotExecutable, err)
+			}
+			loader = string(bytes.TrimRight(text, "\x00"))
+		}
+	}
+	if loader == "" {
+		return nil // static
+	}
+	if _, err := os.Stat(loader); err != nil {
+		// It is for another kind of machine; the machine that gets it says so.
+		return nil
+	}
+	if err := f.add(loader); err != nil {
+		return err
+	}
+	list := exec.Command(loader, "--list", path)
+	var words bytes.Buffer
+	list.Stderr = &words
+	out, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("%s: its dynamic loader %s cannot list its libraries: %w: %s", path, loader, err, bytes.TrimSpace(words.Bytes()))
+	}
+	libraries, err := parseList(string(out))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	for _, library := range libraries {
+		if err := f.add(library); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseList reads what a dynamic loader prints for --list: lines like "libc.so.6 => /lib/libc.so.6 (0x7f...)", or, for the
+// loader itself and for libraries that a program names by their path, "/lib/ld.so (0x7f...)".
+func parseList(text string) ([]string, error) {
+	var libraries []string
+	for line := range strings.Lines(text) {
+		name, target, found := strings.Cut(strings.TrimSpace(line), " => ")
+		if !found {
+			target = name
+		}
+		target, _, _ = strings.Cut(target, " (")
+		switch {
+		case filepath.IsAbs(target):
+			libraries = append(libraries, target)
+		case found:
+			return nil, fmt.Errorf("library %s: %s", name, target)
+		} // else the kernel provides it
+	}
+	return libraries, nil
+}
+
+// addTree adds a file, or a folder with all that is in it.
+func (f *Files) addTree(name string) error {
+	path, err := filepath.Abs(name)
+	if err != nil {
+		return err
+	}
+	return f.addBelow(path, nil)
+}
+
+// addBelow adds a file, or a folder with all that is in it. around are the folders that it is in, without symbolic links.
+func (f *Files) addBelow(path string, around []string) error {
+	if err := f.add(path); err != nil {
+		return err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return fmt.Errorf("cannot take %s along: %w", path, err)
+	}
+	if slices.Contains(around, real) {
+		return fmt.Errorf("cannot take %s along: it leads back to %s", path, real)
+	}
+	if err := notHidden(real); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(real)
+	if errors.Is(err, syscall.ENOTDIR) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot take %s along: %w", path, err)
+	}
+	for _, entry := range entries {
+		if err := f.addBelow(filepath.Join(path, entry.Name()), append(slices.Clip(around), real)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// notHidden refuses what could not be seen on a node.
+func notHidden(path string) error {
+	for _, dir := range hidden {
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			return fmt.Errorf("cannot take %s along: %s on a node is the node's own", path, dir)
+		}
+	}
+	return nil
+}
+
+// add adds one file or folder. Symbolic links are followed.
+func (f *Files) add(path string) error {
+	if f.have[path] {
+		return nil
+	}
+	if err := notHidden(path); err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("cannot take %s along: %w", path, err)
+	}
+	if !info.Mode().IsRegular() && !info.IsDir() {
+		return fmt.Errorf("cannot take %s along: it is neither a file nor a folder", path)
+	}
+	f.have[path] = true
+	f.List = append(f.List, File{Path: path, Mode: info.Mode(), Size: size(info)})
+	return nil
+}
+
+func size(info fs.FileInfo) int64 {
+	if info.IsDir() {
+		return 0
+	}
+	return info.Size()
+}
+
+// Archive writes the files to w as a zstd-compressed tar archive. progress is told how many of their bytes have been read.
+func (f *Files) Archive(w io.Writer, progress func(bytes int64)) error {
+	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithWindowSize(1<<20))
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(zw)
+	var done int64
+	for _, file := range f.List {
+		if err := archiveOne(archive, file); err != nil {
+			zw.Close()
+			return err
+		}
+		done += file.Size
+		progress(done)
+	}
+	return errors.Join(archive.Close(), zw.Close())
+}
+
+func archiveOne(archive *tar.Writer, file File) error {
+	h := &tar.Header{Name: strings.TrimPrefix(file.Path, "/"), Typeflag: tar.TypeReg, Mode: int64(file.Mode.Perm()), Size: file.Size, Format: tar.FormatPAX}
+	if file.Mode.IsDir() {
+		h.Typeflag = tar.TypeDir
+		return archive.WriteHeader(h)
+	}
+	in, err := os.Open(file.Path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := archive.WriteHeader(h); err != nil {
+		return err
+	}
+	n, err := io.Copy(archive, io.LimitReader(in, file.Size))
+	if err == nil && n < file.Size {
+		err = fmt.Errorf("%s became shorter while it was read", file.Path)
+	}
+	return err
+}

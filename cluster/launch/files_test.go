@@ -1,0 +1,367 @@
+package launch
+
+import (
+	"archive/tar"
+	"bytes"
+	"debug/elf"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// write makes a file with its folders.
+func write(t *testing.T, mode fs.FileMode, text string, path ...string) string {
+	t.Helper()
+	name := filepath.Join(path...)
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func paths(f *Files) (list []string) {
+	for _, file := range f.List {
+		list = append(list, file.Path)
+	}
+	return list
+}
+
+// compile makes a program or a library of C source.
+func compile(t *testing.T, source, out string, args ...string) {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("this test needs gcc")
+	}
+	c := write(t, 0o600, source, t.TempDir(), "x.c")
+	if text, err := exec.Command("gcc", append([]string{"-o", out, c}, args...)...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, text)
+	}
+}
+
+// A program that is linked dynamically takes its loader and its libraries along, those of its libraries included.
+func TestLibraries(t *testing.T) {
+	dir := t.TempDir()
+	inner, outer, program := filepath.Join(dir, "libinner.so"), filepath.Join(dir, "libouter.so"), filepath.Join(dir, "program")
+	compile(t, "int inner(void) { return 7; }", inner, "-shared", "-fPIC", "-Wl,-soname,libinner.so")                       // found by its name
+	compile(t, "int inner(void); int outer(void) { return inner(); }", outer, "-shared", "-fPIC", inner, "-Wl,-rpath,"+dir) // found by its path
+	compile(t, "int outer(void); int main(void) { return outer(); }", program, outer, "-Wl,-rpath,"+dir)
+	f, err := Collect(program, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Program != program || f.Arch != runtime.GOARCH {
+		t.Errorf("program %s for %s", f.Program, f.Arch)
+	}
+	list := paths(f)
+	for _, want := range []string{program, inner, outer} {
+		if !slices.Contains(list, want) {
+			t.Errorf("%s is not in %v", want, list)
+		}
+	}
+	if !strings.Contains(strings.Join(list, " "), "/libc.so") || !strings.Contains(strings.Join(list, " "), "/ld-linux") {
+		t.Errorf("the C library or the loader is not in %v", list)
+	}
+	if err := os.Remove(inner); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Collect(program, nil); err == nil || !strings.Contains(err.Error(), "libinner.so") {
+		t.Errorf("a library is missing: %v", err)
+	}
+	if err := os.Remove(outer); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Collect(program, nil); err == nil || !strings.Contains(err.Error(), outer+": cannot open shared object file") {
+		t.Errorf("a library is missing: %v", err)
+	}
+}
+
+func TestStaticProgram(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	compile(t, "int main(void) { return 0; }", program, "-static")
+	f, err := Collect(program, nil)
+	if err != nil || len(f.List) != 1 {
+		t.Errorf("files %v, %v", paths(f), err)
+	}
+}
+
+// A program for another kind of machine is for the machine to refuse, which says so better.
+func TestOtherArchitecture(t *testing.T) {
+	dir := t.TempDir()
+	for machine, arch := range map[elf.Machine]string{elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_SPARCV9: "EM_SPARCV9"} {
+		f, err := Collect(write(t, 0o700, string(elfHeader(machine, elf.ET_EXEC)), dir, arch), nil)
+		if err != nil || f.Arch != arch {
+			t.Errorf("%v: %+v, %v", machine, f, err)
+		}
+	}
+	if _, err := Collect(write(t, 0o700, string(elfHeader(elf.EM_X86_64, elf.ET_REL)), dir, "object"), nil); !errors.Is(err, ErrNotExecutable) {
+		t.Errorf("an object file: %v", err)
+	}
+}
+
+// elfHeader is a 64-bit ELF file that is nothing but its header.
+func elfHeader(machine elf.Machine, kind elf.Type) []byte {
+	h := make([]byte, 64)
+	copy(h, elf.ELFMAG)
+	h[elf.EI_CLASS], h[elf.EI_DATA], h[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)
+	h[16], h[18], h[19], h[20], h[52] = byte(kind), byte(machine), byte(machine>>8), 1, 64
+	return h
+}
+
+func TestScripts(t *testing.T) {
+	dir := t.TempDir()
+	static := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "bin", "interpreter")
+	t.Setenv("PATH", filepath.Join(dir, "bin"))
+	env := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "env")
+	chain := write(t, 0o700, "#!"+static+"\n", dir, "s0")
+	for _, name := range []string{"s1", "s2", "s3", "s4"} {
+		chain = write(t, 0o700, "#!"+chain+"\n", dir, name)
+	}
+	cases := []struct {
+		name, text string
+		want       []string // besides the script
+		err        error
+	}{
+		{"plain", "#!" + static + "\necho\n", []string{static}, nil},
+		{"argument", "#! " + static + " -x\n", []string{static}, nil},
+		{"no end of line", "#!" + static, []string{static}, nil},
+		{"env", "#!" + env + " interpreter -x\n", []string{env, static}, nil},
+		{"env option", "#!" + env + " -S interpreter\n", []string{env}, nil},
+		{"env of nothing", "#!" + env + " no-such-program\n", nil, ErrNotFound},
+		{"nothing", "#!\necho\n", nil, ErrNotExecutable},
+		{"spaces", "#!  \n", nil, ErrNotExecutable},
+		{"missing", "#!/no/such/interpreter\n", nil, fs.ErrNotExist},
+		{"chain", "#!" + filepath.Join(dir, "s2") + "\n", []string{filepath.Join(dir, "s2"), filepath.Join(dir, "s1"), filepath.Join(dir, "s0"), static}, nil},
+		{"long chain", "#!" + chain + "\n", nil, ErrNotExecutable},
+		{"itself", "#!" + filepath.Join(dir, "script") + "\n", nil, ErrNotExecutable},
+		{"text", "echo\n", nil, ErrNotExecutable},
+		{"empty", "", nil, ErrNotExecutable},
+		{"broken", "\x7fELF", nil, ErrNotExecutable},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			script := write(t, 0o700, k.text, dir, "script")
+			f, err := Collect(script, nil)
+			if !errors.Is(err, k.err) || (err == nil) != (k.err == nil) {
+				t.Fatalf("error %v", err)
+			}
+			if err == nil && (!slices.Equal(paths(f), append([]string{script}, k.want...)) || f.Arch != "arm64") {
+				t.Errorf("%v for %s", paths(f), f.Arch)
+			}
+		})
+	}
+}
+
+// An interpreter is found where Linux finds it: from the folder in which the program is started.
+func TestRelativeInterpreter(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	interpreter := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "bin", "x")
+	f, err := Collect(write(t, 0o700, "#!bin/x\n", dir, "script"), nil)
+	if err != nil || len(f.List) != 2 || f.List[1].Path != interpreter {
+		t.Errorf("files %+v, %v", f, err)
+	}
+}
+
+func TestLookUp(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	program := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "program")
+	write(t, 0o600, "x", dir, "plain")
+	cases := []struct {
+		name, path string
+		err        error
+	}{
+		{"./program", "/usr/bin", nil},
+		{"program", dir, nil},
+		{"program", ".", nil},
+		{"program", "/usr/bin", ErrNotFound},
+		{"no-such-program", dir, ErrNotFound},
+		{"./no-such-program", dir, ErrNotFound},
+		{"./plain", dir, ErrNotExecutable},
+		{dir, dir, ErrNotExecutable},
+	}
+	for _, k := range cases {
+		t.Setenv("PATH", k.path)
+		f, err := Collect(k.name, nil)
+		if !errors.Is(err, k.err) || (err == nil) != (k.err == nil) {
+			t.Errorf("%s: %v", k.name, err)
+		}
+		if err == nil && f.Program != program {
+			t.Errorf("%s is %s", k.name, f.Program)
+		}
+		if err != nil && !strings.HasPrefix(err.Error(), k.name+": ") {
+			t.Errorf("the error does not name %s: %v", k.name, err)
+		}
+	}
+}
+
+// What goes with a job keeps its names and its modes, and links are followed, those to folders included.
+func TestWith(t *testing.T) {
+	dir := t.TempDir()
+	program := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "program")
+	file := write(t, 0o640, "text", dir, "data", "sub", "file")
+	link := func(target, name string) {
+		t.Helper()
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("sub/file", "data/link")
+	link("sub", "data/folder")
+	link("data", "all")
+	f, err := Collect(program, []string{filepath.Join(dir, "all"), file, file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	var last int64
+	if err := f.Archive(&archive, func(done int64) { last = done }); err != nil {
+		t.Fatal(err)
+	}
+	if size := int64(64 + 4*len("text")); last != size || f.Size() < size {
+		t.Errorf("%d bytes were read, size %d", last, f.Size())
+	}
+	got := unpack(t, &archive)
+	want := map[string]string{"program": string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), "all": "/", "all/sub": "/", "all/sub/file": "text",
+		"all/link": "text", "all/folder": "/", "all/folder/file": "text", "data/sub/file": "text"}
+	for name, text := range want {
+		if name = strings.TrimPrefix(filepath.Join(dir, name), "/"); got[name] != text {
+			t.Errorf("%s is %q", name, got[name])
+		}
+		delete(got, name)
+	}
+	if len(got) != 0 {
+		t.Errorf("more is there: %v", got)
+	}
+}
+
+// unpack returns the files of an archive by name; folders are "/".
+func unpack(t *testing.T, r io.Reader) map[string]string {
+	t.Helper()
+	z, err := zstd.NewReader(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	files := make(map[string]string)
+	for a := tar.NewReader(z); ; {
+		h, err := a.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, twice := files[h.Name]; twice {
+			t.Errorf("%s is there twice", h.Name)
+		}
+		text, err := io.ReadAll(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[h.Name] = string(text)
+		if h.Typeflag == tar.TypeDir {
+			files[h.Name] = "/"
+		}
+	}
+}
+
+func TestBadWith(t *testing.T) {
+	dir := t.TempDir()
+	program := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "program")
+	for name, target := range map[string]string{"loop/x/up": "..", "a/b": "../b", "b/a": "../a", "dangling/x": "nowhere"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cases := map[string]string{
+		"/proc/self/status":            "cannot take /proc/self/status along: /proc on a node is the node's own",
+		"/dev":                         "cannot take /dev along: /dev on a node is the node's own",
+		"/dev/../sys/kernel":           "cannot take /sys/kernel along: /sys on a node is the node's own",
+		filepath.Join(dir, "nothing"):  "no such file or directory",
+		filepath.Join(dir, "dangling"): "no such file or directory",
+		filepath.Join(dir, "loop"):     "it leads back to " + filepath.Join(dir, "loop"),
+		filepath.Join(dir, "a"):        "along: it leads back to " + filepath.Join(dir, "a"),
+	}
+	for with, want := range cases {
+		if _, err := Collect(program, []string{with}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", with, err)
+		}
+	}
+}
+
+// A file that changes while it is read ends the copy, and does not become another one on the nodes.
+func TestFileShrinks(t *testing.T) {
+	dir := t.TempDir()
+	f, err := Collect(write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC))+"more", dir, "program"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, 0o700, "less", dir, "program")
+	if err := f.Archive(io.Discard, func(int64) {}); err == nil || !strings.Contains(err.Error(), "program became shorter while it was read") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestParseList(t *testing.T) {
+	text := "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibm.so.6 => /lib/libm.so.6 (0x00007f)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n\tlibc.so.6 => /a b/libc.so.6 (0x7)\n"
+	if list, err := parseList(text); err != nil || !slices.Equal(list, []string{"/lib/libm.so.6", "/lib64/ld-linux-x86-64.so.2", "/a b/libc.so.6"}) {
+		t.Errorf("%q, %v", list, err)
+	}
+	if _, err := parseList("\tlibx.so => not found\n"); err == nil || err.Error() != "library libx.so: not found" {
+		t.Errorf("error %v", err)
+	}
+}
+
+func FuzzParseList(f *testing.F) {
+	f.Add("\tlibm.so.6 => /lib/libm.so.6 (0x00007f)\n")
+	f.Add("x => y => /z (")
+	f.Fuzz(func(t *testing.T, text string) {
+		list, err := parseList(text)
+		if err != nil {
+			return
+		}
+		for _, path := range list {
+			if !filepath.IsAbs(path) {
+				t.Errorf("library %q of %q", path, text)
+			}
+		}
+	})
+}
+
+// FuzzCollect: whatever a file that is to be a program holds, it is taken or refused.
+func FuzzCollect(f *testing.F) {
+	f.Add(elfHeader(elf.EM_AARCH64, elf.ET_EXEC))
+	f.Add([]byte("#!/bin/sh\n"))
+	f.Add([]byte("#! x \x00\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if program, err := elf.NewFile(bytes.NewReader(data)); err == nil && slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+			return // whatever it names as its loader would be executed
+		}
+		path := write(t, 0o700, string(data), t.TempDir(), "program")
+		files, err := Collect(path, nil)
+		if err != nil {
+			return
+		}
+		for _, file := range files.List {
+			if !filepath.IsAbs(file.Path) {
+				t.Errorf("file %q", file.Path)
+			}
+		}
+	})
+}

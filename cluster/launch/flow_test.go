@@ -1,0 +1,186 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+func TestWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWindow(10)
+		passed := 0
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ended := make(chan error)
+		go func() {
+			for {
+				if err := w.wait(ctx, 4); err != nil {
+					ended <- err
+					return
+				}
+				passed++
+			}
+		}()
+		for _, step := range []struct {
+			taken uint64
+			want  int
+		}{{0, 2}, {1, 2}, {2, 3}, {1, 3}, {12, 5}, {12, 5}} {
+			w.taken(step.taken)
+			synctest.Wait()
+			if passed != step.want {
+				t.Errorf("with %d bytes taken %d pieces are sent", step.taken, passed)
+			}
+		}
+		because := errors.New("because")
+		cancel(because)
+		if err := <-ended; err != because {
+			t.Errorf("the wait ended with %v", err)
+		}
+		go func() { ended <- w.wait(t.Context(), 4) }()
+		synctest.Wait()
+		w.close()
+		if err := <-ended; err != errNoReceiver {
+			t.Errorf("the wait ended with %v", err)
+		}
+		if err := w.wait(t.Context(), 0); err != errNoReceiver {
+			t.Errorf("a closed window says %v", err)
+		}
+	})
+}
+
+// A wait ends with its context however close the two come.
+func TestWaitAndCancel(t *testing.T) {
+	for range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWindow(0)
+			ctx, cancel := context.WithCancel(t.Context())
+			go cancel()
+			if err := w.wait(ctx, 1); err == nil {
+				t.Error("it was let through")
+			}
+		})
+	}
+}
+
+// input collects what is told of standard input, and plays ranks that read it.
+type input struct {
+	*stdin
+	told []*control.Stdin
+}
+
+func newInput(t *testing.T, from io.Reader, ranks int) *input {
+	in := new(input)
+	in.stdin = newStdin(from, ranks, func(m proto.Message) { in.told = append(in.told, m.(*control.Stdin)) })
+	return in
+}
+
+// text returns what the pieces from the i-th on carry, and whether they end; each must follow the one before.
+func (in *input) text(t *testing.T, i int) (offset uint64, text string, eof bool) {
+	t.Helper()
+	for n, m := range in.told[i:] {
+		if n == 0 {
+			offset = m.Offset
+		}
+		if m.Offset != offset+uint64(len(text)) || m.Job != 7 || len(m.Data) > stdinPiece || eof {
+			t.Errorf("piece %d of %d bytes is at %d", i+n, len(m.Data), m.Offset)
+		}
+		text, eof = text+string(m.Data), m.Eof
+	}
+	return offset, text, eof
+}
+
+func TestStdin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		content := strings.Repeat("0123456789abcdef", 20<<10) // 320 KiB
+		in := newInput(t, strings.NewReader(content), 2)
+		done := make(chan struct{})
+		go func() { in.run(t.Context(), 7); close(done) }()
+		synctest.Wait()
+		if _, text, eof := in.text(t, 0); len(text) > stdinWindow || len(text) < stdinWindow/2 || eof {
+			t.Errorf("%d bytes are on the way, window %d", len(text), stdinWindow)
+		}
+		// The slower rank counts, and what it says is no news counts for nothing.
+		in.progress(0, 100<<10)
+		in.progress(5, 1<<40)
+		synctest.Wait()
+		if _, text, _ := in.text(t, 0); len(text) > stdinWindow {
+			t.Errorf("%d bytes are on the way, although one rank has taken none", len(text))
+		}
+		in.progress(1, 1000)
+		in.progress(1, 500)
+		// After a broken connection everything is sent again that one has not taken.
+		sent := len(in.told)
+		in.rewind()
+		if offset, text, _ := in.text(t, sent); offset != 1000 || text != content[1000:1000+len(text)] || len(text) < stdinWindow/2 {
+			t.Errorf("sent again: %d bytes at %d", len(text), offset)
+		}
+		in.told = in.told[:sent]
+		in.ended(1)
+		synctest.Wait()
+		in.progress(0, 300<<10)
+		<-done
+		if _, text, eof := in.text(t, 0); text != content || !eof {
+			t.Errorf("%d of %d bytes came, end %v", len(text), len(content), eof)
+		}
+		// The end is part of what is sent again.
+		in.progress(0, uint64(len(content)))
+		sent = len(in.told)
+		in.rewind()
+		if offset, text, eof := in.text(t, sent); offset != uint64(len(content)) || text != "" || !eof {
+			t.Errorf("sent again: %q at %d, end %v", text, offset, eof)
+		}
+		if len(in.held) != 0 {
+			t.Errorf("%d bytes are held that all have taken", len(in.held))
+		}
+	})
+}
+
+func TestStdinWithoutReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := newInput(t, strings.NewReader("x"), 0)
+		in.run(t.Context(), 7)
+		in.rewind()
+		if len(in.told) != 0 {
+			t.Errorf("nobody reads, and yet: %v", in.told)
+		}
+		// Before the ranks run there is nothing to send again.
+		in = newInput(t, strings.NewReader("x"), 1)
+		in.rewind()
+		if len(in.told) != 0 {
+			t.Errorf("sent before the beginning: %v", in.told)
+		}
+		// The last reader ends while the window is full.
+		in = newInput(t, bytes.NewReader(make([]byte, 1<<20)), 1)
+		done := make(chan struct{})
+		go func() { in.run(t.Context(), 7); close(done) }()
+		synctest.Wait()
+		in.ended(0)
+		<-done
+	})
+}
+
+func TestStdinStopsWithContext(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			in := newInput(t, bytes.NewReader(make([]byte, 1<<20)), 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { in.run(ctx, 7); close(done) }()
+			go cancel()
+			select {
+			case <-done:
+			case <-time.After(time.Minute):
+				t.Fatal("it goes on without its context")
+			}
+		})
+	}
+}

@@ -1,0 +1,322 @@
+// Package launch is the client's side of a job: what margay run does.
+//
+// It asks serve for the job, sends the job's files, prints what the ranks say, passes on standard input and signals, and
+// returns the job's exit status. When serve is started again meanwhile, it connects anew and goes on where it was: every
+// record is numbered, so none is printed twice, and acknowledged only when printed, so none is lost.
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+)
+
+// ExitMargay is the exit status when it is Margay that failed, not the program.
+const ExitMargay = 125
+
+// reconnectTimeout bounds how long a client waits for serve to come back.
+const reconnectTimeout = 20 * time.Second
+
+// Options are what the user wants.
+type Options struct {
+	Socket string // of serve
+	Spec   *control.JobSpec
+	Files  *Files
+	Label  bool // begin each line with its rank
+
+	Stdin          io.Reader // nil for none
+	Stdout, Stderr io.Writer
+	Signals        <-chan os.Signal // to pass on
+	Status         *Status
+	Started        func(job uint32) // told when the ranks run; nil for none
+}
+
+// session is one job from the client's side.
+type session struct {
+	Options
+	printer *printer
+	seen    map[uint32]uint64 // by node: the newest record printed
+	stdin   *stdin
+	files   *window
+	job     uint32
+	running chan struct{}          // closed when the ranks run
+	ended   chan *control.JobState // gets the job's last state
+	failed  chan error             // gets why output cannot be written
+
+	printing sync.Mutex // held while a record is printed: a lost connection may still have some for us
+
+	mu   sync.Mutex
+	conn *control.Conn
+}
+
+// launchTries is how often a job is asked for whose launch a restart of serve has spoilt.
+const launchTries = 3
+
+// Run runs a job and returns its exit status. The error says what went wrong, a rank's failure included.
+func Run(ctx context.Context, o Options) (int, error) {
+	for try := 1; ; try++ {
+		code, err := run(ctx, o)
+		if !errors.Is(err, errSpoilt) || try == launchTries {
+			return code, err
+		}
+		o.Status.Warnf("%v; starting it anew", err)
+	}
+}
+
+// errSpoilt reports that serve was started again while the job was being launched. None of its ranks has run.
+var errSpoilt = errors.New("the launch was spoilt by a restart of serve")
+
+func run(ctx context.Context, o Options) (int, error) {
+	s := &session{
+		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), seen: make(map[uint32]uint64),
+		files: newWindow(control.FileWindow), running: make(chan struct{}),
+		ended: make(chan *control.JobState, 1), failed: make(chan error, 1),
+	}
+	readers := 0
+	switch o.Spec.Stdin {
+	case control.StdinMode_STDIN_FIRST:
+		readers = 1
+	case control.StdinMode_STDIN_ALL:
+		readers = int(o.Spec.Ranks)
+	}
+	s.stdin = newStdin(o.Stdin, readers, s.send)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := s.begin(ctx); err != nil {
+		return ExitStatus(err), err
+	}
+	defer func() { s.current().Close() }()
+	go func() {
+		if err := s.forward(ctx); err != nil {
+			cancel(err)
+		}
+	}()
+	go s.sendFiles(ctx)
+	return s.wait(ctx)
+}
+
+// begin asks for the job.
+func (s *session) begin(ctx context.Context) error {
+	dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
+	defer cancel()
+	conn, err := client.Dial(dialing, s.Socket)
+	if err != nil {
+		return err
+	}
+	s.conn = conn
+	go conn.Serve(s.handle)
+	answer, err := conn.Call(ctx, &control.RunRequest{Spec: s.Spec})
+	reply, ok := answer.(*control.RunReply)
+	switch {
+	case lost(conn, err):
+		err = fmt.Errorf("%w: %w", errSpoilt, err)
+	case err == nil && !ok:
+		err = fmt.Errorf("serve answered RunRequest with %T", answer)
+	}
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	s.job = reply.Job
+	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
+	return nil
+}
+
+// lost reports whether a request has failed because its connection ended, and not by its answer.
+func lost(conn *control.Conn, err error) bool {
+	var answer *control.Failure
+	return err != nil && conn.Err() != nil && !errors.As(err, &answer)
+}
+
+// sendFiles sends the job's files. Whatever stops it also ends the job or the connection, so nobody need be told.
+func (s *session) sendFiles(ctx context.Context) {
+	conn := s.current()
+	go func() {
+		select {
+		case <-conn.Done():
+			s.files.close()
+		case <-ctx.Done():
+		}
+	}()
+	progress := s.Status.Progress("copying files", s.Files.Size())
+	defer progress.Done()
+	stream := newFileStream(ctx, conn, s.files, s.job)
+	err := s.Files.Archive(stream, progress.Set)
+	if err == nil {
+		err = stream.Close()
+	}
+	if err != nil && !errors.Is(err, errNoReceiver) && conn.Err() == nil && ctx.Err() == nil {
+		s.abandon(err) // a file cannot be read
+	}
+}
+
+// wait goes on until the job has ended, over as many connections as it takes.
+func (s *session) wait(ctx context.Context) (int, error) {
+	running := s.running
+	for {
+		select {
+		case <-running:
+			running = nil
+			if s.Started != nil {
+				s.Started(s.job)
+			}
+			if s.Spec.Detach {
+				return 0, nil
+			}
+			if s.Stdin != nil {
+				go s.stdin.run(ctx, s.job)
+			}
+		case state := <-s.ended:
+			return s.result(state)
+		case err := <-s.failed:
+			return ExitMargay, err
+		case <-s.current().Done():
+			select {
+			case state := <-s.ended:
+				return s.result(state) // it came just before the connection ended
+			default:
+			}
+			state, err := s.reconnect(ctx)
+			if err != nil {
+				return ExitMargay, err
+			}
+			if state.Phase == control.JobPhase_JOB_DONE {
+				return s.result(state)
+			}
+		case <-ctx.Done():
+			return ExitMargay, context.Cause(ctx)
+		}
+	}
+}
+
+// reconnect finds the job again at the serve that has taken the old one's place.
+func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
+	s.Status.Warnf("the connection to serve is lost; looking for it")
+	dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
+	defer cancel()
+	for {
+		conn, err := client.Dial(dialing, s.Socket)
+		if err != nil {
+			return nil, fmt.Errorf("job %d is lost: %w", s.job, err)
+		}
+		s.mu.Lock()
+		s.conn = conn
+		s.mu.Unlock()
+		go conn.Serve(s.handle)
+		answer, err := conn.Call(dialing, &control.Attach{Job: s.job})
+		if lost(conn, err) {
+			continue // this serve has gone as well
+		}
+		if err != nil {
+			return nil, err
+		}
+		state, ok := answer.(*control.JobState)
+		if !ok {
+			return nil, fmt.Errorf("serve answered Attach with %T", answer)
+		}
+		s.Status.Warnf("job %d goes on", s.job)
+		s.stdin.rewind()
+		s.state(state)
+		return state, nil
+	}
+}
+
+// result turns the job's last state into the exit status of margay run and its message.
+func (s *session) result(state *control.JobState) (int, error) {
+	if first := int(state.FirstFailed); first >= 0 && first < len(state.Ranks) {
+		r := state.Ranks[first]
+		return int(state.ExitCode), fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+	}
+	err := state.Error.Err()
+	if errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) {
+		err = fmt.Errorf("%w: %w", errSpoilt, err)
+	}
+	return int(state.ExitCode), err
+}
+
+// handle takes what serve sends about the job.
+func (s *session) handle(f *control.Frame) {
+	switch m := f.Message().(type) {
+	case *control.Record:
+		s.record(m)
+	case *control.FileTaken:
+		s.files.taken(m.Offset)
+	case *control.StdinTaken:
+		s.stdin.progress(m.Rank, m.Offset)
+	case *control.JobState:
+		s.state(m)
+	}
+}
+
+func (s *session) state(m *control.JobState) {
+	switch m.Phase {
+	case control.JobPhase_JOB_RUNNING:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		select {
+		case <-s.running:
+		default:
+			close(s.running)
+		}
+	case control.JobPhase_JOB_DONE:
+		select {
+		case s.ended <- m:
+		default:
+		}
+	}
+}
+
+// record prints the next record of a node, and acknowledges what has been printed. A record that has been printed before is
+// told for a second time; one that is not the next follows one that was lost with a connection: both will be told again.
+func (s *session) record(m *control.Record) {
+	s.printing.Lock()
+	defer s.printing.Unlock()
+	if m.Seq == s.seen[m.Node]+1 {
+		if err := s.printer.print(m); err != nil {
+			s.abandon(fmt.Errorf("write output: %w", err))
+			return
+		}
+		s.seen[m.Node] = m.Seq
+		if m.Stream == control.Stream_STREAM_EXIT {
+			s.stdin.ended(m.Rank)
+		}
+	}
+	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.seen[m.Node]})
+}
+
+// abandon gives the job up. serve ends it when the connection is gone.
+func (s *session) abandon(err error) {
+	select {
+	case s.failed <- err:
+	default:
+	}
+}
+
+func (s *session) current() *control.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conn
+}
+
+// send sends over the connection of the moment. What is lost with it is sent again after the next.
+func (s *session) send(m proto.Message) { _ = s.current().Send(m) }
+
+// ExitStatus is the exit status of margay run for an error before any rank ran.
+func ExitStatus(err error) int {
+	switch {
+	case errors.Is(err, ErrNotFound), errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}):
+		return 127
+	case errors.Is(err, ErrNotExecutable), errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_EXECUTABLE}):
+		return 126
+	}
+	return ExitMargay
+}

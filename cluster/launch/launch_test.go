@@ -1,0 +1,534 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// patience bounds every wait of these tests.
+const patience = 20 * time.Second
+
+// playedServe accepts clients as serve does, and does what a test wants. Its connections come one after the other.
+type playedServe struct {
+	t      *testing.T
+	socket string
+	talks  []func(c *talk) // what it does with its connections
+	ended  chan struct{}
+
+	mu  sync.Mutex
+	got []proto.Message
+}
+
+// talk is one connection of a client.
+type talk struct {
+	*control.Conn
+	serve *playedServe
+	in    chan *control.Frame
+}
+
+// serveTo plays a serve to clients, with one function for each connection that they open. A connection ends with its function.
+func serveTo(t *testing.T, talks ...func(c *talk)) *playedServe {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "margay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &playedServe{t: t, socket: filepath.Join(dir, "s"), talks: talks, ended: make(chan struct{})}
+	l, err := net.Listen("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(s.ended)
+		for _, f := range talks {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.talk(control.NewConn(raw), f)
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		select {
+		case <-s.ended:
+		case <-time.After(patience):
+			t.Error("serve still talks to somebody")
+		}
+		os.RemoveAll(dir)
+	})
+	return s
+}
+
+func (s *playedServe) talk(conn *control.Conn, f func(c *talk)) {
+	defer conn.Close()
+	if _, err := conn.Meet(); err != nil {
+		s.t.Error(err)
+		return
+	}
+	_ = conn.Send(&control.Welcome{Version: control.Version, Machine: "m"})
+	c := &talk{Conn: conn, serve: s, in: make(chan *control.Frame, 1000)}
+	go func() {
+		_ = conn.Serve(func(f *control.Frame) {
+			s.mu.Lock()
+			s.got = append(s.got, f.Message())
+			s.mu.Unlock()
+			c.in <- f
+		})
+		close(c.in)
+	}()
+	f(c)
+	conn.Flush(patience)
+}
+
+// expect waits for the next message of a type; others are passed over. It returns nil when there is none.
+func expect[M proto.Message](c *talk) (m M, frame *control.Frame) {
+	deadline := time.After(patience)
+	for {
+		select {
+		case f, ok := <-c.in:
+			if !ok {
+				return m, nil
+			}
+			if m, ok := f.Message().(M); ok {
+				return m, f
+			}
+		case <-deadline:
+			c.serve.t.Errorf("no %T came within %v", m, patience)
+			return m, nil
+		}
+	}
+}
+
+// launched takes a job that a client asks for, as job 5, and brings it to running.
+func (c *talk) launched(ranks int) {
+	m, f := expect[*control.RunRequest](c)
+	if f == nil {
+		return
+	}
+	if int(m.Spec.Ranks) != ranks {
+		c.serve.t.Errorf("a job of %d ranks is asked for", m.Spec.Ranks)
+	}
+	var places []*control.Place
+	for i := range ranks {
+		places = append(places, &control.Place{Rank: uint32(i), Node: uint32(i / 2)})
+	}
+	c.Answer(f, &control.RunReply{Job: 5, Places: places}, nil)
+	for taken := uint64(0); ; {
+		chunk, f := expect[*control.FileChunk](c)
+		if f == nil {
+			return
+		}
+		taken += uint64(len(chunk.Data))
+		_ = c.Send(&control.FileTaken{Job: 5, Offset: taken})
+		if chunk.Last {
+			break
+		}
+	}
+	_ = c.Send(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING, FirstFailed: control.None})
+}
+
+// attached answers a client that looks for its job.
+func (c *talk) attached() {
+	m, f := expect[*control.Attach](c)
+	if f == nil {
+		return
+	}
+	if m.Job != 5 {
+		c.serve.t.Errorf("the client looks for job %d", m.Job)
+	}
+	c.Answer(f, &control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING, FirstFailed: control.None}, nil)
+}
+
+func (c *talk) says(seq uint64, text string) {
+	_ = c.Send(&control.Record{Job: 5, Node: 0, Seq: seq, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)})
+}
+
+// done tells the client how the job ended.
+func (c *talk) done(m *control.JobState) {
+	m.Job, m.Phase = 5, control.JobPhase_JOB_DONE
+	_ = c.Send(m)
+}
+
+func ok() *control.JobState { return &control.JobState{FirstFailed: control.None} }
+
+// launcher is a margay run of a test.
+type launcher struct {
+	Options
+	stdout, stderr, status bytes.Buffer
+}
+
+func newLauncher(t *testing.T, s *playedServe, ranks uint32) *launcher {
+	t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := new(launcher)
+	l.Options = Options{
+		Socket: s.socket, Spec: &control.JobSpec{Ranks: ranks},
+		Files: &Files{Program: program, List: []File{{Path: program, Mode: 0o700, Size: 100}}}, Stdout: &l.stdout, Stderr: &l.stderr,
+		Status: &Status{W: &l.status},
+	}
+	return l
+}
+
+// run runs the job. Nothing of it may be left afterwards.
+func (l *launcher) run(t *testing.T) (int, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return Run(ctx, l.Options)
+}
+
+func TestRun(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		c.launched(3)
+		c.says(1, "hello\nwor")
+		c.says(1, "hello\nwor") // told again
+		c.says(2, "ld\n")
+		for {
+			ack, f := expect[*control.Ack](c)
+			if f == nil || ack.Seq == 2 {
+				break
+			}
+		}
+		c.done(ok())
+	})
+	l := newLauncher(t, s, 3)
+	l.Status.Verbose = true
+	started := 0
+	l.Started = func(job uint32) { started = int(job) }
+	code, err := l.run(t)
+	if code != 0 || err != nil || l.stdout.String() != "hello\nworld\n" || started != 5 {
+		t.Errorf("status %d, %v, output %q, started %d", code, err, l.stdout.String(), started)
+	}
+	if l.status.String() != "margay: job 5: 3 ranks on node0-1\n" {
+		t.Errorf("the user is told %q", l.status.String())
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	ranks := []*control.RankState{{Rank: 0}, {Rank: 1, Node: 4, Exit: &control.ExitStatus{Code: 3}},
+		{Rank: 2, Node: 4, Exit: &control.ExitStatus{Signal: 9, Reason: "out of memory (limit 64 MiB)"}}}
+	failure := func(code control.Code) *control.Error {
+		return control.FromError(control.Failf(code, "because").At(1))
+	}
+	cases := []struct {
+		name  string
+		state *control.JobState
+		want  string
+	}{
+		{"well", &control.JobState{FirstFailed: control.None}, ""},
+		{"status", &control.JobState{FirstFailed: 1, ExitCode: 3, Ranks: ranks}, "rank 1 on node4 exited with status 3"},
+		{"signal", &control.JobState{FirstFailed: 2, ExitCode: 137, Ranks: ranks}, "rank 2 on node4 was killed by SIGKILL: out of memory (limit 64 MiB)"},
+		{"as a whole", &control.JobState{FirstFailed: control.None, ExitCode: 125, Error: failure(control.Code_CODE_NODE_LOST)}, "node1: because"},
+		{"no such rank", &control.JobState{FirstFailed: 7, ExitCode: 125, Ranks: ranks}, ""},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			s := serveTo(t, func(c *talk) {
+				c.launched(3)
+				c.done(k.state)
+			})
+			code, err := newLauncher(t, s, 3).run(t)
+			if code != int(k.state.ExitCode) || (err == nil) != (k.want == "") || err != nil && err.Error() != k.want {
+				t.Errorf("status %d, %v", code, err)
+			}
+		})
+	}
+}
+
+func TestExitStatusOfErrors(t *testing.T) {
+	for _, k := range []struct {
+		err  error
+		code int
+	}{
+		{ErrNotFound, 127}, {control.Failf(control.Code_CODE_NOT_FOUND, "x"), 127}, {ErrNotExecutable, 126},
+		{control.Failf(control.Code_CODE_NOT_EXECUTABLE, "x"), 126}, {control.Failf(control.Code_CODE_NO_ROOM, "x"), ExitMargay}, {io.EOF, ExitMargay},
+	} {
+		if code := ExitStatus(k.err); code != k.code {
+			t.Errorf("%v is status %d", k.err, code)
+		}
+	}
+}
+
+func TestRefusedJob(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, nil, control.Failf(control.Code_CODE_NOT_EXECUTABLE, "it is for pdp11"))
+	})
+	if code, err := newLauncher(t, s, 1).run(t); code != 126 || err == nil || err.Error() != "it is for pdp11" {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// When serve is started again the job goes on: nothing is printed twice, and what was not acknowledged is waited for.
+func TestReconnect(t *testing.T) {
+	s := serveTo(t,
+		func(c *talk) {
+			c.launched(1)
+			c.says(1, "a")
+			expect[*control.Ack](c)
+		},
+		func(c *talk) { expect[*control.Attach](c) }, // it is killed again before it can answer
+		func(c *talk) {
+			c.attached()
+			c.says(3, "c") // the one before it was lost with the connection
+			c.says(1, "a")
+			c.says(2, "b")
+			for {
+				if ack, f := expect[*control.Ack](c); f == nil || ack.Seq == 2 {
+					break
+				}
+			}
+			c.done(ok())
+		})
+	l := newLauncher(t, s, 1)
+	if code, err := l.run(t); code != 0 || err != nil || l.stdout.String() != "ab" {
+		t.Errorf("status %d, %v, output %q", code, err, l.stdout.String())
+	}
+	if !strings.Contains(l.status.String(), "the connection to serve is lost") || !strings.Contains(l.status.String(), "job 5 goes on") {
+		t.Errorf("the user is told %q", l.status.String())
+	}
+}
+
+func TestEndedMeanwhile(t *testing.T) {
+	s := serveTo(t, func(c *talk) { c.launched(1) }, func(c *talk) {
+		_, f := expect[*control.Attach](c)
+		c.Answer(f, &control.JobState{Job: 5, Phase: control.JobPhase_JOB_DONE, FirstFailed: control.None, ExitCode: 125, Error: &control.Error{Text: "x", Node: -1, Rank: -1}}, nil)
+		expect[*control.Ack](c)
+	})
+	if code, err := newLauncher(t, s, 1).run(t); code != 125 || err == nil || err.Error() != "x" {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// What ends the job and the end of the connection can come together. It is the job's end that counts.
+func TestEndAndHangUp(t *testing.T) {
+	near, far := net.Pipe()
+	far.Close()
+	conn := control.NewConn(near)
+	conn.Close()
+	for range 50 {
+		s := &session{Options: Options{Socket: "/no/such/socket", Status: &Status{W: io.Discard}, Spec: new(control.JobSpec)}, conn: conn,
+			running: make(chan struct{}), ended: make(chan *control.JobState, 1), failed: make(chan error, 1)}
+		s.ended <- &control.JobState{FirstFailed: control.None, ExitCode: 125, Error: &control.Error{Text: "the machine goes down", Node: -1, Rank: -1}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		code, err := s.wait(ctx)
+		cancel()
+		if code != 125 || err == nil || err.Error() != "the machine goes down" {
+			t.Fatalf("status %d, %v", code, err)
+		}
+	}
+}
+
+// A launch that a restart of serve has spoilt is made anew, but not for ever.
+func TestSpoiltLaunch(t *testing.T) {
+	cut := func(c *talk) { expect[*control.RunRequest](c) }
+	spoilt := func(c *talk) {
+		c.launched(1)
+		c.done(&control.JobState{FirstFailed: control.None, ExitCode: 125, Error: control.FromError(control.Failf(control.Code_CODE_RESTARTED, "serve was started again"))})
+		expect[*control.Ack](c)
+	}
+	s := serveTo(t, cut, spoilt, func(c *talk) {
+		c.launched(1)
+		c.done(ok())
+	})
+	if code, err := newLauncher(t, s, 1).run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+	s = serveTo(t, cut, cut, cut)
+	if code, err := newLauncher(t, s, 1).run(t); code != ExitMargay || !errors.Is(err, errSpoilt) {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+func TestDetach(t *testing.T) {
+	s := serveTo(t, func(c *talk) { c.launched(1) })
+	l := newLauncher(t, s, 1)
+	l.Spec.Detach = true
+	if code, err := l.run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+func TestOutputIsGone(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		c.says(1, "x")
+		if _, f := expect[*control.Ack](c); f != nil {
+			t.Error("what could not be printed was acknowledged")
+		}
+	})
+	l := newLauncher(t, s, 1)
+	l.Stdout = brokenWriter{}
+	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, errBroken) {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+func TestFileIsGone(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5}, nil)
+		expect[*control.Ack](c)
+	})
+	l := newLauncher(t, s, 1)
+	l.Files.List[0].Path = "/no/such/program"
+	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+func TestStdinToJob(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		var text string
+		for {
+			m, f := expect[*control.Stdin](c)
+			if f == nil {
+				return
+			}
+			text += string(m.Data)
+			_ = c.Send(&control.StdinTaken{Job: 5, Offset: uint64(len(text))})
+			if m.Eof {
+				break
+			}
+		}
+		if text != "typed" {
+			t.Errorf("the ranks read %q", text)
+		}
+		c.done(ok())
+	})
+	l := newLauncher(t, s, 1)
+	l.Spec.Stdin = control.StdinMode_STDIN_FIRST
+	l.Stdin = strings.NewReader("typed")
+	if code, err := l.run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// A signal is passed on; a second interrupt soon after the first ends the job.
+func TestSignals(t *testing.T) {
+	signals, started := make(chan os.Signal), make(chan struct{})
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		<-started
+		for _, sig := range []os.Signal{unix.SIGUSR1, unix.SIGINT, unix.SIGINT} {
+			signals <- sig
+			if m, f := expect[*control.Signal](c); f != nil && (m.Job != 5 || m.Rank != control.None || m.Signal != int32(sig.(unix.Signal))) {
+				t.Errorf("%v is passed on as %v", sig, m)
+			}
+		}
+		if m, f := expect[*control.Kill](c); f == nil || !m.Force || m.Job != 5 {
+			t.Errorf("the job is ended with %v", m)
+		}
+		c.done(ok())
+	})
+	l := newLauncher(t, s, 1)
+	l.Signals = signals
+	l.Started = func(uint32) { close(started) }
+	if code, err := l.run(t); code != 0 || err != nil || l.status.String() != "margay: ending job 5\n" {
+		t.Errorf("status %d, %v; the user is told %q", code, err, l.status.String())
+	}
+}
+
+// When the terminal goes the ranks are told, and then the job is given up.
+func TestHangUp(t *testing.T) {
+	signals := make(chan os.Signal)
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		signals <- unix.SIGHUP
+		if m, f := expect[*control.Signal](c); f == nil || m.Signal != int32(unix.SIGHUP) {
+			t.Errorf("the ranks are told %v", m)
+		}
+		expect[*control.Ack](c)
+	})
+	l := newLauncher(t, s, 1)
+	l.Signals = signals
+	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, errHangUp) {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+func TestNodeList(t *testing.T) {
+	for want, nodes := range map[string][]uint32{"": nil, "node7": {7, 7}, "node0-2": {0, 1, 1, 2}, "node0,node2-3,node9": {0, 2, 3, 9}} {
+		var places []*control.Place
+		for _, n := range nodes {
+			places = append(places, &control.Place{Node: n})
+		}
+		if list := nodeList(places); list != want {
+			t.Errorf("%v is %q", nodes, list)
+		}
+	}
+}
+
+// The output of a detached job is printed like that of another, from its beginning to its end.
+func TestReplay(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.ListJobs](c)
+		c.Answer(f, &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Ranks: 2}}}, nil)
+		m, f := expect[*control.Attach](c)
+		if f == nil || !m.Output {
+			t.Errorf("the output is asked for with %v", m)
+			return
+		}
+		c.says(1, "a")
+		_ = c.Send(&control.Record{Job: 5, Rank: 1, Seq: 2, Stream: control.Stream_STREAM_STDERR, Data: []byte("e\n")})
+		c.says(3, "b\n")
+		c.Answer(f, &control.Done{}, nil)
+		expect[*control.Ack](c)
+	})
+	raw, err := net.Dial("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := control.NewConn(raw)
+	defer conn.Close()
+	if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT}); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := Replay(ctx, conn, 5, true, &out, &errs); err != nil || out.String() != "[0] ab\n" || errs.String() != "[1] e\n" {
+		t.Errorf("%v; printed %q and %q", err, out.String(), errs.String())
+	}
+}
+
+// A run leaves no goroutine behind.
+func TestRunLeavesNothing(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Run("run", func(t *testing.T) {
+		s := serveTo(t, func(c *talk) { c.launched(1) }, func(c *talk) {
+			c.attached()
+			c.done(&control.JobState{FirstFailed: control.None})
+			expect[*control.Ack](c)
+		})
+		if code, err := newLauncher(t, s, 1).run(t); code != 0 || err != nil {
+			t.Errorf("status %d, %v", code, err)
+		}
+	})
+	for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines, before there were %d:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}

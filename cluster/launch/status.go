@@ -1,0 +1,68 @@
+package launch
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// Status tells the user what margay run itself does.
+type Status struct {
+	W        io.Writer
+	Verbose  bool // tell what goes well, too
+	Terminal bool // W is one: show progress
+	mu       sync.Mutex
+}
+
+// progressDelay is how long something takes before its progress is shown.
+const progressDelay = time.Second
+
+// Warnf writes a message.
+func (s *Status) Warnf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.W, "margay: "+format+"\n", args...)
+}
+
+// Logf writes a message for those who want to know all.
+func (s *Status) Logf(format string, args ...any) {
+	if s.Verbose {
+		s.Warnf(format, args...)
+	}
+}
+
+// Progress shows how far something has come, once that takes a while.
+type Progress struct {
+	status  *Status
+	what    string
+	total   int64
+	started time.Time
+	shown   time.Time
+}
+
+// Progress begins to show how something of the given size, in bytes, gets on.
+func (s *Status) Progress(what string, total int64) *Progress {
+	return &Progress{status: s, what: what, total: total, started: time.Now()}
+}
+
+// Set says how many bytes are done.
+func (p *Progress) Set(done int64) {
+	now := time.Now()
+	if !p.status.Terminal || now.Sub(p.started) < progressDelay || now.Sub(p.shown) < progressDelay/5 {
+		return
+	}
+	p.shown = now
+	p.status.mu.Lock()
+	defer p.status.mu.Unlock()
+	fmt.Fprintf(p.status.W, "\r\x1b[Kmargay: %s: %d of %d MiB", p.what, done>>20, p.total>>20)
+}
+
+// Done ends the showing.
+func (p *Progress) Done() {
+	if !p.shown.IsZero() {
+		p.status.mu.Lock()
+		defer p.status.mu.Unlock()
+		fmt.Fprint(p.status.W, "\r\x1b[K")
+	}
+}

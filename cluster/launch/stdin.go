@@ -1,0 +1,132 @@
+package launch
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// Bounds of standard input on the way: how far it may be ahead of the rank that has taken the least, and the size of one
+// piece, in bytes.
+const (
+	stdinWindow = 128 << 10
+	stdinPiece  = 16 << 10
+)
+
+// stdin passes standard input on. What not every rank has taken yet is held, to be sent again after a broken connection.
+type stdin struct {
+	from io.Reader
+	tell func(proto.Message)
+
+	mu      sync.Mutex
+	changed sync.Cond
+	job     uint32
+	taken   map[uint32]uint64 // by rank that reads it and has not ended: how much it has taken
+	held    []byte            // what has been read and not been taken by all
+	base    uint64            // offset of held[0]
+	eof     bool              // nothing comes after held
+}
+
+// newStdin makes the standard input of the given ranks.
+func newStdin(from io.Reader, ranks int, tell func(proto.Message)) *stdin {
+	s := &stdin{from: from, tell: tell, taken: make(map[uint32]uint64)}
+	s.changed.L = &s.mu
+	for rank := range ranks {
+		s.taken[uint32(rank)] = 0
+	}
+	return s
+}
+
+// run passes everything on until its end, or until no rank is left.
+func (s *stdin) run(ctx context.Context, job uint32) {
+	s.mu.Lock()
+	s.job = job
+	s.mu.Unlock()
+	stop := context.AfterFunc(ctx, s.wake)
+	defer stop()
+	buf := make([]byte, stdinPiece)
+	for s.wanted(ctx) {
+		n, err := s.from.Read(buf)
+		s.mu.Lock()
+		offset := s.base + uint64(len(s.held))
+		s.held = append(s.held, buf[:n]...)
+		s.eof = err != nil
+		s.tell(&control.Stdin{Job: job, Offset: offset, Data: append([]byte(nil), buf[:n]...), Eof: s.eof})
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// wake has run look again whether it goes on.
+func (s *stdin) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Broadcast()
+}
+
+// wanted waits until another piece may be read and reports whether any rank is there for it.
+func (s *stdin) wanted(ctx context.Context) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.held) > stdinWindow-stdinPiece && len(s.taken) > 0 && ctx.Err() == nil {
+		s.changed.Wait()
+	}
+	return len(s.taken) > 0 && ctx.Err() == nil
+}
+
+// progress notes how much a rank has taken.
+func (s *stdin) progress(rank uint32, offset uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, reads := s.taken[rank]; reads {
+		s.taken[rank] = max(s.taken[rank], offset)
+		s.release()
+	}
+}
+
+// ended notes that a rank will take no more.
+func (s *stdin) ended(rank uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.taken, rank)
+	s.release()
+}
+
+// release lets go of what all have taken. The caller holds the lock.
+func (s *stdin) release() {
+	end := s.base + uint64(len(s.held))
+	least := end
+	for _, offset := range s.taken {
+		least = min(least, offset)
+	}
+	if least > s.base {
+		s.held = append([]byte(nil), s.held[least-s.base:]...)
+		s.base = least
+	}
+	s.changed.Broadcast()
+}
+
+// rewind sends again what is held.
+func (s *stdin) rewind() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.job == 0 {
+		return // it has not begun
+	}
+	for sent := 0; ; {
+		n := min(len(s.held)-sent, stdinPiece)
+		last := sent+n == len(s.held)
+		if n > 0 || s.eof {
+			s.tell(&control.Stdin{Job: s.job, Offset: s.base + uint64(sent), Data: append([]byte(nil), s.held[sent:sent+n]...), Eof: s.eof && last})
+		}
+		if sent += n; last {
+			return
+		}
+	}
+}

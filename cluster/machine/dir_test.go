@@ -1,0 +1,377 @@
+package machine
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/cluster/serve"
+)
+
+// patience bounds every wait of these tests.
+const patience = 20 * time.Second
+
+// The test binary is also the holder of a machine, and the serve that a holder runs.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 {
+		switch os.Args[1] {
+		case "hold":
+			lock, err := Dir(os.Args[2]).lock()
+			if err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+			fmt.Println("held")
+			time.Sleep(patience)
+			lock.Close()
+			os.Exit(0)
+		case "serve":
+			fmt.Println("a serve begins")
+			if os.Args[2] == "badly" {
+				os.Exit(3)
+			}
+			time.Sleep(patience)
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// base makes a folder for machines.
+func base(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "margay") // that of the test can be too long for a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("MARGAY_DIR", dir)
+	return dir
+}
+
+func created(t *testing.T, name string) Dir {
+	t.Helper()
+	d, err := DirOf(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.create(); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// hold starts a process that holds the machine. Its end is awaited.
+func hold(t *testing.T, d Dir) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "hold", string(d))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	if line != "held\n" {
+		t.Fatalf("the holder says %q", line)
+	}
+	return cmd
+}
+
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s within %v", what, patience)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	dir := base(t)
+	for _, name := range []string{"", ".", "..", ".x", "a/b", "a b", "-x", "ä", strings.Repeat("x", 33), "a\n"} {
+		if d, err := DirOf(name); err == nil {
+			t.Errorf("%q is the machine %s", name, d)
+		}
+	}
+	for _, name := range []string{"a", "A.b_c-9", strings.Repeat("x", 32)} {
+		if d, err := DirOf(name); err != nil || d.Name() != name || filepath.Dir(string(d)) != dir {
+			t.Errorf("%q is the machine %s, %v", name, d, err)
+		}
+	}
+	t.Setenv("MARGAY_DIR", "/"+strings.Repeat("x", 100))
+	if _, err := DirOf("a"); err == nil || !strings.Contains(err.Error(), "set MARGAY_DIR to a shorter path") {
+		t.Errorf("too long a path: %v", err)
+	}
+	t.Setenv("MARGAY_DIR", "")
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
+	if Base() != "/run/user/7/margay" {
+		t.Errorf("machines are in %s", Base())
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	if !strings.HasSuffix(Base(), fmt.Sprint("/margay-", os.Getuid())) {
+		t.Errorf("machines are in %s", Base())
+	}
+}
+
+// Nobody else may look into a machine's folder, or have made it.
+func TestPermissions(t *testing.T) {
+	dir := base(t)
+	d := created(t, "m")
+	for _, part := range []string{"", "log", "ports", "nodes"} {
+		info, err := os.Stat(d.file(part))
+		if err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s has mode %v, %v", d.file(part), info.Mode(), err)
+		}
+	}
+	if err := d.writeSpec(Spec{Token: "secret"}); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(d.specFile()); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the spec has mode %v, %v", info.Mode(), err)
+	}
+	for _, mode := range []fs.FileMode{0o720, 0o702, 0o777} {
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.create(); err == nil || !strings.Contains(err.Error(), "can be written by others") {
+			t.Errorf("a folder of mode %v: %v", mode, err)
+		}
+	}
+}
+
+func TestLock(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	if pid, alive := d.Holder(); pid != 0 || alive {
+		t.Errorf("before there is a holder, it is process %d, alive %v", pid, alive)
+	}
+	lock, err := d.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, alive := d.Holder(); pid != os.Getpid() || !alive {
+		t.Errorf("the holder is process %d, alive %v", pid, alive)
+	}
+	if _, err := d.lock(); !errors.Is(err, ErrLocked) {
+		t.Errorf("a second holder: %v", err)
+	}
+	if err := clearWay(d, t.Logf); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), fmt.Sprintf("process %d holds it", os.Getpid())) {
+		t.Errorf("the way is clear: %v", err)
+	}
+	if pid, alive := d.Holder(); pid != os.Getpid() || !alive {
+		t.Errorf("then the holder is process %d, alive %v", pid, alive)
+	}
+	lock.Close()
+	if pid, alive := d.Holder(); pid != os.Getpid() || alive {
+		t.Errorf("afterwards the holder is process %d, alive %v", pid, alive)
+	}
+}
+
+// Those who look whether a machine is held are not in the way of a holder that begins.
+func TestLookingIsNotHolding(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				d.Holder()
+			}
+		}
+	}()
+	for range 2000 {
+		lock, err := d.lock()
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		lock.Close()
+	}
+	close(stop)
+	<-stopped
+}
+
+// The lock of a holder that was killed is nobody's, and its machine is cleared away.
+func TestStaleLock(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	holder := hold(t, d)
+	if pid, alive := d.Holder(); pid != holder.Process.Pid || !alive {
+		t.Errorf("the holder is process %d, alive %v", pid, alive)
+	}
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
+	told := ""
+	if err := clearWay(d, func(format string, args ...any) { told = fmt.Sprintf(format, args...) }); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("removing what is left of an earlier machine m, whose holder (process %d) was killed", holder.Process.Pid); told != want {
+		t.Errorf("the user is told %q", told)
+	}
+	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+	if err := clearWay(d, func(format string, args ...any) { t.Errorf(format, args...) }); err != nil {
+		t.Errorf("where there is nothing: %v", err)
+	}
+}
+
+func TestDown(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	hold(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := Down(ctx, d); err != nil {
+		t.Fatal(err)
+	}
+	if err := Down(ctx, d); !errors.Is(err, ErrNoMachine) {
+		t.Errorf("a machine that is gone: %v", err)
+	}
+	created(t, "m")
+	if err := Down(ctx, d); err != nil {
+		t.Errorf("a machine whose holder is gone: %v", err)
+	}
+	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+}
+
+// A holder that has not said yet who it is gets no signal, and nobody else does.
+func TestDownOfNobody(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	lock, err := d.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	for _, text := range []string{"", "-1\n", "garbage\n"} {
+		if err := errors.Join(lock.Truncate(0), writeAt(lock, text)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*upPoll)
+		if err := Down(ctx, d); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("with %q in the lock file: %v", text, err)
+		}
+		cancel()
+	}
+}
+
+func TestList(t *testing.T) {
+	dir := base(t)
+	created(t, "b")
+	created(t, "a")
+	for _, name := range []string{".hidden", "no name"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list, err := List()
+	if err != nil || !slices.Equal(list, []Dir{Dir(filepath.Join(dir, "a")), Dir(filepath.Join(dir, "b"))}) {
+		t.Errorf("machines %v, %v", list, err)
+	}
+	t.Setenv("MARGAY_DIR", filepath.Join(dir, "nothing"))
+	if list, err := List(); err != nil || len(list) != 0 {
+		t.Errorf("machines %v, %v", list, err)
+	}
+}
+
+func TestSpecFile(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	if _, err := d.ReadSpec(); !errors.Is(err, ErrNoMachine) {
+		t.Errorf("no spec: %v", err)
+	}
+	want := Spec{Name: "m", Substrate: Virtual, Nodes: 3, Cores: 2, Profile: "isolated", MemoryMiB: 256, Accel: "tcg", MTU: 1500, Program: "/p", Kernel: "/k",
+		Image: "/i", Cmdline: "c", Lacks: []string{"l"}, Token: "t", Timing: serve.Timing{Dead: 3 * time.Second, Kill: time.Millisecond}}
+	if err := d.writeSpec(want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.ReadSpec()
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%+v became %+v, %v", want, got, err)
+	}
+	if err := os.WriteFile(d.specFile(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.ReadSpec(); err == nil || !strings.Contains(err.Error(), d.specFile()) {
+		t.Errorf("garbage: %v", err)
+	}
+}
+
+// What an earlier serve has left of its socket is in nobody's way.
+func TestStaleSocket(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	old, err := net.Listen("unix", d.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.(*net.UnixListener).SetUnlinkOnClose(false)
+	old.Close()
+	l, err := listenClients(d.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Stat(d.Socket()); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket has mode %v, %v", info.Mode(), err)
+	}
+	if err := os.RemoveAll(string(d)); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := listenClients(d.Socket()); err == nil {
+		l.Close()
+		t.Error("it listens in a folder that is not there")
+	}
+}
+
+func TestTail(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if lines := tail(path, 3); lines != nil {
+		t.Errorf("of nothing: %q", lines)
+	}
+	for text, want := range map[string][]string{
+		"":                                 {""},
+		"a\nb\n":                           {"a", "b"},
+		"a\nb\nc\nd":                       {"b", "c", "d"},
+		strings.Repeat("x\n", 20<<10):      {"x", "x", "x"},
+		strings.Repeat("y", 20<<10) + "\n": {strings.Repeat("y", 16<<10-1)},
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if lines := tail(path, 3); !slices.Equal(lines, want) {
+			t.Errorf("of %d bytes: %d lines", len(text), len(lines))
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+)
+
+// The pause before serve is started again, and the longest one.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = 2 * time.Second
+)
+
+// consoleLines is how much of a node's console goes into a report.
+const consoleLines = 8
+
+// holder holds one machine.
+type holder struct {
+	dir       Dir
+	spec      Spec
+	substrate substrate
+	lifeline  *os.File // read end of a pipe whose write end only this process has
+	serve     []string // command that becomes serve
+	log       func(format string, args ...any)
+
+	mu     sync.Mutex
+	conn   *control.Conn // to serve; nil while there is none
+	states map[uint32]*nodeState
+	ups    map[uint32]chan struct{} // closed when the node has registered
+}
+
+// nodeState is what serve is told of a node when it connects.
+type nodeState struct {
+	boot *control.NodeBoot
+	exit *control.NodeExit // nil while it runs
+}
+
+// Hold is the life of a holder: it brings the machine in the folder up, and holds it until ctx ends. serve is the command
+// that becomes the machine's serve; it gets the read end of the holder's lifeline as descriptor 3.
+func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (err error) {
+	lock, err := d.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	spec, err := d.ReadSpec()
+	if err != nil {
+		return err
+	}
+	authority, err := trust.Load(d.keyFile())
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	defer r.Close()
+	h := &holder{
+		dir: d, spec: spec, lifeline: r, serve: serve, log: log,
+		states: make(map[uint32]*nodeState), ups: make(map[uint32]chan struct{}),
+	}
+	if h.substrate, err = newSubstrate(spec, d, authority); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.substrate.close()) }()
+	h.run(ctx)
+	return nil
+}
+
+func newSubstrate(s Spec, d Dir, a *trust.Authority) (substrate, error) {
+	switch s.Substrate {
+	case Hosted:
+		return newHosted(s, d, a)
+	case Virtual:
+		return newVirtual(s, d, a)
+	}
+	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, s.Substrate)
+}
+
+// run starts everything and waits for the end.
+func (h *holder) run(ctx context.Context) {
+	for node := range uint32(h.spec.Nodes) {
+		h.ups[node] = make(chan struct{})
+	}
+	var all sync.WaitGroup
+	all.Go(func() { h.keepServe(ctx) })
+	all.Go(func() { h.report(ctx) })
+	for node := range uint32(h.spec.Nodes) {
+		all.Go(func() { h.keepNode(ctx, node) })
+	}
+	<-ctx.Done()
+	h.log("ending machine %s", h.spec.Name)
+	all.Wait()
+}
+
+// keepNode starts a node, once more when it ends before it was up, and stops it at the end.
+func (h *holder) keepNode(ctx context.Context, node uint32) {
+	for boots := uint32(1); ; boots++ {
+		pid, ended, err := h.substrate.start(node)
+		if err != nil {
+			h.nodeExited(node, exit{Reason: err.Error()}, false)
+			return
+		}
+		h.nodeStarted(node, pid, boots)
+		select {
+		case <-ctx.Done():
+			h.substrate.stop(node)
+			select {
+			case <-ended:
+			case <-time.After(stopWait):
+				h.log("node%d does not end", node)
+			}
+			return
+		case e := <-ended:
+			again := boots <= bootRetries && !h.isUp(node)
+			h.nodeExited(node, e, again)
+			if !again {
+				return
+			}
+		}
+	}
+}
+
+func (h *holder) isUp(node uint32) bool {
+	select {
+	case <-h.ups[node]:
+		return true
+	default:
+		return false
+	}
+}
+
+func (h *holder) nodeStarted(node uint32, pid int, boots uint32) {
+	h.log("node%d started, pid %d", node, pid)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &nodeState{boot: &control.NodeBoot{Node: node, Pid: int64(pid), Boots: boots}}
+	h.states[node] = s
+	if h.conn != nil {
+		_ = h.conn.Send(s.boot)
+	}
+}
+
+func (h *holder) nodeExited(node uint32, e exit, again bool) {
+	h.log("node%d: %s", node, e.Reason)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.states[node]
+	if s == nil {
+		s = &nodeState{boot: &control.NodeBoot{Node: node}}
+		h.states[node] = s
+	}
+	s.exit = &control.NodeExit{Node: node, Reason: e.Reason, Console: e.Console, Retry: again}
+	if h.conn != nil {
+		_ = h.conn.Send(s.exit)
+	}
+}
+
+// keepServe runs serve, one after the other.
+func (h *holder) keepServe(ctx context.Context) {
+	pause := firstPause
+	for {
+		started := time.Now()
+		err := h.runServe(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(started) > time.Minute {
+			pause = firstPause
+		}
+		h.log("serve ended: %v; starting it again in %v", err, pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// runServe runs one serve until it ends. It is told of the holder's end by the lifeline, so that it can tell others.
+func (h *holder) runServe(ctx context.Context) error {
+	log, err := os.OpenFile(h.dir.Log("serve"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(ctx, h.serve[0], h.serve[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{h.lifeline}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = stopWait
+	return cmd.Run()
+}
+
+// report keeps a connection to serve, over which it is told what becomes of nodes.
+func (h *holder) report(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := h.reportOnce(ctx); err != nil && ctx.Err() == nil {
+			select {
+			case <-time.After(firstPause):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (h *holder) reportOnce(ctx context.Context) error {
+	raw, err := net.Dial("unix", h.dir.Socket())
+	if err != nil {
+		return err
+	}
+	conn := control.NewConn(raw)
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_HOLDER, Program: "the holder"}); err != nil {
+		h.log("serve refuses the holder: %v", err)
+		return err
+	}
+	h.mu.Lock()
+	h.conn = conn
+	for _, s := range h.states {
+		_ = conn.Send(s.boot)
+		if s.exit != nil {
+			_ = conn.Send(s.exit)
+		}
+	}
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.conn = nil
+	}()
+	return conn.Serve(func(f *control.Frame) {
+		if m, ok := f.Message().(*control.NodeUp); ok && int(m.Node) < h.spec.Nodes {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if !h.isUp(m.Node) {
+				close(h.ups[m.Node])
+			}
+		}
+	})
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

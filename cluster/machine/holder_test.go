@@ -1,0 +1,241 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// playedSubstrate is one whose nodes do what a test wants.
+type playedSubstrate struct {
+	fail error // what the start of node 9 says
+
+	mu      sync.Mutex
+	ends    map[uint32]chan exit // of the nodes that run
+	starts  []uint32
+	stopped []uint32
+}
+
+func (p *playedSubstrate) start(node uint32) (int, <-chan exit, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.starts = append(p.starts, node)
+	if node == 9 {
+		return 0, nil, p.fail
+	}
+	p.ends[node] = make(chan exit, 1)
+	return 1000 + int(node), p.ends[node], nil
+}
+
+func (p *playedSubstrate) stop(node uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = append(p.stopped, node)
+	p.ends[node] <- exit{Reason: "it was stopped"}
+}
+
+func (p *playedSubstrate) close() error { return nil }
+
+// end ends a node.
+func (p *playedSubstrate) end(node uint32, reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ends[node] <- exit{Reason: reason, Console: []string{"Oops"}}
+}
+
+func (p *playedSubstrate) started(node uint32) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.starts {
+		if s == node {
+			n++
+		}
+	}
+	return n
+}
+
+// playedServe hears the holder.
+type playedServe struct {
+	listener net.Listener
+	mu       sync.Mutex
+	got      []string
+	conn     *control.Conn
+}
+
+func serveOn(t *testing.T, d Dir) *playedServe {
+	t.Helper()
+	l, err := listenClients(d.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &playedServe{listener: l}
+	go func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn := control.NewConn(raw)
+			if hello, err := conn.Meet(); err != nil || hello.Role != control.Role_ROLE_HOLDER {
+				t.Errorf("the holder says %v, %v", hello, err)
+			}
+			_ = conn.Send(&control.Welcome{Version: control.Version})
+			s.mu.Lock()
+			s.conn = conn
+			s.mu.Unlock()
+			_ = conn.Serve(func(f *control.Frame) { s.hear(f.Message()) })
+			conn.Close()
+		}
+	}()
+	return s
+}
+
+func (s *playedServe) hear(m proto.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch m := m.(type) {
+	case *control.NodeBoot:
+		s.got = append(s.got, fmt.Sprintf("node%d boots %d", m.Node, m.Boots))
+	case *control.NodeExit:
+		s.got = append(s.got, fmt.Sprintf("node%d exits: %s, %v, retry %v", m.Node, m.Reason, m.Console, m.Retry))
+	}
+}
+
+// heard waits until serve has been told something.
+func (s *playedServe) heard(t *testing.T, what string) {
+	t.Helper()
+	await(t, fmt.Sprintf("word of %q", what), func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return slices.Contains(s.got, what)
+	})
+}
+
+// end closes the socket and the connection, as a serve that is killed does.
+func (s *playedServe) end() {
+	s.listener.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn != nil {
+		s.conn.Close()
+	}
+}
+
+// holding runs a holder of nodes until the test ends.
+func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string) *holder {
+	t.Helper()
+	goroutines := runtime.NumGoroutine()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.ends = make(map[uint32]chan exit)
+	h := &holder{
+		dir: d, spec: Spec{Name: "m", Nodes: nodes}, substrate: p, lifeline: r, serve: append([]string{exe, "serve"}, serve...), log: t.Logf,
+		states: make(map[uint32]*nodeState), ups: make(map[uint32]chan struct{}),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			t.Error("the holder does not end")
+		}
+		r.Close()
+		w.Close()
+		for deadline := time.Now().Add(patience); runtime.NumGoroutine() > goroutines && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		if n := runtime.NumGoroutine(); n > goroutines {
+			t.Errorf("%d goroutines, before there were %d", n, goroutines)
+		}
+	})
+	return h
+}
+
+// A node that ends before it was up is started once more, one that ends later is not.
+func TestHolderKeepsNodes(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	s := serveOn(t, d)
+	t.Cleanup(s.end)
+	p := new(playedSubstrate)
+	t.Cleanup(func() {
+		if !slices.Equal(p.stopped, []uint32{1}) {
+			t.Errorf("stopped: %v", p.stopped)
+		}
+	})
+	h := holding(t, d, 2, p, "well")
+	s.heard(t, "node0 boots 1")
+	s.heard(t, "node1 boots 1")
+	p.end(0, "it fell over")
+	s.heard(t, "node0 exits: it fell over, [Oops], retry true")
+	s.heard(t, "node0 boots 2")
+	s.mu.Lock()
+	for _, node := range []uint32{0, 1, 1, 77} {
+		_ = s.conn.Send(&control.NodeUp{Node: node})
+	}
+	s.mu.Unlock()
+	await(t, "nodes that are up", func() bool { return h.isUp(0) && h.isUp(1) })
+	p.end(0, "it fell over again")
+	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
+
+	// The next serve hears how things are now.
+	s.end()
+	s = serveOn(t, d)
+	t.Cleanup(s.end)
+	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
+	s.heard(t, "node1 boots 1")
+	if p.started(0) != 2 || p.started(1) != 1 {
+		t.Errorf("started: %v", p.starts)
+	}
+}
+
+// A node that never comes up is given up after its second start.
+func TestHolderGivesUp(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	s := serveOn(t, d)
+	t.Cleanup(s.end)
+	p := &playedSubstrate{fail: errors.New("no emulator")}
+	holding(t, d, 10, p, "well")
+	s.heard(t, "node9 exits: no emulator, [], retry false")
+	s.heard(t, "node3 boots 1")
+	p.end(3, "bad kernel")
+	s.heard(t, "node3 boots 2")
+	p.end(3, "bad kernel")
+	s.heard(t, "node3 exits: bad kernel, [Oops], retry false")
+}
+
+// serve is started again whenever it ends.
+func TestHolderKeepsServe(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	holding(t, d, 0, new(playedSubstrate), "badly")
+	await(t, "third serve", func() bool {
+		text, _ := os.ReadFile(d.Log("serve"))
+		return strings.Count(string(text), "a serve begins") >= 3
+	})
+}

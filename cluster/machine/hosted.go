@@ -1,0 +1,174 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/trust"
+	"margay/qemu/child"
+	"margay/qemu/console"
+)
+
+// bridge is the name of the device that joins hosted nodes, in the holder's network namespace.
+const bridge = "margay"
+
+// hosted runs each node in namespaces of its own. The holder, and serve with it, is in a network namespace of the machine,
+// where a bridge joins the nodes.
+type hosted struct {
+	spec Spec
+	dir  Dir
+	cert []byte
+
+	mu    sync.Mutex
+	nodes map[uint32]*hostedNode
+}
+
+type hostedNode struct {
+	cmd      *exec.Cmd
+	lifeline *os.File
+}
+
+// checkRoot reports whether this process is in a chroot, where neither nodes nor jobs can get roots of their own.
+func checkRoot() error {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, "/", 0, unix.STATX_BASIC_STATS, &st); err != nil {
+		return fmt.Errorf("look at /: %w", err)
+	}
+	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return fmt.Errorf("hosted nodes cannot be made in a chroot, since its / is no mount point; use --substrate %s", Virtual)
+	}
+	return nil
+}
+
+// newHosted makes the bridge.
+func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
+	h := &hosted{spec: s, dir: d, cert: a.Certificate(), nodes: make(map[uint32]*hostedNode)}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("hosted network: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return nil, fmt.Errorf("hosted network: %w", err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = bridge
+	// Left to itself, a bridge changes its address when ports come and go, and who has learnt the old one sends to nobody.
+	attrs.HardwareAddr = serveMAC[:]
+	br := &netlink.Bridge{LinkAttrs: attrs}
+	if err := netlink.LinkAdd(br); err != nil {
+		return nil, fmt.Errorf("hosted network: make bridge: %w", err)
+	}
+	address := &netlink.Addr{IPNet: ipNet(serveAddress)}
+	if err := netlink.AddrAdd(br, address); err != nil {
+		return nil, fmt.Errorf("hosted network: give %v to the bridge: %w", serveAddress, err)
+	}
+	if err := netlink.LinkSetUp(br); err != nil {
+		return nil, fmt.Errorf("hosted network: turn on the bridge: %w", err)
+	}
+	return h, nil
+}
+
+// start implements substrate.
+func (h *hosted) start(node uint32) (int, <-chan exit, error) {
+	if err := h.writeConfig(node); err != nil {
+		return 0, nil, err
+	}
+	log, err := console.New(console.Config{Path: h.dir.ConsoleLog(node)})
+	if err != nil {
+		return 0, nil, err
+	}
+	n, err := h.spawn(node, log)
+	if err != nil {
+		return 0, nil, errors.Join(err, log.Close())
+	}
+	h.mu.Lock()
+	h.nodes[node] = n
+	h.mu.Unlock()
+	ended := make(chan exit, 1)
+	go func() {
+		err := n.cmd.Wait()
+		n.lifeline.Close()
+		ended <- exit{Reason: fmt.Sprintf("its PID 1 ended: %v", err), Console: log.Tail(consoleLines)}
+		log.Close()
+	}()
+	if err := h.plugIn(node, n.cmd.Process.Pid); err != nil {
+		h.stop(node)
+		<-ended
+		return 0, nil, err
+	}
+	return n.cmd.Process.Pid, ended, nil
+}
+
+func (h *hosted) writeConfig(node uint32) error {
+	text, err := h.spec.bootConfig(node, h.cert).Encode()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.dir.nodeRoot(node), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(h.dir.nodeFile(node), text, 0o600)
+}
+
+// spawn starts the PID 1 of a node. It waits in there for its network card.
+func (h *hosted) spawn(node uint32, log *console.Log) (*hostedNode, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	cmd := exec.Command(h.spec.Program, "hosted", h.dir.nodeFile(node), h.dir.nodeRoot(node))
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{r}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Setsid:     true,
+	}
+	if err := child.Start(cmd); err != nil {
+		w.Close()
+		return nil, fmt.Errorf("start node%d: %w", node, err)
+	}
+	return &hostedNode{cmd: cmd, lifeline: w}, nil
+}
+
+// plugIn joins a node's network namespace with the bridge.
+func (h *hosted) plugIn(node uint32, pid int) error {
+	br, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("node%d: bridge: %w", node, err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = fmt.Sprintf("node%d", node)
+	attrs.MasterIndex = br.Attrs().Index
+	mac := nodeMAC(node)
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac[:], PeerNamespace: netlink.NsPid(pid)}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return fmt.Errorf("node%d: make its network card: %w", node, err)
+	}
+	if err := netlink.LinkSetUp(pair); err != nil {
+		return fmt.Errorf("node%d: turn on its network card: %w", node, err)
+	}
+	return nil
+}
+
+// stop implements substrate.
+func (h *hosted) stop(node uint32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := h.nodes[node]; n != nil {
+		// It may have ended a moment ago. With its PID 1 the kernel ends every process of the node.
+		_ = n.cmd.Process.Kill()
+		delete(h.nodes, node)
+	}
+}
+
+// close implements substrate: the bridge goes with the network namespace.
+func (h *hosted) close() error { return nil }

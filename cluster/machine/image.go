@@ -1,0 +1,58 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"margay/initramfs"
+	"margay/initramfs/guestkernel"
+)
+
+// Image is a node image and the kernel that boots it.
+type Image struct {
+	Path     string
+	Kernel   guestkernel.Kernel
+	Manifest initramfs.Manifest
+}
+
+// ImageOptions say what a node image is made of.
+type ImageOptions struct {
+	Program string // the static program that becomes /init
+	Kernel  string // the user's own kernel; empty for the distribution's newest
+	Refresh bool   // look for a newer kernel than the one in the cache
+	Told    func(guestkernel.Step)
+}
+
+// CacheDir is where kernels and images are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
+// the user's cache.
+func CacheDir() (string, error) {
+	if dir := os.Getenv("MARGAY_CACHE"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache folder: %w; set MARGAY_CACHE", err)
+	}
+	return filepath.Join(dir, "margay"), nil
+}
+
+// BuildImage makes the node image, or finds the one that was made of the same parts before.
+func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return Image{}, err
+	}
+	kernel, err := guestkernel.Find(ctx, guestkernel.Options{
+		Override: o.Kernel, CacheDir: filepath.Join(cache, "kernel"), Refresh: o.Refresh,
+	}, o.Told)
+	if err != nil {
+		return Image{}, err
+	}
+	path, manifest, err := initramfs.Cached(ctx, initramfs.Spec{Kernel: kernel, Init: o.Program, Progress: o.Told}, filepath.Join(cache, "image"))
+	if err != nil {
+		return Image{}, fmt.Errorf("node image: %w", err)
+	}
+	return Image{Path: path, Kernel: kernel, Manifest: manifest}, nil
+}

@@ -1,0 +1,140 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"margay/cluster/serve"
+	"margay/cluster/trust"
+	"margay/qemu/netstack"
+)
+
+// ErrHolderGone reports that the machine's holder has ended, and with it every node.
+var ErrHolderGone = errors.New("the machine's holder is gone, and its nodes with it")
+
+// ErrDown reports that the machine is being ended on request.
+var ErrDown = errors.New("the machine goes down")
+
+// Serve is the life of a serve of the machine in the folder. lifeline is the read end of the holder's pipe; nil for a serve
+// that has no holder.
+func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format string, args ...any)) error {
+	spec, err := d.ReadSpec()
+	if err != nil {
+		return err
+	}
+	authority, err := trust.Load(d.keyFile())
+	if err != nil {
+		return err
+	}
+	stopped := ctx
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(stopped, func() { cancel(ErrDown) })()
+	if lifeline != nil {
+		go func() {
+			_, _ = io.Copy(io.Discard, lifeline)
+			cancel(ErrHolderGone)
+		}()
+	}
+	server, err := serve.New(serve.Config{
+		Machine: spec.Name, Substrate: spec.Substrate, Nodes: spec.Nodes, Authority: authority, Token: spec.Token,
+		Dir: string(d), Log: log, Timing: spec.Timing, Owner: os.Getuid(),
+		Console: func(node uint32, lines int) []string { return tail(d.ConsoleLog(node), lines) },
+	})
+	if err != nil {
+		return err
+	}
+	nodes, err := listenNodes(ctx, spec, d, cancel)
+	if err != nil {
+		return err
+	}
+	clients, err := listenClients(d.Socket())
+	if err != nil {
+		return errors.Join(err, nodes.Close())
+	}
+	log("serving machine %s", spec.Name)
+	err = server.Run(ctx, clients, nodes)
+	if cause := context.Cause(ctx); !errors.Is(cause, ErrDown) {
+		err = errors.Join(err, cause)
+	}
+	return err
+}
+
+// listenClients listens on the machine's unix socket. What an earlier serve left there is in the way and goes.
+func listenClients(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	return l, os.Chmod(path, 0o600)
+}
+
+// listenNodes listens where the machine's nodes look for serve: on the machine's switch, or on the host's own network.
+func listenNodes(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFunc) (net.Listener, error) {
+	if s.Substrate == Virtual {
+		return listenSwitch(ctx, s, d, lost)
+	}
+	address := netip.AddrPortFrom(serveAddress.Addr(), servePort)
+	deadline := time.Now().Add(stopWait)
+	for {
+		l, err := net.Listen("tcp", address.String())
+		if err == nil {
+			return l, nil
+		}
+		// The address is free as soon as the kernel has noticed the end of the serve before.
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return nil, fmt.Errorf("serve: %w", err)
+		}
+		time.Sleep(firstPause)
+	}
+}
+
+// listenSwitch plugs serve into the machine's switch. When the switch is gone, so is the holder.
+func listenSwitch(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFunc) (net.Listener, error) {
+	link, err := new(net.Dialer).DialContext(ctx, "unix", d.Port(servicePort))
+	if err != nil {
+		return nil, fmt.Errorf("serve: plug into the switch: %w", err)
+	}
+	stack, err := netstack.New(link, netstack.Config{MAC: serveMAC, Address: serveAddress, MTU: s.MTU})
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	go func() {
+		select {
+		case <-stack.Done():
+			lost(fmt.Errorf("%w: the switch hung up: %w", ErrHolderGone, stack.Err()))
+		case <-ctx.Done():
+		}
+	}()
+	l, err := stack.Listen(servePort)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("serve: %w", err), stack.Close())
+	}
+	return l, nil
+}
+
+// tail returns the last lines of a text file.
+func tail(path string, lines int) []string {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	const most = 16 << 10
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		_, _ = f.Seek(-most, io.SeekEnd)
+	}
+	text, _ := io.ReadAll(f)
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return all[max(0, len(all)-lines):]
+}

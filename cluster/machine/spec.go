@@ -1,0 +1,167 @@
+// Package machine makes machines out of virtual machines or namespaces and holds them.
+//
+// machine up (Up) prepares everything in the machine's folder and starts the holder. The holder owns all that is not a
+// node's own: the virtual machines and their switch, or the namespaces and their bridge. It starts serve, and starts it
+// again whenever it ends. When the holder ends, however that comes, all of it ends: children get a signal from the kernel
+// (package qemu/child), and a pipe that only the holder holds runs dry.
+package machine
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"margay/cluster/serve"
+	"margay/initramfs"
+	"margay/kernel/boot"
+	"margay/qemu"
+	"margay/qemu/ether"
+)
+
+// Spec is what a machine is made from. It is plain data.
+type Spec struct {
+	Name      string `json:"name"`
+	Substrate string `json:"substrate"` // Virtual or Hosted
+	Nodes     int    `json:"nodes"`
+	Cores     int    `json:"cores"` // for applications, on each node
+
+	Profile   string `json:"profile"` // boot profile of virtual nodes
+	MemoryMiB int    `json:"memory_mib"`
+	Accel     string `json:"accel,omitempty"`
+	MTU       int    `json:"mtu,omitempty"`
+
+	Program string   `json:"program"`           // path of the node program, which hosted nodes run
+	Kernel  string   `json:"kernel,omitempty"`  // path of the guest kernel
+	Image   string   `json:"image,omitempty"`   // path of the node image
+	Cmdline string   `json:"cmdline,omitempty"` // of the guest kernel
+	Lacks   []string `json:"lacks,omitempty"`   // what the guest kernel lacks
+	Token   string   `json:"token"`             // join token
+
+	Timing serve.Timing `json:"timing,omitzero"`
+}
+
+// The substrates.
+const (
+	Virtual = "qemu"
+	Hosted  = "hosted"
+)
+
+// MaxNodes bounds a machine.
+const MaxNodes = 1000
+
+// defaults of a spec.
+const (
+	defaultNodes     = 4
+	defaultCores     = 2
+	defaultMemoryMiB = 512
+	// The switch of virtual nodes takes frames of any size, and the fewer there are the less is emulated.
+	defaultMTU = 65535
+)
+
+// complete fills in defaults and checks the rest.
+func (s *Spec) complete() error {
+	if s.Name == "" {
+		s.Name = DefaultName
+	}
+	if s.Substrate == "" {
+		s.Substrate = Virtual
+	}
+	if s.Nodes == 0 {
+		s.Nodes = defaultNodes
+	}
+	if s.Cores == 0 {
+		s.Cores = defaultCores
+	}
+	if s.Profile == "" {
+		s.Profile = initramfs.Isolated.String()
+	}
+	if s.MTU == 0 && s.Substrate == Virtual {
+		s.MTU = defaultMTU
+	}
+	if s.Accel == "" {
+		s.Accel = string(qemu.TCG)
+	}
+	if s.MemoryMiB == 0 {
+		s.MemoryMiB = defaultMemoryMiB
+	}
+	switch {
+	case s.Substrate != Virtual && s.Substrate != Hosted:
+		return fmt.Errorf("there is no substrate %q: use %s or %s", s.Substrate, Virtual, Hosted)
+	case s.Nodes < 1 || s.Nodes > MaxNodes:
+		return fmt.Errorf("a machine has 1 to %d nodes, not %d", MaxNodes, s.Nodes)
+	case s.Cores < 1 || s.Cores > 254:
+		return fmt.Errorf("a node has 1 to 254 application cores, not %d", s.Cores)
+	case s.Accel != AccelAuto && s.Accel != string(qemu.TCG) && s.Accel != string(qemu.KVM):
+		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
+	case s.MemoryMiB < 128:
+		return fmt.Errorf("a node needs 128 MiB of memory, not %d", s.MemoryMiB)
+	case s.Timing.Boot < 0 || s.Timing.Dead < 0:
+		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
+	}
+	return nil
+}
+
+// The network inside a machine. It is the machine's alone, so every machine has the same.
+var (
+	serveAddress = netip.MustParsePrefix("10.66.0.1/16")
+	serveMAC     = ether.MAC{0x52, 0x54, 0x00, 0xff, 0xff, 0x01}
+)
+
+// servePort is where nodes find serve.
+const servePort = 7117
+
+// nodeAddress is a node's address in the machine's network.
+func nodeAddress(node uint32) netip.Prefix {
+	base := serveAddress.Masked().Addr().As4()
+	binary.BigEndian.PutUint16(base[2:], uint16(256+node))
+	return netip.PrefixFrom(netip.AddrFrom4(base), serveAddress.Bits())
+}
+
+// nodeMAC is the address of a node's network card.
+func nodeMAC(node uint32) ether.MAC {
+	mac := ether.MAC{0x52, 0x54, 0x00, 0x66}
+	binary.BigEndian.PutUint16(mac[4:], uint16(node))
+	return mac
+}
+
+// bootConfig is what a node is told at its start.
+func (s Spec) bootConfig(node uint32, certificate []byte) boot.Config {
+	c := boot.Config{
+		Machine: s.Name, Node: node, Substrate: s.Substrate, Profile: s.Profile,
+		MAC: nodeMAC(node).String(), Address: nodeAddress(node).String(), MTU: s.MTU,
+		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
+		CA:    certificate, Token: s.Token, Lacks: s.Lacks,
+	}
+	if s.Substrate == Hosted {
+		c.Profile = "shared"
+		c.Cores = s.Cores
+		c.Memory = int64(s.MemoryMiB) << 20
+	}
+	return c
+}
+
+// exit is how the thing that a node runs on has ended.
+type exit struct {
+	Reason  string
+	Console []string // its last lines
+}
+
+// substrate is what nodes run on.
+type substrate interface {
+	// start starts a node, or starts it again, and returns its pid and a channel that gets its end.
+	start(node uint32) (pid int, ended <-chan exit, err error)
+	// stop ends a node.
+	stop(node uint32)
+	// close ends what the nodes have in common.
+	close() error
+}
+
+var errUnknownSubstrate = errors.New("unknown substrate")
+
+// bootRetries is how often a node that ends before it is up is started once more.
+const bootRetries = 1
+
+// stopWait bounds how long the holder waits for what it ends.
+const stopWait = 5 * time.Second

@@ -1,0 +1,105 @@
+package machine
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/cluster/serve"
+	"margay/kernel/boot"
+)
+
+func TestDefaults(t *testing.T) {
+	var s Spec
+	if err := s.complete(); err != nil {
+		t.Fatal(err)
+	}
+	want := Spec{Name: "default", Substrate: Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Accel: "tcg", MemoryMiB: 512}
+	if fmt.Sprint(s) != fmt.Sprint(want) {
+		t.Errorf("an empty spec becomes %+v", s)
+	}
+	again := s
+	if err := again.complete(); err != nil || fmt.Sprint(again) != fmt.Sprint(s) {
+		t.Errorf("a complete spec becomes %+v, %v", again, err)
+	}
+	hosted := Spec{Substrate: Hosted}
+	if err := hosted.complete(); err != nil || hosted.MTU != 0 {
+		t.Errorf("a hosted machine has the MTU %d, %v", hosted.MTU, err)
+	}
+}
+
+// What a machine cannot be made of is named, with what it may be.
+func TestBadSpecs(t *testing.T) {
+	cases := []struct {
+		spec Spec
+		want string
+	}{
+		{Spec{Substrate: "cloud"}, `there is no substrate "cloud": use qemu or hosted`},
+		{Spec{Nodes: -1}, "a machine has 1 to 1000 nodes, not -1"},
+		{Spec{Nodes: 1001}, "a machine has 1 to 1000 nodes, not 1001"},
+		{Spec{Cores: -1}, "a node has 1 to 254 application cores, not -1"},
+		{Spec{Cores: 255}, "a node has 1 to 254 application cores, not 255"},
+		{Spec{Accel: "magic"}, `there is no accelerator "magic": use tcg, kvm or auto`},
+		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
+		{Spec{MemoryMiB: -1}, "a node needs 128 MiB of memory, not -1"},
+		{Spec{Timing: serve.Timing{Boot: -time.Second}}, "a boot time-out of -1s and death after 0s: neither can be negative"},
+		{Spec{Timing: serve.Timing{Dead: -time.Second}}, "a boot time-out of 0s and death after -1s: neither can be negative"},
+	}
+	for _, k := range cases {
+		if err := k.spec.complete(); err == nil || err.Error() != k.want {
+			t.Errorf("%+v: %v", k.spec, err)
+		}
+	}
+}
+
+// Every node of the largest machine has an address and a network card of its own, and all find serve.
+func TestNetwork(t *testing.T) {
+	addresses := map[string]bool{serveAddress.Addr().String(): true, serveMAC.String(): true}
+	for node := range uint32(MaxNodes) {
+		p := nodeAddress(node)
+		if !serveAddress.Contains(p.Addr()) || p.Bits() != serveAddress.Bits() {
+			t.Fatalf("node %d has the address %v", node, p)
+		}
+		for _, a := range []string{p.Addr().String(), nodeMAC(node).String()} {
+			if addresses[a] {
+				t.Fatalf("node %d has the address %s, which another has", node, a)
+			}
+			addresses[a] = true
+		}
+	}
+	if a := nodeAddress(0); a != netip.MustParsePrefix("10.66.1.0/16") {
+		t.Errorf("node 0 has the address %v", a)
+	}
+}
+
+// What nodes are told at their start is what they can read.
+func TestBootConfig(t *testing.T) {
+	for _, substrate := range []string{Virtual, Hosted} {
+		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Token: "secret", Lacks: []string{"x"}}
+		if err := s.complete(); err != nil {
+			t.Fatal(err)
+		}
+		text, err := s.bootConfig(7, []byte("certificate")).Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := boot.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Node != 7 || c.Token != "secret" || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || len(c.Lacks) != 1 {
+			t.Errorf("node 7 is told %+v", c)
+		}
+		if hosted := substrate == Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == "shared") {
+			t.Errorf("on %s it is told %+v", substrate, c)
+		}
+	}
+}
+
+func TestUnknownSubstrate(t *testing.T) {
+	if _, err := newSubstrate(Spec{Substrate: "cloud"}, "", nil); err == nil || !strings.Contains(err.Error(), "cloud") {
+		t.Errorf("error %v", err)
+	}
+}

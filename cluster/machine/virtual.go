@@ -1,0 +1,177 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"margay/cluster/trust"
+	"margay/initramfs"
+	"margay/initramfs/guestkernel"
+	"margay/kernel/boot"
+	"margay/qemu"
+	"margay/qemu/console"
+	"margay/qemu/vswitch"
+)
+
+// The ways to choose an accelerator. Any other value is an accelerator's name.
+const (
+	AccelAuto = "auto" // KVM if it proves itself, else emulation
+)
+
+// servicePort is the name of the switch port that serve is plugged into.
+const servicePort = "service"
+
+// imageName is the name of the machine's own copy of the node image, which the cache may drop at any time.
+const imageName = "image"
+
+// virtual runs each node in a virtual machine. Their network cards, and serve's stack, are plugged into a switch in the
+// holder.
+type virtual struct {
+	spec     Spec
+	dir      Dir
+	cert     []byte
+	emulator *qemu.Emulator
+	fabric   *vswitch.Switch
+
+	mu  sync.Mutex
+	vms map[uint32]*qemu.VM
+}
+
+// prepareVirtual finds what virtual nodes need, and says in the spec where it is.
+func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
+	emulator, err := qemu.Find(ctx, qemu.Arch(runtime.GOARCH), "")
+	if err != nil {
+		return err
+	}
+	image, err := BuildImage(ctx, ImageOptions{Program: o.Spec.Program, Kernel: o.Spec.Kernel, Told: o.Progress})
+	if err != nil {
+		return err
+	}
+	profile, err := initramfs.ParseProfile(o.Spec.Profile)
+	if err != nil {
+		return err
+	}
+	o.Told("node image %.1f MB, Linux %s (%s)", float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source)
+	for _, lack := range image.Kernel.Lacks {
+		what := lack + ": " + guestkernel.Describe(lack)
+		o.Spec.Lacks = append(o.Spec.Lacks, what)
+		o.Told("this kernel lacks %s", what)
+	}
+	o.Spec.Kernel = image.Kernel.Image
+	o.Spec.Image = d.file(imageName)
+	if o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, o.Spec.Cores+1); err != nil {
+		return err
+	}
+	if err := initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image); err != nil {
+		return err
+	}
+	return chooseAccel(ctx, emulator, o)
+}
+
+// chooseAccel has KVM prove itself where it is wanted: the file /dev/kvm proves nothing.
+func chooseAccel(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
+	if o.Spec.Accel != AccelAuto && o.Spec.Accel != string(qemu.KVM) {
+		return nil
+	}
+	o.Told("booting a node image to see whether KVM works")
+	err := e.ProbeKVM(ctx, qemu.Config{
+		Name: "probe", Kernel: o.Spec.Kernel, Initrd: o.Spec.Image, Cmdline: o.Spec.Cmdline, MemoryMiB: o.Spec.MemoryMiB,
+	}, "margay: ")
+	switch {
+	case err == nil:
+		o.Spec.Accel = string(qemu.KVM)
+	case o.Spec.Accel == AccelAuto:
+		o.Told("%v; nodes are emulated", err)
+		o.Spec.Accel = string(qemu.TCG)
+	}
+	if o.Spec.Accel == string(qemu.KVM) {
+		return err
+	}
+	return nil
+}
+
+func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
+	emulator, err := qemu.Find(context.Background(), qemu.Arch(runtime.GOARCH), "")
+	if err != nil {
+		return nil, err
+	}
+	config := vswitch.Config{
+		Ports: []vswitch.PortConfig{{Name: servicePort, MAC: serveMAC, Socket: d.Port(servicePort)}},
+		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	for node := range uint32(s.Nodes) {
+		name := nodeName(node)
+		config.Ports = append(config.Ports, vswitch.PortConfig{Name: name, MAC: nodeMAC(node), Socket: d.Port(name)})
+	}
+	fabric, err := vswitch.New(config)
+	if err != nil {
+		return nil, err
+	}
+	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: emulator, fabric: fabric, vms: make(map[uint32]*qemu.VM)}, nil
+}
+
+func nodeName(node uint32) string { return fmt.Sprintf("node%d", node) }
+
+// start implements substrate.
+func (v *virtual) start(node uint32) (int, <-chan exit, error) {
+	text, err := v.spec.bootConfig(node, v.cert).Encode()
+	if err != nil {
+		return 0, nil, err
+	}
+	image := v.dir.nodeImage(node)
+	own := []initramfs.File{
+		{Path: filepath.Dir(boot.Path), Mode: os.ModeDir | 0o700},
+		{Path: boot.Path, Mode: 0o600, Data: text},
+	}
+	if err := initramfs.WriteNodeImage(v.spec.Image, own, image); err != nil {
+		return 0, nil, err
+	}
+	vm, err := v.emulator.Start(context.Background(), qemu.Config{
+		Name: v.spec.Name + "-" + nodeName(node), Accel: qemu.Accel(v.spec.Accel),
+		Kernel: v.spec.Kernel, Initrd: image, Cmdline: v.spec.Cmdline,
+		MemoryMiB: v.spec.MemoryMiB, CPUs: v.spec.Cores + 1,
+		NIC:     qemu.NIC{Socket: v.dir.Port(nodeName(node)), MAC: nodeMAC(node), MTU: v.spec.MTU},
+		Console: console.Config{Path: v.dir.ConsoleLog(node)},
+		Stderr:  console.Config{Path: v.dir.file("log", nodeName(node)+".qemu")},
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	v.mu.Lock()
+	v.vms[node] = vm
+	v.mu.Unlock()
+	ended := make(chan exit, 1)
+	go func() {
+		<-vm.Done()
+		ended <- exit{Reason: vm.Exit().Error(), Console: vm.Console().Tail(consoleLines)}
+	}()
+	return vm.PID(), ended, nil
+}
+
+// stop implements substrate.
+func (v *virtual) stop(node uint32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if vm := v.vms[node]; vm != nil {
+		if err := vm.Kill(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+}
+
+// close implements substrate.
+func (v *virtual) close() error {
+	var errs []error
+	v.mu.Lock()
+	for _, vm := range v.vms {
+		errs = append(errs, vm.Kill())
+	}
+	v.mu.Unlock()
+	return errors.Join(append(errs, v.fabric.Close())...)
+}

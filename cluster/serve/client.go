@@ -1,0 +1,251 @@
+package serve
+
+import (
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+)
+
+// client is a connection of the command line.
+type client struct {
+	server *Server
+	conn   *control.Conn
+	jobs   []*job // whose client it is
+}
+
+// handle takes what a client sends.
+func (c *client) handle(f *control.Frame) {
+	s := c.server
+	switch m := f.Message().(type) {
+	case *control.RunRequest:
+		c.run(f, m)
+	case *control.Attach:
+		c.attach(f, m)
+	case *control.FileChunk:
+		c.fileChunk(m)
+	case *control.Stdin:
+		c.stdin(m)
+	case *control.Ack:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
+			s.ack(j, m.Node, m.Seq)
+		}
+		s.mu.Unlock()
+	case *control.Signal:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil {
+			s.signal(j, int(m.Rank), unix.Signal(m.Signal))
+		}
+		s.mu.Unlock()
+	case *control.Kill:
+		c.conn.Answer(f, &control.Done{}, s.kill(m))
+	case *control.ListNodes:
+		c.conn.Answer(f, s.listNodes(), nil)
+	case *control.ListJobs:
+		jobs, err := s.listJobs(m)
+		c.conn.Answer(f, jobs, err)
+	case *control.Status:
+		c.conn.Answer(f, s.status(), nil)
+	case *control.Noise:
+		s.running.Go(func() {
+			report, err := s.noise(m)
+			c.conn.Answer(f, report, err)
+		})
+	case *control.ListExtensions:
+		s.running.Go(func() {
+			list, err := s.listExtensions(m)
+			c.conn.Answer(f, list, err)
+		})
+	case *control.InsertExtension:
+		s.running.Go(func() {
+			list, err := s.insertExtension(m)
+			c.conn.Answer(f, list, err)
+		})
+	case *control.RestartKernel:
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
+	case *control.RemoveExtension:
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
+	default:
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
+	}
+}
+
+// gone ends what cannot live without the client.
+func (c *client) gone() {
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	if c.server.context.Err() != nil {
+		return // it is serve that goes
+	}
+	for _, j := range c.jobs {
+		if j.client == c.conn {
+			c.server.clientGone(j)
+		}
+	}
+}
+
+func (c *client) run(f *control.Frame, m *control.RunRequest) {
+	s := c.server
+	if m.Spec == nil {
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest without a job"))
+		return
+	}
+	// Just after its start serve does not know yet which cores there are.
+	select {
+	case <-s.settled:
+	case <-c.conn.Done():
+		return
+	}
+	j, err := s.create(m.Spec, c.conn)
+	if err != nil {
+		c.conn.Answer(f, nil, err)
+		return
+	}
+	c.jobs = append(c.jobs, j)
+	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.command(), len(j.members))
+	s.running.Go(func() { s.launch(j, f, c.conn) })
+}
+
+// attach makes the connection the client of a job that has lost its own, or reads a detached job's output.
+func (c *client) attach(f *control.Frame, m *control.Attach) {
+	s := c.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[m.Job]
+	if m.Output {
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.replay(m.Job, c.conn)) })
+		return
+	}
+	if j == nil {
+		state, err := s.store.jobState(m.Job)
+		c.conn.Answer(f, state, err)
+		return
+	}
+	if j.client != nil {
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "job %d has a client", m.Job))
+		return
+	}
+	j.client = c.conn
+	c.jobs = append(c.jobs, j)
+	c.conn.Answer(f, j.state(), nil)
+	for _, member := range j.members {
+		s.nodes[member.Node].send(&control.Rewind{Job: j.number})
+	}
+}
+
+// fileChunk passes a piece of a job's files to its first node.
+func (c *client) fileChunk(m *control.FileChunk) {
+	s := c.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if j := s.jobs[m.Job]; j != nil && j.client == c.conn && !j.finishing {
+		s.nodes[j.members[0].Node].send(m)
+	}
+}
+
+// stdin passes a piece of standard input to the ranks that read it.
+func (c *client) stdin(m *control.Stdin) {
+	s := c.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[m.Job]
+	if j == nil || j.client != c.conn {
+		return
+	}
+	for i, r := range j.ranks {
+		if j.spec.Stdin == control.StdinMode_STDIN_ALL || i == 0 {
+			s.nodes[r.place.Node].send(&control.Stdin{Job: m.Job, Rank: uint32(i), Offset: m.Offset, Data: m.Data, Eof: m.Eof})
+		}
+	}
+}
+
+func (s *Server) kill(m *control.Kill) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[m.Job]
+	if j == nil {
+		if _, err := s.store.jobState(m.Job); err != nil {
+			return err
+		}
+		return control.Failf(control.Code_CODE_NOT_FOUND, "job %d has ended", m.Job)
+	}
+	if m.Force {
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "job %d was killed by its user", m.Job))
+		return nil
+	}
+	if m.Rank >= int32(len(j.ranks)) || m.Rank < control.None {
+		return control.Failf(control.Code_CODE_NOT_FOUND, "job %d has no rank %d", m.Job, m.Rank)
+	}
+	if m.Signal <= 0 || m.Signal > 64 {
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "there is no signal %d", m.Signal)
+	}
+	s.signal(j, int(m.Rank), unix.Signal(m.Signal))
+	return nil
+}
+
+func (s *Server) listNodes() *control.Nodes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := new(control.Nodes)
+	for _, n := range s.nodes {
+		state := &control.NodeState{
+			Node: n.number, Health: n.health, Reason: n.reason, Info: n.info, FreeMemory: n.free, Boots: n.boots,
+			SilentMs: time.Since(n.heard).Milliseconds(),
+		}
+		if n.health == control.NodeHealth_NODE_UP {
+			state.UpMs = time.Since(n.since).Milliseconds()
+		}
+		if n.info != nil {
+			for _, core := range n.info.Cores {
+				u := n.uses[core]
+				state.Cores = append(state.Cores, &control.CoreUse{Core: core, Job: u.job, Rank: u.rank})
+			}
+		}
+		list.Nodes = append(list.Nodes, state)
+	}
+	return list
+}
+
+func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := new(control.Jobs)
+	if m.All || m.Job != 0 {
+		ended, err := s.store.summaries(m.Job)
+		if err != nil {
+			return nil, err
+		}
+		list.Jobs = ended
+	}
+	for _, j := range s.jobs {
+		if m.Job == 0 || m.Job == j.number {
+			// The store has it too, as it was last saved.
+			list.Jobs = slices.DeleteFunc(list.Jobs, func(o *control.JobSummary) bool { return o.Job == j.number })
+			list.Jobs = append(list.Jobs, j.summary())
+		}
+	}
+	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
+	if m.Job != 0 && len(list.Jobs) == 0 {
+		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no job %d", m.Job)
+	}
+	return list, nil
+}
+
+func (s *Server) status() *control.MachineStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := &control.MachineStatus{
+		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.nodes)),
+		Jobs: uint32(len(s.jobs)), SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
+	}
+	for _, o := range s.offers() {
+		m.Up++
+		m.Cores += uint32(len(s.nodes[o.node].info.Cores))
+		m.FreeCores += uint32(len(o.cores))
+	}
+	return m
+}

@@ -1,0 +1,135 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// gatherTimeout bounds how long a question to several nodes takes, besides what the nodes themselves are asked to take.
+const gatherTimeout = 8 * time.Second
+
+// upNodes lists the nodes that can be asked, or the one that is named.
+func (s *Server) upNodes(named int64) ([]uint32, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var nodes []uint32
+	for _, n := range s.nodes {
+		if n.conn != nil && n.health == control.NodeHealth_NODE_UP && (named == control.None || named == int64(n.number)) {
+			nodes = append(nodes, n.number)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no such node that is up")
+	}
+	return nodes, nil
+}
+
+// gather asks nodes the same thing at the same time and hands each answer, one at a time, to take. The error is that of all
+// that failed.
+func (s *Server) gather(nodes []uint32, timeout time.Duration, question proto.Message, take func(node uint32, answer proto.Message)) error {
+	ctx, cancel := context.WithTimeout(s.context, timeout)
+	defer cancel()
+	var mu sync.Mutex
+	var failed []error
+	var asked sync.WaitGroup
+	for _, n := range nodes {
+		asked.Go(func() {
+			answer, err := s.call(ctx, n, question)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = append(failed, err)
+			} else {
+				take(n, answer)
+			}
+		})
+	}
+	asked.Wait()
+	return errors.Join(failed...)
+}
+
+// noiseLimit is the longest measurement of noise.
+const noiseLimit = time.Minute
+
+// noise has nodes count what interrupts their application cores.
+func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
+	d := time.Duration(m.DurationMs) * time.Millisecond
+	if d <= 0 || d > noiseLimit {
+		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "noise can be measured for up to %v", noiseLimit)
+	}
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil {
+		return nil, err
+	}
+	report := new(control.NoiseReport)
+	err = s.gather(nodes, d+gatherTimeout, m, func(_ uint32, answer proto.Message) {
+		if r, ok := answer.(*control.NoiseReport); ok {
+			report.Cores = append(report.Cores, r.Cores...)
+		}
+	})
+	slices.SortFunc(report.Cores, func(a, b *control.CoreNoise) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Core, b.Core))
+	})
+	return report, err
+}
+
+// listExtensions asks nodes for their extensions.
+func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions, error) {
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil {
+		return nil, err
+	}
+	return s.gatherExtensions(nodes, m)
+}
+
+// insertExtension puts an extension into a running job's slot on its nodes, or on the one that is named.
+func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
+	s.mu.Lock()
+	j := s.jobs[m.Job]
+	var nodes []uint32
+	if j != nil && j.phase == control.JobPhase_JOB_RUNNING {
+		for _, member := range j.members {
+			if m.Node == control.None || uint32(m.Node) == member.Node {
+				nodes = append(nodes, member.Node)
+			}
+		}
+	}
+	s.mu.Unlock()
+	if len(nodes) == 0 {
+		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "no job %d runs there", m.Job)
+	}
+	return s.gatherExtensions(nodes, m)
+}
+
+func (s *Server) gatherExtensions(nodes []uint32, question proto.Message) (*control.Extensions, error) {
+	list := new(control.Extensions)
+	err := s.gather(nodes, gatherTimeout, question, func(node uint32, answer proto.Message) {
+		if x, ok := answer.(*control.Extensions); ok {
+			for _, e := range x.Extensions {
+				e.Node = node
+			}
+			list.Extensions = append(list.Extensions, x.Extensions...)
+		}
+	})
+	slices.SortFunc(list.Extensions, func(a, b *control.ExtensionState) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Handle, b.Handle))
+	})
+	return list, err
+}
+
+// tell asks a node for something that has no result but that it is done.
+func (s *Server) tell(node uint32, request proto.Message) error {
+	nodes, err := s.upNodes(int64(node))
+	if err != nil {
+		return err
+	}
+	return s.gather(nodes, gatherTimeout, request, func(uint32, proto.Message) {})
+}

@@ -1,0 +1,93 @@
+package serve
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+)
+
+// FuzzFrames: whatever a registered node or a client sends, serve goes on.
+func FuzzFrames(f *testing.F) {
+	seeds := []proto.Message{
+		&control.JobFault{Job: 1}, &control.Loaded{Job: 1, Error: new(control.Error)}, &control.LogLine{Text: "x"},
+		&control.Record{Job: 1, Seq: 1, Rank: 1, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: 1}},
+		&control.Record{Job: 1, Seq: 1, Rank: 7, Stream: control.Stream_STREAM_EXIT}, &control.Heartbeat{FreeMemory: -1},
+		&control.Ack{Job: 1, Node: 7, Seq: 1 << 63}, &control.Ack{Job: 1, Seq: 1 << 63}, &control.Stdin{Job: 1, Rank: 9}, &control.FileChunk{Job: 1},
+		&control.Signal{Job: 1, Rank: -5, Signal: -5}, &control.Kill{Job: 1, Rank: 1 << 30, Force: true}, &control.RunRequest{},
+		&control.RunRequest{Spec: &control.JobSpec{Ranks: 1<<32 - 1, Arch: runtime.GOARCH}}, &control.RunRequest{Spec: &control.JobSpec{Ranks: 1, Arch: runtime.GOARCH}},
+		&control.RunRequest{Spec: &control.JobSpec{Ranks: 1, Arch: runtime.GOARCH, Detach: true}},
+		&control.Attach{Job: 1}, &control.Attach{Job: 1, Output: true}, &control.ListJobs{Job: 9}, &control.ListJobs{All: true}, &control.Noise{DurationMs: 1<<32 - 1},
+		&control.InsertExtension{Job: 1, Node: -1}, &control.RemoveExtension{Node: 1 << 31}, &control.ListExtensions{Node: -9},
+		&control.RestartKernel{Node: 3}, &control.Hello{}, &control.Status{}, &control.StdinTaken{Job: 1, Rank: 99},
+	}
+	for _, m := range seeds {
+		frame := control.NewFrame(m)
+		frame.Call = 1
+		data, err := proto.Marshal(frame)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, true)
+		f.Add(data, false)
+	}
+	authority, err := trust.NewAuthority("m")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, fromNode bool) {
+		frame := new(control.Frame)
+		if proto.Unmarshal(data, frame) != nil {
+			return
+		}
+		s, conn := runningJob(t, authority)
+		if fromNode {
+			s.fromNode(conn, s.nodes[0], frame)
+		} else {
+			c := &client{server: s, conn: conn}
+			c.handle(frame)
+			c.gone()
+		}
+	})
+}
+
+// runningJob makes a serve with one node, which runs job 1 of two ranks. Nobody answers what is asked over the connection to it.
+func runningJob(t *testing.T, authority *trust.Authority) (*Server, *control.Conn) {
+	t.Helper()
+	s, err := New(Config{Machine: "m", Nodes: 1, Authority: authority, Dir: t.TempDir(), Owner: os.Getuid(), Log: func(string, ...any) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	s.context = ctx
+	near, far := net.Pipe()
+	go io.Copy(io.Discard, far)
+	conn := control.NewConn(near)
+	t.Cleanup(func() {
+		cancel()
+		conn.Close()
+		far.Close()
+		s.running.Wait()
+		if err := s.store.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.restore(); err != nil {
+		t.Fatal(err)
+	}
+	n := s.nodes[0]
+	n.conn, n.health, n.info = conn, control.NodeHealth_NODE_UP, &control.NodeInfo{Arch: runtime.GOARCH, Cores: []uint32{1, 2, 3, 4}}
+	j, err := s.create(&control.JobSpec{Ranks: 2, Arch: runtime.GOARCH}, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.runs(j)
+	return s, conn
+}

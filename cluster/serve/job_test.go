@@ -1,0 +1,371 @@
+package serve
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+)
+
+func TestJobLife(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 3)
+		c := m.client()
+		s := spec(3)
+		s.Stdin = control.StdinMode_STDIN_ALL
+		reply := must[*control.RunReply](c, &control.RunRequest{Spec: s})
+		places := []*control.Place{{Rank: 0, Node: 0, Core: 1}, {Rank: 1, Node: 0, Core: 2}, {Rank: 2, Node: 1, Core: 1}}
+		if !samePlaces(reply.Places, places) {
+			t.Fatalf("placed at %v", reply.Places)
+		}
+		var secret []byte
+		for _, n := range m.played[:2] {
+			p := one[*control.Prepare](t, &n.recorder)
+			if !samePlaces(p.Places, places) || len(p.Members) != 2 || p.Members[1].Address != "10.0.0.1:1" || p.Spec.Path != s.Path {
+				t.Fatalf("node %d is to prepare %v", n.number, p)
+			}
+			if secret == nil {
+				secret = p.Secret
+			}
+			if len(p.Secret) < 16 || !bytes.Equal(p.Secret, secret) {
+				t.Errorf("the secret of node %d is %x, that of node 0 is %x", n.number, p.Secret, secret)
+			}
+		}
+		none[*control.Prepare](t, &m.played[2].recorder, "a node without ranks was asked")
+
+		c.tell(&control.FileChunk{Job: reply.Job, Data: []byte("files"), Last: true})
+		if chunk := one[*control.FileChunk](t, &m.played[0].recorder); string(chunk.Data) != "files" || !chunk.Last {
+			t.Errorf("the first node got %v", chunk)
+		}
+		none[*control.FileChunk](t, &m.played[1].recorder, "files go through the first node")
+		m.played[0].tell(&control.FileTaken{Job: reply.Job, Offset: 5})
+		if taken := one[*control.FileTaken](t, &c.recorder); taken.Offset != 5 {
+			t.Errorf("the client hears of %v", taken)
+		}
+		m.played[0].tell(&control.Loaded{Job: reply.Job})
+		m.played[0].tell(&control.Loaded{Job: reply.Job})
+		none[*control.Start](t, &m.played[0].recorder, "it was started before all nodes have the files")
+		m.played[1].tell(&control.Loaded{Job: reply.Job})
+		for _, n := range m.played[:2] {
+			one[*control.Start](t, &n.recorder)
+		}
+		if state := one[*control.JobState](t, &c.recorder); state.Phase != control.JobPhase_JOB_RUNNING {
+			t.Fatalf("state %v", state)
+		}
+		if c.freeCores() != 3 || c.summary(reply.Job).Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("%d cores are free, and the job is %v", c.freeCores(), c.summary(reply.Job))
+		}
+
+		c.tell(&control.Stdin{Job: reply.Job, Offset: 7, Data: []byte("in"), Eof: true})
+		var readers []uint32
+		for _, n := range m.played[:2] {
+			for _, in := range take[*control.Stdin](&n.recorder) {
+				readers = append(readers, in.Rank)
+				if in.Offset != 7 || string(in.Data) != "in" || !in.Eof {
+					t.Errorf("rank %d reads %v", in.Rank, in)
+				}
+			}
+		}
+		if !slices.Equal(readers, []uint32{0, 1, 2}) {
+			t.Errorf("the ranks %v read", readers)
+		}
+		m.played[1].tell(&control.StdinTaken{Job: reply.Job, Rank: 2, Offset: 9})
+		if taken := one[*control.StdinTaken](t, &c.recorder); taken.Rank != 2 || taken.Offset != 9 {
+			t.Errorf("the client hears of %v", taken)
+		}
+
+		m.played[1].says(reply.Job, 1, 2, "hello\n")
+		record := one[*control.Record](t, &c.recorder)
+		if string(record.Data) != "hello\n" || record.Node != 1 {
+			t.Errorf("the client gets %v", record)
+		}
+		none[*control.Ack](t, &m.played[1].recorder, "a record was acknowledged before the client has it")
+		c.tell(&control.Ack{Job: reply.Job, Node: 1, Seq: 1})
+		if ack := one[*control.Ack](t, &m.played[1].recorder); ack.Job != reply.Job || ack.Seq != 1 {
+			t.Errorf("the node is told %v", ack)
+		}
+		m.played[0].exits(reply.Job, 1, 0, 0, 0)
+		m.played[1].exits(reply.Job, 2, 2, 0, 0)
+		m.played[0].exits(reply.Job, 2, 1, 0, 0)
+		none[*control.Forget](t, &m.played[0].recorder, "it ended before the last records were acknowledged")
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 0 || state.Error != nil || state.FirstFailed != control.None {
+			t.Errorf("it ended as %v", state)
+		}
+		for _, n := range m.played[:2] {
+			one[*control.Forget](t, &n.recorder)
+		}
+		if c.freeCores() != 6 {
+			t.Errorf("%d cores are free", c.freeCores())
+		}
+		if state := must[*control.JobState](c, &control.Attach{Job: reply.Job}); state.Phase != control.JobPhase_JOB_DONE || len(state.Ranks) != 3 || !state.Ranks[2].Ended {
+			t.Errorf("it is remembered as %v", state)
+		}
+	})
+}
+
+func samePlaces(a, b []*control.Place) bool {
+	return slices.EqualFunc(a, b, func(x, y *control.Place) bool { return x.Rank == y.Rank && x.Node == y.Node && x.Core == y.Core })
+}
+
+// The rank that fails first decides the job's status and ends the others, first politely.
+func TestFirstFailureDecides(t *testing.T) {
+	cases := []struct {
+		name         string
+		code, signal int32
+		keepGoing    bool
+		want         int32
+	}{
+		{name: "status", code: 3, want: 3},
+		{name: "signal", signal: int32(unix.SIGSEGV), want: 128 + int32(unix.SIGSEGV)},
+		{name: "keep going", code: 4, keepGoing: true, want: 4},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				c := m.client()
+				s := spec(4)
+				s.KeepGoing = k.keepGoing
+				job := c.run(s)
+				m.played[1].exits(job, 1, 3, k.code, k.signal)
+				c.ackAll()
+				time.Sleep(time.Second)
+				if k.keepGoing {
+					none[*control.Signal](t, &m.played[0].recorder, "the others were to keep going")
+				} else {
+					for _, n := range m.played {
+						if sig := one[*control.Signal](t, &n.recorder); sig.Rank != control.None || sig.Signal != int32(unix.SIGTERM) {
+							t.Errorf("node %d gets %v", n.number, sig)
+						}
+					}
+					time.Sleep(2 * time.Second)
+					if sig := one[*control.Signal](t, &m.played[0].recorder); sig.Signal != int32(unix.SIGKILL) {
+						t.Errorf("then node 0 gets %v", sig)
+					}
+				}
+				m.played[0].exits(job, 1, 0, 5, 0)
+				m.played[0].exits(job, 2, 1, 0, int32(unix.SIGKILL))
+				m.played[1].exits(job, 2, 2, 0, int32(unix.SIGTERM))
+				c.ackAll()
+				if state := c.ended(); state.ExitCode != k.want || state.FirstFailed != 3 || state.Error != nil {
+					t.Errorf("it ended as %v", state)
+				}
+			})
+		})
+	}
+}
+
+func TestRanksThatDoNotEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		m.played[0].exits(job, 1, 0, 1, 0)
+		c.ackAll()
+		time.Sleep(10 * time.Second)
+		state := c.ended()
+		if !errors.Is(state.Error.Err(), &control.Failure{Code: control.Code_CODE_TIMEOUT}) || state.FirstFailed != 0 || state.ExitCode != 1 {
+			t.Errorf("it ended as %v", state)
+		}
+		one[*control.Forget](t, &m.played[1].recorder)
+	})
+}
+
+func TestKill(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c, other := m.client(), m.client()
+		job := c.run(spec(3))
+		must[*control.Done](other, &control.Kill{Job: job, Rank: control.None, Signal: int32(unix.SIGUSR1)})
+		for _, n := range m.played {
+			if sig := one[*control.Signal](t, &n.recorder); sig.Rank != control.None || sig.Signal != int32(unix.SIGUSR1) {
+				t.Errorf("node %d gets %v", n.number, sig)
+			}
+		}
+		must[*control.Done](other, &control.Kill{Job: job, Rank: 2, Signal: int32(unix.SIGUSR2)})
+		if sig := one[*control.Signal](t, &m.played[1].recorder); sig.Rank != 2 {
+			t.Errorf("node 1 gets %v", sig)
+		}
+		none[*control.Signal](t, &m.played[0].recorder, "the rank is on the other node")
+		m.played[1].exits(job, 1, 2, 0, 0)
+		must[*control.Done](other, &control.Kill{Job: job, Rank: 2, Signal: int32(unix.SIGUSR2)})
+		none[*control.Signal](t, &m.played[1].recorder, "the rank has ended")
+		refused := []struct {
+			request *control.Kill
+			code    control.Code
+		}{
+			{&control.Kill{Job: job, Rank: 3, Signal: 1}, control.Code_CODE_NOT_FOUND},
+			{&control.Kill{Job: job, Rank: -2, Signal: 1}, control.Code_CODE_NOT_FOUND},
+			{&control.Kill{Job: job, Rank: 0, Signal: 0}, control.Code_CODE_BAD_REQUEST},
+			{&control.Kill{Job: job, Rank: 0, Signal: 65}, control.Code_CODE_BAD_REQUEST},
+			{&control.Kill{Job: job + 1, Rank: 0, Signal: 1}, control.Code_CODE_NOT_FOUND},
+		}
+		for _, r := range refused {
+			if _, err := other.ask(r.request); !errors.Is(err, &control.Failure{Code: r.code}) {
+				t.Errorf("%v: %v", r.request, err)
+			}
+		}
+		must[*control.Done](other, &control.Kill{Job: job, Rank: control.None, Force: true})
+		if state := c.ended(); state.Error.GetText() != "job 1 was killed by its user" || state.ExitCode != 125 {
+			t.Errorf("it ended as %v", state)
+		}
+		if _, err := other.ask(&control.Kill{Job: job, Force: true}); err == nil || err.Error() != "job 1 has ended" {
+			t.Errorf("a job that has ended is killed: %v", err)
+		}
+	})
+}
+
+// Whatever goes wrong on a node while a job is launched ends the job on all nodes, and says where it was.
+func TestLaunchFails(t *testing.T) {
+	cases := []struct {
+		name  string
+		spoil func(n *playedNode)
+		after func(n *playedNode, job uint32) // once it is prepared
+		want  string
+		code  int32
+	}{
+		{
+			name:  "prepare",
+			spoil: func(n *playedNode) { n.refused["Prepare"] = control.Failf(control.Code_CODE_NO_ROOM, "no memory") },
+			want:  "node1: no memory",
+		}, {
+			name:  "silent",
+			spoil: func(n *playedNode) { n.mute["Prepare"] = true },
+			want:  "node1: no answer to *control.Prepare: context deadline exceeded",
+		}, {
+			name: "load",
+			after: func(n *playedNode, job uint32) {
+				n.tell(&control.Loaded{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "disk").At(1))})
+			},
+			want: "node1: disk", code: 125,
+		}, {
+			name:  "start",
+			spoil: func(n *playedNode) { n.refused["Start"] = control.Failf(control.Code_CODE_NOT_FOUND, "exec /x").Of(2) },
+			after: func(n *playedNode, job uint32) { n.tell(&control.Loaded{Job: job}) },
+			want:  "rank 2 on node1: exec /x", code: 127,
+		}, {
+			name: "not executable",
+			spoil: func(n *playedNode) {
+				n.refused["Start"] = control.Failf(control.Code_CODE_NOT_EXECUTABLE, "exec /x").Of(2)
+			},
+			after: func(n *playedNode, job uint32) { n.tell(&control.Loaded{Job: job}) },
+			want:  "rank 2 on node1: exec /x", code: 126,
+		},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				c := m.client()
+				if k.spoil != nil {
+					k.spoil(m.played[1])
+				}
+				answer, err := c.ask(&control.RunRequest{Spec: spec(4)})
+				if k.after == nil {
+					if err == nil || err.Error() != k.want {
+						t.Errorf("it is answered with %v, %v", answer, err)
+					}
+				} else {
+					if err != nil {
+						t.Fatal(err)
+					}
+					m.played[0].tell(&control.Loaded{Job: 1})
+					k.after(m.played[1], 1)
+				}
+				if state := c.ended(); state.Error.Err().Error() != k.want || k.code != 0 && state.ExitCode != k.code {
+					t.Errorf("it ended as %v", state)
+				}
+				for _, n := range m.played {
+					one[*control.Forget](t, &n.recorder)
+				}
+				if c.freeCores() != 4 {
+					t.Errorf("%d cores are free", c.freeCores())
+				}
+			})
+		})
+	}
+}
+
+// A job can fail just when the last node has its files. It must not be recorded as running then.
+func TestFailsWhenLoaded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		for range 20 {
+			reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(1)})
+			synctest.Wait()
+			m.server.mu.Lock()
+			j := m.server.jobs[reply.Job]
+			m.server.nodeLoaded(j, m.server.nodes[0], &control.Loaded{Job: reply.Job})
+			m.server.fail(j, control.Failf(control.Code_CODE_FAILED, "in between"))
+			m.server.mu.Unlock()
+			if state := c.ended(); state.Error.GetText() != "in between" {
+				t.Fatalf("it ended as %v", state)
+			}
+			if s := c.summary(reply.Job); s.Phase != control.JobPhase_JOB_DONE {
+				t.Fatalf("it is recorded as %v", s)
+			}
+			none[*control.Start](t, &m.played[0].recorder, "a job that has failed was started")
+		}
+	})
+}
+
+func TestClientGone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, other := m.client(), m.client()
+		job := c.run(spec(2))
+		if _, err := other.ask(&control.Attach{Job: job}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
+			t.Errorf("a job has two clients: %v", err)
+		}
+		other.tell(&control.Ack{Job: job, Node: 0, Seq: 1})
+		none[*control.Ack](t, &m.played[0].recorder, "somebody else acknowledges")
+		c.conn.Close()
+		one[*control.Forget](t, &m.played[0].recorder)
+		if s := other.summary(job); s.Phase != control.JobPhase_JOB_DONE || s.Error != "its margay run is gone" {
+			t.Errorf("it is recorded as %v", s)
+		}
+		if _, err := other.ask(&control.Attach{Job: job + 1}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+			t.Errorf("attached to no job: %v", err)
+		}
+	})
+}
+
+// serve tells clients why it ends when that is their concern.
+func TestFarewell(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		c.run(spec(1))
+		m.stop(errors.New("the machine goes down"))
+		if state := c.ended(); state.Error.GetText() != "the machine goes down" || state.ExitCode != 125 {
+			t.Errorf("the client is told %v", state)
+		}
+	})
+}
+
+func TestJobFault(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		m.played[1].tell(&control.JobFault{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rings are corrupt").At(1).Of(3))})
+		if state := c.ended(); state.Error.Err().Error() != "rank 3 on node1: rings are corrupt" || state.ExitCode != 125 {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+func TestCommandIsCut(t *testing.T) {
+	j := newJob(1, &control.JobSpec{Argv: []string{"a", "b", string(bytes.Repeat([]byte("c"), 300)), "d"}}, nil)
+	if text := j.command(); text != "a b ..." {
+		t.Errorf("the command is %q", text)
+	}
+}

@@ -1,0 +1,446 @@
+package serve
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+)
+
+// bubble runs a test in a bubble of synctest: its time is a fake one that passes when everybody waits, and the test fails
+// when a goroutine is left behind.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+// pipes is a listener whose connections are pipes within the process.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
+
+func (p *pipes) dial(t testing.TB) net.Conn {
+	t.Helper()
+	near, far := net.Pipe()
+	select {
+	case p.conns <- far:
+	case <-p.closed:
+		t.Fatal("serve does not listen")
+	}
+	return near
+}
+
+// machine is a serve whose nodes, clients and holder a test plays.
+type machine struct {
+	t      *testing.T
+	config Config
+	played []*playedNode
+
+	server         *Server
+	clients, nodes *pipes
+	cancel         context.CancelCauseFunc
+	ended          chan error
+
+	mu  sync.Mutex
+	log []string
+}
+
+// newMachine starts a serve of so many nodes, none of which has registered.
+func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
+	t.Helper()
+	authority, err := trust.NewAuthority("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{t: t}
+	m.config = Config{
+		Machine: "m", Substrate: "played", Nodes: nodes, Authority: authority, Token: trust.NewToken(), Dir: t.TempDir(),
+		Log: m.logf, Owner: os.Getuid(),
+	}
+	for _, change := range changes {
+		change(&m.config)
+	}
+	for i := range nodes {
+		m.played = append(m.played, &playedNode{
+			m: m, number: uint32(i), boot: fmt.Sprint("boot ", i), cores: []uint32{1, 2}, refused: make(map[string]error), mute: make(map[string]bool),
+		})
+	}
+	m.start()
+	t.Cleanup(func() { m.stop(context.Canceled) })
+	return m
+}
+
+// up is newMachine with all nodes registered.
+func up(t *testing.T, nodes int, changes ...func(*Config)) *machine {
+	t.Helper()
+	m := newMachine(t, nodes, changes...)
+	for _, n := range m.played {
+		n.connect()
+	}
+	return m
+}
+
+func (m *machine) logf(format string, args ...any) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.log = append(m.log, fmt.Sprintf(format, args...))
+}
+
+// logged reports whether a line of serve's log has text in it.
+func (m *machine) logged(text string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return strings.Contains(strings.Join(m.log, "\n"), text)
+}
+
+func (m *machine) start() {
+	m.t.Helper()
+	server, err := New(m.config)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	m.server, m.cancel, m.clients, m.nodes, m.ended = server, cancel, newPipes(), newPipes(), make(chan error, 1)
+	go func() { m.ended <- server.Run(ctx, m.clients, m.nodes) }()
+	synctest.Wait()
+}
+
+// stop ends serve for a reason and waits for it.
+func (m *machine) stop(cause error) {
+	if m.cancel == nil {
+		return
+	}
+	m.cancel(cause)
+	m.cancel = nil
+	if err := <-m.ended; err != nil {
+		m.t.Errorf("serve ended: %v", err)
+	}
+	synctest.Wait()
+}
+
+// restart kills serve and starts another one, which nobody has connected to. It is as with a signal: nobody is told, and nothing
+// is recorded any more.
+func (m *machine) restart() {
+	m.t.Helper()
+	synctest.Wait()
+	state := m.t.TempDir()
+	if err := os.CopyFS(state, os.DirFS(m.config.Dir)); err != nil {
+		m.t.Fatal(err)
+	}
+	m.stop(context.Canceled)
+	m.config.Dir = state
+	m.start()
+}
+
+// recorder keeps what the other side of a connection has sent.
+type recorder struct {
+	mu  sync.Mutex
+	got []proto.Message
+}
+
+func (r *recorder) add(m proto.Message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got = append(r.got, m)
+}
+
+// take returns the messages of one type that have come, and forgets them.
+func take[M proto.Message](r *recorder) (found []M) {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var rest []proto.Message
+	for _, got := range r.got {
+		if m, ok := got.(M); ok {
+			found = append(found, m)
+		} else {
+			rest = append(rest, got)
+		}
+	}
+	r.got = rest
+	return found
+}
+
+// one is take for a message of which there must be exactly one.
+func one[M proto.Message](t *testing.T, r *recorder) M {
+	t.Helper()
+	found := take[M](r)
+	if len(found) != 1 {
+		t.Fatalf("%d messages %T came: %v", len(found), *new(M), found)
+	}
+	return found[0]
+}
+
+// none fails the test when messages of a type have come.
+func none[M proto.Message](t *testing.T, r *recorder, why string) {
+	t.Helper()
+	if found := take[M](r); len(found) != 0 {
+		t.Fatalf("%s: %v", why, found)
+	}
+}
+
+// playedNode is a node as serve sees it. It does what it is asked, unless a test has it refuse.
+type playedNode struct {
+	recorder
+	m       *machine
+	number  uint32
+	boot    string
+	cores   []uint32
+	arch    string // runtime.GOARCH unless a test says something else
+	jobs    []*control.HostedJob
+	refused map[string]error         // by name of request: what it is answered with
+	mute    map[string]bool          // by name of request: no answer is given
+	answers map[string]proto.Message // by name of request; Done for those that are not in it
+
+	conn    *control.Conn
+	silence context.CancelFunc
+}
+
+// dial opens a connection to serve as a node does, up to its opening conversation.
+func (m *machine) dial() *control.Conn {
+	m.t.Helper()
+	config, err := trust.ToServe(m.config.Authority.Certificate())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	conn := control.NewConn(tls.Client(m.nodes.dial(m.t), config))
+	m.t.Cleanup(conn.Close)
+	return conn
+}
+
+// connect registers the node, and keeps it heard.
+func (n *playedNode) connect() {
+	n.m.t.Helper()
+	n.conn = n.m.dial()
+	if _, err := n.conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: n.m.config.Token, Node: n.number, Program: "a played node"}); err != nil {
+		n.m.t.Fatal(err)
+	}
+	go n.conn.Serve(func(f *control.Frame) { n.handle(f) })
+	answer, err := n.conn.Call(n.m.t.Context(), n.register())
+	if _, ok := answer.(*control.Registered); !ok || err != nil {
+		n.m.t.Fatalf("Register was answered with %v, %v", answer, err)
+	}
+	n.m.t.Cleanup(n.beat())
+	synctest.Wait()
+}
+
+func (n *playedNode) register() *control.Register {
+	key, err := trust.NewNodeKey()
+	if err != nil {
+		n.m.t.Fatal(err)
+	}
+	public, err := key.Public()
+	if err != nil {
+		n.m.t.Fatal(err)
+	}
+	if n.arch == "" {
+		n.arch = runtime.GOARCH
+	}
+	return &control.Register{
+		Node: n.number, Boot: n.boot, PublicKey: public, Jobs: n.jobs,
+		Info: &control.NodeInfo{Address: fmt.Sprintf("10.0.0.%d:1", n.number), Arch: n.arch, Cores: n.cores, Memory: 64 << 20, Kernel: "9.9"},
+	}
+}
+
+// beat sends heartbeats until the node is silenced.
+func (n *playedNode) beat() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	n.silence = cancel
+	conn := n.conn
+	go func() {
+		tick := time.NewTicker(500 * time.Millisecond)
+		defer tick.Stop()
+		for number := uint64(1); ; number++ {
+			select {
+			case <-tick.C:
+				_ = conn.Send(&control.Heartbeat{Number: number, FreeMemory: 32 << 20})
+			case <-conn.Done():
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return cancel
+}
+
+func (n *playedNode) handle(f *control.Frame) {
+	m := f.Message()
+	n.add(m)
+	name := string(m.ProtoReflect().Descriptor().Name())
+	if n.mute[name] {
+		return
+	}
+	answer := n.answers[name]
+	if answer == nil {
+		answer = &control.Done{}
+	}
+	n.conn.Answer(f, answer, n.refused[name])
+}
+
+// tell sends a message and waits until serve has dealt with it.
+func (n *playedNode) tell(m proto.Message) {
+	n.m.t.Helper()
+	if err := n.conn.Send(m); err != nil {
+		n.m.t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// says sends a record with output of a rank.
+func (n *playedNode) says(job uint32, seq uint64, rank uint32, text string) {
+	n.m.t.Helper()
+	n.tell(&control.Record{Job: job, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)})
+}
+
+// exits sends a record with the end of a rank.
+func (n *playedNode) exits(job uint32, seq uint64, rank uint32, code, signal int32) {
+	n.m.t.Helper()
+	n.tell(&control.Record{
+		Job: job, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: code, Signal: signal},
+	})
+}
+
+// playedClient is a command line as serve sees it.
+type playedClient struct {
+	recorder
+	m    *machine
+	conn *control.Conn
+}
+
+func (m *machine) client() *playedClient { return m.local(control.Role_ROLE_CLIENT) }
+
+func (m *machine) local(role control.Role) *playedClient {
+	m.t.Helper()
+	c := &playedClient{m: m, conn: control.NewConn(m.clients.dial(m.t))}
+	m.t.Cleanup(c.conn.Close)
+	if _, err := c.conn.Greet(&control.Hello{Role: role, Program: "a played client"}); err != nil {
+		m.t.Fatal(err)
+	}
+	go c.conn.Serve(func(f *control.Frame) { c.add(f.Message()) })
+	return c
+}
+
+// ask makes a request, which must be answered.
+func (c *playedClient) ask(request proto.Message) (proto.Message, error) {
+	ctx, cancel := context.WithTimeout(c.m.t.Context(), 2*time.Minute)
+	defer cancel()
+	return c.conn.Call(ctx, request)
+}
+
+// must is ask for a request that must succeed.
+func must[M proto.Message](c *playedClient, request proto.Message) M {
+	c.m.t.Helper()
+	answer, err := c.ask(request)
+	if err != nil {
+		c.m.t.Fatalf("%T: %v", request, err)
+	}
+	m, ok := answer.(M)
+	if !ok {
+		c.m.t.Fatalf("%T was answered with %v", request, answer)
+	}
+	return m
+}
+
+// tell sends a message and waits until serve has dealt with it.
+func (c *playedClient) tell(m proto.Message) {
+	c.m.t.Helper()
+	if err := c.conn.Send(m); err != nil {
+		c.m.t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// ackAll acknowledges all records that have come and returns them.
+func (c *playedClient) ackAll() []*control.Record {
+	c.m.t.Helper()
+	records := take[*control.Record](&c.recorder)
+	for _, r := range records {
+		c.tell(&control.Ack{Job: r.Job, Node: r.Node, Seq: r.Seq})
+	}
+	return records
+}
+
+func spec(ranks uint32) *control.JobSpec {
+	return &control.JobSpec{Path: "/bin/true", Argv: []string{"true"}, User: "somebody", Ranks: ranks, Arch: runtime.GOARCH}
+}
+
+// run brings a job to running and returns its number.
+func (c *playedClient) run(spec *control.JobSpec) uint32 {
+	c.m.t.Helper()
+	reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec})
+	on := make(map[uint32]bool)
+	for _, p := range reply.Places {
+		if !on[p.Node] {
+			on[p.Node] = true
+			c.m.played[p.Node].tell(&control.Loaded{Job: reply.Job})
+		}
+	}
+	if state := one[*control.JobState](c.m.t, &c.recorder); state.Phase != control.JobPhase_JOB_RUNNING {
+		c.m.t.Fatalf("the job is not running: %v", state)
+	}
+	return reply.Job
+}
+
+// ended returns the last state of a job, which must have ended.
+func (c *playedClient) ended() *control.JobState {
+	c.m.t.Helper()
+	state := one[*control.JobState](c.m.t, &c.recorder)
+	if state.Phase != control.JobPhase_JOB_DONE {
+		c.m.t.Fatalf("the job has not ended: %v", state)
+	}
+	return state
+}
+
+// freeCores returns how many cores of the machine are free.
+func (c *playedClient) freeCores() uint32 {
+	c.m.t.Helper()
+	return must[*control.MachineStatus](c, &control.Status{}).FreeCores
+}
+
+// summary returns how a job is listed.
+func (c *playedClient) summary(job uint32) *control.JobSummary {
+	c.m.t.Helper()
+	jobs := must[*control.Jobs](c, &control.ListJobs{Job: job}).Jobs
+	if len(jobs) != 1 {
+		c.m.t.Fatalf("job %d is listed as %v", job, jobs)
+	}
+	return jobs[0]
+}
+
+// hosts makes a node say at its next registration that it has a job.
+func (n *playedNode) hosts(job uint32, phase control.JobPhase) {
+	n.jobs = []*control.HostedJob{{Job: job, Phase: phase}}
+}

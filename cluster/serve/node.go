@@ -1,0 +1,361 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+)
+
+// node is what serve knows of a node. Server.mu guards it.
+type node struct {
+	number uint32
+	conn   *control.Conn // nil while it is not connected
+	health control.NodeHealth
+	reason string // why it is not up
+	info   *control.NodeInfo
+	boot   string
+	heard  time.Time // last; when it is booting, the time of its start
+	since  time.Time // when it registered
+	free   int64     // memory, in bytes
+	boots  uint32
+	uses   map[uint32]use // cores that have been given away
+	ending int            // jobs on it that are none any more and that it is ending
+}
+
+// use says what a core has been given to.
+type use struct {
+	job  uint32
+	rank uint32
+}
+
+func newNode(number uint32) *node {
+	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use)}
+}
+
+// disconnect ends the connection to the node. The caller holds Server.mu.
+func (n *node) disconnect() {
+	if n.conn != nil {
+		go n.conn.Close() // it waits for its writer
+		n.conn = nil
+	}
+}
+
+// send sends to the node if it is connected. The caller holds Server.mu.
+func (n *node) send(m proto.Message) {
+	if n.conn != nil {
+		_ = n.conn.Send(m)
+	}
+}
+
+// serveNode holds the conversation with a node.
+func (s *Server) serveNode(conn *control.Conn) error {
+	hello, err := conn.Meet()
+	if err == nil && (hello.Role != control.Role_ROLE_NODE || !trust.SameToken(hello.Token, s.config.Token)) {
+		err = control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of machine %s", hello.Program, s.config.Machine)
+	}
+	if err != nil {
+		if hello != nil && trust.SameToken(hello.Token, s.config.Token) {
+			s.nodeRefused(hello, err)
+		}
+		conn.Refuse(err)
+		return err
+	}
+	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
+		return err
+	}
+	var n *node
+	err = conn.Serve(func(f *control.Frame) {
+		if m, ok := f.Message().(*control.Register); ok {
+			if r, err := s.register(conn, f, m); err != nil {
+				conn.Answer(f, nil, err)
+			} else {
+				n = r
+			}
+			return
+		}
+		if n == nil {
+			conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%T before Register", f.Message()))
+			return
+		}
+		s.fromNode(conn, n, f)
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n != nil && n.conn == conn {
+		n.conn = nil
+	}
+	return err
+}
+
+// nodeRefused remembers why a node of this machine could not join it.
+func (s *Server) nodeRefused(hello *control.Hello, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int(hello.Node) < len(s.nodes) && s.nodes[hello.Node].conn == nil {
+		n := s.nodes[hello.Node]
+		n.health, n.reason = control.NodeHealth_NODE_REFUSED, err.Error()
+	}
+}
+
+func (s *Server) certify(m *control.Register) []byte {
+	cert, err := s.config.Authority.Certify(m.Node, m.PublicKey)
+	if err != nil {
+		s.config.Log("%v", err) // the node will not be able to reach others, and says so
+	}
+	return cert
+}
+
+// register makes the sender of m a node of the machine, or the same node again, and answers its frame f before anybody else
+// can send to it.
+func (s *Server) register(conn *control.Conn, f *control.Frame, m *control.Register) (*node, error) {
+	if int(m.Node) >= len(s.nodes) || m.Info == nil {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "machine %s has no node %d", s.config.Machine, m.Node)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[m.Node]
+	if n.conn != nil && n.conn != conn {
+		n.disconnect()
+	}
+	if n.boot != m.Boot {
+		n.since = time.Now()
+	}
+	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32(s.config.Timing.Heartbeat.Milliseconds())}, nil)
+	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
+	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
+	n.free = m.Info.Memory
+	if again {
+		s.config.Log("node%d is back", n.number)
+	} else {
+		s.config.Log("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
+	}
+	if s.holder != nil {
+		_ = s.holder.Send(&control.NodeUp{Node: n.number})
+	}
+	if err := s.store.saveNode(n); err != nil {
+		s.config.Log("%v", err)
+	}
+	s.reconcile(n, m)
+	s.ready(n)
+	return n, nil
+}
+
+// ready makes a node one that can be given jobs, unless it has something to end first. The caller holds Server.mu.
+func (s *Server) ready(n *node) {
+	if n.ending > 0 {
+		n.health, n.reason = control.NodeHealth_NODE_LATE, "it is ending jobs that are none any more"
+		return
+	}
+	n.health, n.reason = control.NodeHealth_NODE_UP, ""
+	s.accountedFor(n.number)
+}
+
+// reconcile brings what serve and a node that has just registered know of jobs together. The caller holds Server.mu.
+func (s *Server) reconcile(n *node, m *control.Register) {
+	n.ending = 0
+	has := make(map[uint32]bool)
+	for _, hosted := range m.Jobs {
+		has[hosted.Job] = true
+		j := s.jobs[hosted.Job]
+		if j == nil || j.finishing || !j.on(n.number) {
+			s.forgetOn(n, hosted.Job)
+			continue
+		}
+		if hosted.Phase == control.JobPhase_JOB_PREPARED && j.phase == control.JobPhase_JOB_RUNNING {
+			s.startOn(n, j)
+		}
+		if j.wantsRecords() {
+			n.send(&control.Rewind{Job: j.number})
+		}
+	}
+	for _, j := range s.jobs {
+		if j.on(n.number) && !has[j.number] && j.phase == control.JobPhase_JOB_RUNNING && !j.finishing && !j.endedOn(n.number) {
+			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "it was restarted and has lost the job").At(n.number))
+		}
+	}
+}
+
+// forgetOn has a node end a job that is none any more, and counts that. The caller holds Server.mu.
+func (s *Server) forgetOn(n *node, job uint32) {
+	n.ending++
+	conn := n.conn
+	s.running.Go(func() {
+		ctx, cancel := context.WithTimeout(s.context, forgetTimeout)
+		defer cancel()
+		_, err := conn.Call(ctx, &control.Forget{Job: job})
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if n.conn != conn || s.context.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.config.Log("node%d: end job %d: %v", n.number, job, err)
+			n.disconnect() // it will register, and try, again
+			return
+		}
+		if n.ending--; n.ending == 0 {
+			s.ready(n)
+		}
+	})
+}
+
+// startOn has a node start a job that an earlier serve could not tell it to start. The caller holds Server.mu.
+func (s *Server) startOn(n *node, j *job) {
+	s.running.Go(func() {
+		ctx, cancel := context.WithTimeout(s.context, startTimeout)
+		defer cancel()
+		if _, err := s.call(ctx, n.number, &control.Start{Job: j.number}); err != nil && s.context.Err() == nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.fail(j, toFailure(err))
+		}
+	})
+}
+
+// fromNode takes what a registered node sends.
+func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n.conn != conn {
+		return // a newer connection has taken its place
+	}
+	n.heard = time.Now()
+	if n.health == control.NodeHealth_NODE_LATE && n.ending == 0 {
+		s.config.Log("node%d is heard again", n.number)
+		n.health, n.reason = control.NodeHealth_NODE_UP, ""
+	}
+	switch m := f.Message().(type) {
+	case *control.Heartbeat:
+		n.free = m.FreeMemory
+		conn.Answer(f, m, nil)
+	case *control.LogLine:
+		s.config.Log("node%d: %s: %s", n.number, m.Level, m.Text)
+	default:
+		s.fromJob(n, f)
+	}
+}
+
+// call sends a request to a node and waits for the answer.
+func (s *Server) call(ctx context.Context, number uint32, request proto.Message) (proto.Message, error) {
+	s.mu.Lock()
+	n := s.nodes[number]
+	conn, reason := n.conn, n.reason
+	s.mu.Unlock()
+	if conn == nil {
+		if reason == "" {
+			reason = "it is not connected"
+		}
+		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%s", reason).At(number)
+	}
+	m, err := conn.Call(ctx, request)
+	if err != nil && ctx.Err() != nil {
+		return nil, control.Failf(control.Code_CODE_TIMEOUT, "no answer to %T: %v", request, context.Cause(ctx)).At(number)
+	}
+	if err != nil {
+		failure := control.FromError(err)
+		failure.Node = int32(number)
+		return nil, failure.Err()
+	}
+	return m, nil
+}
+
+// watch notices nodes that are silent.
+func (s *Server) watch(ctx context.Context) {
+	tick := time.NewTicker(s.config.Timing.Late / 10)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		for _, n := range s.nodes {
+			s.judge(n, time.Since(n.heard))
+		}
+		s.mu.Unlock()
+	}
+}
+
+// judge decides what a node's silence means. The caller holds Server.mu.
+func (s *Server) judge(n *node, silent time.Duration) {
+	t := s.config.Timing
+	switch n.health {
+	case control.NodeHealth_NODE_BOOTING:
+		if silent > t.Boot {
+			s.dead(n, fmt.Sprintf("it did not register within %v%s", t.Boot, s.consoleTail(n.number)))
+		}
+	case control.NodeHealth_NODE_UP:
+		if silent > t.Late {
+			n.health, n.reason = control.NodeHealth_NODE_LATE, "it is silent"
+			s.config.Log("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
+		}
+	case control.NodeHealth_NODE_LATE:
+		if silent > t.Dead {
+			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead))
+		}
+	}
+}
+
+// dead takes a node out of the machine and ends the jobs it had. The caller holds Server.mu.
+func (s *Server) dead(n *node, reason string) {
+	n.health, n.reason = control.NodeHealth_NODE_DEAD, reason
+	s.config.Log("node%d is dead: %s", n.number, reason)
+	n.disconnect()
+	s.accountedFor(n.number)
+	for _, j := range s.jobs {
+		if j.on(n.number) && !j.endedOn(n.number) {
+			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "%s", reason).At(n.number))
+		}
+	}
+}
+
+// consoleLines is how much of a node's console goes into an error message.
+const consoleLines = 8
+
+func (s *Server) consoleTail(node uint32) string {
+	if s.config.Console == nil {
+		return ""
+	}
+	lines := s.config.Console(node, consoleLines)
+	if len(lines) == 0 {
+		return "; its console shows nothing"
+	}
+	return "; the last lines of its console:\n    " + strings.Join(lines, "\n    ")
+}
+
+// nodeBoot takes the holder's word that a node's substrate has been started.
+func (s *Server) nodeBoot(m *control.NodeBoot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int(m.Node) >= len(s.nodes) {
+		return
+	}
+	n := s.nodes[m.Node]
+	if n.conn == nil && n.health != control.NodeHealth_NODE_LATE {
+		n.health, n.reason, n.heard = control.NodeHealth_NODE_BOOTING, "", time.Now()
+	}
+	n.boots = m.Boots
+}
+
+// nodeExit takes the holder's word that a node's substrate has ended.
+func (s *Server) nodeExit(m *control.NodeExit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int(m.Node) >= len(s.nodes) {
+		return
+	}
+	reason := m.Reason
+	if m.Retry {
+		reason += "; it is started once more"
+	} else if len(m.Console) > 0 {
+		reason += "; the last lines of its console:\n    " + strings.Join(m.Console, "\n    ")
+	}
+	s.dead(s.nodes[m.Node], reason)
+}

@@ -1,0 +1,453 @@
+package serve
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+)
+
+// node returns how a node is listed.
+func (c *playedClient) node(number uint32) *control.NodeState {
+	c.m.t.Helper()
+	return must[*control.Nodes](c, &control.ListNodes{}).Nodes[number]
+}
+
+func TestHealth(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 2, func(c *Config) {
+			c.Console = func(node uint32, lines int) []string {
+				return map[uint32][]string{1: {fmt.Sprint("console of ", node), "Oops"}}[node]
+			}
+		})
+		c := m.client()
+		n := m.played[0]
+		is := func(health control.NodeHealth, reason string) {
+			t.Helper()
+			if state := c.node(0); state.Health != health || state.Reason != reason {
+				t.Errorf("after %v node 0 is %v, %q", time.Since(m.server.started), state.Health, state.Reason)
+			}
+		}
+		is(control.NodeHealth_NODE_BOOTING, "")
+		n.connect()
+		is(control.NodeHealth_NODE_UP, "")
+		time.Sleep(time.Hour)
+		is(control.NodeHealth_NODE_UP, "")
+		if state := c.node(0); state.FreeMemory != 32<<20 || state.UpMs < time.Hour.Milliseconds() || len(state.Cores) != 2 || state.SilentMs > 500 {
+			t.Errorf("node 0 is %v", state)
+		}
+		if state := c.node(1); state.Health != control.NodeHealth_NODE_DEAD ||
+			state.Reason != "it did not register within 2m0s; the last lines of its console:\n    console of 1\n    Oops" {
+			t.Errorf("a node that never came is %v", state)
+		}
+
+		n.silence()
+		time.Sleep(3 * time.Second)
+		is(control.NodeHealth_NODE_LATE, "it is silent")
+		n.tell(&control.Heartbeat{Number: 1})
+		is(control.NodeHealth_NODE_UP, "")
+		time.Sleep(3 * time.Second)
+		is(control.NodeHealth_NODE_LATE, "it is silent")
+		time.Sleep(8 * time.Second)
+		is(control.NodeHealth_NODE_DEAD, "it has been silent for 10s")
+		<-n.conn.Done() // it is cut off
+
+		n.connect()
+		is(control.NodeHealth_NODE_UP, "")
+		if !m.logged("node0 is back") {
+			t.Error("nobody says that the node is back")
+		}
+		if c.node(0).UpMs < time.Hour.Milliseconds() {
+			t.Error("the same boot of a node counts anew")
+		}
+		n.boot = "another boot"
+		n.connect()
+		if c.node(0).UpMs > 1000 {
+			t.Error("another boot of a node counts on")
+		}
+	})
+}
+
+// The end of a node ends its jobs, and the reason names the node. Other jobs go on.
+func TestNodeDies(t *testing.T) {
+	cases := []struct {
+		name string
+		die  func(m *machine, n *playedNode)
+		want string
+	}{
+		{"silence", func(_ *machine, n *playedNode) {
+			n.silence()
+			time.Sleep(13 * time.Second)
+		}, "node1: it has been silent for 10s"},
+		{"exit", func(m *machine, _ *playedNode) {
+			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a", "b"}})
+		}, "node1: it was killed; the last lines of its console:\n    a\n    b"},
+		{"retry", func(m *machine, _ *playedNode) {
+			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a"}, Retry: true})
+		}, "node1: it was killed; it is started once more"},
+		{"boot", func(_ *machine, n *playedNode) {
+			n.boot = "another boot"
+			n.connect()
+		}, "node1: it was restarted and has lost the job"},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 3)
+				c, other := m.client(), m.client()
+				small := spec(2)
+				small.Argv = []string{"small"}
+				survivor := other.run(small)
+				c.run(spec(4))
+				k.die(m, m.played[1])
+				if state := c.ended(); state.Error.Err().Error() != k.want || state.ExitCode != 125 {
+					t.Errorf("it ended as %v", state)
+				}
+				one[*control.Forget](t, &m.played[2].recorder)
+				if s := other.summary(survivor); s.Phase != control.JobPhase_JOB_RUNNING {
+					t.Errorf("another job is %v", s)
+				}
+			})
+		})
+	}
+}
+
+// A node whose ranks have ended and whose output is out of danger may die.
+func TestNodeDiesTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		m.played[1].exits(job, 1, 2, 0, 0)
+		m.played[1].exits(job, 2, 3, 0, 0)
+		c.ackAll()
+		m.played[1].silence()
+		time.Sleep(13 * time.Second)
+		m.played[0].exits(job, 1, 0, 0, 0)
+		m.played[0].exits(job, 2, 1, 0, 0)
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 0 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// A node that comes back is told to end what is no job any more, and gets no other before that is done.
+func TestNodeHasOldJob(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		n := m.played[0]
+		n.mute["Forget"] = true
+		n.hosts(17, control.JobPhase_JOB_RUNNING)
+		n.connect()
+		if f := one[*control.Forget](t, &n.recorder); f.Job != 17 {
+			t.Errorf("it is to forget %v", f)
+		}
+		none[*control.Rewind](t, &n.recorder, "nobody wants its output")
+		if free := m.client().freeCores(); free != 0 {
+			t.Errorf("%d cores are free, on which there may be processes", free)
+		}
+		n.mute["Forget"] = false
+		n.connect()
+		if free := m.client().freeCores(); free != 2 {
+			t.Errorf("%d cores are free", free)
+		}
+	})
+}
+
+// A node whose connection broke goes on with its jobs, and tells again what may have been lost with the connection.
+func TestNodeReconnects(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(1))
+		n := m.played[0]
+		old := n.conn
+		n.hosts(job, control.JobPhase_JOB_RUNNING)
+		n.connect() // before serve has noticed the end of the old connection
+		<-old.Done()
+		if r := one[*control.Rewind](t, &n.recorder); r.Job != job {
+			t.Errorf("it is to rewind %v", r)
+		}
+		n.exits(job, 1, 0, 0, 0)
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 0 {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+func TestRefusedNodes(t *testing.T) {
+	cases := []struct {
+		name  string
+		hello func(m *machine) *control.Hello
+		code  control.Code
+		want  string
+		known bool // the node's state says why
+	}{
+		{"token", func(*machine) *control.Hello {
+			return &control.Hello{Role: control.Role_ROLE_NODE, Token: trust.NewToken(), Program: "a stranger"}
+		}, control.Code_CODE_REFUSED, "a stranger does not show the join token of machine m", false},
+		{"no token", func(*machine) *control.Hello {
+			return &control.Hello{Role: control.Role_ROLE_NODE, Program: "a stranger"}
+		}, control.Code_CODE_REFUSED, "a stranger does not show the join token of machine m", false},
+		{"role", func(m *machine) *control.Hello {
+			return &control.Hello{Role: control.Role_ROLE_CLIENT, Token: m.config.Token, Node: 9, Program: "a client"}
+		}, control.Code_CODE_REFUSED, "a client does not show the join token of machine m", false},
+		{"version", func(m *machine) *control.Hello {
+			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Token: m.config.Token, Program: "node image 9"}
+		}, control.Code_CODE_VERSION, "node image 9 speaks version 99 of the control protocol, this machine's serve speaks version 1: " +
+			"use the margay and the node image of one build", true},
+		{"version without token", func(m *machine) *control.Hello {
+			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Program: "x"}
+		}, control.Code_CODE_VERSION, "x speaks version 99 of the control protocol, this machine's serve speaks version 1: " +
+			"use the margay and the node image of one build", false},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := newMachine(t, 1)
+				_, err := m.dial().Greet(k.hello(m))
+				if !errors.Is(err, &control.Failure{Code: k.code}) || err.Error() != k.want {
+					t.Errorf("refused with %v", err)
+				}
+				synctest.Wait()
+				state := m.client().node(0)
+				if refused := state.Health == control.NodeHealth_NODE_REFUSED; refused != k.known || refused && state.Reason != k.want {
+					t.Errorf("the node is %v", state)
+				}
+			})
+		})
+	}
+}
+
+func TestRegistration(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		greet := func() *control.Conn {
+			conn := m.dial()
+			if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.config.Token, Program: "test"}); err != nil {
+				t.Fatal(err)
+			}
+			go conn.Serve(func(*control.Frame) {})
+			return conn
+		}
+		conn := greet()
+		if _, err := conn.Call(t.Context(), &control.Heartbeat{}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+			t.Errorf("a heartbeat before Register: %v", err)
+		}
+		r := m.played[0].register()
+		r.Node = 1
+		if _, err := conn.Call(t.Context(), r); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) || err.Error() != "machine m has no node 1" {
+			t.Errorf("an unknown node: %v", err)
+		}
+		r = m.played[0].register()
+		r.Info = nil
+		if _, err := conn.Call(t.Context(), r); err == nil {
+			t.Error("a node that says nothing about itself was taken")
+		}
+		answer, err := conn.Call(t.Context(), m.played[0].register())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := answer.(*control.Registered); len(a.Certificate) == 0 || a.HeartbeatMs != 500 {
+			t.Errorf("registered as %v", a)
+		}
+		if _, err := conn.Call(t.Context(), &control.Status{}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+			t.Errorf("a node asks what clients ask: %v", err)
+		}
+		// A key that cannot be certified leaves the node without one, and serve says so.
+		r = m.played[0].register()
+		r.PublicKey = []byte("no key")
+		answer, err = greet().Call(t.Context(), r)
+		if err != nil || len(answer.(*control.Registered).Certificate) != 0 || !m.logged("public key of node0") {
+			t.Errorf("a bad key: %v, %v", answer, err)
+		}
+	})
+}
+
+// A node is asked for nothing before it knows that it is a member of the machine.
+func TestRegisteredComesFirst(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		config, err := trust.ToServe(m.config.Authority.Certificate())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			conn := tls.Client(m.nodes.dial(t), config)
+			send := func(f *control.Frame) {
+				t.Helper()
+				if err := control.WriteFrame(conn, f); err != nil {
+					t.Fatal(err)
+				}
+			}
+			receive := func() *control.Frame {
+				t.Helper()
+				f, err := control.ReadFrame(conn)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return f
+			}
+			send(control.NewFrame(&control.Hello{Version: control.Version, Role: control.Role_ROLE_NODE, Token: m.config.Token}))
+			receive()
+			asked := make(chan error, 1)
+			go func() {
+				for {
+					_, err := m.server.call(t.Context(), 0, new(control.ListExtensions))
+					if err == nil || err.Error() != "node0: it is not connected" {
+						asked <- err
+						return
+					}
+				}
+			}()
+			register := control.NewFrame(m.played[0].register())
+			register.Call = 7
+			send(register)
+			if f := receive(); f.Answer != 7 {
+				t.Fatalf("first comes %v", f)
+			}
+			answer := control.NewFrame(new(control.Done))
+			answer.Answer = receive().Call
+			send(answer)
+			if err := <-asked; err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+			synctest.Wait()
+		}
+	})
+}
+
+func TestLocalRoles(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		conn := control.NewConn(m.clients.dial(t))
+		defer conn.Close()
+		_, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.config.Token, Program: "test"})
+		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
+			t.Errorf("a node on the clients' socket: %v", err)
+		}
+		old := control.NewConn(m.clients.dial(t))
+		defer old.Close()
+		if _, err := old.Greet(&control.Hello{Version: 99, Role: control.Role_ROLE_CLIENT, Program: "an old margay"}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_VERSION}) {
+			t.Errorf("an old client: %v", err)
+		}
+	})
+}
+
+// The holder says what becomes of the things that nodes run on, and hears which nodes have come up.
+func TestHolder(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 2)
+		m.played[1].connect()
+		h := m.local(control.Role_ROLE_HOLDER)
+		c := m.client()
+		if u := one[*control.NodeUp](t, &h.recorder); u.Node != 1 {
+			t.Errorf("the holder is told %v", u)
+		}
+		h.tell(&control.NodeExit{Node: 0, Reason: "it fell over", Retry: true})
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || state.Reason != "it fell over; it is started once more" {
+			t.Errorf("node 0 is %v", state)
+		}
+		h.tell(&control.NodeBoot{Node: 0, Boots: 2})
+		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
+		h.tell(&control.NodeExit{Node: 7})
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 {
+			t.Errorf("node 0 is %v", state)
+		}
+		h.tell(&control.NodeBoot{Node: 1, Boots: 1})
+		if state := c.node(1); state.Health != control.NodeHealth_NODE_UP {
+			t.Errorf("node 1 is %v", state)
+		}
+		m.played[0].connect()
+		if u := one[*control.NodeUp](t, &h.recorder); u.Node != 0 {
+			t.Errorf("the holder is told %v", u)
+		}
+		// Another holder connection takes the place of the first, whose end changes nothing.
+		again := m.local(control.Role_ROLE_HOLDER)
+		h.conn.Close()
+		synctest.Wait()
+		take[*control.NodeUp](&again.recorder)
+		m.played[0].connect()
+		one[*control.NodeUp](t, &again.recorder)
+	})
+}
+
+func TestNodeLog(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.played[0].tell(&control.LogLine{Level: "warning", Text: "it is hot"})
+		if !m.logged("node0: warning: it is hot") {
+			t.Error("the line is not in the log")
+		}
+	})
+}
+
+func TestQuestionsToNodes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 3)
+		c := m.client()
+		for _, n := range m.played {
+			n.answers = map[string]proto.Message{
+				"Noise":           &control.NoiseReport{Cores: []*control.CoreNoise{{Node: n.number, Core: 2}, {Node: n.number, Core: 1}}},
+				"ListExtensions":  &control.Extensions{Extensions: []*control.ExtensionState{{Handle: 4}, {Handle: 3}}},
+				"InsertExtension": &control.Extensions{Extensions: []*control.ExtensionState{{Handle: 9}}},
+			}
+		}
+		var order []string
+		for _, core := range must[*control.NoiseReport](c, &control.Noise{DurationMs: 10, Node: control.None}).Cores {
+			order = append(order, fmt.Sprint(core.Node, ".", core.Core))
+		}
+		if !slices.Equal(order, []string{"0.1", "0.2", "1.1", "1.2", "2.1", "2.2"}) {
+			t.Errorf("noise is reported in the order %v", order)
+		}
+		if _, err := c.ask(&control.Noise{DurationMs: 60_001, Node: control.None}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+			t.Errorf("noise for more than a minute: %v", err)
+		}
+		if _, err := c.ask(&control.ListExtensions{Node: 3}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+			t.Errorf("extensions of a node that is not: %v", err)
+		}
+		if list := must[*control.Extensions](c, &control.ListExtensions{Node: 1}).Extensions; len(list) != 2 || list[0].Handle != 3 || list[0].Node != 1 {
+			t.Errorf("extensions of node 1: %v", list)
+		}
+		if _, err := c.ask(&control.InsertExtension{Job: 1, Node: control.None}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+			t.Errorf("an extension for no job: %v", err)
+		}
+		job := c.run(spec(4))
+		if list := must[*control.Extensions](c, &control.InsertExtension{Job: job, Node: control.None}).Extensions; len(list) != 2 || list[1].Node != 1 {
+			t.Errorf("inserted: %v", list)
+		}
+		must[*control.Done](c, &control.RemoveExtension{Node: 1, Handle: 9})
+		if r := one[*control.RemoveExtension](t, &m.played[1].recorder); r.Handle != 9 {
+			t.Errorf("removed: %v", r)
+		}
+		none[*control.RemoveExtension](t, &m.played[0].recorder, "another node was asked")
+
+		// The error of one node does not hide what others say, and names the node. So does silence.
+		m.played[1].refused["RestartKernel"] = errors.New("not now")
+		if _, err := c.ask(&control.RestartKernel{Node: 1}); err == nil || err.Error() != "node1: not now" {
+			t.Errorf("an error of node 1: %v", err)
+		}
+		m.played[2].mute["ListExtensions"] = true
+		if _, err := c.ask(&control.ListExtensions{Node: control.None}); err == nil || !strings.HasPrefix(err.Error(), "node2: no answer to *control.ListExtensions") {
+			t.Errorf("silence of node 2: %v", err)
+		}
+		if _, err := c.ask(&control.RestartKernel{Node: ^uint32(0)}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+			t.Errorf("there is a node that stands for all: %v", err)
+		}
+		if _, err := c.ask(&control.Prepare{}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+			t.Errorf("a client asks what serve asks: %v", err)
+		}
+	})
+}

@@ -1,0 +1,352 @@
+package serve
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+)
+
+// back connects nodes to a serve that was started again. They still have a job.
+func (m *machine) back(job uint32, phase control.JobPhase, nodes ...int) {
+	m.t.Helper()
+	for _, i := range nodes {
+		m.played[i].hosts(job, phase)
+		m.played[i].connect()
+	}
+}
+
+// attach makes a new client the client of a job, as margay run does when serve was started again.
+func (m *machine) attach(job uint32) *playedClient {
+	m.t.Helper()
+	c := m.client()
+	if state := must[*control.JobState](c, &control.Attach{Job: job}); state.Phase != control.JobPhase_JOB_RUNNING {
+		m.t.Fatalf("after the restart the job is %v", state)
+	}
+	return c
+}
+
+func TestRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(3))
+		m.played[0].says(job, 1, 0, "printed\n")
+		m.played[0].says(job, 2, 0, "on its way\n")
+		records := take[*control.Record](&c.recorder)
+		c.tell(&control.Ack{Job: job, Node: 0, Seq: records[0].Seq})
+		m.restart()
+		other := m.client()
+		if status := must[*control.MachineStatus](other, &control.Status{}); status.ServeStarts != 2 || status.Up != 0 || status.Jobs != 1 {
+			t.Errorf("after the restart: %v", status)
+		}
+		c = m.attach(job)
+		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
+		for _, n := range m.played {
+			if r := one[*control.Rewind](t, &n.recorder); r.Job != job {
+				t.Errorf("node %d is to rewind %v", n.number, r)
+			}
+		}
+		take[*control.Ack](&m.played[0].recorder)
+		if other.freeCores() != 1 || len(take[*control.JobState](&c.recorder)) != 0 {
+			t.Errorf("%d cores are free", other.freeCores())
+		}
+		m.played[0].says(job, 2, 0, "on its way\n")
+		if r := c.ackAll(); len(r) != 1 || r[0].Seq != 2 {
+			t.Errorf("the client gets %v", r)
+		}
+		if acks := take[*control.Ack](&m.played[0].recorder); len(acks) != 1 || acks[0].Seq != 2 {
+			t.Errorf("node 0 gets %v", acks)
+		}
+		m.played[0].exits(job, 3, 0, 0, 0)
+		m.played[0].exits(job, 4, 1, 0, 0)
+		m.played[1].exits(job, 1, 2, 6, 0)
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 6 || state.FirstFailed != 2 {
+			t.Errorf("it ended as %v", state)
+		}
+		if next := other.run(spec(1)); next != job+1 {
+			t.Errorf("the next job is %d", next)
+		}
+	})
+}
+
+// What ended a job before the restart decides its status after it.
+func TestRestartKeepsFirstFailure(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		m.played[1].exits(job, 1, 3, 7, 0)
+		m.restart()
+		c = m.attach(job)
+		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
+		// A rank that does not care for the polite signal gets the hard one, although another serve has sent the first.
+		time.Sleep(5 * time.Second)
+		if signals := take[*control.Signal](&m.played[0].recorder); len(signals) == 0 || signals[len(signals)-1].Signal != int32(unix.SIGKILL) {
+			t.Errorf("node 0 gets the signals %v", signals)
+		}
+		m.played[0].exits(job, 1, 0, 0, 9)
+		m.played[0].exits(job, 2, 1, 0, 9)
+		m.played[1].exits(job, 1, 3, 7, 0)
+		m.played[1].exits(job, 2, 2, 0, 9)
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 7 || state.FirstFailed != 3 {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// The last rank may end while its client has not found the new serve yet. Its output waits for the client.
+func TestRestartBeforeClient(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(1))
+		m.restart()
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		m.played[0].says(job, 1, 0, "last words\n")
+		m.played[0].exits(job, 2, 0, 0, 0)
+		none[*control.Forget](t, &m.played[0].recorder, "the output is lost")
+		c = m.attach(job)
+		one[*control.Rewind](t, &m.played[0].recorder)
+		m.played[0].says(job, 1, 0, "last words\n")
+		m.played[0].exits(job, 2, 0, 0, 0)
+		if r := c.ackAll(); len(r) != 2 || string(r[0].Data) != "last words\n" {
+			t.Errorf("the client gets %v", r)
+		}
+		if state := c.ended(); state.ExitCode != 0 {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// When all ranks have ended and serve is killed before their output is acknowledged, each node's output is waited for.
+func TestRestartAfterExits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		tell := func(n *playedNode) {
+			first := 2 * n.number
+			n.says(job, 1, first, fmt.Sprint("words of ", n.number, "\n"))
+			n.exits(job, 2, first, 0, 0)
+			n.exits(job, 3, first+1, 0, 0)
+		}
+		tell(m.played[0])
+		tell(m.played[1])
+		m.restart()
+		c = m.attach(job)
+		m.back(job, control.JobPhase_JOB_DONE, 0, 1)
+		tell(m.played[0])
+		c.ackAll()
+		none[*control.Forget](t, &m.played[1].recorder, "the output of node 1 is lost")
+		tell(m.played[1])
+		if r := c.ackAll(); len(r) != 3 || string(r[0].Data) != "words of 1\n" {
+			t.Errorf("the client gets %v", r)
+		}
+		if state := c.ended(); state.ExitCode != 0 {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// serve can be killed when everything is acknowledged and the nodes are just being told to forget the job. The job ends then,
+// whether they still have it or not.
+func TestRestartAtTheEnd(t *testing.T) {
+	for _, has := range []bool{true, false} {
+		for _, detach := range []bool{false, true} {
+			t.Run(fmt.Sprintf("node has it %v, detached %v", has, detach), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					m := up(t, 1)
+					c := m.client()
+					s := spec(1)
+					s.Detach = detach
+					job := c.run(s)
+					n := m.played[0]
+					n.mute["Forget"] = true
+					n.exits(job, 1, 0, 5, 0)
+					c.ackAll()
+					one[*control.Forget](t, &n.recorder)
+					m.restart()
+					n.mute["Forget"] = false
+					if has {
+						n.hosts(job, control.JobPhase_JOB_DONE)
+					}
+					n.connect()
+					c = m.client()
+					if !detach {
+						state := must[*control.JobState](c, &control.Attach{Job: job})
+						if state.Phase != control.JobPhase_JOB_DONE {
+							state = c.ended()
+						}
+						if state.ExitCode != 5 {
+							t.Errorf("it ended as %v", state)
+						}
+					}
+					time.Sleep(time.Minute)
+					if s := c.summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 5 || s.Error != "" || c.freeCores() != 2 {
+						t.Errorf("it is recorded as %v, and %d cores are free", s, c.freeCores())
+					}
+				})
+			})
+		}
+	}
+}
+
+// A job whose client does not come back is ended.
+func TestRestartWithoutClient(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ended %v", ended), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 1)
+				c := m.client()
+				job := c.run(spec(1))
+				if ended {
+					m.played[0].exits(job, 1, 0, 0, 0)
+				}
+				m.restart()
+				m.back(job, control.JobPhase_JOB_RUNNING, 0)
+				time.Sleep(3 * time.Second)
+				none[*control.Forget](t, &m.played[0].recorder, "the client was not waited for")
+				time.Sleep(3 * time.Second)
+				one[*control.Forget](t, &m.played[0].recorder)
+				if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || !ended && s.Error != "its margay run is gone" {
+					t.Errorf("it is recorded as %v", s)
+				}
+			})
+		})
+	}
+}
+
+// A job that was still being launched is ended: its files are lost. Its client is told that it can be launched anew.
+func TestRestartDuringLaunch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(3)})
+		m.restart()
+		c = m.client()
+		state := must[*control.JobState](c, &control.Attach{Job: reply.Job})
+		if state.Phase == control.JobPhase_JOB_RUNNING {
+			t.Errorf("it is %v", state)
+		}
+		m.back(reply.Job, control.JobPhase_JOB_PREPARED, 0, 1)
+		time.Sleep(time.Minute)
+		states := take[*control.JobState](&c.recorder)
+		if len(states) == 0 || !errors.Is(states[len(states)-1].Error.Err(), &control.Failure{Code: control.Code_CODE_RESTARTED}) {
+			t.Fatalf("the client is told %v", states)
+		}
+		for _, n := range m.played {
+			if len(take[*control.Forget](&n.recorder)) == 0 {
+				t.Errorf("node %d still has the job", n.number)
+			}
+			n.jobs = nil
+		}
+		// The same connection can ask for it again.
+		c.run(spec(4))
+	})
+}
+
+// A node that does not come back after a restart of serve ends its jobs, also when all ranks on it have ended: what they said
+// is lost with it.
+func TestRestartWithoutNode(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ended %v", ended), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				c := m.client()
+				job := c.run(spec(4))
+				if ended {
+					m.played[1].exits(job, 1, 2, 0, 0)
+					m.played[1].exits(job, 2, 3, 0, 0)
+				}
+				m.restart()
+				c = m.attach(job)
+				m.back(job, control.JobPhase_JOB_RUNNING, 0)
+				time.Sleep(time.Minute)
+				if state := c.ended(); state.Error.Err().Error() != "node1: it has been silent for 10s" {
+					t.Errorf("it ended as %v", state)
+				}
+				one[*control.Forget](t, &m.played[0].recorder)
+			})
+		})
+	}
+}
+
+// The output of a detached job goes to a file, and a restart neither loses nor doubles any of it.
+func TestDetached(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		s := spec(3)
+		s.Detach = true
+		job := c.run(s)
+		c.conn.Close()
+		m.played[0].says(job, 1, 0, "a")
+		m.played[1].says(job, 1, 2, "x")
+		m.played[0].says(job, 2, 1, "b")
+		if acks := take[*control.Ack](&m.played[0].recorder); len(acks) != 2 || acks[1].Seq != 2 {
+			t.Errorf("node 0 gets %v", acks)
+		}
+		m.restart()
+		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
+		one[*control.Rewind](t, &m.played[0].recorder)
+		m.played[0].says(job, 2, 1, "b") // the acknowledgement was lost
+		if acks := take[*control.Ack](&m.played[0].recorder); len(acks) != 1 || acks[0].Seq != 2 {
+			t.Errorf("node 0 gets %v", acks)
+		}
+		m.played[0].says(job, 3, 1, "c")
+
+		reader := m.client()
+		done := make(chan error, 1)
+		go func() {
+			_, err := reader.ask(&control.Attach{Job: job, Output: true})
+			done <- err
+		}()
+		time.Sleep(time.Second)
+		var text bytes.Buffer
+		for _, r := range take[*control.Record](&reader.recorder) {
+			fmt.Fprintf(&text, "%d%s ", r.Rank, r.Data)
+		}
+		if text.String() != "0a 2x 1b 1c " {
+			t.Errorf("the output so far is %q", text.String())
+		}
+		m.played[1].exits(job, 2, 2, 0, 0)
+		m.played[0].exits(job, 4, 0, 0, 0)
+		m.played[0].exits(job, 5, 1, 2, 0)
+		if err := <-done; err != nil {
+			t.Errorf("the output ends with %v", err)
+		}
+		if exits := take[*control.Record](&reader.recorder); len(exits) != 3 || exits[2].Exit.Code != 2 {
+			t.Errorf("the rest of the output is %v", exits)
+		}
+		if s := reader.summary(job); s.ExitCode != 2 || !s.Detached {
+			t.Errorf("it is recorded as %v", s)
+		}
+		must[*control.Done](reader, &control.Attach{Job: job, Output: true})
+		if all := take[*control.Record](&reader.recorder); len(all) != 7 {
+			t.Errorf("afterwards %d records are read", len(all))
+		}
+	})
+}
+
+func TestOutputOfOtherJobs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(1))
+		for number, want := range map[uint32]string{
+			job: "job 1 was not detached: its output went to its margay run", job + 1: "there is no job 2",
+		} {
+			if _, err := m.client().ask(&control.Attach{Job: number, Output: true}); err == nil || err.Error() != want {
+				t.Errorf("output of job %d: %v", number, err)
+			}
+		}
+	})
+}

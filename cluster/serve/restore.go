@@ -1,0 +1,120 @@
+package serve
+
+import (
+	"maps"
+	"time"
+
+	"margay/cluster/control"
+)
+
+// restore takes up what an earlier serve has left: the nodes that were members, which have some time to be heard again, and
+// the jobs that were running, whose clients have some time to come back. A job that was still being launched is ended, since
+// its files are lost.
+func (s *Server) restore() error {
+	members, err := s.store.nodes()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range members {
+		if int(m.Node) < len(s.nodes) {
+			n := s.nodes[m.Node]
+			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not been heard since serve was started", m.Info, m.Boots
+			s.absent[n.number] = true
+		}
+	}
+	if len(s.absent) == 0 {
+		close(s.heard)
+	}
+	var over []*job
+	err = s.store.each(0, func(stored *control.StoredJob) {
+		if stored.Summary.Phase == control.JobPhase_JOB_DONE {
+			return
+		}
+		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.complete() {
+			over = append(over, j)
+		}
+	})
+	s.running.Go(func() { s.settle(over) })
+	return err
+}
+
+// restoreJob takes up one job. The caller holds Server.mu.
+func (s *Server) restoreJob(stored *control.StoredJob) *job {
+	j := newJob(stored.Summary.Job, stored.Spec, stored.Places)
+	j.members = stored.Members
+	j.created = time.Unix(0, stored.Summary.StartNs)
+	j.phase = stored.Summary.Phase
+	for i, r := range stored.State.Ranks {
+		if i < len(j.ranks) {
+			j.ranks[i].exit, j.ranks[i].safe = r.Exit, r.Ended
+		}
+	}
+	if first := int(stored.State.FirstFailed); first >= 0 && first < len(j.ranks) && j.ranks[first].exit != nil {
+		j.first = first
+	}
+	for _, p := range j.places {
+		s.nodes[p.Node].uses[p.Core] = use{job: j.number, rank: p.Rank}
+	}
+	s.jobs[j.number] = j
+	if j.phase != control.JobPhase_JOB_RUNNING {
+		j.failure = control.Failf(control.Code_CODE_RESTARTED, "serve was started again while the job was being launched")
+		return j
+	}
+	if j.spec.Detach {
+		spool, seen, err := openSpool(s.config.Dir, j.number)
+		if err != nil {
+			s.config.Log("job %d: %v", j.number, err)
+		} else {
+			// What is in the spool is out of danger, whether its node has heard that or not.
+			j.spool, j.seen, j.acked = spool, seen, maps.Clone(seen)
+		}
+	}
+	s.config.Log("job %d goes on", j.number)
+	s.endOthers(j)
+	if j.spool == nil {
+		time.AfterFunc(s.config.Timing.Orphan, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.jobs[j.number] == j && j.client == nil {
+				s.clientGone(j)
+			}
+		})
+	}
+	return j
+}
+
+// accountedFor notes that it is known again how a node fares. The caller holds Server.mu.
+func (s *Server) accountedFor(node uint32) {
+	if !s.absent[node] {
+		return
+	}
+	delete(s.absent, node)
+	if len(s.absent) == 0 {
+		close(s.heard)
+	}
+}
+
+// settle waits until it is known again how the nodes fare, and ends the jobs that are over: those whose launch the restart has
+// spoilt, and those that had just ended.
+func (s *Server) settle(over []*job) {
+	select {
+	case <-s.heard:
+	case <-s.context.Done():
+		return
+	}
+	s.mu.Lock()
+	for _, j := range over {
+		s.finish(j)
+	}
+	s.mu.Unlock()
+	for _, j := range over {
+		select {
+		case <-j.done:
+		case <-s.context.Done():
+			return
+		}
+	}
+	close(s.settled)
+}

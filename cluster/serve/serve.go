@@ -1,0 +1,266 @@
+// Package serve is the service node's daemon: it knows the nodes of a machine, allocates their cores, records jobs, and
+// relays between a job's client and its nodes.
+//
+// serve holds no process and no output of a job: both are with the nodes. It can be killed at any moment and started again;
+// nodes and clients connect anew and say what they have, and the store says what was asked for.
+//
+// Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which is safe because sending
+// never waits (control.Conn.Send); calls that wait are made without it.
+package serve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/cluster/trust"
+)
+
+// Config is what a serve needs.
+type Config struct {
+	Machine   string
+	Substrate string
+	Nodes     int              // nodes 0..Nodes-1 belong to the machine
+	Authority *trust.Authority // the machine's key
+	Token     string           // nodes must show it
+	Dir       string           // for the store and the output of detached jobs
+	Log       func(format string, args ...any)
+
+	// Console returns the last lines of a node's console, for messages; nil where there is none.
+	Console func(node uint32, lines int) []string
+
+	Timing Timing
+	Owner  int // the only user, besides root, who may speak to it
+}
+
+// Timing are the waits of a serve. A zero field means the default.
+type Timing struct {
+	Heartbeat time.Duration // how often nodes are heard; default 500 ms
+	Late      time.Duration // silence after which a node is late; default 2 s
+	Dead      time.Duration // silence after which a node is dead; default 10 s
+	Boot      time.Duration // how long a node may take to register; default 2 min
+	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
+	Kill      time.Duration // from the polite to the hard signal when a job is ended; default 2 s
+}
+
+func (t Timing) withDefaults() Timing {
+	set := func(d *time.Duration, value time.Duration) {
+		if *d == 0 {
+			*d = value
+		}
+	}
+	set(&t.Heartbeat, 500*time.Millisecond)
+	set(&t.Late, 2*time.Second)
+	set(&t.Dead, 10*time.Second)
+	set(&t.Boot, 2*time.Minute)
+	set(&t.Orphan, 4*time.Second)
+	set(&t.Kill, 2*time.Second)
+	return t
+}
+
+// Server is one serve.
+type Server struct {
+	config  Config
+	tls     *tls.Config
+	store   *store
+	started time.Time
+	starts  uint32
+	context context.Context
+	running sync.WaitGroup
+
+	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
+	settled chan struct{} // closed when, after that, the jobs are gone whose launch the restart has spoilt
+
+	mu     sync.Mutex
+	nodes  []*node         // by number
+	absent map[uint32]bool // nodes of an earlier serve that have not been heard yet
+	jobs   map[uint32]*job
+	holder *control.Conn
+}
+
+// New opens the store, and finds in it the jobs that an earlier serve left running.
+func New(c Config) (*Server, error) {
+	c.Timing = c.Timing.withDefaults()
+	config, err := c.Authority.ServeTLS()
+	if err != nil {
+		return nil, err
+	}
+	st, err := openStore(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{config: c, tls: config, store: st, started: time.Now(), heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool), jobs: make(map[uint32]*job)}
+	for i := range c.Nodes {
+		s.nodes = append(s.nodes, newNode(uint32(i)))
+	}
+	if s.starts, err = st.countStart(); err != nil {
+		return nil, errors.Join(err, st.close())
+	}
+	return s, nil
+}
+
+// Run accepts clients on one listener and nodes on the other until ctx ends; the cause of that is told to the clients of jobs
+// when it is more than a cancellation. It closes both.
+func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	s.context = inner
+	if err := s.restore(); err != nil {
+		return errors.Join(err, s.store.close())
+	}
+	stop := context.AfterFunc(ctx, func() {
+		s.farewell(context.Cause(ctx))
+		cancel()
+		clients.Close()
+		nodes.Close()
+	})
+	defer stop()
+	s.running.Go(func() { s.watch(inner) })
+	s.running.Go(func() { s.accept(inner, tls.NewListener(nodes, s.tls), s.serveNode) })
+	s.accept(inner, clients, s.serveLocal)
+	cancel()
+	s.running.Wait()
+	return s.store.close()
+}
+
+// farewell tells the clients of jobs why serve ends, when it has a reason that concerns them.
+func (s *Server) farewell(cause error) {
+	if errors.Is(cause, context.Canceled) {
+		return
+	}
+	s.config.Log("%v", cause)
+	s.mu.Lock()
+	var told []*control.Conn
+	for _, j := range s.jobs {
+		if j.client != nil && !j.finishing {
+			j.failure = control.Failf(control.Code_CODE_NODE_LOST, "%v", cause)
+			j.phase, j.finishing = control.JobPhase_JOB_DONE, true
+			j.tellClient()
+			told = append(told, j.client)
+		}
+	}
+	s.mu.Unlock()
+	for _, conn := range told {
+		conn.Flush(time.Second)
+	}
+}
+
+// accept serves each connection of l on goroutines of its own until ctx ends.
+func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control.Conn) error) {
+	for {
+		c, err := l.Accept()
+		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.config.Log("accept: %v", err)
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		s.running.Go(func() {
+			conn := control.NewConn(c)
+			defer conn.Close()
+			stop := context.AfterFunc(ctx, conn.Close)
+			defer stop()
+			if err := serve(conn); err != nil && !errors.Is(err, control.ErrClosed) && !errors.Is(err, io.EOF) && ctx.Err() == nil {
+				s.config.Log("connection from %s: %v", name(c), err)
+			}
+		})
+	}
+}
+
+func name(c net.Conn) string {
+	if a := c.RemoteAddr(); a != nil && a.String() != "" && a.String() != "@" {
+		return a.String()
+	}
+	return "a local client"
+}
+
+// serveLocal holds the conversation with who connects to the unix socket: a client or the holder.
+func (s *Server) serveLocal(conn *control.Conn) error {
+	if err := s.checkPeer(conn.NetConn()); err != nil {
+		conn.Refuse(err)
+		return err
+	}
+	hello, err := conn.Meet()
+	if err != nil {
+		conn.Refuse(err)
+		return err
+	}
+	switch hello.Role {
+	case control.Role_ROLE_CLIENT, control.Role_ROLE_HOLDER:
+	default:
+		err := control.Failf(control.Code_CODE_REFUSED, "only clients and the holder are served here")
+		conn.Refuse(err)
+		return err
+	}
+	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
+		return err
+	}
+	if hello.Role == control.Role_ROLE_HOLDER {
+		return s.serveHolder(conn)
+	}
+	c := &client{server: s, conn: conn}
+	defer c.gone()
+	return conn.Serve(c.handle)
+}
+
+// checkPeer lets only the machine's owner and root in.
+func (s *Server) checkPeer(c net.Conn) error {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if cerr != nil {
+		return fmt.Errorf("serve: who connects: %w", cerr)
+	}
+	if int(cred.Uid) != s.config.Owner && cred.Uid != 0 && int(cred.Uid) != os.Getuid() {
+		return control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user", s.config.Machine)
+	}
+	return nil
+}
+
+// serveHolder listens to the holder's reports about the things that nodes run on.
+func (s *Server) serveHolder(conn *control.Conn) error {
+	s.mu.Lock()
+	s.holder = conn
+	for _, n := range s.nodes {
+		if n.health == control.NodeHealth_NODE_UP || n.health == control.NodeHealth_NODE_LATE {
+			_ = conn.Send(&control.NodeUp{Node: n.number})
+		}
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.holder == conn {
+			s.holder = nil
+		}
+	}()
+	return conn.Serve(func(f *control.Frame) {
+		switch m := f.Message().(type) {
+		case *control.NodeBoot:
+			s.nodeBoot(m)
+		case *control.NodeExit:
+			s.nodeExit(m)
+		}
+	})
+}

@@ -1,0 +1,182 @@
+package serve
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// keepEnded is how many ended jobs the store remembers.
+const keepEnded = 1000
+
+// The buckets of the store, and the keys of meta.
+var (
+	bucketMeta  = []byte("meta")
+	bucketJobs  = []byte("jobs")
+	bucketNodes = []byte("nodes")
+	keyStarts   = []byte("starts")
+)
+
+// openTimeout bounds how long a serve waits for the store of one that is just ending.
+const openTimeout = 5 * time.Second
+
+// store is what survives a serve: jobs, nodes, and the number of the next job.
+type store struct{ db *bbolt.DB }
+
+func openStore(dir string) (*store, error) {
+	path := filepath.Join(dir, "state.db")
+	// The machine's processes do not outlive this host, so it is enough that the store outlives a killed serve.
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: openTimeout, NoSync: true})
+	if err != nil {
+		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes} {
+			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("serve: open store %s: %w", path, err), db.Close())
+	}
+	return &store{db}, nil
+}
+
+func (s *store) close() error { return s.db.Close() }
+
+// countStart returns how often a serve has been started on this store, this time included.
+func (s *store) countStart() (n uint32, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucketMeta)
+		if v := b.Get(keyStarts); len(v) == 4 {
+			n = binary.BigEndian.Uint32(v)
+		}
+		n++
+		return b.Put(keyStarts, binary.BigEndian.AppendUint32(nil, n))
+	})
+	return n, err
+}
+
+// nextJob returns a number that no job of this machine has had.
+func (s *store) nextJob() (number uint32, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		next, err := tx.Bucket(bucketJobs).NextSequence()
+		if next > 1<<32-1 {
+			return errors.New("serve: the job numbers of this machine are used up")
+		}
+		number = uint32(next)
+		return err
+	})
+	return number, err
+}
+
+// saveNode remembers that a node is a member of the machine, so that a new serve waits for it.
+func (s *store) saveNode(n *node) error {
+	value, err := proto.Marshal(&control.NodeState{Node: n.number, Info: n.info, Boots: n.boots})
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketNodes).Put(key(n.number), value)
+	})
+}
+
+// nodes returns the nodes that were members.
+func (s *store) nodes() (nodes []*control.NodeState, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketNodes).ForEach(func(_, v []byte) error {
+			n := new(control.NodeState)
+			nodes = append(nodes, n)
+			return proto.Unmarshal(v, n)
+		})
+	})
+	return nodes, err
+}
+
+// saveJob records a job as it is now.
+func (s *store) saveJob(j *job) error {
+	state := j.state()
+	if j.phase != control.JobPhase_JOB_DONE {
+		// What another serve must know: whose output need not be waited for.
+		for i, r := range j.ranks {
+			state.Ranks[i].Ended = r.safe
+		}
+	}
+	value, err := proto.Marshal(&control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: state})
+	if err == nil {
+		err = s.db.Update(func(tx *bbolt.Tx) error {
+			b := tx.Bucket(bucketJobs)
+			if err := b.Put(key(j.number), value); err != nil {
+				return err
+			}
+			if j.phase == control.JobPhase_JOB_DONE && j.number > keepEnded {
+				return b.Delete(key(j.number - keepEnded))
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("serve: record job %d: %w", j.number, err)
+	}
+	return nil
+}
+
+// each hands every recorded job, or one when number is not 0, to do.
+func (s *store) each(number uint32, do func(*control.StoredJob)) error {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
+			if number != 0 && binary.BigEndian.Uint32(k) != number {
+				return nil
+			}
+			j := new(control.StoredJob)
+			if err := proto.Unmarshal(v, j); err != nil {
+				return fmt.Errorf("serve: record of job %d: %w", binary.BigEndian.Uint32(k), err)
+			}
+			do(j)
+			return nil
+		})
+	})
+}
+
+func (s *store) summaries(number uint32) (list []*control.JobSummary, err error) {
+	err = s.each(number, func(j *control.StoredJob) { list = append(list, j.Summary) })
+	return list, err
+}
+
+// jobState returns the recorded state of a job.
+func (s *store) jobState(number uint32) (state *control.JobState, err error) {
+	err = s.each(number, func(j *control.StoredJob) { state = j.State })
+	if err == nil && state == nil {
+		err = control.Failf(control.Code_CODE_NOT_FOUND, "there is no job %d", number)
+	}
+	return state, err
+}
+
+func key(number uint32) []byte { return binary.BigEndian.AppendUint32(nil, number) }
+
+// summary is the job as a line of margay ps.
+func (j *job) summary() *control.JobSummary {
+	m := &control.JobSummary{
+		Job: j.number, User: j.spec.User, Command: j.command(), Ranks: uint32(len(j.ranks)), Phase: j.phase,
+		StartNs: j.created.UnixNano(), ExitCode: j.exitCode(), Detached: j.spec.Detach, RankStates: j.state().Ranks,
+	}
+	if j.phase == control.JobPhase_JOB_DONE {
+		m.EndNs = time.Now().UnixNano()
+	}
+	if j.failure != nil {
+		m.Error = j.failure.Error()
+	}
+	for _, member := range j.members {
+		m.Nodes = append(m.Nodes, member.Node)
+	}
+	return m
+}

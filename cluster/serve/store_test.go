@@ -1,0 +1,161 @@
+package serve
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+func open(t *testing.T, dir string) *store {
+	t.Helper()
+	s, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.close() })
+	return s
+}
+
+func TestStore(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	j := newJob(1, &control.JobSpec{Path: "/x", Argv: []string{"x", "y"}, User: "u", Ranks: 2, Detach: true}, []*control.Place{{Node: 3, Core: 1}, {Rank: 1, Node: 3, Core: 2}})
+	j.members = []*control.Member{{Node: 3, Address: "10.0.0.3:1"}}
+	j.phase = control.JobPhase_JOB_RUNNING
+	if err := s.saveJob(j); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(3)
+	n.info, n.boots = &control.NodeInfo{Hostname: "node3", Cores: []uint32{1, 2}}, 2
+	if err := s.saveNode(n); err != nil {
+		t.Fatal(err)
+	}
+	for want := range uint32(3) {
+		if number, err := s.nextJob(); err != nil || number != want+1 {
+			t.Errorf("job %d, %v", number, err)
+		}
+	}
+	if starts, err := s.countStart(); err != nil || starts != 1 {
+		t.Errorf("start %d, %v", starts, err)
+	}
+	if err := s.close(); err != nil {
+		t.Fatal(err)
+	}
+
+	s = open(t, dir)
+	var jobs []*control.StoredJob
+	if err := s.each(0, func(j *control.StoredJob) { jobs = append(jobs, j) }); err != nil || len(jobs) != 1 {
+		t.Fatal(jobs, err)
+	}
+	if got := jobs[0]; !proto.Equal(got.Spec, j.spec) || !samePlaces(got.Places, j.places) || len(got.Members) != 1 ||
+		got.State.Phase != j.phase || got.Summary.Command != "x y" || got.Summary.StartNs != j.created.UnixNano() || !got.Summary.Detached {
+		t.Errorf("the job is stored as %v", got)
+	}
+	nodes, err := s.nodes()
+	if err != nil || len(nodes) != 1 || nodes[0].Node != 3 || nodes[0].Boots != 2 || !proto.Equal(nodes[0].Info, n.info) {
+		t.Errorf("the nodes are stored as %v, %v", nodes, err)
+	}
+	if number, err := s.nextJob(); err != nil || number != 4 {
+		t.Errorf("job %d, %v", number, err)
+	}
+	if starts, err := s.countStart(); err != nil || starts != 2 {
+		t.Errorf("start %d, %v", starts, err)
+	}
+	if _, err := s.jobState(2); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+		t.Errorf("state of an unknown job: %v", err)
+	}
+}
+
+// The store does not grow without end: it forgets the oldest jobs that have ended.
+func TestStoreForgets(t *testing.T) {
+	s := open(t, t.TempDir())
+	save := func(number uint32) {
+		t.Helper()
+		j := newJob(number, new(control.JobSpec), nil)
+		j.phase = control.JobPhase_JOB_DONE
+		if err := s.saveJob(j); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, number := range []uint32{1, 2, keepEnded, keepEnded + 1} {
+		save(number)
+	}
+	list, err := s.summaries(0)
+	if err != nil || len(list) != 3 || list[0].Job != 2 {
+		t.Errorf("remembered are %v, %v", list, err)
+	}
+}
+
+func TestJobNumbersRunOut(t *testing.T) {
+	s := open(t, t.TempDir())
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).SetSequence(1<<32 - 2) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if number, err := s.nextJob(); err != nil || number != 1<<32-1 {
+		t.Errorf("job %d, %v", number, err)
+	}
+	if number, err := s.nextJob(); err == nil {
+		t.Errorf("after the last number comes %d", number)
+	}
+}
+
+// A store that cannot be used is named, with the reason.
+func TestBadStore(t *testing.T) {
+	cases := []struct {
+		name  string
+		spoil func(path string) error
+		want  string
+	}{
+		{"garbage", func(path string) error { return os.WriteFile(path, []byte(strings.Repeat("no store ", 5000)), 0o600) }, "invalid database"},
+		{"folder", func(path string) error { return os.Mkdir(path, 0o700) }, "is a directory"},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "state.db")
+			if err := k.spoil(path); err != nil {
+				t.Fatal(err)
+			}
+			s, err := openStore(dir)
+			if err == nil {
+				s.close()
+			}
+			if err == nil || !strings.HasPrefix(err.Error(), "serve: open store "+path+": ") || !strings.HasSuffix(err.Error(), k.want) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// Another serve may be just ending. Its store is waited for, and then the error says what is wrong.
+func TestLockedStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dir := t.TempDir()
+		open(t, dir)
+		if s, err := openStore(dir); err == nil {
+			s.close()
+			t.Error("two have the store open")
+		} else if !strings.Contains(err.Error(), "state.db: timeout") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestBadRecord(t *testing.T) {
+	s := open(t, t.TempDir())
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).Put(key(7), []byte("garbage")) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.summaries(0); err == nil || !strings.HasPrefix(err.Error(), "serve: record of job 7: ") {
+		t.Errorf("error %v", err)
+	}
+}

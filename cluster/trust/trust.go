@@ -1,0 +1,223 @@
+// Package trust is who may speak for whom in a machine.
+//
+// A machine has one key. Its certificate is given to every node at boot; serve holds the key and shows a certificate made with
+// it; a node that has shown the machine's join token gets a certificate with its number, for connections between nodes. All
+// keys are Ed25519. A node's private key never leaves the node.
+package trust
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Names in certificates: what a connecting side demands of the other.
+const (
+	serveName = "serve.margay"
+	nodeName  = "node.margay"
+)
+
+// validity is how long certificates hold. They end with the machine that made them, so it only has to be long enough; the
+// clock of a node may be far off, so it begins early.
+const validity = 20 * 365 * 24 * time.Hour
+
+// curves is the one key exchange in use. The default, a hybrid with ML-KEM, costs an emulated node tens of milliseconds a
+// connection, and the traffic of a machine is worth nothing once the machine is gone.
+var curves = []tls.CurveID{tls.X25519}
+
+// Authority is a machine's key.
+type Authority struct {
+	cert *x509.Certificate
+	key  ed25519.PrivateKey
+}
+
+// NewAuthority makes the key of a new machine.
+func NewAuthority(machine string) (*Authority, error) {
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("trust: make machine key: %w", err)
+	}
+	template := newTemplate(machine)
+	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
+	template.KeyUsage = x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, template, template, pub, key)
+	if err != nil {
+		return nil, fmt.Errorf("trust: make machine certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("trust: make machine certificate: %w", err)
+	}
+	return &Authority{cert: cert, key: key}, nil
+}
+
+// Save writes the key to a file that only its owner can read.
+func (a *Authority) Save(path string) error {
+	key, err := x509.MarshalPKCS8PrivateKey(a.key)
+	if err != nil {
+		return fmt.Errorf("trust: save machine key: %w", err)
+	}
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+	text = append(text, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		return fmt.Errorf("trust: save machine key: %w", err)
+	}
+	return nil
+}
+
+// Load reads a key that Save wrote.
+func Load(path string) (*Authority, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("trust: load machine key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(text, text)
+	if err != nil {
+		return nil, fmt.Errorf("trust: load machine key %s: %w", path, err)
+	}
+	key, ok := pair.PrivateKey.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("trust: load machine key %s: it is a %T", path, pair.PrivateKey)
+	}
+	return &Authority{cert: pair.Leaf, key: key}, nil
+}
+
+// Certificate returns the machine's certificate (DER), which is no secret.
+func (a *Authority) Certificate() []byte { return a.cert.Raw }
+
+// ServeTLS returns what serve accepts connections with. Clients show no certificate: nodes show the join token instead.
+func (a *Authority) ServeTLS() (*tls.Config, error) {
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("trust: make serve's key: %w", err)
+	}
+	template := newTemplate("serve")
+	template.DNSNames = []string{serveName}
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, pub, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("trust: make serve's certificate: %w", err)
+	}
+	return &tls.Config{
+		MinVersion:       tls.VersionTLS13,
+		CurvePreferences: curves,
+		Certificates:     []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+	}, nil
+}
+
+// Certify makes the certificate (DER) of a node for its public key (PKIX).
+func (a *Authority) Certify(node uint32, publicKey []byte) ([]byte, error) {
+	pub, err := x509.ParsePKIXPublicKey(publicKey)
+	if err != nil {
+		return nil, fmt.Errorf("trust: public key of node%d: %w", node, err)
+	}
+	if _, ok := pub.(ed25519.PublicKey); !ok {
+		return nil, fmt.Errorf("trust: public key of node%d is a %T", node, pub)
+	}
+	template := newTemplate("node " + strconv.FormatUint(uint64(node), 10))
+	template.DNSNames = []string{nodeName}
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, pub, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("trust: certificate of node%d: %w", node, err)
+	}
+	return der, nil
+}
+
+func newTemplate(name string) *x509.Certificate {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		panic(err) // the system's randomness does not fail
+	}
+	now := time.Now()
+	return &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: name},
+		NotBefore:    now.Add(-validity),
+		NotAfter:     now.Add(validity),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+	}
+}
+
+// ToServe returns what a node connects to serve with, given the machine's certificate (DER).
+func ToServe(machine []byte) (*tls.Config, error) {
+	pool, err := pool(machine)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, CurvePreferences: curves, RootCAs: pool, ServerName: serveName}, nil
+}
+
+func pool(machine []byte) (*x509.CertPool, error) {
+	cert, err := x509.ParseCertificate(machine)
+	if err != nil {
+		return nil, fmt.Errorf("trust: machine certificate: %w", err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return pool, nil
+}
+
+// NodeKey is a node's own key.
+type NodeKey struct{ key ed25519.PrivateKey }
+
+// NewNodeKey makes one.
+func NewNodeKey() (NodeKey, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return NodeKey{}, fmt.Errorf("trust: make node key: %w", err)
+	}
+	return NodeKey{key}, nil
+}
+
+// Public is the public half (PKIX), to be certified.
+func (k NodeKey) Public() ([]byte, error) {
+	return x509.MarshalPKIXPublicKey(k.key.Public())
+}
+
+// BetweenNodes returns what a node accepts other nodes with and connects to them with: both sides show their certificates.
+func BetweenNodes(machine []byte, k NodeKey, certificate []byte) (accept, connect *tls.Config, err error) {
+	pool, err := pool(machine)
+	if err != nil {
+		return nil, nil, err
+	}
+	own := []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: k.key}}
+	accept = &tls.Config{MinVersion: tls.VersionTLS13, CurvePreferences: curves, Certificates: own, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	connect = &tls.Config{MinVersion: tls.VersionTLS13, CurvePreferences: curves, Certificates: own, RootCAs: pool, ServerName: nodeName}
+	return accept, connect, nil
+}
+
+// PeerNode reads the node's number from the certificate that the other side of a verified connection has shown.
+func PeerNode(state tls.ConnectionState) (uint32, error) {
+	if len(state.PeerCertificates) == 0 {
+		return 0, errors.New("trust: the other side shows no certificate")
+	}
+	text, ok := strings.CutPrefix(state.PeerCertificates[0].Subject.CommonName, "node ")
+	node, err := strconv.ParseUint(text, 10, 32)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("trust: certificate of %q is not a node's", state.PeerCertificates[0].Subject.CommonName)
+	}
+	return uint32(node), nil
+}
+
+// NewToken makes a join token, or any other secret that is compared by SameToken.
+func NewToken() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return hex.EncodeToString(b[:])
+}
+
+// SameToken compares two tokens in a time that tells nothing about them.
+func SameToken(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }

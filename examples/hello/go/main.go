@@ -1,0 +1,35 @@
+// Command hello says where each rank of a job is, and sends a greeting around: each rank to the next one.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"margay/lib/margay"
+)
+
+func main() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	job, err := margay.Init()
+	if err != nil {
+		log.Fatal(err)
+	}
+	job.Handle(1, func(m margay.Message) {
+		fmt.Printf("rank %d of %d on node %d: %s from rank %d on node %d\n", job.Rank(), job.Size(), job.Node(), m.Payload, m.Source, m.Node)
+	})
+	if err := job.Barrier(ctx); err != nil { // now every rank has its handler
+		log.Fatal(err)
+	}
+	if err := job.Send(ctx, (job.Rank()+1)%job.Size(), 1, [2]uint64{}, []byte("hello")); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := job.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if err := job.Finalize(ctx); err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,235 @@
+// Command histogram counts the words of a text on all nodes of a job.
+//
+//	margay run -n 8 --with FILE ./histogram FILE
+//
+// Each rank counts the words of its share of the text, and sends every word with its count as an active message to the rank
+// that owns the word, which its hash decides. There the extension accumulate adds the count to a table in the node kernel,
+// while the rank sleeps. When all is counted, the first rank of each node reads its node's table and sends what it found to
+// rank 0, which prints it.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"margay/examples/histogram/words"
+	"margay/ext/message/accumulate"
+	"margay/lib/margay"
+)
+
+// The messages of this program.
+const (
+	countWord = iota // for the extension; payload: a word, first argument: its count
+	allSent          // to the first rank of each node; first argument: how many words this rank has sent to that node
+	nodeTotal        // to rank 0; payload: totals
+	nodeTop          // to rank 0; payload: a word, first argument: its count
+)
+
+func main() {
+	capacity := flag.Int("capacity", 1<<18, "entries of the table on each node, a power of two")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: histogram [-capacity ENTRIES] FILE")
+		os.Exit(2)
+	}
+	if err := run(flag.Arg(0), *capacity); err != nil {
+		fmt.Fprintln(os.Stderr, "histogram:", err)
+		os.Exit(1)
+	}
+}
+
+func run(path string, capacity int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	job, err := margay.Init()
+	if err != nil {
+		return err
+	}
+	r := &rank{job: job, sent: make(map[int]uint64), handled: make(map[int]uint64)}
+	job.Handle(allSent, r.onAllSent)
+	job.Handle(nodeTotal, r.onNodeTotal)
+	job.Handle(nodeTop, r.onNodeTop)
+	if job.LocalRank() == 0 {
+		if err := r.insert(capacity); err != nil {
+			return err
+		}
+	}
+	if err := job.Barrier(ctx); err != nil { // every node has the extension now
+		return err
+	}
+	if err := r.count(ctx, path); err != nil {
+		return err
+	}
+	if job.LocalRank() == 0 {
+		if err := r.report(ctx); err != nil {
+			return err
+		}
+	}
+	if job.Rank() == 0 {
+		if err := r.print(ctx); err != nil {
+			return err
+		}
+	}
+	return job.Finalize(ctx)
+}
+
+// rank is what a rank knows.
+type rank struct {
+	job       *margay.Job
+	extension *margay.Extension
+	sent      map[int]uint64 // by node: words sent there
+
+	// Of the first rank of a node.
+	finished int    // ranks that have sent all their words
+	expected uint64 // words that they have sent to this node
+
+	// Of rank 0.
+	nodes     int
+	histogram words.Histogram
+	messages  uint64
+	handled   map[int]uint64 // by node
+}
+
+// insert puts the extension into this node.
+func (r *rank) insert(capacity int) (err error) {
+	r.extension, err = r.job.Insert(margay.Spec{
+		Name: "accumulate", Object: accumulate.Object,
+		Constants: map[string]uint64{accumulate.Capacity: uint64(capacity), accumulate.Handler: countWord},
+		Entries:   map[string]uint32{accumulate.Table: uint32(capacity)},
+	})
+	return err
+}
+
+// count counts the words of this rank's share and sends them to their owners.
+func (r *rank) count(ctx context.Context, path string) error {
+	text, err := mapText(path)
+	if err != nil {
+		return err
+	}
+	counts := make(map[string]*uint64)
+	begin, end := len(text)*r.job.Rank()/r.job.Size(), len(text)*(r.job.Rank()+1)/r.job.Size()
+	words.Each(text, begin, end, func(word []byte) {
+		if n := counts[string(word)]; n != nil {
+			*n++
+			return
+		}
+		one := uint64(1)
+		counts[strings.Clone(string(word))] = &one
+	})
+	for word, n := range counts {
+		owner := int(words.Hash([]byte(word)) % uint64(r.job.Size()))
+		if err := r.job.Send(ctx, owner, countWord, [2]uint64{*n}, []byte(word)); err != nil {
+			return err
+		}
+		r.sent[r.job.NodeOf(owner)]++
+	}
+	// These messages come after the words that went to the same node, so whoever gets them has all of those.
+	for leader := range r.job.Size() {
+		if leader == 0 || r.job.NodeOf(leader) != r.job.NodeOf(leader-1) {
+			if err := r.job.Send(ctx, leader, allSent, [2]uint64{r.sent[r.job.NodeOf(leader)]}, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func mapText(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return nil, err
+	}
+	text, err := syscall.Mmap(int(f.Fd()), 0, int(info.Size()), syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	return text, nil
+}
+
+func (r *rank) onAllSent(m margay.Message) {
+	r.finished++
+	r.expected += m.Args[0]
+}
+
+// report reads this node's table when all words have come, and sends what is in it to rank 0.
+func (r *rank) report(ctx context.Context) error {
+	for r.finished < r.job.Size() {
+		if _, err := r.job.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	totals, err := r.extension.State(accumulate.Totals)
+	if err != nil {
+		return err
+	}
+	sums, err := accumulate.ReadSums(totals.Bytes)
+	if err != nil {
+		return err
+	}
+	if err := sums.Err(); err != nil {
+		return fmt.Errorf("node %d: %w (-capacity makes the table larger)", r.job.Node(), err)
+	}
+	if sums.Handled != r.expected {
+		return fmt.Errorf("node %d: %d words were sent, %d handled", r.job.Node(), r.expected, sums.Handled)
+	}
+	table, err := r.extension.State(accumulate.Table)
+	if err != nil {
+		return err
+	}
+	var h words.Histogram
+	accumulate.Each(table.Bytes, h.Add)
+	for _, c := range h.Top {
+		if err := r.job.Send(ctx, 0, nodeTop, [2]uint64{c.Count}, []byte(c.Word)); err != nil {
+			return err
+		}
+	}
+	text := fmt.Sprintf("%d %d %d %d %d", r.expected, sums.Handled, h.Words, h.Different, h.Fingerprint)
+	return r.job.Send(ctx, 0, nodeTotal, [2]uint64{}, []byte(text))
+}
+
+func (r *rank) onNodeTop(m margay.Message) {
+	r.histogram.AddTop(words.Count{Word: string(m.Payload), Count: m.Args[0]})
+}
+
+func (r *rank) onNodeTotal(m margay.Message) {
+	var sent, handled, all, different, fingerprint uint64
+	if _, err := fmt.Sscan(string(m.Payload), &sent, &handled, &all, &different, &fingerprint); err != nil {
+		panic(err) // another rank of this program wrote it
+	}
+	r.nodes++
+	r.messages += sent
+	r.histogram.Words += all
+	r.histogram.Different += different
+	r.histogram.Fingerprint += fingerprint
+	r.handled[m.Node] = handled
+}
+
+// print prints what all nodes have found.
+func (r *rank) print(ctx context.Context) error {
+	for r.nodes < r.job.Nodes() {
+		if _, err := r.job.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	if err := r.histogram.Print(os.Stdout); err != nil {
+		return err
+	}
+	var handled []string
+	for _, node := range slices.Sorted(maps.Keys(r.handled)) {
+		handled = append(handled, fmt.Sprintf("node%d %d", node, r.handled[node]))
+	}
+	fmt.Printf("%d messages sent and handled: %s\n", r.messages, strings.Join(handled, ", "))
+	return nil
+}

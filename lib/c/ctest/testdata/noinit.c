@@ -1,0 +1,37 @@
+/* Every function that needs a job fails without one. */
+#include <err.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "margay.h"
+
+static void fails(const char *what, int failed)
+{
+	if (!failed)
+		errx(1, "%s works without margay_init", what);
+	if (strcmp(margay_error(), "margay_init has not been called") != 0)
+		errx(1, "%s says %s", what, margay_error());
+}
+
+int main(void)
+{
+	struct margay_stats stats;
+	struct margay_state state;
+	unsetenv("MARGAY_FD");
+	fails("margay_post", margay_post(0, 0, 0, 0, NULL, 0) == -1);
+	fails("margay_send", margay_send(0, 0, 0, 0, NULL, 0) == -1);
+	fails("margay_poll", margay_poll() == -1);
+	fails("margay_wait", margay_wait(0) == -1);
+	fails("margay_barrier", margay_barrier(0) == -1);
+	fails("margay_finalize", margay_finalize(0) == -1);
+	fails("margay_region", margay_region("x", 1, NULL) == NULL);
+	fails("margay_insert", margay_insert(NULL, NULL, "", 0, NULL, 0) == -1);
+	fails("margay_remove", margay_remove(1) == -1);
+	fails("margay_stats", margay_stats(1, &stats) == -1);
+	fails("margay_state", margay_state(1, "x", &state) == -1);
+	if (margay_handle(-1, NULL, NULL) != -1 || margay_handle(MARGAY_MAX_HANDLERS, NULL, NULL) != -1)
+		errx(1, "there are handlers that are none");
+	if (margay_init() != -1 || !strstr(margay_error(), "start it with margay run"))
+		errx(1, "margay_init says %s", margay_error());
+	return 0;
+}

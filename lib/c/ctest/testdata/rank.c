@@ -1,0 +1,114 @@
+/* The rank of the contract suite (lib/ranktest), with the C library. */
+#include <err.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "margay.h"
+
+static struct message {
+	int source;
+	uint64_t args[2];
+	size_t length;
+	char payload[MARGAY_MAX_PAYLOAD];
+} *came;
+static size_t count, room;
+static int quit;
+
+static void check(int result)
+{
+	if (result < 0)
+		errx(1, "%s", margay_error());
+}
+
+static void on_message(const struct margay_am *m, void *data)
+{
+	if (count == room) {
+		room = 2 * room + 16;
+		came = realloc(came, room * sizeof *came);
+	}
+	struct message *c = &came[count++];
+	c->source = m->source;
+	c->length = m->length;
+	memcpy(c->args, m->args, sizeof c->args);
+	memcpy(c->payload, m->payload, m->length);
+	if (data != &came)
+		errx(1, "the handler's data is lost");
+}
+
+static void on_quit(const struct margay_am *m, void *data)
+{
+	(void)m;
+	*(int *)data = 1;
+}
+
+static void echo(void)
+{
+	check(margay_handle(1, on_message, &came));
+	check(margay_handle(3, on_quit, &quit));
+	while (!quit) {
+		if (margay_wait(20000) == 0)
+			errx(1, "%s", margay_error());
+		for (size_t i = 0; i < count; i++) { /* while it sends, more may come */
+			struct message m = came[i];
+			check(margay_send(m.source, 2, m.args[0], m.args[1] + 1, m.payload, m.length));
+		}
+		count = 0;
+	}
+	check(margay_barrier(20000));
+	check(margay_finalize(20000));
+}
+
+static void flood(int n)
+{
+	unsigned char payload[MARGAY_MAX_PAYLOAD];
+	for (int i = 0; i < n; i++) {
+		for (size_t j = 0; j < sizeof payload; j++)
+			payload[j] = i + j;
+		check(margay_send(0, 7, i, ~(uint64_t)i, payload, i % (MARGAY_MAX_PAYLOAD + 1)));
+	}
+	check(margay_finalize(20000));
+}
+
+static void services(void)
+{
+	size_t size;
+	char *region = margay_region("shared", 4096, &size);
+	if (!region || size != 4096)
+		errx(1, "%s", margay_error());
+	region[0] = 'R';
+	struct margay_setting settings[] = {{"c", 5, 0}, {"m", 6, 1}};
+	int x = margay_insert("x", "message", "object", 6, settings, 2);
+	check(x);
+	struct margay_stats s;
+	check(margay_stats(x, &s));
+	printf("%llu %llu %llu %llu %s\n", (unsigned long long)s.runs, (unsigned long long)s.instructions, (unsigned long long)s.faults,
+	       (unsigned long long)s.nanoseconds, s.last_fault);
+	struct margay_state state;
+	check(margay_state(x, "m", &state));
+	*(char *)state.bytes = 'S';
+	printf("%zu %zu\n", state.entries, state.stride);
+	fflush(stdout);
+	check(margay_remove(x));
+	check(margay_insert(NULL, NULL, "object", 6, NULL, 0));
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2)
+		errx(2, "usage: rank MODE");
+	check(margay_init());
+	if (strcmp(argv[1], "who") == 0) {
+		printf("%d %d %d %d %d %d %d", margay_job(), margay_rank(), margay_size(), margay_node(), margay_nodes(), margay_local_rank(),
+		       margay_local_size());
+		for (int rank = 0; rank < margay_size(); rank++)
+			printf(" %d", margay_node_of(rank));
+	} else if (strcmp(argv[1], "echo") == 0) {
+		echo();
+	} else if (strcmp(argv[1], "flood") == 0) {
+		flood(atoi(argv[2]));
+	} else {
+		services();
+	}
+	return 0;
+}

@@ -1,0 +1,230 @@
+package ctest
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"margay/kernel/wire"
+)
+
+// same says what C has for each number of kernel/wire: a name, or an expression where C needs no name.
+var same = map[string]string{
+	"Version": "WIRE_VERSION", "magic": "WIRE_MAGIC", "RingSize": "WIRE_RING_SIZE", "MaxName": "WIRE_MAX_NAME", "MaxSettings": "WIRE_MAX_SETTINGS",
+
+	"offMagic": "WIRE_OFF_MAGIC", "offVersion": "WIRE_OFF_VERSION", "offJob": "WIRE_JOB", "offRank": "WIRE_RANK", "offSize": "WIRE_SIZE",
+	"offNode": "WIRE_NODE", "offLocalRank": "WIRE_LOCAL_RANK", "offLocalSize": "WIRE_LOCAL_SIZE", "offNodes": "WIRE_NODES",
+	"offTable": "WIRE_TABLE", "offSend": "WIRE_SEND", "offReceive": "WIRE_RECEIVE", "offRingSize": "WIRE_RING_BYTES",
+	"offEntered": "WIRE_ENTERED", "offReleased": "WIRE_RELEASED", "offSendControl": "WIRE_SEND_CONTROL", "offReceiveControl": "WIRE_RECEIVE_CONTROL",
+	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
+
+	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
+	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",
+	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES",
+
+	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
+	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
+	"ReplySize":  "sizeof(struct wire_reply)",
+	"MaxText":    "sizeof(((struct wire_reply *)0)->text)",
+	"MaxRequest": "sizeof(struct wire_request) + WIRE_MAX_SETTINGS * sizeof(struct wire_setting)",
+}
+
+// goOnly are the numbers that C has no use for.
+var goOnly = []string{
+	"HeaderSize",    // what comes behind the header is where the header says
+	"ringMask",      // follows from RingSize
+	"FD",            // the environment says it
+	"MaxObject",     // the node kernel sees to it
+	"StatusVersion", // of a reply that is not WIRE_OK the text counts
+	"StatusInvalid", "StatusNotFound", "StatusRefused", "StatusNoRoom", "StatusFailed",
+}
+
+// goNumbers returns the numbers that kernel/wire declares, exported or not.
+func goNumbers(t *testing.T) map[string]string {
+	t.Helper()
+	names, err := filepath.Glob("../../../kernel/wire/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fset := token.NewFileSet()
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	config := types.Config{Importer: importer.Default()}
+	p, err := config.Check("wire", fset, files, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := make(map[string]string)
+	for _, name := range p.Scope().Names() {
+		if c, ok := p.Scope().Lookup(name).(*types.Const); ok && c.Val().Kind() == constant.Int {
+			numbers[name] = c.Val().ExactString()
+		}
+	}
+	return numbers
+}
+
+// compiler returns a C compiler, or skips the test.
+func compiler(t *testing.T) string {
+	t.Helper()
+	cc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip("this test needs gcc")
+	}
+	return cc
+}
+
+// build compiles a C program that may include the library's headers.
+func build(t *testing.T, source string, more ...string) (program string) {
+	t.Helper()
+	dir := t.TempDir()
+	program = filepath.Join(dir, "program")
+	if err := os.WriteFile(program+".c", []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-o", program, program + ".c"}, more...)
+	if out, err := exec.Command(compiler(t), args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+// run runs a program with some input and returns the lines that it prints: a name, a space and a value.
+func run(t *testing.T, program string, input []byte) map[string]string {
+	t.Helper()
+	cmd := exec.Command(program)
+	cmd.Stdin = bytes.NewReader(input)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		values[name] = value
+	}
+	return values
+}
+
+// Every number of the interface is the same in Go and in C, and none is on one side only.
+func TestNumbers(t *testing.T) {
+	numbers := goNumbers(t)
+	source := "#include <stdio.h>\n#include \"margay.h\"\n#include \"wire.h\"\nint main(void)\n{\n"
+	for name, expression := range same {
+		source += fmt.Sprintf("\tprintf(\"%s=%%llu\\n\", (unsigned long long)(%s));\n", name, expression)
+	}
+	c := run(t, build(t, source+"\treturn 0;\n}\n"), nil)
+	for name, value := range numbers {
+		switch {
+		case slices.Contains(goOnly, name):
+		case same[name] == "":
+			t.Errorf("wire.h has nothing for %s", name)
+		case c[name] != value:
+			t.Errorf("%s is %s in kernel/wire, and %s is %s in C", name, value, same[name], c[name])
+		}
+	}
+	for _, name := range append(slices.Collect(maps.Keys(same)), goOnly...) {
+		if numbers[name] == "" {
+			t.Errorf("kernel/wire has no %s", name)
+		}
+	}
+	out, err := exec.Command(compiler(t), "-E", "-dM", "../wire.h").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := slices.Collect(maps.Values(same))
+	for _, define := range regexp.MustCompile(`(?m)^#define (WIRE_\w+)`).FindAllStringSubmatch(string(out), -1) {
+		if !slices.Contains(known, define[1]) {
+			t.Errorf("kernel/wire has nothing for %s", define[1])
+		}
+	}
+}
+
+// What Go writes is found by C in the fields of its structures, and these have no others.
+func TestFields(t *testing.T) {
+	mem := make([]byte, wire.AreaSize(1))
+	area, err := wire.NewArea(mem, wire.Header{Size: 1}, []uint32{0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload := []byte("payload")
+	if ok, _, err := area.SendProducer().Push(wire.Record{Handler: 11, Peer: 12, Node: 13, Args: [2]uint64{1 << 63, 1<<64 - 2}, Payload: payload}); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	request, err := wire.Request{Op: 21, Call: 22, Handle: 23, Value: 1<<64 - 3, Name: "name", Where: "where",
+		Settings: []wire.Setting{{Kind: 31, Name: "setting", Value: 1<<64 - 4}}}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply := wire.Reply{Call: 41, Status: 42, Handle: 43, Values: [8]uint64{1<<64 - 5, 1, 2, 3, 4, 5, 6, 1<<64 - 6}, Text: "text"}.Encode()
+	want := map[string]string{
+		"record.length": "48", "record.kind": "1", "record.handler": "11", "record.peer": "12", "record.node": "13", "record.size": "7", "record.zero": "0",
+		"record.args[0]": "9223372036854775808", "record.args[1]": "18446744073709551614",
+		"request.op": "21", "request.call": "22", "request.handle": "23", "request.settings": "1", "request.value": "18446744073709551613",
+		"request.name": "name", "request.where": "where",
+		"setting.value": "18446744073709551612", "setting.kind": "31", "setting.zero": "0", "setting.name": "setting",
+		"reply.call": "41", "reply.status": "42", "reply.handle": "43", "reply.zero": "0", "reply.text": "text",
+	}
+	for i, v := range []string{"18446744073709551611", "1", "2", "3", "4", "5", "6", "18446744073709551610"} {
+		want[fmt.Sprintf("reply.values[%d]", i)] = v
+	}
+
+	header, err := os.ReadFile("../wire.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := "#include <stdio.h>\n#include \"wire.h\"\n" +
+		"static struct wire_record record;\nstatic struct wire_request request;\nstatic struct wire_setting setting;\nstatic struct wire_reply reply;\n" +
+		"#define READ(x) if (fread(&x, sizeof x, 1, stdin) != 1) return 1\n" +
+		"int main(void)\n{\n\tREAD(record);\n\tREAD(request);\n\tREAD(setting);\n\tREAD(reply);\n"
+	field := regexp.MustCompile(`(?m)^\t(\w+) (\w+)(\[\w+\])?;$`)
+	n := 0
+	for _, s := range regexp.MustCompile(`(?s)struct wire_(\w+) \{\n(.*?)\};`).FindAllStringSubmatch(string(header), -1) {
+		for _, f := range field.FindAllStringSubmatch(s[2], -1) {
+			name := s[1] + "." + f[2]
+			switch n++; {
+			case f[1] == "char":
+				source += fmt.Sprintf("\tprintf(\"%s=%%s\\n\", %[1]s);\n", name)
+			case f[3] != "":
+				source += fmt.Sprintf("\tfor (unsigned i = 0; i < sizeof %s / sizeof %[1]s[0]; i++)\n\t\tprintf(\"%[1]s[%%u]=%%llu\\n\", i, (unsigned long long)%[1]s[i]);\n", name)
+			default:
+				source += fmt.Sprintf("\tprintf(\"%s=%%llu\\n\", (unsigned long long)%[1]s);\n", name)
+			}
+		}
+	}
+	if n != strings.Count(string(header), ";")-4 {
+		t.Errorf("%d fields were found in wire.h", n)
+	}
+	ring := mem[len(mem)-2*wire.RingSize:]
+	got := run(t, build(t, source+"\treturn 0;\n}\n"), slices.Concat(ring[:wire.RecordHeader], request, reply))
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if got[name] != want[name] {
+			t.Errorf("%s is %q, C reads %q", name, want[name], got[name])
+		}
+		delete(got, name)
+	}
+	if len(got) != 0 {
+		t.Errorf("C has more fields: %v", got)
+	}
+}

@@ -1,0 +1,482 @@
+/* The C side of the application interface. Its layouts are those of the Go package kernel/wire, which a test holds it to. */
+#define _GNU_SOURCE
+#include "margay.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+static struct {
+	int socket; /* for requests */
+	int bell;
+	char *area;
+	uint32_t call; /* number of the last request */
+	uint64_t tail; /* of the send ring: this side's own position */
+	uint64_t head; /* of the receive ring: likewise */
+	struct {
+		margay_handler f;
+		void *data;
+	} handlers[MARGAY_MAX_HANDLERS];
+	char error[512];
+} self = {.socket = -1, .bell = -1};
+
+static int fail(const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	vsnprintf(self.error, sizeof self.error, format, args);
+	va_end(args);
+	return -1;
+}
+
+const char *margay_error(void) { return self.error; }
+
+static uint32_t header(size_t offset) { return *(uint32_t *)(self.area + offset); }
+
+static _Atomic uint64_t *word64(size_t offset) { return (_Atomic uint64_t *)(self.area + offset); }
+
+static _Atomic uint32_t *word32(size_t offset) { return (_Atomic uint32_t *)(self.area + offset); }
+
+int margay_job(void) { return header(WIRE_JOB); }
+int margay_rank(void) { return header(WIRE_RANK); }
+int margay_size(void) { return header(WIRE_SIZE); }
+int margay_node(void) { return header(WIRE_NODE); }
+int margay_nodes(void) { return header(WIRE_NODES); }
+int margay_local_rank(void) { return header(WIRE_LOCAL_RANK); }
+int margay_local_size(void) { return header(WIRE_LOCAL_SIZE); }
+
+int margay_node_of(int rank)
+{
+	if (rank < 0 || rank >= margay_size())
+		return fail("the job has no rank %d", rank);
+	return header(header(WIRE_TABLE) + 4 * (size_t)rank);
+}
+
+/* ---- Requests ---- */
+
+/* send_request sends a request, with a file unless that is -1. */
+static int send_request(const void *request, size_t size, int file)
+{
+	struct iovec data = {(void *)request, size};
+	union {
+		char space[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+	if (file >= 0) {
+		memset(&control, 0, sizeof control);
+		message.msg_control = control.space;
+		message.msg_controllen = sizeof control.space;
+		struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), &file, sizeof file);
+	}
+	ssize_t n;
+	do
+		n = sendmsg(self.socket, &message, MSG_NOSIGNAL);
+	while (n < 0 && errno == EINTR);
+	return n == (ssize_t)size ? 0 : fail("ask the node kernel: %s", strerror(errno));
+}
+
+/* receive_reply waits for the reply and puts the descriptors that come with it into files, -1 where there is none. */
+static int receive_reply(struct wire_reply *reply, int files[2])
+{
+	struct iovec data = {reply, sizeof *reply};
+	union {
+		char space[CMSG_SPACE(2 * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
+	ssize_t n;
+	do
+		n = recvmsg(self.socket, &message, MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	if (n != sizeof *reply)
+		return fail("the node kernel's answer: %s", n < 0 ? strerror(errno) : "it is no reply");
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+			memcpy(files, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
+	}
+	return 0;
+}
+
+static void close_files(int files[2])
+{
+	for (int i = 0; i < 2; i++)
+		if (files[i] >= 0)
+			close(files[i]);
+}
+
+/* ask makes a request. The descriptors that come with the reply go to files, which may be NULL. A request that may be made twice
+ * is made again when the node kernel was started again before it answered. */
+static int ask(void *request, size_t size, int file, struct wire_reply *reply, int files[2])
+{
+	struct wire_request *r = request;
+	int none[2] = {-1, -1};
+	int *got = files ? files : none;
+	if (self.socket < 0)
+		return fail("margay_init has not been called");
+	do {
+		r->call = ++self.call;
+		got[0] = got[1] = -1;
+		if (send_request(request, size, file) != 0 || receive_reply(reply, got) != 0)
+			return -1;
+		/* Another reply is to a request that the node kernel has answered twice. */
+		while (reply->call != r->call) {
+			close_files(got);
+			got[0] = got[1] = -1;
+			if (receive_reply(reply, got) != 0)
+				return -1;
+		}
+	} while (reply->status == WIRE_AGAIN && r->op != WIRE_INSERT && r->op != WIRE_REMOVE);
+	if (reply->status != WIRE_OK) {
+		close_files(got);
+		return fail("%.*s", (int)sizeof reply->text, reply->text);
+	}
+	if (!files)
+		close_files(got);
+	return 0;
+}
+
+static int put_name(char *to, const char *name)
+{
+	if (strlen(name) >= WIRE_MAX_NAME)
+		return fail("the name %s is too long", name);
+	strcpy(to, name);
+	return 0;
+}
+
+int margay_init(void)
+{
+	const char *text = getenv("MARGAY_FD");
+	struct stat info;
+	if (self.area)
+		return fail("margay_init has been called before");
+	if (!text || fstat(atoi(text), &info) != 0 || !S_ISSOCK(info.st_mode))
+		return fail("this process is no rank of a job: start it with margay run");
+	self.socket = atoi(text);
+	fcntl(self.socket, F_SETFD, FD_CLOEXEC);
+	struct wire_request request = {.op = WIRE_HELLO, .value = WIRE_VERSION};
+	struct wire_reply reply;
+	int files[2];
+	if (ask(&request, sizeof request, -1, &reply, files) != 0)
+		return -1;
+	if (files[0] < 0 || files[1] < 0 || fstat(files[0], &info) != 0)
+		return fail("the node kernel sent no area");
+	void *area = mmap(NULL, info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+	close(files[0]);
+	if (area == MAP_FAILED)
+		return fail("map the area: %s", strerror(errno));
+	self.area = area;
+	self.bell = files[1];
+	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
+		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
+	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
+	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
+	return 0;
+}
+
+void *margay_region(const char *name, size_t size, size_t *actual)
+{
+	struct wire_request request = {.op = WIRE_REGION, .value = size};
+	struct wire_reply reply;
+	int files[2];
+	if (put_name(request.name, name) != 0 || ask(&request, sizeof request, -1, &reply, files) != 0)
+		return NULL;
+	void *memory = mmap(NULL, reply.values[0], PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+	close_files(files);
+	if (memory == MAP_FAILED) {
+		fail("map region %s: %s", name, strerror(errno));
+		return NULL;
+	}
+	if (actual)
+		*actual = reply.values[0];
+	return memory;
+}
+
+/* memory_file makes a file in memory. */
+static int memory_file(const void *content, size_t size)
+{
+	int file = memfd_create("object", MFD_CLOEXEC);
+	if (file < 0)
+		return fail("make file in memory: %s", strerror(errno));
+	if (pwrite(file, content, size, 0) != (ssize_t)size) {
+		fail("write file in memory: %s", strerror(errno));
+		close(file);
+		return -1;
+	}
+	return file;
+}
+
+int margay_insert(const char *name, const char *slot, const void *object, size_t size, const struct margay_setting *settings, int count)
+{
+	struct {
+		struct wire_request head;
+		struct wire_setting settings[WIRE_MAX_SETTINGS];
+	} request = {.head = {.op = WIRE_INSERT, .settings = count}};
+	struct wire_reply reply;
+	if (count < 0 || count > WIRE_MAX_SETTINGS)
+		return fail("%d settings, at most %d are allowed", count, WIRE_MAX_SETTINGS);
+	if (put_name(request.head.name, name ? name : "") != 0 || put_name(request.head.where, slot ? slot : "") != 0)
+		return -1;
+	for (int i = 0; i < count; i++) {
+		request.settings[i].value = settings[i].value;
+		request.settings[i].kind = settings[i].entries ? WIRE_SET_ENTRIES : WIRE_SET_CONSTANT;
+		if (put_name(request.settings[i].name, settings[i].name) != 0)
+			return -1;
+	}
+	int file = memory_file(object, size);
+	if (file < 0)
+		return -1;
+	int err = ask(&request, sizeof request.head + count * sizeof request.settings[0], file, &reply, NULL);
+	close(file);
+	return err ? err : (int)reply.handle;
+}
+
+int margay_remove(int extension)
+{
+	struct wire_request request = {.op = WIRE_REMOVE, .handle = extension};
+	struct wire_reply reply;
+	return ask(&request, sizeof request, -1, &reply, NULL);
+}
+
+int margay_stats(int extension, struct margay_stats *stats)
+{
+	struct wire_request request = {.op = WIRE_STATS, .handle = extension};
+	struct wire_reply reply;
+	if (ask(&request, sizeof request, -1, &reply, NULL) != 0)
+		return -1;
+	stats->runs = reply.values[0];
+	stats->instructions = reply.values[1];
+	stats->faults = reply.values[2];
+	stats->nanoseconds = reply.values[3];
+	memcpy(stats->last_fault, reply.text, sizeof stats->last_fault);
+	stats->last_fault[sizeof stats->last_fault - 1] = 0;
+	return 0;
+}
+
+int margay_state(int extension, const char *map, struct margay_state *state)
+{
+	struct wire_request request = {.op = WIRE_STATE, .handle = extension};
+	struct wire_reply reply;
+	int files[2];
+	if (put_name(request.name, map) != 0 || ask(&request, sizeof request, -1, &reply, files) != 0)
+		return -1;
+	state->size = reply.values[0];
+	state->entries = reply.values[1];
+	state->stride = reply.values[2];
+	state->bytes = mmap(NULL, state->size, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+	close_files(files);
+	return state->bytes == MAP_FAILED ? fail("map %s: %s", map, strerror(errno)) : 0;
+}
+
+/* ---- Messages ---- */
+
+/* ring wakes the node kernel. A bell that can take no more has been rung often enough. */
+static void ring(void)
+{
+	char one = 1;
+	if (send(self.bell, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		return;
+}
+
+static size_t record_length(size_t payload) { return (sizeof(struct wire_record) + payload + 7) & ~(size_t)7; }
+
+/* send_room returns how many bytes of the send ring are free. */
+static size_t send_room(void)
+{
+	return WIRE_RING_SIZE - (self.tail - atomic_load(word64(WIRE_SEND_CONTROL + WIRE_HEAD)));
+}
+
+int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	if (rank < 0 || rank >= margay_size() || handler < 0 || handler >= MARGAY_MAX_HANDLERS)
+		return fail("there is no rank %d with handler %d", rank, handler);
+	if (length > MARGAY_MAX_PAYLOAD)
+		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
+	char *ring_bytes = self.area + header(WIRE_SEND);
+	size_t at = self.tail & (WIRE_RING_SIZE - 1), need = record_length(length), pad = 0;
+	if (at + need > WIRE_RING_SIZE)
+		pad = WIRE_RING_SIZE - at;
+	if (pad + need > send_room())
+		return 0;
+	if (pad) {
+		struct wire_record *r = (struct wire_record *)(ring_bytes + at);
+		r->length = pad;
+		r->kind = WIRE_PAD;
+		at = 0;
+	}
+	struct wire_record *r = (struct wire_record *)(ring_bytes + at);
+	*r = (struct wire_record){.length = need, .kind = WIRE_MESSAGE, .handler = handler, .peer = rank, .size = length, .args = {arg0, arg1}};
+	if (length)
+		memcpy(r + 1, payload, length);
+	self.tail += pad + need;
+	atomic_store(word64(WIRE_SEND_CONTROL + WIRE_TAIL), self.tail);
+	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
+		ring();
+	return 1;
+}
+
+int margay_handle(int number, margay_handler handler, void *data)
+{
+	if (number < 0 || number >= MARGAY_MAX_HANDLERS)
+		return fail("there is no handler %d", number);
+	self.handlers[number].f = handler;
+	self.handlers[number].data = data;
+	return 0;
+}
+
+/* run_handler runs the handler of a record. */
+static void run_handler(const struct wire_record *r)
+{
+	margay_handler f = self.handlers[r->handler % MARGAY_MAX_HANDLERS].f;
+	if (!f) {
+		fprintf(stderr, "margay: rank %d got a message for handler %d from rank %d, and has no such handler\n", margay_rank(),
+			r->handler, r->peer);
+		abort();
+	}
+	struct margay_am message = {.source = r->peer, .node = r->node, .handler = r->handler, .args = {r->args[0], r->args[1]},
+				    .payload = r + 1, .length = r->size};
+	f(&message, self.handlers[r->handler % MARGAY_MAX_HANDLERS].data);
+}
+
+int margay_poll(void)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	char *ring_bytes = self.area + header(WIRE_RECEIVE);
+	int n = 0;
+	while (atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head) {
+		const struct wire_record *r = (struct wire_record *)(ring_bytes + (self.head & (WIRE_RING_SIZE - 1)));
+		uint32_t length = r->length;
+		if (r->kind == WIRE_MESSAGE) {
+			run_handler(r);
+			n++;
+		}
+		self.head += length;
+		atomic_store(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD), self.head);
+		/* A sender may wait for the room of this one. */
+		if (atomic_load(word32(WIRE_RECEIVE_CONTROL + WIRE_PRODUCER_WAITING)))
+			ring();
+	}
+	return n;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+/* sleep_until reads the bell until it has been rung or the deadline (-1: none) is over, and reports whether it was rung. */
+static int sleep_until(int64_t deadline)
+{
+	for (;;) {
+		int wait = -1;
+		if (deadline >= 0) {
+			int64_t left = deadline - now_ms();
+			if (left <= 0)
+				return 0;
+			wait = left > 1 << 30 ? 1 << 30 : (int)left;
+		}
+		struct pollfd p = {.fd = self.bell, .events = POLLIN};
+		if (poll(&p, 1, wait) > 0) {
+			char rung[256];
+			return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
+		}
+	}
+}
+
+/* wait_until handles messages until done(n) is true; n is how many there were. It fails when the time is over. */
+static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout)
+{
+	int64_t deadline = timeout < 0 ? -1 : now_ms() + timeout;
+	_Atomic uint32_t *waiting = word32(WIRE_RECEIVE_CONTROL + WIRE_CONSUMER_WAITING);
+	int n = 0;
+	for (;;) {
+		n += margay_poll();
+		if (done(n, arg))
+			return n;
+		/* Whoever comes after this rings. */
+		atomic_store(waiting, 1);
+		int more = margay_poll();
+		n += more;
+		int rung = more || done(n, arg) || sleep_until(deadline);
+		atomic_store(waiting, 0);
+		if (!rung)
+			return fail("nothing came in %d ms", timeout);
+	}
+}
+
+static int some_came(int n, uint64_t arg)
+{
+	(void)arg;
+	return n > 0;
+}
+
+int margay_wait(int timeout)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	int n = wait_until(some_came, 0, timeout);
+	return n < 0 ? 0 : n;
+}
+
+static int is_released(int n, uint64_t number)
+{
+	(void)n;
+	return atomic_load(word64(WIRE_RELEASED)) >= number;
+}
+
+int margay_barrier(int timeout)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
+	/* The node kernel looks for it when it is awake, and wants to be woken when it is not. */
+	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
+		ring();
+	return wait_until(is_released, number, timeout) < 0 ? -1 : 0;
+}
+
+int margay_finalize(int timeout) { return margay_barrier(timeout); }
+
+/* has_room announces that this side waits for room for a record, and reports whether there is some. */
+static int has_room(int n, uint64_t length)
+{
+	(void)n;
+	_Atomic uint32_t *waiting = word32(WIRE_SEND_CONTROL + WIRE_PRODUCER_WAITING);
+	atomic_store(waiting, 1);
+	if (send_room() < 2 * record_length(length)) /* with the largest pad that may come before it */
+		return 0;
+	atomic_store(waiting, 0);
+	return 1;
+}
+
+int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
+	for (;;) {
+		int sent = margay_post(rank, handler, arg0, arg1, payload, length);
+		if (sent != 0)
+			return sent < 0 ? -1 : 0;
+		if (wait_until(has_room, length, -1) < 0)
+			return -1;
+	}
+}

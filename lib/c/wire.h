@@ -1,0 +1,93 @@
+/* The layouts of the application interface, version 1: kernel/wire in C. */
+#ifndef MARGAY_WIRE_H
+#define MARGAY_WIRE_H
+
+#include <stdint.h>
+
+#define WIRE_VERSION 1
+#define WIRE_MAGIC 0x5947524d
+#define WIRE_RING_SIZE (256 << 10)
+#define WIRE_MAX_NAME 64
+#define WIRE_MAX_SETTINGS 16
+
+/* Places in the area. */
+#define WIRE_OFF_MAGIC 0
+#define WIRE_OFF_VERSION 4
+#define WIRE_JOB 8
+#define WIRE_RANK 12
+#define WIRE_SIZE 16
+#define WIRE_NODE 20
+#define WIRE_LOCAL_RANK 24
+#define WIRE_LOCAL_SIZE 28
+#define WIRE_NODES 32
+#define WIRE_TABLE 36
+#define WIRE_SEND 40
+#define WIRE_RECEIVE 44
+#define WIRE_RING_BYTES 48
+#define WIRE_ENTERED 64
+#define WIRE_RELEASED 128
+#define WIRE_SEND_CONTROL 256
+#define WIRE_RECEIVE_CONTROL 512
+
+/* Places in a ring's control block. */
+#define WIRE_TAIL 0
+#define WIRE_HEAD 64
+#define WIRE_CONSUMER_WAITING 128
+#define WIRE_PRODUCER_WAITING 192
+
+/* Kinds of record. */
+#define WIRE_MESSAGE 1
+#define WIRE_PAD 2
+
+struct wire_record {
+	uint32_t length;
+	uint16_t kind;
+	uint16_t handler;
+	uint32_t peer;
+	uint32_t node;
+	uint32_t size;
+	uint32_t zero;
+	uint64_t args[2];
+};
+
+/* Requests. */
+#define WIRE_HELLO 1
+#define WIRE_INSERT 2
+#define WIRE_REMOVE 3
+#define WIRE_STATS 4
+#define WIRE_REGION 5
+#define WIRE_STATE 6
+
+#define WIRE_OK 0
+#define WIRE_AGAIN 7
+
+#define WIRE_SET_CONSTANT 1
+#define WIRE_SET_ENTRIES 2
+
+struct wire_request {
+	uint32_t op;
+	uint32_t call;
+	uint32_t handle;
+	uint32_t settings;
+	uint64_t value;
+	char name[WIRE_MAX_NAME];
+	char where[WIRE_MAX_NAME];
+};
+
+struct wire_setting {
+	uint64_t value;
+	uint32_t kind;
+	uint32_t zero;
+	char name[WIRE_MAX_NAME];
+};
+
+struct wire_reply {
+	uint32_t call;
+	uint32_t status;
+	uint32_t handle;
+	uint32_t zero;
+	uint64_t values[8];
+	char text[256];
+};
+
+#endif

@@ -1,0 +1,458 @@
+// Package margay is what a Go program links to be more than a plain program on a Margay machine: it learns its place in the
+// job, sends active messages to other ranks, meets them at barriers, shares memory with the ranks and extensions of its node,
+// and puts extensions into the node kernel.
+//
+//	job, err := margay.Init()
+//	job.Handle(1, func(m margay.Message) { ... })
+//	job.Send(ctx, target, 1, [2]uint64{n}, payload)
+//	job.Barrier(ctx)
+//	job.Finalize(ctx)
+//
+// A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
+// from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with run
+// the handler of their number, in whatever call of this package finds them: Poll, Wait, Barrier, Finalize, and Send when it
+// has to wait. A handler must not block and must not call those; it may Send when the window is open, which Post tells.
+package margay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/wire"
+)
+
+// MaxPayload is the longest payload of a message, in bytes.
+const MaxPayload = wire.MaxPayload
+
+// Errors.
+var (
+	// ErrNoJob reports that this process was not started by margay run.
+	ErrNoJob = errors.New("margay: this process is no rank of a job: start it with margay run")
+	// ErrClosed reports use of a job after Finalize.
+	ErrClosed = errors.New("margay: the job is finalized")
+	// ErrNotFound, ErrRefused, ErrNoRoom and ErrVersion say why the node kernel did not do what was asked.
+	ErrNotFound = errors.New("not found")
+	ErrRefused  = errors.New("refused")
+	ErrNoRoom   = errors.New("no room")
+	ErrVersion  = errors.New("version mismatch")
+)
+
+// Job is this rank's part in its job. It is safe for concurrent use; handlers run one at a time.
+type Job struct {
+	header wire.Header
+	area   *wire.Area
+	memory []byte
+	socket *net.UnixConn
+	bell   *os.File
+
+	asking sync.Mutex // one request at a time
+	calls  uint32     // requests made; guarded by asking
+
+	sending sync.Mutex
+	send    *wire.Producer
+
+	handling sync.Mutex // held while messages are taken and their handlers run
+	receive  *wire.Consumer
+	handlers [wire.MaxHandlers]func(Message)
+
+	mu      sync.Mutex
+	changed sync.Cond
+	rung    uint64 // how often the bell was heard
+	waiters int    // goroutines in sleep
+	closed  bool
+}
+
+// Message is an active message as its handler gets it.
+type Message struct {
+	Source  int // rank that sent it; the system vouches for it
+	Node    int // where that rank is
+	Handler int
+	Args    [2]uint64
+	Payload []byte // valid until the handler returns
+}
+
+// Init makes this process take part in its job. All ranks of a job must do so, or none.
+func Init() (*Job, error) {
+	fd, err := strconv.Atoi(os.Getenv(wire.EnvFD))
+	if err != nil || fd < 0 {
+		return nil, ErrNoJob
+	}
+	unix.CloseOnExec(fd)
+	file := os.NewFile(uintptr(fd), "margay")
+	conn, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", ErrNoJob, err)
+	}
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return nil, ErrNoJob
+	}
+	j := &Job{socket: socket}
+	j.changed.L = &j.mu
+	if err := j.open(); err != nil {
+		socket.Close()
+		return nil, err
+	}
+	go j.listen()
+	return j, nil
+}
+
+// open greets the node kernel and maps the area.
+func (j *Job) open() error {
+	_, files, err := j.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}, nil)
+	if err != nil {
+		return fmt.Errorf("margay: init: %w", err)
+	}
+	if len(files) != 2 {
+		closeAll(files)
+		return fmt.Errorf("margay: init: the node kernel sent %d descriptors", len(files))
+	}
+	defer files[0].Close()
+	if j.memory, err = mapFile(files[0]); err != nil {
+		files[1].Close()
+		return err
+	}
+	if j.area, j.header, err = wire.OpenArea(j.memory); err != nil {
+		files[1].Close()
+		return fmt.Errorf("margay: init: %w", err)
+	}
+	j.send = j.area.SendProducer()
+	j.receive = j.area.ReceiveConsumer()
+	j.bell = files[1]
+	return nil
+}
+
+// mapFile maps the whole of a file of shared memory.
+func mapFile(f *os.File) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("margay: shared memory: %w", err)
+	}
+	memory, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("margay: map shared memory: %w", err)
+	}
+	return memory, nil
+}
+
+// Number is the job's number in its machine.
+func (j *Job) Number() int { return int(j.header.Job) }
+
+// Rank is this process's number in the job, 0 to Size-1.
+func (j *Job) Rank() int { return int(j.header.Rank) }
+
+// Size is how many ranks the job has.
+func (j *Job) Size() int { return int(j.header.Size) }
+
+// Node is the number of the node that this rank is on.
+func (j *Job) Node() int { return int(j.header.Node) }
+
+// Nodes is how many nodes the job has.
+func (j *Job) Nodes() int { return int(j.header.Nodes) }
+
+// NodeOf is the number of the node that a rank is on.
+func (j *Job) NodeOf(rank int) int {
+	if rank < 0 || rank >= j.Size() {
+		panic(fmt.Sprintf("margay: the job has no rank %d", rank))
+	}
+	return int(j.area.NodeOf(uint32(rank)))
+}
+
+// LocalRank is this process's number among the job's ranks on its node, 0 to LocalSize-1.
+func (j *Job) LocalRank() int { return int(j.header.LocalRank) }
+
+// LocalSize is how many ranks of the job are on this node.
+func (j *Job) LocalSize() int { return int(j.header.LocalSize) }
+
+// Handle sets the handler for messages of a number, 0 to 255; nil takes it away. A message without a handler is a panic.
+func (j *Job) Handle(number int, f func(Message)) {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	j.handlers[number] = f
+}
+
+// Send sends a message to a rank, which may be this one. It waits, handling messages meanwhile, while the send ring is full.
+func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, payload []byte) error {
+	for {
+		ok, err := j.Post(rank, handler, args, payload)
+		if ok || err != nil {
+			return err
+		}
+		err = j.wait(ctx, func(int) bool {
+			j.sending.Lock()
+			defer j.sending.Unlock()
+			return !j.send.Wait(len(payload))
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Post is Send for those who must not wait: it reports whether there was room for the message.
+func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, error) {
+	if rank < 0 || rank >= j.Size() || handler < 0 || handler >= wire.MaxHandlers {
+		return false, fmt.Errorf("margay: there is no rank %d with handler %d", rank, handler)
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	ok, wake, err := j.send.Push(wire.Record{Handler: uint16(handler), Peer: uint32(rank), Args: args, Payload: payload})
+	if err != nil {
+		return false, fmt.Errorf("margay: send: %w", err)
+	}
+	if wake {
+		j.ring()
+	}
+	return ok, nil
+}
+
+// Poll runs the handlers of all messages that have arrived and returns how many there were.
+func (j *Job) Poll() int {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	n := 0
+	for {
+		record, ok, err := j.receive.Next()
+		if err != nil {
+			panic(fmt.Sprintf("margay: receive: %v", err)) // this program has written over its own area
+		}
+		if !ok {
+			break
+		}
+		n++
+		handler := j.handlers[record.Handler%wire.MaxHandlers]
+		if handler == nil {
+			panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), record.Handler, record.Peer))
+		}
+		handler(Message{
+			Source: int(record.Peer), Node: int(record.Node), Handler: int(record.Handler), Args: record.Args, Payload: record.Payload,
+		})
+		// A sender may wait for the room of this one.
+		if j.receive.Release() {
+			j.ring()
+		}
+	}
+	return n
+}
+
+// Wait waits until messages have arrived, runs their handlers, and returns how many there were.
+func (j *Job) Wait(ctx context.Context) (n int, err error) {
+	err = j.wait(ctx, func(handled int) bool { n = handled; return n > 0 })
+	return n, err
+}
+
+// Barrier waits until every rank of the job has called it as often as this one. It handles messages meanwhile. Messages that
+// were sent before a barrier need not have arrived behind it.
+func (j *Job) Barrier(ctx context.Context) error {
+	number := j.area.Entered().Add(1)
+	// The node kernel looks for it when it is awake, and wants to be woken when it is not.
+	if j.area.SendWaiting().Load() != 0 {
+		j.ring()
+	}
+	return j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number })
+}
+
+// Finalize ends this rank's part in the job: it waits for the other ranks to do the same. The process may go on.
+func (j *Job) Finalize(ctx context.Context) error {
+	if err := j.Barrier(ctx); err != nil {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.closed {
+		j.closed = true
+		j.bell.Close()
+		j.changed.Broadcast()
+	}
+	return nil
+}
+
+// wait handles messages until done, which is told how many there were, or until ctx ends.
+func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
+	stop := context.AfterFunc(ctx, func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.changed.Broadcast()
+	})
+	defer stop()
+	handled := 0
+	idle := func() bool {
+		n := j.Poll()
+		handled += n
+		return !done(handled) && n == 0
+	}
+	for {
+		handled += j.Poll()
+		if done(handled) {
+			return nil
+		}
+		if err := j.sleep(ctx, idle); err != nil {
+			return err
+		}
+	}
+}
+
+// sleep waits for the bell, unless it turns out that this side is not idle.
+func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
+	j.mu.Lock()
+	heard := j.rung
+	j.waiters++
+	j.area.ReceiveWaiting().Store(1)
+	j.mu.Unlock()
+	idle := isIdle() // whoever comes later rings
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for idle && j.rung == heard && !j.closed && ctx.Err() == nil {
+		j.changed.Wait()
+	}
+	if j.waiters--; j.waiters == 0 {
+		j.area.ReceiveWaiting().Store(0)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case j.closed && idle:
+		return ErrClosed
+	}
+	return nil
+}
+
+// listen hears the bell.
+func (j *Job) listen() {
+	var rung [256]byte
+	for {
+		_, err := j.bell.Read(rung[:])
+		j.mu.Lock()
+		j.rung++
+		j.closed = j.closed || err != nil
+		j.changed.Broadcast()
+		j.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// ring wakes the node kernel. A bell that can take no more has been rung often enough.
+func (j *Job) ring() {
+	raw, err := j.bell.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.Send(int(fd), []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+}
+
+// ask makes a request of the node kernel. One that may be made twice is made again when the node kernel was started again
+// before it answered.
+func (j *Job) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File, error) {
+	j.asking.Lock()
+	defer j.asking.Unlock()
+	for {
+		reply, files, err := j.askOnce(q, give)
+		if err == nil {
+			err = failure(reply)
+		}
+		if reply.Status == wire.StatusAgain && q.Op != wire.OpInsert && q.Op != wire.OpRemove {
+			continue
+		}
+		if err != nil {
+			closeAll(files)
+			return reply, nil, err
+		}
+		return reply, files, nil
+	}
+}
+
+// askOnce sends a request and waits for its answer. Another answer is to a request that the node kernel has answered twice.
+func (j *Job) askOnce(q wire.Request, give *os.File) (wire.Reply, []*os.File, error) {
+	j.calls++
+	q.Call = j.calls
+	packet, err := q.Encode()
+	if err != nil {
+		return wire.Reply{}, nil, err
+	}
+	var rights []byte
+	if give != nil {
+		rights = syscall.UnixRights(int(give.Fd()))
+	}
+	if _, _, err := j.socket.WriteMsgUnix(packet, rights, nil); err != nil {
+		return wire.Reply{}, nil, fmt.Errorf("ask the node kernel: %w", err)
+	}
+	buf := make([]byte, wire.ReplySize)
+	oob := make([]byte, syscall.CmsgSpace(4*4))
+	for {
+		n, oobn, _, _, err := j.socket.ReadMsgUnix(buf, oob)
+		if err != nil {
+			return wire.Reply{}, nil, fmt.Errorf("the node kernel's answer: %w", err)
+		}
+		files := received(oob[:oobn])
+		reply, err := wire.DecodeReply(buf[:n])
+		if err == nil && reply.Call == q.Call {
+			return reply, files, nil
+		}
+		closeAll(files)
+		if err != nil {
+			return reply, nil, err
+		}
+	}
+}
+
+func received(oob []byte) []*os.File {
+	messages, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := syscall.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			syscall.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "margay"))
+		}
+	}
+	return files
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// failure turns the status of a reply into an error.
+func failure(r wire.Reply) error {
+	kinds := map[wire.Status]error{
+		wire.StatusVersion: ErrVersion, wire.StatusNotFound: ErrNotFound, wire.StatusRefused: ErrRefused, wire.StatusNoRoom: ErrNoRoom,
+	}
+	switch kind := kinds[r.Status]; {
+	case r.Status == wire.StatusOK:
+		return nil
+	case kind != nil:
+		return &refusal{kind, r.Text}
+	}
+	return errors.New(r.Text)
+}
+
+// refusal is an error of the node kernel, in its words, that belongs to one of this package's kinds.
+type refusal struct {
+	kind error
+	text string
+}
+
+func (r *refusal) Error() string { return r.text }
+func (r *refusal) Unwrap() error { return r.kind }

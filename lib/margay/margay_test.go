@@ -1,0 +1,231 @@
+package margay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/wire"
+	"margay/lib/margay"
+	"margay/lib/ranktest"
+)
+
+// The test binary is also the rank of the contract suite.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "rank" {
+		if err := rank(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func rank(mode []string) error {
+	job, err := margay.Init()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	switch mode[0] {
+	case "who":
+		fmt.Print(job.Number(), " ", job.Rank(), " ", job.Size(), " ", job.Node(), " ", job.Nodes(), " ", job.LocalRank(), " ", job.LocalSize())
+		for rank := range job.Size() {
+			fmt.Print(" ", job.NodeOf(rank))
+		}
+	case "echo":
+		return echo(ctx, job)
+	case "flood":
+		n, err := strconv.Atoi(mode[1])
+		if err != nil {
+			return err
+		}
+		payload := make([]byte, margay.MaxPayload)
+		for i := range n {
+			for j := range payload {
+				payload[j] = byte(i + j)
+			}
+			if err := job.Send(ctx, 0, 7, [2]uint64{uint64(i), ^uint64(i)}, payload[:i%(margay.MaxPayload+1)]); err != nil {
+				return err
+			}
+		}
+		return job.Finalize(ctx)
+	case "services":
+		return services(job)
+	}
+	return nil
+}
+
+func echo(ctx context.Context, job *margay.Job) error {
+	var came []margay.Message
+	quit := false
+	job.Handle(1, func(m margay.Message) {
+		m.Payload = slices.Clone(m.Payload)
+		came = append(came, m)
+	})
+	job.Handle(3, func(margay.Message) { quit = true })
+	for !quit {
+		if _, err := job.Wait(ctx); err != nil {
+			return err
+		}
+		for len(came) > 0 {
+			m := came[0]
+			came = came[1:]
+			if err := job.Send(ctx, m.Source, 2, [2]uint64{m.Args[0], m.Args[1] + 1}, m.Payload); err != nil {
+				return err
+			}
+		}
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	return job.Finalize(ctx)
+}
+
+func services(job *margay.Job) error {
+	region, err := job.Region("shared", 4096)
+	if err != nil {
+		return err
+	}
+	region.Bytes[0] = 'R'
+	x, err := job.Insert(margay.Spec{
+		Name: "x", Slot: "message", Object: []byte("object"), Constants: map[string]uint64{"c": 5}, Entries: map[string]uint32{"m": 6},
+	})
+	if err != nil {
+		return err
+	}
+	stats, err := x.Stats()
+	if err != nil {
+		return err
+	}
+	fmt.Println(stats.Runs, stats.Instructions, stats.Faults, stats.Time.Nanoseconds(), stats.LastFault)
+	state, err := x.State("m")
+	if err != nil {
+		return err
+	}
+	state.Bytes[0] = 'S'
+	fmt.Println(state.Entries, state.Stride)
+	if err := x.Remove(); err != nil {
+		return err
+	}
+	_, err = job.Insert(margay.Spec{Object: []byte("object")})
+	if !errors.Is(err, margay.ErrRefused) {
+		return fmt.Errorf("a refusal is %w", err)
+	}
+	return err
+}
+
+func TestContract(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranktest.Suite(t, func(ctx context.Context, mode ...string) *exec.Cmd {
+		return exec.CommandContext(ctx, exe, append([]string{"rank"}, mode...)...)
+	})
+}
+
+func TestNoJob(t *testing.T) {
+	for _, text := range []string{"", "x", "99999"} {
+		t.Setenv(wire.EnvFD, text)
+		if _, err := margay.Init(); !errors.Is(err, margay.ErrNoJob) {
+			t.Errorf("with %q: %v", text, err)
+		}
+	}
+}
+
+// What the node kernel refuses tells the application its kind, and an Init that fails leaves nothing behind.
+func TestInitFails(t *testing.T) {
+	cases := []struct {
+		name  string
+		reply wire.Reply
+		files int
+		want  error
+	}{
+		{"version", wire.Reply{Status: wire.StatusVersion, Text: "another"}, 0, margay.ErrVersion},
+		{"room", wire.Reply{Status: wire.StatusNoRoom, Text: "full"}, 0, margay.ErrNoRoom},
+		{"one descriptor", wire.Reply{}, 1, nil},
+		{"empty area", wire.Reply{}, 2, nil},
+		{"three descriptors", wire.Reply{}, 3, nil},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			before, goroutines := descriptors(t), runtime.NumGoroutine()
+			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv(wire.EnvFD, strconv.Itoa(fds[0]))
+			near := os.NewFile(uintptr(fds[1]), "near")
+			conn, err := net.FileConn(near)
+			near.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			served := make(chan error, 1)
+			go func() { served <- serve(conn.(*net.UnixConn), k.reply, k.files) }()
+			if _, err := margay.Init(); err == nil || k.want != nil && !errors.Is(err, k.want) {
+				t.Errorf("error %v", err)
+			}
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+			conn.Close()
+			for deadline := time.Now().Add(10 * time.Second); descriptors(t) != before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("%d descriptors, before there were %d", descriptors(t), before)
+				}
+			}
+		})
+	}
+}
+
+// serve answers the first request that comes.
+func serve(conn *net.UnixConn, reply wire.Reply, files int) error {
+	buf := make([]byte, wire.MaxRequest)
+	n, err := conn.Read(buf)
+	if err != nil {
+		return err
+	}
+	q, err := wire.DecodeRequest(buf[:n])
+	if err != nil {
+		return err
+	}
+	reply.Call = q.Call
+	var fds []int
+	for range files {
+		fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		fds = append(fds, fd)
+	}
+	var rights []byte
+	if files > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	_, _, err = conn.WriteMsgUnix(reply.Encode(), rights, nil)
+	return err
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}

@@ -1,0 +1,483 @@
+// Package ranktest plays the node kernel to one rank, and holds the libraries for applications to one contract: Suite. A library
+// takes part with a program that does what Suite says with it.
+package ranktest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/wire"
+)
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+// kernel is a node kernel as the one rank of a test sees it.
+type kernel struct {
+	t       *testing.T
+	cmd     *exec.Cmd
+	output  text
+	errors  text
+	socket  *net.UnixConn
+	memory  *os.File // the area
+	bell    *net.UnixConn
+	theirs  *os.File // the rank's end of the bell
+	area    *wire.Area
+	send    *wire.Consumer
+	receive *wire.Producer
+}
+
+// text is what a program has printed so far.
+type text struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (t *text) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.Write(p)
+}
+
+func (t *text) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.String()
+}
+
+// header is the place of the rank. Its node is the third of the machine's.
+var header = wire.Header{Job: 7, Rank: 1, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2}
+
+// start starts the program with a mode, as a rank.
+func start(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *kernel {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	k := &kernel{t: t, cmd: program(ctx, mode...)}
+	var far *os.File
+	k.socket, far = pair(t, unix.SOCK_SEQPACKET)
+	k.bell, k.theirs = pair(t, unix.SOCK_STREAM)
+	fd, err := unix.MemfdCreate("area", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.memory = os.NewFile(uintptr(fd), "area")
+	size := wire.AreaSize(int(header.Size))
+	if err := k.memory.Truncate(int64(size)); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k.area, err = wire.NewArea(mem, header, []uint32{0, 2, 2}); err != nil {
+		t.Fatal(err)
+	}
+	k.send, k.receive = k.area.SendConsumer(), k.area.ReceiveProducer()
+	k.cmd.ExtraFiles = []*os.File{far}
+	k.cmd.Env = append(os.Environ(), fmt.Sprint(wire.EnvFD, "=", wire.FD))
+	k.cmd.Stdout, k.cmd.Stderr = &k.output, &k.errors
+	if err := k.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	far.Close()
+	t.Cleanup(func() {
+		cancel()
+		if k.cmd.ProcessState == nil {
+			_ = k.cmd.Wait()
+		}
+		k.socket.Close()
+		k.bell.Close()
+		k.theirs.Close()
+		k.memory.Close()
+		_ = unix.Munmap(mem)
+	})
+	return k
+}
+
+// pair makes two connected sockets, one for this side and one for the rank's.
+func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near := os.NewFile(uintptr(fds[0]), "near")
+	defer near.Close()
+	if kind == unix.SOCK_SEQPACKET {
+		if err := unix.SetNonblock(fds[1], false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn, err := net.FileConn(near)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn.(*net.UnixConn), os.NewFile(uintptr(fds[1]), "far")
+}
+
+// request waits for the rank's next request, and for the file that comes with it.
+func (k *kernel) request() (wire.Request, *os.File) {
+	k.t.Helper()
+	buf, oob := make([]byte, wire.MaxRequest+1), make([]byte, unix.CmsgSpace(4))
+	k.socket.SetReadDeadline(time.Now().Add(patience))
+	n, oobn, _, _, err := k.socket.ReadMsgUnix(buf, oob)
+	if err != nil {
+		k.t.Fatalf("no request: %v; the rank says %s%s", err, k.output.String(), k.errors.String())
+	}
+	q, err := wire.DecodeRequest(buf[:n])
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(messages) == 0 {
+		return q, nil
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return q, os.NewFile(uintptr(fds[0]), "given")
+}
+
+// answer answers a request.
+func (k *kernel) answer(q wire.Request, r wire.Reply, files ...*os.File) {
+	k.t.Helper()
+	r.Call = q.Call
+	var rights []byte
+	if len(files) > 0 {
+		var fds []int
+		for _, f := range files {
+			fds = append(fds, int(f.Fd()))
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err := k.socket.WriteMsgUnix(r.Encode(), rights, nil); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// expect waits for a request of a kind.
+func (k *kernel) expect(op wire.Op) (wire.Request, *os.File) {
+	k.t.Helper()
+	q, file := k.request()
+	if q.Op != op {
+		k.t.Fatalf("the rank asks for %d, not for %d", q.Op, op)
+	}
+	return q, file
+}
+
+// greet answers the rank's first request with all that it needs.
+func (k *kernel) greet() {
+	k.t.Helper()
+	q, _ := k.expect(wire.OpHello)
+	if q.Value != wire.Version {
+		k.t.Fatalf("the rank speaks version %d", q.Value)
+	}
+	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs)
+}
+
+// ring wakes the rank.
+func (k *kernel) ring() {
+	if _, err := k.bell.Write([]byte{1}); err != nil {
+		k.t.Errorf("ring: %v", err)
+	}
+}
+
+// push gives the rank a message, if there is room.
+func (k *kernel) push(r wire.Record) bool {
+	k.t.Helper()
+	ok, wake, err := k.receive.Push(r)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if wake {
+		k.ring()
+	}
+	return ok
+}
+
+// next takes a message of the rank, if there is one.
+func (k *kernel) next() (wire.Record, bool) {
+	k.t.Helper()
+	r, ok, err := k.send.Next()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if !ok {
+		return r, false
+	}
+	r.Payload = bytes.Clone(r.Payload)
+	if k.send.Release() {
+		k.ring()
+	}
+	return r, true
+}
+
+// sleep is next that sleeps until the rank rings.
+func (k *kernel) sleep() wire.Record {
+	k.t.Helper()
+	for {
+		if r, ok := k.next(); ok {
+			return r
+		}
+		if !k.send.Wait() {
+			continue
+		}
+		k.bell.SetReadDeadline(time.Now().Add(patience))
+		if _, err := k.bell.Read(make([]byte, 256)); err != nil {
+			k.t.Fatalf("the rank does not ring: %v; it says %s%s", err, k.output.String(), k.errors.String())
+		}
+		k.send.Awake()
+	}
+}
+
+// await waits until ok holds.
+func (k *kernel) await(what string, ok func() bool) {
+	k.t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			k.t.Fatalf("no %s within %v; the rank says %s%s", what, patience, k.output.String(), k.errors.String())
+		}
+	}
+}
+
+// barrier waits until the rank has entered its n-th barrier, and lets it out.
+func (k *kernel) barrier(n uint64) {
+	k.t.Helper()
+	k.await(fmt.Sprintf("barrier %d", n), func() bool { return k.area.Entered().Load() == n })
+	k.area.Released().Store(n)
+	if k.area.ReceiveWaiting().Load() != 0 {
+		k.ring()
+	}
+}
+
+// ended waits for the end of the program and returns what it has printed.
+func (k *kernel) ended(code int) (output, errors string) {
+	k.t.Helper()
+	_ = k.cmd.Wait()
+	if got := k.cmd.ProcessState.ExitCode(); got != code {
+		k.t.Errorf("the rank ended with %v: %s%s", k.cmd.ProcessState, k.output.String(), k.errors.String())
+	}
+	return strings.TrimSpace(k.output.String()), strings.TrimSpace(k.errors.String())
+}
+
+// payload is the payload of the i-th message of a test.
+func payload(i int) []byte {
+	b := make([]byte, i%(wire.MaxPayload+1))
+	for j := range b {
+		b[j] = byte(i + j)
+	}
+	return b
+}
+
+// Suite holds a library to the contract. program returns a command that does what its mode says, and ends with the status 1 and
+// a message when a function of the library fails:
+//
+//	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
+//	echo        sends each message for handler 1 back to its source, for handler 2, with 1 added to its second argument, until
+//	            one for handler 3 comes; then it enters a barrier, finalizes and ends
+//	flood N     sends N messages to rank 0, for handler 7, with the arguments i and ^i and a payload of i modulo 1025 bytes,
+//	            of which byte j is i+j; then it finalizes and ends
+//	services    takes the region "shared" of 4096 bytes and writes 'R' there; inserts the extension "object" as "x" into the slot
+//	            "message" with the constant "c" 5 and 6 entries of the map "m"; prints its runs, instructions, faults,
+//	            nanoseconds and last fault; writes 'S' into its map "m" and prints its entries and stride; removes it; and inserts
+//	            "object" once more, as it is
+func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	const noJob = "this process is no rank of a job: start it with margay run"
+	t.Run("no job", func(t *testing.T) {
+		for _, env := range []string{"", "=", "=99", "=-1", "=0", "=garbage"} {
+			cmd := program(t.Context(), "who")
+			cmd.Env = os.Environ()
+			if env != "" {
+				cmd.Env = append(cmd.Env, wire.EnvFD+env)
+			}
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), noJob) {
+				t.Errorf("with %q: %v, %s", env, err, out)
+			}
+		}
+	})
+	t.Run("who", func(t *testing.T) {
+		k := start(t, program, "who")
+		k.greet()
+		if out, _ := k.ended(0); out != "7 1 3 2 2 1 2 0 2 2" {
+			t.Errorf("it is %s", out)
+		}
+	})
+	t.Run("version", func(t *testing.T) {
+		k := start(t, program, "who")
+		q, _ := k.expect(wire.OpHello)
+		k.answer(q, wire.Reply{Status: wire.StatusVersion, Text: "the node kernel speaks version 99"})
+		if _, text := k.ended(1); !strings.Contains(text, "the node kernel speaks version 99") {
+			t.Errorf("it says %s", text)
+		}
+	})
+	t.Run("no descriptors", func(t *testing.T) {
+		k := start(t, program, "who")
+		q, _ := k.expect(wire.OpHello)
+		k.answer(q, wire.Reply{})
+		if _, text := k.ended(1); !strings.Contains(text, "the node kernel sent") {
+			t.Errorf("it says %s", text)
+		}
+	})
+	t.Run("another area", func(t *testing.T) {
+		k := start(t, program, "who")
+		if _, err := k.memory.WriteAt([]byte{99}, 4); err != nil {
+			t.Fatal(err)
+		}
+		k.greet()
+		if _, text := k.ended(1); !strings.Contains(text, "area") || !strings.Contains(text, "of version 1") {
+			t.Errorf("it says %s", text)
+		}
+	})
+	t.Run("hang-up", func(t *testing.T) {
+		k := start(t, program, "who")
+		k.expect(wire.OpHello)
+		k.socket.Close()
+		if _, text := k.ended(1); !strings.Contains(text, "the node kernel's answer") {
+			t.Errorf("it says %s", text)
+		}
+	})
+	t.Run("echo", func(t *testing.T) { echo(t, program) })
+	t.Run("flood", func(t *testing.T) { flood(t, program) })
+	t.Run("services", func(t *testing.T) { services(t, program) })
+}
+
+// echo: messages arrive whole and in order, both when one side sleeps and when the rings are full.
+func echo(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	k := start(t, program, "echo")
+	k.greet()
+	message := func(i int) wire.Record {
+		return wire.Record{Handler: 1, Peer: uint32(i % 3), Node: 2, Args: [2]uint64{uint64(i), 1 << 40}, Payload: payload(i)}
+	}
+	check := func(i int, r wire.Record) {
+		t.Helper()
+		if r.Handler != 2 || r.Peer != uint32(i%3) || r.Args != [2]uint64{uint64(i), 1<<40 + 1} || !bytes.Equal(r.Payload, payload(i)) {
+			t.Fatalf("message %d comes back as %+v", i, r)
+		}
+	}
+	for i := range 300 {
+		if !k.push(message(i)) {
+			t.Fatal("there is no room for one message")
+		}
+		check(i, k.sleep())
+	}
+	const n = 5000
+	sent, got := 0, 0
+	k.await("echo", func() bool {
+		for sent < n && k.push(message(sent)) {
+			sent++
+		}
+		for range 100 { // less than has come, so that the rank's ring is full at times
+			r, ok := k.next()
+			if !ok {
+				break
+			}
+			check(got, r)
+			got++
+		}
+		return got == n
+	})
+	if !k.push(wire.Record{Handler: 3}) {
+		t.Fatal("there is no room for one message")
+	}
+	k.barrier(1)
+	k.barrier(2)
+	k.ended(0)
+}
+
+// flood: a sender waits while its ring is full, and loses nothing.
+func flood(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	const n = 3000
+	k := start(t, program, "flood", fmt.Sprint(n))
+	k.greet()
+	for i := range n {
+		r := k.sleep()
+		if r.Handler != 7 || r.Peer != 0 || r.Node != 0 || r.Args != [2]uint64{uint64(i), ^uint64(i)} || !bytes.Equal(r.Payload, payload(i)) {
+			t.Fatalf("message %d comes as %+v", i, r)
+		}
+	}
+	k.barrier(1)
+	k.ended(0)
+}
+
+// services: requests say what the application wants, and replies reach it.
+func services(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	k := start(t, program, "services")
+	k.greet()
+	shared := func(name string) *os.File {
+		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), name)
+		t.Cleanup(func() { f.Close() })
+		if err := f.Truncate(4096); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	region, state := shared("region"), shared("state")
+	q, _ := k.expect(wire.OpRegion)
+	if q.Name != "shared" || q.Value != 4096 {
+		t.Errorf("region %+v", q)
+	}
+	k.answer(q, wire.Reply{Values: [8]uint64{4096}}, region)
+
+	q, object := k.expect(wire.OpInsert)
+	if q.Name != "x" || q.Where != "message" || len(q.Settings) != 2 || q.Settings[0] != (wire.Setting{Kind: wire.SetConstant, Name: "c", Value: 5}) ||
+		q.Settings[1] != (wire.Setting{Kind: wire.SetEntries, Name: "m", Value: 6}) {
+		t.Errorf("insert %+v", q)
+	}
+	text := make([]byte, 100)
+	if n, _ := object.ReadAt(text, 0); string(text[:n]) != "object" {
+		t.Errorf("the object is %q", text[:n])
+	}
+	object.Close()
+	k.answer(q, wire.Reply{Handle: 77})
+
+	// A node kernel that was started again may answer an old request once more, and has this one made again.
+	q, _ = k.expect(wire.OpStats)
+	old := q
+	old.Call--
+	k.answer(old, wire.Reply{Status: wire.StatusFailed, Text: "an old answer"}, shared("old"))
+	k.answer(q, wire.Reply{Status: wire.StatusAgain})
+	if q, _ = k.expect(wire.OpStats); q.Handle != 77 {
+		t.Errorf("stats %+v", q)
+	}
+	k.answer(q, wire.Reply{Values: [8]uint64{1, 2, 3, 4}, Text: "the last fault"})
+	if q, _ = k.expect(wire.OpState); q.Handle != 77 || q.Name != "m" {
+		t.Errorf("state %+v", q)
+	}
+	k.answer(q, wire.Reply{Values: [8]uint64{4096, 6, 16}}, state)
+	if q, _ = k.expect(wire.OpRemove); q.Handle != 77 {
+		t.Errorf("remove %+v", q)
+	}
+	k.answer(q, wire.Reply{})
+	q, object = k.expect(wire.OpInsert)
+	object.Close()
+	if q.Name != "" || q.Where != "" || len(q.Settings) != 0 {
+		t.Errorf("insert %+v", q)
+	}
+	k.answer(q, wire.Reply{Status: wire.StatusRefused, Text: "instruction 3: bad"})
+	output, errors := k.ended(1)
+	if output != "1 2 3 4 the last fault\n6 16" || !strings.Contains(errors, "instruction 3: bad") {
+		t.Errorf("it says %q and %q", output, errors)
+	}
+	for name, f := range map[string]*os.File{"R": region, "S": state} {
+		if n, err := f.ReadAt(text[:1], 0); n != 1 || string(text[:1]) != name {
+			t.Errorf("memory %s holds %q, %v", name, text[:1], err)
+		}
+	}
+}
