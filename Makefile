@@ -1,0 +1,90 @@
+# Margay. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+GOFLAGS_NODE := -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+GO_STATIC := CGO_ENABLED=0 go
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CFLAGS := -O2 -g -Wall -Wextra -Werror
+
+# Packages whose tests run for arm64 under an emulator of the processor.
+ARM64_PACKAGES := ./nimble/... ./kernel/wire ./kernel/slot ./kernel/boot ./kernel/klog ./cluster/control ./examples/histogram/words
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "%-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install what building, running and testing need, after saying what that is
+	@tools/deps run test
+
+.PHONY: deps-run
+deps-run:
+	@tools/deps run
+
+.PHONY: build
+build: bin/margay bin/nodekernel bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain ## build everything into bin/
+
+.PHONY: run
+run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
+	@examples/histogram/demo
+
+.PHONY: test
+test: deps build ## run every test, those that boot virtual machines included
+	@tools/test $(ARM64_PACKAGES)
+
+.PHONY: check
+check: deps ## format, vet, staticcheck, generated files, go.mod, cross-build
+	@tools/check
+
+.PHONY: bench
+bench: ## run the benchmarks of the packages
+	go test -run '^$$' -bench . ./nimble/... ./kernel/... ./qemu/... ./ext/...
+
+.PHONY: generate
+generate: ## make the generated files anew: the control protocol and the compiled extensions
+	go generate ./cluster/control
+	$(MAKE) -C ext
+	$(MAKE) -C nimble/object/testdata
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin
+
+# The Go toolchain knows best what is up to date.
+.PHONY: FORCE
+FORCE:
+
+bin/margay: FORCE
+	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/margay
+
+bin/nodekernel: FORCE
+	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/nodekernel
+
+bin/hello: FORCE
+	@$(GO_STATIC) build -trimpath -o $@ ./examples/hello/go
+
+bin/histogram: FORCE
+	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/go
+
+bin/plain: FORCE
+	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/plain
+
+bin/margay.o: lib/c/margay.c lib/c/margay.h lib/c/wire.h
+	@mkdir -p bin
+	$(CC) $(CFLAGS) -c $< -o $@
+
+bin/libmargay.a: bin/margay.o
+	$(AR) rcs $@ $<
+
+bin/hello-c: examples/hello/c/hello.c
+	@mkdir -p bin
+	$(CC) $(CFLAGS) -static $< -o $@
+
+bin/histogram-c: examples/histogram/c/histogram.c lib/c/margay.h bin/libmargay.a ext/message/accumulate/accumulate.o
+	$(CC) $(CFLAGS) -static -I lib/c -DACCUMULATE='"ext/message/accumulate/accumulate.o"' $< bin/libmargay.a -o $@

@@ -1,0 +1,492 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// countJob starts a job that prints numbered lines for a while, and returns a check that none is missing or there twice.
+func countJob(t *testing.T, m *machine, ranks, lines, pause int) (c *command, complete func(r result)) {
+	t.Helper()
+	c = m.start("run", "-n", fmt.Sprint(ranks), probe(), "count", fmt.Sprint(lines), fmt.Sprint(pause))
+	c.awaitOutput(fmt.Sprintf("out %d 3\n", ranks-1))
+	return c, func(r result) {
+		t.Helper()
+		if r.code != 0 {
+			t.Fatal(r)
+		}
+		for stream, text := range map[string]string{"out": r.stdout, "err": r.stderr} {
+			next := make(map[int]int)
+			for line := range strings.Lines(text) {
+				var rank, number int
+				if n, _ := fmt.Sscanf(line, stream+" %d %d\n", &rank, &number); n != 2 {
+					continue // margay's own words
+				}
+				if number != next[rank] {
+					t.Fatalf("%s: rank %d: line %d follows line %d", stream, rank, number, next[rank]-1)
+				}
+				next[rank]++
+			}
+			for rank := range ranks {
+				if next[rank] != lines {
+					t.Fatalf("%s: %d lines of rank %d, want %d", stream, next[rank], rank, lines)
+				}
+			}
+		}
+	}
+}
+
+func TestServeKilled(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		c, complete := countJob(t, m, 8, 60, 50)
+		for range 3 {
+			_, serve := m.status()
+			kill(t, serve)
+			eventually(t, 10*time.Second, "another serve", func() bool {
+				r := m.margay("machine", "status")
+				return r.code == 0 && !strings.Contains(r.stdout, fmt.Sprintf("serve: process %d,", serve))
+			}, func() string { return m.margay("machine", "status").String() })
+			time.Sleep(200 * time.Millisecond)
+		}
+		r := c.wait()
+		complete(r)
+		if !strings.Contains(r.stderr, "goes on") {
+			t.Errorf("it does not say what happened: %v", r)
+		}
+		for _, n := range m.listNodes() {
+			if n.Health != "NODE_UP" {
+				t.Errorf("node%d is %s", n.Node, n.Health)
+			}
+		}
+		m.usable()
+	})
+}
+
+// A serve that is killed while jobs are launched, at whatever moment, costs no job.
+func TestServeKilledAtLaunch(t *testing.T) {
+	m := use(t, "hosted")
+	for delay := 0; delay < 100; delay += 15 {
+		_, serve := m.status()
+		c := m.start("run", "-n", "8", probe(), "hello")
+		time.Sleep(time.Duration(delay) * time.Millisecond)
+		kill(t, serve)
+		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 {
+			t.Fatalf("serve killed after %d ms: %v", delay, r)
+		}
+	}
+}
+
+func TestServeKilledAndDetachedJob(t *testing.T) {
+	m := use(t, "hosted")
+	job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "40", "30").stdout)
+	for range 2 {
+		_, serve := m.status()
+		kill(t, serve)
+		time.Sleep(400 * time.Millisecond)
+	}
+	logs := m.margay("logs", job)
+	if strings.Count(logs.stdout, "out ") != 160 || strings.Count(logs.stderr, "err ") != 160 {
+		t.Errorf("%d and %d lines: %v", strings.Count(logs.stdout, "out "), strings.Count(logs.stderr, "err "), logs)
+	}
+}
+
+func TestNodeKernelKilled(t *testing.T) {
+	m := use(t, "hosted")
+	c, complete := countJob(t, m, 8, 60, 50)
+	for range 2 {
+		for _, pid := range m.nodeKernels() {
+			kill(t, pid)
+		}
+		time.Sleep(700 * time.Millisecond)
+	}
+	complete(c.wait())
+	m.usable()
+}
+
+// nodeKernels returns the pids of the machine's hosted node kernels: the grandchildren of its holder called kernel.
+func (m *machine) nodeKernels() []int {
+	m.t.Helper()
+	holder, _ := m.status()
+	var found []int
+	for _, pid := range pids(m.t, "/proc/self/exe kernel") {
+		if parent(parent(pid)) == holder {
+			found = append(found, pid)
+		}
+	}
+	if len(found) == 0 {
+		m.t.Fatal("no node kernel was found")
+	}
+	return found
+}
+
+// parent returns the parent of a process.
+func parent(pid int) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	var state string
+	var ppid int
+	fmt.Sscan(rest, &state, &ppid)
+	return ppid
+}
+
+func TestNodeKernelRestartedInVM(t *testing.T) {
+	m := use(t, "qemu")
+	c, complete := countJob(t, m, 8, 80, 100)
+	for node := range 4 {
+		if r := m.margay("machine", "restart", fmt.Sprint(node)); r.code != 0 {
+			t.Fatal(r)
+		}
+	}
+	complete(c.wait())
+	m.usable()
+}
+
+// A restarted node kernel takes up messages where they were. When a message was under way, the job ends and says so.
+func TestNodeKernelKilledUnderMessages(t *testing.T) {
+	m := use(t, "hosted")
+	lost, whole := 0, 0
+	for range 6 {
+		c := m.start("run", "-n", "8", probe(), "pingpong", "150", "5")
+		time.Sleep(500 * time.Millisecond)
+		kernels := m.nodeKernels()
+		kill(t, kernels[len(kernels)-1])
+		r := c.wait()
+		switch {
+		case r.code == 0 && strings.Contains(r.stdout, "1050 messages came back"):
+			whole++
+		case r.code == 125 && strings.Contains(r.stderr, "were lost when a connection broke or a node kernel was started again"):
+			lost++
+		default:
+			t.Fatal(r)
+		}
+	}
+	t.Logf("%d jobs went on, %d lost a message and were ended", whole, lost)
+	m.usable()
+}
+
+func TestRunKilled(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		c := m.start("run", "-n", "8", probe(), "sleep", "3600", "stubborn")
+		c.awaitOutput("sleeping 7")
+		kill(t, c.cmd.Process.Pid)
+		m.awaitIdle(5 * time.Second)
+		m.usable()
+	})
+}
+
+// awaitIdle waits until no job is left and every core is free.
+func (m *machine) awaitIdle(wait time.Duration) {
+	m.t.Helper()
+	eventually(m.t, wait, "free machine", func() bool {
+		for _, n := range m.listNodes() {
+			for _, c := range n.Cores {
+				if c.Job != 0 {
+					return false
+				}
+			}
+		}
+		return strings.Count(m.margay("ps").stdout, "\n") == 1
+	}, func() string { return m.margay("ps").String() })
+}
+
+func TestTerminalClosed(t *testing.T) {
+	m := use(t, "hosted")
+	master, slave := terminal(t)
+	c := start(t, func(c *exec.Cmd) {
+		c.Stdin, c.Stdout, c.Stderr = slave, slave, slave
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	}, "-m", m.name, "run", "-n", "8", probe(), "sleep", "3600", "stubborn")
+	slave.Close()
+	lines := bufio.NewScanner(master)
+	seen := 0
+	for seen < 8 && lines.Scan() {
+		if strings.Contains(lines.Text(), "sleeping") {
+			seen++
+		}
+	}
+	if seen != 8 {
+		t.Fatalf("%d of 8 ranks speak: %v", seen, c.wait())
+	}
+	master.Close()
+	c.wait()
+	m.awaitIdle(5 * time.Second)
+}
+
+// terminal makes a pseudo terminal.
+func terminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close(); slave.Close() })
+	return master, slave
+}
+
+func TestOrphansEndWithTheJob(t *testing.T) {
+	m := use(t, "hosted")
+	m.run(0, "-n", "8", probe(), "orphan")
+	if left := pids(t, probe()+" sleep"); len(left) > 0 {
+		t.Errorf("processes %v are left", left)
+	}
+	if left := pids(t, "/proc/self/exe sleep"); len(left) > 0 {
+		t.Errorf("processes %v are left", left)
+	}
+}
+
+// The end of a virtual machine ends its node at once, and the jobs on it; the others go on.
+func TestVMKilled(t *testing.T) {
+	m := up(t, "qemu", 3, 1)
+	other := m.start("run", "-n", "1", probe(), "count", "60", "100")
+	other.awaitOutput("out 0 3\n")
+	c := m.start("run", "-n", "2", probe(), "sleep")
+	c.awaitOutput("sleeping 1")
+	vms := pids(t, "guest="+m.name+"-node2")
+	if len(vms) != 1 {
+		t.Fatalf("processes of node2: %v", vms)
+	}
+	killed := time.Now()
+	kill(t, vms[0])
+	r := c.wait()
+	if took := time.Since(killed); r.code != 125 || !strings.Contains(r.stderr, "node2: ") || took > 2*time.Second {
+		t.Errorf("after %v: %v", took, r)
+	}
+	if n := m.awaitHealth(2, "DEAD", time.Second); !strings.Contains(n.Reason, "signal 9") {
+		t.Errorf("node2 %+v", n)
+	}
+	m.run(0, "-n", "1", probe(), "hello")
+	if r := other.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 60 {
+		t.Errorf("the job on another node: %v", r)
+	}
+}
+
+// A node that is stopped for a while is late, and loses nothing.
+func TestVMStoppedForAWhile(t *testing.T) {
+	m := use(t, "qemu")
+	c, complete := countJob(t, m, 8, 60, 100)
+	vms := pids(t, "guest="+m.name+"-node1,")
+	if len(vms) != 1 {
+		t.Fatalf("processes of node1: %v", vms)
+	}
+	if err := unix.Kill(vms[0], unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Kill(vms[0], unix.SIGCONT)
+	stopped := time.Now()
+	m.awaitHealth(1, "LATE", 5*time.Second)
+	time.Sleep(5*time.Second - time.Since(stopped))
+	if err := unix.Kill(vms[0], unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	m.awaitHealth(1, "UP", 10*time.Second)
+	complete(c.wait())
+}
+
+func TestVMStoppedForGood(t *testing.T) {
+	m := up(t, "qemu", 2, 1, "--dead-after", "3s")
+	c := m.start("run", "-n", "2", probe(), "sleep")
+	c.awaitOutput("sleeping 1")
+	vms := pids(t, "guest="+m.name+"-node1,")
+	if err := unix.Kill(vms[0], unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	r := c.wait()
+	if r.code != 125 || !strings.Contains(r.stderr, "node1: it has been silent for 3s") {
+		t.Error(r)
+	}
+	m.run(0, "-n", "1", probe(), "hello")
+	if err := unix.Kill(vms[0], unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	m.awaitHealth(1, "UP", 15*time.Second)
+	m.usable()
+}
+
+// A node that boots and never registers is named, with what its console shows, and nothing is left of the machine.
+func TestNodeNeverRegisters(t *testing.T) {
+	program := filepath.Join(scratch, "hang")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho I have lost my way >&2\nexec sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{t: t, name: "never", nodes: 2, cores: 1}
+	r := m.up("hosted", "--node-program", program, "--boot-timeout", "2s")
+	if r.code != 125 || !strings.Contains(r.stderr, "did not register within 2s") || !strings.Contains(r.stderr, "I have lost my way") {
+		t.Error(r)
+	}
+	m.gone()
+}
+
+// gone demands that nothing is left of a machine.
+func (m *machine) gone() {
+	m.t.Helper()
+	if _, err := os.Stat(m.file()); !os.IsNotExist(err) {
+		m.t.Errorf("%s is left (%v)", m.file(), err)
+	}
+	for _, part := range []string{"holder " + m.name, "serve -m " + m.name + " ", "guest=" + m.name + "-", m.file("nodes")} {
+		if left := pids(m.t, part); len(left) > 0 {
+			m.t.Errorf("processes %v (%s) are left", left, part)
+		}
+	}
+}
+
+func TestOldNodeImage(t *testing.T) {
+	m := &machine{t: t, name: "old", nodes: 1, cores: 1}
+	r := m.up("hosted", "--node-program", filepath.Join(scratch, "oldnode"))
+	if r.code != 125 || !strings.Contains(r.stderr, "node0 was refused: the image of node0 (margay old) speaks version 42 of the control protocol") {
+		t.Error(r)
+	}
+	m.gone()
+}
+
+func TestOldLibrary(t *testing.T) {
+	m := use(t, "hosted")
+	r := m.run(3, filepath.Join(scratch, "oldlib"))
+	if !strings.Contains(r.stdout, "the library speaks version 42 of the application interface, this node kernel version 1") {
+		t.Error(r)
+	}
+}
+
+func TestRankNeverJoins(t *testing.T) {
+	m := use(t, "hosted")
+	r := m.run(125, "-n", "4", "--init-timeout", "1s", probe(), "barrier", "3")
+	if !strings.Contains(r.stderr, "rank 3 on node1 has not joined the job's messages within 1s") {
+		t.Error(r)
+	}
+	if r := m.run(0, "-n", "8", probe(), "barrier"); strings.Count(r.stdout, "passed 10 barriers") != 8 {
+		t.Error(r)
+	}
+}
+
+func TestRankLeavesOthersInABarrier(t *testing.T) {
+	m := use(t, "hosted")
+	r := m.run(125, "-n", "6", probe(), "leave", "5")
+	if !strings.Contains(r.stderr, "rank 5 on node2 has ended, but rank ") {
+		t.Error(r)
+	}
+}
+
+func TestMachineTwice(t *testing.T) {
+	m := use(t, "hosted")
+	r := (&machine{t: t, name: m.name, nodes: 1, cores: 1}).up("hosted")
+	if r.code != 125 || !strings.Contains(r.stderr, "machine shared-hosted: the machine is up: process ") {
+		t.Error(r)
+	}
+	m.usable()
+}
+
+// Nothing survives the holder. What it leaves on disk is recognised and removed by the next machine of that name.
+func TestHolderKilled(t *testing.T) {
+	for _, substrate := range []string{"hosted", "qemu"} {
+		t.Run(substrate, func(t *testing.T) {
+			m := up(t, substrate, 2, 1)
+			c := m.start("run", "-n", "2", probe(), "sleep")
+			c.awaitOutput("sleeping 1")
+			holder, serve := m.status()
+			kill(t, holder)
+			r := c.wait()
+			if r.code != 125 || !strings.Contains(r.stderr, "holder is gone") {
+				t.Error(r)
+			}
+			eventually(t, 5*time.Second, "end of everything", func() bool {
+				return len(pids(t, "guest="+m.name+"-")) == 0 && len(pids(t, m.file("nodes"))) == 0 && unix.Kill(serve, 0) == unix.ESRCH
+			}, func() string {
+				return fmt.Sprint(pids(t, "guest="+m.name+"-"), pids(t, m.file("nodes")), unix.Kill(serve, 0))
+			})
+			if r := m.margay("machine", "status"); r.code != 125 || !strings.Contains(r.stderr, "is dead: its holder") {
+				t.Error(r)
+			}
+			if r := m.margay("run", probe(), "hello"); r.code != 125 || r.took > 25*time.Second {
+				t.Error(r)
+			}
+			if r := m.up(substrate); r.code != 0 || !strings.Contains(r.stderr, "removing what is left of an earlier machine") {
+				t.Error(r)
+			}
+			m.usable()
+		})
+	}
+}
+
+func TestDownEndsEverything(t *testing.T) {
+	m := up(t, "hosted", 2, 2)
+	c := m.start("run", "-n", "4", probe(), "sleep")
+	c.awaitOutput("sleeping 3")
+	if r := m.margay("machine", "down"); r.code != 0 {
+		t.Error(r)
+	}
+	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "the machine goes down") {
+		t.Error(r)
+	}
+	m.gone()
+	if r := m.margay("machine", "down"); r.code != 125 || !strings.Contains(r.stderr, "there is no such machine") {
+		t.Error(r)
+	}
+}
+
+// Two jobs that run side by side, and many one after the other, leave nothing behind.
+func TestManyJobs(t *testing.T) {
+	m := use(t, "hosted")
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 10 {
+				if r := m.margay("run", "-n", "2", probe(), "hello"); r.code != 0 {
+					t.Error(r)
+				}
+			}
+		})
+	}
+	all.Wait()
+	m.awaitIdle(5 * time.Second)
+}
+
+// Of two who make a machine of the same name at the same moment, one gets it.
+func TestMachineTwiceAtOnce(t *testing.T) {
+	m := &machine{t: t, name: "twice", nodes: 2, cores: 1}
+	var all sync.WaitGroup
+	results := make([]result, 4)
+	for i := range results {
+		all.Go(func() { results[i] = m.up("hosted") })
+	}
+	all.Wait()
+	made := 0
+	for _, r := range results {
+		switch {
+		case r.code == 0:
+			made++
+		case !strings.Contains(r.stderr, "another margay machine up is making it") && !strings.Contains(r.stderr, "the machine is up: process"):
+			t.Error(r)
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d of %d have made the machine", made, len(results))
+	}
+	m.usable()
+	if r := m.margay("machine", "down"); r.code != 0 {
+		t.Error(r)
+	}
+	m.gone()
+}

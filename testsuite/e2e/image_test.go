@@ -1,0 +1,57 @@
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	machines "margay/cluster/machine"
+)
+
+// maxImage is how large a node image may be, in bytes.
+const maxImage = 8 << 20
+
+// buildImage builds the node image with the cache in a folder and returns its bytes.
+func buildImage(t *testing.T, cache string) []byte {
+	t.Helper()
+	output := filepath.Join(t.TempDir(), "node.img")
+	r := start(t, func(c *exec.Cmd) { c.Env = append(os.Environ(), "MARGAY_CACHE="+cache) }, "image", "build", "-o", output).wait()
+	image, err := os.ReadFile(output)
+	if err != nil || r.code != 0 {
+		t.Fatalf("image build: %v: %v", err, r)
+	}
+	return image
+}
+
+// The node image is small, and two who build it of the same parts have the same bytes.
+func TestImage(t *testing.T) {
+	shared, err := machines.CacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := buildImage(t, shared)
+	if len(want) == 0 || len(want) > maxImage {
+		t.Errorf("the image has %d bytes, want at most %d", len(want), maxImage)
+	}
+	// With a cache of its own each build is a build. The kernel, which was fetched, they share.
+	for range 2 {
+		cache := t.TempDir()
+		if err := os.Symlink(filepath.Join(shared, "kernel"), filepath.Join(cache, "kernel")); err != nil {
+			t.Fatal(err)
+		}
+		if got := buildImage(t, cache); !bytes.Equal(got, want) {
+			t.Errorf("the image has other bytes: %d instead of %d", len(got), len(want))
+		}
+		if built, err := filepath.Glob(filepath.Join(cache, "image", "*.img")); len(built) != 1 {
+			t.Errorf("images in its own cache: %v, %v", built, err)
+		}
+	}
+}
+
+// A node is content with little memory, and has room for an application in it.
+func TestSmallNode(t *testing.T) {
+	m := up(t, "qemu", 1, 1, "--memory", "256")
+	m.usable()
+}

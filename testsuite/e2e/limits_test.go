@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"debug/elf"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What follows is bounded by control groups, so it is tested where nodes have them. A second job goes on all the time.
+
+// beside starts a job of one rank that other jobs must not harm, and returns a check that they have not.
+func beside(t *testing.T, m *machine) (unharmed func()) {
+	t.Helper()
+	c := m.start("run", probe(), "count", "1000000", "50")
+	c.awaitOutput("out 0 3\n")
+	return func() {
+		t.Helper()
+		lines := strings.Count(c.stdout.String(), "\n")
+		eventually(t, 10*time.Second, "sign of life of the other job", func() bool {
+			return strings.Count(c.stdout.String(), "\n") > lines
+		}, func() string { return c.stderr.String() })
+		for _, n := range m.listNodes() {
+			if n.Health != "NODE_UP" || n.Boots != 1 {
+				t.Errorf("node%d is %s after %d boots", n.Node, n.Health, n.Boots)
+			}
+		}
+		c.signal(15)
+		if r := c.wait(); r.code != 143 {
+			t.Errorf("the other job: %v", r)
+		}
+		m.usable()
+	}
+}
+
+func TestJobEatsMemory(t *testing.T) {
+	m := use(t, "qemu")
+	unharmed := beside(t, m)
+	r := m.run(137, "-n", "7", "--memory", "64", probe(), "eat", "2")
+	if !strings.Contains(r.stderr, " on node1 was killed by SIGKILL: out of memory (the job's limit on this node is 64 MiB)") {
+		t.Error(r)
+	}
+	unharmed()
+}
+
+func TestJobForks(t *testing.T) {
+	m := use(t, "qemu")
+	unharmed := beside(t, m)
+	r := m.run(0, "-n", "2", "--pids", "100", probe(), "fork")
+	for rank := range 2 {
+		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d started ", rank)) || !strings.Contains(r.stdout, "resource temporarily unavailable") {
+			t.Error(r)
+		}
+	}
+	unharmed()
+}
+
+func TestJobKillsAll(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		unharmed := beside(t, m)
+		r := m.run(0, "-n", "1", probe(), "kill")
+		if r.stdout != "rank 0 has killed what it could\n" {
+			t.Error(r)
+		}
+		unharmed()
+	})
+}
+
+func TestJobFillsRAMDisk(t *testing.T) {
+	m := use(t, "qemu")
+	unharmed := beside(t, m)
+	r := m.run(0, "-n", "1", "--memory", "64", probe(), "fill")
+	if !strings.Contains(r.stdout, "no space left on device") {
+		t.Error(r)
+	}
+	unharmed()
+}
+
+// An input that is larger than the memory of the job's nodes is refused before it travels.
+func TestInputTooLarge(t *testing.T) {
+	m := use(t, "qemu")
+	big := filepath.Join(scratch, "big")
+	f, err := os.Create(big)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(big)
+	defer f.Close()
+	if err := f.Truncate(4 << 30); err != nil {
+		t.Fatal(err)
+	}
+	r := m.run(125, "-n", "3", "--with", big, probe(), "read", big)
+	if !strings.Contains(r.stderr, "margay: node") || !strings.Contains(r.stderr, "not enough memory: the files need 41") || r.took > 10*time.Second {
+		t.Error(r)
+	}
+	m.usable()
+}
+
+// A job finds on its node nothing that is not its own.
+func TestJobIsAlone(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		unharmed := beside(t, m)
+		want := "sees 2 processes\n"
+		if m.name == "shared-hosted" {
+			want += "CAN leave its cores\n" // without control groups only good manners keep it there, as margay nodes says
+		}
+		if r := m.run(0, "-n", "1", probe(), "snoop"); r.stdout != want {
+			t.Error(r)
+		}
+		r := m.run(0, "-n", "1", probe(), "island", "10.66.0.1:7117", "10.66.1.0:7118", "10.66.1.1:7118", "127.0.0.1:7118")
+		if r.stdout != "" {
+			t.Error(r)
+		}
+		unharmed()
+	})
+}
+
+func TestAffinity(t *testing.T) {
+	m := use(t, "qemu")
+	r := m.run(0, "-n", "8", probe(), "affinity")
+	for rank := range 8 {
+		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d may use [%d]\n", rank, 1+rank%2)) {
+			t.Error(r)
+		}
+	}
+}
+
+// misbehaving compiles one of the extensions that do what they must not.
+func misbehaving(t *testing.T, do int) string {
+	t.Helper()
+	object := filepath.Join(scratch, fmt.Sprintf("misbehave%d.o", do))
+	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../ext/include", fmt.Sprintf("-DDO=%d", do),
+		"-c", "testdata/misbehave.c", "-o", object)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return object
+}
+
+// patched returns an object that differs from another in one instruction.
+func patched(t *testing.T, object string, at int, instruction uint64) string {
+	t.Helper()
+	data, err := os.ReadFile(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.Open(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	binary.LittleEndian.PutUint64(data[f.Section("message").Offset+8*uint64(at):], instruction)
+	out := fmt.Sprintf("%s-%x", object, instruction)
+	if err := os.WriteFile(out, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Extensions that cannot be run are refused at insertion, with the instruction.
+func TestExtensionsRefused(t *testing.T) {
+	good := misbehaving(t, 0)
+	cases := map[string]struct{ object, says string }{
+		"bad opcode":      {patched(t, good, 1, 0xff), "insn=1"},
+		"jump outside":    {patched(t, good, 0, 0x7fff0005), "insn=0"},
+		"unknown service": {misbehaving(t, 4), "service 4242"},
+		"no object":       {probe(), "refused: "},
+	}
+	onBoth(t, func(t *testing.T, m *machine) {
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				m := *m
+				m.t = t
+				r := m.run(0, "-n", "2", "--with", c.object, probe(), "insert", c.object)
+				if strings.Count(r.stdout, "\n") != 2 || strings.Count(r.stdout, "refused: margay: insert extension: ") != 2 || !strings.Contains(r.stdout, c.says) {
+					t.Error(r)
+				}
+			})
+		}
+		if r := m.run(0, "-n", "2", "--with", good, probe(), "insert", good); strings.Count(r.stdout, "inserted as ") != 2 {
+			t.Error(r)
+		}
+	})
+}
+
+// Extensions that go wrong when they run are stopped and told apart; messages are delivered all the same. After too many
+// faults the extension is gone, and the list and the log say why.
+func TestExtensionsStopped(t *testing.T) {
+	cases := []struct {
+		name string
+		do   int
+		says string
+	}{
+		{"write outside", 1, "addr=0x1000"},
+		{"write behind the context", 2, "kind="},
+		{"endless loop", 3, "kind=fuel"},
+		{"no verdict", 5, "it answered 99, which is no verdict of slot message"},
+	}
+	onBoth(t, func(t *testing.T, m *machine) {
+		for i, c := range cases {
+			t.Run(c.name, func(t *testing.T) {
+				m := *m
+				m.t = t
+				object := misbehaving(t, c.do)
+				r := m.run(0, "--with", object, probe(), "extension", object)
+				// It is removed beside the messages, of which some more may pass before the rank finds it gone.
+				var sent, delivered int
+				if _, err := fmt.Sscanf(r.stdout, "after %d messages the extension is gone; all %d were delivered;", &sent, &delivered); err != nil ||
+					sent < 16 || delivered != sent {
+					t.Error(r)
+				}
+				if list := m.margay("ext", "list"); strings.Count(list.stdout, "removed: ") < i+1 || !strings.Contains(list.stdout, c.says) {
+					t.Error(list)
+				}
+				log, err := os.ReadFile(m.file("log", "node0.console"))
+				if err != nil || !strings.Contains(string(log), "removed: ") {
+					t.Errorf("the log does not say that it was removed: %v", err)
+				}
+			})
+		}
+		m.usable()
+	})
+}

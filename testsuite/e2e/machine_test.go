@@ -1,0 +1,414 @@
+// Package e2e tests machines the way their users use them: by the margay command, on nodes of both substrates.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// bin is where make build puts the programs.
+var bin = func() string {
+	dir, err := filepath.Abs("../../bin")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+}()
+
+// scratch is the folder of this run of the tests: machines, and programs that only tests need.
+var scratch string
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	for _, name := range []string{"margay", "nodekernel", "histogram", "histogram-c", "hello-c"} {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			fmt.Fprintf(os.Stderr, "e2e: %v: make build makes it\n", err)
+			return 1
+		}
+	}
+	var err error
+	// The names of sockets are short, so the folder is, too.
+	if scratch, err = os.MkdirTemp("/tmp", "mg"); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	cleaned, err := cleanLater()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	defer cleaned()
+	if err := os.Chmod(scratch, 0o755); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	for _, program := range []string{"probe", "oldnode", "oldlib"} {
+		if err := build(program); err != nil {
+			fmt.Fprintln(os.Stderr, "e2e:", err)
+			return 1
+		}
+	}
+	defer shared.down()
+	return m.Run()
+}
+
+// cleanLater starts a process that ends what machines are left, and removes scratch, when this process has ended, however
+// that came. The function that it returns waits for that at a good end.
+func cleanLater() (cleaned func(), err error) {
+	os.Setenv("MARGAY_DIR", filepath.Join(scratch, "m"))
+	cmd := exec.Command("sh", "-c", `cat; for m in "$MARGAY_DIR"/*; do [ ! -d "$m" ] || "$0" -m "${m##*/}" machine down; done; rm -rf "$1"`,
+		filepath.Join(bin, "margay"), scratch)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for it
+	lifeline, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return func() {
+		lifeline.Close()
+		cmd.Wait()
+	}, nil
+}
+
+// build compiles one of the programs that only tests need.
+func build(name string) error {
+	cmd := exec.Command("go", "build", "-o", filepath.Join(scratch, name), "margay/testsuite/programs/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", name, err, out)
+	}
+	return nil
+}
+
+func probe() string { return filepath.Join(scratch, "probe") }
+
+// commandTimeout bounds one margay command.
+const commandTimeout = 90 * time.Second
+
+// result is what a command did.
+type result struct {
+	stdout, stderr string
+	code           int
+	took           time.Duration
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("status %d after %v\n--- stdout\n%s--- stderr\n%s", r.code, r.took.Round(time.Millisecond), r.stdout, r.stderr)
+}
+
+// command is a margay command that runs.
+type command struct {
+	t              testing.TB
+	cmd            *exec.Cmd
+	stdout, stderr lockedBuffer
+	started        time.Time
+	done           chan struct{}
+	result         result
+}
+
+// lockedBuffer is a buffer that is read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// start starts margay with arguments. change may change the command before it is started.
+func start(t testing.TB, change func(*exec.Cmd), args ...string) *command {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	c := &command{t: t, cmd: exec.CommandContext(ctx, filepath.Join(bin, "margay"), args...), done: make(chan struct{})}
+	c.cmd.Stdout, c.cmd.Stderr = &c.stdout, &c.stderr
+	c.cmd.Dir = scratch
+	if change != nil {
+		change(c.cmd)
+	}
+	c.started = time.Now()
+	if err := c.cmd.Start(); err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(c.done)
+		defer cancel()
+		err := c.cmd.Wait()
+		c.result = result{stdout: c.stdout.String(), stderr: c.stderr.String(), took: time.Since(c.started)}
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			c.result.code = exit.ExitCode()
+		} else if err != nil {
+			c.result.code = -1
+		}
+	}()
+	return c
+}
+
+// wait waits for the end of a command.
+func (c *command) wait() result {
+	<-c.done
+	return c.result
+}
+
+func (c *command) signal(sig syscall.Signal) {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(sig); err != nil {
+		c.t.Error(err)
+	}
+}
+
+// awaitOutput waits until the standard output has a text in it.
+func (c *command) awaitOutput(text string) {
+	c.t.Helper()
+	eventually(c.t, 30*time.Second, "output "+text, func() bool { return strings.Contains(c.stdout.String(), text) }, func() string {
+		return c.stdout.String() + c.stderr.String()
+	})
+}
+
+// eventually waits until ok holds.
+func eventually(t testing.TB, wait time.Duration, what string, ok func() bool, state func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(wait); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s within %v:\n%s", what, wait, state())
+		}
+	}
+}
+
+// machine is a machine of a test.
+type machine struct {
+	t     testing.TB
+	name  string
+	nodes int
+	cores int
+}
+
+var machineNumber int
+
+// up makes a machine that ends with the test.
+func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *machine {
+	t.Helper()
+	machineNumber++
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber), nodes: nodes, cores: cores}
+	if r := m.up(substrate, flags...); r.code != 0 {
+		if strings.Contains(r.stderr, "does not let an ordinary user make them") {
+			t.Skip(r.stderr)
+		}
+		t.Fatalf("machine up: %v", r)
+	}
+	t.Cleanup(func() {
+		m.logs()
+		if r := m.margay("machine", "down"); r.code != 0 && !strings.Contains(r.stderr, "there is no such machine") {
+			t.Errorf("machine down: %v", r)
+		}
+	})
+	return m
+}
+
+func (m *machine) up(substrate string, flags ...string) result {
+	args := append([]string{"machine", "up", "--substrate", substrate, "--nodes", strconv.Itoa(m.nodes), "--cores", strconv.Itoa(m.cores)}, flags...)
+	return m.margay(args...)
+}
+
+// logs shows the machine's logs when its test has failed.
+func (m *machine) logs() {
+	if !m.t.Failed() {
+		return
+	}
+	files, _ := filepath.Glob(m.file("log", "*"))
+	for _, f := range files {
+		text, _ := os.ReadFile(f)
+		lines := strings.Split(string(text), "\n")
+		m.t.Logf("%s:\n%s", f, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+	}
+}
+
+// file is a file of the machine's folder.
+func (m *machine) file(parts ...string) string {
+	return filepath.Join(append([]string{os.Getenv("MARGAY_DIR"), m.name}, parts...)...)
+}
+
+// margay runs a command on the machine.
+func (m *machine) margay(args ...string) result {
+	m.t.Helper()
+	return m.start(args...).wait()
+}
+
+// start starts a command on the machine.
+func (m *machine) start(args ...string) *command {
+	m.t.Helper()
+	return start(m.t, nil, append([]string{"-m", m.name}, args...)...)
+}
+
+// run runs a program on the machine and demands a status.
+func (m *machine) run(want int, args ...string) result {
+	m.t.Helper()
+	r := m.margay(append([]string{"run"}, args...)...)
+	if r.code != want {
+		m.t.Fatalf("margay run %q: want status %d: %v", args, want, r)
+	}
+	return r
+}
+
+// usable demands that all cores of the machine can be used at once.
+func (m *machine) usable() {
+	m.t.Helper()
+	n := m.nodes * m.cores
+	r := m.run(0, "-n", strconv.Itoa(n), probe(), "hello")
+	if got := strings.Count(r.stdout, "\n"); got != n {
+		m.t.Fatalf("%d of %d ranks say hello: %v", got, n, r)
+	}
+}
+
+// nodeState is a node as margay nodes --json shows it.
+type nodeState struct {
+	Node   int
+	Health string
+	Reason string
+	Boots  int
+	Cores  []struct{ Core, Job, Rank int }
+}
+
+func (m *machine) listNodes() []nodeState {
+	m.t.Helper()
+	r := m.margay("nodes", "--json")
+	var list struct{ Nodes []nodeState }
+	if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || r.code != 0 {
+		m.t.Fatalf("nodes --json: %v: %v", err, r)
+	}
+	return list.Nodes
+}
+
+// awaitHealth waits until a node has a state.
+func (m *machine) awaitHealth(node int, health string, wait time.Duration) nodeState {
+	m.t.Helper()
+	var n nodeState
+	eventually(m.t, wait, fmt.Sprintf("node%d %s", node, health), func() bool {
+		n = m.listNodes()[node]
+		return n.Health == "NODE_"+health
+	}, func() string { return fmt.Sprintf("%+v", n) })
+	return n
+}
+
+// pids finds processes by a part of their command lines.
+func pids(t testing.TB, part string) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []int
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		if strings.Contains(strings.ReplaceAll(string(text), "\x00", " "), part) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// status is machine status --json.
+func (m *machine) status() (holder, serve int) {
+	m.t.Helper()
+	r := m.margay("machine", "status", "--json")
+	var s struct {
+		HolderPid string `json:"holder_pid"`
+		ServePid  string `json:"serve_pid"`
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &s); err != nil || r.code != 0 {
+		m.t.Fatalf("machine status --json: %v: %v", err, r)
+	}
+	holder, _ = strconv.Atoi(s.HolderPid)
+	serve, _ = strconv.Atoi(s.ServePid)
+	if holder == 0 || serve == 0 {
+		m.t.Fatalf("machine status: %v", r)
+	}
+	return holder, serve
+}
+
+// kill sends SIGKILL to a process.
+func kill(t testing.TB, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatalf("kill %d: %v", pid, err)
+	}
+}
+
+// sharedMachines are machines that several tests use one after the other.
+type sharedMachines struct {
+	mu       sync.Mutex
+	machines map[string]*machine
+}
+
+var shared = sharedMachines{machines: make(map[string]*machine)}
+
+// use returns the shared machine of a substrate: 4 nodes with 2 application cores each.
+func use(t *testing.T, substrate string) *machine {
+	t.Helper()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	m := shared.machines[substrate]
+	if m == nil {
+		m = &machine{t: t, name: "shared-" + substrate, nodes: 4, cores: 2}
+		if r := m.up(substrate); r.code != 0 {
+			if strings.Contains(r.stderr, "does not let an ordinary user make them") {
+				t.Skip(r.stderr)
+			}
+			t.Fatalf("machine up: %v", r)
+		}
+		shared.machines[substrate] = m
+	}
+	mine := *m
+	mine.t = t
+	t.Cleanup(mine.logs)
+	return &mine
+}
+
+func (s *sharedMachines) down() {
+	for _, m := range s.machines {
+		out, err := exec.Command(filepath.Join(bin, "margay"), "-m", m.name, "machine", "down").CombinedOutput()
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "e2e: machine down: %v\n%s", err, out)
+		}
+	}
+}
+
+// onBoth runs a test on the shared machines of both substrates.
+func onBoth(t *testing.T, test func(t *testing.T, m *machine)) {
+	for _, substrate := range []string{"hosted", "qemu"} {
+		t.Run(substrate, func(t *testing.T) { test(t, use(t, substrate)) })
+	}
+}

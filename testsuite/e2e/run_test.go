@@ -1,0 +1,345 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A program finds on the nodes what it would find here.
+func TestSurroundings(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		dir := filepath.Join(scratch, "work dir")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		r := start(t, func(c *exec.Cmd) {
+			c.Dir = dir
+			c.Env = append(os.Environ(), "PROBE_ENV=some thing", "MARGAY_RANK=77")
+		}, "-m", m.name, "run", "-n", "8", probe(), "hello", "a b", "").wait()
+		if r.code != 0 {
+			t.Fatal(r)
+		}
+		umask := unix.Umask(0)
+		unix.Umask(umask)
+		lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+		slices.Sort(lines)
+		for rank, line := range lines {
+			prefix := fmt.Sprintf("rank %d of 8 on node%d uid ", rank, rank/2)
+			suffix := fmt.Sprintf(" dir %s umask %03o env some thing args [\"a b\" \"\"]", dir, umask)
+			if !strings.HasPrefix(line, prefix) || !strings.HasSuffix(line, suffix) || strings.Contains(line, "uid 0 ") {
+				t.Errorf("rank %d says %q", rank, line)
+			}
+		}
+		if len(lines) != 8 {
+			t.Errorf("%d lines: %v", len(lines), r)
+		}
+	})
+}
+
+func TestExitStatus(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		r := m.run(7, "-n", "3", probe(), "exit", "7", "1")
+		if !strings.Contains(r.stderr, "rank 1 on node0 exited with status 7") {
+			t.Error(r)
+		}
+		if r := m.run(0, "-n", "2", probe(), "exit", "0"); r.stderr != "" {
+			t.Error(r)
+		}
+		c := m.start("run", "-n", "2", probe(), "sleep")
+		c.awaitOutput("sleeping 1")
+		if r := m.margay("kill", "-s", "KILL", "--rank", "1", m.onlyJob()); r.code != 0 {
+			t.Error(r)
+		}
+		if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "rank 1 on node0 was killed by SIGKILL") {
+			t.Error(r)
+		}
+	})
+}
+
+// onlyJob returns the number of the one job that runs.
+func (m *machine) onlyJob() string {
+	m.t.Helper()
+	r := m.margay("ps")
+	lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+	if len(lines) != 2 {
+		m.t.Fatalf("one job should run: %v", r)
+	}
+	return strings.Fields(lines[1])[0]
+}
+
+func TestKeepGoing(t *testing.T) {
+	m := use(t, "hosted")
+	c := m.start("run", "-n", "2", "--keep-going", probe(), "exit", "3", "0")
+	eventually(t, 10*time.Second, "job", func() bool { return strings.Count(m.margay("ps").stdout, "\n") == 2 }, func() string {
+		return m.margay("ps").stdout
+	})
+	eventually(t, 10*time.Second, "end of rank 0", func() bool {
+		return strings.Contains(m.margay("ps", m.onlyJob()).stdout, "exited with status 3")
+	}, func() string { return m.margay("ps", m.onlyJob()).stdout })
+	time.Sleep(300 * time.Millisecond)
+	select {
+	case <-c.done:
+		t.Fatalf("rank 1 was ended: %v", c.wait())
+	default:
+	}
+	m.margay("kill", m.onlyJob())
+	if r := c.wait(); r.code != 3 {
+		t.Error(r)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	m := use(t, "hosted")
+	notExecutable := filepath.Join(scratch, "text")
+	if err := os.WriteFile(notExecutable, []byte("text\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	noProgram := filepath.Join(scratch, "noprogram")
+	if err := os.WriteFile(noProgram, []byte("text\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	arm := filepath.Join(scratch, "arm")
+	cmd := exec.Command("go", "build", "-o", arm, "margay/examples/histogram/plain")
+	cmd.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, c := range []struct {
+		name string
+		code int
+		says string
+		args []string
+	}{
+		{"too many ranks", 125, "9 ranks need 9 application cores, but 8 of 8 are free", []string{"-n", "9", probe(), "hello"}},
+		{"no ranks", 125, "a job has at least one rank", []string{"-n", "0", probe(), "hello"}},
+		{"missing program", 127, "command not found", []string{"./nothing"}},
+		{"not executable", 126, "permission denied", []string{notExecutable}},
+		{"no program", 126, "neither an ELF file nor a script", []string{noProgram}},
+		{"folder", 126, "it is a folder", []string{scratch}},
+		{"other architecture", 126, "is for arm64, but the nodes of machine shared-hosted are amd64", []string{arm}},
+		{"missing file", 125, "/nothing along: stat ", []string{"--with", "nothing", probe(), "hello"}},
+		{"node's own file", 125, "/proc on a node is the node's own", []string{"--with", "/proc/cpuinfo", probe(), "hello"}},
+		{"too much memory", 125, "node0", []string{"--memory", "100000", probe(), "hello"}},
+		{"unknown mode", 125, "it is first, all or none", []string{"--stdin", "some", probe(), "hello"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := *m
+			m.t = t
+			r := m.run(c.code, c.args...)
+			if !strings.Contains(r.stderr, c.says) {
+				t.Errorf("it does not say %q: %v", c.says, r)
+			}
+		})
+	}
+	m.usable()
+}
+
+func TestNoSuchMachine(t *testing.T) {
+	r := start(t, nil, "-m", "nobody", "run", probe(), "hello").wait()
+	if r.code != 125 || !strings.Contains(r.stderr, "there is no such machine; margay machine up makes one") || r.took > time.Second {
+		t.Error(r)
+	}
+}
+
+func TestDynamicProgramAndScript(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		if r := m.run(0, "-n", "4", "env", "--version"); strings.Count(r.stdout, "env (GNU coreutils)") != 4 {
+			t.Error(r)
+		}
+		script := filepath.Join(scratch, "script")
+		if err := os.WriteFile(script, []byte("#!/bin/sh\necho script $1 in rank $MARGAY_RANK\nexit 4\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if r := m.run(4, "-n", "2", "--keep-going", script, "x"); strings.Count(r.stdout, "script x in rank ") != 2 {
+			t.Error(r)
+		}
+	})
+}
+
+func TestFilesGoAlong(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		dir := filepath.Join(scratch, "files")
+		if err := os.MkdirAll(filepath.Join(dir, "sub"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		big := bytes.Repeat([]byte("0123456789abcdef\n"), 1<<18) // 4 MiB and a bit
+		for name, data := range map[string][]byte{"big": big, "sub/small": []byte("small\n"), "empty": nil} {
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r := m.run(0, "-n", "8", "--with", dir, probe(), "read", filepath.Join(dir, "big"))
+		if strings.Count(r.stdout, fmt.Sprintf(": %d bytes, first line \"0123456789abcdef\"", len(big))) != 8 {
+			t.Error(r)
+		}
+		// A relative name means the same file there as here.
+		r = start(t, func(c *exec.Cmd) { c.Dir = dir }, "-m", m.name, "run", "--with", "sub", probe(), "read", "sub/small").wait()
+		if r.code != 0 || !strings.Contains(r.stdout, "6 bytes, first line \"small\"") {
+			t.Error(r)
+		}
+	})
+}
+
+func TestOutputStreamsAndLabels(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		const lines = 500
+		r := m.run(0, "-n", "4", "--label", probe(), "count", fmt.Sprint(lines))
+		for stream, text := range map[string]string{"out": r.stdout, "err": r.stderr} {
+			next := make(map[int]int)
+			for line := range strings.Lines(text) {
+				var label, rank, number int
+				if _, err := fmt.Sscanf(line, "["+"%d] "+stream+" %d %d\n", &label, &rank, &number); err != nil || label != rank || number != next[rank] {
+					t.Fatalf("%s: line %q, expected number %d", stream, line, next[rank])
+				}
+				next[rank]++
+			}
+			for rank := range 4 {
+				if next[rank] != lines {
+					t.Errorf("%s: %d lines of rank %d", stream, next[rank], rank)
+				}
+			}
+		}
+	})
+}
+
+func TestStdin(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		input := bytes.Repeat([]byte("a line of standard input\n"), 40000) // 1 MB
+		feed := func(c *exec.Cmd) { c.Stdin = bytes.NewReader(input) }
+		said := func(r result) int {
+			return strings.Count(r.stdout, fmt.Sprintf("read 40000 lines, %d bytes", len(input)))
+		}
+		r := start(t, feed, "-m", m.name, "run", "-n", "3", probe(), "stdin").wait()
+		if r.code != 0 || said(r) != 1 || strings.Count(r.stdout, "read 0 lines, 0 bytes") != 2 || !strings.Contains(r.stdout, "rank 0 read 40000") {
+			t.Error(r)
+		}
+		if r = start(t, feed, "-m", m.name, "run", "-n", "3", "--stdin", "all", probe(), "stdin").wait(); r.code != 0 || said(r) != 3 {
+			t.Error(r)
+		}
+		// Nobody reads, and the job ends all the same.
+		if r = start(t, feed, "-m", m.name, "run", "-n", "2", "--stdin", "all", probe(), "exit", "0").wait(); r.code != 0 {
+			t.Error(r)
+		}
+	})
+}
+
+func TestSignals(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		c := m.start("run", "-n", "4", probe(), "signals")
+		for rank := range 4 {
+			c.awaitOutput(fmt.Sprint("ready ", rank))
+		}
+		for _, s := range []syscall.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGQUIT} {
+			c.signal(s)
+			for rank := range 4 {
+				c.awaitOutput(fmt.Sprintf("rank %d got %s", rank, unix.SignalName(s)))
+			}
+		}
+		c.signal(unix.SIGTERM)
+		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "got SIGTERM") != 4 || strings.Count(r.stdout, "got SIGUSR1") != 4 {
+			t.Error(r)
+		}
+	})
+}
+
+func TestInterrupt(t *testing.T) {
+	m := use(t, "hosted")
+	c := m.start("run", "-n", "8", probe(), "sleep")
+	c.awaitOutput("sleeping 7")
+	c.signal(unix.SIGINT)
+	if r := c.wait(); r.code != 130 {
+		t.Error(r)
+	}
+	// Ranks that ignore it are ended by the second one.
+	c = m.start("run", "-n", "8", probe(), "sleep", "3600", "stubborn")
+	c.awaitOutput("sleeping 7")
+	c.signal(unix.SIGINT)
+	time.Sleep(300 * time.Millisecond)
+	c.signal(unix.SIGINT)
+	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "ending job") || r.took > 20*time.Second {
+		t.Error(r)
+	}
+	m.usable()
+}
+
+func TestDetach(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		r := m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50")
+		job := strings.TrimSpace(r.stdout)
+		if job == "" || r.took > 15*time.Second {
+			t.Fatal(r)
+		}
+		if ps := m.margay("ps", job); !strings.Contains(ps.stdout, "running") {
+			t.Error(ps)
+		}
+		logs := m.margay("logs", "--label", job)
+		if logs.code != 0 || strings.Count(logs.stdout, "] out ") != 80 || strings.Count(logs.stderr, "] err ") != 80 {
+			t.Error(logs)
+		}
+		if ps := m.margay("ps", "-a"); !strings.Contains(ps.stdout, "ended (0)") {
+			t.Error(ps)
+		}
+		if r := m.margay("logs", "99999"); r.code == 0 || !strings.Contains(r.stderr, "there is no job 99999") {
+			t.Error(r)
+		}
+	})
+}
+
+func TestHistogram(t *testing.T) {
+	text := filepath.Join(scratch, "source.txt")
+	out, err := exec.Command("sh", "-c", "find \"$(go env GOROOT)/src/net\" -name '*.go' -type f | LC_ALL=C sort | xargs cat > "+text).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	plain, err := exec.Command(filepath.Join(bin, "plain"), text).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"histogram", "histogram-c"} {
+		t.Run(program, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, m *machine) {
+				r := m.run(0, "-n", "8", "--with", text, filepath.Join(bin, program), text)
+				counts, messages, _ := cutLast(r.stdout)
+				if counts != string(plain) || !strings.Contains(messages, " messages sent and handled: node0 ") {
+					t.Errorf("want\n%s%v", plain, r)
+				}
+			})
+		})
+	}
+	// A table that is too small is an error, never a wrong count.
+	m := use(t, "hosted")
+	r := m.run(1, "-n", "4", "--with", text, filepath.Join(bin, "histogram"), "-capacity", "1024", text)
+	if !strings.Contains(r.stderr, "found the table full") || r.stdout != "" {
+		t.Error(r)
+	}
+}
+
+// cutLast cuts the last line off a text.
+func cutLast(text string) (before, last string, ok bool) {
+	at := strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")
+	if at < 0 {
+		return "", text, false
+	}
+	return text[:at+1], text[at+1:], true
+}
+
+func TestSixteenNodes(t *testing.T) {
+	m := up(t, "hosted", 16, 2)
+	m.usable()
+	for _, program := range []string{"histogram", "histogram-c"} {
+		r := m.run(0, "-n", "32", "--with", filepath.Join(bin, "..", "README.md"), filepath.Join(bin, program), filepath.Join(bin, "..", "README.md"))
+		if !strings.Contains(r.stdout, "node15 ") {
+			t.Error(r)
+		}
+	}
+}

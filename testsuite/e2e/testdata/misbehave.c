@@ -1,0 +1,25 @@
+//go:build ignore
+
+/* Extensions that do what they must not. Each test takes one of them: DO is its number. */
+#include "margay.h"
+
+static long (*const no_service)(void) = (void *)4242;
+
+SEC("message") int misbehave(struct margay_message *m)
+{
+#if DO == 1
+	*(volatile int *)(long)0x1000 = 1; /* in no region */
+#elif DO == 2
+	*(volatile __u8 *)((char *)m + sizeof *m) = 1; /* just behind one */
+#elif DO == 3
+	for (;;)
+		;
+#elif DO == 4
+	return (int)no_service();
+#elif DO == 5
+	return 99; /* no verdict */
+#endif
+	return MARGAY_DELIVER;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,291 @@
+// Package guest runs tests inside a virtual machine, where they are root and have a Linux kernel to themselves.
+//
+// Run compiles the tests of packages, adds the binaries to a node image whose init is testsuite/programs/guestinit, boots
+// it under emulation and collects what comes out of its console (package report). Show makes each test inside a subtest of
+// a test outside. Nothing is skipped inside, and what gives no verdict has failed.
+//
+// A test that must not run elsewhere, because it would change the machine it runs on, is in a file with the build tag guest.
+package guest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"margay/cluster/machine"
+	"margay/initramfs"
+	"margay/qemu"
+	"margay/qemu/console"
+	"margay/testsuite/guest/report"
+)
+
+// Spec says what to run, and in what guest. The zero value of all but Packages and Dir is good.
+type Spec struct {
+	Packages  []string      // import paths
+	Dir       string        // a folder for what is built
+	Pattern   string        // of the tests to run, as in go test -run; empty: all
+	Timeout   time.Duration // for the tests of one package; 0: DefaultTimeout
+	CPUs      int           // 0: 2, of which the second is isolated as on a node
+	MemoryMiB int           // 0: 512
+	Profile   bool          // make coverage profiles; they do not count what tests start
+	Told      func(format string, args ...any)
+}
+
+// DefaultTimeout bounds the tests of one package.
+const DefaultTimeout = 4 * time.Minute
+
+// bootTimeout bounds what a guest does besides tests. overtime is what a test binary gets to fall to its own timeout.
+const (
+	bootTimeout = 90 * time.Second
+	overtime    = 10 * time.Second
+)
+
+// boots is how often a guest is booted that dies before it is up. Emulation is not perfect.
+const boots = 2
+
+// Result is what came of the tests of one package.
+type Result struct {
+	Package string
+	Output  []byte // of the test binary, in the form that go tool test2json reads
+	Ended   bool   // the test binary ended; otherwise it hung, or the guest died
+	Exit    string // how it ended; empty if its exit status was 0 and it left nothing behind
+	Profile []byte // coverage profile, if it got so far
+}
+
+// Run runs the tests of the packages one after the other in one guest. The error is about the guest. The results are there
+// all the same, as far as it got; failed tests are no error.
+func Run(ctx context.Context, s Spec) ([]Result, error) {
+	s.complete()
+	config, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for boot := 1; ; boot++ {
+		results, up, err := s.boot(ctx, config)
+		if up || boot == boots || ctx.Err() != nil {
+			return results, err
+		}
+		s.Told("the guest was not up, boot %d of %d: %v", boot, boots, err)
+	}
+}
+
+func (s *Spec) complete() {
+	if s.Timeout == 0 {
+		s.Timeout = DefaultTimeout
+	}
+	if s.CPUs == 0 {
+		s.CPUs = 2
+	}
+	if s.MemoryMiB == 0 {
+		s.MemoryMiB = 512
+	}
+	if s.Told == nil {
+		s.Told = func(string, ...any) {}
+	}
+}
+
+// build makes the image of the guest.
+func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
+	init := filepath.Join(s.Dir, "guestinit")
+	if err := goTool(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", init, "margay/testsuite/programs/guestinit"); err != nil {
+		return qemu.Config{}, err
+	}
+	image, err := machine.BuildImage(ctx, machine.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL")})
+	if err != nil {
+		return qemu.Config{}, err
+	}
+	files, err := s.tests(ctx)
+	if err != nil {
+		return qemu.Config{}, err
+	}
+	config := qemu.Config{
+		Name: "test-guest", Kernel: image.Kernel.Image, Initrd: filepath.Join(s.Dir, "guest.img"),
+		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs,
+		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
+	}
+	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
+	config.Cmdline, err = initramfs.Cmdline(image.Kernel, initramfs.Isolated, s.CPUs, "loglevel=2", "panic_on_oops=1")
+	if err != nil {
+		return qemu.Config{}, err
+	}
+	return config, initramfs.WriteNodeImage(image.Path, files, config.Initrd)
+}
+
+// tests compiles the tests and writes the plan.
+func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
+	var plan report.Plan
+	var files []initramfs.File
+	for i, pkg := range s.Packages {
+		name := fmt.Sprintf("%d.test", i)
+		source := filepath.Join(s.Dir, name)
+		if err := goTool(ctx, "test", "-c", "-tags=guest", "-cover="+strconv.FormatBool(s.Profile), "-ldflags=-s -w", "-o", source, pkg); err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(source); err != nil {
+			return nil, fmt.Errorf("package %s has no tests: %w", pkg, err)
+		}
+		binary := initramfs.File{Path: path.Join(path.Dir(report.PlanPath), name), Mode: 0o755, Source: source}
+		run := report.Run{Argv: []string{
+			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + s.Pattern, "-test.timeout=" + s.Timeout.String(),
+		}}
+		if s.Profile {
+			run.Profile = "/tmp/" + name + ".cover"
+			run.Argv = append(run.Argv, "-test.coverprofile="+run.Profile)
+		}
+		plan.Runs = append(plan.Runs, run)
+		files = append(files, binary)
+	}
+	text, err := json.Marshal(plan)
+	return append(files, initramfs.File{Path: report.PlanPath, Data: text}), err
+}
+
+// goTool runs the go command. What it builds is static, because a guest has no libraries.
+func goTool(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+string(qemu.AMD64))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", args[0], err, out)
+	}
+	return nil
+}
+
+// boot boots the guest once. It also returns whether the guest was up.
+func (s *Spec) boot(ctx context.Context, config qemu.Config) ([]Result, bool, error) {
+	limit := bootTimeout + time.Duration(len(s.Packages))*(s.Timeout+overtime)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest is not done after %v", limit))
+	defer cancel()
+	emulator, err := qemu.Find(ctx, qemu.AMD64, "")
+	if err != nil {
+		return nil, false, err
+	}
+	vm, err := emulator.Start(context.WithoutCancel(ctx), config)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() {
+		_ = vm.Kill()
+		<-vm.Done()
+	}()
+	c := newCollector(s)
+	if err := c.follow(ctx, vm.Console()); err != nil {
+		if exit := vm.Exit(); exit != nil {
+			err = errors.Join(err, exit)
+		}
+		return c.results, c.up, fmt.Errorf("%w; the last lines of its console:\n%s", err, bytes.Join(c.noise, nil))
+	}
+	select {
+	case <-vm.Done():
+		return c.results, true, nil
+	case <-ctx.Done():
+		return c.results, true, fmt.Errorf("the guest does not turn off: %w", context.Cause(ctx))
+	}
+}
+
+// collector makes results of what a guest tells.
+type collector struct {
+	told    func(format string, args ...any)
+	reader  report.Reader
+	up      bool
+	started time.Time // when the run that runs was started
+	packed  [][]byte  // compressed profiles
+	results []Result
+	noise   [][]byte // the last lines of the console that were no events
+}
+
+// maxNoise is how many lines of noise are kept.
+const maxNoise = 100
+
+func newCollector(s *Spec) *collector {
+	c := &collector{told: s.Told, results: make([]Result, len(s.Packages)), packed: make([][]byte, len(s.Packages))}
+	for i, pkg := range s.Packages {
+		c.results[i].Package = pkg
+	}
+	return c
+}
+
+// How a guest can fail to say that all is done.
+var (
+	errSilent = errors.New("the guest ended before it was done")
+	errGaveUp = errors.New("the guest gave up")
+)
+
+// follow takes in the lines of a console until the guest is done.
+func (c *collector) follow(ctx context.Context, log *console.Log) error {
+	for from := uint64(0); ; {
+		lines, next, err := log.Follow(ctx, from)
+		if err == io.EOF {
+			return errSilent
+		}
+		if err != nil {
+			return err
+		}
+		if missed := next - uint64(len(lines)) - from; missed > 0 {
+			return fmt.Errorf("%w: %d lines went by too fast", report.ErrDamaged, missed)
+		}
+		for _, line := range lines {
+			if done, err := c.line(line); done || err != nil {
+				return err
+			}
+		}
+		from = next
+	}
+}
+
+// line takes in one line. It returns true when it is the last that matters.
+func (c *collector) line(line string) (done bool, err error) {
+	e, err := c.reader.Read(line)
+	if e == nil {
+		c.noise = append(c.noise, []byte(line+"\n"))
+		c.noise = c.noise[max(0, len(c.noise)-maxNoise):]
+		return false, err
+	}
+	if e.Run < 0 || e.Run >= len(c.results) {
+		return false, fmt.Errorf("%w: there is no run %d", report.ErrDamaged, e.Run)
+	}
+	r := &c.results[e.Run]
+	switch e.Kind {
+	case report.Up:
+		c.up, c.started = true, time.Now()
+		c.told("the guest is up")
+	case report.Output:
+		r.Output = append(r.Output, e.Data...)
+	case report.Profile:
+		c.packed[e.Run] = append(c.packed[e.Run], e.Data...)
+	case report.Exit:
+		r.Ended, r.Exit = true, e.Text
+		c.told("%s took %v", r.Package, time.Since(c.started).Round(time.Millisecond))
+		c.started = time.Now()
+		if r.Profile, err = unpack(c.packed[e.Run]); err != nil {
+			return false, fmt.Errorf("coverage profile of %s: %w", r.Package, err)
+		}
+	case report.Failed:
+		return true, fmt.Errorf("%w: %s", errGaveUp, e.Text)
+	case report.Done:
+		return true, nil
+	}
+	return false, nil
+}
+
+// maxProfile bounds an unpacked coverage profile, in bytes.
+const maxProfile = 64 << 20
+
+func unpack(packed []byte) ([]byte, error) {
+	if len(packed) == 0 {
+		return nil, nil
+	}
+	zr, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(zr, maxProfile))
+}

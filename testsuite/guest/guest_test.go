@@ -1,0 +1,66 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/qemu"
+)
+
+var (
+	pattern  = flag.String("tests", "", "run only those tests in the guest that match the `regular expression`")
+	profiles = flag.String("profiles", "", "write the coverage profiles of the tests in the guest to `folder`")
+)
+
+// What needs root, control groups or a network of its own is tested in here.
+func TestInGuest(t *testing.T) {
+	needQEMU(t)
+	results, err := Run(inTime(t), Spec{
+		Packages: []string{
+			"margay/kernel/cgroup",
+			"margay/kernel/hardware",
+			"margay/kernel/pid1",
+			"margay/kernel/reap",
+			"margay/kernel/task",
+		},
+		Dir: t.TempDir(), Pattern: *pattern, Profile: *profiles != "", Told: t.Logf,
+	})
+	Show(t, results)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, r := range results {
+		if *profiles == "" || r.Profile == nil {
+			continue
+		}
+		name := strings.ReplaceAll(r.Package, "/", "-") + ".cover"
+		if err := os.WriteFile(filepath.Join(*profiles, name), r.Profile, 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// inTime returns a context that ends before the time of go test is over, so that there is time left to say what was missing.
+func inTime(t *testing.T) context.Context {
+	end, ok := t.Deadline()
+	if !ok {
+		return t.Context()
+	}
+	ctx, cancel := context.WithDeadline(t.Context(), end.Add(-15*time.Second))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func needQEMU(t *testing.T) {
+	t.Helper()
+	if _, err := qemu.Find(t.Context(), qemu.AMD64, ""); errors.Is(err, exec.ErrNotFound) {
+		t.Skip("needs QEMU: ", err)
+	}
+}

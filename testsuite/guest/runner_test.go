@@ -1,0 +1,141 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/qemu/console"
+	"margay/testsuite/guest/report"
+)
+
+// How tests can end inside a guest, and what is made of it outside.
+func TestVerdicts(t *testing.T) {
+	needQEMU(t)
+	const fixtures = "margay/testsuite/guest/testdata/"
+	results, err := Run(inTime(t), Spec{
+		Packages: []string{fixtures + "mixed", fixtures + "broken", fixtures + "silent", fixtures + "hanging"},
+		Dir:      t.TempDir(), Timeout: 10 * time.Second, Profile: true, Told: t.Logf,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := []struct {
+		tests   string // and their verdicts
+		problem string // of the package
+	}{
+		{"TestGuest pass, TestOutput pass, TestMany pass, TestSub fail, TestSub/good/and_well pass, TestSub/bad fail, " +
+			"TestSkipped skip, TestLeavesAProcess pass, TestSleep pass", "exit status 1; left process "},
+		{"TestGood pass, TestPanic fail", "exit status 2"},
+		{"", "not one test was run"},
+		{"TestHangs ", "exit status 2"},
+	}
+	for i, want := range wants {
+		r := results[i]
+		tests, rest, err := r.Tests(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, test := range tests {
+			got = append(got, test.Name+" "+test.Verdict)
+		}
+		if all := strings.Join(got, ", "); all != want.tests {
+			t.Errorf("%s: tests %s\nwant %s\n%s", r.Package, all, want.tests, r.Output)
+		}
+		if err := r.Err(tests); err == nil || !strings.Contains(err.Error(), want.problem) {
+			t.Errorf("%s: %v, want %s\n%s", r.Package, err, want.problem, rest)
+		}
+	}
+	output := string(results[0].Output)
+	for _, want := range []string{
+		strings.Repeat("long ", 1000) + "\n", "\x01\x1b[31m\xff ünicode\r\n", "to stderr\n", "no line end", "line 1999\n", "this is bad",
+	} {
+		if !strings.Contains(output, want) {
+			t.Errorf("the output lacks %q", want)
+		}
+	}
+	if want := "panic: test timed out after 10s"; !strings.Contains(string(results[3].Output), want) {
+		t.Errorf("no %q in:\n%s", want, results[3].Output)
+	}
+	if !strings.HasPrefix(string(results[0].Profile), "mode: ") {
+		t.Errorf("coverage profile %q", results[0].Profile)
+	}
+}
+
+func TestErr(t *testing.T) {
+	for verdict, good := range map[string]bool{"pass": true, "fail": false, "skip": false, "": false, "other": false} {
+		if err := (Test{Name: "TestX", Verdict: verdict}).Err(); (err == nil) != good {
+			t.Errorf("%q: %v", verdict, err)
+		}
+	}
+	one := []Test{{Name: "TestX", Verdict: "pass"}}
+	if err := (Result{Ended: true}).Err(one); err != nil {
+		t.Error(err)
+	}
+	if err := (Result{}).Err(one); err == nil {
+		t.Error("tests that did not end are well")
+	}
+}
+
+// A guest that does not say that it is done is never taken for one that is.
+func TestNoVerdict(t *testing.T) {
+	up, done := report.Event{Kind: report.Up}, report.Event{Kind: report.Done}
+	for name, c := range map[string]struct {
+		events []report.Event
+		noise  string
+		want   error
+	}{
+		"all is well":     {events: []report.Event{up, {Kind: report.Exit}, done}},
+		"silence":         {want: errSilent},
+		"never up":        {noise: "Kernel panic - not syncing", want: errSilent},
+		"died on its way": {events: []report.Event{up, {Kind: report.Output, Data: []byte("=== RUN")}}, want: errSilent},
+		"gave up":         {events: []report.Event{up, {Kind: report.Failed, Text: "no room"}}, want: errGaveUp},
+		"unknown run":     {events: []report.Event{up, {Kind: report.Exit, Run: 7}}, want: report.ErrDamaged},
+		"too fast":        {events: []report.Event{up}, noise: strings.Repeat("noise\n", 2*console.KeepLines), want: report.ErrDamaged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, err := console.New(console.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := report.NewWriter(log)
+			for _, e := range c.events {
+				if err := w.Tell(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			fmt.Fprint(log, c.noise)
+			log.Close()
+			s := Spec{Packages: []string{"one"}}
+			s.complete()
+			collected := newCollector(&s)
+			if err := collected.follow(t.Context(), log); !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if up := len(c.events) > 0 && c.want != report.ErrDamaged; up && !collected.up {
+				t.Error("it was not up")
+			}
+		})
+	}
+}
+
+// A guest that says nothing more is given up at the deadline.
+func TestDeadline(t *testing.T) {
+	log, err := console.New(console.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	late := errors.New("too late")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, late)
+	defer cancel()
+	s := Spec{Packages: []string{"one"}}
+	s.complete()
+	if err := newCollector(&s).follow(ctx, log); !errors.Is(err, late) {
+		t.Error(err)
+	}
+}

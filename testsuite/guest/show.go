@@ -1,0 +1,113 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// Test is what came of one test inside a guest.
+type Test struct {
+	Name    string
+	Verdict string // "pass", "fail" or "skip"; empty when there was none
+	Output  string
+}
+
+// Err returns why the test is no success, nil if it is one.
+func (t Test) Err() error {
+	switch t.Verdict {
+	case "pass":
+		return nil
+	case "skip":
+		return errors.New("it was skipped, and nothing may be skipped in a guest")
+	case "":
+		return errors.New("it gave no verdict")
+	}
+	return errors.New("it failed")
+}
+
+// Tests returns the tests that were begun, in the order of their begin, subtests too. What was printed outside of all tests
+// is rest.
+func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error) {
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", r.Package)
+	// The mark says that a line is the test binary's own. This one makes the verdict count that a panic follows.
+	input := strings.TrimSuffix(string(r.Output), "\n") + "\n"
+	if r.Exit != "" || !r.Ended {
+		input += "\x16FAIL\n"
+	}
+	cmd.Stdin = strings.NewReader(input)
+	text, err := cmd.Output()
+	if err != nil {
+		return nil, "", fmt.Errorf("go tool test2json: %w", err)
+	}
+	index := make(map[string]int)
+	var outside strings.Builder
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		var e struct{ Action, Test, Output string }
+		if err := d.Decode(&e); err == io.EOF {
+			return tests, outside.String(), nil
+		} else if err != nil {
+			return nil, "", fmt.Errorf("go tool test2json: %w", err)
+		}
+		if e.Test == "" {
+			outside.WriteString(e.Output)
+			continue
+		}
+		i, ok := index[e.Test]
+		if !ok {
+			i = len(tests)
+			index[e.Test] = i
+			tests = append(tests, Test{Name: e.Test})
+		}
+		tests[i].Output += e.Output
+		switch e.Action {
+		case "pass", "fail", "skip":
+			tests[i].Verdict = e.Action
+		}
+	}
+}
+
+// Err returns what is wrong with the run of the package as a whole, given its tests.
+func (r Result) Err(tests []Test) error {
+	switch {
+	case !r.Ended:
+		return errors.New("the tests did not end")
+	case r.Exit != "":
+		return errors.New(r.Exit)
+	case len(tests) == 0:
+		return errors.New("not one test was run")
+	}
+	return nil
+}
+
+// Show makes each package a subtest of t, and each test inside a subtest of that, which fails with what it printed.
+func Show(t *testing.T, results []Result) {
+	for _, r := range results {
+		t.Run(r.Package, func(t *testing.T) {
+			tests, rest, err := r.Tests(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, test := range tests {
+				t.Run(test.Name, func(t *testing.T) {
+					if err := test.Err(); err != nil {
+						t.Errorf("%v\n%s", err, test.Output)
+					} else {
+						t.Log("\n" + test.Output)
+					}
+				})
+			}
+			if err := r.Err(tests); err != nil {
+				t.Errorf("%v\n%s", err, rest)
+			} else {
+				t.Log("\n" + rest)
+			}
+		})
+	}
+}

@@ -1,0 +1,214 @@
+// Command guestinit is the first process of a guest in which tests are run (testsuite/guest). It mounts what a node has,
+// runs one test binary after the other as root, tells on the console what they print and how they end, and turns the guest
+// off.
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/pid1"
+	"margay/kernel/reap"
+	"margay/testsuite/guest/report"
+)
+
+// settle is how long the last processes of a run may take to be gone.
+const settle = 3 * time.Second
+
+func main() {
+	g := &guest{console: report.NewWriter(os.Stdout), ended: make(chan unix.WaitStatus, 1)}
+	if err := g.run(); err != nil {
+		_ = g.console.Tell(report.Event{Kind: report.Failed, Text: err.Error()})
+	}
+	// What has not left the serial port when the guest goes off is lost.
+	_ = unix.IoctlSetInt(int(os.Stdout.Fd()), unix.TCSBRK, 1)
+	pid1.Machine{}.Off()
+}
+
+type guest struct {
+	console *report.Writer
+
+	mu    sync.Mutex
+	pid   int // of the test binary that runs
+	ended chan unix.WaitStatus
+}
+
+func (g *guest) run() error {
+	node := pid1.Machine{}
+	if err := errors.Join(node.Mount(), mountTerminals(), node.LoadModules()); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(report.PlanPath)
+	if err != nil {
+		return err
+	}
+	var plan report.Plan
+	if err := json.Unmarshal(text, &plan); err != nil {
+		return fmt.Errorf("%s: %w", report.PlanPath, err)
+	}
+	go reap.All(g.reaped)
+	if err := g.console.Tell(report.Event{Kind: report.Up}); err != nil {
+		return err
+	}
+	for i, r := range plan.Runs {
+		if err := g.test(i, r); err != nil {
+			return fmt.Errorf("run %s: %w", r.Argv[0], err)
+		}
+	}
+	return g.console.Tell(report.Event{Kind: report.Done})
+}
+
+// mountTerminals mounts what nodes have no use for.
+func mountTerminals() error {
+	if err := os.MkdirAll("/dev/pts", 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=620,ptmxmode=666"); err != nil {
+		return fmt.Errorf("mount /dev/pts: %w", err)
+	}
+	return nil
+}
+
+// test runs one test binary.
+func (g *guest) test(i int, r report.Run) error {
+	output, err := g.start(r)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	exit := make(chan string, 1)
+	go func() { exit <- strings.Join(append(describe(<-g.ended), killOthers()...), "; ") }()
+	buf := make([]byte, 4096)
+	for {
+		n, err := output.Read(buf)
+		if err := g.tell(report.Event{Kind: report.Output, Run: i, Data: buf[:n]}); err != nil {
+			return err
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err := g.profile(i, r.Profile); err != nil {
+		return err
+	}
+	return g.console.Tell(report.Event{Kind: report.Exit, Run: i, Text: <-exit})
+}
+
+func (g *guest) tell(e report.Event) error {
+	if len(e.Data) == 0 {
+		return nil
+	}
+	return g.console.Tell(e)
+}
+
+// start starts a test binary and returns the pipe that it, and whatever it starts, writes to.
+func (g *guest) start(r report.Run) (*os.File, error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	near, far, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer far.Close()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.pid, err = syscall.ForkExec(r.Argv[0], r.Argv, &syscall.ProcAttr{
+		Dir:   "/tmp",
+		Env:   []string{"PATH=/", "HOME=/tmp"},
+		Files: []uintptr{null.Fd(), far.Fd(), far.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		near.Close()
+		return nil, err
+	}
+	return near, nil
+}
+
+func (g *guest) reaped(pid int, status unix.WaitStatus) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if pid == g.pid {
+		g.ended <- status
+	}
+}
+
+// describe says how a run ended, nothing where it ended well.
+func describe(status unix.WaitStatus) []string {
+	switch {
+	case status.Signaled():
+		return []string{"killed by " + unix.SignalName(status.Signal())}
+	case status.ExitStatus() != 0:
+		return []string{fmt.Sprintf("exit status %d", status.ExitStatus())}
+	}
+	return nil
+}
+
+// killOthers waits for the end of all processes but this one. It kills those that stay, and says which they are.
+func killOthers() []string {
+	for deadline := time.Now().Add(settle); ; time.Sleep(10 * time.Millisecond) {
+		left := others()
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().Before(deadline) {
+			continue
+		}
+		var names []string
+		for pid, name := range left {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			names = append(names, fmt.Sprintf("left process %d behind: %s", pid, name))
+		}
+		return names
+	}
+}
+
+// others returns the command lines of all processes but this one. Those of the kernel and those that have ended have none.
+func others() map[int]string {
+	found := make(map[int]string)
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range files {
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		if text, err := os.ReadFile(f); err == nil && len(text) > 0 && pid != os.Getpid() {
+			found[pid] = strings.TrimSpace(strings.ReplaceAll(string(text), "\x00", " "))
+		}
+	}
+	return found
+}
+
+// profile tells the coverage profile of a run, if it made one.
+func (g *guest) profile(i int, path string) error {
+	if path == "" {
+		return nil
+	}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var packed bytes.Buffer
+	zw := gzip.NewWriter(&packed)
+	_, err = zw.Write(text)
+	if err := errors.Join(err, zw.Close(), os.Remove(path)); err != nil {
+		return err
+	}
+	return g.tell(report.Event{Kind: report.Profile, Run: i, Data: packed.Bytes()})
+}

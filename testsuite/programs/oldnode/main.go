@@ -1,0 +1,48 @@
+// Command oldnode is a node of another build: it speaks another version of the control protocol than serve.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"margay/cluster/agent"
+	"margay/cluster/control"
+	"margay/kernel"
+	"margay/kernel/boot"
+	"margay/kernel/link"
+	"margay/kernel/pid1"
+	"margay/nimble/engine/portable"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+func run(args []string) error {
+	if len(args) == 3 {
+		return pid1.Main(pid1.Hosted{Config: args[1], Root: args[2], Lifeline: os.NewFile(3, "lifeline")}, []string{"/proc/self/exe", "kernel"})
+	}
+	config, err := boot.Read(boot.Path)
+	if err != nil {
+		return err
+	}
+	conn, err := link.NewConn(os.NewFile(pid1.LinkFD, "link"))
+	if err != nil {
+		return err
+	}
+	a, err := agent.New(agent.Config{Boot: config, Version: "old", Protocol: control.Version + 41, Log: logf, Restart: func() {}})
+	if err != nil {
+		return err
+	}
+	node, err := kernel.New(kernel.Config{Boot: config, Engine: portable.New(), Link: conn, Sink: a, Log: logf})
+	if err != nil {
+		return err
+	}
+	return a.Run(context.Background(), node)
+}

@@ -1,0 +1,477 @@
+// Command probe is what end-to-end tests run on nodes. Its first argument says what it does.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/lib/margay"
+)
+
+var commands = map[string]func(args []string) error{
+	"hello":     hello,
+	"exit":      exit,
+	"count":     count,
+	"stdin":     stdin,
+	"signals":   signals,
+	"sleep":     sleep,
+	"read":      read,
+	"fill":      fill,
+	"eat":       eat,
+	"fork":      fork,
+	"kill":      killAll,
+	"snoop":     snoop,
+	"island":    island,
+	"barrier":   barrier,
+	"leave":     leave,
+	"pingpong":  pingpong,
+	"insert":    insert,
+	"extension": extension,
+	"orphan":    orphan,
+	"affinity":  affinity,
+	"compute":   compute,
+}
+
+func main() {
+	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
+		fmt.Fprintln(os.Stderr, "probe: no such command:", os.Args[1:])
+		os.Exit(2)
+	}
+	var cancel context.CancelFunc
+	ctx, cancel = context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	if err := commands[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func rank() string { return os.Getenv("MARGAY_RANK") }
+
+func number(args []string, at, otherwise int) int {
+	if at >= len(args) {
+		return otherwise
+	}
+	n, err := strconv.Atoi(args[at])
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// hello [WORD...] prints what the process finds around it.
+func hello(args []string) error {
+	dir, err := os.Getwd()
+	umask := unix.Umask(0)
+	host, _ := os.Hostname()
+	fmt.Printf("rank %s of %s on %s uid %d dir %s umask %03o env %s args %q\n", rank(), os.Getenv("MARGAY_SIZE"), host, os.Getuid(),
+		dir, umask, os.Getenv("PROBE_ENV"), args)
+	return err
+}
+
+// exit CODE [RANK] ends with a status, in one rank or in all.
+func exit(args []string) error {
+	if len(args) > 1 && args[1] != rank() {
+		time.Sleep(time.Hour)
+	}
+	os.Exit(number(args, 0, 0))
+	return nil
+}
+
+// count N PAUSE_MS prints numbered lines to both streams.
+func count(args []string) error {
+	for i := range number(args, 0, 10) {
+		fmt.Printf("out %s %d\n", rank(), i)
+		fmt.Fprintf(os.Stderr, "err %s %d\n", rank(), i)
+		time.Sleep(time.Duration(number(args, 1, 0)) * time.Millisecond)
+	}
+	return nil
+}
+
+// stdin counts the lines and bytes of standard input.
+func stdin([]string) error {
+	in := bufio.NewReader(os.Stdin)
+	lines, bytes := 0, 0
+	for {
+		line, err := in.ReadString('\n')
+		bytes += len(line)
+		if err == io.EOF {
+			fmt.Printf("rank %s read %d lines, %d bytes\n", rank(), lines, bytes)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		lines++
+	}
+}
+
+// signals prints the signals that come, until SIGTERM.
+func signals([]string) error {
+	c := make(chan os.Signal, 16)
+	signal.Notify(c, unix.SIGINT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2, unix.SIGQUIT, unix.SIGTERM)
+	fmt.Println("ready", rank())
+	for s := range c {
+		fmt.Println("rank", rank(), "got", unix.SignalName(s.(syscall.Signal)))
+		if s == unix.SIGTERM {
+			return nil
+		}
+	}
+	return nil
+}
+
+// sleep [SECONDS] [stubborn] waits; stubborn, it ignores what asks it to end.
+func sleep(args []string) error {
+	if len(args) > 1 {
+		signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	}
+	fmt.Println("sleeping", rank())
+	time.Sleep(time.Duration(number(args, 0, 3600)) * time.Second)
+	return nil
+}
+
+// read FILE prints the size and the first line of a file.
+func read(args []string) error {
+	text, err := os.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	fmt.Printf("rank %s: %d bytes, first line %q\n", rank(), len(text), first)
+	return nil
+}
+
+// fill writes a file until it cannot any more, and says why.
+func fill([]string) error {
+	f, err := os.Create("/tmp/fill")
+	if err != nil {
+		return err
+	}
+	var total int
+	for block := make([]byte, 1<<20); ; {
+		n, err := f.Write(block)
+		total += n
+		if err != nil {
+			fmt.Printf("rank %s wrote %d MiB: %v\n", rank(), total>>20, errors.Unwrap(err))
+			return nil
+		}
+	}
+}
+
+// eat [RANK] takes memory without end, in one rank or in all.
+func eat(args []string) error {
+	if len(args) > 0 && args[0] != rank() {
+		time.Sleep(time.Hour)
+	}
+	var all [][]byte
+	for {
+		block := make([]byte, 4<<20)
+		for i := 0; i < len(block); i += 4096 {
+			block[i] = 1
+		}
+		all = append(all, block)
+		if len(all)%1000 == 0 {
+			runtime.KeepAlive(all)
+		}
+	}
+}
+
+// fork starts processes without end, and says how far it got.
+func fork([]string) error {
+	n := 0
+	for {
+		cmd := exec.Command("/proc/self/exe", "sleep")
+		if err := cmd.Start(); err != nil {
+			fmt.Printf("rank %s started %d processes: %v\n", rank(), n, err)
+			return nil
+		}
+		n++
+	}
+}
+
+// orphan leaves a process behind that has left its session, and ends.
+func orphan([]string) error {
+	cmd := exec.Command("/proc/self/exe", "sleep")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd.Start()
+}
+
+// kill sends SIGKILL to everything that it can see.
+func killAll([]string) error {
+	unix.Kill(-1, unix.SIGKILL) // all but itself
+	if err := unix.Kill(1, unix.SIGKILL); err != unix.EPERM {
+		fmt.Printf("killing PID 1: %v\n", err)
+	}
+	fmt.Println("rank", rank(), "has killed what it could")
+	return nil
+}
+
+// snoop tries what a job must not be able to do, and prints what it could do.
+func snoop([]string) error {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	var pids []string
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, e.Name())
+		}
+	}
+	fmt.Printf("sees %d processes\n", len(pids))
+	try := func(what string, err error) {
+		if err == nil {
+			fmt.Println("CAN", what)
+		}
+	}
+	try("signal PID 1", unix.Kill(1, 0))
+	try("trace PID 1", unix.PtraceAttach(1))
+	for _, path := range []string{"/margay/node.json", "/margay", "/run", "/sys/fs/cgroup", "/init", "/lib/modules", "/proc/1/root/", "/proc/1/environ", "/proc/1/fd"} {
+		f, err := os.Open(path)
+		if err == nil {
+			if _, derr := f.Readdirnames(1); path[len(path)-1] != '/' && derr != nil && !strings.HasPrefix(path, "/proc") {
+				err = derr
+			}
+			f.Close()
+		}
+		try("open "+path, err)
+	}
+	try("mount", unix.Mount("none", "/tmp", "tmpfs", 0, ""))
+	try("make a device", unix.Mknod("/tmp/mem", unix.S_IFCHR|0o666, 1<<8|1))
+	try("become root", syscall.Setuid(0))
+	try("change the host name", unix.Sethostname([]byte("mine")))
+	try("write sysctls", os.WriteFile("/proc/sys/kernel/panic", []byte("1"), 0))
+	try("trigger sysrq", os.WriteFile("/proc/sysrq-trigger", []byte("h"), 0))
+	try("load a module", unix.FinitModule(0, "", 0))
+	try("switch off", unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART2))
+	try("leave its cores", leaveCores())
+	matches, _ := filepath.Glob("/proc/*/cmdline")
+	for _, m := range matches {
+		text, _ := os.ReadFile(m)
+		if strings.Contains(string(text), "kernel") {
+			fmt.Println("CAN see", string(text))
+		}
+	}
+	return nil
+}
+
+// leaveCores moves this thread to core 0 and reports whether that was refused.
+func leaveCores() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var set unix.CPUSet
+	set.Set(0)
+	return unix.SchedSetaffinity(0, &set)
+}
+
+// compute [SECONDS] computes for some time, in Go.
+func compute(args []string) error {
+	fmt.Println("computing")
+	end := time.Now().Add(time.Duration(number(args, 0, 1)) * time.Second)
+	sum := uint64(0)
+	for i := uint64(0); time.Now().Before(end); {
+		for range 1_000_000 {
+			i++
+			sum = sum*6364136223846793005 + i
+		}
+	}
+	fmt.Println("computed", sum)
+	return nil
+}
+
+// affinity prints the CPUs that the process may use.
+func affinity([]string) error {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return err
+	}
+	var cpus []int
+	for c := range 1024 {
+		if set.IsSet(c) {
+			cpus = append(cpus, c)
+		}
+	}
+	fmt.Printf("rank %s may use %v\n", rank(), cpus)
+	return nil
+}
+
+// island ADDRESS... tries to reach addresses, and prints those that answer.
+func island(args []string) error {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return err
+	}
+	for _, i := range interfaces {
+		if i.Name != "lo" {
+			fmt.Println("CAN use interface", i.Name)
+		}
+	}
+	for _, address := range args {
+		if c, err := net.DialTimeout("tcp", address, time.Second); err == nil {
+			fmt.Println("CAN reach", address)
+			c.Close()
+		}
+	}
+	return nil
+}
+
+// ctx bounds everything that this program waits for.
+var ctx = context.Background()
+
+func join() (context.Context, *margay.Job, error) {
+	job, err := margay.Init()
+	return ctx, job, err
+}
+
+// barrier [RANK] enters barriers; the named rank never joins.
+func barrier(args []string) error {
+	if len(args) > 0 && args[0] == rank() {
+		time.Sleep(time.Hour)
+	}
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	for range 10 {
+		if err := job.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Println("rank", job.Rank(), "passed 10 barriers")
+	return job.Finalize(ctx)
+}
+
+// leave RANK has one rank end while the others wait in a barrier.
+func leave(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	if args[0] == rank() {
+		return nil
+	}
+	return job.Barrier(ctx)
+}
+
+// pingpong N PAUSE_MS has rank 0 exchange messages with every other rank, and checks their order.
+func pingpong(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	const ping, pong = 1, 2
+	got := 0
+	next := make([]uint64, job.Size())
+	job.Handle(ping, func(m margay.Message) {
+		if ok, err := job.Post(m.Source, pong, m.Args, m.Payload); !ok || err != nil {
+			panic(fmt.Sprint("no room for an answer: ", err))
+		}
+	})
+	job.Handle(pong, func(m margay.Message) {
+		if m.Args[0] != next[m.Source] || string(m.Payload) != fmt.Sprint("number ", m.Args[0]) {
+			panic(fmt.Sprintf("message %d %q from rank %d, expected %d", m.Args[0], m.Payload, m.Source, next[m.Source]))
+		}
+		next[m.Source]++
+		got++
+	})
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	if job.Rank() == 0 {
+		n := number(args, 0, 100)
+		for i := range n {
+			for other := 1; other < job.Size(); other++ {
+				if err := job.Send(ctx, other, ping, [2]uint64{uint64(i)}, fmt.Append(nil, "number ", i)); err != nil {
+					return err
+				}
+			}
+			for got < (i+1)*(job.Size()-1) {
+				if _, err := job.Wait(ctx); err != nil {
+					return err
+				}
+			}
+			time.Sleep(time.Duration(number(args, 1, 0)) * time.Millisecond)
+		}
+		fmt.Println(got, "messages came back")
+	}
+	return job.Finalize(ctx)
+}
+
+// insert FILE tries to insert an extension and prints what came of it.
+func insert(args []string) error {
+	_, job, err := join()
+	if err != nil {
+		return err
+	}
+	object, err := os.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	x, err := job.Insert(margay.Spec{Object: object})
+	if err != nil {
+		fmt.Println("refused:", err)
+		return nil
+	}
+	fmt.Println("inserted as", x.Handle())
+	return nil
+}
+
+// extension FILE inserts an extension and sends messages to this rank until the extension is gone; then messages must come
+// through.
+func extension(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	object, err := os.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	x, err := job.Insert(margay.Spec{Object: object})
+	if err != nil {
+		return err
+	}
+	arrived := 0
+	job.Handle(0, func(margay.Message) { arrived++ })
+	var last margay.Stats
+	sent := 0
+	for ; sent < 1000; sent++ {
+		if err := job.Send(ctx, job.Rank(), 0, [2]uint64{}, []byte("message")); err != nil {
+			return err
+		}
+		for arrived <= sent {
+			if _, err := job.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		s, err := x.Stats()
+		if errors.Is(err, margay.ErrNotFound) {
+			fmt.Printf("after %d messages the extension is gone; all %d were delivered; last fault %s\n", sent+1, arrived, last.LastFault)
+			return job.Finalize(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		last = s
+	}
+	fmt.Printf("%d messages, %d delivered, %d faults\n", sent, arrived, last.Faults)
+	return job.Finalize(ctx)
+}

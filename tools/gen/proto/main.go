@@ -1,0 +1,74 @@
+// Command proto compiles a .proto file to Go.
+//
+//	proto FILE.proto
+//
+// It writes FILE.pb.go beside the file. The compiler is a Go module pinned in this folder's go.mod, so the result is the
+// same on every machine and no protoc need be installed.
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/bufbuild/protocompile"
+	"github.com/bufbuild/protocompile/protoutil"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/pluginpb"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: proto FILE.proto")
+		os.Exit(2)
+	}
+	if err := run(context.Background(), os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "proto:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, path string) error {
+	dir, name := filepath.Split(path)
+	compiler := protocompile.Compiler{
+		Resolver:       &protocompile.SourceResolver{ImportPaths: []string{dir}},
+		SourceInfoMode: protocompile.SourceInfoStandard,
+	}
+	files, err := compiler.Compile(ctx, name)
+	if err != nil {
+		return err
+	}
+	request := &pluginpb.CodeGeneratorRequest{
+		FileToGenerate: []string{name},
+		Parameter:      proto.String("paths=source_relative"),
+		ProtoFile:      []*descriptorpb.FileDescriptorProto{protoutil.ProtoFromFileDescriptor(files[0])},
+	}
+	in, err := proto.Marshal(request)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "tool", "protoc-gen-go")
+	cmd.Stdin = bytes.NewReader(in)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("protoc-gen-go: %w", err)
+	}
+	response := new(pluginpb.CodeGeneratorResponse)
+	if err := proto.Unmarshal(out, response); err != nil {
+		return fmt.Errorf("answer of protoc-gen-go: %w", err)
+	}
+	if response.Error != nil {
+		return fmt.Errorf("protoc-gen-go: %s", response.GetError())
+	}
+	for _, f := range response.File {
+		if err := os.WriteFile(filepath.Join(dir, f.GetName()), []byte(f.GetContent()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

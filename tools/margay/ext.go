@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/control"
+)
+
+func (a *app) extCommand() *cobra.Command {
+	c := &cobra.Command{Use: "ext", Short: "Insert, list and remove extensions"}
+	c.AddCommand(a.extListCommand(), a.extInsertCommand(), a.extRemoveCommand())
+	return c
+}
+
+func (a *app) extListCommand() *cobra.Command {
+	node := control.None
+	c := a.jsonFlag(&cobra.Command{
+		Use:     "list",
+		Aliases: []string{"stats"},
+		Short:   "List extensions, what they have done, and those that were removed lately and why",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			list, err := ask[*control.Extensions](c.Context(), a, &control.ListExtensions{Node: int32(node)})
+			if err != nil {
+				return err
+			}
+			return a.printExtensions(list)
+		},
+	})
+	c.Flags().IntVar(&node, "node", control.None, "only those of this node")
+	return c
+}
+
+func (a *app) extInsertCommand() *cobra.Command {
+	var m control.InsertExtension
+	node := control.None
+	c := a.jsonFlag(&cobra.Command{
+		Use:     "insert JOB OBJECT",
+		Short:   "Insert an extension into a running job",
+		Long:    "Insert an extension, an ELF object made by clang -target bpf, into a slot of a running job, on all of its nodes.",
+		Example: "  margay ext insert 7 accumulate.o",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			var err error
+			if m.Job, err = parseJob(args[0]); err != nil {
+				return err
+			}
+			if m.Object, err = os.ReadFile(args[1]); err != nil {
+				return err
+			}
+			if m.Name == "" {
+				m.Name = strings.TrimSuffix(filepath.Base(args[1]), ".o")
+			}
+			m.Node = int32(node)
+			list, err := ask[*control.Extensions](c.Context(), a, &m)
+			if err != nil {
+				return err
+			}
+			return a.printExtensions(list)
+		},
+	})
+	c.Flags().StringVar(&m.Name, "name", "", "what it is called (default: the name of the file)")
+	c.Flags().StringVar(&m.Slot, "slot", "", "the slot (default: the one that the object's section names)")
+	c.Flags().IntVar(&node, "node", control.None, "only on this node")
+	return c
+}
+
+func (a *app) extRemoveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "remove NODE.HANDLE...",
+		Short:   "Take extensions out of their slots",
+		Example: "  margay ext remove 0.3 1.3",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			for _, arg := range args {
+				name, number, _ := strings.Cut(arg, ".")
+				node, err := parseNode(name)
+				if err != nil {
+					return err
+				}
+				handle, err := strconv.ParseUint(number, 10, 32)
+				if err != nil {
+					return fmt.Errorf("%q is no extension: they are called NODE.HANDLE (margay ext list)", arg)
+				}
+				if _, err := ask[*control.Done](c.Context(), a, &control.RemoveExtension{Node: node, Handle: uint32(handle)}); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) printExtensions(list *control.Extensions) error {
+	if a.json {
+		return printJSON(a.stdout, list)
+	}
+	t := newTable(a.stdout, "ID", "JOB", "SLOT", "NAME", "ENGINE", "RUNS", "INSNS/RUN", "NS/RUN", "FAULTS", "DROPPED", "STATE")
+	var notes []string
+	for _, x := range list.Extensions {
+		id := fmt.Sprintf("%d.%d", x.Node, x.Handle)
+		t.row(id, x.Job, x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
+		if x.LastFault != "" {
+			notes = append(notes, fmt.Sprintf("%s: last fault: %s", id, x.LastFault))
+		}
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for _, note := range notes {
+		fmt.Fprintln(a.stdout, note)
+	}
+	return nil
+}
+
+func perRun(total, runs uint64) string {
+	if runs == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", float64(total)/float64(runs))
+}

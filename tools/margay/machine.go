@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/cluster/machine"
+)
+
+func (a *app) machineCommand() *cobra.Command {
+	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
+	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.consoleCommand(), a.restartCommand())
+	return c
+}
+
+func (a *app) upCommand() *cobra.Command {
+	var spec machine.Spec
+	var program string
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Make a machine and wait until its nodes are up",
+		Long: `Make a machine of compute nodes and wait until all of them are up. It stays up until margay machine down.
+
+A node has one system core and the application cores that --cores asks for. On the substrate qemu each node
+is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.`,
+		Example: `  margay machine up --nodes 4 --cores 2
+  margay machine up -m test --substrate hosted --nodes 16 --cores 1`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
+			spec.Name = a.machine
+			var err error
+			if spec.Program, err = nodeProgram(program); err != nil {
+				return err
+			}
+			return machine.Up(ctx, machine.UpOptions{
+				Spec:     spec,
+				Holder:   []string{"/proc/self/exe", "holder"},
+				Told:     func(format string, args ...any) { fmt.Fprintf(a.stderr, format+"\n", args...) },
+				Progress: a.progress(),
+			})
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&spec.Nodes, "nodes", 4, "how many nodes")
+	f.IntVar(&spec.Cores, "cores", 2, "application cores of each node")
+	f.StringVar(&spec.Substrate, "substrate", machine.Virtual, "what nodes run on: qemu or hosted")
+	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
+	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
+	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
+	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
+	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
+	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
+	f.StringVar(&program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
+	return c
+}
+
+// nodeProgram finds the program that nodes run.
+func nodeProgram(path string) (string, error) {
+	if path == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(filepath.Dir(self), "nodekernel")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("the program that nodes run: %w; make build makes it, --node-program names another", err)
+	}
+	return path, nil
+}
+
+func (a *app) downCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "End a machine, with everything that runs on it",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := a.dir()
+			if err != nil {
+				return err
+			}
+			return machine.Down(c.Context(), d)
+		},
+	}
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return a.jsonFlag(&cobra.Command{
+		Use:   "status",
+		Short: "Show whether a machine is up",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := a.running()
+			if err != nil {
+				return err
+			}
+			pid, _ := d.Holder()
+			status, err := ask[*control.MachineStatus](c.Context(), a, &control.Status{})
+			if err != nil {
+				return err
+			}
+			status.HolderPid = int64(pid)
+			if a.json {
+				return printJSON(a.stdout, status)
+			}
+			fmt.Fprintf(a.stdout, "machine %s (%s): %d of %d nodes up, %d of %d application cores free, %d jobs\n",
+				status.Machine, status.Substrate, status.Up, status.Nodes, status.FreeCores, status.Cores, status.Jobs)
+			fmt.Fprintf(a.stdout, "holder: process %d; serve: process %d, started %d times, last %s ago\n",
+				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second))
+			fmt.Fprintf(a.stdout, "logs: %s\n", filepath.Dir(d.Log("serve")))
+			return nil
+		},
+	})
+}
+
+func (a *app) restartCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "restart NODE",
+		Short: "Start the kernel of a node again; jobs on it go on",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			node, err := parseNode(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = ask[*control.Done](c.Context(), a, &control.RestartKernel{Node: node})
+			return err
+		},
+	}
+}
+
+func (a *app) consoleCommand() *cobra.Command {
+	var follow bool
+	c := &cobra.Command{
+		Use:     "console NODE",
+		Short:   "Show the console of a node",
+		Example: "  margay machine console 2 --follow",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			node, err := parseNode(args[0])
+			if err != nil {
+				return err
+			}
+			d, err := a.dir()
+			if err != nil {
+				return err
+			}
+			if _, err := d.ReadSpec(); err != nil {
+				return err
+			}
+			f, err := os.Open(d.ConsoleLog(node))
+			if errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("machine %s has no node %d, or it has not been started", a.machine, node)
+			}
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return copyFollowing(c.Context(), a.stdout, f, follow)
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until interrupted")
+	return c
+}
+
+// followPause is how often a file is looked at for more.
+const followPause = 100 * time.Millisecond
+
+// copyFollowing copies f, and when following whatever is appended to it until ctx ends.
+func copyFollowing(ctx context.Context, w io.Writer, f *os.File, follow bool) error {
+	for {
+		if _, err := io.Copy(w, f); err != nil || !follow {
+			return err
+		}
+		select {
+		case <-time.After(followPause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// serveCommand is started by the holder, and on machines without one by their operator.
+func (a *app) serveCommand() *cobra.Command {
+	var lifeline int
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the service node's daemon of a machine (its holder does this)",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			d, err := a.dir()
+			if err != nil {
+				return err
+			}
+			var r io.Reader
+			if lifeline > 0 {
+				r = os.NewFile(uintptr(lifeline), "lifeline")
+			}
+			return machine.Serve(ctx, d, r, logger(a.stderr))
+		},
+	}
+	c.Flags().IntVar(&lifeline, "lifeline", 0, "descriptor of a pipe whose end is the holder's end")
+	_ = c.Flags().MarkHidden("lifeline")
+	return c
+}
+
+// holderCommand is started by machine up.
+func (a *app) holderCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "holder MACHINE",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			d, err := machine.DirOf(args[0])
+			if err != nil {
+				return err
+			}
+			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
+			return machine.Hold(ctx, d, serve, logger(a.stderr))
+		},
+	}
+}
+
+// logger writes lines with the time.
+func logger(w io.Writer) func(format string, args ...any) {
+	return log.New(w, "", log.LstdFlags|log.Lmicroseconds).Printf
+}

@@ -1,0 +1,353 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/nimble"
+	"margay/nimble/driver"
+	"margay/nimble/engine"
+	"margay/nimble/engine/portable"
+	"margay/nimble/engine/subroutine"
+	"margay/nimble/object"
+	"margay/nimble/verify"
+)
+
+// Exit statuses of margay nimble beside that of margay itself.
+const (
+	exitFault    = 1 // the program was stopped
+	exitRejected = 2 // the program was not accepted
+)
+
+// engines are the engines that Nimble is designed for, in the order of preference.
+var engines = []engineChoice{
+	{"portable", "a switch in Go, on every machine", func() (engine.Engine, error) { return portable.New(), nil }},
+	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New},
+	{"direct", "direct-threaded machine code", absent},
+	{"linux", "the kernel of this machine, as an accelerator", absent},
+}
+
+// engineChoice is an engine and how to get it here.
+type engineChoice struct {
+	name, about string
+	make        func() (engine.Engine, error) // the error says why not
+}
+
+func absent() (engine.Engine, error) { return nil, errors.New("not in this build") }
+
+// findEngine returns the engine of a name, or the first one there is for an empty name.
+func findEngine(name string) (engine.Engine, error) {
+	for _, choice := range engines {
+		if name != "" && name != choice.name {
+			continue
+		}
+		e, err := choice.make()
+		if err == nil {
+			return e, nil
+		}
+		if name != "" {
+			return nil, fmt.Errorf("engine %s: %w", name, err)
+		}
+	}
+	return nil, fmt.Errorf("there is no engine %q; see margay nimble engines", name)
+}
+
+func (a *app) nimbleCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "nimble",
+		Short: "Check, run and translate single programs, on this machine and without a node",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(a.nimbleRunCommand(), a.nimbleVerifyCommand(), a.nimbleAsmCommand(), a.nimbleDisCommand(), a.nimbleBenchCommand(),
+		a.nimbleEnginesCommand())
+	return c
+}
+
+// programFlags say where a program comes from and what it may use.
+type programFlags struct {
+	elf, section string
+	services     string
+	trusted      bool
+}
+
+func (f *programFlags) add(c *cobra.Command) {
+	f.addSource(c)
+	c.Flags().StringVar(&f.services, "services", "", "what it may call: test, linux or none (default: test, with --elf linux)")
+	c.Flags().BoolVar(&f.trusted, "trusted", false, "treat it as trusted: services for the trusted, no checks of memory")
+}
+
+// addSource adds the flags of a command that only reads.
+func (f *programFlags) addSource(c *cobra.Command) {
+	c.Flags().StringVar(&f.elf, "elf", "", "read an object of clang -target bpf from this file, not standard input")
+	c.Flags().StringVar(&f.section, "section", "", "with --elf: the section of the program")
+}
+
+// check refuses flags that contradict each other.
+func (f *programFlags) check() error {
+	if f.section != "" && f.elf == "" {
+		return fmt.Errorf("--section %s: only an object has sections, give --elf", f.section)
+	}
+	return nil
+}
+
+// readFile reads a file that may turn out to be anything.
+func readFile(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return driver.ReadAll(file)
+}
+
+// one reads the only program.
+func (f *programFlags) one(a *app) (*object.Spec, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	if f.elf == "" {
+		return driver.Hex(a.stdin)
+	}
+	file, err := readFile(f.elf)
+	if err != nil {
+		return nil, err
+	}
+	return driver.Object(file, f.section)
+}
+
+// all reads all programs.
+func (f *programFlags) all(a *app) ([]*object.Spec, error) {
+	if f.elf == "" {
+		spec, err := f.one(a)
+		return []*object.Spec{spec}, err
+	}
+	file, err := readFile(f.elf)
+	if err != nil {
+		return nil, err
+	}
+	return driver.Objects(file, f.section)
+}
+
+// options returns how a program is inserted.
+func (f *programFlags) options() (o nimble.Options, err error) {
+	name := "test"
+	if f.elf != "" {
+		name = "linux"
+	}
+	o.Trusted = f.trusted
+	o.Services, err = driver.Services(cmp.Or(f.services, name))
+	return o, err
+}
+
+// limitFlags bound a run.
+type limitFlags struct {
+	engine  string
+	fuel    uint64
+	maxTime time.Duration
+}
+
+func (f *limitFlags) add(c *cobra.Command) {
+	c.Flags().StringVar(&f.engine, "engine", "", "the engine to use (default: see margay nimble engines)")
+	c.Flags().Uint64Var(&f.fuel, "fuel", nimble.DefaultFuel, "instructions that it may execute")
+	c.Flags().DurationVar(&f.maxTime, "max-time", nimble.DefaultMaxTime, "how long it may take; 0: no limit")
+}
+
+// limit adds the limits and the engine to the options.
+func (f *limitFlags) limit(o *nimble.Options) (err error) {
+	switch {
+	case f.fuel == 0:
+		return errors.New("--fuel 0: a program needs at least one instruction")
+	case f.maxTime < 0:
+		return fmt.Errorf("--max-time %v: it is positive, or 0 for no limit", f.maxTime)
+	case f.maxTime == 0:
+		o.Limits.MaxTime = -1
+	default:
+		o.Limits.MaxTime = f.maxTime
+	}
+	o.Limits.Fuel = f.fuel
+	o.Engine, err = findEngine(f.engine)
+	return err
+}
+
+func (a *app) nimbleRunCommand() *cobra.Command {
+	var p programFlags
+	var l limitFlags
+	var batch bool
+	var context string
+	c := &cobra.Command{
+		Use:   "run [MEM]",
+		Short: "Run a program once and print its r0",
+		Long: `Run a program once and print its r0, in hexadecimal.
+
+The program is read from standard input as hexadecimal, white space ignored, or from an object (--elf). MEM, in
+hexadecimal too, is what its writable memory holds at first; a recorded context can be given as a file (--ctx). At entry r1 is the address of that memory and r2 its length,
+both 0 without MEM; r10 is the end of a stack of 512 bytes.
+
+Of the services, test is for programs in hexadecimal: 5 returns its first argument, 1 xors each byte of memory (pointer,
+length) with 42. linux is what a node offers under the numbers of Linux.
+
+With --batch every line of standard input is MEMHEX CODEHEX, - standing for no memory, and one line answers it: r0,
+reject insn=N: REASON, or fault pc=N addr=0xA kind=KIND fuel=LEFT. A line that is neither is answered with error REASON.
+
+Exit status: 0 when the program, or every line of a batch, has run or was judged; 1 when a fault stopped the program and
+2 when it was rejected, both with nothing on standard output and a line on standard error; 125 for any other error.`,
+		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble run
+  margay nimble asm < sum.s | margay nimble run --fuel=100 "01 02 03 04"
+  margay nimble run --elf accumulate.o --section message`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			o, err := p.options()
+			if err != nil {
+				return err
+			}
+			if err := l.limit(&o); err != nil {
+				return err
+			}
+			if batch {
+				return a.nimbleBatch(&p, o, context, args)
+			}
+			mem, err := initialMemory(context, args)
+			if err != nil {
+				return err
+			}
+			return a.nimbleRun(&p, o, mem)
+		},
+	}
+	p.add(c)
+	l.add(c)
+	c.Flags().StringVar(&context, "ctx", "", "read the bytes of its memory from this file, instead of MEM")
+	c.Flags().BoolVar(&batch, "batch", false, "run a program for each line of standard input")
+	return c
+}
+
+// initialMemory returns what a program's memory holds at first.
+func initialMemory(file string, args []string) ([]byte, error) {
+	switch {
+	case file != "" && len(args) > 0:
+		return nil, fmt.Errorf("--ctx %s: it takes the place of MEM", file)
+	case file != "":
+		return readFile(file)
+	case len(args) == 0:
+		return nil, nil
+	}
+	mem, err := driver.Memory(args[0])
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", args[0], err)
+	}
+	return mem, nil
+}
+
+// nimbleRun runs one program.
+func (a *app) nimbleRun(p *programFlags, o nimble.Options, mem []byte) error {
+	spec, err := p.one(a)
+	if err != nil {
+		return status(err)
+	}
+	r0, err := driver.Run(spec, mem, o)
+	if err != nil {
+		return status(err)
+	}
+	_, err = fmt.Fprintf(a.stdout, "%x\n", r0)
+	return err
+}
+
+func (a *app) nimbleBatch(p *programFlags, o nimble.Options, context string, args []string) error {
+	if p.elf != "" || p.section != "" || context != "" || len(args) > 0 {
+		return errors.New("--batch: programs and their memory are lines of standard input, not --elf, --ctx or MEM")
+	}
+	return driver.Batch(a.stdin, a.stdout, o)
+}
+
+// status gives an error its exit status.
+func status(err error) error {
+	if _, ok := errors.AsType[*driver.Rejection](err); ok {
+		return &exitStatus{exitRejected, err}
+	}
+	if fault, ok := errors.AsType[*engine.Fault](err); ok {
+		return &exitStatus{exitFault, errors.New(driver.OneLine(fault.Error()))}
+	}
+	return err
+}
+
+func (a *app) nimbleVerifyCommand() *cobra.Command {
+	var p programFlags
+	var verbose bool
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Say whether a program would be accepted, and what was proved about it",
+		Long: `Say whether a program would be accepted. It is read as by margay nimble run; of an object, every program is verified.
+
+A program is accepted when every opcode is known and every field of every instruction is in its bounds, unused ones zero;
+when every jump stays in its function and lands on an instruction; when no function falls off its end; and when every map
+and service exists and may be used. Memory is not a reason to refuse: an access that is not proved to stay inside its
+region is checked when it happens. -v shows which ones are.
+
+Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			o, err := p.options()
+			if err != nil {
+				return err
+			}
+			specs, err := p.all(a)
+			if err != nil {
+				return status(err)
+			}
+			return a.nimbleVerify(specs, o, verbose)
+		},
+	}
+	p.add(c)
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what is known of each instruction that touches memory or calls")
+	return c
+}
+
+// nimbleVerify verifies all programs, also those after one that is rejected.
+func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool) error {
+	var rejected []error
+	for _, spec := range specs {
+		program, err := verify.Verify(spec, verify.Config{Services: o.Services, Trusted: o.Trusted})
+		if err != nil {
+			rejected = append(rejected, fmt.Errorf("%s: %s", driver.OneLine(spec.Name), driver.OneLine(err.Error())))
+			continue
+		}
+		fmt.Fprintf(a.stdout, "%s: accepted: %s\n", driver.OneLine(spec.Name), driver.Summary(program))
+		if !verbose {
+			continue
+		}
+		if err := driver.Explain(a.stdout, program); err != nil {
+			return err
+		}
+	}
+	if len(rejected) > 0 {
+		return &exitStatus{exitRejected, errors.Join(rejected...)}
+	}
+	return nil
+}
+
+func (a *app) nimbleEnginesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "engines",
+		Short: "List the engines, which of them can be used here and why not the others",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
+			best := true
+			for _, choice := range engines {
+				here := "yes"
+				if _, err := choice.make(); err != nil {
+					here = "no: " + err.Error()
+				} else if best {
+					here, best = "yes, the default", false
+				}
+				t.row(choice.name, here, choice.about)
+			}
+			return t.flush()
+		},
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"margay/nimble"
+	"margay/nimble/bench"
+	"margay/nimble/driver"
+)
+
+// figure is one line of margay nimble bench, for programs.
+type figure struct {
+	Program          string  `json:"program"`
+	Engine           string  `json:"engine"`
+	Trusted          bool    `json:"trusted"`
+	Instructions     uint64  `json:"instructions"`
+	NsPerInstruction float64 `json:"ns_per_instruction"`
+	NsPerRun         float64 `json:"ns_per_run"`
+	NsToInsert       int64   `json:"ns_to_insert"`
+	Error            string  `json:"error,omitempty"` // why there are no figures
+}
+
+func (a *app) nimbleBenchCommand() *cobra.Command {
+	var only string
+	var rounds int
+	var names []string
+	for _, p := range bench.Programs {
+		names = append(names, p.Name)
+	}
+	c := a.jsonFlag(&cobra.Command{
+		Use:   "bench [PROGRAM...]",
+		Short: "Measure the engines that are here",
+		Long: `Measure the engines that are here, each with checked and with unchecked memory (trusted), by small programs: ` + strings.Join(names, ", ") + `.
+
+In each round every engine has its turn; figures are medians of the rounds. A run includes the call from Go. Compare
+figures of one measurement only.`,
+		ValidArgs: names,
+		Args:      cobra.OnlyValidArgs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if rounds < 1 {
+				return fmt.Errorf("--rounds %d: at least one", rounds)
+			}
+			contenders, err := contenders(only)
+			if err != nil {
+				return err
+			}
+			var figures []figure
+			for _, p := range bench.Programs {
+				if len(args) > 0 && !slices.Contains(args, p.Name) {
+					continue
+				}
+				results, err := p.Measure(contenders, rounds)
+				if err != nil {
+					return err
+				}
+				for i, r := range results {
+					figures = append(figures, newFigure(p.Name, contenders[i], r))
+				}
+			}
+			return a.printFigures(figures)
+		},
+	})
+	c.Flags().StringVar(&only, "engine", "", "only this engine")
+	c.Flags().IntVar(&rounds, "rounds", 5, "how often each is measured")
+	return c
+}
+
+// contenders are the engines to be measured, checked and trusted.
+func contenders(only string) ([]nimble.Options, error) {
+	services, err := driver.Services("test")
+	if err != nil {
+		return nil, err
+	}
+	var list []nimble.Options
+	for _, choice := range engines {
+		e, err := choice.make()
+		if err != nil || only != "" && only != choice.name {
+			continue
+		}
+		for _, trusted := range []bool{false, true} {
+			list = append(list, nimble.Options{Engine: e, Services: services, Trusted: trusted})
+		}
+	}
+	if len(list) == 0 {
+		_, err = findEngine(only)
+	}
+	return list, err
+}
+
+func newFigure(program string, o nimble.Options, r bench.Result) figure {
+	f := figure{
+		Program: program, Engine: o.Engine.Name(), Trusted: o.Trusted, Instructions: r.Instructions,
+		NsPerInstruction: r.PerInstruction(), NsPerRun: r.Run, NsToInsert: int64(r.Insert),
+	}
+	if r.Err != nil {
+		f.Error = driver.OneLine(r.Err.Error())
+	}
+	return f
+}
+
+func (a *app) printFigures(figures []figure) error {
+	if a.json {
+		e := json.NewEncoder(a.stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(figures)
+	}
+	t := newTable(a.stdout, "PROGRAM", "ENGINE", "MEMORY", "INSNS/RUN", "NS/INSN", "NS/RUN", "US TO INSERT")
+	for _, f := range figures {
+		memory := "checked"
+		if f.Trusted {
+			memory = "unchecked"
+		}
+		if f.Error != "" {
+			t.row(f.Program, f.Engine, memory, "n/a ("+f.Error+")")
+			continue
+		}
+		t.row(f.Program, f.Engine, memory, f.Instructions, fmt.Sprintf("%.2f", f.NsPerInstruction),
+			fmt.Sprintf("%.1f", f.NsPerRun), fmt.Sprintf("%.1f", float64(f.NsToInsert)/1000))
+	}
+	return t.flush()
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"margay/nimble/asm"
+	"margay/nimble/driver"
+	"margay/nimble/isa"
+	"margay/nimble/object"
+)
+
+func (a *app) nimbleAsmCommand() *cobra.Command {
+	var raw bool
+	c := &cobra.Command{
+		Use:   "asm",
+		Short: "Translate a program from text, on standard input, into hexadecimal",
+		Long: `Translate a program from text, on standard input, into hexadecimal: one slot of 8 bytes a line.
+
+A line of text holds a label, an instruction and a comment, each of which may be missing:
+
+  next: ldxb r3, [r1]        # a label ends in a colon
+        add r0, r3           # add32 is the 32-bit operation
+        jne r0, 0x2a, next   # or a distance in slots, -3
+        call 5
+        exit
+
+margay nimble dis prints the same. Programs are not verified.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			text, err := driver.ReadAll(a.stdin)
+			if err != nil {
+				return err
+			}
+			program, err := asm.Parse(string(text))
+			if err != nil {
+				return err
+			}
+			return a.printCode(isa.Encode(program), raw)
+		},
+	}
+	c.Flags().BoolVar(&raw, "raw", false, "write bytes, not hexadecimal")
+	return c
+}
+
+// printCode writes instructions in their encoding.
+func (a *app) printCode(code []byte, raw bool) error {
+	if raw {
+		_, err := a.stdout.Write(code)
+		return err
+	}
+	var text []byte
+	for slot := 0; slot < len(code); slot += isa.SlotSize {
+		text = fmt.Appendf(text, "%x\n", code[slot:slot+isa.SlotSize])
+	}
+	_, err := a.stdout.Write(text)
+	return err
+}
+
+func (a *app) nimbleDisCommand() *cobra.Command {
+	var p programFlags
+	var raw, slots bool
+	c := &cobra.Command{
+		Use:   "dis",
+		Short: "Print a program as text that margay nimble asm reads",
+		Long: `Print a program as text that margay nimble asm reads. It is read from standard input as hexadecimal, white space
+ignored, or as bytes (--raw), or from an object (--elf), of which every program is printed unless --section chooses one.
+What an object knows beside its instructions, source lines and the names of maps and services, is printed as comments.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			specs, err := a.disassembled(&p, raw)
+			if err != nil {
+				return status(err)
+			}
+			for _, spec := range specs {
+				if err := driver.List(a.stdout, spec, slots); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	p.addSource(c)
+	c.Flags().BoolVar(&raw, "raw", false, "standard input is bytes, not hexadecimal")
+	c.Flags().BoolVarP(&slots, "slots", "s", false, "show the slot of each instruction: N in insn=N and pc=N")
+	return c
+}
+
+// disassembled reads the programs to be printed.
+func (a *app) disassembled(p *programFlags, raw bool) ([]*object.Spec, error) {
+	if !raw {
+		return p.all(a)
+	}
+	if p.elf != "" || p.section != "" {
+		return nil, errors.New("--raw: standard input is read, not --elf")
+	}
+	spec, err := driver.Raw(a.stdin)
+	return []*object.Spec{spec}, err
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// printJSON prints a message for programs. Every field is there, zero or not.
+func printJSON(w io.Writer, m proto.Message) error {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, text, "", "  "); err != nil { // protojson's own layout changes from build to build
+		return err
+	}
+	_, err = fmt.Fprintln(w, out.String())
+	return err
+}
+
+// table prints columns.
+type table struct{ w *tabwriter.Writer }
+
+func newTable(w io.Writer, columns ...string) *table {
+	t := &table{tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)}
+	fmt.Fprintln(t.w, strings.Join(columns, "\t"))
+	return t
+}
+
+func (t *table) row(cells ...any) {
+	for i, cell := range cells {
+		if i > 0 {
+			fmt.Fprint(t.w, "\t")
+		}
+		fmt.Fprint(t.w, cell)
+	}
+	fmt.Fprintln(t.w)
+}
+
+func (t *table) flush() error { return t.w.Flush() }
+
+// nodeRanges writes node numbers, which are in order, as ranges.
+func nodeRanges(nodes []uint32) string {
+	var parts []string
+	for i := 0; i < len(nodes); {
+		j := i
+		for j+1 < len(nodes) && nodes[j+1] == nodes[j]+1 {
+			j++
+		}
+		if i == j {
+			parts = append(parts, fmt.Sprint(nodes[i]))
+		} else {
+			parts = append(parts, fmt.Sprintf("%d-%d", nodes[i], nodes[j]))
+		}
+		i = j + 1
+	}
+	return strings.Join(parts, ",")
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"os/user"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/cluster/launch"
+)
+
+// forwarded are the signals that margay run passes on to the ranks.
+var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
+
+// runFlags are the flags of margay run.
+type runFlags struct {
+	ranks     int
+	with      []string
+	label     bool
+	detach    bool
+	keepGoing bool
+	verbose   bool
+	stdin     string
+	memoryMiB int
+	pids      int
+	initWait  time.Duration
+}
+
+func (a *app) runCommand() *cobra.Command {
+	var f runFlags
+	c := &cobra.Command{
+		Use:   "run [flags] PROGRAM [ARGUMENT...]",
+		Short: "Run a program on the machine, one process per application core",
+		Long: `Run a program on the machine: one process, called a rank, on each of as many application cores as -n asks for.
+
+The program is copied to the nodes with the libraries it needs and the files that --with names. On a node all of
+them have the names that they have here, and the working directory and the environment are those of here too;
+nothing else of this host's files is there. Each rank finds its number in MARGAY_RANK and how many there are in
+MARGAY_SIZE.
+
+Standard input goes to rank 0. Signals, Ctrl-C among them, go to all ranks; a second Ctrl-C ends the job. When a
+rank fails, the others are ended, and the job has its exit status.`,
+		Example: `  margay run -n 8 ./app -x 1
+  margay run -n 4 --with data.txt --label ./app data.txt
+  margay run --detach -n 8 ./app && margay ps`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error { return a.run(c, f, args) },
+	}
+	c.Flags().SetInterspersed(false)
+	fs := c.Flags()
+	fs.IntVarP(&f.ranks, "ranks", "n", 1, "how many ranks")
+	fs.StringArrayVar(&f.with, "with", nil, "a file or folder to take along (may be repeated)")
+	fs.BoolVar(&f.label, "label", false, "begin each line of output with the rank that wrote it")
+	fs.BoolVar(&f.detach, "detach", false, "print the job's number and leave it alone; margay logs shows its output")
+	fs.BoolVar(&f.keepGoing, "keep-going", false, "let the other ranks go on when one fails")
+	fs.BoolVarP(&f.verbose, "verbose", "v", false, "say what margay does")
+	fs.StringVar(&f.stdin, "stdin", "first", "which ranks read standard input: first, all or none")
+	fs.IntVar(&f.memoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
+	fs.IntVar(&f.pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
+	fs.DurationVar(&f.initWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
+	return c
+}
+
+// stdinModes are the values of --stdin.
+var stdinModes = map[string]control.StdinMode{
+	"first": control.StdinMode_STDIN_FIRST,
+	"all":   control.StdinMode_STDIN_ALL,
+	"none":  control.StdinMode_STDIN_NONE,
+}
+
+func (a *app) run(c *cobra.Command, f runFlags, args []string) error {
+	mode, ok := stdinModes[f.stdin]
+	if !ok {
+		return fmt.Errorf("--stdin %s: it is first, all or none", f.stdin)
+	}
+	if f.ranks < 1 {
+		return fmt.Errorf("-n %d: a job has at least one rank", f.ranks)
+	}
+	socket, err := a.socket()
+	if err != nil {
+		return err
+	}
+	files, err := launch.Collect(args[0], f.with)
+	if err != nil {
+		return &exitStatus{launch.ExitStatus(err), err}
+	}
+	spec, err := jobSpec(files, args)
+	if err != nil {
+		return err
+	}
+	spec.Ranks, spec.Stdin, spec.KeepGoing, spec.Detach = uint32(f.ranks), mode, f.keepGoing, f.detach
+	spec.Memory, spec.Pids, spec.InitTimeoutMs = int64(f.memoryMiB)<<20, uint32(f.pids), uint32(f.initWait.Milliseconds())
+	if f.detach {
+		spec.Stdin = control.StdinMode_STDIN_NONE
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, forwarded...)
+	defer signal.Stop(signals)
+	o := launch.Options{
+		Socket: socket, Spec: spec, Files: files, Label: f.label, Stdin: a.stdin, Stdout: a.stdout, Stderr: a.stderr,
+		Signals: signals, Status: &launch.Status{W: a.stderr, Verbose: f.verbose, Terminal: isTerminal(a.stderr)},
+	}
+	if f.detach {
+		o.Started = func(job uint32) { fmt.Fprintln(a.stdout, job) }
+	}
+	code, err := launch.Run(c.Context(), o)
+	if code == 0 && err == nil {
+		return nil
+	}
+	return &exitStatus{code, err}
+}
+
+// jobSpec describes the program as it would run here.
+func jobSpec(files *launch.Files, args []string) (*control.JobSpec, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, fmt.Errorf("working directory: %w", err)
+	}
+	umask := unix.Umask(0)
+	unix.Umask(umask)
+	return &control.JobSpec{
+		Path: files.Program, Argv: args, Env: os.Environ(), Dir: dir, Umask: uint32(umask),
+		User: userName(), Uid: uint32(os.Getuid()), RamDisk: files.Size(), Arch: files.Arch,
+	}, nil
+}
+
+// userName is the name of this user, fit for a line of /etc/passwd.
+func userName() string {
+	u, err := user.Current()
+	if err != nil || u.Username == "" || strings.ContainsAny(u.Username, ":\n/") {
+		return fmt.Sprintf("user%d", os.Getuid())
+	}
+	return u.Username
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,93 @@
+// Command nodekernel is everything that runs on a node besides applications. What it is depends on its first argument:
+//
+//	nodekernel                      PID 1 of a machine of its own (it is /init of the node image)
+//	nodekernel hosted CONFIG ROOT   PID 1 of a hosted node; descriptor 3 is its lifeline
+//	nodekernel kernel               the node kernel; descriptor 3 is its link to PID 1
+//	nodekernel jobinit [group]      the init of a job; descriptor 3 is its link to the node kernel
+//
+// People do not start it: margay machine up does.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"margay/cluster/agent"
+	"margay/kernel"
+	"margay/kernel/boot"
+	"margay/kernel/klog"
+	"margay/kernel/link"
+	"margay/kernel/pid1"
+	"margay/kernel/task/jobinit"
+	"margay/nimble/engine/portable"
+)
+
+// version is the version of this build, set by the linker.
+var version = "unknown"
+
+// self is this program, wherever it is.
+const self = "/proc/self/exe"
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "margay: %v\n", err)
+		if os.Getpid() == 1 && len(os.Args) == 1 {
+			pid1.Machine{}.Off() // a kernel whose first process ends panics
+		}
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 0:
+		return pid1.Main(pid1.Machine{}, []string{self, "kernel"})
+	case args[0] == "hosted" && len(args) == 3:
+		node := pid1.Hosted{Config: args[1], Root: args[2], Lifeline: os.NewFile(3, "lifeline")}
+		return pid1.Main(node, []string{self, "kernel"})
+	case args[0] == "kernel" && len(args) == 1:
+		return runKernel()
+	case args[0] == "jobinit" && len(args) <= 2:
+		return jobinit.Main(len(args) == 2)
+	}
+	return fmt.Errorf("nodekernel does not know what to do with %q; it is started by margay machine up", args)
+}
+
+// runKernel is the life of the node kernel. It ends only by being ended.
+func runKernel() error {
+	config, err := boot.Read(boot.Path)
+	if err != nil {
+		return err
+	}
+	conn, err := link.NewConn(os.NewFile(pid1.LinkFD, "link"))
+	if err != nil {
+		return err
+	}
+	a, err := agent.New(agent.Config{Boot: config, Version: version, Log: logf, Restart: func() { os.Exit(0) }})
+	if err != nil {
+		return err
+	}
+	node, err := kernel.New(kernel.Config{
+		Boot: config, Program: []string{self, "jobinit"}, Engine: portable.New(), Link: conn, Sink: a, Log: logf,
+	})
+	if err != nil {
+		return err
+	}
+	if config.Substrate != "hosted" {
+		go followKernelLog(a)
+	}
+	return a.Run(context.Background(), node)
+}
+
+// followKernelLog has serve told of what the Linux kernel complains about.
+func followKernelLog(a *agent.Agent) {
+	err := klog.Follow(context.Background(), func(level klog.Level, text string) { a.LogLine("kernel "+level.String(), text) })
+	logf("%v", err)
+}
+
+// logf writes a line to the node's console.
+func logf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05.000")+" "+format+"\n", args...)
+}
