@@ -1,6 +1,9 @@
 package message
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
 // parent returns the place of this node's parent in the job's tree, -1 for the root.
 func (j *Job) parent() int {
@@ -31,24 +34,70 @@ func (j *Job) childArrived(member int, number uint64) {
 	j.barrier()
 }
 
-// barrier finds out whether this node's subtree has entered another barrier, and tells the parent, or everybody.
-func (j *Job) barrier() {
+// settle notes that a rank of this node has entered a barrier. Once all have, it asks the other nodes to say when they have the
+// messages that were sent to them before. It may wait, like everybody who sends messages.
+func (j *Job) settle() {
+	j.sending.Lock()
+	defer j.sending.Unlock()
 	j.mu.Lock()
-	arrived := uint64(math.MaxUint64)
+	entered, err := j.enteredHere()
+	var late []int
+	if err == nil && entered > j.entered {
+		j.entered = entered
+		copy(j.owed, j.ledger.sent)
+		late = j.late()
+	}
+	j.mu.Unlock()
+	if err != nil {
+		j.fault("%v", err)
+		return
+	}
+	for _, member := range late {
+		j.sendMessages(member, j.question(member))
+	}
+	j.barrier()
+}
+
+// enteredHere returns how many barriers all ranks of this node have entered. The caller holds Job.mu.
+func (j *Job) enteredHere() (uint64, error) {
+	all := uint64(math.MaxUint64)
 	for _, r := range j.local {
 		entered, err := r.entered(*j.ledger.released)
 		if err != nil {
-			j.mu.Unlock()
-			j.fault("rank %d on node%d: %v", r.number, j.engine.config.Self, err)
-			return
+			return 0, fmt.Errorf("rank %d on node%d: %w", r.number, j.engine.config.Self, err)
 		}
-		arrived = min(arrived, entered)
-		j.missing(r, entered)
+		all = min(all, entered)
 	}
+	return all, nil
+}
+
+// late returns the members that may not yet have messages which were sent before the barrier. The caller holds Job.mu.
+func (j *Job) late() (members []int) {
+	for member, owed := range j.owed {
+		if member != j.self && owed > j.came[member] {
+			members = append(members, member)
+		}
+	}
+	return members
+}
+
+// haveCome notes how many messages from here a member has.
+func (j *Job) haveCome(member int, number uint64) {
+	j.mu.Lock()
+	j.came[member] = max(j.came[member], number)
+	j.mu.Unlock()
+	j.barrier()
+}
+
+// barrier finds out whether this node's subtree is through with another barrier, and tells the parent, or everybody.
+func (j *Job) barrier() {
+	j.mu.Lock()
+	j.missing()
+	arrived := j.entered
 	for i := range j.children() {
 		arrived = min(arrived, j.ledger.arrived[i])
 	}
-	news := arrived > *j.ledger.told
+	news := arrived > *j.ledger.told && len(j.late()) == 0
 	if news {
 		*j.ledger.told = arrived
 	}
@@ -63,11 +112,13 @@ func (j *Job) barrier() {
 }
 
 // missing faults the job when a rank waits in a barrier for one that has ended. The caller holds Job.mu.
-func (j *Job) missing(r *rank, entered uint64) {
+func (j *Job) missing() {
 	for other, had := range j.ended {
-		if entered > had && int(other) != r.number {
-			j.fault("rank %d on node%d has ended, but rank %d on node%d waits for it in a barrier",
-				other, j.config.Nodes[other], r.number, j.engine.config.Self)
+		for _, r := range j.local {
+			if r.seen > had && int(other) != r.number {
+				j.fault("rank %d on node%d has ended, but rank %d on node%d waits for it in a barrier",
+					other, j.config.Nodes[other], r.number, j.engine.config.Self)
+			}
 		}
 	}
 }

@@ -19,8 +19,12 @@
 //
 // # Barriers
 //
-// The nodes of a job form a binary tree. A node whose local ranks and whose children have all entered barrier n tells its
+// The nodes of a job form a binary tree. A node whose local ranks and whose children are all through with barrier n tells its
 // parent n; the root tells everybody n back. The numbers only grow, so they too can be told again.
+//
+// Messages that were sent before a barrier are handled before their target leaves it. So a node is through with a barrier only
+// when the other nodes have the messages that its ranks had sent when they entered: it asks those to which it has sent any
+// since they last said so. A rank is let out behind the messages that wait for room in its ring.
 //
 // Locks, outermost first: Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
 // messages are handed to extensions and ranks), rank.mu, Job.mu. Frames that are not messages are sent with none but the

@@ -13,12 +13,13 @@ import (
 //
 // All numbers are little-endian.
 const (
-	kindMessages = 1 // 16 u64 number of the first message, then messages
+	kindMessages = 1 // 16 u64 number of the first message, then messages; without any it asks for kindCame
 	kindWindow   = 2 // 16 grants: how far the sender of this frame has taken messages for its ranks
-	kindArrived  = 3 // 16 u64 barriers that a child's subtree has entered
+	kindArrived  = 3 // 16 u64 barriers that a child's subtree is through with
 	kindReleased = 4 // 16 u64 barriers that are complete
 	kindJoined   = 5 // some rank of the job uses messages
 	kindEnded    = 6 // 16 u32 rank, 20 zero[4], 24 u64 barriers that it had entered
+	kindCame     = 7 // 16 u64 messages that the sender of this frame has from its receiver
 )
 
 const frameHeader = 16
@@ -52,7 +53,7 @@ type frame struct {
 	kind    byte
 	job     uint32
 	key     uint64
-	number  uint64 // first message, or barriers
+	number  uint64 // first message, messages or barriers
 	rank    uint32
 	packets []packet // their payloads are parts of the frame
 	grants  []grant
@@ -98,7 +99,7 @@ func (f *frame) parse(b []byte) error {
 	switch f.kind {
 	case kindJoined:
 		return expect(body, 0)
-	case kindArrived, kindReleased:
+	case kindArrived, kindReleased, kindCame:
 		if err := expect(body, 8); err != nil {
 			return err
 		}

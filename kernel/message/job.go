@@ -45,6 +45,9 @@ type Job struct {
 	reserved []uint64          // by rank: bytes of messages that are taken from a ring and not yet sent
 	inUse    bool              // some rank of the job uses messages
 	ended    map[uint32]uint64 // ranks that have ended: the barriers that they had entered
+	entered  uint64            // barriers that all ranks of this node have entered
+	owed     []uint64          // by member: messages sent to it before that
+	came     []uint64          // by member: messages from here that it says it has
 	closed   bool
 }
 
@@ -53,6 +56,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 		engine: e, config: c, key: key(c.Secret), local: make(map[int]*rank), granted: make([]uint64, len(c.Nodes)),
 		reserved: make([]uint64, len(c.Nodes)),
 		ended:    make(map[uint32]uint64),
+		owed:     make([]uint64, len(c.Members)), came: make([]uint64, len(c.Members)),
 	}
 	j.changed.L = &j.mu
 	j.self = slices.Index(c.Members, e.config.Self)
@@ -162,6 +166,8 @@ func (j *Job) frame(from fabric.Node, f *frame) {
 		if member == j.parent() {
 			j.complete(f.number)
 		}
+	case kindCame:
+		j.haveCome(member, f.number)
 	case kindJoined:
 		j.use(false)
 	case kindEnded:
@@ -189,7 +195,14 @@ func (j *Job) receive(member int, f *frame) {
 	if grants != nil {
 		j.send(member, grants)
 	}
+	if len(f.packets) == 0 {
+		j.send(member, j.newFrame(kindCame, j.ledger.received[member]))
+	}
 }
+
+// question is a frame without messages, which its receiver answers with the number of those that it has. The caller holds
+// Job.sending.
+func (j *Job) question(member int) []byte { return j.newFrame(kindMessages, j.ledger.sent[member]) }
 
 // lost reports that the numbers of the messages from a member do not meet.
 func (j *Job) lost(member int, sent, came uint64) {
@@ -329,9 +342,7 @@ func (j *Job) awaitRoom(target uint32, cost uint64) bool {
 // resume tells a member, after frames between here and there may have been lost, everything that it must know.
 func (j *Job) resume(member int) {
 	j.sending.Lock()
-	b := newBatch(j.config.Job, j.key)
-	b.number(j.ledger.sent[member])
-	err := j.engine.send(j.context, j.config.Members[member], fabric.User, b.frame)
+	err := j.engine.send(j.context, j.config.Members[member], fabric.User, j.question(member))
 	j.sending.Unlock()
 	if err != nil {
 		return

@@ -21,11 +21,43 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// network joins the engines of a test without sockets. It can lose frames.
+// network joins the engines of a test without sockets. It can lose and delay frames.
 type network struct {
 	mu    sync.Mutex
 	ports map[fabric.Node]*port
 	cut   map[[2]fabric.Node]bool // from the first to the second
+	held  map[[2]fabric.Node]hold // the same
+}
+
+// hold has messages wait, and what comes behind them.
+type hold struct {
+	waits   chan struct{} // closed when one waits
+	once    *sync.Once
+	release chan struct{} // the test closes it to let them go
+}
+
+// hold has messages on one way wait.
+func (n *network) hold(from, to fabric.Node) hold {
+	h := hold{make(chan struct{}), new(sync.Once), make(chan struct{})}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.held[[2]fabric.Node{from, to}] = h
+	return h
+}
+
+// pass waits while the way of a frame is held, or until done is closed.
+func (n *network) pass(from, to fabric.Node, frame []byte, done chan struct{}) {
+	n.mu.Lock()
+	h, held := n.held[[2]fabric.Node{from, to}]
+	n.mu.Unlock()
+	if !held || frame[0] != kindMessages {
+		return
+	}
+	h.once.Do(func() { close(h.waits) })
+	select {
+	case <-h.release:
+	case <-done:
+	}
 }
 
 // port is a node's end of a network.
@@ -77,6 +109,7 @@ func (p *port) from(node fabric.Node) chan []byte {
 			for {
 				select {
 				case frame := <-c:
+					p.net.pass(node, p.self, frame, p.done)
 					p.engine.Frame(node, frame)
 				case <-p.done:
 					return
@@ -185,7 +218,9 @@ func openWith(t testing.TB, n, perNode int, c JobConfig) *testJob {
 	if _, fuzzing := t.(*testing.F); !fuzzing { // which has goroutines of its own
 		leaktest.Check(t)
 	}
-	j := &testJob{t: t, net: &network{ports: make(map[fabric.Node]*port), cut: make(map[[2]fabric.Node]bool)}, faults: make(chan error, 16)}
+	j := &testJob{t: t, faults: make(chan error, 16), net: &network{
+		ports: make(map[fabric.Node]*port), cut: make(map[[2]fabric.Node]bool), held: make(map[[2]fabric.Node]hold),
+	}}
 	j.config = c
 	for i := range n {
 		j.config.Members = append(j.config.Members, fabric.Node(i))
@@ -412,12 +447,18 @@ func (a *app) next(wait time.Duration) (wire.Record, bool) {
 	}
 }
 
-// barrier enters a barrier and reports whether it was completed in time.
-func (a *app) barrier(wait time.Duration) bool {
+// enter enters a barrier and returns its number.
+func (a *app) enter() uint64 {
 	number := a.area.Entered().Add(1)
 	if a.area.SendWaiting().Load() != 0 {
 		a.ring()
 	}
+	return number
+}
+
+// barrier enters a barrier and reports whether it was completed in time.
+func (a *app) barrier(wait time.Duration) bool {
+	number := a.enter()
 	for deadline := time.Now().Add(wait); a.area.Released().Load() < number; {
 		if time.Now().After(deadline) {
 			return false
@@ -512,5 +553,73 @@ func TestBarrier(t *testing.T) {
 		})
 	}
 	all.Wait()
+	j.noFault()
+}
+
+// A barrier is complete only when messages from before it have come, though nothing but they go the way that is held.
+func TestBarrierAwaitsMessages(t *testing.T) {
+	for _, restart := range []int{-1, 1, 3} {
+		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
+			j := open(t, 4, 1)
+			var apps []*app
+			for rank := range 4 {
+				apps = append(apps, j.join(rank))
+			}
+			way := j.net.hold(3, 0)
+			if !apps[3].post(0, 1, 42, nil) {
+				t.Fatal("no room for a message")
+			}
+			for _, a := range apps {
+				a.enter()
+			}
+			<-way.waits
+			if restart >= 0 {
+				j.restart(restart)
+			}
+			time.Sleep(100 * time.Millisecond)
+			for rank, a := range apps {
+				if a.area.Released().Load() != 0 {
+					t.Errorf("rank %d is out of the barrier, and a message from before it is on its way", rank)
+				}
+			}
+			close(way.release)
+			for rank, a := range apps {
+				await(t, fmt.Sprint("release of rank ", rank), func() bool { return a.area.Released().Load() == 1 })
+			}
+			if r, ok := apps[0].next(0); !ok || r.Args[0] != 42 {
+				t.Errorf("rank 0 is out of the barrier with message %+v, %v", r, ok)
+			}
+			j.noFault()
+		})
+	}
+}
+
+// A rank is let out of a barrier behind the messages for which its ring had no room.
+func TestBarrierBehindWaitingMessages(t *testing.T) {
+	j := open(t, 2, 2)
+	var apps []*app
+	for rank := range 4 {
+		apps = append(apps, j.join(rank))
+	}
+	sent := 0
+	for _, source := range []int{1, 2} {
+		for i := 0; i < 200; i++ {
+			await(t, "room for a message", func() bool { return apps[source].post(0, 1, 0, make([]byte, wire.MaxPayload)) })
+			sent++
+		}
+	}
+	for _, a := range apps {
+		a.enter()
+	}
+	await(t, "release of rank 1", func() bool { return apps[1].area.Released().Load() == 1 })
+	if apps[0].area.Released().Load() != 0 {
+		t.Fatal("rank 0 is out of the barrier, and messages wait for room in its ring")
+	}
+	for i := range sent {
+		if _, ok := apps[0].next(10 * time.Second); !ok {
+			t.Fatalf("%d of %d messages came", i, sent)
+		}
+	}
+	await(t, "release of rank 0", func() bool { return apps[0].area.Released().Load() == 1 })
 	j.noFault()
 }

@@ -213,6 +213,7 @@ func (j *Job) mend() {
 				n, r.number, j.engine.config.Self)
 		}
 		j.granted[r.number] = j.ledger.taken[r.index][j.self]
+		r.seen = *j.ledger.released
 		r.release(*j.ledger.released)
 		r.ring() // who has been told to wake up may not have been woken
 	}

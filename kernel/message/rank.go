@@ -30,7 +30,8 @@ type rank struct {
 	sent    *wire.Consumer
 	batches []*batch          // by member; nil when there is nothing for it
 	costs   map[uint32]uint64 // by target: bytes of the messages in batches
-	seen    uint64            // barriers entered, when it last looked
+
+	seen uint64 // barriers entered when pump last took all messages; pump writes it holding Job.mu
 
 	rung   chan struct{} // something may have to be done; capacity 1
 	ending chan struct{} // closed when the process has ended
@@ -38,16 +39,17 @@ type rank struct {
 
 	mu       sync.Mutex
 	received *wire.Producer
-	overflow []waiting // messages that the receive ring has no room for
+	overflow []waiting // what the receive ring has no room for
 	gone     bool      // it takes no more messages
 	endOnce  sync.Once
 }
 
-// waiting is a message that waits for room in a rank's receive ring.
+// waiting is a message that waits for room in a rank's receive ring, or the release from a barrier behind such messages.
 type waiting struct {
-	record wire.Record
-	member int // where it came from
-	cost   uint64
+	release uint64 // the barrier; 0 for a message
+	record  wire.Record
+	member  int // where it came from
+	cost    uint64
 }
 
 // takesPart reports whether the rank uses messages, or has ended, which is another matter.
@@ -72,14 +74,17 @@ func (r *rank) pump() {
 			ending = true
 		default:
 		}
+		entered := r.area.Entered().Load() // what was sent before that is in the ring
 		n, err := r.drain()
 		if err != nil {
 			r.job.fault("rank %d on node%d: %v", r.number, r.job.engine.config.Self, err)
 			return
 		}
-		if now := r.area.Entered().Load(); now != r.seen {
-			r.seen = now
-			r.job.barrier()
+		if entered != r.seen {
+			r.job.mu.Lock()
+			r.seen = entered
+			r.job.mu.Unlock()
+			r.job.settle()
 		}
 		if n > 0 {
 			continue
@@ -203,7 +208,7 @@ func (r *rank) deliver(member int, p *packet, grants []byte) []byte {
 		return r.job.taken(r, member, p.cost(), grants)
 	}
 	record.Payload = append([]byte(nil), p.payload...)
-	r.overflow = append(r.overflow, waiting{record, member, p.cost()})
+	r.overflow = append(r.overflow, waiting{record: record, member: member, cost: p.cost()})
 	r.job.ledger.waiting[r.index]++
 	// The rank rings when it has made room, which it may have done just now.
 	if !r.received.Wait(len(p.payload)) {
@@ -230,7 +235,7 @@ func (r *rank) push(record wire.Record) bool {
 	return ok
 }
 
-// refill moves waiting messages into the receive ring.
+// refill moves what waits into the receive ring.
 func (r *rank) refill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,6 +246,11 @@ func (r *rank) refillLocked() {
 	grants := make(map[int][]byte)
 	for len(r.overflow) > 0 {
 		w := r.overflow[0]
+		if w.release != 0 {
+			r.letOut(w.release)
+			r.overflow = r.overflow[1:]
+			continue
+		}
 		if !r.push(w.record) {
 			if r.received.Wait(len(w.record.Payload)) {
 				break
@@ -262,20 +272,29 @@ func (r *rank) refillLocked() {
 	}
 }
 
-// entered returns how many barriers the rank has entered. The rank can enter only one at a time.
+// entered returns how many barriers the rank has entered. The rank can enter only one at a time. The caller holds Job.mu.
 func (r *rank) entered(released uint64) (uint64, error) {
 	if had, ended := r.job.ended[uint32(r.number)]; ended {
 		return had, nil
 	}
-	entered := r.area.Entered().Load()
-	if entered < released || entered > released+1 {
-		return 0, fmt.Errorf("%w: it claims to have entered %d barriers, %d are complete", wire.ErrCorrupt, entered, released)
+	if r.seen < released || r.seen > released+1 {
+		return 0, fmt.Errorf("%w: it claims to have entered %d barriers, %d are complete", wire.ErrCorrupt, r.seen, released)
 	}
-	return entered, nil
+	return r.seen, nil
 }
 
-// release lets the rank out of the barriers up to number.
+// release lets the rank out of the barriers up to number, as soon as the messages that have come for it are in its ring.
 func (r *rank) release(number uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.overflow) > 0 {
+		r.overflow = append(r.overflow, waiting{release: number})
+		return
+	}
+	r.letOut(number)
+}
+
+func (r *rank) letOut(number uint64) {
 	r.area.Released().Store(number)
 	if r.area.ReceiveWaiting().Load() != 0 {
 		r.ring()
@@ -318,7 +337,7 @@ func (r *rank) farewell() {
 	j.ended[uint32(r.number)] = entered
 	inUse := j.inUse
 	j.mu.Unlock()
-	j.barrier()
+	j.settle()
 	if !inUse {
 		return // those who begin to use messages later are told then
 	}

@@ -453,7 +453,10 @@ int margay_barrier(int timeout)
 	/* The node kernel looks for it when it is awake, and wants to be woken when it is not. */
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
-	return wait_until(is_released, number, timeout) < 0 ? -1 : 0;
+	if (wait_until(is_released, number, timeout) < 0)
+		return -1;
+	margay_poll(); /* what came between the last look and the release */
+	return 0;
 }
 
 int margay_finalize(int timeout) { return margay_barrier(timeout); }

@@ -33,7 +33,7 @@ extern "C" {
 /* margay_init makes this process take part in its job. All ranks of a job must do so, or none. */
 int margay_init(void);
 
-/* margay_finalize ends this rank's part in the job: it waits until all ranks have called it. */
+/* margay_finalize ends this rank's part in the job: it is the last barrier. */
 int margay_finalize(int timeout);
 
 /* margay_error says what went wrong last. */
@@ -79,8 +79,9 @@ int margay_poll(void);
 /* margay_wait waits until messages have arrived, and is then margay_poll. It returns 0 when the time is over. */
 int margay_wait(int timeout);
 
-/* margay_barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. It
- * fails when the time is over; the job can then not use barriers any more. */
+/* margay_barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. When it
+ * returns 0, the messages that any rank had sent to this one before entering the barrier have been handled. It fails when the
+ * time is over; the job can then not use barriers any more. */
 int margay_barrier(int timeout);
 
 /* margay_region maps memory that the job's ranks on this node share under a name, zeroes when it is first asked for. An

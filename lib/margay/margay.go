@@ -251,15 +251,19 @@ func (j *Job) Wait(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// Barrier waits until every rank of the job has called it as often as this one. It handles messages meanwhile. Messages that
-// were sent before a barrier need not have arrived behind it.
+// Barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. When it
+// returns, the messages that any rank had sent to this one before entering the barrier have been handled, unless ctx has ended.
 func (j *Job) Barrier(ctx context.Context) error {
 	number := j.area.Entered().Add(1)
 	// The node kernel looks for it when it is awake, and wants to be woken when it is not.
 	if j.area.SendWaiting().Load() != 0 {
 		j.ring()
 	}
-	return j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number })
+	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
+		return err
+	}
+	j.Poll() // what came between the last look and the release
+	return nil
 }
 
 // Finalize ends this rank's part in the job: it waits for the other ranks to do the same. The process may go on.
