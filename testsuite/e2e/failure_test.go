@@ -180,7 +180,7 @@ func TestNodeKernelKilledUnderMessages(t *testing.T) {
 func TestRunKilled(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		c := m.start("run", "-n", "8", probe(), "sleep", "3600", "stubborn")
-		c.awaitOutput("sleeping 7")
+		c.awaitRanks("sleeping", 8)
 		kill(t, c.cmd.Process.Pid)
 		m.awaitIdle(5 * time.Second)
 		m.usable()
@@ -264,7 +264,7 @@ func TestVMKilled(t *testing.T) {
 	other := m.start("run", "-n", "1", probe(), "count", "60", "100")
 	other.awaitOutput("out 0 3\n")
 	c := m.start("run", "-n", "2", probe(), "sleep")
-	c.awaitOutput("sleeping 1")
+	c.awaitRanks("sleeping", 2)
 	vms := pids(t, "guest="+m.name+"-node2")
 	if len(vms) != 1 {
 		t.Fatalf("processes of node2: %v", vms)
@@ -272,7 +272,7 @@ func TestVMKilled(t *testing.T) {
 	killed := time.Now()
 	kill(t, vms[0])
 	r := c.wait()
-	if took := time.Since(killed); r.code != 125 || !strings.Contains(r.stderr, "node2: ") || took > 2*time.Second {
+	if took := time.Since(killed); r.code != 125 || !strings.Contains(r.stderr, "node2: ") || took > 5*time.Second {
 		t.Errorf("after %v: %v", took, r)
 	}
 	if n := m.awaitHealth(2, "DEAD", time.Second); !strings.Contains(n.Reason, "signal 9") {
@@ -309,7 +309,7 @@ func TestVMStoppedForAWhile(t *testing.T) {
 func TestVMStoppedForGood(t *testing.T) {
 	m := up(t, "qemu", 2, 1, "--dead-after", "3s")
 	c := m.start("run", "-n", "2", probe(), "sleep")
-	c.awaitOutput("sleeping 1")
+	c.awaitRanks("sleeping", 2)
 	vms := pids(t, "guest="+m.name+"-node1,")
 	if err := unix.Kill(vms[0], unix.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -404,7 +404,7 @@ func TestHolderKilled(t *testing.T) {
 		t.Run(substrate, func(t *testing.T) {
 			m := up(t, substrate, 2, 1)
 			c := m.start("run", "-n", "2", probe(), "sleep")
-			c.awaitOutput("sleeping 1")
+			c.awaitRanks("sleeping", 2)
 			holder, serve := m.status()
 			kill(t, holder)
 			r := c.wait()
@@ -433,7 +433,7 @@ func TestHolderKilled(t *testing.T) {
 func TestDownEndsEverything(t *testing.T) {
 	m := up(t, "hosted", 2, 2)
 	c := m.start("run", "-n", "4", probe(), "sleep")
-	c.awaitOutput("sleeping 3")
+	c.awaitRanks("sleeping", 4)
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}

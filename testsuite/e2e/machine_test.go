@@ -194,6 +194,14 @@ func (c *command) awaitOutput(text string) {
 	})
 }
 
+// awaitRanks waits until each of so many ranks has said a text.
+func (c *command) awaitRanks(text string, ranks int) {
+	c.t.Helper()
+	for rank := range ranks {
+		c.awaitOutput(fmt.Sprintf("%s %d\n", text, rank))
+	}
+}
+
 // eventually waits until ok holds.
 func eventually(t testing.TB, wait time.Duration, what string, ok func() bool, state func() string) {
 	t.Helper()
