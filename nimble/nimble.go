@@ -22,6 +22,10 @@ type Options struct {
 	Cores     int                   // cores that per-core maps are for; 0: one
 	Maps      map[string]MapOptions // by name; every name must be a map of the program
 	Variables map[string]any        // initial values of global variables, see object.Spec.SetVariable
+
+	// Print takes the lines that the extension prints, too many left out. It is
+	// called in a run, so it must not block. Without it they are thrown away.
+	Print func(line string)
 }
 
 // MapOptions change one map of the program.
@@ -153,6 +157,11 @@ func (x *Extension) build(o Options) (err error) {
 	if x.code, err = o.Engine.Thread(x.program, x.maps); err != nil {
 		return err
 	}
-	x.machine, err = engine.NewMachine(x.program, x.maps, x.limits.CallDepth)
-	return err
+	if x.machine, err = engine.NewMachine(x.program, x.maps, x.limits.CallDepth); err != nil {
+		return err
+	}
+	if o.Print != nil {
+		x.machine.Call.Print = newPrinter(o.Print).print
+	}
+	return nil
 }

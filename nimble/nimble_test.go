@@ -519,3 +519,34 @@ func BenchmarkInsert(b *testing.B) {
 		x.Close()
 	}
 }
+
+// TestPrintIsBounded prints in a loop: what is too much is left out, and the
+// next line says so.
+func TestPrintIsBounded(t *testing.T) {
+	var lines []string
+	x := insert(t, assemble(t,
+		"stw [r10-4], 0x0a6925", // "%i\n"
+		"mov r3, 7",
+		"mov r1, r10",
+		"add r1, -4",
+		"mov r2, 4",
+		"call 6",
+		"exit"), nimble.Options{Services: services(t, new(atomic.Uint64)), Print: func(line string) { lines = append(lines, line) }})
+	const runs = 1000
+	for range runs {
+		if r0, err := x.Run(nimble.Event{}); err != nil || r0 != 2 {
+			t.Fatalf("%d, %v", r0, err)
+		}
+	}
+	if n := len(lines); n == 0 || n > runs/2 || lines[0] != "7" {
+		t.Fatalf("%d lines: %q", n, lines)
+	}
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(lines[len(lines)-1], "too many"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing is said of what was left out: %q", lines)
+		}
+		if _, err := x.Run(nimble.Event{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -35,8 +35,16 @@ typedef long long __s64;
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
 static __u64 (*const time_ns)(void) = (void *)5;
+static long (*const trace_printk)(const char *format, __u32 size, ...) = (void *)6;
 static __u32 (*const random_u32)(void) = (void *)7;
 static __u32 (*const this_core)(void) = (void *)8;
+
+/* print puts a line into the log of the node, at most ten a second: print("%u of %lu", a, b). It takes three values. */
+#define print(format, ...)                                                     \
+	({                                                                     \
+		static const char line[] = format;                             \
+		trace_printk(line, sizeof line, ##__VA_ARGS__);                \
+	})
 
 /* The message slot. */
 #define MARGAY_MESSAGE_MAX 1024

@@ -12,6 +12,7 @@
 package extension
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -255,10 +256,7 @@ func (s *Set) Insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	x := &Extension{Extension: inner, handle: s.manager.newHandle(r.Handle), set: s, row: row, name: r.Name}
-	if x.name == "" {
-		x.name = spec.Name
-	}
+	x := &Extension{Extension: inner, handle: s.manager.newHandle(r.Handle), set: s, row: row, name: cmp.Or(r.Name, spec.Name)}
 	for _, m := range spec.Maps {
 		x.maps = append(x.maps, m.Name)
 		if own := inner.Map(m.Name).Memory(); own != s.regions[m.Name] {
@@ -311,6 +309,9 @@ func (s *Set) options(r Request, spec *object.Spec, row slot.Row) (nimble.Option
 		Limits:    nimble.Limits{Fuel: row.Fuel, MaxTime: row.Time, MaxMemory: uint64(max(1, s.budget-s.used))},
 		Maps:      make(map[string]nimble.MapOptions),
 		Variables: make(map[string]any),
+		Print: func(line string) {
+			s.manager.log("job %d: extension %s prints: %s", s.job, cmp.Or(r.Name, spec.Name), line)
+		},
 	}
 	for _, m := range spec.Maps {
 		options := nimble.MapOptions{Shared: true, Memory: s.regions[m.Name]}

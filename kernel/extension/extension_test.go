@@ -666,3 +666,21 @@ func TestTogether(t *testing.T) {
 		t.Errorf("%d descriptors before, %d after", files, now)
 	}
 }
+
+// What an extension prints is in the log of the node, with its name.
+func TestPrint(t *testing.T) {
+	var log []string
+	m, err := NewManager(portable.New(), 2, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, m, 7)
+	insert(t, s, extensiontest.Message("talker",
+		"stw [r10-4], 0x006925", "ldxw r3, [r1+4]", "mov r1, r10", "add r1, -4", "mov r2, 4", "call 6", "mov r0, 0", "exit"))
+	if verdict := s.Message(event(t)); verdict != slot.Deliver {
+		t.Errorf("verdict %d", verdict)
+	}
+	if want := "job 7: extension talker prints: 0"; !slices.Contains(log, want) {
+		t.Errorf("the log %q does not say %q", log, want)
+	}
+}

@@ -36,6 +36,7 @@ type Call struct {
 	Data  any          // what the kernel gave to this run, see nimble.Event
 	Maps  []*state.Map // the extension's maps by handle
 	Space Space
+	Print func(line string) // takes what the extension prints; may be nil
 
 	maps  [5]*state.Map
 	bytes [5][]byte

@@ -17,6 +17,7 @@ func Linux() []Service {
 		{Number: 2, Name: "map_update_elem", Args: []Kind{Handle, Key, Value, Scalar}, Func: mapUpdate},
 		{Number: 3, Name: "map_delete_elem", Args: []Kind{Handle, Key}, Func: mapDelete},
 		{Number: 5, Name: "ktime_get_ns", Func: monotonic},
+		{Number: 6, Name: "trace_printk", Args: []Kind{Readable, Length, Scalar, Scalar, Scalar}, Func: tracePrintk},
 		{Number: 7, Name: "get_prandom_u32", Func: random},
 		{Number: 8, Name: "get_smp_processor_id", Func: core},
 	}

@@ -195,6 +195,8 @@ length) with 42. linux is what a node offers under the numbers of Linux.
 With --batch every line of standard input is MEMHEX CODEHEX, - standing for no memory, and one line answers it: r0,
 reject insn=N: REASON, or fault pc=N addr=0xA kind=KIND fuel=LEFT. A line that is neither is answered with error REASON.
 
+What a program prints, by service 6 of linux, trace_printk, goes to standard error.
+
 Exit status: 0 when the program, or every line of a batch, has run or was judged; 1 when a fault stopped the program and
 2 when it was rejected, both with nothing on standard output and a line on standard error; 125 for any other error.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble run
@@ -216,6 +218,7 @@ Exit status: 0 when the program, or every line of a batch, has run or was judged
 			if err != nil {
 				return err
 			}
+			o.Print = func(line string) { fmt.Fprintln(a.stderr, line) }
 			return a.nimbleRun(&p, o, mem)
 		},
 	}
