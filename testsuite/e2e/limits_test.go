@@ -226,3 +226,25 @@ func TestExtensionsStopped(t *testing.T) {
 		m.usable()
 	})
 }
+
+// An extension that is run again and again and takes all the fuel that it may does not keep the node kernel from its heartbeat,
+// nor from anything else.
+func TestExtensionHog(t *testing.T) {
+	m := up(t, "hosted", 2, 2, "--dead-after", "3s")
+	object := misbehaving(t, 6)
+	c := m.start("run", "-n", "2", "--with", object, probe(), "hog", object, "8")
+	c.awaitRanks("hogging", 2)
+	for n := 0; ; n++ {
+		m.run(0, "-n", "2", probe(), "hello")
+		select {
+		case <-c.done:
+			r := c.wait()
+			// The first of the node's two extensions takes all messages.
+			if r.code != 0 || strings.Count(r.stdout, " 0 faults\n") != 2 || strings.Count(r.stdout, " 0 instructions") != 1 || n == 0 {
+				t.Errorf("after %d other jobs: %v", n, r)
+			}
+			return
+		default:
+		}
+	}
+}

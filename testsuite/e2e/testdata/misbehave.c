@@ -16,6 +16,10 @@ SEC("message") int misbehave(struct margay_message *m)
 		;
 #elif DO == 4
 	return (int)no_service();
+#elif DO == 6
+	for (volatile int i = 0; i < 15000; i++) /* almost all of its fuel */
+		;
+	return MARGAY_CONSUME;
 #elif DO == 5
 	return 99; /* no verdict */
 #endif

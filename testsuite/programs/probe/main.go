@@ -42,6 +42,7 @@ var commands = map[string]func(args []string) error{
 	"pingpong":  pingpong,
 	"insert":    insert,
 	"extension": extension,
+	"hog":       hog,
 	"orphan":    orphan,
 	"affinity":  affinity,
 	"compute":   compute,
@@ -432,6 +433,37 @@ func insert(args []string) error {
 	}
 	fmt.Println("inserted as", x.Handle())
 	return nil
+}
+
+// hog FILE SECONDS inserts an extension and sends messages to this rank, as many as there is room for, until the time is over.
+func hog(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	object, err := os.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	x, err := job.Insert(margay.Spec{Object: object})
+	if err != nil {
+		return err
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("hogging", rank())
+	for end := time.Now().Add(time.Duration(number(args, 1, 5)) * time.Second); time.Now().Before(end); {
+		if err := job.Send(ctx, job.Rank(), 0, [2]uint64{}, nil); err != nil {
+			return err
+		}
+	}
+	s, err := x.Stats()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("the extension ran %d instructions, %d faults\n", s.Instructions, s.Faults)
+	return job.Finalize(ctx)
 }
 
 // extension FILE inserts an extension and sends messages to this rank until the extension is gone; then messages must come
