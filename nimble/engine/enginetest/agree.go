@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"margay/nimble/engine"
 	"margay/nimble/isa"
@@ -33,7 +34,8 @@ func seeded(t testing.TB) *rand.Rand {
 }
 
 // TestAgreement compares two engines on random programs, as Agree does.
-// MARGAY_PROGRAMS is how many there are instead of the given number.
+// MARGAY_PROGRAMS is how many there are instead of the given number,
+// MARGAY_AGREE how long it goes on after those.
 func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 	if s := os.Getenv("MARGAY_PROGRAMS"); s != "" {
 		var err error
@@ -41,10 +43,19 @@ func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 			t.Fatal(err)
 		}
 	}
+	end := time.Now()
+	if s := os.Getenv("MARGAY_AGREE"); s != "" {
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end = end.Add(d)
+	}
 	r := seeded(t)
 	data := make([]byte, 400)
 	ends := make(map[string]int)
-	for n := range programs {
+	n := 0
+	for ; n < programs || time.Now().Before(end); n++ {
 		for i := range data {
 			data[i] = byte(r.Uint32())
 		}
@@ -53,7 +64,7 @@ func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 			t.Fatalf("program %d", n)
 		}
 	}
-	t.Logf("ends: %v", ends)
+	t.Logf("%d programs, ends: %v", n, ends)
 }
 
 // Agree generates a program from bytes and runs it on two engines, with the
