@@ -146,7 +146,7 @@ func TestCopyFailsInTheMiddle(t *testing.T) {
 		return fmt.Errorf("unpack: %w", unix.ENOSPC)
 	}
 	prepare(t, nodes)
-	send(t, nodes[0], randomBytes(8<<20), 256<<10)
+	send(t, nodes[0], randomBytes(32<<20), 256<<10) // more than the sockets between two nodes hold
 	want := []struct {
 		node int32
 		code control.Code
