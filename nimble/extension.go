@@ -3,6 +3,7 @@ package nimble
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,6 +47,7 @@ const sampling = 64
 type Extension struct {
 	program *verify.Program
 	engine  string
+	passed  []error
 	limits  Limits
 	maps    []*state.Map
 	code    engine.Code
@@ -124,6 +126,9 @@ func (x *Extension) Name() string { return x.program.Name() }
 
 // Engine returns the name of the engine that runs it.
 func (x *Extension) Engine() string { return x.engine }
+
+// Passed returns why not engines that an engine.Choice prefers to that one.
+func (x *Extension) Passed() []error { return slices.Clone(x.passed) }
 
 // Trusted reports whether it was inserted as trusted.
 func (x *Extension) Trusted() bool { return x.program.Trusted() }

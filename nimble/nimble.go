@@ -100,7 +100,7 @@ func insert(spec *object.Spec, o Options) (*Extension, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &Extension{program: program, engine: o.Engine.Name(), limits: limits}
+	x := &Extension{program: program, limits: limits}
 	if err := x.build(o); err != nil {
 		return nil, errors.Join(err, x.release())
 	}
@@ -156,6 +156,10 @@ func (x *Extension) build(o Options) (err error) {
 	}
 	if x.code, err = o.Engine.Thread(x.program, x.maps); err != nil {
 		return err
+	}
+	x.engine = o.Engine.Name()
+	if chosen, ok := x.code.(*engine.Chosen); ok {
+		x.code, x.engine, x.passed = chosen.Code, chosen.Engine, chosen.Passed
 	}
 	if x.machine, err = engine.NewMachine(x.program, x.maps, x.limits.CallDepth); err != nil {
 		return err

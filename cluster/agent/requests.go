@@ -157,7 +157,7 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 		state := &control.ExtensionState{
 			Node: a.config.Boot.Node, Job: x.Job, Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
 			Engine: x.Engine, Trusted: x.Trusted, Runs: x.Stats.Runs, Instructions: x.Stats.Instructions, Faults: x.Stats.Faults,
-			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped,
+			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped, Passed: x.Passed,
 		}
 		if x.Removed != "" {
 			state.State = "removed: " + x.Removed

@@ -4320,6 +4320,7 @@ type ExtensionState struct {
 	TimeNs        int64                  `protobuf:"varint,12,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
 	LastFault     string                 `protobuf:"bytes,13,opt,name=last_fault,json=lastFault,proto3" json:"last_fault,omitempty"`
 	Dropped       uint64                 `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"` // messages that it has thrown away
+	Passed        string                 `protobuf:"bytes,15,opt,name=passed,proto3" json:"passed,omitempty"`    // why not a better engine; empty: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4450,6 +4451,13 @@ func (x *ExtensionState) GetDropped() uint64 {
 		return x.Dropped
 	}
 	return 0
+}
+
+func (x *ExtensionState) GetPassed() string {
+	if x != nil {
+		return x.Passed
+	}
+	return ""
 }
 
 // InsertExtension puts an extension into a job's slot on its nodes, or on one. Answer: Extensions, those inserted.
@@ -5110,7 +5118,7 @@ const file_control_proto_rawDesc = "" +
 	"Extensions\x12>\n" +
 	"\n" +
 	"extensions\x18\x01 \x03(\v2\x1e.margay.control.ExtensionStateR\n" +
-	"extensions\"\xe0\x02\n" +
+	"extensions\"\xf8\x02\n" +
 	"\x0eExtensionState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\x12\x16\n" +
@@ -5127,7 +5135,8 @@ const file_control_proto_rawDesc = "" +
 	"\atime_ns\x18\f \x01(\x03R\x06timeNs\x12\x1d\n" +
 	"\n" +
 	"last_fault\x18\r \x01(\tR\tlastFault\x12\x18\n" +
-	"\adropped\x18\x0e \x01(\x04R\adropped\"w\n" +
+	"\adropped\x18\x0e \x01(\x04R\adropped\x12\x16\n" +
+	"\x06passed\x18\x0f \x01(\tR\x06passed\"w\n" +
 	"\x0fInsertExtension\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x05R\x04node\x12\x12\n" +

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -146,6 +147,7 @@ type Info struct {
 	Slot    slot.Name
 	Name    string
 	Engine  string
+	Passed  string // why not a better engine; empty: there is none
 	Trusted bool
 	Stats   nimble.Stats
 	Dropped uint64 // messages that it had thrown away
@@ -182,8 +184,17 @@ func (x *Extension) Stats() nimble.Stats {
 func (x *Extension) info() Info {
 	return Info{
 		Handle: x.handle, Job: x.set.job, Slot: x.row.Name, Name: x.name, Engine: x.Engine(), Trusted: x.Trusted(), Stats: x.Stats(),
-		Dropped: x.drops.Load(),
+		Passed: passed(x.Extension), Dropped: x.drops.Load(),
 	}
+}
+
+// passed says in one line why not a better engine.
+func passed(x *nimble.Extension) string {
+	var why []string
+	for _, err := range x.Passed() {
+		why = append(why, err.Error())
+	}
+	return strings.Join(why, "; ")
 }
 
 // Set holds the extensions and regions of one job on one node. It is safe for concurrent use.

@@ -109,6 +109,9 @@ func (a *app) printExtensions(list *control.Extensions) error {
 		if x.LastFault != "" {
 			notes = append(notes, fmt.Sprintf("%s: last fault: %s", id, x.LastFault))
 		}
+		if x.Passed != "" {
+			notes = append(notes, fmt.Sprintf("%s: no better engine: %s", id, x.Passed))
+		}
 	}
 	if err := t.flush(); err != nil {
 		return err
