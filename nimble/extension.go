@@ -74,13 +74,21 @@ func (x *Extension) Run(e Event) (r0 uint64, err error) {
 	if x.closed {
 		return 0, ErrClosed
 	}
+	if r0, err = x.run(e, x.limits.Fuel); err != nil {
+		x.fault(err)
+	}
+	return r0, err
+}
+
+// run runs the extension with so much fuel. The caller holds running.
+func (x *Extension) run(e Event, fuel uint64) (r0 uint64, err error) {
 	m := x.machine
 	m.Context = e.Context
 	if m.Context.Name == "" {
 		m.Context.Name = "context"
 	}
 	m.Args[0], m.Args[1] = e.Context.Base, e.Context.Length
-	m.Fuel, m.MaxTime = x.limits.Fuel, x.limits.MaxTime
+	m.Fuel, m.MaxTime = fuel, x.limits.MaxTime
 	m.Call.Core, m.Call.Data = e.Core, e.Data
 	if (x.runs.Add(1)-1)%sampling == 0 {
 		start := time.Now()
@@ -91,10 +99,7 @@ func (x *Extension) Run(e Event) (r0 uint64, err error) {
 		r0, err = x.code.Run(m)
 	}
 	m.Call.Data = nil
-	x.instructions.Add(x.limits.Fuel - m.Fuel)
-	if err != nil {
-		x.fault(err)
-	}
+	x.instructions.Add(fuel - m.Fuel)
 	return r0, err
 }
 

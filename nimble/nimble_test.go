@@ -550,3 +550,118 @@ func TestPrintIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// invoker is a table with a service that has the extension it points to run on
+// the caller's memory, and keeps what that said.
+type invoker struct {
+	callee *nimble.Extension
+	err    error
+}
+
+func (i *invoker) table(t testing.TB) *service.Table {
+	t.Helper()
+	table, err := service.NewTable(service.Service{
+		Number: 1, Args: []service.Kind{service.Writable, service.Length},
+		Func: func(c *service.Call) (r0 uint64, err error) {
+			r0, i.err = i.callee.Invoke(c, memory.Region{Base: c.Args[0], Length: c.Args[1], Readable: true, Writable: true})
+			if errors.Is(i.err, nimble.ErrBudget) {
+				return 0, i.err
+			}
+			return r0, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// TestInvoke has one extension call another: it works on the caller's memory
+// and fuel, and its faults are its own.
+func TestInvoke(t *testing.T) {
+	caller := []string{"call 1", "add r0, 1", "exit"}
+	event := func(t *testing.T) (nimble.Event, []byte) {
+		m := newContext(t, 16)
+		return nimble.Event{Context: m.Region(true)}, m.Bytes()
+	}
+	t.Run("result, memory and fuel", func(t *testing.T) {
+		i := &invoker{callee: insert(t, assemble(t, "stxdw [r1+8], r2", "mov r0, 41", "exit"), nimble.Options{})}
+		x := insert(t, assemble(t, caller...), nimble.Options{Services: i.table(t)})
+		e, mem := event(t)
+		if r0, err := x.Run(e); r0 != 42 || err != nil || i.err != nil || mem[8] != 16 {
+			t.Errorf("%d, %v, %v, memory %x", r0, err, i.err, mem)
+		}
+		if a, b := x.Stats(), i.callee.Stats(); a.Instructions != 3+3 || b.Instructions != 3 || b.Runs != 1 {
+			t.Errorf("caller %+v, callee %+v", a, b)
+		}
+	})
+	t.Run("fault of the callee", func(t *testing.T) {
+		i := &invoker{callee: insert(t, assemble(t, "ldxdw r0, [r1+9]", "exit"), nimble.Options{})}
+		x := insert(t, assemble(t, caller...), nimble.Options{Services: i.table(t)})
+		e, _ := event(t)
+		r0, err := x.Run(e)
+		var f *engine.Fault
+		if r0 != 1 || err != nil || !errors.As(i.err, &f) || f.Kind != engine.Memory || f.Region != "context" {
+			t.Errorf("%d, %v, %v", r0, err, i.err)
+		}
+		if x.Stats().Faults != 0 || i.callee.Stats().Faults != 1 {
+			t.Error("the fault counts against the wrong one")
+		}
+	})
+	t.Run("fuel of the caller", func(t *testing.T) {
+		endless := assemble(t, "ja -1", "exit")
+		i := &invoker{callee: insert(t, endless, nimble.Options{})}
+		x := insert(t, assemble(t, caller...), nimble.Options{Services: i.table(t), Limits: nimble.Limits{Fuel: 1000}})
+		e, _ := event(t)
+		_, err := x.Run(e)
+		if !errors.Is(err, nimble.ErrBudget) || x.Stats().Faults != 1 || i.callee.Stats().Faults != 0 || x.Stats().Instructions != 1000 {
+			t.Errorf("%v; caller %+v, callee %+v", err, x.Stats(), i.callee.Stats())
+		}
+	})
+	t.Run("fuel of the callee", func(t *testing.T) {
+		i := &invoker{callee: insert(t, assemble(t, "ja -1", "exit"), nimble.Options{Limits: nimble.Limits{Fuel: 100}})}
+		x := insert(t, assemble(t, caller...), nimble.Options{Services: i.table(t)})
+		e, _ := event(t)
+		r0, err := x.Run(e)
+		if r0 != 1 || err != nil || i.callee.Stats().Faults != 1 || x.Stats().Instructions != 103 {
+			t.Errorf("%d, %v; caller %+v, callee %+v", r0, err, x.Stats(), i.callee.Stats())
+		}
+	})
+	t.Run("trust", func(t *testing.T) {
+		i := &invoker{callee: insert(t, assemble(t, "mov r0, 1", "exit"), nimble.Options{Trusted: true})}
+		e, _ := event(t)
+		for _, trusted := range []bool{false, true} {
+			x := insert(t, assemble(t, caller...), nimble.Options{Services: i.table(t), Trusted: trusted})
+			if _, err := x.Run(e); err != nil || errors.Is(i.err, nimble.ErrUntrusted) == trusted {
+				t.Errorf("trusted %v: %v, %v", trusted, err, i.err)
+			}
+		}
+	})
+	t.Run("depth", func(t *testing.T) {
+		links := []*invoker{{callee: insert(t, assemble(t, "mov r0, 1", "exit"), nimble.Options{})}}
+		e, _ := event(t)
+		for n := 1; n <= nimble.MaxInvocations; n++ {
+			last := links[len(links)-1]
+			x := insert(t, assemble(t, "mov r6, r1", "call 1", "add r0, 1", "exit"), nimble.Options{Services: last.table(t)})
+			if r0, err := x.Run(e); r0 != uint64(n)+1 || err != nil {
+				t.Fatalf("depth %d: %d, %v", n, r0, err)
+			}
+			links = append(links, &invoker{callee: x})
+		}
+		x := insert(t, assemble(t, caller...), nimble.Options{Services: links[len(links)-1].table(t)})
+		if _, err := x.Run(e); err != nil || !errors.Is(links[0].err, nimble.ErrTooDeep) {
+			t.Errorf("%v, %v", err, links[0].err)
+		}
+	})
+	t.Run("removed", func(t *testing.T) {
+		i := &invoker{callee: insert(t, assemble(t, "mov r0, 1", "exit"), nimble.Options{})}
+		x := insert(t, assemble(t, caller...), nimble.Options{Services: i.table(t)})
+		if err := i.callee.Close(); err != nil {
+			t.Fatal(err)
+		}
+		e, _ := event(t)
+		if r0, err := x.Run(e); r0 != 1 || err != nil || !errors.Is(i.err, nimble.ErrClosed) {
+			t.Errorf("%d, %v, %v", r0, err, i.err)
+		}
+	})
+}

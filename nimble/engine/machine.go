@@ -46,7 +46,8 @@ type Machine struct {
 	SP          uint64  // lowest address of the stack in use
 
 	// What an engine writes down where a fault may surprise it: the fuel of its
-	// slice that is left, and the slot and address of an unchecked access.
+	// slice that is left, and the slot and address of an unchecked access. The
+	// fuel is written before a service is called, and read again afterwards.
 	SliceLeft int64
 	At        int
 	Addr      uint64
@@ -122,7 +123,7 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	for i, each := range maps {
 		m.setRegion(firstMap+i, each.Region())
 	}
-	m.Call.Maps, m.Call.Space = maps, m
+	m.Call.Maps, m.Call.Space, m.Call.Budget, m.Call.Trusted = maps, m, m, p.Trusted()
 	return m, nil
 }
 
@@ -241,6 +242,17 @@ func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
 	take := max(need, min(m.Fuel, Slice))
 	m.Fuel -= take
 	return left + int64(take) - cost, ""
+}
+
+// Left implements service.Budget. While a service runs, SliceLeft is what the
+// slice has left.
+func (m *Machine) Left() uint64 { return m.Fuel + uint64(m.SliceLeft) }
+
+// Take implements service.Budget.
+func (m *Machine) Take(instructions uint64) {
+	beyond := min(instructions, m.Fuel)
+	m.Fuel -= beyond
+	m.SliceLeft -= int64(instructions - beyond)
 }
 
 // expired looks at the clock, and starts it the first time.

@@ -28,15 +28,27 @@ type Space interface {
 	View(addr, length uint64, write bool) ([]byte, bool)
 }
 
+// Budget is the fuel of the run that called.
+type Budget interface {
+	// Left returns how many instructions the run may still execute.
+	Left() uint64
+
+	// Take takes some of them, at most as many as are left.
+	Take(instructions uint64)
+}
+
 // Call is one call of a service: what the engine knows of the caller, and the
 // arguments. It is valid until the service's function returns.
 type Call struct {
-	Args  [5]uint64    // r1 to r5
-	Core  int          // the core that the event belongs to
-	Data  any          // what the kernel gave to this run, see nimble.Event
-	Maps  []*state.Map // the extension's maps by handle
-	Space Space
-	Print func(line string) // takes what the extension prints; may be nil
+	Args    [5]uint64    // r1 to r5
+	Core    int          // the core that the event belongs to
+	Data    any          // what the kernel gave to this run, see nimble.Event
+	Depth   int          // how many extensions wait for this one, see nimble.Extension.Invoke
+	Trusted bool         // the extension is
+	Maps    []*state.Map // the extension's maps by handle
+	Space   Space
+	Budget  Budget
+	Print   func(line string) // takes what the extension prints; may be nil
 
 	maps  [5]*state.Map
 	bytes [5][]byte

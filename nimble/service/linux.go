@@ -23,8 +23,8 @@ func Linux() []Service {
 	}
 }
 
-// errno is how a service returns an error code of Linux.
-func errno(e unix.Errno) uint64 { return -uint64(e) }
+// Errno is how a service returns an error code of Linux.
+func Errno(e unix.Errno) uint64 { return -uint64(e) }
 
 // mapLookup returns the address of an element as the call's core sees it, or 0.
 func mapLookup(c *Call) (uint64, error) {
@@ -47,20 +47,20 @@ func mapUpdate(c *Call) (uint64, error) {
 	to, ok := m.Value(c.Core, binary.LittleEndian.Uint32(c.Bytes(1)))
 	switch flags := c.Args[3]; {
 	case flags > updateExist:
-		return errno(unix.EINVAL), nil
+		return Errno(unix.EINVAL), nil
 	case !ok:
-		return errno(unix.E2BIG), nil
+		return Errno(unix.E2BIG), nil
 	case flags == updateNoExist:
-		return errno(unix.EEXIST), nil
+		return Errno(unix.EEXIST), nil
 	case !m.Region().Writable:
-		return errno(unix.EPERM), nil
+		return Errno(unix.EPERM), nil
 	}
 	copy(to, c.Bytes(2))
 	return 0, nil
 }
 
 // mapDelete fails: elements of arrays cannot be deleted.
-func mapDelete(*Call) (uint64, error) { return errno(unix.EINVAL), nil }
+func mapDelete(*Call) (uint64, error) { return Errno(unix.EINVAL), nil }
 
 // started pairs a reading of Go's monotonic clock with CLOCK_MONOTONIC, which
 // it runs in step with.

@@ -26,12 +26,12 @@ func tracePrintk(c *Call) (uint64, error) {
 	format := c.Bytes(0)
 	end := bytes.IndexByte(format, 0)
 	if end < 0 || len(format) > maxFormat {
-		return errno(unix.EINVAL), nil
+		return Errno(unix.EINVAL), nil
 	}
 	// Copied at once, since an application may share the memory.
 	line, err := c.format(string(format[:end]), c.Args[2:])
 	if err != nil {
-		return errno(unix.EINVAL), nil
+		return Errno(unix.EINVAL), nil
 	}
 	if c.Print != nil {
 		c.Print(line)

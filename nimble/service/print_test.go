@@ -29,7 +29,7 @@ func TestTracePrintk(t *testing.T) {
 	c, mem, base := newCall(t, array)
 	copy(mem[40:], "text\n\xff")
 	minus := ^uint64(0)
-	invalid := errno(unix.EINVAL)
+	invalid := Errno(unix.EINVAL)
 	for _, tc := range []struct {
 		format string
 		args   []uint64

@@ -37,6 +37,7 @@ var contract = []struct {
 	{"TrustedStrayAccess", testTrustedStrayAccess},
 	{"TrustedStrayAccessLater", testTrustedStrayAccessLater},
 	{"PanicOfAService", testPanicOfAService},
+	{"ServicesSpendFuel", testServicesSpendFuel},
 	{"RandomPrograms", testRandomPrograms},
 }
 
@@ -406,5 +407,32 @@ func Exercise(t *testing.T, e engine.Engine, data []byte) {
 		case !maps.Equal(first, got):
 			t.Fatalf("first %v, then %v\n%v", first, got, spec.Instructions)
 		}
+	}
+}
+
+// testServicesSpendFuel calls a service that takes fuel of its caller, from the
+// slice under way, from beyond it, and all there is.
+func testServicesSpendFuel(t *testing.T, e engine.Engine) {
+	p := assemble(t, false, "mov r6, r1", "call_local +3", "mov r1, r6", "call 10", "exit", "mov r1, r6", "call 10", "exit")
+	for _, tc := range []struct{ fuel, take, left uint64 }{
+		{100, 0, 100 - 8},
+		{100, 10, 100 - 8 - 20},
+		{3 * engine.Slice, 10, 3*engine.Slice - 8 - 20},
+		{3 * engine.Slice, engine.Slice, engine.Slice - 8},
+		{engine.Slice + 100, 60, engine.Slice + 100 - 8 - 120},
+		{engine.Slice + 8 + 2*engine.Slice, engine.Slice + engine.Slice/2, 0},
+	} {
+		rig := NewRig(t, e, p, 4, 0)
+		rig.Machine.Fuel, rig.Machine.Args[0] = tc.fuel, tc.take
+		r0, err := rig.Code.Run(rig.Machine)
+		if err != nil || rig.Machine.Fuel != tc.left || r0 != tc.left {
+			t.Errorf("fuel %d, twice %d taken: %d left, the service saw %d, error %v; want %d left", tc.fuel, tc.take, rig.Machine.Fuel, r0, err, tc.left)
+		}
+	}
+	rig := NewRig(t, e, p, 4, 0)
+	rig.Machine.Fuel, rig.Machine.Args[0] = 100, 100-5
+	_, err := rig.Code.Run(rig.Machine)
+	if f := wantFault(t, err, engine.Fuel, 2, 0); f.Fuel != 0 || rig.Machine.Fuel != 0 {
+		t.Errorf("all fuel taken: %v", f)
 	}
 }

@@ -71,6 +71,7 @@ func Services() *service.Table {
 		{Number: 5, Args: []service.Kind{scalar}, Func: func(c *service.Call) (uint64, error) { return c.Args[0], nil }},
 		{Number: 6, Trusted: true, Func: func(*service.Call) (uint64, error) { return 6, nil }},
 		{Number: 9, Func: func(*service.Call) (uint64, error) { return 0, errFails }},
+		{Number: 10, Args: []service.Kind{scalar}, Func: spend},
 		{Name: "sum", Args: []service.Kind{scalar, scalar, scalar, scalar, scalar}, Func: sum},
 	}
 	for _, s := range service.Linux() {
@@ -91,6 +92,12 @@ func memfrob(c *service.Call) (uint64, error) {
 		c.Bytes(0)[i] ^= 42
 	}
 	return 0, nil
+}
+
+// spend takes fuel of its caller and returns what is left.
+func spend(c *service.Call) (uint64, error) {
+	c.Budget.Take(c.Args[0])
+	return c.Budget.Left(), nil
 }
 
 func sum(c *service.Call) (total uint64, err error) {

@@ -556,7 +556,9 @@ enter:
 			case isa.Call, isa.CallNamed:
 				m.At = -1
 				copy(m.Call.Args[:], r[1:6])
-				if r[0], err = c.services[i.imm].Call(&m.Call); err != nil {
+				r[0], err = c.services[i.imm].Call(&m.Call)
+				left = m.SliceLeft
+				if err != nil {
 					return 0, c.stop(m, engine.Service, pc, 0, left, err)
 				}
 			case isa.CallLocal:

@@ -56,7 +56,9 @@ func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
 			for n := range m.Call.Args {
 				m.Call.Args[n] = k.reg[1+n]
 			}
-			if k.reg[0], err = c.services[s.index].Call(&m.Call); err != nil {
+			m.SliceLeft = k.left
+			k.reg[0], err = c.services[s.index].Call(&m.Call)
+			if k.left = m.SliceLeft; err != nil {
 				return 0, c.stop(m, k, engine.Service, s.slot, 0, err)
 			}
 		case deep:
