@@ -46,6 +46,10 @@ static __u32 (*const this_core)(void) = (void *)8;
 		trace_printk(line, sizeof line, ##__VA_ARGS__);                \
 	})
 
+/* extension_call runs another extension of the job on memory of this one, at the cost of its fuel, and returns its answer or a
+ * negative error. The handle is what inserting that extension returned; it must have been inserted before this one. */
+extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
+
 /* The message slot. */
 #define MARGAY_MESSAGE_MAX 1024
 

@@ -59,7 +59,7 @@ type Manager struct {
 
 // NewManager makes the manager of a node with so many cores. Extensions run on the given engine.
 func NewManager(e engine.Engine, cores int, log func(format string, args ...any)) (*Manager, error) {
-	services, err := service.NewTable(service.Linux()...)
+	services, err := service.NewTable(append(service.Linux(), callService)...)
 	if err != nil {
 		return nil, err
 	}
@@ -449,7 +449,7 @@ func (s *Set) Empty() bool { return len(*s.chain.Load()) == 0 }
 // not the default.
 func (s *Set) Message(context memory.Region) slot.Verdict {
 	for _, x := range *s.chain.Load() {
-		r0, err := x.Run(nimble.Event{Context: context})
+		r0, err := x.Run(nimble.Event{Context: context, Data: x})
 		v := slot.Verdict(r0)
 		switch {
 		case errors.Is(err, nimble.ErrClosed):

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"margay/nimble/service"
 )
 
@@ -15,6 +17,7 @@ var tables = []struct {
 }{
 	{"test", test},
 	{"linux", service.Linux},
+	{"node", node},
 	{"none", func() []service.Service { return nil }},
 }
 
@@ -28,7 +31,8 @@ func TableNames() []string {
 }
 
 // Services returns a set of services: test is what conformance tests call,
-// linux what a node offers under the numbers of Linux, none nothing.
+// linux what a node offers under the numbers of Linux, node all that it offers,
+// none nothing.
 func Services(name string) (*service.Table, error) {
 	i := slices.Index(TableNames(), name)
 	if i < 0 {
@@ -44,6 +48,15 @@ func test() []service.Service {
 		{Number: 1, Name: "memfrob", Args: []service.Kind{service.Writable, service.Length}, Func: memfrob},
 		{Number: 5, Name: "first", Args: []service.Kind{service.Scalar}, Func: func(c *service.Call) (uint64, error) { return c.Args[0], nil }},
 	}
+}
+
+// node returns the services of a node. The extension is the only one, so it
+// finds none that it could call.
+func node() []service.Service {
+	return append(service.Linux(), service.Service{
+		Name: "extension_call", Args: []service.Kind{service.Scalar, service.Writable, service.Length},
+		Func: func(*service.Call) (uint64, error) { return service.Errno(unix.ENOENT), nil },
+	})
 }
 
 // memfrob does what the function of that name in the C library does: it xors

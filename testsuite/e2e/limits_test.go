@@ -133,9 +133,15 @@ func TestAffinity(t *testing.T) {
 // misbehaving compiles one of the extensions that do what they must not.
 func misbehaving(t *testing.T, do int) string {
 	t.Helper()
-	object := filepath.Join(scratch, fmt.Sprintf("misbehave%d.o", do))
-	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../ext/include", fmt.Sprintf("-DDO=%d", do),
-		"-c", "testdata/misbehave.c", "-o", object)
+	return extension(t, "misbehave", fmt.Sprint(do))
+}
+
+// extension compiles an extension of testdata; what is its DO.
+func extension(t *testing.T, name, what string) string {
+	t.Helper()
+	object := filepath.Join(scratch, name+what+".o")
+	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../ext/include", "-DDO="+what,
+		"-c", "testdata/"+name+".c", "-o", object)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -247,4 +253,19 @@ func TestExtensionHog(t *testing.T) {
 		default:
 		}
 	}
+}
+
+// An extension calls another one, and prints what came of it.
+func TestExtensionCallsExtension(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		caller, callee := extension(t, "caller", "0"), extension(t, "callee", "0")
+		r := m.run(0, "--with", caller, "--with", callee, probe(), "compose", callee, caller)
+		if r.stdout != "delivered\n" {
+			t.Error(r)
+		}
+		log, err := os.ReadFile(m.file("log", "node0.console"))
+		if err != nil || !strings.Contains(string(log), "extension caller prints: helper ") || !strings.Contains(string(log), " answered 0 and left 105") {
+			t.Errorf("the log does not say what the extension printed: %v", err)
+		}
+	})
 }

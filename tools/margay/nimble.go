@@ -78,7 +78,7 @@ type programFlags struct {
 
 func (f *programFlags) add(c *cobra.Command) {
 	f.addSource(c)
-	c.Flags().StringVar(&f.services, "services", "", "what it may call: test, linux or none (default: test, with --elf linux)")
+	c.Flags().StringVar(&f.services, "services", "", "what it may call: test, linux, node or none (default: test, with --elf node)")
 	c.Flags().BoolVar(&f.trusted, "trusted", false, "treat it as trusted: services for the trusted, no checks of memory")
 }
 
@@ -138,7 +138,7 @@ func (f *programFlags) all(a *app) ([]*object.Spec, error) {
 func (f *programFlags) options() (o nimble.Options, err error) {
 	name := "test"
 	if f.elf != "" {
-		name = "linux"
+		name = "node"
 	}
 	o.Trusted = f.trusted
 	o.Services, err = driver.Services(cmp.Or(f.services, name))

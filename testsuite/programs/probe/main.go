@@ -43,6 +43,7 @@ var commands = map[string]func(args []string) error{
 	"insert":    insert,
 	"extension": extension,
 	"hog":       hog,
+	"compose":   compose,
 	"orphan":    orphan,
 	"affinity":  affinity,
 	"compute":   compute,
@@ -433,6 +434,31 @@ func insert(args []string) error {
 	}
 	fmt.Println("inserted as", x.Handle())
 	return nil
+}
+
+// compose CALLEE CALLER inserts two extensions, tells the second the handle of the first, sends a message and says when it
+// is delivered.
+func compose(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	settings := margay.Spec{Name: "callee"}
+	for _, file := range args {
+		if settings.Object, err = os.ReadFile(file); err != nil {
+			return err
+		}
+		x, err := job.Insert(settings)
+		if err != nil {
+			return err
+		}
+		settings = margay.Spec{Name: "caller", Constants: map[string]uint64{"helper": uint64(x.Handle())}}
+	}
+	job.Handle(0, func(margay.Message) { fmt.Println("delivered") })
+	if err := job.Send(ctx, job.Rank(), 0, [2]uint64{2}, nil); err != nil {
+		return err
+	}
+	return job.Finalize(ctx)
 }
 
 // hog FILE SECONDS inserts an extension and sends messages to this rank, as many as there is room for, until the time is over.

@@ -1,0 +1,47 @@
+package extension
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"margay/nimble"
+	"margay/nimble/engine"
+	"margay/nimble/memory"
+	"margay/nimble/service"
+)
+
+// callService runs another extension of the job, named by its handle, on memory of the caller, and returns its answer or an error
+// code: ENOENT when there is no such extension or it was not inserted before the caller, which rules out circles; EFAULT when it
+// makes a fault; EPERM when it is trusted and the caller is not; ELOOP when the calls are too deep.
+var callService = service.Service{
+	Name: "extension_call",
+	Args: []service.Kind{service.Scalar, service.Writable, service.Length},
+	Func: call,
+}
+
+func call(c *service.Call) (uint64, error) {
+	caller := c.Data.(*Extension)
+	x, err := caller.set.Find(uint32(c.Args[0]))
+	if err != nil || c.Args[0] != uint64(x.handle) || x.handle >= caller.handle {
+		return service.Errno(unix.ENOENT), nil
+	}
+	c.Data = x
+	r0, err := x.Invoke(c, memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true})
+	c.Data = caller
+	if _, fault := errors.AsType[*engine.Fault](err); fault {
+		x.faulted(err)
+		return service.Errno(unix.EFAULT), nil
+	}
+	switch {
+	case err == nil:
+		return r0, nil
+	case errors.Is(err, nimble.ErrClosed):
+		return service.Errno(unix.ENOENT), nil
+	case errors.Is(err, nimble.ErrUntrusted):
+		return service.Errno(unix.EPERM), nil
+	case errors.Is(err, nimble.ErrTooDeep):
+		return service.Errno(unix.ELOOP), nil
+	}
+	return 0, err
+}

@@ -1,0 +1,115 @@
+package extension
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/extension/extensiontest"
+	"margay/kernel/slot"
+	"margay/nimble"
+	"margay/nimble/service"
+)
+
+// fuel is a caller's budget.
+type fuel uint64
+
+func (f *fuel) Left() uint64  { return uint64(*f) }
+func (f *fuel) Take(n uint64) { *f -= fuel(n) }
+
+// called has an extension call another one, with fuel, in the middle of a run.
+func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth int) (uint64, error) {
+	t.Helper()
+	context := event(t)
+	c := &service.Call{
+		Args: [5]uint64{handle, context.Base, context.Length}, Data: caller, Space: anyMemory{}, Budget: budget, Depth: depth,
+	}
+	r0, err := callService.Call(c)
+	if c.Data != caller {
+		t.Error("the caller is forgotten")
+	}
+	return r0, err
+}
+
+// anyMemory lets a call have whatever it wants.
+type anyMemory struct{}
+
+func (anyMemory) View(_, length uint64, _ bool) ([]byte, bool) { return make([]byte, length), true }
+
+func TestCall(t *testing.T) {
+	m := newManager(t)
+	s := open(t, m, 7)
+	foreign := insert(t, open(t, m, 8), deliver)
+	callee := insert(t, s, extensiontest.Message("callee", "ldxdw r0, [r1+24]", "add r0, 5", "exit"))
+	broken := insert(t, s, faulty)
+	loop := insert(t, s, endless)
+	caller := insert(t, s, deliver)
+	later := insert(t, s, deliver)
+	for name, c := range map[string]struct {
+		handle uint64
+		depth  int
+		want   uint64
+	}{
+		"an answer":                   {uint64(callee.handle), 0, 5},
+		"a fault":                     {uint64(broken.handle), 0, service.Errno(unix.EFAULT)},
+		"an endless loop":             {uint64(loop.handle), 0, service.Errno(unix.EFAULT)},
+		"one that came later":         {uint64(later.handle), 0, service.Errno(unix.ENOENT)},
+		"itself":                      {uint64(caller.handle), 0, service.Errno(unix.ENOENT)},
+		"one of another job":          {uint64(foreign.handle), 0, service.Errno(unix.ENOENT)},
+		"none":                        {99, 0, service.Errno(unix.ENOENT)},
+		"a handle with other bits":    {1<<32 | uint64(callee.handle), 0, service.Errno(unix.ENOENT)},
+		"through too many extensions": {uint64(callee.handle), nimble.MaxInvocations, service.Errno(unix.ELOOP)},
+	} {
+		budget := fuel(1 << 30)
+		if r0, err := called(t, caller, c.handle, &budget, c.depth); r0 != c.want || err != nil {
+			t.Errorf("%s: %d, %v; want %d", name, int64(r0), err, int64(c.want))
+		}
+	}
+	if broken.Stats().Faults != 1 || caller.Stats().Faults != 0 {
+		t.Error("the fault counts against the wrong one")
+	}
+	budget := fuel(10)
+	if _, err := called(t, caller, uint64(loop.handle), &budget, 0); err == nil || budget != 0 || loop.Stats().Faults != 1 {
+		t.Errorf("with too little fuel: %v, %d left, %d faults", err, budget, loop.Stats().Faults)
+	}
+	for range slot.FaultLimit {
+		budget := fuel(1 << 30)
+		_, _ = called(t, caller, uint64(broken.handle), &budget, 0)
+	}
+	await(t, "removal", func() bool { _, err := s.Find(broken.handle); return err != nil })
+}
+
+// Extensions call one that runs for messages of its own and is removed meanwhile.
+func TestCallWhileRemoved(t *testing.T) {
+	m := newManager(t)
+	for round := range 20 {
+		s := open(t, m, uint32(100+round))
+		callee := insert(t, s, deliver)
+		caller := insert(t, s, deliver)
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				for range 50 {
+					budget := fuel(1000)
+					if r0, err := called(t, caller, uint64(callee.handle), &budget, 0); err != nil || r0 != 0 && r0 != service.Errno(unix.ENOENT) {
+						t.Errorf("%d, %v", int64(r0), err)
+					}
+				}
+			})
+			context := event(t)
+			all.Go(func() {
+				for range 50 {
+					s.Message(context)
+				}
+			})
+		}
+		all.Go(func() {
+			if err := m.Remove(callee.handle, fmt.Sprint("round ", round)); err != nil {
+				t.Error(err)
+			}
+		})
+		all.Wait()
+	}
+}
