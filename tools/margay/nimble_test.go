@@ -103,7 +103,7 @@ func TestNimble(t *testing.T) {
 		{"usage: two memories", "run|00|00", return42, 125, "", `accepts at most 1 arg\(s\), received 2`},
 		{"usage: engine", "run|--engine=warp", return42, 125, "", `there is no engine "warp"; see margay nimble engines`},
 		{"usage: absent engine", "run|--engine=linux", return42, 125, "", `engine linux: not in this build`},
-		{"usage: services", "run|--services=x", return42, 125, "", `no services "x"; there are test, linux, none`},
+		{"usage: services", "run|--services=x", return42, 125, "", `no services "x"; there are test, linux, node, none`},
 		{"usage: fuel", "run|--fuel=0", return42, 125, "", `--fuel 0: .*`},
 		{"usage: negative fuel", "run|--fuel=-1", return42, 125, "", `invalid argument "-1" for "--fuel".*`},
 		{"usage: time", "run|--max-time=-1s", return42, 125, "", `--max-time -1s: .*`},
