@@ -159,8 +159,10 @@ func TestNodeKernelKilledUnderMessages(t *testing.T) {
 	m := use(t, "hosted")
 	lost, whole := 0, 0
 	for range 6 {
+		m.awaitUp()
 		c := m.start("run", "-n", "8", probe(), "pingpong", "150", "5")
-		time.Sleep(500 * time.Millisecond)
+		c.awaitOutput("playing\n")
+		time.Sleep(200 * time.Millisecond)
 		kernels := m.nodeKernels()
 		kill(t, kernels[len(kernels)-1])
 		r := c.wait()
@@ -182,7 +184,7 @@ func TestRunKilled(t *testing.T) {
 		c := m.start("run", "-n", "8", probe(), "sleep", "3600", "stubborn")
 		c.awaitRanks("sleeping", 8)
 		kill(t, c.cmd.Process.Pid)
-		m.awaitIdle(5 * time.Second)
+		m.awaitIdle(20 * time.Second)
 		m.usable()
 	})
 }
@@ -222,7 +224,7 @@ func TestTerminalClosed(t *testing.T) {
 	}
 	master.Close()
 	c.wait()
-	m.awaitIdle(5 * time.Second)
+	m.awaitIdle(20 * time.Second)
 }
 
 // terminal makes a pseudo terminal.
@@ -275,7 +277,7 @@ func TestVMKilled(t *testing.T) {
 	if took := time.Since(killed); r.code != 125 || !strings.Contains(r.stderr, "node2: ") || took > 5*time.Second {
 		t.Errorf("after %v: %v", took, r)
 	}
-	if n := m.awaitHealth(2, "DEAD", time.Second); !strings.Contains(n.Reason, "signal 9") {
+	if n := m.awaitHealth(2, "DEAD", 10*time.Second); !strings.Contains(n.Reason, "signal 9") {
 		t.Errorf("node2 %+v", n)
 	}
 	m.run(0, "-n", "1", probe(), "hello")
@@ -297,12 +299,12 @@ func TestVMStoppedForAWhile(t *testing.T) {
 	}
 	defer unix.Kill(vms[0], unix.SIGCONT)
 	stopped := time.Now()
-	m.awaitHealth(1, "LATE", 5*time.Second)
+	m.awaitHealth(1, "LATE", 20*time.Second)
 	time.Sleep(5*time.Second - time.Since(stopped))
 	if err := unix.Kill(vms[0], unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.awaitHealth(1, "UP", 10*time.Second)
+	m.awaitHealth(1, "UP", 30*time.Second)
 	complete(c.wait())
 }
 
@@ -322,7 +324,7 @@ func TestVMStoppedForGood(t *testing.T) {
 	if err := unix.Kill(vms[0], unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.awaitHealth(1, "UP", 15*time.Second)
+	m.awaitHealth(1, "UP", 30*time.Second)
 	m.usable()
 }
 
@@ -460,7 +462,7 @@ func TestManyJobs(t *testing.T) {
 		})
 	}
 	all.Wait()
-	m.awaitIdle(5 * time.Second)
+	m.awaitIdle(20 * time.Second)
 }
 
 // Of two who make a machine of the same name at the same moment, one gets it.

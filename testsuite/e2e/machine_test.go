@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -290,11 +291,20 @@ func (m *machine) run(want int, args ...string) result {
 // usable demands that all cores of the machine can be used at once.
 func (m *machine) usable() {
 	m.t.Helper()
+	m.awaitUp()
 	n := m.nodes * m.cores
 	r := m.run(0, "-n", strconv.Itoa(n), probe(), "hello")
 	if got := strings.Count(r.stdout, "\n"); got != n {
 		m.t.Fatalf("%d of %d ranks say hello: %v", got, n, r)
 	}
+}
+
+// awaitUp waits until all nodes are up, as they are soon after their node kernels have been killed.
+func (m *machine) awaitUp() {
+	m.t.Helper()
+	eventually(m.t, 30*time.Second, "machine with all nodes up", func() bool {
+		return !slices.ContainsFunc(m.listNodes(), func(n nodeState) bool { return n.Health != "NODE_UP" })
+	}, func() string { return m.margay("nodes").String() })
 }
 
 // nodeState is a node as margay nodes --json shows it.
@@ -402,6 +412,7 @@ func use(t *testing.T, substrate string) *machine {
 	mine := *m
 	mine.t = t
 	t.Cleanup(mine.logs)
+	mine.awaitUp()
 	return &mine
 }
 

@@ -399,6 +399,7 @@ func pingpong(args []string) error {
 	}
 	if job.Rank() == 0 {
 		n := number(args, 0, 100)
+		fmt.Println("playing")
 		for i := range n {
 			for other := 1; other < job.Size(); other++ {
 				if err := job.Send(ctx, other, ping, [2]uint64{uint64(i)}, fmt.Append(nil, "number ", i)); err != nil {
