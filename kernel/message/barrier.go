@@ -3,6 +3,7 @@ package message
 import (
 	"fmt"
 	"math"
+	"time"
 )
 
 // parent returns the place of this node's parent in the job's tree, -1 for the root.
@@ -111,15 +112,29 @@ func (j *Job) barrier() {
 	}
 }
 
-// missing faults the job when a rank waits in a barrier for one that has ended. The caller holds Job.mu.
+// missingGrace is how long the end of a rank has to end its job, when others wait for it in a barrier.
+const missingGrace = 2 * time.Second
+
+// missing faults the job when a rank waits in a barrier for one that has ended; unless the job ends because of how that rank has
+// ended, which is the better reason. The caller holds Job.mu.
 func (j *Job) missing() {
 	for other, had := range j.ended {
 		for _, r := range j.local {
-			if r.seen > had && int(other) != r.number {
-				j.fault("rank %d on node%d has ended, but rank %d on node%d waits for it in a barrier",
-					other, j.config.Nodes[other], r.number, j.engine.config.Self)
+			if r.seen > had && int(other) != r.number && !j.isMissing && !j.closed {
+				j.isMissing = true
+				j.running.Go(func() { j.faultLater(other, r.number) })
 			}
 		}
+	}
+}
+
+// faultLater faults the job because one rank waits for another, unless it ends before.
+func (j *Job) faultLater(ended uint32, waits int) {
+	select {
+	case <-time.After(missingGrace):
+		j.fault("rank %d on node%d has ended, but rank %d on node%d waits for it in a barrier",
+			ended, j.config.Nodes[ended], waits, j.engine.config.Self)
+	case <-j.context.Done():
 	}
 }
 

@@ -49,6 +49,8 @@ type Job struct {
 	owed     []uint64          // by member: messages sent to it before that
 	came     []uint64          // by member: messages from here that it says it has
 	closed   bool
+
+	isMissing bool // a rank that others wait for has ended
 }
 
 func (e *Engine) newJob(c JobConfig) (*Job, error) {
