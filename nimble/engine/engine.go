@@ -45,3 +45,9 @@ type Code interface {
 	// must not be run again.
 	Close() error
 }
+
+// Sized is Code that knows how much memory it takes.
+type Sized interface {
+	// Size returns the bytes of what an engine executes.
+	Size() int
+}

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"margay/nimble/engine/list"
 )
 
 // Programs in hexadecimal.
@@ -174,9 +176,9 @@ func TestNimbleEngines(t *testing.T) {
 	if status != 0 || strings.Count(stdout, "the default") != 1 {
 		t.Errorf("exit status %d with\n%s", status, stdout)
 	}
-	for _, choice := range engines {
-		if !strings.Contains(stdout, choice.name+" ") {
-			t.Errorf("%s is not listed:\n%s", choice.name, stdout)
+	for _, entry := range list.Engines {
+		if !strings.Contains(stdout, entry.Name+" ") {
+			t.Errorf("%s is not listed:\n%s", entry.Name, stdout)
 		}
 	}
 }
