@@ -45,11 +45,15 @@ var Programs = []Program{
 		Maps: []state.Spec{{Name: "table", ValueSize: slotSize, Entries: slots, Contents: table(256)}}},
 	{Name: "message", About: "a handler of 64-byte messages", Calls: 1, Call: "message", Memory: message(), Want: 111111,
 		Maps: []state.Spec{{Name: "handlers", ValueSize: 24, Entries: 8}}},
-	{Name: straight, About: "1000 instructions in a row, for the time of insertion", Memory: []byte{3, 0, 0, 0}, Want: 3},
+	{Name: Straight, About: "instructions in a row, for the time of insertion", Memory: []byte{3, 0, 0, 0}, Want: 3},
 }
 
-// straight is the program that the time of insertion is measured with.
-const straight = "straight"
+// Straight is the program that the time of insertion is measured with, and
+// StraightLength the number of its instructions.
+const (
+	Straight       = "straight"
+	StraightLength = 1001
+)
 
 // long describes a program that has a loop of so many rounds.
 func long(name, about string, rounds int32, want func(int32) uint64) Program {
@@ -94,8 +98,8 @@ func (p *Program) Spec() (*object.Spec, error) {
 
 // source returns the text of the program.
 func (p *Program) source() (string, error) {
-	if p.Name == straight {
-		return strings.Repeat("ldxw r0, [r1]\njle r0, r2, +1\nadd r0, r2\nstxdw [r10-8], r0\n", 250) + "exit", nil
+	if p.Name == Straight {
+		return strings.Repeat("ldxw r0, [r1]\njle r0, r2, +1\nadd r0, r2\nstxdw [r10-8], r0\n", StraightLength/4) + "exit", nil
 	}
 	text, err := files.ReadFile("programs/" + p.Name + ".s")
 	return string(text), err
