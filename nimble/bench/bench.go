@@ -2,8 +2,9 @@
 // small programs.
 //
 // A measurement is a median of rounds, and in each round every contender has
-// its turn, so that what else the machine does hits all of them alike. Only
-// ratios within one measurement mean anything: machines are noisy.
+// its turn, so that what else the machine does hits all of them alike; time is
+// that of the processor. Only ratios within one measurement mean anything:
+// machines are noisy.
 package bench
 
 import (
@@ -85,19 +86,32 @@ func (p *Program) Measure(contenders []Contender, plan Plan) []Result {
 		}
 	}
 	results := make([]Result, len(turns))
-	counts := make(map[int32]uint64) // instructions by rounds of the program
 	for i := range turns {
 		results[i] = turns[i].result()
-		if n := results[i].Instructions; n > 0 {
-			counts[turns[i].program.Rounds] = n
-		}
-	}
-	for i := range results {
-		if results[i].Err == nil {
-			results[i].Instructions = counts[turns[i].program.Rounds]
+		if r := &results[i]; r.Err == nil && r.Instructions == 0 {
+			r.Instructions = turns[i].program.count(contenders)
 		}
 	}
 	return results
+}
+
+// count returns how many instructions a run of the program is, 0 if no
+// contender can tell.
+func (p *Program) count(contenders []Contender) uint64 {
+	for _, c := range contenders {
+		if c.Once {
+			continue
+		}
+		inserted, err := c.Insert(p)
+		if err != nil {
+			continue
+		}
+		t, err := inserted.Run(1)
+		if err = errors.Join(err, inserted.Close()); err == nil && t.Instructions > 0 {
+			return t.Instructions
+		}
+	}
+	return 0
 }
 
 // contest is a contender with one program, and its figures.

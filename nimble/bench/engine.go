@@ -25,12 +25,14 @@ func insert(p *Program, o nimble.Options) (*Inserted, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Context = p.Context()
 	e := &extension{}
-	start := time.Now()
-	if e.Extension, err = nimble.Insert(spec, o); err != nil {
+	watch := Start()
+	e.Extension, err = nimble.Insert(spec, o)
+	took := watch.Stop()
+	if err != nil {
 		return nil, err
 	}
-	took := time.Since(start)
 	if len(p.Memory) > 0 {
 		if e.context, err = memory.Map("context", len(p.Memory)); err != nil {
 			e.Extension.Close()
@@ -45,15 +47,15 @@ func insert(p *Program, o nimble.Options) (*Inserted, error) {
 // Run implements Runner.
 func (e *extension) Run(n int) (t Turn, err error) {
 	before := e.Stats().Instructions
-	start := time.Now()
+	watch := Start()
 	for range n {
 		if t.R0, err = e.Extension.Run(e.event); err != nil {
-			return Turn{}, err
+			break
 		}
 	}
-	t.Each = float64(time.Since(start)) / float64(n)
+	t.Each = float64(watch.Stop()) / float64(n)
 	t.Instructions = (e.Stats().Instructions - before) / uint64(n)
-	return t, nil
+	return t, err
 }
 
 // Close implements Runner.

@@ -9,6 +9,7 @@ import (
 	"margay/nimble/asm"
 	"margay/nimble/object"
 	"margay/nimble/state"
+	"margay/nimble/verify"
 )
 
 //go:embed programs/*.s
@@ -26,15 +27,16 @@ type Program struct {
 	Rounds int32        // the constant in it that says how long it runs; 0: none
 	Want   uint64       // r0
 
-	text int32 // what its text has for Rounds
-	want func(rounds int32) uint64
+	text    int32 // what its text has for Rounds
+	bounded int32 // Rounds of Bounded
+	want    func(rounds int32) uint64
 }
 
 // Programs are all programs.
 var Programs = []Program{
-	long("mod", "sum of i*i mod 97 for i up to 1,000,000", 1_000_000, squares),
-	long("alu", "a million rounds of arithmetic without division or memory", 1_000_000, arithmetic),
-	long("primes", "primes up to 10,000 by trial division", 10_000, primes),
+	long("mod", "sum of i*i mod 97 for i up to 1,000,000", 1_000_000, 10_000, squares),
+	long("alu", "a million rounds of arithmetic without division or memory", 1_000_000, 10_000, arithmetic),
+	long("primes", "primes up to 10,000 by trial division", 10_000, 1000, primes),
 	{Name: "checksum", About: "16-bit ones-complement sum of 1500 bytes", Memory: packet(), Want: checksum(packet())},
 	{Name: "checksum-map", About: "the same with bounds that can be proved", Want: checksum(packet()),
 		Maps: []state.Spec{{Name: "packet", ValueSize: 1500, Entries: 1, Contents: packet()}}},
@@ -55,25 +57,37 @@ const (
 	StraightLength = 1001
 )
 
-// long describes a program that has a loop of so many rounds.
-func long(name, about string, rounds int32, want func(int32) uint64) Program {
-	return Program{Name: name, About: about, Rounds: rounds, Want: want(rounds), text: rounds, want: want}
+// long describes a program that has a loop of so many rounds, or of fewer where
+// that is too long.
+func long(name, about string, rounds, bounded int32, want func(int32) uint64) Program {
+	return Program{Name: name, About: about, Rounds: rounds, Want: want(rounds), text: rounds, bounded: bounded, want: want}
 }
 
-// shorter is how many times fewer rounds Bounded leaves.
-const shorter = 100
+// Find returns the program of a name.
+func Find(name string) (*Program, error) {
+	for i := range Programs {
+		if Programs[i].Name == name {
+			return &Programs[i], nil
+		}
+	}
+	return nil, fmt.Errorf("there is no program %q", name)
+}
 
-// Bounded returns the program with a hundredth of its rounds, for whoever must
-// see the end of a loop before it is run. A program without rounds is returned
-// as it is.
+// Bounded returns the program with fewer rounds, for whoever must see the end
+// of a loop before it is run. A program without rounds is returned as it is.
 func (p *Program) Bounded() *Program {
 	if p.Rounds == 0 {
 		return p
 	}
 	bounded := *p
-	bounded.Rounds /= shorter
-	bounded.Want = p.want(bounded.Rounds)
+	bounded.Rounds, bounded.Want = p.bounded, p.want(p.bounded)
 	return &bounded
+}
+
+// Context returns what can be promised of its context.
+func (p *Program) Context() verify.Context {
+	any := len(p.Memory) > 0
+	return verify.Context{Size: uint64(len(p.Memory)), Readable: any, Writable: any}
 }
 
 // Spec returns the program as it is inserted.

@@ -16,14 +16,16 @@ import (
 const (
 	interpreter = "wazero interpreter"
 	compiler    = "wazero compiler"
+	kernel      = "Linux JIT"
 )
 
 // peers are who the engines are compared with.
-var peers = []string{interpreter, compiler}
+var peers = []string{interpreter, compiler, kernel}
 
 // contenders are all who take part: the engines that are here, checked and
-// trusted, then the peers. The function ends what the peers have begun.
-func contenders(ctx context.Context) ([]bench.Contender, func() error, error) {
+// trusted, then the peers. The kernel is used by the program in argv, a child.
+// The function ends what the peers have begun.
+func contenders(ctx context.Context, argv ...string) ([]bench.Contender, func() error, error) {
 	ours, err := engines()
 	if err != nil {
 		return nil, nil, err
@@ -36,10 +38,12 @@ func contenders(ctx context.Context) ([]bench.Contender, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, closeFirst())
 	}
-	return append(ours, first, second), func() error { return errors.Join(closeFirst(), closeSecond()) }, nil
+	third, closeThird := kernelContender(ctx, argv...)
+	return append(ours, first, second, third), func() error { return errors.Join(closeFirst(), closeSecond(), closeThird()) }, nil
 }
 
-// engines makes two contenders of each engine that is here.
+// engines makes two contenders of each engine that is here. The kernel is not
+// among them: it has its own way.
 func engines() (all []bench.Contender, err error) {
 	services, err := driver.Services("test")
 	if err != nil {
@@ -47,7 +51,7 @@ func engines() (all []bench.Contender, err error) {
 	}
 	for _, entry := range list.Engines {
 		e, err := entry.Make()
-		if err != nil {
+		if err != nil || entry.Sparing {
 			continue
 		}
 		all = append(all,

@@ -1,11 +1,17 @@
 // Command peers measures the engines of Nimble and what they are compared with,
 // all in one run: wazero, whose modules are written by hand to do the same as
-// the programs of nimble/bench. Every contender must give the same answers.
+// the programs of nimble/bench, and the kernel of this machine. Every contender
+// must give the same answers.
 //
 //	peers [-rounds N] [-turn D] [-json FILE] [-markdown FILE] [PROGRAM ...]
 //
 // It prints a table. A file in JSON is for programs, one in Markdown for
 // documents.
+//
+// The kernel is used by a child process, peers -kernel, that loads each program
+// once: if it hangs in the kernel, there are no figures of it, and those of the
+// others all the same. The kernel must see the end of every loop, so it gets
+// fewer rounds of long programs, and repeats them.
 //
 // It is a module of its own because what it compares with is no part of the
 // product.
@@ -27,7 +33,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "peers:", err)
@@ -39,6 +45,7 @@ func main() {
 type flags struct {
 	plan           bench.Plan
 	json, markdown string
+	kernel         bool // be the child
 	programs       []string
 }
 
@@ -47,6 +54,7 @@ func parse(args []string, stderr io.Writer) (f flags, err error) {
 	set.SetOutput(stderr)
 	set.IntVar(&f.plan.Rounds, "rounds", 9, "how often each is measured")
 	set.DurationVar(&f.plan.Turn, "turn", 20*time.Millisecond, "how long each is measured in a round, at least")
+	set.BoolVar(&f.kernel, "kernel", false, "run programs in the kernel for another process of this program")
 	set.StringVar(&f.json, "json", "", "write the figures to this `file`, for programs")
 	set.StringVar(&f.markdown, "markdown", "", "write the figures to this `file`, for documents")
 	if err := set.Parse(args); err != nil {
@@ -54,19 +62,26 @@ func parse(args []string, stderr io.Writer) (f flags, err error) {
 	}
 	f.programs = set.Args()
 	for _, name := range f.programs {
-		if !slices.ContainsFunc(bench.Programs, func(p bench.Program) bool { return p.Name == name }) {
-			return f, fmt.Errorf("there is no program %q", name)
+		if _, err := bench.Find(name); err != nil {
+			return f, err
 		}
 	}
 	return f, nil
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) (err error) {
 	f, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	all, end, err := contenders(ctx)
+	if f.kernel {
+		return serveKernel(stdin, stdout)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	all, end, err := contenders(ctx, self, "-kernel")
 	if err != nil {
 		return err
 	}

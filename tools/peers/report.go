@@ -36,7 +36,7 @@ type figures struct {
 // figure is what one contender did with a program. Missing figures are 0.
 type figure struct {
 	Contender        string             `json:"contender"`
-	Bounded          bool               `json:"bounded,omitempty"` // with a hundredth of the rounds
+	Bounded          bool               `json:"bounded,omitempty"` // with fewer rounds
 	Instructions     uint64             `json:"instructions,omitempty"`
 	NsPerInstruction float64            `json:"ns_per_instruction,omitempty"`
 	NsPerRun         float64            `json:"ns_per_run,omitempty"`
@@ -111,19 +111,19 @@ func (r *report) writeTable(w io.Writer) error {
 	for _, peer := range peers {
 		fmt.Fprint(t, "\t/ ", strings.ToUpper(peer))
 	}
-	fmt.Fprintln(t)
+	fmt.Fprintln(t, "\t")
 	for _, p := range r.Programs {
 		for _, f := range p.Contenders {
-			if f.Error != "" {
-				fmt.Fprintf(t, "%s\t%s\tn/a (%s)\n", p.Program, f.Contender, f.Error)
-				continue
-			}
-			fmt.Fprintf(t, "%s\t%s\t%d%s\t%s\t%s\t%s\t%s\t%s", p.Program, f.Contender, f.Instructions, mark(f), number(f.NsPerInstruction),
-				number(f.NsPerRun), number(f.NsPerCall), number(f.UsPer1000), number(float64(f.CodeBytes)))
+			cells := []string{p.Program, f.Contender, number(float64(f.Instructions)) + mark(f), number(f.NsPerInstruction),
+				number(f.NsPerRun), number(f.NsPerCall), number(f.UsPer1000), number(float64(f.CodeBytes))}
 			for _, peer := range peers {
-				fmt.Fprint(t, "\t", number(f.Ratios[peer]))
+				cells = append(cells, number(f.Ratios[peer]))
 			}
-			fmt.Fprintln(t)
+			note := ""
+			if f.Error != "" {
+				note = "n/a (" + f.Error + ")"
+			}
+			fmt.Fprintln(t, strings.Join(append(cells, note), "\t"))
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -134,11 +134,11 @@ func (r *report) writeTable(w io.Writer) error {
 }
 
 // legend says what tables do not.
-const legend = `A * marks a program with a hundredth of its rounds. Ratios compare the time for an instruction; those of wazero are
-the instructions of the same program in eBPF. The peers have no fuel; wazero always checks memory.`
+const legend = `A * marks a program with fewer rounds. The kernel repeats a program by itself, which is no call from Go. The time for
+an instruction is that of the program in eBPF, on wazero too. The peers have no fuel; wazero always checks memory.`
 
 func mark(f figure) string {
-	if f.Bounded {
+	if f.Bounded && f.Error == "" {
 		return "*"
 	}
 	return ""
@@ -150,7 +150,7 @@ func number(v float64) string {
 	case v == 0:
 		return "-"
 	case v == math.Trunc(v) && v >= 10:
-		return fmt.Sprint(v)
+		return fmt.Sprintf("%.0f", v)
 	}
 	decimals := max(0, 2-int(math.Floor(math.Log10(v))))
 	return fmt.Sprintf("%.*f", min(decimals, 3), v)

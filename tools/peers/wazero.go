@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"time"
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
@@ -42,28 +41,29 @@ func compile(ctx context.Context, r wazero.Runtime, p *bench.Program) (*bench.In
 		return nil, err
 	}
 	m := &module{ctx: ctx, args: [2]uint64{wasm.Memory, uint64(len(p.Memory))}}
-	start := time.Now()
-	if m.compiled, err = r.CompileModule(ctx, text); err != nil {
-		return nil, err
+	watch := bench.Start()
+	if m.compiled, err = r.CompileModule(ctx, text); err == nil {
+		m.instance, err = r.InstantiateModule(ctx, m.compiled, wazero.NewModuleConfig().WithName(""))
 	}
-	if m.instance, err = r.InstantiateModule(ctx, m.compiled, wazero.NewModuleConfig().WithName("")); err != nil {
+	took := watch.Stop()
+	if err != nil {
 		return nil, err
 	}
 	m.run = m.instance.ExportedFunction("run")
-	return &bench.Inserted{Runner: m, Took: time.Since(start)}, nil
+	return &bench.Inserted{Runner: m, Took: took}, nil
 }
 
 // Run implements bench.Runner.
 func (m *module) Run(n int) (t bench.Turn, err error) {
 	var stack [2]uint64
-	start := time.Now()
+	watch := bench.Start()
 	for range n {
 		stack = m.args
-		if err := m.run.CallWithStack(m.ctx, stack[:]); err != nil {
-			return bench.Turn{}, err
+		if err = m.run.CallWithStack(m.ctx, stack[:]); err != nil {
+			break
 		}
 	}
-	return bench.Turn{R0: stack[0], Each: float64(time.Since(start)) / float64(n)}, nil
+	return bench.Turn{R0: stack[0], Each: float64(watch.Stop()) / float64(n)}, err
 }
 
 // Close implements bench.Runner.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"margay/nimble/engine"
+	"margay/nimble/engine/linux"
 	"margay/nimble/engine/portable"
 	"margay/nimble/engine/subroutine"
 )
@@ -16,15 +17,18 @@ import (
 type Entry struct {
 	Name, About string
 	Make        func() (engine.Engine, error) // the error says why there is none here
+
+	// Sparing says that inserting programs by the thousand may hang the machine.
+	Sparing bool
 }
 
 // Engines are those that Nimble is designed for, in the order of
 // preference.
 var Engines = []Entry{
-	{"portable", "a switch in Go, on every machine", func() (engine.Engine, error) { return portable.New(), nil }},
-	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New},
-	{"direct", "direct-threaded machine code", absent},
-	{"linux", "the kernel of this machine, as an accelerator", absent},
+	{"portable", "a switch in Go, on every machine", func() (engine.Engine, error) { return portable.New(), nil }, false},
+	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New, false},
+	{"direct", "direct-threaded machine code", absent, false},
+	{"linux", "the kernel of this machine, as an accelerator", linux.New, true},
 }
 
 func absent() (engine.Engine, error) { return nil, errors.New("not in this build") }

@@ -1,0 +1,167 @@
+package linux
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"margay/nimble/engine"
+	"margay/nimble/isa"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// code is a program in the kernel.
+type code struct {
+	context verify.Context
+	program *ebpf.Program
+	twins   []*twin // control, context and one for each map
+	maps    []*state.Map
+	size    int
+
+	running sync.Mutex // held during a run, for the twins
+	control [controlSize]byte
+}
+
+// load puts a program and its maps into the kernel.
+func load(p *verify.Program, maps []*state.Map) (*code, error) {
+	all, err := uses(p, maps)
+	if err != nil {
+		return nil, err
+	}
+	c := &code{context: p.Context(), maps: maps}
+	if err := c.makeTwins(all); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	if err := c.loadProgram(p); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// makeTwins makes the maps in the kernel. Without a context its map is there
+// all the same, so that every map keeps its place.
+func (c *code) makeTwins(all []use) error {
+	if c.context.Size > math.MaxUint32 {
+		return fmt.Errorf("a context of %d bytes", c.context.Size)
+	}
+	specs := []twinSpec{
+		{"control", controlSize, 1, true},
+		{"context", max(uint32(c.context.Size), 1), 1, c.context.Writable},
+	}
+	for n, m := range c.maps {
+		spec := m.Spec()
+		t := twinSpec{spec.Name, spec.ValueSize, spec.Entries, !spec.ReadOnly}
+		if all[n].direct && !all[n].handle {
+			if spec.Length() > math.MaxUint32 {
+				return fmt.Errorf("map %q: %d bytes in one piece", spec.Name, spec.Length())
+			}
+			t.size, t.entries = uint32(spec.Length()), 1
+		}
+		specs = append(specs, t)
+	}
+	for _, spec := range specs {
+		t, err := newTwin(spec)
+		if err != nil {
+			return fmt.Errorf("map %q in the kernel: %w", spec.name, err)
+		}
+		c.twins = append(c.twins, t)
+	}
+	return nil
+}
+
+// license is that of what loads programs. They use no service that asks for
+// more.
+const license = "BSD"
+
+// loadProgram has the kernel verify the program. The error is what the kernel
+// says.
+func (c *code) loadProgram(p *verify.Program) error {
+	instructions := translate(p)
+	for slot := range instructions {
+		switch i := &instructions[slot]; i.Op() {
+		case isa.LdMapFD, isa.LdValueFD:
+			i.Imm = int32(c.twins[i.Imm].FD())
+		}
+	}
+	code, err := asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(instructions)), binary.LittleEndian, "linux")
+	if err != nil {
+		return err
+	}
+	spec := &ebpf.ProgramSpec{Name: "margay", Type: ebpf.SocketFilter, License: license, Instructions: code}
+	// At this level the log has reasons and not the million steps that may have led to them.
+	options := ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}
+	load := func() (err error) {
+		c.program, err = ebpf.NewProgramWithOptions(spec, options)
+		return err
+	}
+	if p.Trusted() {
+		err = load()
+	} else {
+		err = withoutLeaks(load)
+	}
+	if err != nil {
+		return reason(err)
+	}
+	info, err := c.program.Info()
+	if err != nil {
+		return fmt.Errorf("ask about the program: %w", err)
+	}
+	if size, err := info.JitedSize(); err == nil {
+		c.size = int(size)
+	}
+	return nil
+}
+
+// reason returns what the kernel had against a program.
+func reason(err error) error {
+	refused, ok := errors.AsType[*ebpf.VerifierError](err)
+	if !ok {
+		return fmt.Errorf("the kernel does not load it: %w", err)
+	}
+	var why []string
+	for _, line := range refused.Log {
+		if line = strings.TrimSpace(line); line != "" && !summary(line) {
+			why = append(why, line)
+		}
+	}
+	if len(why) == 0 {
+		return fmt.Errorf("the kernel refuses it: %w", refused.Cause)
+	}
+	return fmt.Errorf("the kernel refuses it: %s (%w)", strings.Join(why, ", "), refused.Cause)
+}
+
+// summary reports whether a line of the log is about the verifier's own work.
+func summary(line string) bool {
+	for _, begin := range []string{"processed ", "verification time ", "stack depth ", "mark_precise", "func#"} {
+		if strings.HasPrefix(line, begin) {
+			return true
+		}
+	}
+	return false
+}
+
+// Size implements engine.Sized: the bytes of the kernel's machine code.
+func (c *code) Size() int { return c.size }
+
+// Close implements engine.Code.
+func (c *code) Close() error {
+	var errs []error
+	if c.program != nil {
+		errs = append(errs, c.program.Close())
+	}
+	for _, t := range c.twins {
+		errs = append(errs, t.Close())
+	}
+	c.program, c.twins = nil, nil
+	return errors.Join(errs...)
+}
+
+var _ engine.Sized = (*code)(nil)
