@@ -36,7 +36,7 @@ type Program struct {
 var Programs = []Program{
 	long("mod", "sum of i*i mod 97 for i up to 1,000,000", 1_000_000, 10_000, squares),
 	long("alu", "a million rounds of arithmetic without division or memory", 1_000_000, 10_000, arithmetic),
-	long("primes", "primes up to 10,000 by trial division", 10_000, 1000, primes),
+	long("primes", "primes up to 10,000 by trial division", 10_000, 500, primes),
 	{Name: "checksum", About: "16-bit ones-complement sum of 1500 bytes", Memory: packet(), Want: checksum(packet())},
 	{Name: "checksum-map", About: "the same with bounds that can be proved", Want: checksum(packet()),
 		Maps: []state.Spec{{Name: "packet", ValueSize: 1500, Entries: 1, Contents: packet()}}},

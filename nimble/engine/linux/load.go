@@ -6,11 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"margay/nimble/engine"
 	"margay/nimble/isa"
@@ -84,14 +88,14 @@ const license = "BSD"
 // loadProgram has the kernel verify the program. The error is what the kernel
 // says.
 func (c *code) loadProgram(p *verify.Program) error {
-	instructions := translate(p)
-	for slot := range instructions {
-		switch i := &instructions[slot]; i.Op() {
+	t := translate(p)
+	for at := range t.code {
+		switch i := &t.code[at]; i.Op() {
 		case isa.LdMapFD, isa.LdValueFD:
 			i.Imm = int32(c.twins[i.Imm].FD())
 		}
 	}
-	code, err := asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(instructions)), binary.LittleEndian, "linux")
+	code, err := asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(t.code)), binary.LittleEndian, "linux")
 	if err != nil {
 		return err
 	}
@@ -108,7 +112,7 @@ func (c *code) loadProgram(p *verify.Program) error {
 		err = withoutLeaks(load)
 	}
 	if err != nil {
-		return reason(err)
+		return t.reason(err)
 	}
 	info, err := c.program.Info()
 	if err != nil {
@@ -120,16 +124,19 @@ func (c *code) loadProgram(p *verify.Program) error {
 	return nil
 }
 
-// reason returns what the kernel had against a program.
-func reason(err error) error {
+// reason returns what the kernel has against a program.
+func (t *translator) reason(err error) error {
+	if errors.Is(err, unix.EFAULT) { // cilium/ebpf keeps no log of it
+		return fmt.Errorf("the kernel refuses it: too many branches are open at the same time (%w)", unix.EFAULT)
+	}
 	refused, ok := errors.AsType[*ebpf.VerifierError](err)
 	if !ok {
 		return fmt.Errorf("the kernel does not load it: %w", err)
 	}
 	var why []string
 	for _, line := range refused.Log {
-		if line = strings.TrimSpace(line); line != "" && !summary(line) {
-			why = append(why, line)
+		if line = strings.TrimSpace(line); line != "" && !about(line) && len(why) < 2 {
+			why = append(why, t.inProgram(line))
 		}
 	}
 	if len(why) == 0 {
@@ -138,14 +145,28 @@ func reason(err error) error {
 	return fmt.Errorf("the kernel refuses it: %s (%w)", strings.Join(why, ", "), refused.Cause)
 }
 
-// summary reports whether a line of the log is about the verifier's own work.
-func summary(line string) bool {
-	for _, begin := range []string{"processed ", "verification time ", "stack depth ", "mark_precise", "func#"} {
+// about reports whether a line of the log is about the verifier's own work.
+func about(line string) bool {
+	for _, begin := range []string{"processed ", "verification time ", "stack depth ", "subprog ", "cur state", "old state"} {
 		if strings.HasPrefix(line, begin) {
 			return true
 		}
 	}
 	return false
+}
+
+var insn = regexp.MustCompile(`\binsn (\d+)`)
+
+// inProgram replaces the index of an instruction by the one in the program that
+// was translated.
+func (t *translator) inProgram(line string) string {
+	return insn.ReplaceAllStringFunc(line, func(text string) string {
+		n, err := strconv.Atoi(strings.TrimPrefix(text, "insn "))
+		if slot := slices.Index(t.at, n); err == nil && slot >= 0 {
+			return fmt.Sprintf("insn=%d", slot)
+		}
+		return text
+	})
 }
 
 // Size implements engine.Sized: the bytes of the kernel's machine code.

@@ -91,7 +91,7 @@ type translator struct {
 
 // translate returns the program as the kernel is to have it. Maps are referred
 // to by index: an instruction that loads one is an LdMapFD or LdValueFD.
-func translate(p *verify.Program) []isa.Instruction {
+func translate(p *verify.Program) *translator {
 	t := &translator{program: p, at: make([]int, p.Len()), entry: make(map[int]int)}
 	for n, f := range p.Functions() {
 		t.entry[f.Start] = len(t.code)
@@ -108,7 +108,7 @@ func translate(p *verify.Program) []isa.Instruction {
 		}
 	}
 	t.link()
-	return t.code
+	return t
 }
 
 // emit adds an instruction written as text.
