@@ -20,8 +20,8 @@ type Accelerated struct{ Accepted, Refused int }
 // TestAccelerator gives an engine that may refuse programs those of all facts,
 // or with faults false of those that end well. What it accepts must not fault
 // and must leave r0 and memory as the oracle does; fuel and time do not count.
-// Every reason to refuse one is logged. pace is called before each program.
-func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool, pace func()) (a Accelerated) {
+// Every reason to refuse one is logged.
+func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool) (a Accelerated) {
 	t.Helper()
 	facts, err := Facts()
 	if err != nil {
@@ -33,7 +33,7 @@ func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool, pace fu
 			_, err := place{}.value(r.Want)
 			return err != nil && (r.Want != "fault" || !faults)
 		})
-		a.fact(t, oracle, e, &f, pace)
+		a.fact(t, oracle, e, &f)
 	}
 	return a
 }
@@ -51,14 +51,13 @@ type pair struct {
 }
 
 // fact runs a fact on both engines.
-func (a *Accelerated) fact(t *testing.T, oracle, e engine.Engine, f *Fact, pace func()) {
+func (a *Accelerated) fact(t *testing.T, oracle, e engine.Engine, f *Fact) {
 	t.Helper()
 	pairs := make(map[shape]*pair)
 	for _, r := range f.Runs {
 		s := shape{len(r.Memory), r.Depth, r.ROM}
 		both := pairs[s]
 		if both == nil {
-			pace()
 			both = newPair(t, oracle, e, f, s)
 			defer both.close()
 			pairs[s] = both
@@ -239,12 +238,12 @@ func (a *Accelerated) AgreeProvable(t *testing.T, oracle, e engine.Engine, data 
 	copy(context, data)
 	f := &Fact{File: "generated", Name: fmt.Sprintf("%x", data), Spec: GenerateProvable(data)}
 	f.Runs = []Run{{Line: "run", Memory: context, Fuel: defaultFuel, Depth: 1}}
-	a.fact(t, oracle, e, f, func() {})
+	a.fact(t, oracle, e, f)
 }
 
 // TestAgreementProvable compares an engine that may refuse programs with the
 // oracle on random ones.
-func TestAgreementProvable(t *testing.T, oracle, e engine.Engine, programs int, pace func()) (a Accelerated) {
+func TestAgreementProvable(t *testing.T, oracle, e engine.Engine, programs int) (a Accelerated) {
 	t.Helper()
 	r := seeded(t)
 	data := make([]byte, 400)
@@ -252,7 +251,6 @@ func TestAgreementProvable(t *testing.T, oracle, e engine.Engine, programs int, 
 		for i := range data {
 			data[i] = byte(r.Uint32())
 		}
-		pace()
 		a.AgreeProvable(t, oracle, e, data)
 	}
 	return a

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"margay/nimble"
 	"margay/nimble/engine"
@@ -17,17 +16,6 @@ import (
 	"margay/nimble/state"
 	"margay/nimble/verify"
 )
-
-// pace lets the kernel free what was loaded before more is: loading and freeing
-// thousands of programs in a row can hang it.
-func pace() func() {
-	programs := 0
-	return func() {
-		if programs++; programs%200 == 0 {
-			time.Sleep(2 * time.Second)
-		}
-	}
-}
 
 func newEngine(t *testing.T) engine.Engine {
 	t.Helper()
@@ -40,7 +28,7 @@ func newEngine(t *testing.T) engine.Engine {
 
 // TestFacts compares the kernel with portable on the facts that it accepts.
 func TestFacts(t *testing.T) {
-	a := enginetest.TestAccelerator(t, portable.New(), newEngine(t), true, pace())
+	a := enginetest.TestAccelerator(t, portable.New(), newEngine(t), true)
 	t.Logf("%+v", a)
 	if a.Accepted < 500 || a.Refused < 50 {
 		t.Errorf("%+v", a)
@@ -49,7 +37,7 @@ func TestFacts(t *testing.T) {
 
 // TestRandom compares the kernel with portable on random programs.
 func TestRandom(t *testing.T) {
-	a := enginetest.TestAgreementProvable(t, portable.New(), newEngine(t), 600, pace())
+	a := enginetest.TestAgreementProvable(t, portable.New(), newEngine(t), 600)
 	t.Logf("%+v", a)
 	if a.Accepted < 300 {
 		t.Errorf("%+v", a)

@@ -39,8 +39,8 @@
 //
 // A program is loaded once, when it is threaded; a refused one is loaded once,
 // too. Linux 6.18 was seen to hang for good when thousands of programs were
-// loaded and freed within seconds, so whoever inserts many must take care of
-// that.
+// loaded and freed within seconds. So Thread waits when it is called too often
+// in this process: see pace.
 package linux
 
 import (
@@ -48,11 +48,15 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"margay/nimble/engine"
 	"margay/nimble/state"
 	"margay/nimble/verify"
 )
+
+// pace is how often programs are loaded: 200 in a row, then 50 in a second.
+var pace = rate.NewLimiter(50, 200)
 
 // New returns the engine, or an error that says why there is none here.
 func New() (engine.Engine, error) {

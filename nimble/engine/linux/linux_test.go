@@ -91,11 +91,11 @@ func (c *translatedCode) Close() error {
 // TestTranslation compares translated programs with portable, but not those
 // that the kernel's verifier has to refuse.
 func TestTranslation(t *testing.T) {
-	a := enginetest.TestAccelerator(t, portable.New(), translated{}, false, func() {})
+	a := enginetest.TestAccelerator(t, portable.New(), translated{}, false)
 	if a.Accepted < 1000 {
 		t.Errorf("only %+v", a)
 	}
-	a = enginetest.TestAgreementProvable(t, portable.New(), translated{}, 1000, func() {})
+	a = enginetest.TestAgreementProvable(t, portable.New(), translated{}, 1000)
 	if a.Refused > 0 {
 		t.Errorf("not all are accepted: %+v", a)
 	}

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -102,6 +103,9 @@ func (c *code) loadProgram(p *verify.Program) error {
 	spec := &ebpf.ProgramSpec{Name: "margay", Type: ebpf.SocketFilter, License: license, Instructions: code}
 	// At this level the log has reasons and not the million steps that may have led to them.
 	options := ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}
+	if err := pace.Wait(context.Background()); err != nil {
+		return err
+	}
 	load := func() (err error) {
 		c.program, err = ebpf.NewProgramWithOptions(spec, options)
 		return err
