@@ -30,7 +30,7 @@ func newEngine(t *testing.T) engine.Engine {
 func TestFacts(t *testing.T) {
 	a := enginetest.TestAccelerator(t, portable.New(), newEngine(t), true)
 	t.Logf("%+v", a)
-	if a.Accepted < 500 || a.Refused < 50 {
+	if a.Accepted < 2000 || a.Refused < 100 {
 		t.Errorf("%+v", a)
 	}
 }
@@ -39,7 +39,7 @@ func TestFacts(t *testing.T) {
 func TestRandom(t *testing.T) {
 	a := enginetest.TestAgreementProvable(t, portable.New(), newEngine(t), 600)
 	t.Logf("%+v", a)
-	if a.Accepted < 300 {
+	if a.Accepted < 500 {
 		t.Errorf("%+v", a)
 	}
 }
