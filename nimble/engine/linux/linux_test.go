@@ -225,6 +225,33 @@ func TestPromise(t *testing.T) {
 	}
 }
 
+func TestCallDepth(t *testing.T) {
+	for want, lines := range map[int][]string{
+		1: {"exit"},
+		2: {"call_local +2", "call_local +1", "exit", "exit"},
+		4: {"call_local +2", "call_local +3", "exit", "call_local +1", "exit", "call_local +1", "exit", "exit"},
+	} {
+		if got := callDepth(verified(t, nil, lines...)); got != want {
+			t.Errorf("%v: %d, want %d", lines, got, want)
+		}
+	}
+	c := &code{depth: 4}
+	for allowed, good := range map[int]bool{3: false, 4: true} {
+		if err := c.check(&engine.Machine{Frames: make([]engine.Frame, allowed-1)}); (err == nil) != good {
+			t.Errorf("%d functions allowed: %v", allowed, err)
+		}
+	}
+}
+
+func TestJump(t *testing.T) {
+	for distance, op := range map[int]isa.Op{1: isa.JA, 32767: isa.JA, 32768: isa.GotoL} {
+		i := isa.Instruction{Code: isa.JA.Row().Code}
+		if jump(&i, distance); i.Op() != op || int(i.Off)+int(i.Imm) != distance {
+			t.Errorf("%d: %v", distance, i)
+		}
+	}
+}
+
 // TestNew asks whether the engine is here: that depends on who asks, and is
 // said either way.
 func TestNew(t *testing.T) {

@@ -29,7 +29,8 @@ type code struct {
 	program *ebpf.Program
 	twins   []*twin // control, context and one for each map
 	maps    []*state.Map
-	size    int
+	depth   int // functions that may be active at once
+	size    int // bytes of machine code
 
 	running sync.Mutex // held during a run, for the twins
 	control [controlSize]byte
@@ -118,6 +119,7 @@ func (c *code) loadProgram(p *verify.Program) error {
 	if err != nil {
 		return t.reason(err)
 	}
+	c.depth = callDepth(p)
 	info, err := c.program.Info()
 	if err != nil {
 		return fmt.Errorf("ask about the program: %w", err)

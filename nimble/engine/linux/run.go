@@ -61,6 +61,8 @@ func (c *code) begin(m *engine.Machine) error {
 // check compares a run with what was promised.
 func (c *code) check(m *engine.Machine) error {
 	switch promise, has := c.context, &m.Context; {
+	case c.depth > len(m.Frames)+1:
+		return fmt.Errorf("it may have %d functions active at once, and only %d are allowed", c.depth, len(m.Frames)+1)
 	case promise.Size == 0:
 		return nil
 	case has.Length < promise.Size || promise.Readable && !has.Readable || promise.Writable && !has.Writable:

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"fmt"
+	"math"
 
 	"margay/nimble/isa"
 	"margay/nimble/service"
@@ -187,7 +188,7 @@ func (t *translator) instruction(slot int) isa.Instruction {
 		return isa.Instruction{Code: isa.Call.Row().Code, Imm: helpers[i.Service.Name]}
 	case isa.Exit:
 		if t.program.Function(slot).Start == 0 {
-			return isa.Instruction{Code: isa.GotoL.Row().Code}
+			return isa.Instruction{Code: isa.JA.Row().Code}
 		}
 	}
 	return i.Instruction
@@ -203,8 +204,39 @@ func (t *translator) link() {
 			out.Imm = int32(t.entry[i.Target] - at - 1)
 		case isa.Exit:
 			if t.program.Function(slot).Start == 0 {
-				out.Imm = int32(t.entry[-1] - at - 1)
+				jump(out, t.entry[-1]-at-1)
 			}
 		}
 	}
+}
+
+// jump sets the distance of a jump. The long form is one that kernels before 6.6
+// do not know.
+func jump(i *isa.Instruction, distance int) {
+	if distance <= math.MaxInt16 {
+		i.Off = int16(distance)
+		return
+	}
+	*i = isa.Instruction{Code: isa.GotoL.Row().Code, Imm: int32(distance)}
+}
+
+// callDepth returns how many functions of a program without recursion may be
+// active at once.
+func callDepth(p *verify.Program) int {
+	known := make(map[int]int) // by first slot
+	var depth func(start int) int
+	depth = func(start int) int {
+		if known[start] > 0 {
+			return known[start]
+		}
+		deepest := 0
+		for slot, f := start, p.Function(start); slot < f.End; slot++ {
+			if i := p.At(slot); i.Op == isa.CallLocal {
+				deepest = max(deepest, depth(i.Target))
+			}
+		}
+		known[start] = 1 + deepest
+		return known[start]
+	}
+	return depth(0)
 }
