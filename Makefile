@@ -46,6 +46,10 @@ check: deps ## format, vet, staticcheck, generated files, go.mod, cross-build
 bench: ## run the benchmarks of the packages
 	go test -run '^$$' -bench . ./nimble/... ./kernel/... ./qemu/... ./ext/...
 
+.PHONY: bench-nimble
+bench-nimble: bin/peers ## measure the engines of extensions beside wazero and the Linux kernel; writes bin/bench-nimble.json and .md
+	@bin/peers -json bin/bench-nimble.json -markdown bin/bench-nimble.md
+
 .PHONY: generate
 generate: ## make the generated files anew: the control protocol and the compiled extensions
 	go generate ./cluster/control
@@ -65,6 +69,9 @@ bin/margay: FORCE
 
 bin/nodekernel: FORCE
 	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/nodekernel
+
+bin/peers: FORCE
+	@$(GO_STATIC) build -C tools/peers -trimpath -o $(CURDIR)/$@ .
 
 bin/hello: FORCE
 	@$(GO_STATIC) build -trimpath -o $@ ./examples/hello/go

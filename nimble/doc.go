@@ -10,6 +10,8 @@
 // # What RFC 9669 leaves open
 //
 // These rules hold on every engine; the facts of engine/enginetest test them.
+// The engine linux refuses what would show that the kernel's rules are others,
+// and counts no fuel.
 //
 //   - Byte order is little-endian, of instructions and of memory.
 //   - Loads and stores may be unaligned. An atomic operation at an address that

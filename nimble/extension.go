@@ -135,6 +135,15 @@ func (x *Extension) Engine() string { return x.engine }
 // Passed returns why not engines that an engine.Choice prefers to that one.
 func (x *Extension) Passed() []error { return slices.Clone(x.passed) }
 
+// CodeSize returns how much memory its code takes, in bytes, 0 if the engine
+// does not say.
+func (x *Extension) CodeSize() int {
+	if sized, ok := x.code.(engine.Sized); ok {
+		return sized.Size()
+	}
+	return 0
+}
+
 // Trusted reports whether it was inserted as trusted.
 func (x *Extension) Trusted() bool { return x.program.Trusted() }
 

@@ -19,6 +19,7 @@ type Options struct {
 	Services  *service.Table        // nil: none
 	Trusted   bool                  // run unchecked, with the services that need trust
 	Limits    Limits                // of each run, and of the program
+	Context   verify.Context        // what every event keeps to
 	Cores     int                   // cores that per-core maps are for; 0: one
 	Maps      map[string]MapOptions // by name; every name must be a map of the program
 	Variables map[string]any        // initial values of global variables, see object.Spec.SetVariable
@@ -96,6 +97,7 @@ func insert(spec *object.Spec, o Options) (*Extension, error) {
 		Services:        o.Services,
 		Trusted:         o.Trusted,
 		MaxInstructions: limits.MaxInstructions,
+		Context:         o.Context,
 	})
 	if err != nil {
 		return nil, err

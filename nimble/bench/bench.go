@@ -1,99 +1,57 @@
-// Package bench measures engines by a few small programs.
+// Package bench measures engines, and what they are compared with, by a few
+// small programs.
 //
 // A measurement is a median of rounds, and in each round every contender has
-// its turn, so that what else the machine does hits all of them alike. Only
-// ratios within one measurement mean anything: machines are noisy.
+// its turn, so that what else the machine does hits all of them alike; time is
+// that of the processor. Only ratios within one measurement mean anything:
+// machines are noisy.
 package bench
 
 import (
 	"cmp"
-	"embed"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
-
-	"margay/nimble"
-	"margay/nimble/asm"
-	"margay/nimble/memory"
-	"margay/nimble/object"
 )
 
-//go:embed programs/*.s
-var files embed.FS
-
-// Program is a program to be measured. Its services are those for conformance
-// tests of package driver.
-type Program struct {
-	Name   string
-	Memory []byte // what its memory holds
-	Want   uint64 // r0
+// Contender is one way to run programs.
+type Contender struct {
+	Name    string
+	Bounded bool // it is given the programs of Bounded
+	Once    bool // it inserts a program once, and not in each round
+	Insert  func(*Program) (*Inserted, error)
 }
 
-// Programs are all programs.
-var Programs = []Program{
-	{Name: "mod", Want: squares(1_000_000, 97)},
-	{Name: "alu", Want: arithmetic(1_000_000)},
-	{Name: "primes", Want: 1229},
-	{Name: "checksum", Memory: packet(), Want: checksum(packet())},
-	{Name: "pick", Memory: []byte{3, 0, 0, 0, 9, 0, 0, 0, 12, 0, 0, 0, 5, 0, 0, 0}, Want: 2},
-	{Name: "service", Want: 100_000 * 100_001 / 2},
+// Inserted is a program that is ready to run.
+type Inserted struct {
+	Runner
+	Took time.Duration // for verification and threading, or what comes nearest
+	Size int           // bytes of code; 0: unknown
 }
 
-// squares is what mod computes.
-func squares(n, m uint64) (sum uint64) {
-	for ; n > 0; n-- {
-		sum += n * n % m
-	}
-	return sum
+// Runner runs a program.
+type Runner interface {
+	// Run runs it n times, at least once.
+	Run(n int) (Turn, error)
+
+	// Close removes it.
+	Close() error
 }
 
-// arithmetic is what alu computes.
-func arithmetic(n uint64) (x uint64) {
-	for ; n > 0; n-- {
-		x = (x+3^n)<<1 + n
-	}
-	return x
-}
-
-// packet returns the 1500 bytes that checksum adds up.
-func packet() []byte {
-	b := make([]byte, 1500)
-	for i := range b {
-		b[i] = byte(i * 7)
-	}
-	return b
-}
-
-// checksum is what checksum computes.
-func checksum(b []byte) (sum uint64) {
-	for i := 0; i < len(b); i += 2 {
-		sum += uint64(b[i]) | uint64(b[i+1])<<8
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	return sum
-}
-
-// Spec returns the program as it is inserted.
-func (p *Program) Spec() (*object.Spec, error) {
-	text, err := files.ReadFile("programs/" + p.Name + ".s")
-	if err != nil {
-		return nil, err
-	}
-	program, err := asm.Parse(string(text))
-	if err != nil {
-		return nil, fmt.Errorf("program %s: %w", p.Name, err)
-	}
-	return &object.Spec{Name: p.Name, Instructions: program}, nil
+// Turn is what one call of Run came to.
+type Turn struct {
+	R0           uint64  // of the last run
+	Instructions uint64  // of one run; 0: not counted
+	Each         float64 // nanoseconds of one run
 }
 
 // Result is what one contender did.
 type Result struct {
-	Instructions uint64        // of one run
+	Instructions uint64        // of one run; 0: nobody counts them
 	Run          float64       // nanoseconds of one run, median
 	Insert       time.Duration // verification and threading, median
+	Size         int           // bytes of code; 0: unknown
 	Err          error         // why there are no figures
 }
 
@@ -105,96 +63,144 @@ func (r *Result) PerInstruction() float64 {
 	return r.Run / float64(r.Instructions)
 }
 
-// contender collects the figures of one way to run a program.
-type contender struct {
+// Plan says how to measure. The zero value of each field is good.
+type Plan struct {
+	Rounds int           // 0: one
+	Turn   time.Duration // how long the runs of a contender take in a round, at least; 0: 5 ms
+}
+
+// Measure gives a program to the contenders and returns their results in the
+// same order. Who does not count instructions has them from who does.
+func (p *Program) Measure(contenders []Contender, plan Plan) []Result {
+	plan.Rounds, plan.Turn = max(plan.Rounds, 1), cmp.Or(plan.Turn, 5*time.Millisecond)
+	turns := make([]contest, len(contenders))
+	for i, c := range contenders {
+		turns[i].Contender, turns[i].program = c, p
+		if c.Bounded {
+			turns[i].program = p.Bounded()
+		}
+	}
+	for range plan.Rounds {
+		for i := range turns {
+			turns[i].round(plan.Turn)
+		}
+	}
+	results := make([]Result, len(turns))
+	for i := range turns {
+		results[i] = turns[i].result()
+		if r := &results[i]; r.Err == nil && r.Instructions == 0 {
+			r.Instructions = turns[i].program.count(contenders)
+		}
+	}
+	return results
+}
+
+// count returns how many instructions a run of the program is, 0 if no
+// contender can tell.
+func (p *Program) count(contenders []Contender) uint64 {
+	for _, c := range contenders {
+		if c.Once {
+			continue
+		}
+		inserted, err := c.Insert(p)
+		if err != nil {
+			continue
+		}
+		t, err := inserted.Run(1)
+		if err = errors.Join(err, inserted.Close()); err == nil && t.Instructions > 0 {
+			return t.Instructions
+		}
+	}
+	return 0
+}
+
+// contest is a contender with one program, and its figures.
+type contest struct {
+	Contender
+	program      *Program
+	inserted     *Inserted // nil: not now
 	runs         int       // in one round; 0: not known yet
 	times        []float64 // nanoseconds of one run, in each round
 	inserts      []time.Duration
 	instructions uint64
+	size         int
 	err          error
 }
 
-// atLeast is how long the runs of a round take together.
-const atLeast = 5 * time.Millisecond
-
-// Measure runs a program as each of the options says and returns their results
-// in the same order. The limits are its own.
-func (p *Program) Measure(options []nimble.Options, rounds int) ([]Result, error) {
-	spec, err := p.Spec()
-	if err != nil {
-		return nil, err
-	}
-	var event nimble.Event
-	if len(p.Memory) > 0 {
-		context, err := memory.Map("context", len(p.Memory))
-		if err != nil {
-			return nil, err
-		}
-		defer context.Close()
-		copy(context.Bytes(), p.Memory)
-		event.Context = context.Region(true)
-	}
-	contenders, limited := make([]contender, len(options)), slices.Clone(options)
-	for i := range limited {
-		limited[i].Limits = nimble.Limits{Fuel: 1 << 40, MaxTime: time.Minute}
-	}
-	for range max(rounds, 1) {
-		for i := range contenders {
-			contenders[i].round(p, spec, limited[i], event)
-		}
-	}
-	results := make([]Result, len(contenders))
-	for i := range contenders {
-		results[i] = contenders[i].result()
-	}
-	return results, nil
-}
-
-// round inserts the program, runs it for a while and removes it.
-func (c *contender) round(p *Program, spec *object.Spec, o nimble.Options, event nimble.Event) {
+// round lets the contender run the program for a while.
+func (c *contest) round(turn time.Duration) {
 	if c.err != nil {
 		return
 	}
-	start := time.Now()
-	x, err := nimble.Insert(spec, o)
-	if err != nil {
-		c.err = err
-		return
+	if c.inserted == nil {
+		if c.err = c.insert(turn / 4); c.err != nil {
+			return
+		}
 	}
-	c.inserts = append(c.inserts, time.Since(start))
-	c.err = errors.Join(c.run(x, p.Want, event), x.Close())
+	c.err = c.run(turn)
+	if !c.Once || c.err != nil {
+		c.err = errors.Join(c.err, c.remove())
+	}
+}
+
+// insert inserts the program again and again for a while, so that what it costs
+// is not what a cold cache costs. The last one stays.
+func (c *contest) insert(atLeast time.Duration) (err error) {
+	var total time.Duration
+	for n := 1; ; n++ {
+		if c.inserted, err = c.Insert(c.program); err != nil {
+			return err
+		}
+		total += c.inserted.Took
+		if total >= atLeast || c.Once {
+			c.size = c.inserted.Size
+			c.inserts = append(c.inserts, total/time.Duration(n))
+			return nil
+		}
+		if err := c.remove(); err != nil {
+			return err
+		}
+	}
+}
+
+// remove removes the program if it is there.
+func (c *contest) remove() error {
+	if c.inserted == nil {
+		return nil
+	}
+	err := c.inserted.Close()
+	c.inserted = nil
+	return err
 }
 
 // run adds one time to those of c. The first run of all says how many runs are
 // enough, and is not counted.
-func (c *contender) run(x *nimble.Extension, want uint64, event nimble.Event) error {
-	start := time.Now()
-	r0, err := x.Run(event)
-	if err == nil && r0 != want {
-		err = fmt.Errorf("program %s: r0 is %#x, not %#x", x.Name(), r0, want)
-	}
-	if err != nil {
-		return err
-	}
+func (c *contest) run(turn time.Duration) error {
 	if c.runs == 0 {
-		c.runs = 1 + int(atLeast/max(time.Since(start), 1))
-		c.instructions = x.Stats().Instructions
-	}
-	start = time.Now()
-	for range c.runs {
-		if _, err := x.Run(event); err != nil {
+		first, err := c.inserted.Run(1)
+		if err == nil && first.R0 != c.program.Want {
+			err = fmt.Errorf("program %s: r0 is %#x, not %#x", c.program.Name, first.R0, c.program.Want)
+		}
+		if err != nil {
 			return err
 		}
+		c.runs = 1 + int(float64(turn)/max(first.Each, 1))
+		c.instructions = first.Instructions
 	}
-	c.times = append(c.times, float64(time.Since(start))/float64(c.runs))
-	return nil
+	t, err := c.inserted.Run(c.runs)
+	if err == nil && t.R0 != c.program.Want {
+		err = fmt.Errorf("program %s: r0 is %#x in the end, not %#x", c.program.Name, t.R0, c.program.Want)
+	}
+	c.times = append(c.times, t.Each)
+	return err
 }
 
-func (c *contender) result() Result {
-	if c.err != nil {
-		return Result{Err: c.err}
+// result removes the program and says what came of it.
+func (c *contest) result() Result {
+	if err := errors.Join(c.err, c.remove()); err != nil {
+		return Result{Err: err}
 	}
-	return Result{Instructions: c.instructions, Run: median(c.times), Insert: median(c.inserts)}
+	return Result{Instructions: c.instructions, Run: median(c.times), Insert: median(c.inserts), Size: c.size}
 }
 
 func median[T cmp.Ordered](times []T) T {

@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"margay/nimble"
 	"margay/nimble/driver"
@@ -30,38 +31,73 @@ func (refusing) Name() string { return "refusing" }
 
 func (refusing) Thread(*verify.Program, []*state.Map) (engine.Code, error) { return nil, errRefused }
 
-// TestPrograms measures every program a little: r0 is right, and a contender
-// that cannot run it says why.
+// TestPrograms measures every program a little: r0 is right, a contender that
+// cannot run it says why, and one that does not count has its instructions from
+// one that does.
 func TestPrograms(t *testing.T) {
 	trusted := options(t, portable.New())
 	trusted.Trusted = true
+	bounded, once := Engine("bounded", trusted), Engine("once", trusted)
+	bounded.Bounded, once.Once = true, true
+	once.Insert, bounded.Insert = silently(once.Insert), silently(bounded.Insert)
+	bounded.Once = true
+	contenders := []Contender{Engine("portable", options(t, portable.New())), Engine("refusing", options(t, refusing{})), bounded, once}
 	for _, p := range Programs {
-		results, err := p.Measure([]nimble.Options{options(t, portable.New()), options(t, refusing{}), trusted}, 1)
-		if err != nil {
-			t.Fatal(err)
+		plan := Plan{Rounds: 2, Turn: time.Microsecond}
+		if p.Rounds > 0 {
+			plan.Rounds = 1 // these take long
 		}
+		results := p.Measure(contenders, plan)
 		for i, r := range results {
 			switch {
 			case i == 1:
 				if !errors.Is(r.Err, errRefused) || r.PerInstruction() != 0 {
 					t.Errorf("%s: %+v", p.Name, r)
 				}
-			case r.Err != nil || r.Instructions == 0 || r.Run <= 0 || r.Insert <= 0 || r.PerInstruction() <= 0:
-				t.Errorf("%s: %+v", p.Name, r)
+			case r.Err != nil || r.Instructions == 0 || r.Run <= 0 || r.Insert <= 0 || r.Size <= 0 || r.PerInstruction() <= 0:
+				t.Errorf("%s on %s: %+v", p.Name, contenders[i].Name, r)
 			}
 		}
+		if full, short := results[0].Instructions, results[2].Instructions; p.Rounds > 0 && short > full/5 || p.Rounds == 0 && short != full {
+			t.Errorf("%s: bounded, it is %d instructions and not %d", p.Name, short, full)
+		}
 	}
+}
+
+// silently makes a contender that does not count instructions and cannot
+// insert a program twice.
+func silently(insert func(*Program) (*Inserted, error)) func(*Program) (*Inserted, error) {
+	seen := make(map[string]bool)
+	return func(p *Program) (*Inserted, error) {
+		if seen[p.Name] {
+			return nil, errors.New("inserted twice")
+		}
+		seen[p.Name] = true
+		i, err := insert(p)
+		if err == nil {
+			i.Runner = silent{i.Runner}
+		}
+		return i, err
+	}
+}
+
+type silent struct{ Runner }
+
+func (s silent) Run(n int) (Turn, error) {
+	t, err := s.Runner.Run(n)
+	t.Instructions = 0
+	return t, err
 }
 
 func TestWrongAnswer(t *testing.T) {
 	p := Programs[0]
 	p.Want++
-	results, err := p.Measure([]nimble.Options{options(t, portable.New())}, 1)
-	if err != nil || results[0].Err == nil {
-		t.Errorf("%+v, %v", results, err)
+	contenders := []Contender{Engine("portable", options(t, portable.New()))}
+	if results := p.Measure(contenders, Plan{}); results[0].Err == nil {
+		t.Errorf("%+v", results)
 	}
 	p.Name = "none"
-	if _, err := p.Measure(nil, 1); err == nil {
+	if results := p.Measure(contenders, Plan{}); results[0].Err == nil {
 		t.Error("a program without text")
 	}
 }

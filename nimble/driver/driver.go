@@ -40,6 +40,7 @@ func (r *Rejection) Unwrap() error { return r.Err }
 // returns its r0. An error is a *Rejection or an *engine.Fault, or says that
 // this process lacks memory.
 func Run(spec *object.Spec, mem []byte, o nimble.Options) (r0 uint64, err error) {
+	o.Context = verify.Context{Size: uint64(len(mem)), Readable: len(mem) > 0, Writable: len(mem) > 0}
 	x, err := nimble.Insert(spec, o)
 	if err != nil {
 		if refusal, ok := errors.AsType[*verify.Refusal](err); ok {

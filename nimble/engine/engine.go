@@ -10,7 +10,9 @@
 // All engines agree. For the same program, maps, context, arguments and fuel
 // they return the same r0 or the same Fault (kind, pc, address, fuel left) with
 // the same memory behind; only faults of kind Time are outside this promise.
-// Package enginetest holds the suite that an engine must pass.
+// Package enginetest holds the suite that an engine must pass. The engine linux
+// is an accelerator: it may refuse a program, one that it takes has no faults,
+// and it counts no fuel.
 //
 // Fuel is charged at entry to a basic block by the number of its instructions
 // in the original program, a wide instruction counting once. A block that
@@ -44,4 +46,10 @@ type Code interface {
 	// Close releases what the engine holds. The Code must not be running, and
 	// must not be run again.
 	Close() error
+}
+
+// Sized is Code that knows how much memory it takes.
+type Sized interface {
+	// Size returns the bytes of what an engine executes.
+	Size() int
 }

@@ -18,6 +18,7 @@ const (
 	Depth     Kind = "depth"     // a local call deeper than allowed
 	Argument  Kind = "argument"  // an argument that a service does not accept
 	Service   Kind = "service"   // a service that failed
+	Kernel    Kind = "kernel"    // the engine linux could not begin the run
 )
 
 // Fault says where and why a run was stopped.
@@ -29,7 +30,7 @@ type Fault struct {
 	Region string      // the region at or next to Addr, if any
 	Offset int64       // Addr relative to the start of Region
 	Fuel   uint64      // fuel left
-	Err    error       // Argument, Service: what the service said
+	Err    error       // Argument, Service, Kernel: what was said
 }
 
 // Error returns pc, address, kind and fuel, then what else is known.

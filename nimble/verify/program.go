@@ -19,6 +19,15 @@ type Program struct {
 	functions []Function // ascending, without gaps
 	maps      []state.Spec
 	lines     object.Lines
+	context   Context
+}
+
+// Context is what whoever runs a program promises of every context that it is
+// run for. The zero Context promises nothing.
+type Context struct {
+	Size     uint64 // least length, in bytes
+	Readable bool   // all of it, if it has any length
+	Writable bool   // the same
 }
 
 // Instruction is an instruction with what the verifier found out about it. The
@@ -43,6 +52,9 @@ func (p *Program) Name() string { return p.name }
 
 // Trusted reports whether the program was verified as trusted.
 func (p *Program) Trusted() bool { return p.trusted }
+
+// Context returns what was promised of every context.
+func (p *Program) Context() Context { return p.context }
 
 // Len returns the number of slots.
 func (p *Program) Len() int { return len(p.code) }

@@ -28,8 +28,9 @@ const FrameSize = 512
 // Config is what the program may use.
 type Config struct {
 	Services        *service.Table
-	Trusted         bool // may call services that need trust, and is run unchecked
-	MaxInstructions int  // slots, at most object.MaxInstructions; 0: that many
+	Trusted         bool    // may call services that need trust, and is run unchecked
+	MaxInstructions int     // slots, at most object.MaxInstructions; 0: that many
+	Context         Context // what every run keeps to
 }
 
 // Refusal says why a program is not accepted.
@@ -66,6 +67,7 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 	v.program = &Program{
 		name:    spec.Name,
 		trusted: config.Trusted,
+		context: config.Context,
 		code:    make([]Instruction, len(spec.Instructions)),
 		maps:    slices.Clone(spec.Maps),
 		lines:   slices.Clone(spec.Lines),

@@ -29,6 +29,7 @@ func TestInGuest(t *testing.T) {
 			"margay/kernel/pid1",
 			"margay/kernel/reap",
 			"margay/kernel/task",
+			"margay/nimble/engine/linux",
 		},
 		Dir: t.TempDir(), Pattern: *pattern, Profile: *profiles != "", Told: t.Logf,
 	})

@@ -12,8 +12,7 @@ import (
 	"margay/nimble"
 	"margay/nimble/driver"
 	"margay/nimble/engine"
-	"margay/nimble/engine/portable"
-	"margay/nimble/engine/subroutine"
+	"margay/nimble/engine/list"
 	"margay/nimble/object"
 	"margay/nimble/verify"
 )
@@ -23,39 +22,6 @@ const (
 	exitFault    = 1 // the program was stopped
 	exitRejected = 2 // the program was not accepted
 )
-
-// engines are the engines that Nimble is designed for, in the order of preference.
-var engines = []engineChoice{
-	{"portable", "a switch in Go, on every machine", func() (engine.Engine, error) { return portable.New(), nil }},
-	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New},
-	{"direct", "direct-threaded machine code", absent},
-	{"linux", "the kernel of this machine, as an accelerator", absent},
-}
-
-// engineChoice is an engine and how to get it here.
-type engineChoice struct {
-	name, about string
-	make        func() (engine.Engine, error) // the error says why not
-}
-
-func absent() (engine.Engine, error) { return nil, errors.New("not in this build") }
-
-// findEngine returns the engine of a name, or the first one there is for an empty name.
-func findEngine(name string) (engine.Engine, error) {
-	for _, choice := range engines {
-		if name != "" && name != choice.name {
-			continue
-		}
-		e, err := choice.make()
-		if err == nil {
-			return e, nil
-		}
-		if name != "" {
-			return nil, fmt.Errorf("engine %s: %w", name, err)
-		}
-	}
-	return nil, fmt.Errorf("there is no engine %q; see margay nimble engines", name)
-}
 
 func (a *app) nimbleCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -171,7 +137,7 @@ func (f *limitFlags) limit(o *nimble.Options) (err error) {
 		o.Limits.MaxTime = f.maxTime
 	}
 	o.Limits.Fuel = f.fuel
-	o.Engine, err = findEngine(f.engine)
+	o.Engine, err = list.Find(f.engine)
 	return err
 }
 
@@ -341,14 +307,14 @@ func (a *app) nimbleEnginesCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
 			best := true
-			for _, choice := range engines {
+			for _, entry := range list.Engines {
 				here := "yes"
-				if _, err := choice.make(); err != nil {
+				if _, err := entry.Make(); err != nil {
 					here = "no: " + err.Error()
 				} else if best {
 					here, best = "yes, the default", false
 				}
-				t.row(choice.name, here, choice.about)
+				t.row(entry.Name, here, entry.About)
 			}
 			return t.flush()
 		},

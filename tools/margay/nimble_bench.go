@@ -11,6 +11,7 @@ import (
 	"margay/nimble"
 	"margay/nimble/bench"
 	"margay/nimble/driver"
+	"margay/nimble/engine/list"
 )
 
 // figure is one line of margay nimble bench, for programs.
@@ -22,6 +23,7 @@ type figure struct {
 	NsPerInstruction float64 `json:"ns_per_instruction"`
 	NsPerRun         float64 `json:"ns_per_run"`
 	NsToInsert       int64   `json:"ns_to_insert"`
+	CodeBytes        int     `json:"code_bytes"`
 	Error            string  `json:"error,omitempty"` // why there are no figures
 }
 
@@ -38,28 +40,30 @@ func (a *app) nimbleBenchCommand() *cobra.Command {
 		Long: `Measure the engines that are here, each with checked and with unchecked memory (trusted), by small programs: ` + strings.Join(names, ", ") + `.
 
 In each round every engine has its turn; figures are medians of the rounds. A run includes the call from Go. Compare
-figures of one measurement only.`,
+figures of one measurement only. The engine linux, which does not count instructions, is measured if it is named.`,
 		ValidArgs: names,
 		Args:      cobra.OnlyValidArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if rounds < 1 {
 				return fmt.Errorf("--rounds %d: at least one", rounds)
 			}
-			contenders, err := contenders(only)
+			options, err := contenders(only)
 			if err != nil {
 				return err
+			}
+			var contenders []bench.Contender
+			for _, o := range options {
+				c := bench.Engine(o.Engine.Name(), o)
+				c.Once = slices.ContainsFunc(list.Engines, func(e list.Entry) bool { return e.Name == c.Name && e.Sparing })
+				contenders = append(contenders, c)
 			}
 			var figures []figure
 			for _, p := range bench.Programs {
 				if len(args) > 0 && !slices.Contains(args, p.Name) {
 					continue
 				}
-				results, err := p.Measure(contenders, rounds)
-				if err != nil {
-					return err
-				}
-				for i, r := range results {
-					figures = append(figures, newFigure(p.Name, contenders[i], r))
+				for i, r := range p.Measure(contenders, bench.Plan{Rounds: rounds}) {
+					figures = append(figures, newFigure(p.Name, options[i], r))
 				}
 			}
 			return a.printFigures(figures)
@@ -76,26 +80,26 @@ func contenders(only string) ([]nimble.Options, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []nimble.Options
-	for _, choice := range engines {
-		e, err := choice.make()
-		if err != nil || only != "" && only != choice.name {
+	var all []nimble.Options
+	for _, entry := range list.Engines {
+		e, err := entry.Make()
+		if err != nil || only != "" && only != entry.Name || only == "" && entry.Sparing {
 			continue
 		}
 		for _, trusted := range []bool{false, true} {
-			list = append(list, nimble.Options{Engine: e, Services: services, Trusted: trusted})
+			all = append(all, nimble.Options{Engine: e, Services: services, Trusted: trusted})
 		}
 	}
-	if len(list) == 0 {
-		_, err = findEngine(only)
+	if len(all) == 0 {
+		_, err = list.Find(only)
 	}
-	return list, err
+	return all, err
 }
 
 func newFigure(program string, o nimble.Options, r bench.Result) figure {
 	f := figure{
 		Program: program, Engine: o.Engine.Name(), Trusted: o.Trusted, Instructions: r.Instructions,
-		NsPerInstruction: r.PerInstruction(), NsPerRun: r.Run, NsToInsert: int64(r.Insert),
+		NsPerInstruction: r.PerInstruction(), NsPerRun: r.Run, NsToInsert: int64(r.Insert), CodeBytes: r.Size,
 	}
 	if r.Err != nil {
 		f.Error = driver.OneLine(r.Err.Error())
@@ -109,7 +113,7 @@ func (a *app) printFigures(figures []figure) error {
 		e.SetIndent("", "  ")
 		return e.Encode(figures)
 	}
-	t := newTable(a.stdout, "PROGRAM", "ENGINE", "MEMORY", "INSNS/RUN", "NS/INSN", "NS/RUN", "US TO INSERT")
+	t := newTable(a.stdout, "PROGRAM", "ENGINE", "MEMORY", "INSNS/RUN", "NS/INSN", "NS/RUN", "US TO INSERT", "BYTES")
 	for _, f := range figures {
 		memory := "checked"
 		if f.Trusted {
@@ -120,7 +124,7 @@ func (a *app) printFigures(figures []figure) error {
 			continue
 		}
 		t.row(f.Program, f.Engine, memory, f.Instructions, fmt.Sprintf("%.2f", f.NsPerInstruction),
-			fmt.Sprintf("%.1f", f.NsPerRun), fmt.Sprintf("%.1f", float64(f.NsToInsert)/1000))
+			fmt.Sprintf("%.1f", f.NsPerRun), fmt.Sprintf("%.1f", float64(f.NsToInsert)/1000), f.CodeBytes)
 	}
 	return t.flush()
 }

@@ -180,6 +180,18 @@ type Rig struct {
 // Everything is released at the end of the test.
 func NewRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) *Rig {
 	t.Helper()
+	rig, err := tryRig(t, e, p, depth, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(rig.close)
+	return rig
+}
+
+// tryRig is NewRig for an engine that may refuse the program, and for who
+// closes the rig.
+func tryRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) (*Rig, error) {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -190,30 +202,57 @@ func NewRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) *
 	for _, spec := range p.Maps() {
 		m, err := state.New(spec, state.Options{Cores: cores})
 		must(err)
-		t.Cleanup(func() { m.Close() })
 		rig.Maps = append(rig.Maps, m)
 	}
 	var err error
-	rig.Code, err = e.Thread(p, rig.Maps)
-	must(err)
-	t.Cleanup(func() { rig.Code.Close() })
+	if rig.Code, err = e.Thread(p, rig.Maps); err != nil {
+		rig.close()
+		return nil, err
+	}
 	rig.Machine, err = engine.NewMachine(p, rig.Maps, depth)
 	must(err)
-	t.Cleanup(func() { rig.Machine.Close() })
 	if size > 0 {
 		rig.Context, err = memory.Map("context", size)
 		must(err)
-		t.Cleanup(func() { rig.Context.Close() })
 		rig.Machine.Context = rig.Context.Region(true)
 		rig.Machine.Args = [5]uint64{rig.Machine.Context.Base, rig.Machine.Context.Length}
 	}
-	return rig
+	return rig, nil
+}
+
+// close releases what there is of a rig.
+func (rig *Rig) close() {
+	if rig.Context != nil {
+		rig.Context.Close()
+	}
+	if rig.Machine != nil {
+		rig.Machine.Close()
+	}
+	if rig.Code != nil {
+		rig.Code.Close()
+	}
+	for _, m := range rig.Maps {
+		m.Close()
+	}
 }
 
 // testRun runs a fact once and compares everything that the run asks for.
 func testRun(t *testing.T, e engine.Engine, p *verify.Program, f *Fact, r *Run) {
 	t.Helper()
 	rig := NewRig(t, e, p, r.Depth, len(r.Memory))
+	places, err := rig.give(r)
+	if err != nil {
+		t.Fatalf("%s: %v", r.Line, err)
+	}
+	r0, err := rig.Code.Run(rig.Machine)
+	got := outcome(rig, r0, err)
+	for _, problem := range compare(places, r, got) {
+		t.Errorf("%s: %s: trusted %v: %s (r0 %#x, error %v)", f.File, r.Line, p.Trusted(), problem, r0, err)
+	}
+}
+
+// give sets up what a run is given, and returns where things are.
+func (rig *Rig) give(r *Run) (place, error) {
 	m := rig.Machine
 	places := place{"stack": m.SP}
 	if rig.Context != nil {
@@ -227,16 +266,12 @@ func testRun(t *testing.T, e engine.Engine, p *verify.Program, f *Fact, r *Run) 
 	for name, text := range r.Args {
 		v, err := places.value(text)
 		if err != nil {
-			t.Fatalf("%s: %v", r.Line, err)
+			return places, err
 		}
 		m.Args[name[1]-'1'] = v
 	}
 	m.Fuel, m.Call.Core = r.Fuel, r.Core
-	r0, err := rig.Code.Run(m)
-	got := outcome(rig, r0, err)
-	for _, problem := range compare(places, r, got) {
-		t.Errorf("%s: %s: trusted %v: %s (r0 %#x, error %v)", f.File, r.Line, p.Trusted(), problem, r0, err)
-	}
+	return places, nil
 }
 
 // outcome describes what came out of a run in the words of a fact.

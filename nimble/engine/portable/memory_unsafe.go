@@ -5,6 +5,9 @@ import (
 	"unsafe"
 )
 
+// cellSize is the size of a cell in bytes.
+const cellSize = unsafe.Sizeof(cell{})
+
 // pointer turns a host address into a pointer. Where the access that follows is
 // not checked before, it is the extension's own fault, see guarded.
 func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }

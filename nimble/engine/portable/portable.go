@@ -67,6 +67,9 @@ type code struct {
 	frame    bool // the first function has a stack frame
 }
 
+// Size implements engine.Sized.
+func (c *code) Size() int { return len(c.cells) * int(cellSize) }
+
 // Close implements engine.Code.
 func (*code) Close() error { return nil }
 

@@ -69,6 +69,9 @@ func (c *code) load(emitted []byte) error {
 	return nil
 }
 
+// Size implements engine.Sized.
+func (c *code) Size() int { return len(c.memory) }
+
 // Close implements engine.Code.
 func (c *code) Close() error {
 	if c.memory == nil {

@@ -1,0 +1,56 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// capabilitySet is what a thread may do, in the kernel's form.
+type capabilitySet [2]unix.CapUserData
+
+func (s *capabilitySet) effective(capability uint) bool {
+	return s[capability/32].Effective&(1<<(capability%32)) != 0
+}
+
+func (s *capabilitySet) drop(capability uint) { s[capability/32].Effective &^= 1 << (capability % 32) }
+
+// header means the calling thread.
+func header() *unix.CapUserHeader {
+	return &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+}
+
+// capabilities returns what the calling thread may do.
+func capabilities() (s capabilitySet, err error) {
+	if err := unix.Capget(header(), &s[0]); err != nil {
+		return s, fmt.Errorf("read capabilities: %w", err)
+	}
+	return s, nil
+}
+
+// withoutLeaks calls f on a thread that has none of the capabilities for which
+// the kernel lets a program make numbers of addresses.
+func withoutLeaks(f func() error) (err error) {
+	runtime.LockOSThread()
+	has, err := capabilities()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	less := has
+	less.drop(unix.CAP_PERFMON)
+	less.drop(unix.CAP_SYS_ADMIN)
+	if err := unix.Capset(header(), &less[0]); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("drop capabilities: %w", err)
+	}
+	err = f()
+	if back := unix.Capset(header(), &has[0]); back != nil {
+		// The thread stays locked, and so ends with the goroutine.
+		return errors.Join(err, fmt.Errorf("take capabilities again: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}

@@ -1,0 +1,194 @@
+package linux
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"margay/nimble/engine"
+	"margay/nimble/isa"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// code is a program in the kernel.
+type code struct {
+	context verify.Context
+	program *ebpf.Program
+	twins   []*twin // control, context and one for each map
+	maps    []*state.Map
+	depth   int // functions that may be active at once
+	size    int // bytes of machine code
+
+	running sync.Mutex // held during a run, for the twins
+	control [controlSize]byte
+}
+
+// load puts a program and its maps into the kernel.
+func load(p *verify.Program, maps []*state.Map) (*code, error) {
+	all, err := uses(p, maps)
+	if err != nil {
+		return nil, err
+	}
+	c := &code{context: p.Context(), maps: maps}
+	if err := c.makeTwins(all); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	if err := c.loadProgram(p); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// makeTwins makes the maps in the kernel. Without a context its map is there
+// all the same, so that every map keeps its place.
+func (c *code) makeTwins(all []use) error {
+	if c.context.Size > math.MaxUint32 {
+		return fmt.Errorf("a context of %d bytes", c.context.Size)
+	}
+	specs := []twinSpec{
+		{"control", controlSize, 1, true},
+		{"context", max(uint32(c.context.Size), 1), 1, c.context.Writable},
+	}
+	for n, m := range c.maps {
+		spec := m.Spec()
+		t := twinSpec{spec.Name, spec.ValueSize, spec.Entries, !spec.ReadOnly}
+		if all[n].direct && !all[n].handle {
+			if spec.Length() > math.MaxUint32 {
+				return fmt.Errorf("map %q: %d bytes in one piece", spec.Name, spec.Length())
+			}
+			t.size, t.entries = uint32(spec.Length()), 1
+		}
+		specs = append(specs, t)
+	}
+	for _, spec := range specs {
+		t, err := newTwin(spec)
+		if err != nil {
+			return fmt.Errorf("map %q in the kernel: %w", spec.name, err)
+		}
+		c.twins = append(c.twins, t)
+	}
+	return nil
+}
+
+// license is that of what loads programs. They use no service that asks for
+// more.
+const license = "BSD"
+
+// loadProgram has the kernel verify the program. The error is what the kernel
+// says.
+func (c *code) loadProgram(p *verify.Program) error {
+	t := translate(p)
+	for at := range t.code {
+		switch i := &t.code[at]; i.Op() {
+		case isa.LdMapFD, isa.LdValueFD:
+			i.Imm = int32(c.twins[i.Imm].FD())
+		}
+	}
+	code, err := asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(t.code)), binary.LittleEndian, "linux")
+	if err != nil {
+		return err
+	}
+	spec := &ebpf.ProgramSpec{Name: "margay", Type: ebpf.SocketFilter, License: license, Instructions: code}
+	// At this level the log has reasons and not the million steps that may have led to them.
+	options := ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}
+	if err := pace.Wait(context.Background()); err != nil {
+		return err
+	}
+	load := func() (err error) {
+		c.program, err = ebpf.NewProgramWithOptions(spec, options)
+		return err
+	}
+	if p.Trusted() {
+		err = load()
+	} else {
+		err = withoutLeaks(load)
+	}
+	if err != nil {
+		return t.reason(err)
+	}
+	c.depth = callDepth(p)
+	info, err := c.program.Info()
+	if err != nil {
+		return fmt.Errorf("ask about the program: %w", err)
+	}
+	if size, err := info.JitedSize(); err == nil {
+		c.size = int(size)
+	}
+	return nil
+}
+
+// reason returns what the kernel has against a program.
+func (t *translator) reason(err error) error {
+	if errors.Is(err, unix.EFAULT) { // cilium/ebpf keeps no log of it
+		return fmt.Errorf("the kernel refuses it: too many branches are open at the same time (%w)", unix.EFAULT)
+	}
+	refused, ok := errors.AsType[*ebpf.VerifierError](err)
+	if !ok {
+		return fmt.Errorf("the kernel does not load it: %w", err)
+	}
+	var why []string
+	for _, line := range refused.Log {
+		if line = strings.TrimSpace(line); line != "" && !about(line) && len(why) < 2 {
+			why = append(why, t.inProgram(line))
+		}
+	}
+	if len(why) == 0 {
+		return fmt.Errorf("the kernel refuses it: %w", refused.Cause)
+	}
+	return fmt.Errorf("the kernel refuses it: %s (%w)", strings.Join(why, ", "), refused.Cause)
+}
+
+// about reports whether a line of the log is about the verifier's own work.
+func about(line string) bool {
+	for _, begin := range []string{"processed ", "verification time ", "stack depth ", "subprog ", "cur state", "old state"} {
+		if strings.HasPrefix(line, begin) {
+			return true
+		}
+	}
+	return false
+}
+
+var insn = regexp.MustCompile(`\binsn (\d+)`)
+
+// inProgram replaces the index of an instruction by the one in the program that
+// was translated.
+func (t *translator) inProgram(line string) string {
+	return insn.ReplaceAllStringFunc(line, func(text string) string {
+		n, err := strconv.Atoi(strings.TrimPrefix(text, "insn "))
+		if slot := slices.Index(t.at, n); err == nil && slot >= 0 {
+			return fmt.Sprintf("insn=%d", slot)
+		}
+		return text
+	})
+}
+
+// Size implements engine.Sized: the bytes of the kernel's machine code.
+func (c *code) Size() int { return c.size }
+
+// Close implements engine.Code.
+func (c *code) Close() error {
+	var errs []error
+	if c.program != nil {
+		errs = append(errs, c.program.Close())
+	}
+	for _, t := range c.twins {
+		errs = append(errs, t.Close())
+	}
+	c.program, c.twins = nil, nil
+	return errors.Join(errs...)
+}
+
+var _ engine.Sized = (*code)(nil)

@@ -1,0 +1,52 @@
+// Package list is the one place that names all engines. Commands and tests
+// import it; nothing else does, so that a program carries only the engines it
+// uses.
+package list
+
+import (
+	"errors"
+	"fmt"
+
+	"margay/nimble/engine"
+	"margay/nimble/engine/linux"
+	"margay/nimble/engine/portable"
+	"margay/nimble/engine/subroutine"
+)
+
+// Entry is an engine and how to get it here.
+type Entry struct {
+	Name, About string
+	Make        func() (engine.Engine, error) // the error says why there is none here
+
+	// Sparing says that inserting programs by the thousand may hang the machine.
+	Sparing bool
+}
+
+// Engines are those that Nimble is designed for, in the order of
+// preference.
+var Engines = []Entry{
+	{"portable", "a switch in Go, on every machine", func() (engine.Engine, error) { return portable.New(), nil }, false},
+	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New, false},
+	{"direct", "direct-threaded machine code", absent, false},
+	{"linux", "the kernel of this machine, as an accelerator", linux.New, true},
+}
+
+func absent() (engine.Engine, error) { return nil, errors.New("not in this build") }
+
+// Find returns the engine of a name, or the first one there is for an empty
+// name.
+func Find(name string) (engine.Engine, error) {
+	for _, entry := range Engines {
+		if name != "" && name != entry.Name {
+			continue
+		}
+		e, err := entry.Make()
+		if err == nil {
+			return e, nil
+		}
+		if name != "" {
+			return nil, fmt.Errorf("engine %s: %w", name, err)
+		}
+	}
+	return nil, fmt.Errorf("there is no engine %q; see margay nimble engines", name)
+}
