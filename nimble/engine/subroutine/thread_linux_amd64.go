@@ -86,7 +86,7 @@ func thread(p *verify.Program, maps []*state.Map) *threader {
 		t.at[slot] = int32(t.here())
 		if i := p.At(slot); i.Op != isa.Invalid {
 			t.enterBlock(slot, i.Cost)
-			t.instruction(slot, &i)
+			t.instruction(slot, i)
 		}
 	}
 	t.link()
