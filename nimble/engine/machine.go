@@ -40,7 +40,7 @@ type Machine struct {
 	MaxTime time.Duration // wall clock limit, counted from the end of the first Slice; 0: none
 	Call    service.Call  // Core and Data for services
 
-	Read, Write *Window // where the last load and the last store were
+	Read, Write *Window // where the last load and the last store were, at first the context
 	Atomic      *Window // where FindAtomic has found the last atomic operation
 	Frames      []Frame // room for the callers of the running function
 	SP          uint64  // lowest address of the stack in use
@@ -52,9 +52,15 @@ type Machine struct {
 	At        int
 	Addr      uint64
 
-	// Room is for what an engine needs of memory during a run. It finds there
-	// what the run before, maybe of another engine, has left.
-	Room [48]uint64
+	// Scratch is for what an engine needs of memory during a run. It finds there
+	// what the run before has left, which was of the Code that Tenant belongs
+	// to: who writes to Scratch sets Tenant.
+	Scratch [48]uint64
+	Tenant  *Tenant
+
+	// Changes counts changes of the windows. A copy of one that was made before
+	// the last of them is void.
+	Changes uint64
 
 	program       *verify.Program
 	stack         *memory.Memory
@@ -62,7 +68,11 @@ type Machine struct {
 	regions       []memory.Region
 	reads, writes []Window // of each region
 	deadline      time.Time
+	timed         bool // there is a deadline
 }
+
+// Tenant is part of a Code and stands for it in a Machine.
+type Tenant struct{ _ byte }
 
 // Frame is what a local call saves and an exit restores: r6 to r9 and r10 of
 // the caller, and where it goes on, in the engine's own terms.
@@ -123,6 +133,7 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	for i, each := range maps {
 		m.setRegion(firstMap+i, each.Region())
 	}
+	m.Read, m.Write = &m.reads[contextRegion], &m.writes[contextRegion]
 	m.Call.Maps, m.Call.Space, m.Call.Budget, m.Call.Trusted = maps, m, m, p.Trusted()
 	return m, nil
 }
@@ -135,30 +146,23 @@ func (m *Machine) setRegion(i int, r memory.Region) {
 	m.regions[i] = r
 	m.reads[i].set(r.Base, r.Length, r.Readable)
 	m.writes[i].set(r.Base, r.Length, r.Writable)
+	m.Changes++
 }
 
-// Start prepares for a run: an empty stack, no deadline yet, the context as the
-// first thing to be touched. It returns the first slice of the fuel.
+// Start prepares for a run: an empty stack, no deadline yet, the context as it
+// is now. It returns the first slice of the fuel.
 func (m *Machine) Start() (left int64) {
-	m.takeContext()
-	m.Read, m.Write = &m.reads[contextRegion], &m.writes[contextRegion]
-	m.deadline = time.Time{}
+	have, want := &m.regions[contextRegion], &m.Context
+	if have.Base != want.Base || have.Length != want.Length || have.Readable != want.Readable || have.Writable != want.Writable {
+		m.setRegion(contextRegion, *want)
+	}
+	m.timed = false
 	if m.SP != m.top {
 		m.Enter(m.top)
 	}
 	slice := min(m.Fuel, Slice)
 	m.Fuel -= slice
 	return int64(slice)
-}
-
-// takeContext makes the context the first region, if it is not that already. A
-// name is compared last because it is mostly the same string.
-func (m *Machine) takeContext() {
-	have, want := &m.regions[contextRegion], &m.Context
-	if have.Base != want.Base || have.Length != want.Length || have.Readable != want.Readable ||
-		have.Writable != want.Writable || have.Name != want.Name {
-		m.setRegion(contextRegion, m.Context)
-	}
 }
 
 // Enter makes [sp, top) the stack in use. What lies below is out of reach until
@@ -169,6 +173,7 @@ func (m *Machine) Enter(sp uint64) {
 	stack.Base, stack.Length = sp, m.top-sp
 	m.reads[stackRegion].set(sp, stack.Length, true)
 	m.writes[stackRegion].set(sp, stack.Length, true)
+	m.Changes++
 }
 
 // PushFrame puts a zeroed frame under the stack in use. There is room for as
@@ -261,8 +266,8 @@ func (m *Machine) expired() bool {
 		return false
 	}
 	now := time.Now()
-	if m.deadline.IsZero() {
-		m.deadline = now.Add(m.MaxTime)
+	if !m.timed {
+		m.timed, m.deadline = true, now.Add(m.MaxTime)
 	}
 	return now.After(m.deadline)
 }
@@ -291,12 +296,21 @@ func (m *Machine) place(addr uint64) (name string, offset int64) {
 		switch from := addr - r.Base; {
 		case r.Length == 0:
 		case from < r.Length:
-			return r.Name, int64(from)
+			return m.name(i), int64(from)
 		case from-r.Length < best:
-			best, name, offset = from-r.Length, r.Name, int64(from)
+			best, name, offset = from-r.Length, m.name(i), int64(from)
 		case -from <= best:
-			best, name, offset = -from-1, r.Name, int64(from)
+			best, name, offset = -from-1, m.name(i), int64(from)
 		}
 	}
 	return name, offset
+}
+
+// name returns the name of a region. That of the context may have changed
+// without the region, since comparing names before each run costs too much.
+func (m *Machine) name(i int) string {
+	if i == contextRegion {
+		return m.Context.Name
+	}
+	return m.regions[i].Name
 }

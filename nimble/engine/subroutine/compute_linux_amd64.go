@@ -92,9 +92,9 @@ func (t *threader) swap(op isa.Op, dst reg) {
 	case isa.LE32:
 		t.move(false, dst, dst)
 	case isa.BE16, isa.BSwap16:
-		t.bytes(0x66)
+		t.byte(0x66)
 		t.reg(false, 0xc1, 1, dst) // rotates right by eight
-		t.bytes(8)
+		t.byte(8)
 		t.reg(false, 0x0fb7, dst, dst)
 	case isa.BE32, isa.BSwap32:
 		t.short(false, 0x0fc8, dst)
@@ -113,7 +113,7 @@ func (t *threader) shiftConstant(wide bool, extension, dst reg, v int32) {
 	}
 	if v != 0 {
 		t.reg(wide, 0xc1, extension, dst)
-		t.bytes(byte(v))
+		t.byte(byte(v))
 	}
 }
 
@@ -147,7 +147,7 @@ func (t *threader) divide(i *verify.Instruction, wide, fromRegister, remainder b
 		case i.Imm == -1 && signed:
 			t.divideByMinusOne(dst, wide, remainder)
 		default:
-			t.mem(true, 0xc7, 0, self, offNumber)
+			t.mem(true, 0xc7, 0, self, offSpill)
 			t.imm32(i.Imm)
 			t.quotient(dst, scratch, wide, signed, remainder)
 		}
@@ -187,7 +187,7 @@ func (t *threader) divideByMinusOne(dst reg, wide, remainder bool) {
 	}
 }
 
-// quotient divides dst by src, or by number in the cpu if src is DX. The
+// quotient divides dst by src, or by what is spilled if src is DX. The
 // machine divides AX, so if dst is another register, it changes places with AX.
 func (t *threader) quotient(dst, src reg, wide, signed, remainder bool) {
 	if dst != ax {
@@ -203,14 +203,14 @@ func (t *threader) quotient(dst, src reg, wide, signed, remainder bool) {
 	if signed {
 		extension = 7
 		if wide {
-			t.bytes(0x48)
+			t.byte(0x48)
 		}
-		t.bytes(0x99) // sign of AX into DX
+		t.byte(0x99) // sign of AX into DX
 	} else {
 		t.zero(dx)
 	}
 	if src == scratch {
-		t.mem(wide, 0xf7, extension, self, offNumber)
+		t.mem(wide, 0xf7, extension, self, offSpill)
 	} else {
 		t.reg(wide, 0xf7, extension, src)
 	}

@@ -47,9 +47,7 @@ func (t *threader) missed(each miss) {
 	t.patch(each.hole, t.here())
 	t.mem(true, 0x03, scratch, self, each.window+offBase)
 	t.mem(true, 0x89, scratch, self, offAddr)
-	t.prefix(true, 0x8d, scratch, 0)
-	t.bytes(byte(scratch)<<3 | 5) // lea dx, [ip+distance]
-	t.imm32(0)
+	t.put(0x158d48, 7) // lea dx, [ip+distance]
 	t.patch(t.here(), int(s.next))
 	t.mem(true, 0x89, scratch, self, offBack)
 	t.constant(scratch, uint64(each.site))
@@ -73,8 +71,8 @@ func (t *threader) search(window int32, size uint8) (start int) {
 		list = offWrites
 	}
 	start = t.here()
-	t.mem(true, 0x89, scratch, self, offSite)
-	t.mem(true, 0x89, ax, self, offReg)
+	t.mem(true, 0x89, scratch, self, offSpill+8)
+	t.mem(true, 0x89, ax, self, offSpill)
 	t.mem(true, 0x8b, scratch, self, list+offFirst)
 	again := t.here()
 	t.mem(true, 0x8b, ax, self, offAddr)
@@ -84,15 +82,16 @@ func (t *threader) search(window int32, size uint8) (start int) {
 	t.arithmetic(true, 0, scratch, windowSize)
 	t.mem(true, 0x3b, scratch, self, list+offEnd)
 	t.jumpIf(notEqual, again)
-	t.mem(true, 0x8b, ax, self, offReg)
-	t.mem(true, 0x8b, scratch, self, offSite)
+	t.mem(true, 0x8b, ax, self, offSpill)
+	t.mem(true, 0x8b, scratch, self, offSpill+8)
+	t.dropReturn()
 	t.jump(save)
 	t.land(found)
 	for word := int32(0); word < windowSize; word += 8 {
 		t.mem(true, 0x8b, ax, scratch, word)
 		t.mem(true, 0x89, ax, self, window+word)
 	}
-	t.mem(true, 0x8b, ax, self, offReg)
+	t.mem(true, 0x8b, ax, self, offSpill)
 	t.mem(false, 0xff, 4, self, offBack)
 	return start
 }
@@ -108,6 +107,7 @@ func (t *threader) note(slot int) {
 	t.mem(true, 0x89, scratch, self, offAddr)
 	t.mem(true, 0xc7, 0, self, offAt)
 	t.imm32(int32(slot))
+	t.hideReturn()
 }
 
 // load emits a load.
@@ -129,6 +129,7 @@ func (t *threader) load(slot int, i *verify.Instruction) {
 		opcode, wide = 0x63, true
 	}
 	t.mem(wide, opcode, machineRegister[i.Dst], machineRegister[i.Src], int32(i.Off))
+	t.showReturn(i)
 }
 
 // store emits a store of a register or an immediate.
@@ -143,64 +144,97 @@ func (t *threader) store(slot int, i *verify.Instruction) {
 	case 1:
 		opcode--
 	case 2:
-		t.bytes(0x66)
+		t.byte(0x66)
 	}
 	t.mem(size == 8, opcode, r, machineRegister[i.Dst], int32(i.Off))
-	if opcode&0x40 == 0 {
-		return
+	if opcode&0x40 != 0 {
+		t.put(uint64(uint32(i.Imm)), min(size, 4))
 	}
-	switch size {
-	case 1:
-		t.bytes(byte(i.Imm))
-	case 2:
-		t.bytes(byte(i.Imm), byte(i.Imm>>8))
-	default:
-		t.imm32(i.Imm)
-	}
+	t.showReturn(i)
 }
 
-// atomic emits an atomic operation. The machine has no instruction for those
-// that fetch what they change bit by bit: Go does them.
-func (t *threader) atomic(slot int, i *verify.Instruction) {
-	s := site{size: logarithm(i), base: uint8(i.Dst), off: i.Off, slot: int32(slot), next: int32(t.here())}
-	opcode := 0
-	switch i.Op {
+// atomicOpcode returns the opcode of an atomic operation, 0 if the machine has
+// none: for those that fetch what they change bit by bit.
+func atomicOpcode(op isa.Op) int {
+	switch op {
 	case isa.AtomicAdd, isa.AtomicAdd32:
-		opcode = 0x01
+		return 0x01
 	case isa.AtomicOr, isa.AtomicOr32:
-		opcode = 0x09
+		return 0x09
 	case isa.AtomicAnd, isa.AtomicAnd32:
-		opcode = 0x21
+		return 0x21
 	case isa.AtomicXor, isa.AtomicXor32:
-		opcode = 0x31
+		return 0x31
 	case isa.AtomicFetchAdd, isa.AtomicFetchAdd32:
-		opcode = 0x0fc1
+		return 0x0fc1
 	case isa.AtomicXchg, isa.AtomicXchg32:
-		opcode = 0x87
+		return 0x87
 	case isa.AtomicCmpXchg, isa.AtomicCmpXchg32:
-		opcode = 0x0fb1
-	default:
-		t.guarded = t.guarded || t.trusted
-		s.reason = modify
-		n := t.site(s)
-		t.exit(n)
-		t.sites[n].next = int32(t.here())
-		return
+		return 0x0fb1
 	}
+	return 0
+}
+
+// atomic emits an atomic operation. One that is not in the window is begun
+// again when Go has found another.
+func (t *threader) atomic(slot int, i *verify.Instruction) {
+	s := site{size: logarithm(i), base: uint8(i.Dst), off: i.Off, slot: int32(slot), next: int32(t.retry)}
 	t.address(scratch, machineRegister[i.Dst], int32(i.Off))
-	t.bytes(0xf6, 0xc2, byte(i.Op.Size()-1)) // test dl
+	t.put(0xc2f6|uint64(i.Op.Size()-1)<<16, 3) // test dl
 	s.reason = misaligned
 	t.exitIf(notEqual, t.site(s))
-	if t.trusted {
+	switch {
+	case i.Proved:
+	case t.trusted:
 		t.note(slot)
-	} else {
+	default:
 		s.reason = atomics
 		t.cold = append(t.cold, forward{t.inside(offAtomic, s.size), t.site(s)})
 	}
 	wide := s.size == 3
-	t.bytes(0xf0) // lock
-	t.mem(wide, opcode, machineRegister[i.Src], machineRegister[i.Dst], int32(i.Off))
+	if opcode := atomicOpcode(i.Op); opcode != 0 {
+		t.byte(0xf0) // lock
+		t.mem(wide, opcode, machineRegister[i.Src], machineRegister[i.Dst], int32(i.Off))
+	} else {
+		t.fetch(i, wide)
+	}
 	if i.Op == isa.AtomicCmpXchg32 {
 		t.move(false, ax, ax) // is not written if the values were equal
+	}
+	t.showReturn(i)
+}
+
+// fetch emits an atomic operation that fetches what it changes bit by bit: it
+// tries until nothing has changed between the load and the store. AX has the old
+// value and DX the new one meanwhile.
+func (t *threader) fetch(i *verify.Instruction, wide bool) {
+	base, src := machineRegister[i.Dst], machineRegister[i.Src]
+	t.mem(true, 0x89, ax, self, offSpill)
+	borrowed := base == ax
+	if borrowed {
+		if base = bx; src == bx {
+			base = di
+		}
+		t.mem(true, 0x89, base, self, offSpill+8)
+		t.move(true, base, ax)
+	}
+	t.mem(wide, 0x8b, ax, base, int32(i.Off))
+	again := t.here()
+	t.move(wide, dx, ax)
+	opcode := int(group1[i.Imm>>4&0xf])<<3 | 3
+	if src == ax {
+		t.mem(wide, opcode, dx, self, offSpill)
+	} else {
+		t.reg(wide, opcode, dx, src)
+	}
+	t.byte(0xf0) // lock
+	t.mem(wide, 0x0fb1, dx, base, int32(i.Off))
+	t.jumpIf(notEqual, again)
+	if borrowed {
+		t.mem(true, 0x8b, base, self, offSpill+8)
+	}
+	if src != ax {
+		t.move(wide, src, ax)
+		t.mem(true, 0x8b, ax, self, offSpill)
 	}
 }

@@ -49,4 +49,10 @@ package subroutine
 import "margay/nimble/engine"
 
 // New returns the engine, or an error that says why there is none here.
-func New() (engine.Engine, error) { return newEngine() }
+func New() (engine.Engine, error) { return newEngine(false) }
+
+// NewCalls returns the engine in the form that its name comes from, called
+// subroutine-calls: a program is a sequence of calls of subroutines, one for
+// each different instruction, and nothing is inlined but what leaves or jumps.
+// It is there to be measured against the other.
+func NewCalls() (engine.Engine, error) { return newEngine(true) }

@@ -22,7 +22,17 @@ import (
 
 func newEngine(tb testing.TB) engine.Engine {
 	tb.Helper()
-	e, err := subroutine.New()
+	return must(tb, subroutine.New)
+}
+
+func newCalls(tb testing.TB) engine.Engine {
+	tb.Helper()
+	return must(tb, subroutine.NewCalls)
+}
+
+func must(tb testing.TB, constructor func() (engine.Engine, error)) engine.Engine {
+	tb.Helper()
+	e, err := constructor()
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -31,17 +41,28 @@ func newEngine(tb testing.TB) engine.Engine {
 
 func TestEngine(t *testing.T) { enginetest.Test(t, newEngine(t)) }
 
-// BenchmarkEngine has portable beside it.
-func BenchmarkEngine(b *testing.B) { enginetest.Benchmark(b, portable.New(), newEngine(b)) }
+func TestCalls(t *testing.T) { enginetest.Test(t, newCalls(t)) }
+
+// BenchmarkEngine has the others beside it.
+func BenchmarkEngine(b *testing.B) {
+	enginetest.Benchmark(b, portable.New(), newEngine(b), newCalls(b))
+}
 
 func TestAgreesWithPortable(t *testing.T) {
 	enginetest.TestAgreement(t, portable.New(), newEngine(t), 3000)
 }
 
+func TestCallsAgreesWithPortable(t *testing.T) {
+	enginetest.TestAgreement(t, portable.New(), newCalls(t), 3000)
+}
+
 // FuzzAgree compares with portable on programs made of random bytes.
 func FuzzAgree(f *testing.F) {
 	f.Add([]byte{2, 30, 1, 2, 3, 4, 5, 6, 7, 8, 9})
-	f.Fuzz(func(t *testing.T, data []byte) { enginetest.Agree(t, portable.New(), newEngine(t), data) })
+	f.Fuzz(func(t *testing.T, data []byte) {
+		enginetest.Agree(t, portable.New(), newEngine(t), data)
+		enginetest.Agree(t, portable.New(), newCalls(t), data)
+	})
 }
 
 // TestCodeIsNotWritable looks at the mappings of this process while it has

@@ -1,0 +1,103 @@
+package subroutine
+
+import "margay/nimble/isa"
+
+// What every program begins with. done is the site of a run that has ended.
+const (
+	save = 0 // the way out, with a site in DX
+	done = 0
+)
+
+// Registers of Go's at an entry.
+const (
+	goCPU  = ax
+	goLeft = bx
+	goR0   = cx
+	goAt   = di
+)
+
+// border emits the ways in and out, and remembers where they are.
+func (t *threader) border() {
+	t.reserve()
+	for n, r := range machineRegister {
+		t.mem(true, 0x89, r, self, int32(offReg+8*n))
+	}
+	t.leave()
+
+	t.reserve()
+	t.toService = t.here()
+	for n, r := range machineRegister[1:6] {
+		t.mem(true, 0x89, r, self, offCallArgs+int32(8*n))
+	}
+	t.keep(0x89)
+	t.leave()
+
+	t.reserve()
+	t.ways[resume] = t.here()
+	t.enter()
+	t.move(true, scratch, goAt)
+	for n, r := range machineRegister {
+		t.mem(true, 0x8b, r, self, int32(offReg+8*n))
+	}
+	t.reg(false, 0xff, 4, scratch)
+
+	t.reserve()
+	t.ways[afterService] = t.here()
+	t.enter()
+	t.move(true, scratch, goAt)
+	t.move(true, machineRegister[0], goR0)
+	t.arguments(offCallArgs)
+	t.keep(0x8b)
+	t.reg(false, 0xff, 4, scratch)
+
+	t.reserve()
+	t.ways[start] = t.here()
+	t.enter()
+	t.arguments(offArgs)
+	t.mem(true, 0x8b, framePointer, self, offTop)
+	t.zero(machineRegister[0])
+	for _, r := range saved {
+		t.zero(r)
+	}
+	if t.local {
+		t.mem(true, 0x8b, scratch, self, offFrames+offFirst)
+		t.mem(true, 0x89, scratch, self, offFrame)
+	}
+}
+
+// enter takes what Go gives to every entry.
+func (t *threader) enter() {
+	t.mem(true, 0x89, self, goCPU, offBP)
+	t.move(true, self, goCPU)
+	t.move(true, fuel, goLeft)
+}
+
+// leave returns to Go at the site in DX.
+func (t *threader) leave() {
+	t.move(false, bx, scratch)
+	t.move(true, cx, fuel)
+	t.mem(true, 0x8b, self, self, offBP)
+	t.byte(0xc3)
+}
+
+// finish ends the run. Only r0 and the fuel matter after it.
+func (t *threader) finish() {
+	t.zero(bx)
+	t.move(true, cx, fuel)
+	t.mem(true, 0x8b, self, self, offBP)
+	t.byte(0xc3)
+}
+
+// arguments loads r1 to r5.
+func (t *threader) arguments(from int32) {
+	for n, r := range machineRegister[1:6] {
+		t.mem(true, 0x8b, r, self, from+int32(8*n))
+	}
+}
+
+// keep stores or loads r6 to r10, which a service leaves as they are.
+func (t *threader) keep(opcode int) {
+	for n := 6; n <= int(isa.FramePointer); n++ {
+		t.mem(true, opcode, machineRegister[n], self, int32(offReg+8*n))
+	}
+}
