@@ -1,6 +1,7 @@
 package subroutine
 
 import (
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"margay/nimble/engine"
 	"margay/nimble/engine/enginetest"
 	"margay/nimble/isa"
+	"margay/nimble/object"
 	"margay/nimble/state"
 	"margay/nimble/verify"
 )
@@ -77,10 +79,9 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// TestEmittedCode disassembles what is emitted for random programs: every byte
-// belongs to an instruction, jumps go to instructions, nothing is called, and
-// the registers of Go and the stack pointer are left alone.
-func TestEmittedCode(t *testing.T) {
+// seeded returns a source of random numbers, whose seed is logged and can be set.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
 	seed := rand.Uint64()
 	if s := os.Getenv("MARGAY_SEED"); s != "" {
 		var err error
@@ -89,7 +90,14 @@ func TestEmittedCode(t *testing.T) {
 		}
 	}
 	t.Logf("MARGAY_SEED=%d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	return rand.New(rand.NewPCG(seed, 1))
+}
+
+// TestEmittedCode disassembles what is emitted for random programs: every byte
+// belongs to an instruction, jumps go to instructions, nothing is called, and
+// the registers of Go and the stack pointer are left alone.
+func TestEmittedCode(t *testing.T) {
+	r := seeded(t)
 	data := make([]byte, 400)
 	seen := make(map[isa.Op]bool)
 	for range 500 {
@@ -197,4 +205,58 @@ func forbidden(r x86asm.Reg) bool {
 		return true
 	}
 	return r >= x86asm.X0 && r <= x86asm.X15
+}
+
+// TestConstantDivisors divides by constants, in AX and elsewhere.
+func TestConstantDivisors(t *testing.T) {
+	r := seeded(t)
+	divisors := []int32{1, 2, 3, 5, 6, 7, 10, 64, 97, 641, 1 << 20, 1 << 30, math.MaxInt32, math.MinInt32, math.MinInt32 + 1, -1, -2, -3, -97}
+	dividends := []uint64{0, 1, 2, 96, 97, 98, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1<<63 - 1, 1 << 63, 1<<64 - 2, 1<<64 - 1}
+	for range 200 {
+		divisors = append(divisors, int32(r.Uint32())>>r.IntN(31))
+		dividends = append(dividends, r.Uint64()>>r.IntN(64))
+	}
+	for _, d := range divisors {
+		if d == 0 {
+			continue
+		}
+		for _, dst := range []isa.Register{0, 3} {
+			testDivisor(t, dst, d, dividends)
+		}
+	}
+}
+
+// testDivisor divides by d in one register, in the four ways: each dividend, its
+// multiple by d, and what is next to that.
+func testDivisor(t *testing.T, dst isa.Register, d int32, dividends []uint64) {
+	t.Helper()
+	wide, narrow := uint64(int64(d)), uint64(uint32(d))
+	for _, c := range []struct {
+		op   isa.Op
+		want func(x uint64) uint64
+	}{
+		{isa.DivK, func(x uint64) uint64 { return x / wide }},
+		{isa.ModK, func(x uint64) uint64 { return x % wide }},
+		{isa.Div32K, func(x uint64) uint64 { return uint64(uint32(x)) / narrow }},
+		{isa.Mod32K, func(x uint64) uint64 { return uint64(uint32(x)) % narrow }},
+	} {
+		p, err := verify.Verify(&object.Spec{Instructions: []isa.Instruction{
+			{Code: isa.MovX.Row().Code, Dst: dst, Src: 1},
+			{Code: c.op.Row().Code, Dst: dst, Imm: d},
+			{Code: isa.MovX.Row().Code, Dst: 0, Src: dst},
+			{Code: isa.Exit.Row().Code},
+		}}, verify.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rig := enginetest.NewRig(t, subroutine{}, p, 1, 0)
+		for _, x := range dividends {
+			for _, x := range []uint64{x, x * wide, x*wide - 1, x * narrow, x*narrow - 1} {
+				rig.Machine.Args[0], rig.Machine.Fuel = x, 4
+				if got, err := rig.Code.Run(rig.Machine); err != nil || got != c.want(x) {
+					t.Fatalf("%v r%d, %d of %#x: got %#x, %v, want %#x", c.op, dst, d, x, got, err, c.want(x))
+				}
+			}
+		}
+	}
 }
