@@ -8,7 +8,6 @@ import (
 // place emits an instruction where it belongs: what it means, or a call of the
 // subroutine that does. What leaves the code or jumps is never called.
 func (t *threader) place(slot int, i *verify.Instruction) {
-	t.retry = t.here()
 	form := i.Op.Row().Form
 	if !t.calls || form == isa.FormNone || form == isa.FormCall || form == isa.FormCallLocal || form == isa.FormJump || form == isa.FormJumpLong {
 		t.instruction(slot, i)
@@ -24,9 +23,12 @@ func (t *threader) place(slot int, i *verify.Instruction) {
 // writeBodies emits the subroutines that are called. Instructions that are the
 // same have the same one, but for those that name themselves when they fault.
 func (t *threader) writeBodies() {
+	if !t.calls {
+		return
+	}
 	known := make(map[isa.Instruction]int)
 	for _, each := range t.bodies {
-		i := t.program.At(each.to)
+		i := t.program.At(each.slot)
 		form := i.Op.Row().Form
 		jumps := form == isa.FormCondImm || form == isa.FormCondSrc
 		key := i.Instruction
@@ -38,11 +40,11 @@ func (t *threader) writeBodies() {
 			t.reserve()
 			at = t.here()
 			known[key] = at
-			t.retry, t.paid = each.hole-5, false
+			t.paid = false
 			if jumps {
 				t.compare(i)
 			} else {
-				t.instruction(each.to, i)
+				t.instruction(each.slot, i)
 			}
 			t.byte(0xc3)
 		}

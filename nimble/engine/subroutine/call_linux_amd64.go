@@ -13,12 +13,8 @@ var saved = machineRegister[6:10]
 const framePointer = r13
 
 // callService emits a call of a service, which Go does.
-func (t *threader) callService(slot int, i *verify.Instruction) {
-	t.services = append(t.services, i.Service)
-	n := t.site(site{reason: call, slot: int32(slot), index: int32(len(t.services) - 1)})
-	t.constant(scratch, uint64(n))
-	t.jump(t.toService)
-	t.sites[n].next = int32(t.here())
+func (t *threader) callService(slot int) {
+	t.leaveBy(leaving(call, slot), t.toService)
 }
 
 // callLocal emits a local call. If the function called has a stack frame, Go makes
@@ -26,7 +22,7 @@ func (t *threader) callService(slot int, i *verify.Instruction) {
 func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.mem(true, 0x8b, scratch, self, offFrame)
 	t.mem(true, 0x3b, scratch, self, offFrames+offEnd)
-	t.exitIf(equal, t.site(site{reason: deep, slot: int32(slot)}))
+	t.exitIf(equal, leaving(deep, slot))
 	for n, r := range saved {
 		t.mem(true, 0x89, r, scratch, int32(offSaved+8*n))
 	}
@@ -38,7 +34,7 @@ func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.mem(true, 0x89, scratch, self, offFrame)
 	t.mem(true, 0x8b, framePointer, self, offStack)
 	if t.program.Function(i.Target).Frame {
-		t.exit(t.site(site{reason: push, slot: int32(slot), next: int32(i.Target)}))
+		t.exit(leaving(push, slot))
 	} else {
 		t.jumpTo(slot, i.Target)
 	}
@@ -61,7 +57,7 @@ func (t *threader) end(slot int) {
 		t.land(called)
 	}
 	if t.function.Frame {
-		t.exit(t.site(site{reason: pop, slot: int32(slot)}))
+		t.exit(leaving(pop, slot))
 		return
 	}
 	t.arithmetic(true, 5, scratch, frameSize)

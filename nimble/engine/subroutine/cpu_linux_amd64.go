@@ -75,11 +75,11 @@ const (
 )
 
 // entry is a way into emitted code, as the Go function that it looks like. left
-// is the fuel of the slice, r0 and at (an address in the code) matter only to
+// is the fuel of the slice, r0 and next (an address in the code) matter only to
 // those that take them. It returns the site at which the code was left, and r0
 // and the fuel as they were there.
 //
-// Go passes k, left, r0 and at in AX, BX, CX and DI, takes the results from AX,
+// Go passes k, left, r0 and next in AX, BX, CX and DI, takes the results from AX,
 // BX and CX, and expects nothing of other registers but SP, BP, R14 and X15
 // (Go internal ABI specification, "amd64 architecture").
-type entry func(k *cpu, left int64, r0, at uint64) (r0out uint64, site int, leftOut int64)
+type entry func(k *cpu, left int64, r0, next uint64) (r0out uint64, at site, leftOut int64)

@@ -3,9 +3,9 @@ package subroutine
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"margay/nimble/engine"
-	"margay/nimble/service"
 	"margay/nimble/state"
 	"margay/nimble/verify"
 )
@@ -35,12 +35,11 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 		return nil, fmt.Errorf("%s: %w", e.Name(), err)
 	}
 	c := &code{
-		program:  p,
-		sites:    append([]site(nil), t.sites...),
-		services: append([]*service.Service(nil), t.services...),
-		memory:   memory,
-		base:     addressOf(memory),
-		frame:    p.Function(0).Frame,
+		program: p,
+		at:      slices.Clone(t.at),
+		memory:  memory,
+		base:    addressOf(memory),
+		frame:   p.Function(0).Frame,
 	}
 	for way, offset := range t.ways {
 		c.addresses[way] = c.base + uintptr(offset)
@@ -66,8 +65,7 @@ type code struct {
 	tenant    engine.Tenant
 	frame     bool // the first function has a stack frame
 	program   *verify.Program
-	sites     []site
-	services  []*service.Service
+	at        []int32       // offset of each slot
 	memory    []byte        // the emitted code
 	base      uintptr       // its address
 	addresses [ways]uintptr // of ways

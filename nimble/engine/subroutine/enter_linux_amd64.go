@@ -13,7 +13,7 @@ const (
 	goCPU  = ax
 	goLeft = bx
 	goR0   = cx
-	goAt   = di
+	goNext = di
 )
 
 // border emits the ways in and out, and remembers where they are.
@@ -35,7 +35,7 @@ func (t *threader) border() {
 	t.reserve()
 	t.ways[resume] = t.here()
 	t.enter()
-	t.move(true, scratch, goAt)
+	t.move(true, scratch, goNext)
 	for n, r := range machineRegister {
 		t.mem(true, 0x8b, r, self, int32(offReg+8*n))
 	}
@@ -44,7 +44,7 @@ func (t *threader) border() {
 	t.reserve()
 	t.ways[afterService] = t.here()
 	t.enter()
-	t.move(true, scratch, goAt)
+	t.move(true, scratch, goNext)
 	t.move(true, machineRegister[0], goR0)
 	t.arguments(offCallArgs)
 	t.keep(0x8b)

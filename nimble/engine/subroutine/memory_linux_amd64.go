@@ -21,10 +21,7 @@ func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, wi
 		t.note(slot)
 		return
 	}
-	size := logarithm(i)
-	hole := t.inside(window, size)
-	n := t.site(site{reason: access, size: size, base: uint8(base), off: i.Off, slot: int32(slot), next: int32(t.here())})
-	t.misses = append(t.misses, miss{hole, n, window})
+	t.misses = append(t.misses, forward{t.inside(window, logarithm(i)), slot})
 }
 
 // inside compares DX with a window and jumps if it is outside.
@@ -34,44 +31,36 @@ func (t *threader) inside(window int32, size uint8) (hole int) {
 	return t.jumpIfAhead(aboveOrEqual)
 }
 
-// miss is an access that is not in its window.
-type miss struct {
-	hole, site int
-	window     int32
-}
-
-// missed emits what an access outside its window comes to: it looks for another
-// one, see search. DX is the distance from the window.
-func (t *threader) missed(each miss) {
-	s := &t.sites[each.site]
-	t.patch(each.hole, t.here())
-	t.mem(true, 0x03, scratch, self, each.window+offBase)
-	t.mem(true, 0x89, scratch, self, offAddr)
-	t.put(0x158d48, 7) // lea dx, [ip+distance]
-	t.patch(t.here(), int(s.next))
-	t.mem(true, 0x89, scratch, self, offBack)
-	t.constant(scratch, uint64(each.site))
-	known := &t.searches[0][s.size]
-	if each.window == offWrite {
-		known = &t.searches[1][s.size]
+// missed emits what an access outside its window comes to: a search for another
+// one, after which the access is done. DX is the distance from the window.
+func (t *threader) missed(each forward) {
+	i := t.program.At(each.slot)
+	window, known := int32(offRead), &t.searches[0][logarithm(i)]
+	if i.Op.Row().Form != isa.FormLoad {
+		window, known = offWrite, &t.searches[1][logarithm(i)]
 	}
 	if *known == 0 {
-		*known = t.search(each.window, s.size)
-		return
+		*known = t.search(window, logarithm(i))
+		t.reserve()
 	}
-	t.jump(*known)
+	t.patch(each.hole, t.here())
+	t.mem(true, 0x03, scratch, self, window+offBase)
+	t.put(0xe8, 5)
+	t.patch(t.here(), *known)
+	t.jumpIf(below, each.hole)
+	t.exit(leaving(access, each.slot))
 }
 
-// search emits the search for the region of an address, once for all accesses
-// of a kind and size that miss, and falls into it. What it finds becomes the
-// window; else the code is left at the site in DX.
+// search emits the search for the region of the address in DX, which all
+// accesses of a kind and size that miss call. What it finds becomes the window;
+// the flags say below then. Nothing in it can fault, so that it may be called.
 func (t *threader) search(window int32, size uint8) (start int) {
 	list := int32(offReads)
 	if window == offWrite {
 		list = offWrites
 	}
 	start = t.here()
-	t.mem(true, 0x89, scratch, self, offSpill+8)
+	t.mem(true, 0x89, scratch, self, offAddr)
 	t.mem(true, 0x89, ax, self, offSpill)
 	t.mem(true, 0x8b, scratch, self, list+offFirst)
 	again := t.here()
@@ -83,16 +72,14 @@ func (t *threader) search(window int32, size uint8) (start int) {
 	t.mem(true, 0x3b, scratch, self, list+offEnd)
 	t.jumpIf(notEqual, again)
 	t.mem(true, 0x8b, ax, self, offSpill)
-	t.mem(true, 0x8b, scratch, self, offSpill+8)
-	t.dropReturn()
-	t.jump(save)
+	t.byte(0xc3)
 	t.land(found)
 	for word := int32(0); word < windowSize; word += 8 {
 		t.mem(true, 0x8b, ax, scratch, word)
 		t.mem(true, 0x89, ax, self, window+word)
 	}
 	t.mem(true, 0x8b, ax, self, offSpill)
-	t.mem(false, 0xff, 4, self, offBack)
+	t.byte(0xc3)
 	return start
 }
 
@@ -178,20 +165,17 @@ func atomicOpcode(op isa.Op) int {
 // atomic emits an atomic operation. One that is not in the window is begun
 // again when Go has found another.
 func (t *threader) atomic(slot int, i *verify.Instruction) {
-	s := site{size: logarithm(i), base: uint8(i.Dst), off: i.Off, slot: int32(slot), next: int32(t.retry)}
 	t.address(scratch, machineRegister[i.Dst], int32(i.Off))
 	t.put(0xc2f6|uint64(i.Op.Size()-1)<<16, 3) // test dl
-	s.reason = misaligned
-	t.exitIf(notEqual, t.site(s))
+	t.exitIf(notEqual, leaving(misaligned, slot))
 	switch {
 	case i.Proved:
 	case t.trusted:
 		t.note(slot)
 	default:
-		s.reason = atomics
-		t.cold = append(t.cold, forward{t.inside(offAtomic, s.size), t.site(s)})
+		t.cold = append(t.cold, cold{t.inside(offAtomic, logarithm(i)), leaving(atomics, slot)})
 	}
-	wide := s.size == 3
+	wide := i.Op.Size() == 8
 	if opcode := atomicOpcode(i.Op); opcode != 0 {
 		t.byte(0xf0) // lock
 		t.mem(wide, opcode, machineRegister[i.Src], machineRegister[i.Dst], int32(i.Off))

@@ -4,6 +4,8 @@ import (
 	"runtime/debug"
 
 	"margay/nimble/engine"
+	"margay/nimble/isa"
+	"margay/nimble/verify"
 )
 
 // Run implements engine.Code.
@@ -36,39 +38,43 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 
 // serve does what the code was left for and enters it again, until the first
 // function exits or there is a fault.
-func (c *code) serve(m *engine.Machine, k *cpu, at int, left int64) (r0 uint64, err error) {
+func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64, err error) {
 	for at != done {
-		s := &c.sites[at]
 		k.at = -1
-		next := uint64(c.base) + uint64(s.next)
-		var kind engine.Kind
-		switch s.reason {
-		case call:
+		slot := at.slot()
+		i := c.program.At(slot)
+		if at.reason() == call {
 			m.SliceLeft = left
-			r0, err = c.services[s.index].Call(&m.Call)
+			r0, err = i.Service.Call(&m.Call)
 			if left = m.SliceLeft; err != nil {
-				return 0, stop(m, left, engine.Service, s.slot, 0, err)
+				return 0, stop(m, left, engine.Service, slot, 0, err)
 			}
-			r0, at, left = c.ways[afterService](k, left, r0, next)
+			r0, at, left = c.ways[afterService](k, left, r0, c.address(slot+1))
 			continue
+		}
+		var next uint64
+		var kind engine.Kind
+		switch at.reason() {
 		case refill:
-			cost := int64(c.program.At(int(s.slot)).Cost)
-			left, kind = m.Refill(left+cost, cost)
+			left, kind = m.Refill(left+int64(i.Cost), int64(i.Cost))
+			left, next = left+again(i, kind), c.address(slot)
 		case access:
 			kind = engine.Memory
 		case misaligned:
 			kind = engine.Alignment
 		case atomics:
-			kind = k.findAtomic(m, s)
+			kind = k.findAtomic(m, i)
+			left, next = left+again(i, kind), c.address(slot)
 		case deep:
 			kind = engine.Depth
 		case push:
 			k.push(m)
+			next = c.address(i.Target)
 		case pop:
 			next = uint64(c.base) + k.pop(m)
 		}
 		if kind != "" {
-			return 0, stop(m, left, kind, s.slot, k.address(s), nil)
+			return 0, stop(m, left, kind, slot, k.operand(i), nil)
 		}
 		r0, at, left = c.ways[resume](k, left, 0, next)
 	}
@@ -76,19 +82,39 @@ func (c *code) serve(m *engine.Machine, k *cpu, at int, left int64) (r0 uint64, 
 	return r0, nil
 }
 
-// stop ends a run with a fault at a slot. left is what remains of the slice.
-func stop(m *engine.Machine, left int64, kind engine.Kind, slot int32, addr uint64, err error) error {
-	m.Fuel += uint64(left)
-	return m.Fault(kind, int(slot), addr, err)
+// address returns where the code of an instruction is, with what its block
+// costs.
+func (c *code) address(slot int) uint64 { return uint64(c.base) + uint64(c.at[slot]) }
+
+// again returns the fuel that is paid once more when an instruction is begun
+// again.
+func again(i *verify.Instruction, kind engine.Kind) int64 {
+	if kind != "" {
+		return 0
+	}
+	return int64(i.Cost)
 }
 
-// address returns the address of an access. It means nothing at other sites.
-func (k *cpu) address(s *site) uint64 { return k.reg[s.base] + uint64(int64(s.off)) }
+// stop ends a run with a fault at a slot. left is what remains of the slice.
+func stop(m *engine.Machine, left int64, kind engine.Kind, slot int, addr uint64, err error) error {
+	m.Fuel += uint64(left)
+	return m.Fault(kind, slot, addr, err)
+}
+
+// operand returns the address of an access. It means nothing of other
+// instructions.
+func (k *cpu) operand(i *verify.Instruction) uint64 {
+	base := i.Dst
+	if i.Op.Row().Form == isa.FormLoad {
+		base = i.Src
+	}
+	return k.reg[base] + uint64(int64(i.Off))
+}
 
 // findAtomic looks for the region of an atomic operation outside the window. A
 // kind that is not empty is the fault.
-func (k *cpu) findAtomic(m *engine.Machine, s *site) engine.Kind {
-	if !m.FindAtomic(k.address(s), int(s.size)) {
+func (k *cpu) findAtomic(m *engine.Machine, i *verify.Instruction) engine.Kind {
+	if !m.FindAtomic(k.operand(i), int(logarithm(i))) {
 		return engine.Memory
 	}
 	k.atomic = *m.Atomic
@@ -107,7 +133,7 @@ func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
 	defer func() {
 		debug.SetPanicOnFault(before)
 		if k.at >= 0 && recover() != nil {
-			r0, err = 0, stop(m, k.paid, engine.Memory, int32(k.at), k.addr, nil)
+			r0, err = 0, stop(m, k.paid, engine.Memory, int(k.at), k.addr, nil)
 		}
 	}()
 	k.at = -1

@@ -25,16 +25,17 @@ const (
 	pop                      // the exit of one
 )
 
-// site is a place at which code is left.
-type site struct {
-	reason reason
-	size   uint8 // logarithm of the bytes of an access
-	base   uint8 // register of an access, and its offset
-	off    int16
-	slot   int32
-	next   int32 // offset in the code at which to go on; of push, in the end, that of the slot
-	index  int32 // of the service
-}
+// site is a place at which code is left: a reason and the slot of an
+// instruction.
+type site uint32
+
+const slotBits = 24 // object.MaxInstructions is less than 1<<slotBits
+
+func leaving(why reason, slot int) site { return site(why)<<slotBits | site(slot) }
+
+func (s site) reason() reason { return reason(s >> slotBits) }
+
+func (s site) slot() int { return int(s & (1<<slotBits - 1)) }
 
 // threader emits one program.
 type threader struct {
@@ -44,13 +45,11 @@ type threader struct {
 	calls   bool // in the form of subroutine-calls
 	trusted bool
 
-	sites    []site
-	services []*service.Service
-	at       []int32 // offset of each slot
-	jumps    []forward
-	cold     []forward
-	misses   []miss
-	bodies   []forward // calls of the subroutines of slots
+	at     []int32 // offset of each slot
+	jumps  []forward
+	cold   []cold
+	misses []forward // accesses outside their window
+	bodies []forward // calls of the subroutines of slots
 
 	ways      [ways]int // offsets of the ways into the code
 	toService int       // offset of the way out to a service
@@ -59,14 +58,19 @@ type threader struct {
 	function verify.Function // to which the instruction belongs
 	paid     bool            // the fuel of the block is noted
 	body     bool            // what is emitted is called
-	retry    int             // offset at which the instruction can be begun again
 	guarded  bool            // there are unchecked accesses
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
 }
 
-// forward is a jump or call to a slot or a site that is not written yet.
-type forward struct{ hole, to int }
+// forward is a jump or call to or for a slot, to what is not written yet.
+type forward struct{ hole, slot int }
+
+// cold is a jump to a way out that is not written yet.
+type cold struct {
+	hole int
+	site site
+}
 
 // threaders are those whose memory can be used again: getting it from the heap
 // takes as long as emitting.
@@ -75,8 +79,8 @@ var threaders = sync.Pool{New: func() any { return new(threader) }}
 // recycle ends the use of a threader.
 func (t *threader) recycle() {
 	*t = threader{
-		asm:   asm{code: t.code},
-		sites: t.sites[:0], at: t.at, jumps: t.jumps[:0], cold: t.cold[:0], misses: t.misses[:0], bodies: t.bodies[:0],
+		asm: asm{code: t.code},
+		at:  t.at, jumps: t.jumps[:0], cold: t.cold[:0], misses: t.misses[:0], bodies: t.bodies[:0],
 	}
 	threaders.Put(t)
 }
@@ -86,7 +90,6 @@ func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
 	t := threaders.Get().(*threader)
 	t.program, t.maps, t.calls, t.trusted = p, maps, calls, p.Trusted()
 	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
-	t.sites = append(t.sites, site{reason: finished})
 	for slot := range p.Len() {
 		if i := p.At(slot); i.Op == isa.CallLocal {
 			t.local, t.again = true, t.again || i.Target == 0
@@ -120,12 +123,7 @@ func (t *threader) link() {
 		t.missed(each)
 	}
 	for _, each := range t.jumps {
-		t.patch(each.hole, int(t.at[each.to]))
-	}
-	for n := range t.sites {
-		if s := &t.sites[n]; s.reason == push {
-			s.next = t.at[s.next]
-		}
+		t.patch(each.hole, int(t.at[each.slot]))
 	}
 }
 
@@ -134,27 +132,26 @@ func (t *threader) leaveCold() {
 	for _, each := range t.cold {
 		t.reserve()
 		t.patch(each.hole, t.here())
-		t.exit(each.to)
+		t.exit(each.site)
 	}
 	t.cold = t.cold[:0]
 }
 
 // exit leaves the code at a site.
-func (t *threader) exit(site int) {
+func (t *threader) exit(s site) {
 	t.dropReturn()
-	t.constant(scratch, uint64(site))
-	t.jump(save)
+	t.leaveBy(s, save)
 }
 
-// site adds a site.
-func (t *threader) site(s site) int {
-	t.sites = append(t.sites, s)
-	return len(t.sites) - 1
+// leaveBy leaves the code by one of the ways out.
+func (t *threader) leaveBy(s site, way int) {
+	t.put(0xba|uint64(s)<<8|0xe9<<40, 10) // mov dx, site; jmp
+	t.patch(t.here(), way)
 }
 
 // exitIf leaves under a condition.
-func (t *threader) exitIf(condition byte, site int) {
-	t.cold = append(t.cold, forward{t.jumpIfAhead(condition), site})
+func (t *threader) exitIf(condition byte, s site) {
+	t.cold = append(t.cold, cold{t.jumpIfAhead(condition), s})
 }
 
 // enterBlock pays for the block that starts at a slot, if one does.
@@ -163,9 +160,7 @@ func (t *threader) enterBlock(slot int, cost uint32) {
 		return
 	}
 	t.arithmetic(true, 5, fuel, int32(cost))
-	n := t.site(site{reason: refill, slot: int32(slot)})
-	t.exitIf(below, n)
-	t.sites[n].next = int32(t.here())
+	t.exitIf(below, leaving(refill, slot))
 	t.paid = false
 }
 
@@ -185,7 +180,7 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target))
 		return
 	case isa.Call, isa.CallNamed:
-		t.callService(slot, i)
+		t.callService(slot)
 		return
 	case isa.CallLocal:
 		t.callLocal(slot, i)
