@@ -64,7 +64,8 @@ type Machine struct {
 
 	program       *verify.Program
 	stack         *memory.Memory
-	top           uint64 // end of the stack
+	top           uint64        // end of the stack
+	context       memory.Region // as it is among the regions
 	regions       []memory.Region
 	reads, writes []Window // of each region
 	deadline      time.Time
@@ -152,14 +153,29 @@ func (m *Machine) setRegion(i int, r memory.Region) {
 // Start prepares for a run: an empty stack, no deadline yet, the context as it
 // is now. It returns the first slice of the fuel.
 func (m *Machine) Start() (left int64) {
-	have, want := &m.regions[contextRegion], &m.Context
-	if have.Base != want.Base || have.Length != want.Length || have.Readable != want.Readable || have.Writable != want.Writable {
-		m.setRegion(contextRegion, *want)
+	if !m.Fresh() {
+		m.Refresh()
 	}
+	return m.FirstSlice()
+}
+
+// Fresh reports whether Start need not Refresh. It and what follows are for an
+// engine that starts so often that a call of Start counts.
+func (m *Machine) Fresh() bool {
+	return m.SP == m.top && m.Context.Base == m.context.Base && m.Context.Length == m.context.Length &&
+		m.Context.Readable == m.context.Readable && m.Context.Writable == m.context.Writable
+}
+
+// Refresh empties the stack and makes the context a region.
+func (m *Machine) Refresh() {
+	m.context = m.Context
+	m.setRegion(contextRegion, m.Context)
+	m.Enter(m.top)
+}
+
+// FirstSlice takes the first slice of the fuel, and lets the clock start later.
+func (m *Machine) FirstSlice() (left int64) {
 	m.timed = false
-	if m.SP != m.top {
-		m.Enter(m.top)
-	}
 	slice := min(m.Fuel, Slice)
 	m.Fuel -= slice
 	return int64(slice)

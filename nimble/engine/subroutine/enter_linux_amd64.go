@@ -25,14 +25,6 @@ func (t *threader) border() {
 	t.leave()
 
 	t.reserve()
-	t.toService = t.here()
-	for n, r := range machineRegister[1:6] {
-		t.mem(true, 0x89, r, self, offCallArgs+int32(8*n))
-	}
-	t.keep(0x89)
-	t.leave()
-
-	t.reserve()
 	t.ways[resume] = t.here()
 	t.enter()
 	t.move(true, scratch, goNext)
@@ -41,29 +33,53 @@ func (t *threader) border() {
 	}
 	t.reg(false, 0xff, 4, scratch)
 
-	t.reserve()
-	t.ways[afterService] = t.here()
-	t.enter()
-	t.move(true, scratch, goNext)
-	t.move(true, machineRegister[0], goR0)
-	t.arguments(offCallArgs)
-	t.keep(0x8b)
-	t.reg(false, 0xff, 4, scratch)
+	if t.serviced {
+		t.borderOfServices()
+	}
 
 	t.reserve()
 	t.ways[start] = t.here()
 	t.enter()
-	t.arguments(offArgs)
-	t.mem(true, 0x8b, framePointer, self, offTop)
+	t.arguments(offArgs, t.serviced)
 	t.zero(machineRegister[0])
-	for _, r := range saved {
-		t.zero(r)
+	for n, r := range saved {
+		if t.names(isa.Register(6 + n)) {
+			t.zero(r)
+		}
+	}
+	if t.names(isa.FramePointer) {
+		t.mem(true, 0x8b, framePointer, self, offTop)
 	}
 	if t.local {
 		t.mem(true, 0x8b, scratch, self, offFrames+offFirst)
 		t.mem(true, 0x89, scratch, self, offFrame)
 	}
 }
+
+// borderOfServices emits the way out to services and the way back. Of the
+// registers, a service gets r1 to r5 and gives r0, so the others are kept only
+// if they matter.
+func (t *threader) borderOfServices() {
+	t.reserve()
+	t.toService = t.here()
+	for n, r := range machineRegister[1:6] {
+		t.mem(true, 0x89, r, self, offCallArgs+int32(8*n))
+	}
+	t.keep(0x89)
+	t.leave()
+
+	t.reserve()
+	t.ways[afterService] = t.here()
+	t.enter()
+	t.move(true, scratch, goNext)
+	t.move(true, machineRegister[0], goR0)
+	t.arguments(offCallArgs, false)
+	t.keep(0x8b)
+	t.reg(false, 0xff, 4, scratch)
+}
+
+// names reports whether any instruction names a register.
+func (t *threader) names(r isa.Register) bool { return t.named>>r&1 != 0 }
 
 // enter takes what Go gives to every entry.
 func (t *threader) enter() {
@@ -88,16 +104,20 @@ func (t *threader) finish() {
 	t.byte(0xc3)
 }
 
-// arguments loads r1 to r5.
-func (t *threader) arguments(from int32) {
-	for n, r := range machineRegister[1:6] {
-		t.mem(true, 0x8b, r, self, from+int32(8*n))
+// arguments loads r1 to r5, those that no instruction names only if all is set.
+func (t *threader) arguments(from int32, all bool) {
+	for n := isa.Register(1); n <= 5; n++ {
+		if all || t.names(n) {
+			t.mem(true, 0x8b, machineRegister[n], self, from+8*int32(n-1))
+		}
 	}
 }
 
-// keep stores or loads r6 to r10, which a service leaves as they are.
+// keep stores or loads what matters of r6 to r10.
 func (t *threader) keep(opcode int) {
-	for n := 6; n <= int(isa.FramePointer); n++ {
-		t.mem(true, opcode, machineRegister[n], self, int32(offReg+8*n))
+	for n := isa.Register(6); n <= isa.FramePointer; n++ {
+		if t.names(n) {
+			t.mem(true, opcode, machineRegister[n], self, offReg+8*int32(n))
+		}
 	}
 }

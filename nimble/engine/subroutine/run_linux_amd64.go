@@ -10,11 +10,11 @@ import (
 
 // Run implements engine.Code.
 func (c *code) Run(m *engine.Machine) (uint64, error) {
-	k, left := cpuOf(m), m.Start()
-	if m.Tenant != &c.tenant || k.changes != m.Changes || c.frame {
+	k := cpuOf(m)
+	if !m.Fresh() || m.Tenant != &c.tenant || k.changes != m.Changes {
 		c.prepare(m, k)
 	}
-	r0, at, left := c.ways[start](k, left, 0, 0)
+	r0, at, left := c.ways[start](k, m.FirstSlice(), 0, 0)
 	if at == done {
 		m.Fuel += uint64(left)
 		return r0, nil
@@ -24,6 +24,7 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 
 // prepare sets up a cpu that is another code's or knows windows that are void.
 func (c *code) prepare(m *engine.Machine, k *cpu) {
+	m.Refresh()
 	m.Tenant = &c.tenant
 	k.end = [2]uint64{}
 	k.top = m.SP
@@ -137,5 +138,7 @@ func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
 		}
 	}()
 	k.at = -1
-	return c.code.Run(m)
+	r0, err = c.code.Run(m)
+	k.at = -1 // recover is not for nothing
+	return r0, err
 }

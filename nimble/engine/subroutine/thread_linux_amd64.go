@@ -59,6 +59,8 @@ type threader struct {
 	paid     bool            // the fuel of the block is noted
 	body     bool            // what is emitted is called
 	guarded  bool            // there are unchecked accesses
+	named    uint            // a bit for each register that any instruction names
+	serviced bool            // services are called
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
 }
@@ -91,8 +93,13 @@ func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
 	t.program, t.maps, t.calls, t.trusted = p, maps, calls, p.Trusted()
 	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
 	for slot := range p.Len() {
-		if i := p.At(slot); i.Op == isa.CallLocal {
+		i := p.At(slot)
+		t.named |= 1<<i.Dst | 1<<i.Src
+		switch i.Op {
+		case isa.CallLocal:
 			t.local, t.again = true, t.again || i.Target == 0
+		case isa.Call, isa.CallNamed:
+			t.serviced = true
 		}
 	}
 	t.border()
