@@ -40,7 +40,10 @@ func (t *threader) border() {
 	t.reserve()
 	t.ways[start] = t.here()
 	t.enter()
-	t.arguments(offArgs, t.serviced)
+	t.arguments(0x8b, offArgs)
+	if t.serviced {
+		t.constantArguments()
+	}
 	t.zero(machineRegister[0])
 	for n, r := range saved {
 		if t.names(isa.Register(6 + n)) {
@@ -56,15 +59,12 @@ func (t *threader) border() {
 	}
 }
 
-// borderOfServices emits the way out to services and the way back. Of the
-// registers, a service gets r1 to r5 and gives r0, so the others are kept only
-// if they matter.
+// borderOfServices emits the way out to services and the way back. A service
+// gets r1 to r5 and gives r0; the other registers are kept.
 func (t *threader) borderOfServices() {
 	t.reserve()
 	t.toService = t.here()
-	for n, r := range machineRegister[1:6] {
-		t.mem(true, 0x89, r, self, offCallArgs+int32(8*n))
-	}
+	t.arguments(0x89, offCallArgs)
 	t.keep(0x89)
 	t.leave()
 
@@ -73,7 +73,7 @@ func (t *threader) borderOfServices() {
 	t.enter()
 	t.move(true, scratch, goNext)
 	t.move(true, machineRegister[0], goR0)
-	t.arguments(offCallArgs, false)
+	t.arguments(0x8b, offCallArgs)
 	t.keep(0x8b)
 	t.reg(false, 0xff, 4, scratch)
 }
@@ -104,11 +104,22 @@ func (t *threader) finish() {
 	t.byte(0xc3)
 }
 
-// arguments loads r1 to r5, those that no instruction names only if all is set.
-func (t *threader) arguments(from int32, all bool) {
+// arguments loads or stores what matters of r1 to r5.
+func (t *threader) arguments(opcode int, at int32) {
 	for n := isa.Register(1); n <= 5; n++ {
-		if all || t.names(n) {
-			t.mem(true, 0x8b, machineRegister[n], self, from+8*int32(n-1))
+		if t.names(n) {
+			t.mem(true, opcode, machineRegister[n], self, at+8*int32(n-1))
+		}
+	}
+}
+
+// constantArguments copies what services get of r1 to r5 where no instruction
+// names them: it is the same all the time.
+func (t *threader) constantArguments() {
+	for n := isa.Register(1); n <= 5; n++ {
+		if !t.names(n) {
+			t.mem(true, 0x8b, scratch, self, offArgs+8*int32(n-1))
+			t.mem(true, 0x89, scratch, self, offCallArgs+8*int32(n-1))
 		}
 	}
 }
