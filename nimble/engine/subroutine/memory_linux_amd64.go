@@ -26,8 +26,13 @@ func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, wi
 
 // inside compares DX with a window and jumps if it is outside.
 func (t *threader) inside(window int32, size uint8) (hole int) {
-	t.mem(true, 0x2b, scratch, self, window+offBase)
-	t.mem(true, 0x3b, scratch, self, window+offLimit+8*int32(size))
+	base, limit := window+offBase, window+offLimit+8*int32(size)
+	if limit < 128 { // of loads and stores: both instructions at once
+		t.put(0x553b48_00552b48|uint64(base)<<24|uint64(limit)<<56, 8)
+		return t.jumpIfAhead(aboveOrEqual)
+	}
+	t.mem(true, 0x2b, scratch, self, base)
+	t.mem(true, 0x3b, scratch, self, limit)
 	return t.jumpIfAhead(aboveOrEqual)
 }
 

@@ -166,9 +166,14 @@ func (t *threader) enterBlock(slot int, cost uint32) {
 	if cost == 0 {
 		return
 	}
+	t.paid = false
+	if cost < 128 { // most of them: both instructions at once
+		t.put(0x820f_00ec8349|uint64(cost)<<24, 10) // sub r12, cost; jb
+		t.cold = append(t.cold, cold{t.here(), leaving(refill, slot)})
+		return
+	}
 	t.arithmetic(true, 5, fuel, int32(cost))
 	t.exitIf(below, leaving(refill, slot))
-	t.paid = false
 }
 
 // instruction emits what one instruction means.
