@@ -15,9 +15,13 @@ const (
 	// MaxCallDepth is the largest call depth of a Machine.
 	MaxCallDepth = 256
 
-	// Slice is how much fuel an engine uses before it looks at the clock, and
+	// Slice is how much fuel an engine uses before it comes back to Go, and
 	// so how long it may keep a thread from the Go scheduler.
-	Slice = 100_000
+	Slice = 10_000
+
+	// clockSlices is how many slices there are between two looks at the clock,
+	// which takes longer than to begin a slice.
+	clockSlices = 10
 
 	// near is how far from a region, in bytes, a fault still names it.
 	near = 4096
@@ -37,7 +41,7 @@ type Machine struct {
 	Args    [5]uint64     // r1 to r5 at entry
 	Context memory.Region // the memory that the event brings
 	Fuel    uint64        // instructions that may be executed; after a run: what is left
-	MaxTime time.Duration // wall clock limit, counted from the end of the first Slice; 0: none
+	MaxTime time.Duration // wall clock limit, counted from the first look at the clock; 0: none
 	Call    service.Call  // Core and Data for services
 
 	Read, Write *Window // where the last load and the last store were, at first the context
@@ -70,6 +74,7 @@ type Machine struct {
 	reads, writes []Window // of each region
 	deadline      time.Time
 	timed         bool // there is a deadline
+	slices        uint // used up in this run
 }
 
 // Tenant is part of a Code and stands for it in a Machine.
@@ -175,7 +180,7 @@ func (m *Machine) Refresh() {
 
 // FirstSlice takes the first slice of the fuel, and lets the clock start later.
 func (m *Machine) FirstSlice() (left int64) {
-	m.timed = false
+	m.timed, m.slices = false, 0
 	slice := min(m.Fuel, Slice)
 	m.Fuel -= slice
 	return int64(slice)
@@ -257,7 +262,7 @@ func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
 	if m.Fuel < need {
 		return left, Fuel
 	}
-	if m.expired() {
+	if m.slices++; m.slices%clockSlices == 0 && m.expired() {
 		return left, Time
 	}
 	take := max(need, min(m.Fuel, Slice))

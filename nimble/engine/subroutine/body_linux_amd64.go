@@ -60,7 +60,7 @@ func (t *threader) dropReturn() {
 }
 
 // hideReturn takes the return address from the stack for the time of an
-// unchecked access, at which SP must be as enter has left it.
+// unchecked access, at which SP must be as Go has left it.
 func (t *threader) hideReturn() {
 	if t.body {
 		t.mem(false, 0x8f, 0, self, offBack)

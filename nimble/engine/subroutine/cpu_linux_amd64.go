@@ -14,7 +14,7 @@ type cpu struct {
 	paid    int64         // fuel left when the block of an unchecked access had been paid
 	atomic  engine.Window // where the last atomic operation was
 	spill   [2]uint64     // what is out of the way of one instruction
-	back    uint64        // where the code goes on after a search
+	back    uint64        // return address of a subroutine during an unchecked access
 	reads   table         // windows of all regions
 	writes  table
 	frames  table      // room for callers

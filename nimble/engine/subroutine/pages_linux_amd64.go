@@ -31,7 +31,7 @@ type block struct {
 	free   int    // pages
 }
 
-// add returns the executable pages that a copy of emitted code is in.
+// add returns an executable copy of emitted code, with whole pages as capacity.
 func (a *arena) add(emitted []byte) ([]byte, error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
@@ -54,6 +54,7 @@ func (a *arena) add(emitted []byte) ([]byte, error) {
 
 // remove takes back what add has returned. One block is kept for the next.
 func (a *arena) remove(memory []byte) error {
+	memory = memory[:cap(memory)]
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	for n, b := range a.blocks {
@@ -102,7 +103,7 @@ func (b *block) fill(first, pages int, emitted []byte) ([]byte, error) {
 		return nil, fmt.Errorf("make code executable: %w", err)
 	}
 	b.mark(first, pages, true)
-	return memory, nil
+	return memory[:len(emitted)], nil
 }
 
 // mark says which pages are in use.
