@@ -158,16 +158,17 @@ func (m *Machine) setRegion(i int, r memory.Region) {
 // Start prepares for a run: an empty stack, no deadline yet, the context as it
 // is now. It returns the first slice of the fuel.
 func (m *Machine) Start() (left int64) {
-	if !m.Fresh() {
+	if m.SP != m.top || !m.SameContext() {
 		m.Refresh()
 	}
 	return m.FirstSlice()
 }
 
-// Fresh reports whether Start need not Refresh. It and what follows are for an
-// engine that starts so often that a call of Start counts.
-func (m *Machine) Fresh() bool {
-	return m.SP == m.top && m.Context.Base == m.context.Base && m.Context.Length == m.context.Length &&
+// SameContext reports whether the context is that of the last run. It and the
+// two methods that follow are what Start does, for an engine to which a call of
+// it is too long.
+func (m *Machine) SameContext() bool {
+	return m.Context.Base == m.context.Base && m.Context.Length == m.context.Length &&
 		m.Context.Readable == m.context.Readable && m.Context.Writable == m.context.Writable
 }
 
@@ -201,8 +202,11 @@ func (m *Machine) Enter(sp uint64) {
 // many as the call depth.
 func (m *Machine) PushFrame() {
 	m.Enter(m.SP - verify.FrameSize)
-	clear(memory.View(m.SP, verify.FrameSize))
+	m.ClearFrame()
 }
+
+// ClearFrame fills the lowest frame with zeros.
+func (m *Machine) ClearFrame() { clear(memory.View(m.SP, verify.FrameSize)) }
 
 // FindRead looks for a region that allows a load of 1<<n bytes and makes it the
 // Read window; ok is false if there is none.

@@ -23,6 +23,7 @@ type cpu struct {
 	top     uint64     // its end
 	code    uint64     // address of the emitted code
 	bp      uint64     // BP of Go while emitted code runs
+	begin   uint64     // lowest address of the stack in use when a run begins
 	changes uint64     // changes of the windows when they were copied
 	reg     [11]uint64 // r0 to r10, while Go runs
 }
@@ -49,7 +50,7 @@ const (
 	offTop    = 248
 	offCode   = 256
 	offBP     = 264
-	offReg    = 280
+	offReg    = 288
 
 	offFirst = 0
 	offEnd   = 8

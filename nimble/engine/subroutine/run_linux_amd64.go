@@ -11,8 +11,10 @@ import (
 // Run implements engine.Code.
 func (c *code) Run(m *engine.Machine) (uint64, error) {
 	k := cpuOf(m)
-	if !m.Fresh() || m.Tenant != &c.tenant || k.changes != m.Changes {
+	if m.Tenant != &c.tenant || k.changes != m.Changes || k.begin != m.SP || !m.SameContext() {
 		c.prepare(m, k)
+	} else if c.frame {
+		m.ClearFrame()
 	}
 	r0, at, left := c.ways[start](k, m.FirstSlice(), 0, 0)
 	if at == done {
@@ -31,6 +33,7 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 	if c.frame {
 		m.PushFrame()
 	}
+	k.begin = m.SP
 	k.stackChanged(m)
 	reads, writes := m.Windows()
 	k.reads, k.writes, k.frames = place(reads), place(writes), place(m.Frames)
