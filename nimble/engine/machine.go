@@ -261,6 +261,11 @@ func (m *Machine) View(addr, length uint64, write bool) ([]byte, bool) {
 // still had before the block, cost what the block takes. It returns what the
 // next slice has left after paying. If kind is not empty, the run is over and
 // fuel is what the slice still has.
+//
+// Its stack check is where the scheduler stops the goroutine of a program that
+// does nothing but compute, in code that cannot be preempted.
+//
+//go:noinline
 func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
 	need := uint64(cost - left)
 	if m.Fuel < need {
