@@ -55,5 +55,6 @@
 //
 // An Extension has two: running, held during a run, and open, held for reading
 // by whoever uses its memory without running it. Close takes running before
-// open. No other package of nimble has locks.
+// open. The only other lock in nimble is that of the pages for emitted code, in
+// engine/subroutine, which is held for no other.
 package nimble

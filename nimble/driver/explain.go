@@ -93,7 +93,7 @@ func finding(p *verify.Program, slot int) string {
 }
 
 // typed says which arguments of a service are checked before each call.
-func typed(i verify.Instruction) string {
+func typed(i *verify.Instruction) string {
 	var words []string
 	for _, kind := range i.Service.Args {
 		words = append(words, kind.String())

@@ -15,9 +15,13 @@ const (
 	// MaxCallDepth is the largest call depth of a Machine.
 	MaxCallDepth = 256
 
-	// Slice is how much fuel an engine uses before it looks at the clock, and
+	// Slice is how much fuel an engine uses before it comes back to Go, and
 	// so how long it may keep a thread from the Go scheduler.
-	Slice = 100_000
+	Slice = 10_000
+
+	// clockSlices is how many slices there are between two looks at the clock,
+	// which takes longer than to begin a slice.
+	clockSlices = 10
 
 	// near is how far from a region, in bytes, a fault still names it.
 	near = 4096
@@ -37,10 +41,10 @@ type Machine struct {
 	Args    [5]uint64     // r1 to r5 at entry
 	Context memory.Region // the memory that the event brings
 	Fuel    uint64        // instructions that may be executed; after a run: what is left
-	MaxTime time.Duration // wall clock limit, counted from the end of the first Slice; 0: none
+	MaxTime time.Duration // wall clock limit, counted from the first look at the clock; 0: none
 	Call    service.Call  // Core and Data for services
 
-	Read, Write *Window // where the last load and the last store were
+	Read, Write *Window // where the last load and the last store were, at first the context
 	Atomic      *Window // where FindAtomic has found the last atomic operation
 	Frames      []Frame // room for the callers of the running function
 	SP          uint64  // lowest address of the stack in use
@@ -52,17 +56,29 @@ type Machine struct {
 	At        int
 	Addr      uint64
 
-	// Room is for what an engine needs of memory during a run. It finds there
-	// what the run before, maybe of another engine, has left.
-	Room [48]uint64
+	// Scratch is for what an engine needs of memory during a run. It finds there
+	// what the run before has left, which was of the Code that Tenant belongs
+	// to: who writes to Scratch sets Tenant.
+	Scratch [48]uint64
+	Tenant  *Tenant
+
+	// Changes counts changes of the windows. A copy of one that was made before
+	// the last of them is void.
+	Changes uint64
 
 	program       *verify.Program
 	stack         *memory.Memory
-	top           uint64 // end of the stack
+	top           uint64        // end of the stack
+	context       memory.Region // as it is among the regions
 	regions       []memory.Region
 	reads, writes []Window // of each region
 	deadline      time.Time
+	timed         bool // there is a deadline
+	slices        uint // used up in this run
 }
+
+// Tenant is part of a Code and stands for it in a Machine.
+type Tenant struct{ _ byte }
 
 // Frame is what a local call saves and an exit restores: r6 to r9 and r10 of
 // the caller, and where it goes on, in the engine's own terms.
@@ -123,6 +139,7 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	for i, each := range maps {
 		m.setRegion(firstMap+i, each.Region())
 	}
+	m.Read, m.Write = &m.reads[contextRegion], &m.writes[contextRegion]
 	m.Call.Maps, m.Call.Space, m.Call.Budget, m.Call.Trusted = maps, m, m, p.Trusted()
 	return m, nil
 }
@@ -135,30 +152,39 @@ func (m *Machine) setRegion(i int, r memory.Region) {
 	m.regions[i] = r
 	m.reads[i].set(r.Base, r.Length, r.Readable)
 	m.writes[i].set(r.Base, r.Length, r.Writable)
+	m.Changes++
 }
 
-// Start prepares for a run: an empty stack, no deadline yet, the context as the
-// first thing to be touched. It returns the first slice of the fuel.
+// Start prepares for a run: an empty stack, no deadline yet, the context as it
+// is now. It returns the first slice of the fuel.
 func (m *Machine) Start() (left int64) {
-	m.takeContext()
-	m.Read, m.Write = &m.reads[contextRegion], &m.writes[contextRegion]
-	m.deadline = time.Time{}
-	if m.SP != m.top {
-		m.Enter(m.top)
+	if m.SP != m.top || !m.SameContext() {
+		m.Refresh()
 	}
+	return m.FirstSlice()
+}
+
+// SameContext reports whether the context is that of the last run. It and the
+// two methods that follow are what Start does, for an engine to which a call of
+// it is too long.
+func (m *Machine) SameContext() bool {
+	return m.Context.Base == m.context.Base && m.Context.Length == m.context.Length &&
+		m.Context.Readable == m.context.Readable && m.Context.Writable == m.context.Writable
+}
+
+// Refresh empties the stack and makes the context a region.
+func (m *Machine) Refresh() {
+	m.context = m.Context
+	m.setRegion(contextRegion, m.Context)
+	m.Enter(m.top)
+}
+
+// FirstSlice takes the first slice of the fuel, and lets the clock start later.
+func (m *Machine) FirstSlice() (left int64) {
+	m.timed, m.slices = false, 0
 	slice := min(m.Fuel, Slice)
 	m.Fuel -= slice
 	return int64(slice)
-}
-
-// takeContext makes the context the first region, if it is not that already. A
-// name is compared last because it is mostly the same string.
-func (m *Machine) takeContext() {
-	have, want := &m.regions[contextRegion], &m.Context
-	if have.Base != want.Base || have.Length != want.Length || have.Readable != want.Readable ||
-		have.Writable != want.Writable || have.Name != want.Name {
-		m.setRegion(contextRegion, m.Context)
-	}
 }
 
 // Enter makes [sp, top) the stack in use. What lies below is out of reach until
@@ -169,14 +195,18 @@ func (m *Machine) Enter(sp uint64) {
 	stack.Base, stack.Length = sp, m.top-sp
 	m.reads[stackRegion].set(sp, stack.Length, true)
 	m.writes[stackRegion].set(sp, stack.Length, true)
+	m.Changes++
 }
 
 // PushFrame puts a zeroed frame under the stack in use. There is room for as
 // many as the call depth.
 func (m *Machine) PushFrame() {
 	m.Enter(m.SP - verify.FrameSize)
-	clear(memory.View(m.SP, verify.FrameSize))
+	m.ClearFrame()
 }
+
+// ClearFrame fills the lowest frame with zeros.
+func (m *Machine) ClearFrame() { clear(memory.View(m.SP, verify.FrameSize)) }
 
 // FindRead looks for a region that allows a load of 1<<n bytes and makes it the
 // Read window; ok is false if there is none.
@@ -231,12 +261,17 @@ func (m *Machine) View(addr, length uint64, write bool) ([]byte, bool) {
 // still had before the block, cost what the block takes. It returns what the
 // next slice has left after paying. If kind is not empty, the run is over and
 // fuel is what the slice still has.
+//
+// Its stack check is where the scheduler stops the goroutine of a program that
+// does nothing but compute, in code that cannot be preempted.
+//
+//go:noinline
 func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
 	need := uint64(cost - left)
 	if m.Fuel < need {
 		return left, Fuel
 	}
-	if m.expired() {
+	if m.slices++; m.slices%clockSlices == 0 && m.expired() {
 		return left, Time
 	}
 	take := max(need, min(m.Fuel, Slice))
@@ -261,8 +296,8 @@ func (m *Machine) expired() bool {
 		return false
 	}
 	now := time.Now()
-	if m.deadline.IsZero() {
-		m.deadline = now.Add(m.MaxTime)
+	if !m.timed {
+		m.timed, m.deadline = true, now.Add(m.MaxTime)
 	}
 	return now.After(m.deadline)
 }
@@ -291,12 +326,21 @@ func (m *Machine) place(addr uint64) (name string, offset int64) {
 		switch from := addr - r.Base; {
 		case r.Length == 0:
 		case from < r.Length:
-			return r.Name, int64(from)
+			return m.name(i), int64(from)
 		case from-r.Length < best:
-			best, name, offset = from-r.Length, r.Name, int64(from)
+			best, name, offset = from-r.Length, m.name(i), int64(from)
 		case -from <= best:
-			best, name, offset = -from-1, r.Name, int64(from)
+			best, name, offset = -from-1, m.name(i), int64(from)
 		}
 	}
 	return name, offset
+}
+
+// name returns the name of a region. That of the context may have changed
+// without the region, since comparing names before each run costs too much.
+func (m *Machine) name(i int) string {
+	if i == contextRegion {
+		return m.Context.Name
+	}
+	return m.regions[i].Name
 }

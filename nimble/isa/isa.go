@@ -65,7 +65,13 @@ func Append(program []Instruction, i Instruction) []Instruction {
 
 // Op returns the instruction's row, or Invalid if its opcode and key field
 // select none. The other fields may still be out of bounds: see Check.
-func (i Instruction) Op() Op {
+func (i Instruction) Op() Op { return i.op() }
+
+// op is Op without a copy, which costs more than the rest.
+func (i *Instruction) op() Op {
+	if op := alone[i.Code]; op != Invalid {
+		return op
+	}
 	for _, op := range byCode[i.Code] {
 		if k := table[op].Key; k.Field == NoField || i.field(k.Field) == k.Value {
 			return op
@@ -78,24 +84,29 @@ func (i Instruction) Op() Op {
 // row's bounds. The error says which field has which value, or names an
 // instruction that Nimble refuses.
 func (i Instruction) Check() (Op, error) {
-	op := i.Op()
+	op := i.op()
 	if op == Invalid {
 		return Invalid, i.unknown()
 	}
-	row := &table[op]
-	if row.Refused != "" {
-		return Invalid, fmt.Errorf("%s is refused: %s", row.Name, row.Refused)
-	}
-	b := &bounds[op]
-	if b[Dst].has(int64(i.Dst)) && b[Src].has(int64(i.Src)) && b[Off].has(int64(i.Off)) &&
-		b[Imm].has(int64(i.Imm)) && b[High].has(int64(i.High)) {
+	if l := &ranges[op]; l.accepted && l.least.Dst <= i.Dst && i.Dst <= l.most.Dst && l.least.Src <= i.Src && i.Src <= l.most.Src &&
+		l.least.Off <= i.Off && i.Off <= l.most.Off && l.least.Imm <= i.Imm && i.Imm <= l.most.Imm &&
+		l.least.High <= i.High && i.High <= l.most.High {
 		return op, nil
+	}
+	return Invalid, i.outside(op)
+}
+
+// outside explains why an instruction is not accepted.
+func (i Instruction) outside(op Op) error {
+	row, b := &table[op], &bounds[op]
+	if row.Refused != "" {
+		return fmt.Errorf("%s is refused: %s", row.Name, row.Refused)
 	}
 	f := Dst
 	for b[f].has(i.field(f)) {
 		f++
 	}
-	return Invalid, fmt.Errorf("%s: field %s is %d, must be %s", row.Name, f, i.field(f), b[f])
+	return fmt.Errorf("%s: field %s is %d, must be %s", row.Name, f, i.field(f), b[f])
 }
 
 // unknown explains why no row fits.
@@ -109,7 +120,7 @@ func (i Instruction) unknown() error {
 }
 
 // field returns the value of one field.
-func (i Instruction) field(f Field) int64 {
+func (i *Instruction) field(f Field) int64 {
 	switch f {
 	case Dst:
 		return int64(i.Dst)

@@ -89,6 +89,27 @@ func allBounds() (all [Ops][High + 1]Bounds) {
 	return all
 }
 
+// limits are the bounds of one row in the form in which Check, which is part of
+// every insertion, compares them fastest.
+type limits struct {
+	least, most Instruction
+	accepted    bool // by Nimble
+}
+
+var ranges = allLimits()
+
+func allLimits() (all [Ops]limits) {
+	for op := range table {
+		l := &all[op]
+		for f := Dst; f <= High; f++ {
+			l.least.setField(f, bounds[op][f].Min)
+			l.most.setField(f, bounds[op][f].Max)
+		}
+		l.accepted = table[op].Refused == ""
+	}
+	return all
+}
+
 // Bounds returns the values that an instruction allows in a field.
 func (op Op) Bounds(f Field) Bounds { return bounds[op][f] }
 
@@ -221,4 +242,16 @@ func indexTable() (codes [256][]Op, names map[string][]Op) {
 		names[table[op].Name] = append(names[table[op].Name], op)
 	}
 	return codes, names
+}
+
+// alone is the row of each opcode byte that has one row and no key.
+var alone = soleRows()
+
+func soleRows() (all [256]Op) {
+	for code, ops := range byCode {
+		if len(ops) == 1 && table[ops[0]].Key.Field == NoField {
+			all[code] = ops[0]
+		}
+	}
+	return all
 }

@@ -40,7 +40,7 @@ type Budget interface {
 // Call is one call of a service: what the engine knows of the caller, and the
 // arguments. It is valid until the service's function returns.
 type Call struct {
-	Args    [5]uint64    // r1 to r5
+	Args    [5]uint64    // r1 to r5, and they again after the call: not to be changed
 	Core    int          // the core that the event belongs to
 	Data    any          // what the kernel gave to this run, see nimble.Event
 	Depth   int          // how many extensions wait for this one, see nimble.Extension.Invoke

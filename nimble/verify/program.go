@@ -59,8 +59,9 @@ func (p *Program) Context() Context { return p.context }
 // Len returns the number of slots.
 func (p *Program) Len() int { return len(p.code) }
 
-// At returns the instruction of a slot in [0, Len).
-func (p *Program) At(slot int) Instruction { return p.code[slot] }
+// At returns the instruction of a slot in [0, Len), in the program itself so
+// that an engine need not copy it. Nobody may change it.
+func (p *Program) At(slot int) *Instruction { return &p.code[slot] }
 
 // Functions returns the functions, ascending.
 func (p *Program) Functions() []Function { return slices.Clone(p.functions) }

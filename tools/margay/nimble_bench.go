@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +31,7 @@ type figure struct {
 func (a *app) nimbleBenchCommand() *cobra.Command {
 	var only string
 	var rounds int
+	var stops time.Duration
 	var names []string
 	for _, p := range bench.Programs {
 		names = append(names, p.Name)
@@ -51,6 +53,9 @@ figures of one measurement only. The engine linux, which does not count instruct
 			if err != nil {
 				return err
 			}
+			if stops > 0 {
+				return a.nimbleStops(options, stops)
+			}
 			var contenders []bench.Contender
 			for _, o := range options {
 				c := bench.Engine(o.Engine.Name(), o)
@@ -70,6 +75,7 @@ figures of one measurement only. The engine linux, which does not count instruct
 		},
 	})
 	c.Flags().StringVar(&only, "engine", "", "only this engine")
+	c.Flags().DurationVar(&stops, "stops", 0, "measure for so long, beside endless programs on every core, how fast the world stops, and nothing else")
 	c.Flags().IntVar(&rounds, "rounds", 5, "how often each is measured")
 	return c
 }

@@ -97,7 +97,8 @@ type replica struct {
 	programs map[bool]*verify.Program // by trust
 	maps     []*state.Map
 	context  *memory.Memory
-	machine  *engine.Machine // its stack is one of the things compared
+	machine  *engine.Machine
+	stack    []byte // all of it
 }
 
 const replicaDepth = 4
@@ -126,6 +127,7 @@ func newReplica(t testing.TB, data []byte) *replica {
 	if r.machine, err = engine.NewMachine(r.programs[false], r.maps, replicaDepth); err != nil {
 		t.Fatal(err)
 	}
+	r.stack = memory.View(r.machine.SP-replicaDepth*verify.FrameSize, replicaDepth*verify.FrameSize)
 	return r
 }
 
@@ -141,28 +143,36 @@ func (r *replica) close(t testing.TB) {
 	}
 }
 
-// run runs the program on an engine, in memory as it is at first.
+// run runs the program twice on an engine. What the first run leaves behind
+// must not matter to the second.
 func (r *replica) run(t testing.TB, e engine.Engine, trusted bool, fuel uint64) map[string]string {
 	t.Helper()
-	p, m := r.programs[trusted], r.machine
-	code, err := e.Thread(p, r.maps)
+	code, err := e.Thread(r.programs[trusted], r.maps)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer code.Close()
+	first := r.once(code, fuel)
+	if again := r.once(code, fuel); !maps.Equal(first, again) {
+		t.Errorf("%s: first %v, then %v", e.Name(), first, again)
+	}
+	return first
+}
+
+// once runs code in memory as it is at first.
+func (r *replica) once(code engine.Code, fuel uint64) map[string]string {
+	m := r.machine
 	for i := range r.context.Bytes() {
 		r.context.Bytes()[i] = byte(i)
 	}
 	clear(r.maps[0].Memory().Bytes())
-	m.Start() // empties the stack
-	stack := memory.View(m.SP-replicaDepth*verify.FrameSize, replicaDepth*verify.FrameSize)
-	clear(stack)
+	clear(r.stack)
 	m.Context = r.context.Region(true)
 	m.Args = [5]uint64{m.Context.Base, m.Context.Length}
 	m.Fuel = fuel
 	r0, err := code.Run(m)
 	got := outcome(&Rig{Maps: r.maps, Machine: m, Context: r.context}, r0, err)
-	got["stack"] = hex.EncodeToString(stack)
+	got["stack"] = hex.EncodeToString(r.stack)
 	if err != nil {
 		got["error"] = err.Error()
 	}

@@ -29,6 +29,7 @@ var Engines = []Entry{
 	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New, false},
 	{"direct", "direct-threaded machine code", absent, false},
 	{"linux", "the kernel of this machine, as an accelerator", linux.New, true},
+	{"subroutine-calls", "machine code that calls a subroutine for each instruction, to be measured beside the others", subroutine.NewCalls, false},
 }
 
 func absent() (engine.Engine, error) { return nil, errors.New("not in this build") }

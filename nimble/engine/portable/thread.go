@@ -74,7 +74,7 @@ func isJump(op isa.Op) bool {
 // operand returns what a cell keeps of an instruction's constants: the 64-bit
 // value of the immediate, the offset of a load or register store, a store's
 // value below its offset, a jump's immediate below its target.
-func (c *code) operand(i verify.Instruction, maps []*state.Map) uint64 {
+func (c *code) operand(i *verify.Instruction, maps []*state.Map) uint64 {
 	imm, off := uint64(int64(i.Imm)), uint64(int64(i.Off))
 	switch i.Op {
 	case isa.LdDW:

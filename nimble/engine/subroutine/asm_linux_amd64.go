@@ -39,62 +39,74 @@ const (
 	greater      = 0xf
 )
 
-// asm appends encoded instructions. Opcodes are those of the Intel manual; one
+// asm writes encoded instructions. Opcodes are those of the Intel manual; one
 // above 0xff begins with the byte 0x0f.
-type asm struct{ code []byte }
-
-func (a *asm) here() int { return len(a.code) }
-
-func (a *asm) bytes(b ...byte) { a.code = append(a.code, b...) }
-
-func (a *asm) imm32(v int32) { a.code = binary.LittleEndian.AppendUint32(a.code, uint32(v)) }
-
-// prefix writes REX, if needed, and the opcode. Opcodes that take the low byte
-// of a register need REX so that numbers 4 to 7 do not mean AH to BH.
-func (a *asm) prefix(wide bool, opcode int, r, b reg) {
-	a.code = begin(a.code, wide, opcode, r, b)
+//
+// An instruction is composed in a word and stored at once, beyond its end too,
+// because emitting is most of insertion. So there must be room: see reserve.
+type asm struct {
+	code    []byte
+	written int // bytes
 }
 
-func begin(code []byte, wide bool, opcode int, r, b reg) []byte {
-	rex := byte(0x40) | byte(r>>3)<<2 | byte(b>>3)
+// room is how much may be written after a call of reserve.
+const room = 512
+
+// reserve makes room for what one instruction of an extension becomes.
+func (a *asm) reserve() {
+	if len(a.code)-a.written < room {
+		a.code = append(a.code, make([]byte, room+len(a.code))...)
+	}
+}
+
+func (a *asm) here() int { return a.written }
+
+// put writes the n low bytes of a word.
+func (a *asm) put(word uint64, n int) {
+	binary.LittleEndian.PutUint64(a.code[a.written:], word)
+	a.written += n
+}
+
+func (a *asm) byte(b byte) { a.put(uint64(b), 1) }
+
+func (a *asm) imm32(v int32) { a.put(uint64(uint32(v)), 4) }
+
+// begin composes REX, if needed, and the opcode. Opcodes that take the low byte
+// of a register need REX so that numbers 4 to 7 do not mean AH to BH.
+func begin(wide bool, opcode int, r, b reg) (word uint64, n int) {
+	rex := uint64(0x40) | uint64(r>>3)<<2 | uint64(b>>3)
 	if wide {
 		rex |= 8
 	}
 	if rex != 0x40 || opcode == 0x88 || opcode == 0x0fbe {
-		code = append(code, rex)
+		word, n = rex, 1
 	}
 	if opcode > 0xff {
-		code = append(code, byte(opcode>>8))
+		return word | uint64(opcode>>8|opcode&0xff<<8)<<(8*n), n + 2
 	}
-	return append(code, byte(opcode))
+	return word | uint64(opcode)<<(8*n), n + 1
 }
 
 // reg writes an instruction with two registers, r in the reg field and b in the
 // r/m field. An opcode extension takes the place of r.
 func (a *asm) reg(wide bool, opcode int, r, b reg) {
-	a.code = append(begin(a.code, wide, opcode, r, b), 0xc0|byte(r&7)<<3|byte(b&7))
+	word, n := begin(wide, opcode, r, b)
+	a.put(word|uint64(0xc0|(r&7)<<3|b&7)<<(8*n), n+1)
 }
 
-// mem writes an instruction with the register r and the memory at b+disp.
+// mem writes an instruction with the register r and the memory at b+disp. b is
+// neither SP nor R12.
 func (a *asm) mem(wide bool, opcode int, r, b reg, disp int32) {
-	mode := byte(0x80)
+	word, n := begin(wide, opcode, r, b)
+	mode, size := uint64(0x80), 4
 	switch {
 	case disp == 0 && b&7 != bp:
-		mode = 0
+		mode, size = 0, 0
 	case disp == int32(int8(disp)):
-		mode = 0x40
+		mode, size = 0x40, 1
 	}
-	code := append(begin(a.code, wide, opcode, r, b), mode|byte(r&7)<<3|byte(b&7))
-	if b&7 == sp {
-		code = append(code, 0x24)
-	}
-	switch mode {
-	case 0x40:
-		code = append(code, byte(disp))
-	case 0x80:
-		code = binary.LittleEndian.AppendUint32(code, uint32(disp))
-	}
-	a.code = code
+	word |= (mode | uint64((r&7)<<3|b&7)) << (8 * n)
+	a.put(word|uint64(uint32(disp))<<(8*n+8), n+1+size)
 }
 
 // arithmetic writes add (0), or (1), and (4), sub (5), xor (6) or cmp (7) with
@@ -102,7 +114,7 @@ func (a *asm) mem(wide bool, opcode int, r, b reg, disp int32) {
 func (a *asm) arithmetic(wide bool, extension, b reg, v int32) {
 	if v == int32(int8(v)) {
 		a.reg(wide, 0x83, extension, b)
-		a.bytes(byte(v))
+		a.byte(byte(v))
 		return
 	}
 	a.reg(wide, 0x81, extension, b)
@@ -128,13 +140,13 @@ func (a *asm) constant(r reg, v uint64) {
 		a.imm32(int32(v))
 	default:
 		a.short(true, 0xb8, r)
-		a.code = binary.LittleEndian.AppendUint64(a.code, v)
+		a.put(v, 8)
 	}
 }
 
 // short writes an instruction with the register in the opcode's last bits.
 func (a *asm) short(wide bool, opcode int, r reg) {
-	a.prefix(wide, opcode|int(r&7), 0, r)
+	a.put(begin(wide, opcode|int(r&7), 0, r))
 }
 
 // address puts b+disp into a register.
@@ -149,7 +161,7 @@ func (a *asm) address(r, b reg, disp int32) {
 // jump writes a jump to code that was written before.
 func (a *asm) jump(to int) {
 	if distance := to - a.here() - 2; distance >= -128 {
-		a.bytes(0xeb, byte(distance))
+		a.put(0xeb|uint64(byte(distance))<<8, 2)
 		return
 	}
 	a.patch(a.jumpAhead(), to)
@@ -158,7 +170,7 @@ func (a *asm) jump(to int) {
 // jumpIf is jump under a condition.
 func (a *asm) jumpIf(condition byte, to int) {
 	if distance := to - a.here() - 2; distance >= -128 {
-		a.bytes(0x70|condition, byte(distance))
+		a.put(0x70|uint64(condition)|uint64(byte(distance))<<8, 2)
 		return
 	}
 	a.patch(a.jumpIfAhead(condition), to)
@@ -166,13 +178,13 @@ func (a *asm) jumpIf(condition byte, to int) {
 
 // jumpAhead writes a jump whose target patch fills in.
 func (a *asm) jumpAhead() (hole int) {
-	a.bytes(0xe9, 0, 0, 0, 0)
+	a.put(0xe9, 5)
 	return a.here()
 }
 
 // jumpIfAhead is jumpAhead under a condition.
 func (a *asm) jumpIfAhead(condition byte) (hole int) {
-	a.bytes(0x0f, 0x80|condition, 0, 0, 0, 0)
+	a.put(0x800f|uint64(condition)<<8, 6)
 	return a.here()
 }
 
@@ -183,13 +195,13 @@ func (a *asm) patch(hole, to int) {
 
 // skipIf writes a short jump over what is written until land.
 func (a *asm) skipIf(condition byte) (hole int) {
-	a.bytes(0x70|condition, 0)
+	a.put(0x70|uint64(condition), 2)
 	return a.here()
 }
 
 // skip is skipIf always.
 func (a *asm) skip() (hole int) {
-	a.bytes(0xeb, 0)
+	a.put(0xeb, 2)
 	return a.here()
 }
 

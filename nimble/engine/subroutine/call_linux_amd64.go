@@ -12,12 +12,17 @@ var saved = machineRegister[6:10]
 // framePointer is the register r10 lives in.
 const framePointer = r13
 
-// call emits a local call. If the function called has a stack frame, Go makes
+// callService emits a call of a service, which Go does.
+func (t *threader) callService(slot int) {
+	t.leaveBy(leaving(call, slot), t.toService)
+}
+
+// callLocal emits a local call. If the function called has a stack frame, Go makes
 // it on the way.
-func (t *threader) call(slot int, i *verify.Instruction) {
+func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.mem(true, 0x8b, scratch, self, offFrame)
 	t.mem(true, 0x3b, scratch, self, offFrames+offEnd)
-	t.exitIf(equal, t.site(site{reason: deep, slot: int32(slot)}))
+	t.exitIf(equal, leaving(deep, slot))
 	for n, r := range saved {
 		t.mem(true, 0x89, r, scratch, int32(offSaved+8*n))
 	}
@@ -29,7 +34,7 @@ func (t *threader) call(slot int, i *verify.Instruction) {
 	t.mem(true, 0x89, scratch, self, offFrame)
 	t.mem(true, 0x8b, framePointer, self, offStack)
 	if t.program.Function(i.Target).Frame {
-		t.exit(t.site(site{reason: push, slot: int32(slot), next: int32(i.Target)}))
+		t.exit(leaving(push, slot))
 	} else {
 		t.jumpTo(slot, i.Target)
 	}
@@ -52,7 +57,7 @@ func (t *threader) end(slot int) {
 		t.land(called)
 	}
 	if t.function.Frame {
-		t.exit(t.site(site{reason: pop, slot: int32(slot)}))
+		t.exit(leaving(pop, slot))
 		return
 	}
 	t.arithmetic(true, 5, scratch, frameSize)
@@ -66,15 +71,6 @@ func (t *threader) end(slot int) {
 	t.reg(false, 0xff, 4, scratch)
 }
 
-// finish ends the run. Only r0 and the fuel matter after it.
-func (t *threader) finish() {
-	t.mem(true, 0x89, machineRegister[0], self, offReg)
-	t.mem(true, 0x89, fuel, self, offLeft)
-	t.mem(true, 0xc7, 0, self, offSite)
-	t.imm32(done)
-	t.bytes(0xc3)
-}
-
 // push makes the stack frame of a function that was called.
 func (k *cpu) push(m *engine.Machine) {
 	m.PushFrame()
@@ -83,19 +79,20 @@ func (k *cpu) push(m *engine.Machine) {
 
 // pop takes the stack frame of a function away and returns where its caller
 // goes on.
-func (k *cpu) pop(m *engine.Machine) (next uintptr) {
+func (k *cpu) pop(m *engine.Machine) (next uint64) {
 	m.Enter(k.reg[isa.FramePointer])
 	k.stackChanged(m)
 	k.frame -= frameSize
 	frame := &m.Frames[(k.frame-k.frames.first)/frameSize]
 	k.reg[isa.FramePointer] = frame.FP
 	*(*[4]uint64)(k.reg[6:10]) = frame.Saved
-	return uintptr(frame.Return)
+	return uint64(frame.Return)
 }
 
-// stackChanged drops the windows, one of which may be that of the stack.
+// stackChanged takes new copies of the windows, one of which may have been that
+// of the stack.
 func (k *cpu) stackChanged(m *engine.Machine) {
-	k.stack = m.SP
+	k.stack, k.changes = m.SP, m.Changes
 	k.read, k.write = *m.Read, *m.Write
 	k.atomic = engine.Window{}
 }

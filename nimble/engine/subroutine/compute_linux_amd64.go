@@ -92,9 +92,9 @@ func (t *threader) swap(op isa.Op, dst reg) {
 	case isa.LE32:
 		t.move(false, dst, dst)
 	case isa.BE16, isa.BSwap16:
-		t.bytes(0x66)
+		t.byte(0x66)
 		t.reg(false, 0xc1, 1, dst) // rotates right by eight
-		t.bytes(8)
+		t.byte(8)
 		t.reg(false, 0x0fb7, dst, dst)
 	case isa.BE32, isa.BSwap32:
 		t.short(false, 0x0fc8, dst)
@@ -113,7 +113,7 @@ func (t *threader) shiftConstant(wide bool, extension, dst reg, v int32) {
 	}
 	if v != 0 {
 		t.reg(wide, 0xc1, extension, dst)
-		t.bytes(byte(v))
+		t.byte(byte(v))
 	}
 }
 
@@ -133,94 +133,5 @@ func (t *threader) shift(wide bool, extension, dst, src reg) {
 		t.move(false, cx, src)
 		t.reg(wide, 0xd3, extension, dst)
 		t.move(true, cx, scratch)
-	}
-}
-
-// divide emits a division or a remainder, the divisors 0 and, of signed ones,
-// -1 apart, at which the machine would fault (RFC 9669, section 4.1).
-func (t *threader) divide(i *verify.Instruction, wide, fromRegister, remainder bool) {
-	dst, src, signed := machineRegister[i.Dst], machineRegister[i.Src], i.Off == 1
-	if !fromRegister {
-		switch {
-		case i.Imm == 0:
-			t.divideByZero(dst, wide, remainder)
-		case i.Imm == -1 && signed:
-			t.divideByMinusOne(dst, wide, remainder)
-		default:
-			t.mem(true, 0xc7, 0, self, offNumber)
-			t.imm32(i.Imm)
-			t.quotient(dst, scratch, wide, signed, remainder)
-		}
-		return
-	}
-	var ends []int
-	t.reg(wide, 0x85, src, src)
-	other := t.skipIf(notEqual)
-	t.divideByZero(dst, wide, remainder)
-	ends = append(ends, t.skip())
-	t.land(other)
-	if signed {
-		t.arithmetic(wide, 7, src, -1)
-		other = t.skipIf(notEqual)
-		t.divideByMinusOne(dst, wide, remainder)
-		ends = append(ends, t.skip())
-		t.land(other)
-	}
-	t.quotient(dst, src, wide, signed, remainder)
-	t.land(ends...)
-}
-
-func (t *threader) divideByZero(dst reg, wide, remainder bool) {
-	switch {
-	case !remainder:
-		t.zero(dst)
-	case !wide:
-		t.move(false, dst, dst)
-	}
-}
-
-func (t *threader) divideByMinusOne(dst reg, wide, remainder bool) {
-	if remainder {
-		t.zero(dst)
-	} else {
-		t.reg(wide, 0xf7, 3, dst)
-	}
-}
-
-// quotient divides dst by src, or by number in the cpu if src is DX. The
-// machine divides AX, so if dst is another register, it changes places with AX.
-func (t *threader) quotient(dst, src reg, wide, signed, remainder bool) {
-	if dst != ax {
-		t.reg(true, 0x87, dst, ax)
-		switch src {
-		case ax:
-			src = dst
-		case dst:
-			src = ax
-		}
-	}
-	extension := reg(6)
-	if signed {
-		extension = 7
-		if wide {
-			t.bytes(0x48)
-		}
-		t.bytes(0x99) // sign of AX into DX
-	} else {
-		t.zero(dx)
-	}
-	if src == scratch {
-		t.mem(wide, 0xf7, extension, self, offNumber)
-	} else {
-		t.reg(wide, 0xf7, extension, src)
-	}
-	switch {
-	case dst == ax && remainder:
-		t.move(true, ax, dx)
-	case dst != ax && remainder:
-		t.move(true, ax, dst)
-		t.move(true, dst, dx)
-	case dst != ax:
-		t.reg(true, 0x87, dst, ax)
 	}
 }

@@ -6,48 +6,51 @@ import "margay/nimble/engine"
 // through BP, and so the offsets below are part of what is emitted. Addresses
 // in it are of things that the Machine keeps alive.
 type cpu struct {
-	end    [2]uint64     // zeros: where the runtime stops when it follows BP
-	left   int64         // fuel that the slice still has, while Go runs
-	read   engine.Window // where the last load was
-	write  engine.Window // where the last store was
-	at     int64         // slot of the unchecked access under way, -1: none
-	addr   uint64        // its address, or that of a checked one that missed
-	paid   int64         // left when the block of an unchecked access had been paid
-	atomic engine.Window // where the last atomic operation was
-	number int64         // a constant divisor
-	site   int64         // why the code was left
-	back   uint64        // where the code goes on after a search
-	reads  table         // windows of all regions
-	writes table
-	frames table      // room for callers
-	frame  uint64     // address of the next one
-	stack  uint64     // lowest address of the stack in use
-	code   uint64     // address of the emitted code
-	reg    [11]uint64 // r0 to r10, while Go runs
+	end     [2]uint64     // zeros: where the runtime stops when it follows BP
+	read    engine.Window // where the last load was
+	write   engine.Window // where the last store was
+	at      int64         // slot of the unchecked access under way, -1: none
+	addr    uint64        // its address, or that of a checked one that missed
+	paid    int64         // fuel left when the block of an unchecked access had been paid
+	atomic  engine.Window // where the last atomic operation was
+	spill   [2]uint64     // what is out of the way of one instruction
+	back    uint64        // return address of a subroutine during an unchecked access
+	reads   table         // windows of all regions
+	writes  table
+	frames  table      // room for callers
+	frame   uint64     // address of the next one
+	stack   uint64     // lowest address of the stack in use
+	top     uint64     // its end
+	code    uint64     // address of the emitted code
+	bp      uint64     // BP of Go while emitted code runs
+	begin   uint64     // lowest address of the stack in use when a run begins
+	changes uint64     // changes of the windows when they were copied
+	reg     [11]uint64 // r0 to r10, while Go runs
 }
 
 // table is where elements of a slice are, [first, end).
 type table struct{ first, end uint64 }
 
-// Offsets in a cpu, in a table, in windows and in frames.
+// Offsets in a cpu, in a table, in windows and in frames. Those of arguments,
+// which are elsewhere in the Machine, are in memory_unsafe.go.
 const (
-	offLeft   = 16
-	offRead   = 24
-	offWrite  = 64
-	offAt     = 104
-	offAddr   = 112
-	offPaid   = 120
-	offAtomic = 128
-	offNumber = 168
-	offSite   = 176
-	offBack   = 184
-	offReads  = 192
-	offWrites = 208
-	offFrames = 224
-	offFrame  = 240
-	offStack  = 248
+	offRead   = 16
+	offWrite  = 56
+	offAt     = 96
+	offAddr   = 104
+	offPaid   = 112
+	offAtomic = 120
+	offSpill  = 160
+	offBack   = 176
+	offReads  = 184
+	offWrites = 200
+	offFrames = 216
+	offFrame  = 232
+	offStack  = 240
+	offTop    = 248
 	offCode   = 256
-	offReg    = 264
+	offBP     = 264
+	offReg    = 288
 
 	offFirst = 0
 	offEnd   = 8
@@ -72,7 +75,12 @@ const (
 	fuel    = r12
 )
 
-// enter runs emitted code at an address until it leaves. It keeps nothing of k.
+// entry is a way into emitted code, as the Go function that it looks like. left
+// is the fuel of the slice, r0 and next (an address in the code) matter only to
+// those that take them. It returns the site at which the code was left, and r0
+// and the fuel as they were there.
 //
-//go:noescape
-func enter(k *cpu, at uintptr)
+// Go passes k, left, r0 and next in AX, BX, CX and DI, takes the results from AX,
+// BX and CX, and expects nothing of other registers but SP, BP, R14 and X15
+// (Go internal ABI specification, "amd64 architecture").
+type entry func(k *cpu, left int64, r0, next uint64) (r0out uint64, at site, leftOut int64)

@@ -1,8 +1,10 @@
 package subroutine
 
 import (
+	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"unsafe"
@@ -12,6 +14,7 @@ import (
 	"margay/nimble/engine"
 	"margay/nimble/engine/enginetest"
 	"margay/nimble/isa"
+	"margay/nimble/object"
 	"margay/nimble/state"
 	"margay/nimble/verify"
 )
@@ -25,15 +28,15 @@ func TestOffsets(t *testing.T) {
 	for name, c := range map[string]struct{ got, want uintptr }{
 		"end":      {unsafe.Offsetof(k.end), 0},
 		"reg":      {unsafe.Offsetof(k.reg), offReg},
-		"left":     {unsafe.Offsetof(k.left), offLeft},
-		"site":     {unsafe.Offsetof(k.site), offSite},
 		"at":       {unsafe.Offsetof(k.at), offAt},
 		"addr":     {unsafe.Offsetof(k.addr), offAddr},
 		"paid":     {unsafe.Offsetof(k.paid), offPaid},
-		"number":   {unsafe.Offsetof(k.number), offNumber},
 		"read":     {unsafe.Offsetof(k.read), offRead},
 		"write":    {unsafe.Offsetof(k.write), offWrite},
 		"atomic":   {unsafe.Offsetof(k.atomic), offAtomic},
+		"spill":    {unsafe.Offsetof(k.spill), offSpill},
+		"top":      {unsafe.Offsetof(k.top), offTop},
+		"bp":       {unsafe.Offsetof(k.bp), offBP},
 		"back":     {unsafe.Offsetof(k.back), offBack},
 		"reads":    {unsafe.Offsetof(k.reads), offReads},
 		"writes":   {unsafe.Offsetof(k.writes), offWrites},
@@ -57,7 +60,7 @@ func TestOffsets(t *testing.T) {
 			t.Errorf("%s is at %d, the code says %d", name, c.got, c.want)
 		}
 	}
-	if room := unsafe.Sizeof(engine.Machine{}.Room); unsafe.Sizeof(k) > room {
+	if room := unsafe.Sizeof(engine.Machine{}.Scratch); unsafe.Sizeof(k) > room {
 		t.Errorf("a cpu of %d bytes in a room of %d", unsafe.Sizeof(k), room)
 	}
 }
@@ -76,10 +79,9 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// TestEmittedCode disassembles what is emitted for random programs: every byte
-// belongs to an instruction, jumps go to instructions, nothing is called, and
-// the registers of Go and the stack pointer are left alone.
-func TestEmittedCode(t *testing.T) {
+// seeded returns a source of random numbers, whose seed is logged and can be set.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
 	seed := rand.Uint64()
 	if s := os.Getenv("MARGAY_SEED"); s != "" {
 		var err error
@@ -88,7 +90,14 @@ func TestEmittedCode(t *testing.T) {
 		}
 	}
 	t.Logf("MARGAY_SEED=%d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	return rand.New(rand.NewPCG(seed, 1))
+}
+
+// TestEmittedCode disassembles what is emitted for random programs: every byte
+// belongs to an instruction, jumps and calls go to instructions, and
+// the registers of Go and the stack pointer are left alone.
+func TestEmittedCode(t *testing.T) {
+	r := seeded(t)
 	data := make([]byte, 400)
 	seen := make(map[isa.Op]bool)
 	for range 500 {
@@ -104,7 +113,8 @@ func TestEmittedCode(t *testing.T) {
 			for slot := range p.Len() {
 				seen[p.At(slot).Op] = true
 			}
-			disassemble(t, emit(t, p))
+			disassemble(t, emit(t, p, false), false)
+			disassemble(t, emit(t, p, true), true)
 		}
 	}
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
@@ -115,7 +125,7 @@ func TestEmittedCode(t *testing.T) {
 }
 
 // emit threads a program and returns its code.
-func emit(t *testing.T, p *verify.Program) []byte {
+func emit(t *testing.T, p *verify.Program, calls bool) []byte {
 	t.Helper()
 	var maps []*state.Map
 	for _, spec := range p.Maps() {
@@ -126,10 +136,12 @@ func emit(t *testing.T, p *verify.Program) []byte {
 		defer m.Close()
 		maps = append(maps, m)
 	}
-	return thread(p, maps).code
+	emitted := thread(p, maps, calls)
+	defer emitted.recycle()
+	return slices.Clone(emitted.code[:emitted.written])
 }
 
-func disassemble(t *testing.T, code []byte) {
+func disassemble(t *testing.T, code []byte, calls bool) {
 	t.Helper()
 	starts := make(map[int]bool)
 	var targets []int
@@ -140,8 +152,15 @@ func disassemble(t *testing.T, code []byte) {
 		}
 		starts[at] = true
 		at += i.Len
+		if calls && usesStack(i) {
+			continue
+		}
 		switch i.Op {
-		case x86asm.CALL, x86asm.PUSH, x86asm.POP, x86asm.SYSCALL, x86asm.INT, x86asm.LEAVE:
+		case x86asm.CALL:
+			if _, near := i.Args[0].(x86asm.Rel); !near {
+				t.Errorf("%v in emitted code", i)
+			}
+		case x86asm.PUSH, x86asm.POP, x86asm.SYSCALL, x86asm.INT, x86asm.LEAVE:
 			t.Errorf("%v in emitted code", i)
 		}
 		for _, arg := range i.Args {
@@ -166,6 +185,19 @@ func disassemble(t *testing.T, code []byte) {
 	}
 }
 
+// usesStack reports whether an instruction is one of those with which the form
+// that calls hides a return address, shows it again and drops it.
+func usesStack(i x86asm.Inst) bool {
+	_, inMemory := i.Args[0].(x86asm.Mem)
+	switch i.Op {
+	case x86asm.PUSH, x86asm.POP:
+		return inMemory
+	case x86asm.ADD:
+		return i.Args[0] == x86asm.RSP && i.Args[1] == x86asm.Imm(8)
+	}
+	return false
+}
+
 // forbidden reports whether a register is Go's or the stack pointer.
 func forbidden(r x86asm.Reg) bool {
 	switch r {
@@ -173,4 +205,58 @@ func forbidden(r x86asm.Reg) bool {
 		return true
 	}
 	return r >= x86asm.X0 && r <= x86asm.X15
+}
+
+// TestConstantDivisors divides by constants, in AX and elsewhere.
+func TestConstantDivisors(t *testing.T) {
+	r := seeded(t)
+	divisors := []int32{1, 2, 3, 5, 6, 7, 10, 64, 97, 641, 1 << 20, 1 << 30, math.MaxInt32, math.MinInt32, math.MinInt32 + 1, -1, -2, -3, -97}
+	dividends := []uint64{0, 1, 2, 96, 97, 98, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1<<63 - 1, 1 << 63, 1<<64 - 2, 1<<64 - 1}
+	for range 200 {
+		divisors = append(divisors, int32(r.Uint32())>>r.IntN(31))
+		dividends = append(dividends, r.Uint64()>>r.IntN(64))
+	}
+	for _, d := range divisors {
+		if d == 0 {
+			continue
+		}
+		for _, dst := range []isa.Register{0, 3} {
+			testDivisor(t, dst, d, dividends)
+		}
+	}
+}
+
+// testDivisor divides by d in one register, in the four ways: each dividend, its
+// multiple by d, and what is next to that.
+func testDivisor(t *testing.T, dst isa.Register, d int32, dividends []uint64) {
+	t.Helper()
+	wide, narrow := uint64(int64(d)), uint64(uint32(d))
+	for _, c := range []struct {
+		op   isa.Op
+		want func(x uint64) uint64
+	}{
+		{isa.DivK, func(x uint64) uint64 { return x / wide }},
+		{isa.ModK, func(x uint64) uint64 { return x % wide }},
+		{isa.Div32K, func(x uint64) uint64 { return uint64(uint32(x)) / narrow }},
+		{isa.Mod32K, func(x uint64) uint64 { return uint64(uint32(x)) % narrow }},
+	} {
+		p, err := verify.Verify(&object.Spec{Instructions: []isa.Instruction{
+			{Code: isa.MovX.Row().Code, Dst: dst, Src: 1},
+			{Code: c.op.Row().Code, Dst: dst, Imm: d},
+			{Code: isa.MovX.Row().Code, Dst: 0, Src: dst},
+			{Code: isa.Exit.Row().Code},
+		}}, verify.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rig := enginetest.NewRig(t, subroutine{}, p, 1, 0)
+		for _, x := range dividends {
+			for _, x := range []uint64{x, x * wide, x*wide - 1, x * narrow, x*narrow - 1} {
+				rig.Machine.Args[0], rig.Machine.Fuel = x, 4
+				if got, err := rig.Code.Run(rig.Machine); err != nil || got != c.want(x) {
+					t.Fatalf("%v r%d, %d of %#x: got %#x, %v, want %#x", c.op, dst, d, x, got, err, c.want(x))
+				}
+			}
+		}
+	}
 }

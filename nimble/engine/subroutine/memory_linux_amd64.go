@@ -21,60 +21,52 @@ func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, wi
 		t.note(slot)
 		return
 	}
-	size := logarithm(i)
-	hole := t.inside(window, size)
-	n := t.site(site{reason: access, size: size, base: uint8(base), off: i.Off, slot: int32(slot), next: int32(t.here())})
-	t.misses = append(t.misses, miss{hole, n, window})
+	t.misses = append(t.misses, forward{t.inside(window, logarithm(i)), slot})
 }
 
 // inside compares DX with a window and jumps if it is outside.
 func (t *threader) inside(window int32, size uint8) (hole int) {
-	t.mem(true, 0x2b, scratch, self, window+offBase)
-	t.mem(true, 0x3b, scratch, self, window+offLimit+8*int32(size))
+	base, limit := window+offBase, window+offLimit+8*int32(size)
+	if limit < 128 { // of loads and stores: both instructions at once
+		t.put(0x553b48_00552b48|uint64(base)<<24|uint64(limit)<<56, 8)
+		return t.jumpIfAhead(aboveOrEqual)
+	}
+	t.mem(true, 0x2b, scratch, self, base)
+	t.mem(true, 0x3b, scratch, self, limit)
 	return t.jumpIfAhead(aboveOrEqual)
 }
 
-// miss is an access that is not in its window.
-type miss struct {
-	hole, site int
-	window     int32
-}
-
-// missed emits what an access outside its window comes to: it looks for another
-// one, see search. DX is the distance from the window.
-func (t *threader) missed(each miss) {
-	s := &t.sites[each.site]
-	t.patch(each.hole, t.here())
-	t.mem(true, 0x03, scratch, self, each.window+offBase)
-	t.mem(true, 0x89, scratch, self, offAddr)
-	t.prefix(true, 0x8d, scratch, 0)
-	t.bytes(byte(scratch)<<3 | 5) // lea dx, [ip+distance]
-	t.imm32(0)
-	t.patch(t.here(), int(s.next))
-	t.mem(true, 0x89, scratch, self, offBack)
-	t.constant(scratch, uint64(each.site))
-	known := &t.searches[0][s.size]
-	if each.window == offWrite {
-		known = &t.searches[1][s.size]
+// missed emits what an access outside its window comes to: a search for another
+// one, after which the access is done. DX is the distance from the window.
+func (t *threader) missed(each forward) {
+	i := t.program.At(each.slot)
+	window, known := int32(offRead), &t.searches[0][logarithm(i)]
+	if i.Op.Row().Form != isa.FormLoad {
+		window, known = offWrite, &t.searches[1][logarithm(i)]
 	}
 	if *known == 0 {
-		*known = t.search(each.window, s.size)
-		return
+		*known = t.search(window, logarithm(i))
+		t.reserve()
 	}
-	t.jump(*known)
+	t.patch(each.hole, t.here())
+	t.mem(true, 0x03, scratch, self, window+offBase)
+	t.put(0xe8, 5)
+	t.patch(t.here(), *known)
+	t.jumpIf(below, each.hole)
+	t.exit(leaving(access, each.slot))
 }
 
-// search emits the search for the region of an address, once for all accesses
-// of a kind and size that miss, and falls into it. What it finds becomes the
-// window; else the code is left at the site in DX.
+// search emits the search for the region of the address in DX, which all
+// accesses of a kind and size that miss call. What it finds becomes the window;
+// the flags say below then. Nothing in it can fault, so that it may be called.
 func (t *threader) search(window int32, size uint8) (start int) {
 	list := int32(offReads)
 	if window == offWrite {
 		list = offWrites
 	}
 	start = t.here()
-	t.mem(true, 0x89, scratch, self, offSite)
-	t.mem(true, 0x89, ax, self, offReg)
+	t.mem(true, 0x89, scratch, self, offAddr)
+	t.mem(true, 0x89, ax, self, offSpill)
 	t.mem(true, 0x8b, scratch, self, list+offFirst)
 	again := t.here()
 	t.mem(true, 0x8b, ax, self, offAddr)
@@ -84,16 +76,15 @@ func (t *threader) search(window int32, size uint8) (start int) {
 	t.arithmetic(true, 0, scratch, windowSize)
 	t.mem(true, 0x3b, scratch, self, list+offEnd)
 	t.jumpIf(notEqual, again)
-	t.mem(true, 0x8b, ax, self, offReg)
-	t.mem(true, 0x8b, scratch, self, offSite)
-	t.jump(save)
+	t.mem(true, 0x8b, ax, self, offSpill)
+	t.byte(0xc3)
 	t.land(found)
 	for word := int32(0); word < windowSize; word += 8 {
 		t.mem(true, 0x8b, ax, scratch, word)
 		t.mem(true, 0x89, ax, self, window+word)
 	}
-	t.mem(true, 0x8b, ax, self, offReg)
-	t.mem(false, 0xff, 4, self, offBack)
+	t.mem(true, 0x8b, ax, self, offSpill)
+	t.byte(0xc3)
 	return start
 }
 
@@ -108,6 +99,7 @@ func (t *threader) note(slot int) {
 	t.mem(true, 0x89, scratch, self, offAddr)
 	t.mem(true, 0xc7, 0, self, offAt)
 	t.imm32(int32(slot))
+	t.hideReturn()
 }
 
 // load emits a load.
@@ -129,6 +121,7 @@ func (t *threader) load(slot int, i *verify.Instruction) {
 		opcode, wide = 0x63, true
 	}
 	t.mem(wide, opcode, machineRegister[i.Dst], machineRegister[i.Src], int32(i.Off))
+	t.showReturn(i)
 }
 
 // store emits a store of a register or an immediate.
@@ -143,64 +136,94 @@ func (t *threader) store(slot int, i *verify.Instruction) {
 	case 1:
 		opcode--
 	case 2:
-		t.bytes(0x66)
+		t.byte(0x66)
 	}
 	t.mem(size == 8, opcode, r, machineRegister[i.Dst], int32(i.Off))
-	if opcode&0x40 == 0 {
-		return
+	if opcode&0x40 != 0 {
+		t.put(uint64(uint32(i.Imm)), min(size, 4))
 	}
-	switch size {
-	case 1:
-		t.bytes(byte(i.Imm))
-	case 2:
-		t.bytes(byte(i.Imm), byte(i.Imm>>8))
-	default:
-		t.imm32(i.Imm)
-	}
+	t.showReturn(i)
 }
 
-// atomic emits an atomic operation. The machine has no instruction for those
-// that fetch what they change bit by bit: Go does them.
-func (t *threader) atomic(slot int, i *verify.Instruction) {
-	s := site{size: logarithm(i), base: uint8(i.Dst), off: i.Off, slot: int32(slot), next: int32(t.here())}
-	opcode := 0
-	switch i.Op {
+// atomicOpcode returns the opcode of an atomic operation, 0 if the machine has
+// none: for those that fetch what they change bit by bit.
+func atomicOpcode(op isa.Op) int {
+	switch op {
 	case isa.AtomicAdd, isa.AtomicAdd32:
-		opcode = 0x01
+		return 0x01
 	case isa.AtomicOr, isa.AtomicOr32:
-		opcode = 0x09
+		return 0x09
 	case isa.AtomicAnd, isa.AtomicAnd32:
-		opcode = 0x21
+		return 0x21
 	case isa.AtomicXor, isa.AtomicXor32:
-		opcode = 0x31
+		return 0x31
 	case isa.AtomicFetchAdd, isa.AtomicFetchAdd32:
-		opcode = 0x0fc1
+		return 0x0fc1
 	case isa.AtomicXchg, isa.AtomicXchg32:
-		opcode = 0x87
+		return 0x87
 	case isa.AtomicCmpXchg, isa.AtomicCmpXchg32:
-		opcode = 0x0fb1
-	default:
-		t.guarded = t.guarded || t.trusted
-		s.reason = modify
-		n := t.site(s)
-		t.exit(n)
-		t.sites[n].next = int32(t.here())
-		return
+		return 0x0fb1
 	}
+	return 0
+}
+
+// atomic emits an atomic operation. One that is not in the window is begun
+// again when Go has found another.
+func (t *threader) atomic(slot int, i *verify.Instruction) {
 	t.address(scratch, machineRegister[i.Dst], int32(i.Off))
-	t.bytes(0xf6, 0xc2, byte(i.Op.Size()-1)) // test dl
-	s.reason = misaligned
-	t.exitIf(notEqual, t.site(s))
-	if t.trusted {
+	t.put(0xc2f6|uint64(i.Op.Size()-1)<<16, 3) // test dl
+	t.exitIf(notEqual, leaving(misaligned, slot))
+	switch {
+	case i.Proved:
+	case t.trusted:
 		t.note(slot)
-	} else {
-		s.reason = atomics
-		t.cold = append(t.cold, forward{t.inside(offAtomic, s.size), t.site(s)})
+	default:
+		t.cold = append(t.cold, cold{t.inside(offAtomic, logarithm(i)), leaving(atomics, slot)})
 	}
-	wide := s.size == 3
-	t.bytes(0xf0) // lock
-	t.mem(wide, opcode, machineRegister[i.Src], machineRegister[i.Dst], int32(i.Off))
+	wide := i.Op.Size() == 8
+	if opcode := atomicOpcode(i.Op); opcode != 0 {
+		t.byte(0xf0) // lock
+		t.mem(wide, opcode, machineRegister[i.Src], machineRegister[i.Dst], int32(i.Off))
+	} else {
+		t.fetch(i, wide)
+	}
 	if i.Op == isa.AtomicCmpXchg32 {
 		t.move(false, ax, ax) // is not written if the values were equal
+	}
+	t.showReturn(i)
+}
+
+// fetch emits an atomic operation that fetches what it changes bit by bit: it
+// tries until nothing has changed between the load and the store. AX has the old
+// value and DX the new one meanwhile.
+func (t *threader) fetch(i *verify.Instruction, wide bool) {
+	base, src := machineRegister[i.Dst], machineRegister[i.Src]
+	t.mem(true, 0x89, ax, self, offSpill)
+	borrowed := base == ax
+	if borrowed {
+		if base = bx; src == bx {
+			base = di
+		}
+		t.mem(true, 0x89, base, self, offSpill+8)
+		t.move(true, base, ax)
+	}
+	t.mem(wide, 0x8b, ax, base, int32(i.Off))
+	again := t.here()
+	t.move(wide, dx, ax)
+	opcode := int(group1[i.Imm>>4&0xf])<<3 | 3
+	if src == ax {
+		t.mem(wide, opcode, dx, self, offSpill)
+	} else {
+		t.reg(wide, opcode, dx, src)
+	}
+	t.byte(0xf0) // lock
+	t.mem(wide, 0x0fb1, dx, base, int32(i.Off))
+	t.jumpIf(notEqual, again)
+	if borrowed {
+		t.mem(true, 0x8b, base, self, offSpill+8)
+	}
+	if src != ax {
+		t.move(wide, src, ax)
+		t.mem(true, 0x8b, ax, self, offSpill)
 	}
 }

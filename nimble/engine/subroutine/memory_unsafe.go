@@ -3,14 +3,20 @@
 package subroutine
 
 import (
-	"sync/atomic"
 	"unsafe"
 
 	"margay/nimble/engine"
 )
 
-// cpuOf returns the cpu that has the room of a Machine.
-func cpuOf(m *engine.Machine) *cpu { return (*cpu)(unsafe.Pointer(&m.Room)) }
+// Where arguments are, of a run and of a service, relative to a cpu.
+const (
+	offScratch  = int32(unsafe.Offsetof(engine.Machine{}.Scratch))
+	offArgs     = int32(unsafe.Offsetof(engine.Machine{}.Args)) - offScratch
+	offCallArgs = int32(unsafe.Offsetof(engine.Machine{}.Call)+unsafe.Offsetof(engine.Machine{}.Call.Args)) - offScratch
+)
+
+// cpuOf returns the cpu that has the scratch memory of a Machine.
+func cpuOf(m *engine.Machine) *cpu { return (*cpu)(unsafe.Pointer(&m.Scratch)) }
 
 // addressOf returns where a slice of mapped memory starts.
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -22,26 +28,6 @@ func place[T any](s []T) table {
 	return table{first, first + uint64(len(s))*uint64(unsafe.Sizeof(*new(T)))}
 }
 
-// pointer turns a host address outside the Go heap into a pointer.
-func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
-
-// modify32 replaces the word at addr by what change makes of it and returns
-// what it was. addr is a multiple of 4.
-func modify32(addr uint64, change func(old uint32) uint32) uint32 {
-	p := (*uint32)(pointer(addr))
-	for {
-		if old := atomic.LoadUint32(p); atomic.CompareAndSwapUint32(p, old, change(old)) {
-			return old
-		}
-	}
-}
-
-// modify64 is modify32 for 8 bytes.
-func modify64(addr uint64, change func(old uint64) uint64) uint64 {
-	p := (*uint64)(pointer(addr))
-	for {
-		if old := atomic.LoadUint64(p); atomic.CompareAndSwapUint64(p, old, change(old)) {
-			return old
-		}
-	}
-}
+// function makes a Go function of the code at an address, which it keeps in *at:
+// a function is a pointer to a word with the address of its code.
+func function(at *uintptr) entry { return *(*entry)(unsafe.Pointer(&at)) }

@@ -5,18 +5,20 @@
 //
 // # Between Go and emitted code
 //
-// Run keeps the state of a run in a cpu, in the Machine, and calls enter, a
-// trampoline in assembly that loads the registers of the extension and calls
-// the emitted code. Emitted code never calls Go. What it does not do itself (a
-// service, the next slice of fuel, a stack frame, some atomic operations, a
-// fault) it leaves to Go: it puts the number of a site into DX and jumps to the
-// first bytes of the code, which store all registers in the cpu and return. Run
-// looks the site up, does what is to be done, and enters the code again where
-// the site says.
+// Emitted code begins with entries that look like Go functions: Go calls them
+// with arguments in registers and gets results in registers, as Go's internal
+// calling convention has it, see entry. Each loads what it needs of the
+// registers of the extension from the cpu, which is in the Machine, and goes on.
+// Emitted code never calls Go. What it does not do itself (a service, the next
+// slice of fuel, a stack frame, a fault) it leaves to Go: it puts a site, which
+// is a reason and a slot, into DX and jumps to a way out, which stores registers
+// in the cpu and returns. Run does what is to be done, and enters the code again.
+// A run that neither leaves nor finds the Machine changed since the last one
+// takes one call and nothing else.
 //
 // Emitted code cannot be preempted, so it must come back soon: it has at most
-// engine.Slice of fuel at a time, and enter has the stack check at which Go
-// stops a goroutine.
+// engine.Slice of fuel at a time, and Machine.Refill has the stack check at
+// which Go stops a goroutine.
 //
 // # Registers
 //
@@ -25,28 +27,36 @@
 //
 // BP is the cpu, R12 the fuel that the slice still has, DX is for single
 // instructions. The runtime follows BP from frame to frame when it profiles, so
-// a cpu begins with what it takes for the last frame. r0 is AX because of compare-and-exchange, r4 is CX and DX is
-// nobody's because of shifts and divisions. SP stays where enter has left it,
-// at a return address into enter: that is what lets the runtime turn a bad
-// access of a trusted extension into a panic, and profile what runs here. So the
-// frames of local calls are in the Machine and not on this stack. R14 and X15
-// belong to Go, and no other vector register is used.
+// a cpu begins with what it takes for the last frame. r0 is AX because of
+// compare-and-exchange, r4 is CX and DX is nobody's because of shifts and
+// divisions. SP stays where the call has left it, at a return address into Go:
+// that is what lets the runtime turn a bad access of a trusted extension into a
+// panic, and profile what runs here. So the frames of local calls are in the
+// Machine and not on this stack. R14 and X15 belong to Go, and no vector register
+// is used.
 //
 // # Memory
 //
 // A checked access compares the address with a copy of the window of the region
 // that was used last: one for loads, one for stores, one for atomic operations.
-// A load or store that misses goes through the windows of all regions, in code
-// that all of its size share, and copies what it finds; an atomic operation
-// asks Go. An unchecked access of a trusted extension notes its slot and address
+// A load or store that misses calls a search through the windows of all regions,
+// which all of its size share, and which copies what it finds; an atomic
+// operation asks Go. Copies last until the windows change. An unchecked access of a trusted extension notes its slot and address
 // in the cpu, and the block its fuel, because nothing of the registers is left
 // when it becomes a panic. What the verifier has proved does neither.
 //
-// Code is written to memory that is then made executable and read-only; it is
-// never both writable and executable.
+// Code is written to pages that are then made executable and read-only; they are
+// never both writable and executable. They come from an arena of the process,
+// so that small programs need not map memory each.
 package subroutine
 
 import "margay/nimble/engine"
 
 // New returns the engine, or an error that says why there is none here.
-func New() (engine.Engine, error) { return newEngine() }
+func New() (engine.Engine, error) { return newEngine(false) }
+
+// NewCalls returns the engine in the form that its name comes from, called
+// subroutine-calls: a program is a sequence of calls of subroutines, one for
+// each different instruction, and nothing is inlined but what leaves or jumps.
+// It is there to be measured against the other.
+func NewCalls() (engine.Engine, error) { return newEngine(true) }

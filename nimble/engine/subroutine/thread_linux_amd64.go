@@ -1,6 +1,9 @@
 package subroutine
 
 import (
+	"slices"
+	"sync"
+
 	"margay/nimble/isa"
 	"margay/nimble/service"
 	"margay/nimble/state"
@@ -16,68 +19,90 @@ const (
 	access                   // an access outside all windows
 	misaligned               // an atomic operation at a bad address
 	atomics                  // an atomic operation outside the window
-	modify                   // an atomic operation that Go does
 	call                     // a call of a service
 	deep                     // a local call for which there is no room
 	push                     // a local call of a function with a stack frame
 	pop                      // the exit of one
 )
 
-// site is a place at which code is left.
-type site struct {
-	reason reason
-	size   uint8 // logarithm of the bytes of an access
-	base   uint8 // register of an access, and its offset
-	off    int16
-	slot   int32
-	next   int32 // offset in the code at which to go on; of push, in the end, that of the slot
-	index  int32 // of the service
-}
+// site is a place at which code is left: a reason and the slot of an
+// instruction.
+type site uint32
+
+const slotBits = 24 // object.MaxInstructions is less than 1<<slotBits
+
+func leaving(why reason, slot int) site { return site(why)<<slotBits | site(slot) }
+
+func (s site) reason() reason { return reason(s >> slotBits) }
+
+func (s site) slot() int { return int(s & (1<<slotBits - 1)) }
 
 // threader emits one program.
 type threader struct {
 	asm
 	program *verify.Program
 	maps    []*state.Map
-	sites   []site
-	at      []int32 // offset of each slot
-	jumps   []forward
-	cold    []forward
-	misses  []miss
+	calls   bool // in the form of subroutine-calls
 	trusted bool
-	guarded bool // it has unchecked accesses
-	again   bool // the first function is also called
 
-	paid     bool            // the fuel of the block is noted
+	at     []int32 // offset of each slot
+	jumps  []forward
+	cold   []cold
+	misses []forward // accesses outside their window
+	bodies []forward // calls of the subroutines of slots
+
+	ways      [ways]int // offsets of the ways into the code
+	toService int       // offset of the way out to a service
+	searches  [2][4]int // offsets of searches, of loads and stores, by size; 0: none yet
+
 	function verify.Function // to which the instruction belongs
-	services []*service.Service
-
-	searches [2][4]int // offsets of searches, of loads and stores, by size; 0: none yet
+	paid     bool            // the fuel of the block is noted
+	body     bool            // what is emitted is called
+	guarded  bool            // there are unchecked accesses
+	named    uint            // a bit for each register that any instruction names
+	serviced bool            // services are called
+	local    bool            // there are local calls
+	again    bool            // the first function is also called
 }
 
-// forward is a jump to a slot or a site that is not written yet.
-type forward struct{ hole, to int }
+// forward is a jump or call to or for a slot, to what is not written yet.
+type forward struct{ hole, slot int }
 
-// save is the offset of the code that goes back to Go with a site in DX.
-const save = 0
+// cold is a jump to a way out that is not written yet.
+type cold struct {
+	hole int
+	site site
+}
 
-// done is the site of a run that has ended.
-const done = 0
+// threaders are those whose memory can be used again: getting it from the heap
+// takes as long as emitting.
+var threaders = sync.Pool{New: func() any { return new(threader) }}
+
+// recycle ends the use of a threader.
+func (t *threader) recycle() {
+	*t = threader{
+		asm: asm{code: t.code},
+		at:  t.at, jumps: t.jumps[:0], cold: t.cold[:0], misses: t.misses[:0], bodies: t.bodies[:0],
+	}
+	threaders.Put(t)
+}
 
 // thread emits a program.
-func thread(p *verify.Program, maps []*state.Map) *threader {
-	t := &threader{program: p, maps: maps, trusted: p.Trusted(), at: make([]int32, p.Len())}
-	t.code = make([]byte, 0, 256+p.Len()*40)
-	t.sites = make([]site, 1, 1+p.Len())
-	t.cold = make([]forward, 0, p.Len())
-	t.misses = make([]miss, 0, p.Len()/2)
-	t.jumps = make([]forward, 0, p.Len()/4)
+func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
+	t := threaders.Get().(*threader)
+	t.program, t.maps, t.calls, t.trusted = p, maps, calls, p.Trusted()
+	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
 	for slot := range p.Len() {
-		if i := p.At(slot); i.Op == isa.CallLocal && i.Target == 0 {
-			t.again = true
+		i := p.At(slot)
+		t.named |= 1<<i.Dst | 1<<i.Src
+		switch i.Op {
+		case isa.CallLocal:
+			t.local, t.again = true, t.again || i.Target == 0
+		case isa.Call, isa.CallNamed:
+			t.serviced = true
 		}
 	}
-	t.leaving()
+	t.border()
 	functions := p.Functions()
 	for slot := range p.Len() {
 		if len(functions) > 0 && functions[0].Start == slot {
@@ -85,58 +110,55 @@ func thread(p *verify.Program, maps []*state.Map) *threader {
 		}
 		t.at[slot] = int32(t.here())
 		if i := p.At(slot); i.Op != isa.Invalid {
+			t.reserve()
 			t.enterBlock(slot, i.Cost)
-			t.instruction(slot, &i)
+			t.place(slot, i)
 		}
 	}
 	t.link()
 	return t
 }
 
-// leaving writes what is at save.
-func (t *threader) leaving() {
-	t.mem(true, 0x89, scratch, self, offSite)
-	for n, r := range machineRegister {
-		t.mem(true, 0x89, r, self, int32(offReg+8*n))
-	}
-	t.mem(true, 0x89, fuel, self, offLeft)
-	t.bytes(0xc3)
-}
-
-// link writes the ways out and gives jumps their targets.
+// link writes the bodies and the ways out, and gives jumps their targets.
 func (t *threader) link() {
-	for _, each := range t.cold {
-		t.patch(each.hole, t.here())
-		t.exit(each.to)
-	}
+	t.leaveCold()
+	t.body = t.calls
+	t.writeBodies()
+	t.leaveCold()
 	for _, each := range t.misses {
+		t.reserve()
 		t.missed(each)
 	}
 	for _, each := range t.jumps {
-		t.patch(each.hole, int(t.at[each.to]))
+		t.patch(each.hole, int(t.at[each.slot]))
 	}
-	for n := range t.sites {
-		if s := &t.sites[n]; s.reason == push {
-			s.next = t.at[s.next]
-		}
+}
+
+// leaveCold writes the ways out that exitIf has left open.
+func (t *threader) leaveCold() {
+	for _, each := range t.cold {
+		t.reserve()
+		t.patch(each.hole, t.here())
+		t.exit(each.site)
 	}
+	t.cold = t.cold[:0]
 }
 
 // exit leaves the code at a site.
-func (t *threader) exit(site int) {
-	t.constant(scratch, uint64(site))
-	t.jump(save)
+func (t *threader) exit(s site) {
+	t.dropReturn()
+	t.leaveBy(s, save)
 }
 
-// site adds a site.
-func (t *threader) site(s site) int {
-	t.sites = append(t.sites, s)
-	return len(t.sites) - 1
+// leaveBy leaves the code by one of the ways out.
+func (t *threader) leaveBy(s site, way int) {
+	t.put(0xba|uint64(s)<<8|0xe9<<40, 10) // mov dx, site; jmp
+	t.patch(t.here(), way)
 }
 
 // exitIf leaves under a condition.
-func (t *threader) exitIf(condition byte, site int) {
-	t.cold = append(t.cold, forward{t.jumpIfAhead(condition), site})
+func (t *threader) exitIf(condition byte, s site) {
+	t.cold = append(t.cold, cold{t.jumpIfAhead(condition), s})
 }
 
 // enterBlock pays for the block that starts at a slot, if one does.
@@ -144,11 +166,14 @@ func (t *threader) enterBlock(slot int, cost uint32) {
 	if cost == 0 {
 		return
 	}
-	t.arithmetic(true, 5, fuel, int32(cost))
-	n := t.site(site{reason: refill, slot: int32(slot)})
-	t.exitIf(below, n)
-	t.sites[n].next = int32(t.here())
 	t.paid = false
+	if cost < 128 { // most of them: both instructions at once
+		t.put(0x820f_00ec8349|uint64(cost)<<24, 10) // sub r12, cost; jb
+		t.cold = append(t.cold, cold{t.here(), leaving(refill, slot)})
+		return
+	}
+	t.arithmetic(true, 5, fuel, int32(cost))
+	t.exitIf(below, leaving(refill, slot))
 }
 
 // instruction emits what one instruction means.
@@ -167,13 +192,10 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target))
 		return
 	case isa.Call, isa.CallNamed:
-		t.services = append(t.services, i.Service)
-		n := t.site(site{reason: call, slot: int32(slot), index: int32(len(t.services) - 1)})
-		t.exit(n)
-		t.sites[n].next = int32(t.here())
+		t.callService(slot)
 		return
 	case isa.CallLocal:
-		t.call(slot, i)
+		t.callLocal(slot, i)
 		return
 	case isa.Exit:
 		t.end(slot)
@@ -189,7 +211,8 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 	case isa.FormJump, isa.FormJumpLong:
 		t.jumpTo(slot, i.Target)
 	case isa.FormCondImm, isa.FormCondSrc:
-		t.conditional(slot, i)
+		t.compare(i)
+		t.branch(slot, i)
 	case isa.FormDst, isa.FormDstImm, isa.FormDstSrc:
 		t.compute(i)
 	default:
@@ -213,8 +236,8 @@ var conditions = [16]byte{
 	10: below, 11: belowOrEqual, 12: less, 13: lessOrEqual,
 }
 
-// conditional emits a comparison and a jump.
-func (t *threader) conditional(slot int, i *verify.Instruction) {
+// compare emits the comparison of a conditional jump.
+func (t *threader) compare(i *verify.Instruction) {
 	const set = 4 // tests bits where the others compare
 	wide, dst := i.Code&7 == 5, machineRegister[i.Dst]
 	switch operation := i.Code >> 4; {
@@ -230,6 +253,10 @@ func (t *threader) conditional(slot int, i *verify.Instruction) {
 	default:
 		t.arithmetic(wide, 7, dst, i.Imm)
 	}
+}
+
+// branch emits the jump after a comparison.
+func (t *threader) branch(slot int, i *verify.Instruction) {
 	condition := conditions[i.Code>>4]
 	if i.Target <= slot {
 		t.jumpIf(condition, int(t.at[i.Target]))

@@ -9,6 +9,6 @@ import (
 	"margay/nimble/engine"
 )
 
-func newEngine() (engine.Engine, error) {
+func newEngine(bool) (engine.Engine, error) {
 	return nil, fmt.Errorf("subroutine: machine code is made for linux/amd64 only, this is %s/%s", runtime.GOOS, runtime.GOARCH)
 }

@@ -1,0 +1,75 @@
+package subroutine
+
+import (
+	"margay/nimble/isa"
+	"margay/nimble/verify"
+)
+
+// place emits an instruction where it belongs: what it means, or a call of the
+// subroutine that does. What leaves the code or jumps is never called.
+func (t *threader) place(slot int, i *verify.Instruction) {
+	form := i.Op.Row().Form
+	if !t.calls || form == isa.FormNone || form == isa.FormCall || form == isa.FormCallLocal || form == isa.FormJump || form == isa.FormJumpLong {
+		t.instruction(slot, i)
+		return
+	}
+	t.put(0xe8, 5)
+	t.bodies = append(t.bodies, forward{t.here(), slot})
+	if form == isa.FormCondImm || form == isa.FormCondSrc {
+		t.branch(slot, i)
+	}
+}
+
+// writeBodies emits the subroutines that are called. Instructions that are the
+// same have the same one, but for those that name themselves when they fault.
+func (t *threader) writeBodies() {
+	if !t.calls {
+		return
+	}
+	known := make(map[isa.Instruction]int)
+	for _, each := range t.bodies {
+		i := t.program.At(each.slot)
+		form := i.Op.Row().Form
+		jumps := form == isa.FormCondImm || form == isa.FormCondSrc
+		key := i.Instruction
+		if jumps {
+			key.Off = 0
+		}
+		at, ok := known[key]
+		if !ok || i.Op.Size() > 0 || i.Op == isa.LdCode {
+			t.reserve()
+			at = t.here()
+			known[key] = at
+			t.paid = false
+			if jumps {
+				t.compare(i)
+			} else {
+				t.instruction(each.slot, i)
+			}
+			t.byte(0xc3)
+		}
+		t.patch(each.hole, at)
+	}
+}
+
+// dropReturn gives up the return address of a subroutine that will not return.
+func (t *threader) dropReturn() {
+	if t.body {
+		t.arithmetic(true, 0, sp, 8)
+	}
+}
+
+// hideReturn takes the return address from the stack for the time of an
+// unchecked access, at which SP must be as Go has left it.
+func (t *threader) hideReturn() {
+	if t.body {
+		t.mem(false, 0x8f, 0, self, offBack)
+	}
+}
+
+// showReturn is the opposite of hideReturn, if an access was unchecked.
+func (t *threader) showReturn(i *verify.Instruction) {
+	if t.body && t.trusted && !i.Proved {
+		t.mem(false, 0xff, 6, self, offBack)
+	}
+}

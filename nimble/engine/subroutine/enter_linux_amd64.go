@@ -1,0 +1,134 @@
+package subroutine
+
+import "margay/nimble/isa"
+
+// What every program begins with. done is the site of a run that has ended.
+const (
+	save = 0 // the way out, with a site in DX
+	done = 0
+)
+
+// Registers of Go's at an entry.
+const (
+	goCPU  = ax
+	goLeft = bx
+	goR0   = cx
+	goNext = di
+)
+
+// border emits the ways in and out, and remembers where they are.
+func (t *threader) border() {
+	t.reserve()
+	for n, r := range machineRegister {
+		t.mem(true, 0x89, r, self, int32(offReg+8*n))
+	}
+	t.leave()
+
+	t.reserve()
+	t.ways[resume] = t.here()
+	t.enter()
+	t.move(true, scratch, goNext)
+	for n, r := range machineRegister {
+		t.mem(true, 0x8b, r, self, int32(offReg+8*n))
+	}
+	t.reg(false, 0xff, 4, scratch)
+
+	if t.serviced {
+		t.borderOfServices()
+	}
+
+	t.reserve()
+	t.ways[start] = t.here()
+	t.enter()
+	t.arguments(0x8b, offArgs)
+	if t.serviced {
+		t.constantArguments()
+	}
+	t.zero(machineRegister[0])
+	for n, r := range saved {
+		if t.names(isa.Register(6 + n)) {
+			t.zero(r)
+		}
+	}
+	if t.names(isa.FramePointer) {
+		t.mem(true, 0x8b, framePointer, self, offTop)
+	}
+	if t.local {
+		t.mem(true, 0x8b, scratch, self, offFrames+offFirst)
+		t.mem(true, 0x89, scratch, self, offFrame)
+	}
+}
+
+// borderOfServices emits the way out to services and the way back. A service
+// gets r1 to r5 and gives r0; the other registers are kept.
+func (t *threader) borderOfServices() {
+	t.reserve()
+	t.toService = t.here()
+	t.arguments(0x89, offCallArgs)
+	t.keep(0x89)
+	t.leave()
+
+	t.reserve()
+	t.ways[afterService] = t.here()
+	t.enter()
+	t.move(true, scratch, goNext)
+	t.move(true, machineRegister[0], goR0)
+	t.arguments(0x8b, offCallArgs)
+	t.keep(0x8b)
+	t.reg(false, 0xff, 4, scratch)
+}
+
+// names reports whether any instruction names a register.
+func (t *threader) names(r isa.Register) bool { return t.named>>r&1 != 0 }
+
+// enter takes what Go gives to every entry.
+func (t *threader) enter() {
+	t.mem(true, 0x89, self, goCPU, offBP)
+	t.move(true, self, goCPU)
+	t.move(true, fuel, goLeft)
+}
+
+// leave returns to Go at the site in DX.
+func (t *threader) leave() {
+	t.move(false, bx, scratch)
+	t.move(true, cx, fuel)
+	t.mem(true, 0x8b, self, self, offBP)
+	t.byte(0xc3)
+}
+
+// finish ends the run. Only r0 and the fuel matter after it.
+func (t *threader) finish() {
+	t.zero(bx)
+	t.move(true, cx, fuel)
+	t.mem(true, 0x8b, self, self, offBP)
+	t.byte(0xc3)
+}
+
+// arguments loads or stores what matters of r1 to r5.
+func (t *threader) arguments(opcode int, at int32) {
+	for n := isa.Register(1); n <= 5; n++ {
+		if t.names(n) {
+			t.mem(true, opcode, machineRegister[n], self, at+8*int32(n-1))
+		}
+	}
+}
+
+// constantArguments copies what services get of r1 to r5 where no instruction
+// names them: it is the same all the time.
+func (t *threader) constantArguments() {
+	for n := isa.Register(1); n <= 5; n++ {
+		if !t.names(n) {
+			t.mem(true, 0x8b, scratch, self, offArgs+8*int32(n-1))
+			t.mem(true, 0x89, scratch, self, offCallArgs+8*int32(n-1))
+		}
+	}
+}
+
+// keep stores or loads what matters of r6 to r10.
+func (t *threader) keep(opcode int) {
+	for n := isa.Register(6); n <= isa.FramePointer; n++ {
+		if t.names(n) {
+			t.mem(true, opcode, machineRegister[n], self, offReg+8*int32(n))
+		}
+	}
+}
