@@ -130,7 +130,7 @@ func TestNimble(t *testing.T) {
 
 		{"verify", "verify", return42, 0, "raw: accepted: 2 instructions in 1 basic block and 1 function, 0 of 0 memory accesses proved\n", ""},
 		{"verify: object", "verify|--elf|" + accumulate, "", 0,
-			"accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 14 of 54 memory accesses proved\n", ""},
+			"accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 40 of 54 memory accesses proved\n", ""},
 		{"verify -v", "verify|-v", frob, 0, "raw: accepted: 4 instructions in 1 basic block and 1 function, 0 of 1 memory access proved\n" +
 			"function 0 to 3: no stack frame\n" +
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
