@@ -45,6 +45,13 @@
 // an instruction that can never be reached is accepted, but every function must
 // end in an exit or an unconditional jump.
 //
+// # Proofs
+//
+// Insert knows of an access that stays in its memory whatever the context holds
+// where package verify can show that, and has it done without a check: of the
+// stack, of maps, and of the context as far as Options.Context promises it. Run
+// refuses an event that does not keep the promise.
+//
 // # Trust
 //
 // An untrusted extension cannot touch memory outside its regions. A trusted one

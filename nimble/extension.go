@@ -17,6 +17,10 @@ import (
 // ErrClosed is returned for an extension that has been closed.
 var ErrClosed = errors.New("the extension is closed")
 
+// ErrContext is wrapped by the error for an event whose context is not what was
+// promised at insertion.
+var ErrContext = errors.New("not the context that was promised")
+
 // Event is what an extension is run for.
 type Event struct {
 	// Context is memory outside the Go heap that the caller owns and keeps
@@ -49,6 +53,7 @@ type Extension struct {
 	engine  string
 	passed  []error
 	limits  Limits
+	context verify.Context
 	maps    []*state.Map
 	code    engine.Code
 
@@ -64,8 +69,9 @@ type Extension struct {
 }
 
 // Run runs the extension for an event and returns its r0. An error is
-// ErrClosed or a *engine.Fault, after which the extension can be run again. It
-// does not allocate unless the extension faults.
+// ErrClosed, wraps ErrContext if the extension was not run for that, or is a
+// *engine.Fault, after which the extension can be run again. It does not
+// allocate unless there is an error.
 //
 // A service that an extension calls must not run or close that extension.
 func (x *Extension) Run(e Event) (r0 uint64, err error) {
@@ -83,12 +89,16 @@ func (x *Extension) Run(e Event) (r0 uint64, err error) {
 // run runs the extension with so much fuel. The caller holds running.
 func (x *Extension) run(e Event, fuel uint64) (r0 uint64, err error) {
 	m := x.machine
+	m.Fuel, m.MaxTime = fuel, x.limits.MaxTime
+	if !x.context.Kept(e.Context) {
+		return 0, fmt.Errorf("extension %q: %w: %d bytes at %#x, readable %v, writable %v, instead of %+v",
+			x.Name(), ErrContext, e.Context.Length, e.Context.Base, e.Context.Readable, e.Context.Writable, x.context)
+	}
 	m.Context = e.Context
 	if m.Context.Name == "" {
 		m.Context.Name = "context"
 	}
 	m.Args[0], m.Args[1] = e.Context.Base, e.Context.Length
-	m.Fuel, m.MaxTime = fuel, x.limits.MaxTime
 	m.Call.Core, m.Call.Data = e.Core, e.Data
 	if (x.runs.Add(1)-1)%sampling == 0 {
 		start := time.Now()
@@ -103,8 +113,11 @@ func (x *Extension) run(e Event, fuel uint64) (r0 uint64, err error) {
 	return r0, err
 }
 
-// fault counts a fault and keeps it.
+// fault counts a fault and keeps it. A context that was not promised is none.
 func (x *Extension) fault(err error) {
+	if errors.Is(err, ErrContext) {
+		return
+	}
 	x.faults.Add(1)
 	if f, ok := errors.AsType[*engine.Fault](err); ok {
 		x.lastFault.Store(f)

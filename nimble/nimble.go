@@ -19,10 +19,11 @@ type Options struct {
 	Services  *service.Table        // nil: none
 	Trusted   bool                  // run unchecked, with the services that need trust
 	Limits    Limits                // of each run, and of the program
-	Context   verify.Context        // what every event keeps to
+	Context   verify.Context        // what every event's context will be, so that less of it is checked
 	Cores     int                   // cores that per-core maps are for; 0: one
 	Maps      map[string]MapOptions // by name; every name must be a map of the program
 	Variables map[string]any        // initial values of global variables, see object.Spec.SetVariable
+	NoProofs  bool                  // check every access at run time, to compare with
 
 	// Print takes the lines that the extension prints, too many left out. It is
 	// called in a run, so it must not block. Without it they are thrown away.
@@ -98,11 +99,12 @@ func insert(spec *object.Spec, o Options) (*Extension, error) {
 		Trusted:         o.Trusted,
 		MaxInstructions: limits.MaxInstructions,
 		Context:         o.Context,
+		NoProofs:        o.NoProofs,
 	})
 	if err != nil {
 		return nil, err
 	}
-	x := &Extension{program: program, limits: limits}
+	x := &Extension{program: program, limits: limits, context: o.Context}
 	if err := x.build(o); err != nil {
 		return nil, errors.Join(err, x.release())
 	}

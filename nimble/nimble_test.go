@@ -463,6 +463,53 @@ func TestInsertRefuses(t *testing.T) {
 	}
 }
 
+// TestContext runs an extension with contexts that are and are not what was
+// promised when it was inserted.
+func TestContext(t *testing.T) {
+	m, err := memory.Map("m", 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	whole := m.Region(true)
+	part := func(length uint64, readable, writable bool) memory.Region {
+		return memory.Region{Base: whole.Base, Length: length, Readable: readable, Writable: writable}
+	}
+	x := insert(t, assemble(t, "ldxdw r0, [r1+24]", "stxdw [r1+24], r0", "exit"), nimble.Options{
+		Context: verify.Context{Size: 32, Readable: true, Writable: true},
+	})
+	for name, c := range map[string]struct {
+		context memory.Region
+		ok      bool
+	}{
+		"as promised":     {part(32, true, true), true},
+		"longer":          {whole, true},
+		"too short":       {part(31, true, true), false},
+		"none":            {memory.Region{}, false},
+		"not readable":    {part(32, false, true), false},
+		"not writable":    {part(32, true, false), false},
+		"an odd address":  {memory.Region{Base: 1<<64 - 64, Length: 32, Readable: true, Writable: true}, false},
+		"too long":        {memory.Region{Base: 1, Length: 1 << 60, Readable: true, Writable: true}, false},
+		"a wrapped range": {memory.Region{Base: whole.Base, Length: -whole.Base, Readable: true, Writable: true}, false},
+	} {
+		if _, err := x.Run(nimble.Event{Context: c.context}); (err == nil) != c.ok || !c.ok && !errors.Is(err, nimble.ErrContext) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if s := x.Stats(); s.Faults != 0 || s.Runs != 2 || s.Instructions != 6 {
+		t.Errorf("%+v", s)
+	}
+	readable := insert(t, assemble(t, "exit"), nimble.Options{Context: verify.Context{Readable: true}})
+	for name, context := range map[string]memory.Region{"none": {}, "read-only": part(1, true, false)} {
+		if _, err := readable.Run(nimble.Event{Context: context}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := readable.Run(nimble.Event{Context: memory.Region{Base: 1<<64 - 4}}); !errors.Is(err, nimble.ErrContext) {
+		t.Errorf("an empty one at an odd address: %v", err)
+	}
+}
+
 func TestReadMapBounds(t *testing.T) {
 	var notified atomic.Uint64
 	x := insert(t, load(t, "counter.o", "accumulate"), nimble.Options{Services: services(t, &notified)})

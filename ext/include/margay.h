@@ -47,7 +47,7 @@ static __u32 (*const this_core)(void) = (void *)8;
 	})
 
 /* extension_call runs another extension of the job on memory of this one, at the cost of its fuel, and returns its answer or a
- * negative error. The handle is what inserting that extension returned; it must have been inserted before this one. */
+ * negative error. Its handle is what inserting it returned, before this one; the memory must be as long as its slot's context. */
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
 /* The message slot. */

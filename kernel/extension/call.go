@@ -13,7 +13,8 @@ import (
 
 // callService runs another extension of the job, named by its handle, on memory of the caller, and returns its answer or an error
 // code: ENOENT when there is no such extension or it was not inserted before the caller, which rules out circles; EFAULT when it
-// makes a fault; EPERM when it is trusted and the caller is not; ELOOP when the calls are too deep.
+// makes a fault; EPERM when it is trusted and the caller is not; EINVAL when the memory is shorter than a context of its slot; ELOOP
+// when the calls are too deep.
 var callService = service.Service{
 	Name: "extension_call",
 	Args: []service.Kind{service.Scalar, service.Writable, service.Length},
@@ -40,6 +41,8 @@ func call(c *service.Call) (uint64, error) {
 		return service.Errno(unix.ENOENT), nil
 	case errors.Is(err, nimble.ErrUntrusted):
 		return service.Errno(unix.EPERM), nil
+	case errors.Is(err, nimble.ErrContext):
+		return service.Errno(unix.EINVAL), nil
 	case errors.Is(err, nimble.ErrTooDeep):
 		return service.Errno(unix.ELOOP), nil
 	}

@@ -70,6 +70,10 @@ func TestCall(t *testing.T) {
 	if broken.Stats().Faults != 1 || caller.Stats().Faults != 0 {
 		t.Error("the fault counts against the wrong one")
 	}
+	short := &service.Call{Args: [5]uint64{uint64(callee.handle), event(t).Base, slot.MessageSize - 1}, Data: caller, Space: anyMemory{}, Budget: new(fuel)}
+	if r0, err := callService.Call(short); r0 != service.Errno(unix.EINVAL) || err != nil || callee.Stats().Faults != 0 {
+		t.Errorf("with less memory than a message: %d, %v", int64(r0), err)
+	}
 	budget := fuel(10)
 	if _, err := called(t, caller, uint64(loop.handle), &budget, 0); err == nil || budget != 0 || loop.Stats().Faults != 1 {
 		t.Errorf("with too little fuel: %v, %d left, %d faults", err, budget, loop.Stats().Faults)

@@ -27,6 +27,7 @@ import (
 	"margay/nimble/object"
 	"margay/nimble/service"
 	"margay/nimble/state"
+	"margay/nimble/verify"
 )
 
 // Bounds of a set.
@@ -318,6 +319,7 @@ func (s *Set) options(r Request, spec *object.Spec, row slot.Row) (nimble.Option
 	o := nimble.Options{
 		Engine: s.manager.engine, Services: s.manager.services, Cores: s.manager.cores,
 		Limits:    nimble.Limits{Fuel: row.Fuel, MaxTime: row.Time, MaxMemory: uint64(max(1, s.budget-s.used))},
+		Context:   verify.Context{Size: uint64(row.Context), Readable: true, Writable: true},
 		Maps:      make(map[string]nimble.MapOptions),
 		Variables: make(map[string]any),
 		Print: func(line string) {

@@ -40,7 +40,7 @@ type Row struct {
 	Name     Name
 	What     string // when an extension there is run
 	Ready    bool   // it can be used; the others are declared for what is to come
-	Context  int    // size of the context, in bytes
+	Context  int    // size of the context, in bytes; it is readable and writable
 	Verdicts map[Verdict]string
 	Default  Verdict // what the node kernel does without an extension, or after a fault
 	Fuel     uint64  // budget of one run, in instructions

@@ -46,12 +46,13 @@ func count(n int, noun string) string {
 // Explain writes what the verifier found out about each function, and about
 // each instruction that is more than arithmetic and jumps.
 func Explain(w io.Writer, p *verify.Program) error {
+	accesses := p.Explain()
 	for _, f := range p.Functions() {
 		if _, err := fmt.Fprintf(w, "function %d to %d: %s\n", f.Start, f.End-1, frame(f)); err != nil {
 			return err
 		}
 		for slot := f.Start; slot < f.End; slot++ {
-			finding := finding(p, slot)
+			finding := finding(p, slot, accesses[slot])
 			if finding == "" {
 				continue
 			}
@@ -74,16 +75,17 @@ func frame(f verify.Function) string {
 }
 
 // finding says what is known of an instruction that touches memory, calls or
-// names a map; it is empty for any other.
-func finding(p *verify.Program, slot int) string {
+// names a map; it is empty for any other. access is what the verifier says of
+// an access.
+func finding(p *verify.Program, slot int, access string) string {
 	i := p.At(slot)
 	switch {
 	case i.Proved:
-		return "proved: cannot fault"
+		return "proved: " + OneLine(access)
 	case i.Op.Size() > 0 && p.Trusted():
-		return "not proved; unchecked, since the program is trusted"
+		return "not proved, unchecked since the program is trusted: " + OneLine(access)
 	case i.Op.Size() > 0:
-		return "not proved: checked at run time"
+		return "checked at run time: " + OneLine(access)
 	case i.Service != nil:
 		return "service " + i.Service.String() + typed(i)
 	case i.Op == isa.LdMapFD || i.Op == isa.LdMap || i.Op == isa.LdValueFD || i.Op == isa.LdValue:

@@ -38,8 +38,8 @@ const (
 // left. Its fields in the first group are set before a run; Fuel is updated by
 // it. The others are for engines.
 type Machine struct {
-	Args    [5]uint64     // r1 to r5 at entry
-	Context memory.Region // the memory that the event brings
+	Args    [5]uint64     // r1 to r5 at entry: the context's address and length if the program was verified with a Context
+	Context memory.Region // the memory that the event brings, as the program's verify.Context promises it
 	Fuel    uint64        // instructions that may be executed; after a run: what is left
 	MaxTime time.Duration // wall clock limit, counted from the first look at the clock; 0: none
 	Call    service.Call  // Core and Data for services
@@ -117,7 +117,7 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	if callDepth < 1 || callDepth > MaxCallDepth {
 		return nil, fmt.Errorf("call depth %d is not in [1, %d]", callDepth, MaxCallDepth)
 	}
-	if p.Len() == 0 || len(p.Maps()) != len(maps) {
+	if !suits(p, maps) {
 		return nil, errors.New("a machine needs a verified program and its maps")
 	}
 	stack, err := memory.Map("stack", callDepth*verify.FrameSize)
@@ -142,6 +142,21 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	m.Read, m.Write = &m.reads[contextRegion], &m.writes[contextRegion]
 	m.Call.Maps, m.Call.Space, m.Call.Budget, m.Call.Trusted = maps, m, m, p.Trusted()
 	return m, nil
+}
+
+// suits reports whether maps are as large and as writable as those that a
+// program was verified with.
+func suits(p *verify.Program, maps []*state.Map) bool {
+	specs := p.Maps()
+	if p.Len() == 0 || len(specs) != len(maps) {
+		return false
+	}
+	for i, m := range maps {
+		if r := m.Region(); r.Length < specs[i].Length() || !r.Writable && !specs[i].ReadOnly {
+			return false
+		}
+	}
+	return true
 }
 
 // Close releases the stack. The Machine must not be running.

@@ -209,4 +209,12 @@ func TestNewMachineRefuses(t *testing.T) {
 	if _, err := NewMachine(&verify.Program{}, nil, 1); err == nil {
 		t.Error("a machine without a program")
 	}
+	small, err := state.New(state.Spec{Name: "map", ValueSize: 16, Entries: 1, ReadOnly: true}, state.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Close()
+	if _, err := NewMachine(m.program, []*state.Map{small}, 1); err == nil {
+		t.Error("a machine with a map that is smaller than the program's")
+	}
 }

@@ -13,7 +13,7 @@ import (
 // kinds of map that exist here.
 func Linux() []Service {
 	return []Service{
-		{Number: 1, Name: "map_lookup_elem", Args: []Kind{Handle, Key}, Func: mapLookup},
+		{Number: 1, Name: "map_lookup_elem", Args: []Kind{Handle, Key}, Element: true, Func: mapLookup},
 		{Number: 2, Name: "map_update_elem", Args: []Kind{Handle, Key, Value, Scalar}, Func: mapUpdate},
 		{Number: 3, Name: "map_delete_elem", Args: []Kind{Handle, Key}, Func: mapDelete},
 		{Number: 5, Name: "ktime_get_ns", Func: monotonic},

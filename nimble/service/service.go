@@ -48,11 +48,13 @@ type Service struct {
 	Name    string // for extern symbols and messages
 	Args    []Kind // at most 5
 	Trusted bool   // only trusted extensions may call it
+	Element bool   // its result is the address of an element of the map in its first Handle, or 0
 
 	// Func does the work. Its result is the extension's r0; an error stops the
 	// extension with a fault. It runs on the extension's time: it must not
 	// block, and must not run, close or ask for the map of the extension that
-	// called it.
+	// called it. Of the extension's memory it writes only what Writable
+	// arguments point to, and maps: the verifier relies on that and on Element.
 	Func func(*Call) (uint64, error)
 
 	plain bool // all arguments are scalars
@@ -83,6 +85,9 @@ func (s *Service) validate() error {
 			return fmt.Errorf("service %v: argument %d has no handle before it", s, i+1)
 		}
 		handle = handle || kind == Handle
+	}
+	if s.Element && !handle {
+		return fmt.Errorf("service %v: its result is an element, and it has no handle", s)
 	}
 	if n := len(s.Args); n > 0 && (s.Args[n-1] == Readable || s.Args[n-1] == Writable) {
 		return fmt.Errorf("service %v: argument %d has no length", s, n)

@@ -6,7 +6,8 @@
 // accepts cannot make an engine leave the program, read a register that does
 // not exist, or call what it may not call. Memory is another matter: an access
 // is checked when it happens, except where the verifier has proved that it
-// cannot fail and marked it so. What cannot be proved is never refused for it.
+// stays in its memory and marked it so: see prover. What cannot be proved is
+// never refused for it.
 //
 // The verifier also fixes what all engines must agree on: the basic blocks at
 // whose entry fuel is charged, and the functions with their stack frames.
@@ -31,6 +32,7 @@ type Config struct {
 	Trusted         bool    // may call services that need trust, and is run unchecked
 	MaxInstructions int     // slots, at most object.MaxInstructions; 0: that many
 	Context         Context // what every run keeps to
+	NoProofs        bool    // every access is checked at run time, to compare with
 }
 
 // Refusal says why a program is not accepted.
@@ -57,7 +59,8 @@ type verifier struct {
 }
 
 // Verify checks a program. The Spec is not changed and not kept. Errors are
-// *Refusal. Time and memory are linear in the length of the program.
+// *Refusal. Time and memory are linear in the length of the program: proofs that
+// would take more are given up.
 func Verify(spec *object.Spec, config Config) (*Program, error) {
 	v := &verifier{spec: spec, config: config}
 	if err := v.length(); err != nil {
@@ -67,7 +70,7 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 	v.program = &Program{
 		name:    spec.Name,
 		trusted: config.Trusted,
-		context: config.Context,
+		context: config.Context.bounded(),
 		code:    make([]Instruction, len(spec.Instructions)),
 		maps:    slices.Clone(spec.Maps),
 		lines:   slices.Clone(spec.Lines),
@@ -78,6 +81,9 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 		}
 	}
 	v.blocks()
+	if !config.NoProofs {
+		v.program.prover().prove()
+	}
 	return v.program, nil
 }
 
@@ -112,7 +118,6 @@ func (v *verifier) instructions() error {
 		if err := v.operands(slot, i); err != nil {
 			return err
 		}
-		i.Proved = proved(i)
 		if i.Wide() {
 			if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
 				return v.refuse(slot-1, "wide instruction without its second half")
@@ -184,15 +189,4 @@ func (v *verifier) mapValue(slot int, i *Instruction) error {
 		return v.refuse(slot, "offset %d in map %q of %d bytes", i.High, m.Name, m.Length())
 	}
 	return nil
-}
-
-// proved reports whether a memory access cannot fail: it is relative to the
-// frame pointer, which nothing changes, and stays in the function's frame.
-func proved(i *Instruction) bool {
-	base := i.Dst
-	if i.Op.Row().Form == isa.FormLoad {
-		base = i.Src
-	}
-	size := i.Op.Size()
-	return size > 0 && base == isa.FramePointer && i.Off >= -FrameSize && int(i.Off)+size <= 0
 }

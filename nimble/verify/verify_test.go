@@ -2,7 +2,9 @@ package verify
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -158,6 +160,45 @@ func TestProved(t *testing.T) {
 	}
 }
 
+// TestProofsGivenUp has programs for which proofs would take too much: only what
+// needs no more than its block is proved, and they are accepted.
+func TestProofsGivenUp(t *testing.T) {
+	long := slices.Repeat([]string{"mov r2, r10", "ldxb r0, [r2-1]", "ldxb r0, [r1]", "ja +0"}, maxProved/4+1)
+	var wide []string
+	for range maxKept + 1 {
+		wide = append(wide, "jeq r1, 1, "+fmt.Sprint(maxKept))
+	}
+	wide = append(wide, slices.Repeat([]string{"ldxb r0, [r1]"}, maxKept+1)...)
+	var loops []string
+	for range maxKept {
+		loops = append(loops, "mov r2, r10", "ldxb r0, [r2-1]", "ldxb r0, [r1]", "jeq r1, 1, -4")
+	}
+	for name, c := range map[string]struct {
+		lines  []string
+		proved int
+	}{
+		"too long":       {long, maxProved/4 + 1},
+		"too wide":       {wide, 0},
+		"too many loops": {loops, maxKept},
+		"not too long":   {long[8:], 2 * (maxProved/4 - 1)},
+		"not so many":    {loops[:40], 20},
+	} {
+		p, err := Verify(spec(t, append(slices.Clone(c.lines), "exit")...), Config{Context: Context{Size: 1, Readable: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		proved := 0
+		for slot := range p.Len() {
+			if p.At(slot).Proved {
+				proved++
+			}
+		}
+		if proved != c.proved {
+			t.Errorf("%s: %d accesses are proved, want %d", name, proved, c.proved)
+		}
+	}
+}
+
 func wantRefusal(t *testing.T, s *object.Spec, c Config, slot int, reason string) *Refusal {
 	t.Helper()
 	_, err := Verify(s, c)
@@ -258,16 +299,36 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// BenchmarkVerify verifies a program of 1001 instructions.
+// BenchmarkVerify verifies programs of about 1000 and 10,000 instructions, with
+// and without proofs: a row of comparisons, and loops.
 func BenchmarkVerify(b *testing.B) {
-	var lines []string
-	for range 250 {
-		lines = append(lines, "ldxw r0, [r1]", "jle r0, r2, +1", "add r0, r2", "stxdw [r10-8], r0")
+	row := []string{"ldxw r0, [r1]", "jle r0, r2, +1", "add r0, r2", "stxdw [r10-8], r0"}
+	loop := []string{
+		"mov r3, 0", "mov r4, r1", "ldxb r5, [r4]", "add r0, r5", "add r4, 1", "add r3, 1", "jlt r3, 40, -5",
+		"and r0, 31", "mov r4, r1", "add r4, r0", "ldxb r0, [r4]",
 	}
-	s := spec(b, append(lines, "exit")...)
-	for b.Loop() {
-		if _, err := Verify(s, Config{}); err != nil {
-			b.Fatal(err)
-		}
+	for _, c := range []struct {
+		name     string
+		lines    []string
+		times    int
+		noProofs bool
+	}{
+		{"row/1000", row, 250, false},
+		{"row/1000/unproved", row, 250, true},
+		{"row/10000", row, 2500, false},
+		{"loops/1000", loop, 91, false},
+		{"loops/10000", loop, 910, false},
+		{"loops/10000/unproved", loop, 910, true},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			s := spec(b, append(slices.Repeat(c.lines, c.times), "exit")...)
+			config := Config{Context: Context{Size: 64, Readable: true}, NoProofs: c.noProofs}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := Verify(s, config); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

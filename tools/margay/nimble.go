@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/driver"
 	"margay/nimble/engine"
@@ -247,6 +248,7 @@ func status(err error) error {
 func (a *app) nimbleVerifyCommand() *cobra.Command {
 	var p programFlags
 	var verbose bool
+	promise := verify.Context{Readable: true, Writable: true}
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Say whether a program would be accepted, and what was proved about it",
@@ -255,7 +257,8 @@ func (a *app) nimbleVerifyCommand() *cobra.Command {
 A program is accepted when every opcode is known and every field of every instruction is in its bounds, unused ones zero;
 when every jump stays in its function and lands on an instruction; when no function falls off its end; and when every map
 and service exists and may be used. Memory is not a reason to refuse: an access that is not proved to stay inside its
-region is checked when it happens. -v shows which ones are.
+region is checked when it happens. -v shows which ones are, and why. The context is taken to be readable and writable, and
+at least as long as --context or the slot of an object says.
 
 Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
 		Args: cobra.NoArgs,
@@ -268,11 +271,21 @@ Exit status: 0 when all programs are accepted; 2 when one is not, with a line th
 			if err != nil {
 				return status(err)
 			}
+			o.Context = promise
 			return a.nimbleVerify(specs, o, verbose)
 		},
 	}
 	p.add(c)
+	c.Flags().Uint64Var(&promise.Size, "context", 0, "how many bytes of context, at least, it is run with")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what is known of each instruction that touches memory or calls")
+	return c
+}
+
+// contextOf returns what is known of a program's context: at least what its slot promises, if it names one.
+func contextOf(spec *object.Spec, c verify.Context) verify.Context {
+	if row, err := slot.Find(slot.Name(spec.Slot())); err == nil {
+		c.Size = max(c.Size, uint64(row.Context))
+	}
 	return c
 }
 
@@ -280,7 +293,7 @@ Exit status: 0 when all programs are accepted; 2 when one is not, with a line th
 func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool) error {
 	var rejected []error
 	for _, spec := range specs {
-		program, err := verify.Verify(spec, verify.Config{Services: o.Services, Trusted: o.Trusted})
+		program, err := verify.Verify(spec, verify.Config{Services: o.Services, Trusted: o.Trusted, Context: contextOf(spec, o.Context)})
 		if err != nil {
 			rejected = append(rejected, fmt.Errorf("%s: %s", driver.OneLine(spec.Name), driver.OneLine(err.Error())))
 			continue

@@ -130,11 +130,15 @@ func TestNimble(t *testing.T) {
 
 		{"verify", "verify", return42, 0, "raw: accepted: 2 instructions in 1 basic block and 1 function, 0 of 0 memory accesses proved\n", ""},
 		{"verify: object", "verify|--elf|" + accumulate, "", 0,
-			"accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 14 of 54 memory accesses proved\n", ""},
+			"accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 54 of 54 memory accesses proved\n", ""},
 		{"verify -v", "verify|-v", frob, 0, "raw: accepted: 4 instructions in 1 basic block and 1 function, 0 of 1 memory access proved\n" +
 			"function 0 to 3: no stack frame\n" +
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
-			"  insn=2      ldxdw r0, [r6+0]                 not proved: checked at run time\n", ""},
+			"  insn=2      ldxdw r0, [r6+0]                 checked at run time: context+0..7 of at least 0\n", ""},
+		{"verify --context", "verify|-v|--context=8", frob, 0, "raw: accepted: 4 instructions in 1 basic block and 1 function, 1 of 1 memory access proved\n" +
+			"function 0 to 3: no stack frame\n" +
+			"  insn=1      call 1                           service memfrob(writable, length)\n" +
+			"  insn=2      ldxdw r0, [r6+0]                 proved: context+0..7 of at least 8\n", ""},
 		{"verify: rejected", "verify", "ff00000000000000", 2, "", `raw: insn=0: unknown opcode 0xff`},
 		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `accumulate: insn=13: ./accumulate.c:31: unknown service 1`},
 
