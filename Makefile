@@ -51,8 +51,8 @@ bench-nimble: bin/peers ## measure the engines of extensions beside wazero and t
 	@bin/peers -json bin/bench-nimble.json -markdown bin/bench-nimble.md
 
 .PHONY: generate
-generate: ## make the generated files anew: the control protocol and the compiled extensions
-	go generate ./cluster/control
+generate: ## make the generated files anew: the control protocol, handlers of an engine, the compiled extensions
+	go generate ./cluster/control ./nimble/engine/direct
 	$(MAKE) -C ext
 	$(MAKE) -C nimble/object/testdata
 

@@ -14,6 +14,7 @@ import (
 	"margay/nimble/engine"
 	"margay/nimble/isa"
 	"margay/nimble/memory"
+	"margay/nimble/object"
 	"margay/nimble/state"
 	"margay/nimble/verify"
 )
@@ -77,7 +78,13 @@ func Agree(t testing.TB, oracle, e engine.Engine, data []byte) string {
 	if len(data) > 0 {
 		fuel = 1 + uint64(data[len(data)-1])*16
 	}
-	r := newReplica(t, data)
+	return agree(t, oracle, e, Generate(data), fuel)
+}
+
+// agree is Agree on one program.
+func agree(t testing.TB, oracle, e engine.Engine, spec *object.Spec, fuel uint64) string {
+	t.Helper()
+	r := newReplica(t, spec)
 	defer r.close(t)
 	want := r.run(t, oracle, false, fuel)
 	r.compare(t, want, r.run(t, e, false, fuel), "checked")
@@ -90,7 +97,7 @@ func Agree(t testing.TB, oracle, e engine.Engine, data []byte) string {
 	return "exit"
 }
 
-// replica is a generated program with one set of memory for all engines. What
+// replica is a program with one set of memory for all engines. What
 // it has is closed at once, since there are many.
 type replica struct {
 	code     []isa.Instruction
@@ -103,9 +110,8 @@ type replica struct {
 
 const replicaDepth = 4
 
-func newReplica(t testing.TB, data []byte) *replica {
+func newReplica(t testing.TB, spec *object.Spec) *replica {
 	t.Helper()
-	spec := Generate(data)
 	r := &replica{code: spec.Instructions, programs: make(map[bool]*verify.Program)}
 	var err error
 	for _, trusted := range []bool{false, true} {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,10 +32,12 @@ var contract = []struct {
 	{"TheContextIsOnlyThatOfTheRun", testContextChanges},
 	{"NoAllocation", testNoAllocation},
 	{"TimeLimit", testTimeLimit},
+	{"TheWorldStops", testTheWorldStops},
 	{"MachinesShareCode", testMachinesShareCode},
 	{"AtomicsAreAtomic", testAtomics},
 	{"ServicesSeeTheRun", testServices},
 	{"FaultsSayWhere", testFaultsSayWhere},
+	{"FaultsLeaveNoCallers", testFaultsLeaveNoCallers},
 	{"TrustedStrayAccess", testTrustedStrayAccess},
 	{"TrustedStrayAccessLater", testTrustedStrayAccessLater},
 	{"PanicOfAService", testPanicOfAService},
@@ -166,6 +170,36 @@ func testTimeLimit(t *testing.T, e engine.Engine) {
 	}
 }
 
+// testTheWorldStops lets an endless program run while the world is stopped
+// again and again. There is no limit in time here; what it takes is logged.
+func testTheWorldStops(t *testing.T, e engine.Engine) {
+	rig := NewRig(t, e, assemble(t, false, "add r0, 1", "ja -2"), 1, 0)
+	rig.Machine.Fuel, rig.Machine.MaxTime = 1<<60, 500*time.Millisecond
+	ended := make(chan error, 1)
+	go func() {
+		_, err := rig.Code.Run(rig.Machine)
+		ended <- err
+	}()
+	var stops []time.Duration
+	for {
+		select {
+		case err := <-ended:
+			wantFault(t, err, engine.Time, 0, 0)
+			if len(stops) == 0 {
+				t.Fatal("the world was never stopped")
+			}
+			slices.Sort(stops)
+			t.Logf("%d stops: median %v, 99 %% %v, longest %v", len(stops), stops[len(stops)/2], stops[len(stops)*99/100], stops[len(stops)-1])
+			return
+		default:
+			var stats runtime.MemStats
+			start := time.Now()
+			runtime.ReadMemStats(&stats)
+			stops = append(stops, time.Since(start))
+		}
+	}
+}
+
 func testMachinesShareCode(t *testing.T, e engine.Engine) {
 	p := assemble(t, false,
 		"stxdw [r10-8], r1", "call_local +5", "ldxdw r2, [r10-8]", "sub r0, r2", "add r1, -1", "jne r1, 0, -6", "exit",
@@ -275,6 +309,18 @@ func testFaultsSayWhere(t *testing.T, e engine.Engine) {
 	_, err = rig.run()
 	if f := wantFault(t, err, engine.Memory, 1, 1<<40+16); f.Region != "" {
 		t.Errorf("got %+v", f)
+	}
+}
+
+// testFaultsLeaveNoCallers stops a program again and again in a function that
+// was called: the call depth of the next run is not less for it.
+func testFaultsLeaveNoCallers(t *testing.T, e engine.Engine) {
+	for _, first := range []string{"mov r1, 0", "stdw [r10-8], 1"} {
+		rig := NewRig(t, e, assemble(t, false, "call_local +1", "exit", "call_local +1", "exit", first, "ldxb r0, [r1]", "exit"), 3, 0)
+		for range 4 {
+			_, err := rig.run()
+			wantFault(t, err, engine.Memory, 5, 0)
+		}
 	}
 }
 

@@ -4,10 +4,10 @@
 package list
 
 import (
-	"errors"
 	"fmt"
 
 	"margay/nimble/engine"
+	"margay/nimble/engine/direct"
 	"margay/nimble/engine/linux"
 	"margay/nimble/engine/portable"
 	"margay/nimble/engine/subroutine"
@@ -27,12 +27,10 @@ type Entry struct {
 var Engines = []Entry{
 	{"portable", "a switch in Go, on every machine", func() (engine.Engine, error) { return portable.New(), nil }, false},
 	{"subroutine", "machine code made at insertion, on linux/amd64", subroutine.New, false},
-	{"direct", "direct-threaded machine code", absent, false},
+	{"direct", "direct-threaded code, on amd64 and arm64", direct.New, false},
 	{"linux", "the kernel of this machine, as an accelerator", linux.New, true},
 	{"subroutine-calls", "machine code that calls a subroutine for each instruction, to be measured beside the others", subroutine.NewCalls, false},
 }
-
-func absent() (engine.Engine, error) { return nil, errors.New("not in this build") }
 
 // Find returns the engine of a name, or the first one there is for an empty
 // name.

@@ -23,67 +23,6 @@ func (i *cell) atomic(m *engine.Machine, r *[16]uint64, at int, trusted bool) (a
 	} else if !m.FindAtomic(addr, n) {
 		return addr, engine.Memory
 	}
-	if n == 3 {
-		i.atomic64(r, addr)
-	} else {
-		i.atomic32(r, addr)
-	}
+	engine.Atomic(i.op, addr, &r[0], &r[i.src&15])
 	return addr, ""
-}
-
-func (i *cell) atomic64(r *[16]uint64, addr uint64) {
-	src := &r[i.src&15]
-	switch i.op {
-	case isa.AtomicAdd:
-		add64(addr, *src)
-	case isa.AtomicOr:
-		or64(addr, *src)
-	case isa.AtomicAnd:
-		and64(addr, *src)
-	case isa.AtomicXor:
-		xor64(addr, *src)
-	case isa.AtomicFetchAdd:
-		*src = add64(addr, *src)
-	case isa.AtomicFetchOr:
-		*src = or64(addr, *src)
-	case isa.AtomicFetchAnd:
-		*src = and64(addr, *src)
-	case isa.AtomicFetchXor:
-		*src = xor64(addr, *src)
-	case isa.AtomicXchg:
-		*src = swap64(addr, *src)
-	case isa.AtomicCmpXchg:
-		r[0] = compareAndSwap64(addr, r[0], *src)
-	default:
-		panic("portable: no handler for " + i.op.String())
-	}
-}
-
-func (i *cell) atomic32(r *[16]uint64, addr uint64) {
-	src := &r[i.src&15]
-	v := uint32(*src)
-	switch i.op {
-	case isa.AtomicAdd32:
-		add32(addr, v)
-	case isa.AtomicOr32:
-		or32(addr, v)
-	case isa.AtomicAnd32:
-		and32(addr, v)
-	case isa.AtomicXor32:
-		xor32(addr, v)
-	case isa.AtomicFetchAdd32:
-		*src = uint64(add32(addr, v))
-	case isa.AtomicFetchOr32:
-		*src = uint64(or32(addr, v))
-	case isa.AtomicFetchAnd32:
-		*src = uint64(and32(addr, v))
-	case isa.AtomicFetchXor32:
-		*src = uint64(xor32(addr, v))
-	case isa.AtomicXchg32:
-		*src = uint64(swap32(addr, v))
-	case isa.AtomicCmpXchg32:
-		r[0] = uint64(compareAndSwap32(addr, uint32(r[0]), v))
-	default:
-		panic("portable: no handler for " + i.op.String())
-	}
 }

@@ -1,9 +1,6 @@
 package portable
 
-import (
-	"sync/atomic"
-	"unsafe"
-)
+import "unsafe"
 
 // cellSize is the size of a cell in bytes.
 const cellSize = unsafe.Sizeof(cell{})
@@ -21,62 +18,3 @@ func store8(addr uint64, v uint64)  { *(*uint8)(pointer(addr)) = uint8(v) }
 func store16(addr uint64, v uint64) { *(*uint16)(pointer(addr)) = uint16(v) }
 func store32(addr uint64, v uint64) { *(*uint32)(pointer(addr)) = uint32(v) }
 func store64(addr uint64, v uint64) { *(*uint64)(pointer(addr)) = v }
-
-// The atomic operations return the value before them. addr is a multiple of the
-// operand's size.
-
-func add32(addr uint64, v uint32) uint32 { return atomic.AddUint32((*uint32)(pointer(addr)), v) - v }
-func or32(addr uint64, v uint32) uint32  { return atomic.OrUint32((*uint32)(pointer(addr)), v) }
-func and32(addr uint64, v uint32) uint32 { return atomic.AndUint32((*uint32)(pointer(addr)), v) }
-func swap32(addr uint64, v uint32) uint32 {
-	return atomic.SwapUint32((*uint32)(pointer(addr)), v)
-}
-
-func xor32(addr uint64, v uint32) uint32 {
-	p := (*uint32)(pointer(addr))
-	for {
-		if old := atomic.LoadUint32(p); atomic.CompareAndSwapUint32(p, old, old^v) {
-			return old
-		}
-	}
-}
-
-func compareAndSwap32(addr uint64, expected, v uint32) uint32 {
-	p := (*uint32)(pointer(addr))
-	for {
-		if atomic.CompareAndSwapUint32(p, expected, v) {
-			return expected
-		}
-		if old := atomic.LoadUint32(p); old != expected {
-			return old
-		}
-	}
-}
-
-func add64(addr uint64, v uint64) uint64 { return atomic.AddUint64((*uint64)(pointer(addr)), v) - v }
-func or64(addr uint64, v uint64) uint64  { return atomic.OrUint64((*uint64)(pointer(addr)), v) }
-func and64(addr uint64, v uint64) uint64 { return atomic.AndUint64((*uint64)(pointer(addr)), v) }
-func swap64(addr uint64, v uint64) uint64 {
-	return atomic.SwapUint64((*uint64)(pointer(addr)), v)
-}
-
-func xor64(addr uint64, v uint64) uint64 {
-	p := (*uint64)(pointer(addr))
-	for {
-		if old := atomic.LoadUint64(p); atomic.CompareAndSwapUint64(p, old, old^v) {
-			return old
-		}
-	}
-}
-
-func compareAndSwap64(addr uint64, expected, v uint64) uint64 {
-	p := (*uint64)(pointer(addr))
-	for {
-		if atomic.CompareAndSwapUint64(p, expected, v) {
-			return expected
-		}
-		if old := atomic.LoadUint64(p); old != expected {
-			return old
-		}
-	}
-}

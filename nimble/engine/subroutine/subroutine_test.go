@@ -3,17 +3,14 @@
 package subroutine_test
 
 import (
-	"errors"
 	"io"
 	"os"
 	"runtime"
 	"runtime/pprof"
 	"runtime/trace"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"margay/nimble/engine"
 	"margay/nimble/engine/enginetest"
@@ -57,6 +54,12 @@ func TestAgreesWithPortable(t *testing.T) {
 	enginetest.TestAgreement(t, portable.New(), newEngine(t), 3000)
 }
 
+func TestRegisters(t *testing.T) {
+	for _, e := range []engine.Engine{newEngine(t), newCalls(t)} {
+		enginetest.TestRegisters(t, portable.New(), e)
+	}
+}
+
 func TestCallsAgreesWithPortable(t *testing.T) {
 	enginetest.TestAgreement(t, portable.New(), newCalls(t), 3000)
 }
@@ -94,51 +97,6 @@ func TestCodeIsNotWritable(t *testing.T) {
 	}
 	if executable == 0 {
 		t.Error("the emitted code is in no mapping")
-	}
-}
-
-// TestStopTheWorld lets an endless program run while the world is stopped
-// again and again. There is no limit in time here; what it takes is logged.
-func TestStopTheWorld(t *testing.T) {
-	spec := &object.Spec{}
-	for _, text := range []string{"add r0, 1", "ja -2"} {
-		i, err := isa.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec.Instructions = isa.Append(spec.Instructions, i)
-	}
-	p, err := verify.Verify(spec, verify.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rig := enginetest.NewRig(t, newEngine(t), p, 1, 0)
-	rig.Machine.Fuel, rig.Machine.MaxTime = 1<<60, 500*time.Millisecond
-	ended := make(chan error, 1)
-	go func() {
-		_, err := rig.Code.Run(rig.Machine)
-		ended <- err
-	}()
-	var stops []time.Duration
-	for {
-		select {
-		case err := <-ended:
-			var f *engine.Fault
-			if !errors.As(err, &f) || f.Kind != engine.Time {
-				t.Errorf("ended with %v", err)
-			}
-			if len(stops) == 0 {
-				t.Fatal("the world was never stopped")
-			}
-			slices.Sort(stops)
-			t.Logf("%d stops: median %v, 99 %% %v, longest %v", len(stops), stops[len(stops)/2], stops[len(stops)*99/100], stops[len(stops)-1])
-			return
-		default:
-			var stats runtime.MemStats
-			start := time.Now()
-			runtime.ReadMemStats(&stats)
-			stops = append(stops, time.Since(start))
-		}
 	}
 }
 

@@ -1,0 +1,170 @@
+//go:build amd64 || arm64
+
+package direct
+
+import (
+	"margay/nimble/engine"
+	"margay/nimble/isa"
+)
+
+// prepare sets up a cpu that is another code's or knows windows that are void.
+func (c *code) prepare(m *engine.Machine, k *cpu) {
+	m.Refresh()
+	m.Tenant = &c.tenant
+	k.end = [2]uint64{}
+	k.top = m.SP
+	if c.frame {
+		m.PushFrame()
+	}
+	k.first = m.SP
+	k.stackChanged(m)
+	reads, writes := m.Windows()
+	k.reads, k.writes, k.frames = place(reads), place(writes), place(m.Frames)
+}
+
+// begin sets up a run.
+func (c *code) begin(m *engine.Machine, k *cpu) {
+	if m.Tenant != &c.tenant || k.changes != m.Changes || k.first != m.SP || !m.SameContext() {
+		c.prepare(m, k)
+	} else if c.frame {
+		m.ClearFrame()
+	}
+	k.left = m.FirstSlice()
+	k.frame = k.frames.first
+	k.reg = [11]uint64{} // the others in place, since a copy would wait for them
+	a := &m.Args
+	k.reg[1], k.reg[2], k.reg[3], k.reg[4], k.reg[5] = a[0], a[1], a[2], a[3], a[4]
+	k.reg[isa.FramePointer] = k.top
+}
+
+// stackChanged takes new copies of the windows, one of which may have been that
+// of the stack.
+func (k *cpu) stackChanged(m *engine.Machine) {
+	k.stack, k.changes = m.SP, m.Changes
+	k.read = *m.Read // one by one: at once they would be copied twice
+	k.write = *m.Write
+	k.atomic = engine.Window{}
+}
+
+// run lets handlers run, and does what they leave for, until the first function
+// exits or there is a fault.
+func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
+	c.begin(m, k)
+	for n := 0; ; {
+		enter(k, &c.cells[n])
+		k.at = 0
+		if k.reason == finished {
+			m.Fuel += uint64(k.left)
+			return k.reg[0], nil
+		}
+		n = c.index(k.pc)
+		var kind engine.Kind
+		switch k.reason {
+		case refill:
+			kind = k.pay(m, &c.cells[n])
+		case access:
+			kind = engine.Memory
+		case misaligned:
+			kind = engine.Alignment
+		case elsewhere:
+			kind = c.findAtomic(m, k, n)
+		case modify:
+			c.modify(k, n)
+			n++
+		case call:
+			// One by one, since two at once would wait for what handlers have
+			// stored one by one.
+			a := &m.Call.Args
+			a[0], a[1], a[2], a[3], a[4] = k.reg[1], k.reg[2], k.reg[3], k.reg[4], k.reg[5]
+			m.SliceLeft = k.left
+			k.reg[0], err = c.services[c.cells[n].operand].Call(&m.Call)
+			if k.left = m.SliceLeft; err != nil {
+				return 0, c.stop(m, k, engine.Service, n, err)
+			}
+			n++
+		case local:
+			if k.frame == k.frames.end {
+				kind = engine.Depth
+				break
+			}
+			n = c.push(m, k, n)
+			kind = k.pay(m, &c.cells[n])
+		case deep:
+			kind = engine.Depth
+		case exit:
+			if k.frame == k.frames.first {
+				m.Fuel += uint64(k.left)
+				return k.reg[0], nil
+			}
+			n = c.pop(m, k)
+			kind = k.pay(m, &c.cells[n])
+		}
+		if kind != "" {
+			return 0, c.stop(m, k, kind, n, nil)
+		}
+	}
+}
+
+// pay pays for the block that a cell begins.
+func (k *cpu) pay(m *engine.Machine, at *cell) (kind engine.Kind) {
+	k.ahead = at.target()
+	if cost := int64(at.cost); k.left >= cost {
+		k.left -= cost
+	} else {
+		k.left, kind = m.Refill(k.left, cost)
+	}
+	return kind
+}
+
+// push calls the function that cell n names, and returns its first cell.
+func (c *code) push(m *engine.Machine, k *cpu, n int) int {
+	frame := k.next(m)
+	k.frame += frameSize
+	frame.Return, frame.FP = int(k.pc)+cellSize, k.reg[isa.FramePointer]
+	frame.Saved = [4]uint64(k.reg[6:10])
+	k.reg[isa.FramePointer] = m.SP
+	to := n + int(c.cells[n].extra)/cellSize
+	if c.program.Function(int(c.slots[to])).Frame {
+		m.PushFrame()
+		k.stackChanged(m)
+	}
+	return to
+}
+
+// pop exits from a function, and returns the cell at which its caller goes on.
+func (c *code) pop(m *engine.Machine, k *cpu) int {
+	if k.reg[isa.FramePointer] != m.SP {
+		m.Enter(k.reg[isa.FramePointer])
+		k.stackChanged(m)
+	}
+	k.frame -= frameSize
+	frame := k.next(m)
+	k.reg[isa.FramePointer] = frame.FP
+	*(*[4]uint64)(k.reg[6:10]) = frame.Saved
+	return c.index(uint64(frame.Return))
+}
+
+// next returns the frame at k.frame.
+func (k *cpu) next(m *engine.Machine) *engine.Frame {
+	return &m.Frames[(k.frame-k.frames.first)/frameSize]
+}
+
+// findAtomic looks for the region of an atomic operation outside the window. A
+// kind that is not empty is the fault.
+func (c *code) findAtomic(m *engine.Machine, k *cpu, n int) engine.Kind {
+	size := c.program.At(int(c.slots[n])).Op.Size()
+	if !m.FindAtomic(k.addr, size/4+1) {
+		return engine.Memory
+	}
+	k.atomic = *m.Atomic
+	return ""
+}
+
+// modify does the atomic operation of cell n at an address that has been
+// checked, or noted as that of a trusted program.
+func (c *code) modify(k *cpu, n int) {
+	i := c.program.At(int(c.slots[n]))
+	k.at, k.paid = k.pc, k.left
+	engine.Atomic(i.Op, k.addr, &k.reg[0], &k.reg[i.Src])
+	k.at = 0
+}

@@ -1,0 +1,208 @@
+//go:build amd64 || arm64
+
+package direct
+
+import (
+	"math/bits"
+
+	"margay/nimble/isa"
+	"margay/nimble/service"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// family is a run of handlers for one thing: that for the registers dst and src
+// is number first + dst*byDst + src*bySrc. The zero family is none.
+type family struct {
+	first        uint16
+	byDst, bySrc uint8
+}
+
+// number returns the number of a handler.
+func (f family) number(dst, src int) int {
+	return int(f.first) + dst*int(f.byDst) + src*int(f.bySrc)
+}
+
+// entry says what does an instruction: one handler, if it has any that does all
+// of it, checked or not; or a first one that depends on its form, and a second.
+type entry [3]family
+
+// The places in an entry and in accesses.
+const (
+	checked = iota
+	unchecked
+	second
+
+	loads   = 0
+	atomics = 1
+)
+
+// The numbers of handlers that are not found by table, in the order of
+// tools/handlers. Number 0 stands for none in a family.
+const (
+	handleFinish = iota
+	handleBlock
+	handleExit
+	_ // a call of a service
+	handleLocal
+	_ // an atomic operation
+	handlePlainExit
+	handlePlainLocal
+)
+
+// threader makes the cells of one program.
+type threader struct {
+	*code
+	maps     []*state.Map
+	handlers *[handlerCount]uintptr
+	at       []int32 // cell of each slot, after one that pays for a block
+	jumps    []jump
+	block    int32           // first cell of the block
+	function verify.Function // to which the instruction belongs
+	exits    []int32         // cells that end the first function
+	again    bool            // the first function is also called
+}
+
+// jump is a cell that goes to a slot, which is in its extra, and the first cell
+// of its block.
+type jump struct{ cell, block int32 }
+
+// thread makes a program.
+func thread(p *verify.Program, maps []*state.Map) *code {
+	room := 1 + p.Len() + p.Len()/4 // for entries of blocks and second cells
+	t := &threader{
+		code: &code{
+			program: p,
+			cells:   make([]cell, 0, room),
+			slots:   make([]int32, 0, room),
+			frame:   p.Function(0).Frame,
+			trusted: p.Trusted(),
+		},
+		maps:     maps,
+		jumps:    make([]jump, 0, p.Len()/4),
+		handlers: handlers(),
+		at:       make([]int32, p.Len()),
+	}
+	functions, paid := p.Functions(), false
+	for slot := range p.Len() {
+		if len(functions) > 0 && functions[0].Start == slot {
+			t.function, functions = functions[0], functions[1:]
+		}
+		i := p.At(slot)
+		if i.Op == isa.Invalid {
+			continue
+		}
+		if i.Cost > 0 && !paid {
+			t.add(slot, handleBlock)
+		}
+		t.at[slot] = int32(len(t.cells))
+		if i.Cost > 0 {
+			t.block = t.at[slot]
+		}
+		t.instruction(slot, i)
+		paid = i.Op == isa.Exit || t.isJump(len(t.cells)-1)
+	}
+	t.link()
+	return t.code
+}
+
+// isJump reports whether a cell, the last one, goes to a slot.
+func (t *threader) isJump(n int) bool {
+	return len(t.jumps) > 0 && t.jumps[len(t.jumps)-1].cell == int32(n)
+}
+
+// add appends a cell of a slot and returns it. It is valid until the next one.
+func (t *threader) add(slot, number int) *cell {
+	t.slots = append(t.slots, int32(slot))
+	t.cells = append(t.cells, cell{}) // filled in place, since a copy would wait for the handler
+	c := &t.cells[len(t.cells)-1]
+	c.handler = t.handlers[number]
+	return c
+}
+
+// link lets jumps point at cells, and makes exits of the first function the
+// end of the run if nothing calls it.
+func (t *threader) link() {
+	for _, each := range t.jumps {
+		c := &t.cells[each.cell]
+		target := t.at[c.extra]
+		c.extra = (target - each.cell) * int32(cellSize)
+		t.cells[each.block].ahead = (target - each.block) * int32(cellSize)
+	}
+	if t.again {
+		return
+	}
+	for _, n := range t.exits {
+		t.cells[n].handler = t.handlers[handleFinish]
+	}
+}
+
+// instruction makes the cells of an instruction.
+func (t *threader) instruction(slot int, i *verify.Instruction) {
+	form := i.Op.Row().Form
+	of, mode := &entries[i.Op], checked
+	if i.Proved || t.trusted {
+		mode = unchecked
+	}
+	handler := of[mode]
+	if handler.first == 0 {
+		t.fill(t.add(slot, first(i, form, mode)), i, form)
+		handler = of[second]
+	}
+	number := handler.number(int(i.Dst), int(i.Src))
+	switch form {
+	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
+		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
+	case isa.FormCallLocal:
+		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
+		t.again = t.again || i.Target == 0
+		if !t.program.Function(i.Target).Frame {
+			number = handlePlainLocal
+		}
+	case isa.FormNone:
+		if t.function.Start == 0 {
+			t.exits = append(t.exits, int32(len(t.cells)))
+		} else if !t.function.Frame {
+			number = handlePlainExit
+		}
+	}
+	t.fill(t.add(slot, number), i, form)
+}
+
+// first returns the number of the first of two handlers.
+func first(i *verify.Instruction, form isa.Form, mode int) int {
+	size := bits.TrailingZeros(uint(i.Op.Size()))
+	switch form {
+	case isa.FormLoad:
+		return accesses[loads][mode].number(int(i.Src), size)
+	case isa.FormAtomic, isa.FormAtomicFetch:
+		return accesses[atomics][mode].number(int(i.Dst), size)
+	}
+	return fetches.number(0, int(i.Src))
+}
+
+// fill gives a cell what it keeps of an instruction.
+func (t *threader) fill(c *cell, i *verify.Instruction, form isa.Form) {
+	c.cost, c.dst, c.src = i.Cost, registerOffset(i.Dst), registerOffset(i.Src)
+	switch form {
+	default:
+		c.operand = uint64(int64(i.Imm))
+	case isa.FormLoad, isa.FormStore, isa.FormAtomic, isa.FormAtomicFetch:
+		c.operand = uint64(int64(i.Off))
+	case isa.FormStoreImm:
+		c.operand, c.extra = uint64(int64(i.Off)), i.Imm
+	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
+		c.operand, c.extra = uint64(int64(i.Imm)), int32(i.Target)
+	case isa.FormCall:
+		t.services = append(t.services, i.Service)
+		c.operand = uint64(len(t.services) - 1)
+	case isa.FormWide:
+		c.operand = i.Const()
+	case isa.FormWideIndex:
+		c.operand = service.MapHandle(int(i.Imm))
+	case isa.FormWideValue:
+		c.operand = t.maps[i.Imm].Region().Base + uint64(i.High)
+	case isa.FormWideCode:
+		c.operand = service.CodeAddress(i.Target)
+	}
+}

@@ -1,0 +1,82 @@
+package enginetest
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"margay/nimble/engine"
+	"margay/nimble/isa"
+	"margay/nimble/object"
+	"margay/nimble/state"
+)
+
+// TestRegisters compares two engines on every instruction with every register,
+// and pair of registers, that it can name. The random programs of TestAgreement
+// mostly have the same few.
+func TestRegisters(t *testing.T, oracle, e engine.Engine) {
+	r := seeded(t)
+	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
+		dst, src := op.Bounds(isa.Dst), op.Bounds(isa.Src)
+		if op.Row().Refused != "" || dst.Max == 0 || op == isa.LdVariable || op == isa.LdCode {
+			continue // no registers, or more than this test is about
+		}
+		for d := dst.Min; d <= dst.Max; d++ {
+			for s := src.Min; s <= src.Max; s++ {
+				agree(t, oracle, e, oneInstruction(r, op, isa.Register(d), isa.Register(s)), 200)
+				if t.Failed() {
+					t.Fatalf("%s with dst r%d and src r%d", op, d, s)
+				}
+			}
+		}
+	}
+}
+
+// oneInstruction makes a program that gives registers random values, and the
+// base of an access an address; executes an instruction, which may jump over
+// the next one; and makes one number of all registers.
+func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register) *object.Spec {
+	var code []isa.Instruction
+	for n := range isa.FramePointer {
+		v := interesting(r)
+		code = isa.Append(code, isa.Instruction{Code: isa.LdDW.Row().Code, Dst: n, Imm: int32(v), High: int32(v >> 32)})
+	}
+	bounded := func(f isa.Field, v int64) int64 { return max(op.Bounds(f).Min, min(op.Bounds(f).Max, v)) }
+	i := isa.Instruction{Code: op.Row().Code, Dst: dst, Src: src, Off: int16(bounded(isa.Off, 1)), Imm: int32(bounded(isa.Imm, int64(int32(interesting(r)))))}
+	switch form := op.Row().Form; form {
+	case isa.FormWideIndex, isa.FormWideValue:
+		i.Imm = 0 // the only map
+	case isa.FormLoad, isa.FormStore, isa.FormStoreImm, isa.FormAtomic, isa.FormAtomicFetch:
+		base := dst
+		if form == isa.FormLoad {
+			base = src
+		}
+		i.Off = int16(8 * r.IntN(4))
+		if base == isa.FramePointer {
+			i.Off -= 64
+		} else {
+			code = isa.Append(code, isa.Instruction{Code: isa.LdValue.Row().Code, Dst: base, Src: 6, High: 8})
+		}
+	}
+	code = append(isa.Append(code, i), isa.Instruction{Code: isa.XorK.Row().Code, Imm: 0x5555})
+	for n := isa.Register(1); n < isa.FramePointer; n++ {
+		code = append(code, isa.Instruction{Code: isa.MulK.Row().Code, Imm: 31}, isa.Instruction{Code: isa.AddX.Row().Code, Src: n})
+	}
+	code = append(code, isa.Instruction{Code: isa.Exit.Row().Code})
+	return &object.Spec{
+		Name:         "registers",
+		Instructions: code,
+		Maps:         []state.Spec{{Name: "array", ValueSize: 64, Entries: 1, Contents: []byte("0123456789abcdefghijklmnopqrstuvwxyz")}},
+	}
+}
+
+// interesting returns a number at which operations differ: any, a small one, or
+// one near a power of two.
+func interesting(r *rand.Rand) uint64 {
+	switch r.IntN(3) {
+	case 0:
+		return r.Uint64()
+	case 1:
+		return uint64(r.IntN(5) - 2)
+	}
+	return uint64(1)<<r.IntN(64) - uint64(r.IntN(2))
+}
