@@ -316,7 +316,9 @@ func (a *app) nimbleEnginesCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "engines",
 		Short: "List the engines, which of them can be used here and why not the others",
-		Args:  cobra.NoArgs,
+		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
+program goes to the first one that is here and takes it; margay ext list says which that was and why not a better one.`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
 			best := true
@@ -324,6 +326,8 @@ func (a *app) nimbleEnginesCommand() *cobra.Command {
 				here := "yes"
 				if _, err := entry.Make(); err != nil {
 					here = "no: " + err.Error()
+				} else if entry.Asked {
+					here = "yes, with --engine"
 				} else if best {
 					here, best = "yes, the default", false
 				}

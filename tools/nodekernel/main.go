@@ -21,7 +21,7 @@ import (
 	"margay/kernel/link"
 	"margay/kernel/pid1"
 	"margay/kernel/task/jobinit"
-	"margay/nimble/engine/portable"
+	"margay/nimble/engine/list"
 )
 
 // version is the version of this build, set by the linker.
@@ -70,7 +70,7 @@ func runKernel() error {
 		return err
 	}
 	node, err := kernel.New(kernel.Config{
-		Boot: config, Program: []string{self, "jobinit"}, Engine: portable.New(), Link: conn, Sink: a, Log: logf,
+		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Log: logf,
 	})
 	if err != nil {
 		return err

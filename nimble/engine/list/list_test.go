@@ -1,6 +1,12 @@
 package list
 
-import "testing"
+import (
+	"testing"
+
+	"margay/nimble/engine"
+	"margay/nimble/engine/enginetest"
+	"margay/nimble/verify"
+)
 
 func TestFind(t *testing.T) {
 	for _, entry := range Engines {
@@ -12,10 +18,29 @@ func TestFind(t *testing.T) {
 			t.Errorf("%s is called %s", entry.Name, e.Name())
 		}
 	}
-	if e, err := Find(""); err != nil || e.Name() != "portable" {
-		t.Errorf("the default is %v, %v", e, err)
-	}
 	if _, err := Find("warp"); err == nil {
 		t.Error("found an engine that is not there")
+	}
+}
+
+// The default is the first engine that is here and is not to be asked for.
+func TestAutomatic(t *testing.T) {
+	want := ""
+	for _, entry := range Engines {
+		if _, err := entry.Make(); err == nil && !entry.Asked && want == "" {
+			want = entry.Name
+		}
+	}
+	e, err := Find("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := verify.Verify(enginetest.Generate(nil), verify.Config{Services: enginetest.Services()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig := enginetest.NewRig(t, e, p, 1, 0)
+	if chosen, ok := rig.Code.(*engine.Chosen); !ok || chosen.Engine != want {
+		t.Errorf("chosen %+v, want %s", rig.Code, want)
 	}
 }
