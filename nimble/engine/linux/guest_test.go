@@ -149,8 +149,7 @@ func TestExtension(t *testing.T) {
 		t.Error("the kernel has made no machine code")
 	}
 	short, _ := rig.Machine.Context.Slice("short", 0, 8)
-	_, err := inserted[1].Run(nimble.Event{Context: short})
-	if fault, ok := errors.AsType[*engine.Fault](err); !ok || fault.Kind != engine.Kernel {
+	if _, err := inserted[1].Run(nimble.Event{Context: short}); !errors.Is(err, nimble.ErrContext) {
 		t.Errorf("with a context that is too short: %v", err)
 	}
 }
