@@ -444,16 +444,13 @@ func compose(args []string) error {
 	if err != nil {
 		return err
 	}
-	settings := margay.Spec{Name: "callee"}
-	for _, file := range args {
-		if settings.Object, err = os.ReadFile(file); err != nil {
-			return err
-		}
-		x, err := job.Insert(settings)
-		if err != nil {
-			return err
-		}
-		settings = margay.Spec{Name: "caller", Constants: map[string]uint64{"helper": uint64(x.Handle())}}
+	callee, err := insertFile(job, args[0], margay.Spec{Name: "callee"})
+	if err != nil {
+		return err
+	}
+	helper := map[string]uint64{"helper": uint64(callee.Handle())}
+	if _, err := insertFile(job, args[1], margay.Spec{Name: "caller", Constants: helper}); err != nil {
+		return err
 	}
 	job.Handle(0, func(margay.Message) { fmt.Println("delivered") })
 	if err := job.Send(ctx, job.Rank(), 0, [2]uint64{2}, nil); err != nil {
@@ -462,17 +459,22 @@ func compose(args []string) error {
 	return job.Finalize(ctx)
 }
 
+// insertFile inserts the extension in a file.
+func insertFile(job *margay.Job, file string, spec margay.Spec) (*margay.Extension, error) {
+	var err error
+	if spec.Object, err = os.ReadFile(file); err != nil {
+		return nil, err
+	}
+	return job.Insert(spec)
+}
+
 // hog FILE SECONDS inserts an extension and sends messages to this rank, as many as there is room for, until the time is over.
 func hog(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
 		return err
 	}
-	object, err := os.ReadFile(args[0])
-	if err != nil {
-		return err
-	}
-	x, err := job.Insert(margay.Spec{Object: object})
+	x, err := insertFile(job, args[0], margay.Spec{})
 	if err != nil {
 		return err
 	}
@@ -500,11 +502,7 @@ func extension(args []string) error {
 	if err != nil {
 		return err
 	}
-	object, err := os.ReadFile(args[0])
-	if err != nil {
-		return err
-	}
-	x, err := job.Insert(margay.Spec{Object: object})
+	x, err := insertFile(job, args[0], margay.Spec{})
 	if err != nil {
 		return err
 	}
