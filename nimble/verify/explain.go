@@ -26,7 +26,7 @@ func (p *Program) Explain() []string {
 // explain describes an access for people.
 func (p *prover) explain(k *knowledge, v *value, i *Instruction, use uses, ok bool) string {
 	register, off, size := i.Dst, int64(i.Off), int64(i.Op.Size())
-	if i.Op.Row().Form == isa.FormLoad {
+	if i.Op.Form() == isa.FormLoad {
 		register = i.Src
 	}
 	switch {

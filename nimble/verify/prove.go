@@ -120,7 +120,7 @@ func (p *prover) findHeads() bool {
 			p.heads = append(p.heads, head{})
 			at.head = int32(len(p.heads))
 		}
-		if h := &p.heads[p.places[i.Target].head-1]; i.Op.Row().Form == isa.FormCondImm && len(h.stops) < maxStops {
+		if h := &p.heads[p.places[i.Target].head-1]; i.Op.Form() == isa.FormCondImm && len(h.stops) < maxStops {
 			h.stops = append(h.stops, int64(i.Imm)-1, int64(i.Imm)+1)
 		}
 	}
@@ -129,7 +129,7 @@ func (p *prover) findHeads() bool {
 
 // leaves reports whether an instruction goes to its target.
 func leaves(op isa.Op) bool {
-	switch op.Row().Form {
+	switch op.Form() {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
 		return true
 	}
@@ -329,7 +329,7 @@ func (p *prover) step(k *knowledge, slot int) bool {
 		p.watch(slot, k)
 	}
 	i := &p.code[slot]
-	switch i.Op.Row().Form {
+	switch i.Op.Form() {
 	case isa.FormDst, isa.FormDstImm, isa.FormDstSrc:
 		if p.relevant.has(i.Dst) {
 			p.compute(k, i)

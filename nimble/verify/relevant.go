@@ -44,7 +44,7 @@ func (p *prover) findRelevant() {
 // relate adds what one instruction makes relevant.
 func (p *prover) relate(slot int, i *Instruction) {
 	dst, src := registers(1)<<i.Dst, registers(1)<<i.Src
-	switch i.Op.Row().Form {
+	switch i.Op.Form() {
 	case isa.FormDstSrc:
 		copies := i.Op == isa.MovX || i.Op == isa.Mov32X
 		if p.relevant&dst != 0 || copies && p.relevant&src != 0 {

@@ -340,7 +340,7 @@ func (p *prover) store(k *knowledge, slot int, i *Instruction, use uses) {
 		return
 	}
 	v := constant(uint64(int64(i.Imm)))
-	if i.Op.Row().Form == isa.FormStore {
+	if i.Op.Form() == isa.FormStore {
 		v = k.register(i.Src)
 	}
 	if size < 8 {
@@ -363,7 +363,7 @@ func (p *prover) modify(k *knowledge, slot int, i *Instruction) {
 	switch {
 	case i.Op == isa.AtomicCmpXchg || i.Op == isa.AtomicCmpXchg32:
 		p.put(k, 0, old)
-	case i.Op.Row().Form == isa.FormAtomicFetch:
+	case i.Op.Form() == isa.FormAtomicFetch:
 		p.put(k, i.Src, old)
 	}
 }

@@ -55,7 +55,8 @@ type verifier struct {
 	spec    *object.Spec
 	config  Config
 	program *Program
-	leaders []bool // slots at which a basic block starts
+	jumps   []int // slots with a jump, ascending
+	entries []int // slots with a local call or the address of an instruction, ascending
 }
 
 // Verify checks a program. The Spec is not changed and not kept. Errors are
@@ -66,7 +67,6 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 	if err := v.length(); err != nil {
 		return nil, err
 	}
-	v.leaders = make([]bool, len(spec.Instructions))
 	v.program = &Program{
 		name:    spec.Name,
 		trusted: config.Trusted,
@@ -75,7 +75,7 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 		maps:    slices.Clone(spec.Maps),
 		lines:   slices.Clone(spec.Lines),
 	}
-	for _, pass := range []func() error{v.instructions, v.functions, v.jumps} {
+	for _, pass := range []func() error{v.instructions, v.functions, v.targets} {
 		if err := pass(); err != nil {
 			return nil, err
 		}
@@ -105,37 +105,63 @@ func (v *verifier) length() error {
 	return nil
 }
 
-// instructions checks every instruction by itself.
+// instructions checks every instruction by itself, and marks the leaders: what
+// follows a jump, a local call or an exit.
 func (v *verifier) instructions() error {
-	in := v.spec.Instructions
+	in, code := v.spec.Instructions, v.program.code
 	for slot := 0; slot < len(in); slot++ {
-		op, err := in[slot].Check()
+		i := &code[slot]
+		i.Instruction = in[slot]
+		op, err := i.Check()
 		if err != nil {
 			return v.refuse(slot, "%v", err)
 		}
-		i := &v.program.code[slot]
-		i.Instruction, i.Op = in[slot], op
-		if err := v.operands(slot, i); err != nil {
-			return err
-		}
-		if i.Wide() {
-			if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
-				return v.refuse(slot-1, "wide instruction without its second half")
+		i.Op = op
+		switch op.Form() {
+		case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
+			v.jump(slot, int(i.Off))
+		case isa.FormJumpLong:
+			v.jump(slot, int(i.Imm))
+		case isa.FormNone:
+			v.leader(slot + 1)
+		case isa.FormCall, isa.FormCallLocal, isa.FormWide, isa.FormWideCode, isa.FormWideIndex, isa.FormWideValue:
+			if err := v.refer(slot, i); err != nil {
+				return err
+			}
+			if i.Wide() {
+				if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
+					return v.refuse(slot-1, "wide instruction without its second half")
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// operands resolves what an instruction refers to: a jump's target, a service,
-// a map.
-func (v *verifier) operands(slot int, i *Instruction) error {
-	next := slot + 1
-	switch i.Op.Row().Form {
-	case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
-		i.Target = next + int(i.Off)
-	case isa.FormJumpLong, isa.FormCallLocal, isa.FormWideCode:
-		i.Target = next + int(i.Imm)
+// jump notes where a jump goes to.
+func (v *verifier) jump(slot, distance int) {
+	v.program.code[slot].Target = slot + 1 + distance
+	v.jumps = append(v.jumps, slot)
+	v.leader(slot + 1)
+}
+
+// leader marks a slot at which a basic block starts: it costs something.
+func (v *verifier) leader(slot int) {
+	if slot < len(v.program.code) {
+		v.program.code[slot].Cost = 1
+	}
+}
+
+// refer resolves what an instruction refers to other than by a jump: a
+// function, a service, a map.
+func (v *verifier) refer(slot int, i *Instruction) error {
+	switch i.Op.Form() {
+	case isa.FormCallLocal, isa.FormWideCode:
+		i.Target = slot + 1 + int(i.Imm)
+		v.entries = append(v.entries, slot)
+		if i.Op == isa.CallLocal {
+			v.leader(slot + 1)
+		}
 	case isa.FormCall:
 		return v.call(slot, i)
 	case isa.FormWideIndex:
