@@ -30,6 +30,7 @@ const (
 	maxSweeps = 12      // times it is gone through
 	patience  = 5       // after which a loop that is still new is given up
 	maxKept   = 4096    // places of which something is known at the same time
+	maxHeads  = 2048    // heads of loops
 	maxStops  = 8       // numbers next to those that a loop compares with
 	maxSmall  = 4       // sweeps in smaller steps
 )
@@ -51,7 +52,6 @@ type prover struct {
 	context   Context
 
 	relevant registers // that are followed
-	lengths  registers // that may hold the length of the context
 	spilling bool      // what is stored in the stack frame is followed
 
 	places  []place // by slot
@@ -91,11 +91,9 @@ func (p *Program) prover() *prover {
 
 // prove marks the accesses that cannot fault.
 func (p *prover) prove() {
-	if p.relevant == 0 {
-		p.findRelevant()
-	}
 	p.places = make([]place, len(p.code))
-	ok := len(p.code) <= maxProved && p.findHeads() && p.settle()
+	p.survey()
+	ok := len(p.code) <= maxProved && len(p.heads) <= maxHeads && p.settle()
 	p.marking = true
 	for n := 0; ok && n < maxSmall; n++ {
 		before := p.failed
@@ -109,22 +107,36 @@ func (p *prover) prove() {
 	}
 }
 
-// findHeads finds the heads of loops. It returns false if there are too many.
-func (p *prover) findHeads() bool {
+// survey finds the heads of loops, until there are too many, and the registers
+// to follow.
+func (p *prover) survey() {
+	var r relations
 	for slot := range p.code {
 		i := &p.code[slot]
-		if i.Target > slot || !leaves(i.Op) {
-			continue
-		}
-		if at := &p.places[i.Target]; at.head == 0 {
-			p.heads = append(p.heads, head{})
-			at.head = int32(len(p.heads))
-		}
-		if h := &p.heads[p.places[i.Target].head-1]; i.Op.Form() == isa.FormCondImm && len(h.stops) < maxStops {
-			h.stops = append(h.stops, int64(i.Imm)-1, int64(i.Imm)+1)
+		if r.relate(slot, i); i.Target <= slot && leaves(i.Op) && len(p.heads) <= maxHeads {
+			p.goesBack(i)
 		}
 	}
-	return len(p.heads) <= maxKept/2
+	if p.relevant != 0 {
+		return
+	}
+	lengths := registers(0)
+	if p.context.promised() {
+		lengths = 1 << 2
+	}
+	p.relevant, p.spilling = r.relevant(lengths)
+}
+
+// goesBack makes the target of a jump or call the head of a loop.
+func (p *prover) goesBack(i *Instruction) {
+	at := &p.places[i.Target]
+	if at.head == 0 {
+		p.heads = append(p.heads, head{})
+		at.head = int32(len(p.heads))
+	}
+	if h := &p.heads[at.head-1]; i.Op.Form() == isa.FormCondImm && len(h.stops) < maxStops {
+		h.stops = append(h.stops, int64(i.Imm)-1, int64(i.Imm)+1)
+	}
 }
 
 // leaves reports whether an instruction goes to its target.
