@@ -187,13 +187,14 @@ func (p *prover) sweep(widening bool) bool {
 			k = p.entry()
 		}
 		for slot := f.Start; slot < f.End; slot++ {
-			if at := &p.places[slot]; at.known != nil || at.head != 0 || p.local {
+			i := &p.code[slot]
+			if i.Cost > 0 {
 				k = p.arrive(k, slot, widening)
 			}
-			if k == nil || p.code[slot].Op == isa.Invalid {
+			if k == nil || i.Op == isa.Invalid || computes(i.Op.Form()) && !p.relevant.has(i.Dst) {
 				continue
 			}
-			if !p.step(k, slot) {
+			if !p.step(k, slot, i) {
 				p.free, k = append(p.free, k), nil
 			}
 			if p.kept > maxKept && !p.local {
@@ -258,21 +259,19 @@ func (p *prover) copy(k *knowledge) *knowledge {
 	return c
 }
 
-// arrive returns what is known at a slot to which more than one way may lead: k
-// is what comes from the slot before.
+// arrive returns what is known where a block begins, to which more than one way
+// may lead: k is what comes from the slot before.
 func (p *prover) arrive(k *knowledge, slot int, widening bool) *knowledge {
 	at := &p.places[slot]
 	if p.local {
-		if k == nil || p.code[slot].Cost > 0 {
-			if k != nil {
-				p.free = append(p.free, k)
-			}
-			k = p.blank()
+		if k != nil {
+			p.free = append(p.free, k)
 		}
-		return k
+		return p.blank()
 	}
-	k = p.merge(k, at.known)
-	at.known = nil
+	if at.known != nil {
+		k, at.known = p.merge(k, at.known), nil
+	}
 	if at.head == 0 {
 		return k
 	}
@@ -334,18 +333,18 @@ func (p *prover) flow(slot, target int, k *knowledge) {
 	h.back = p.merge(h.back, k)
 }
 
-// step follows an instruction and reports whether the next slot is reached from
-// it.
-func (p *prover) step(k *knowledge, slot int) bool {
+// computes reports whether all that an instruction changes is its destination.
+func computes(f isa.Form) bool { return f == isa.FormDst || f == isa.FormDstImm || f == isa.FormDstSrc }
+
+// step follows an instruction, which does not only compute what no access
+// needs, and reports whether the next slot is reached from it.
+func (p *prover) step(k *knowledge, slot int, i *Instruction) bool {
 	if p.marking && p.watch != nil {
 		p.watch(slot, k)
 	}
-	i := &p.code[slot]
 	switch i.Op.Form() {
 	case isa.FormDst, isa.FormDstImm, isa.FormDstSrc:
-		if p.relevant.has(i.Dst) {
-			p.compute(k, i)
-		}
+		p.compute(k, i)
 	case isa.FormLoad:
 		p.load(k, slot, i)
 	case isa.FormStore, isa.FormStoreImm:
