@@ -11,7 +11,7 @@ import (
 // was proved, or else why it could not be. Other instructions have an empty
 // text. It proves everything anew, and takes as long as that.
 func (p *Program) Explain() []string {
-	prover := p.prover()
+	prover := p.prover(new(scratch))
 	prover.code = slices.Clone(p.code)
 	prover.explained = make([]string, len(p.code))
 	prover.prove()

@@ -1,6 +1,8 @@
 package verify
 
 import (
+	"slices"
+
 	"margay/nimble/isa"
 	"margay/nimble/memory"
 	"margay/nimble/state"
@@ -54,12 +56,11 @@ type prover struct {
 	relevant registers // that are followed
 	spilling bool      // what is stored in the stack frame is followed
 
-	places  []place // by slot
-	heads   []head
-	free    []*knowledge
-	kept    int
-	symbols uint32
-	groups  []group // of the join under way
+	*scratch // places, by slot, and heads, empty at first
+	free     []*knowledge
+	kept     int
+	symbols  uint32
+	groups   []group // of the join under way
 
 	failed    int // accesses that are not proved in this sweep
 	marking   bool
@@ -85,13 +86,13 @@ type head struct {
 }
 
 // prover returns a prover for a program of which everything else is known.
-func (p *Program) prover() *prover {
-	return &prover{code: p.code, functions: p.functions, maps: p.maps, context: p.context}
+func (p *Program) prover(s *scratch) *prover {
+	return &prover{code: p.code, functions: p.functions, maps: p.maps, context: p.context, scratch: s}
 }
 
 // prove marks the accesses that cannot fault.
 func (p *prover) prove() {
-	p.places = make([]place, len(p.code))
+	p.places = slices.Grow(p.places, len(p.code))[:len(p.code)]
 	p.survey()
 	ok := len(p.code) <= maxProved && len(p.heads) <= maxHeads && p.settle()
 	p.marking = true

@@ -16,6 +16,7 @@ package verify
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"margay/nimble/isa"
 	"margay/nimble/object"
@@ -55,15 +56,34 @@ type verifier struct {
 	spec    *object.Spec
 	config  Config
 	program *Program
+	*scratch
+}
+
+// scratch is memory that one verification leaves for the next.
+type scratch struct {
 	jumps   []int // slots with a jump, ascending
 	entries []int // slots with a local call or the address of an instruction, ascending
+	places  []place
+	heads   []head
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// release empties the memory, and leaves it.
+func (s *scratch) release() {
+	s.jumps, s.entries = s.jumps[:0], s.entries[:0]
+	clear(s.places)
+	clear(s.heads)
+	s.places, s.heads = s.places[:0], s.heads[:0]
+	scratches.Put(s)
 }
 
 // Verify checks a program. The Spec is not changed and not kept. Errors are
 // *Refusal. Time and memory are linear in the length of the program: proofs that
 // would take more are given up.
 func Verify(spec *object.Spec, config Config) (*Program, error) {
-	v := &verifier{spec: spec, config: config}
+	v := &verifier{spec: spec, config: config, scratch: scratches.Get().(*scratch)}
+	defer v.release()
 	if err := v.length(); err != nil {
 		return nil, err
 	}
@@ -82,7 +102,7 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 	}
 	v.blocks()
 	if !config.NoProofs {
-		v.program.prover().prove()
+		v.program.prover(v.scratch).prove()
 	}
 	return v.program, nil
 }
@@ -110,13 +130,12 @@ func (v *verifier) length() error {
 func (v *verifier) instructions() error {
 	in, code := v.spec.Instructions, v.program.code
 	for slot := 0; slot < len(in); slot++ {
-		i := &code[slot]
-		i.Instruction = in[slot]
-		op, err := i.Check()
+		op, err := in[slot].Check()
 		if err != nil {
 			return v.refuse(slot, "%v", err)
 		}
-		i.Op = op
+		i := &code[slot]
+		i.Instruction, i.Op = in[slot], op
 		switch op.Form() {
 		case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
 			v.jump(slot, int(i.Off))
