@@ -69,9 +69,6 @@ func (i Instruction) Op() Op { return i.op() }
 
 // op is Op without a copy, which costs more than the rest.
 func (i *Instruction) op() Op {
-	if op := alone[i.Code]; op != Invalid {
-		return op
-	}
 	for _, op := range byCode[i.Code] {
 		if k := table[op].Key; k.Field == NoField || i.field(k.Field) == k.Value {
 			return op
@@ -83,21 +80,22 @@ func (i *Instruction) op() Op {
 // Check returns the instruction's row after comparing every field with the
 // row's bounds. The error says which field has which value, or names an
 // instruction that Nimble refuses.
-func (i Instruction) Check() (Op, error) {
-	op := i.op()
-	if op == Invalid {
-		return Invalid, i.unknown()
+func (i *Instruction) Check() (Op, error) {
+	if op := usual[i.Code]; ranges[op].have(i) {
+		return op, nil
 	}
-	if l := &ranges[op]; l.accepted && l.least.Dst <= i.Dst && i.Dst <= l.most.Dst && l.least.Src <= i.Src && i.Src <= l.most.Src &&
-		l.least.Off <= i.Off && i.Off <= l.most.Off && l.least.Imm <= i.Imm && i.Imm <= l.most.Imm &&
-		l.least.High <= i.High && i.High <= l.most.High {
+	op := i.op()
+	switch {
+	case op == Invalid:
+		return Invalid, i.unknown()
+	case ranges[op].have(i):
 		return op, nil
 	}
 	return Invalid, i.outside(op)
 }
 
 // outside explains why an instruction is not accepted.
-func (i Instruction) outside(op Op) error {
+func (i *Instruction) outside(op Op) error {
 	row, b := &table[op], &bounds[op]
 	if row.Refused != "" {
 		return fmt.Errorf("%s is refused: %s", row.Name, row.Refused)
@@ -110,7 +108,7 @@ func (i Instruction) outside(op Op) error {
 }
 
 // unknown explains why no row fits.
-func (i Instruction) unknown() error {
+func (i *Instruction) unknown() error {
 	ops := byCode[i.Code]
 	if len(ops) == 0 {
 		return fmt.Errorf("unknown opcode 0x%02x", i.Code)

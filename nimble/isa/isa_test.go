@@ -19,7 +19,7 @@ func TestTable(t *testing.T) {
 	seen := make(map[selector]Op)
 	for op := Invalid + 1; int(op) < Ops; op++ {
 		r := op.Row()
-		if r.Name == "" || r.Section == "" || int(r.Form) >= len(forms) {
+		if r.Name == "" || r.Section == "" || int(r.Form) >= len(forms) || op.Form() != r.Form {
 			t.Errorf("row %d is incomplete: %+v", op, r)
 		}
 		if r.Group == Unassigned && r.Refused == "" {

@@ -90,22 +90,37 @@ func allBounds() (all [Ops][High + 1]Bounds) {
 }
 
 // limits are the bounds of one row in the form in which Check, which is part of
-// every insertion, compares them fastest.
+// every insertion, compares them fastest: how far registers may be above their
+// least, and which bits of the other fields are fixed to which values. Those
+// may have any value, one value, or any that is not negative.
 type limits struct {
-	least, most Instruction
-	accepted    bool // by Nimble
+	accepted           bool // by Nimble
+	dst, dstSpan       Register
+	src, srcSpan       Register
+	off, offFixed      int16
+	consts, constFixed uint64 // Imm and High, as in Const
+}
+
+// have reports whether all fields of an instruction are in their bounds.
+func (l *limits) have(i *Instruction) bool {
+	return l.accepted && i.Dst-l.dst <= l.dstSpan && i.Src-l.src <= l.srcSpan &&
+		(i.Off^l.off)&l.offFixed == 0 && (i.Const()^l.consts)&l.constFixed == 0
 }
 
 var ranges = allLimits()
 
-func allLimits() (all [Ops]limits) {
-	for op := range table {
-		l := &all[op]
+func allLimits() (all [256]limits) {
+	for op := Invalid + 1; int(op) < Ops; op++ {
+		var least, fixed Instruction
+		b := &bounds[op]
 		for f := Dst; f <= High; f++ {
-			l.least.setField(f, bounds[op][f].Min)
-			l.most.setField(f, bounds[op][f].Max)
+			least.setField(f, b[f].Min)
+			fixed.setField(f, ^(b[f].Max - b[f].Min))
 		}
-		l.accepted = table[op].Refused == ""
+		all[op] = limits{
+			table[op].Refused == "", least.Dst, ^fixed.Dst, least.Src, ^fixed.Src,
+			least.Off, fixed.Off, least.Const(), fixed.Const(),
+		}
 	}
 	return all
 }
@@ -116,6 +131,24 @@ func (op Op) Bounds(f Field) Bounds { return bounds[op][f] }
 // Row returns the declaration of an instruction.
 func (op Op) Row() *Row { return &table[op] }
 
+// Form returns the form of the instruction's row, without a look at the row.
+func (op Op) Form() Form { return formOf[op] }
+
+// formOf and sizeOf are what most passes over a program ask for, in little
+// memory.
+var formOf, sizeOf = allForms()
+
+func allForms() (form [256]Form, size [256]uint8) {
+	for op := range table {
+		form[op] = table[op].Form
+		switch form[op] {
+		case FormLoad, FormStore, FormStoreImm, FormAtomic, FormAtomicFetch:
+			size[op] = [...]uint8{4, 2, 1, 8}[table[op].Code>>3&3]
+		}
+	}
+	return form, size
+}
+
 // String returns the mnemonic.
 func (op Op) String() string {
 	if op == Invalid || int(op) >= Ops {
@@ -125,13 +158,7 @@ func (op Op) String() string {
 }
 
 // Size returns how many bytes of memory the instruction accesses, 0 if none.
-func (op Op) Size() int {
-	switch table[op].Form {
-	case FormLoad, FormStore, FormStoreImm, FormAtomic, FormAtomicFetch:
-		return [...]int{4, 2, 1, 8}[table[op].Code>>3&3]
-	}
-	return 0
-}
+func (op Op) Size() int { return int(sizeOf[op]) }
 
 // Distance returns the field with the distance of a jump, a local call or the
 // address of an instruction, NoField if there is none. It counts slots from the
@@ -244,12 +271,13 @@ func indexTable() (codes [256][]Op, names map[string][]Op) {
 	return codes, names
 }
 
-// alone is the row of each opcode byte that has one row and no key.
-var alone = soleRows()
+// usual is the first row of each opcode byte: the only one, or the one with the
+// lowest key.
+var usual = firstRows()
 
-func soleRows() (all [256]Op) {
+func firstRows() (all [256]Op) {
 	for code, ops := range byCode {
-		if len(ops) == 1 && table[ops[0]].Key.Field == NoField {
+		if len(ops) > 0 {
 			all[code] = ops[0]
 		}
 	}

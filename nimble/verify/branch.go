@@ -53,7 +53,7 @@ func (p *prover) branch(k *knowledge, slot int, i *Instruction) bool {
 // jump. It returns false if that cannot be.
 func (k *knowledge) assume(c condition, i *Instruction) bool {
 	half := i.Code&class != jump64
-	frame := k.register(isa.FramePointer)
+	frame := frame // may be narrowed
 	fixed := constant(uint64(int64(i.Imm)))
 	if half {
 		fixed = constant(uint64(uint32(i.Imm)))

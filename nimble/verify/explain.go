@@ -11,7 +11,7 @@ import (
 // was proved, or else why it could not be. Other instructions have an empty
 // text. It proves everything anew, and takes as long as that.
 func (p *Program) Explain() []string {
-	prover := p.prover()
+	prover := p.prover(new(scratch))
 	prover.code = slices.Clone(p.code)
 	prover.explained = make([]string, len(p.code))
 	prover.prove()
@@ -26,7 +26,7 @@ func (p *Program) Explain() []string {
 // explain describes an access for people.
 func (p *prover) explain(k *knowledge, v *value, i *Instruction, use uses, ok bool) string {
 	register, off, size := i.Dst, int64(i.Off), int64(i.Op.Size())
-	if i.Op.Row().Form == isa.FormLoad {
+	if i.Op.Form() == isa.FormLoad {
 		register = i.Src
 	}
 	switch {

@@ -20,7 +20,7 @@ type Known struct{ k knowledge }
 // that are never reached are missing.
 func Knowledge(p *Program) map[int]*Known {
 	known := make(map[int]*Known)
-	prover := p.prover()
+	prover := p.prover(new(scratch))
 	prover.code, prover.relevant, prover.spilling = slices.Clone(p.code), allRegisters, true
 	prover.watch = func(slot int, k *knowledge) {
 		known[slot] = new(Known)

@@ -10,38 +10,30 @@ import (
 // call, every code address) and checks that none runs on into the next.
 func (v *verifier) functions() error {
 	code := v.program.code
-	starts := []int{0}
-	for slot := range code {
-		i := &code[slot]
-		switch i.Op {
-		case isa.CallLocal, isa.LdCode:
-			if err := v.target(slot, 0, len(code)); err != nil {
-				return err
-			}
-			starts = append(starts, i.Target)
+	starts := make([]int, 1, 1+len(v.entries))
+	for _, slot := range v.entries {
+		if err := v.target(slot, 0, len(code)); err != nil {
+			return err
 		}
+		starts = append(starts, code[slot].Target)
 	}
 	slices.Sort(starts)
 	starts = slices.Compact(starts)
+	v.program.functions = make([]Function, len(starts))
 	for n, start := range starts {
 		end := len(code)
 		if n+1 < len(starts) {
 			end = starts[n+1]
 		}
-		f := Function{Start: start, End: end}
-		last := start
-		for slot := start; slot < end; slot++ {
-			if code[slot].Op == isa.Invalid {
-				continue
-			}
-			last = slot
-			f.Frame = f.Frame || code[slot].Dst == isa.FramePointer || code[slot].Src == isa.FramePointer
+		last := end - 1
+		if code[last].Op == isa.Invalid {
+			last--
 		}
 		if !ends(code[last].Op) {
 			return v.refuse(last, "the function from %d to %d falls off its end", start, end-1)
 		}
-		v.program.functions = append(v.program.functions, f)
-		v.leaders[start] = true
+		v.program.functions[n] = Function{Start: start, End: end}
+		v.leader(start)
 	}
 	return nil
 }
@@ -63,41 +55,38 @@ func (v *verifier) target(slot, start, end int) error {
 	return nil
 }
 
-// jumps checks that every jump stays in its function, and marks the leaders:
-// the targets of jumps and what follows a jump, a local call or an exit.
-func (v *verifier) jumps() error {
-	for _, f := range v.program.functions {
-		for slot := f.Start; slot < f.End; slot++ {
-			i := &v.program.code[slot]
-			switch i.Op.Row().Form {
-			case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
-				if err := v.target(slot, f.Start, f.End); err != nil {
-					return err
-				}
-				v.leaders[i.Target] = true
-			default:
-				if i.Op != isa.CallLocal && i.Op != isa.Exit {
-					continue
-				}
-			}
-			if slot+1 < f.End {
-				v.leaders[slot+1] = true
-			}
+// targets checks that every jump stays in its function, and marks where it goes
+// as a leader.
+func (v *verifier) targets() error {
+	functions := v.program.functions
+	for _, slot := range v.jumps {
+		for slot >= functions[0].End {
+			functions = functions[1:]
 		}
+		if err := v.target(slot, functions[0].Start, functions[0].End); err != nil {
+			return err
+		}
+		v.leader(v.program.code[slot].Target)
 	}
 	return nil
 }
 
-// blocks gives the first instruction of every block the cost of the block.
+// blocks gives the leader of every block the cost of the block, and finds out
+// which functions have a stack frame.
 func (v *verifier) blocks() {
-	var first *Instruction
-	for slot := range v.program.code {
-		i := &v.program.code[slot]
-		if v.leaders[slot] {
-			first = i
-		}
-		if i.Op != isa.Invalid {
-			first.Cost++
+	code := v.program.code
+	for n := range v.program.functions {
+		f := &v.program.functions[n]
+		cost := uint32(0)
+		for slot := f.End - 1; slot >= f.Start; slot-- {
+			i := &code[slot]
+			f.Frame = f.Frame || i.Dst == isa.FramePointer || i.Src == isa.FramePointer
+			if i.Op != isa.Invalid {
+				cost++
+			}
+			if i.Cost > 0 {
+				i.Cost, cost = cost, 0
+			}
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package verify
 
 import (
+	"slices"
+
 	"margay/nimble/isa"
 	"margay/nimble/memory"
 	"margay/nimble/state"
@@ -30,6 +32,7 @@ const (
 	maxSweeps = 12      // times it is gone through
 	patience  = 5       // after which a loop that is still new is given up
 	maxKept   = 4096    // places of which something is known at the same time
+	maxHeads  = 2048    // heads of loops
 	maxStops  = 8       // numbers next to those that a loop compares with
 	maxSmall  = 4       // sweeps in smaller steps
 )
@@ -51,15 +54,13 @@ type prover struct {
 	context   Context
 
 	relevant registers // that are followed
-	lengths  registers // that may hold the length of the context
 	spilling bool      // what is stored in the stack frame is followed
 
-	places  []place // by slot
-	heads   []head
-	free    []*knowledge
-	kept    int
-	symbols uint32
-	groups  []group // of the join under way
+	*scratch // places, by slot, and heads, empty at first
+	free     []*knowledge
+	kept     int
+	symbols  uint32
+	groups   []group // of the join under way
 
 	failed    int // accesses that are not proved in this sweep
 	marking   bool
@@ -85,17 +86,15 @@ type head struct {
 }
 
 // prover returns a prover for a program of which everything else is known.
-func (p *Program) prover() *prover {
-	return &prover{code: p.code, functions: p.functions, maps: p.maps, context: p.context}
+func (p *Program) prover(s *scratch) *prover {
+	return &prover{code: p.code, functions: p.functions, maps: p.maps, context: p.context, scratch: s}
 }
 
 // prove marks the accesses that cannot fault.
 func (p *prover) prove() {
-	if p.relevant == 0 {
-		p.findRelevant()
-	}
-	p.places = make([]place, len(p.code))
-	ok := len(p.code) <= maxProved && p.findHeads() && p.settle()
+	p.places = slices.Grow(p.places, len(p.code))[:len(p.code)]
+	p.survey()
+	ok := len(p.code) <= maxProved && len(p.heads) <= maxHeads && p.settle()
 	p.marking = true
 	for n := 0; ok && n < maxSmall; n++ {
 		before := p.failed
@@ -109,27 +108,41 @@ func (p *prover) prove() {
 	}
 }
 
-// findHeads finds the heads of loops. It returns false if there are too many.
-func (p *prover) findHeads() bool {
+// survey finds the heads of loops, until there are too many, and the registers
+// to follow.
+func (p *prover) survey() {
+	var r relations
 	for slot := range p.code {
 		i := &p.code[slot]
-		if i.Target > slot || !leaves(i.Op) {
-			continue
-		}
-		if at := &p.places[i.Target]; at.head == 0 {
-			p.heads = append(p.heads, head{})
-			at.head = int32(len(p.heads))
-		}
-		if h := &p.heads[p.places[i.Target].head-1]; i.Op.Row().Form == isa.FormCondImm && len(h.stops) < maxStops {
-			h.stops = append(h.stops, int64(i.Imm)-1, int64(i.Imm)+1)
+		if r.relate(slot, i); i.Target <= slot && leaves(i.Op) && len(p.heads) <= maxHeads {
+			p.goesBack(i)
 		}
 	}
-	return len(p.heads) <= maxKept/2
+	if p.relevant != 0 {
+		return
+	}
+	lengths := registers(0)
+	if p.context.promised() {
+		lengths = 1 << 2
+	}
+	p.relevant, p.spilling = r.relevant(lengths)
+}
+
+// goesBack makes the target of a jump or call the head of a loop.
+func (p *prover) goesBack(i *Instruction) {
+	at := &p.places[i.Target]
+	if at.head == 0 {
+		p.heads = append(p.heads, head{})
+		at.head = int32(len(p.heads))
+	}
+	if h := &p.heads[at.head-1]; i.Op.Form() == isa.FormCondImm && len(h.stops) < maxStops {
+		h.stops = append(h.stops, int64(i.Imm)-1, int64(i.Imm)+1)
+	}
 }
 
 // leaves reports whether an instruction goes to its target.
 func leaves(op isa.Op) bool {
-	switch op.Row().Form {
+	switch op.Form() {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
 		return true
 	}
@@ -175,13 +188,14 @@ func (p *prover) sweep(widening bool) bool {
 			k = p.entry()
 		}
 		for slot := f.Start; slot < f.End; slot++ {
-			if at := &p.places[slot]; at.known != nil || at.head != 0 || p.local {
+			i := &p.code[slot]
+			if i.Cost > 0 {
 				k = p.arrive(k, slot, widening)
 			}
-			if k == nil || p.code[slot].Op == isa.Invalid {
+			if k == nil || i.Op == isa.Invalid || computes(i.Op.Form()) && !p.relevant.has(i.Dst) {
 				continue
 			}
-			if !p.step(k, slot) {
+			if !p.step(k, slot, i) {
 				p.free, k = append(p.free, k), nil
 			}
 			if p.kept > maxKept && !p.local {
@@ -246,21 +260,19 @@ func (p *prover) copy(k *knowledge) *knowledge {
 	return c
 }
 
-// arrive returns what is known at a slot to which more than one way may lead: k
-// is what comes from the slot before.
+// arrive returns what is known where a block begins, to which more than one way
+// may lead: k is what comes from the slot before.
 func (p *prover) arrive(k *knowledge, slot int, widening bool) *knowledge {
 	at := &p.places[slot]
 	if p.local {
-		if k == nil || p.code[slot].Cost > 0 {
-			if k != nil {
-				p.free = append(p.free, k)
-			}
-			k = p.blank()
+		if k != nil {
+			p.free = append(p.free, k)
 		}
-		return k
+		return p.blank()
 	}
-	k = p.merge(k, at.known)
-	at.known = nil
+	if at.known != nil {
+		k, at.known = p.merge(k, at.known), nil
+	}
 	if at.head == 0 {
 		return k
 	}
@@ -322,18 +334,18 @@ func (p *prover) flow(slot, target int, k *knowledge) {
 	h.back = p.merge(h.back, k)
 }
 
-// step follows an instruction and reports whether the next slot is reached from
-// it.
-func (p *prover) step(k *knowledge, slot int) bool {
+// computes reports whether all that an instruction changes is its destination.
+func computes(f isa.Form) bool { return f == isa.FormDst || f == isa.FormDstImm || f == isa.FormDstSrc }
+
+// step follows an instruction, which does not only compute what no access
+// needs, and reports whether the next slot is reached from it.
+func (p *prover) step(k *knowledge, slot int, i *Instruction) bool {
 	if p.marking && p.watch != nil {
 		p.watch(slot, k)
 	}
-	i := &p.code[slot]
-	switch i.Op.Row().Form {
+	switch i.Op.Form() {
 	case isa.FormDst, isa.FormDstImm, isa.FormDstSrc:
-		if p.relevant.has(i.Dst) {
-			p.compute(k, i)
-		}
+		p.compute(k, i)
 	case isa.FormLoad:
 		p.load(k, slot, i)
 	case isa.FormStore, isa.FormStoreImm:

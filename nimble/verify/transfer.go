@@ -52,12 +52,15 @@ func (p *prover) of(s numbers.Set) value {
 	return v
 }
 
-// register returns the value of a register.
-func (k *knowledge) register(r isa.Register) value {
+// frame is the value of r10. Nobody may change it.
+var frame = value{origin: frameEnd, room: noRoom}
+
+// register returns the value of a register, of which r10 may not be changed.
+func (k *knowledge) register(r isa.Register) *value {
 	if r == isa.FramePointer {
-		return value{origin: frameEnd, room: noRoom}
+		return &frame
 	}
-	return k.r[r]
+	return &k.r[r]
 }
 
 // compute follows an instruction of arithmetic.
@@ -70,7 +73,7 @@ func (p *prover) compute(k *knowledge, i *Instruction) {
 		*x = p.swapped(k, x, i)
 		return
 	case i.Code&source != 0:
-		y = k.register(i.Src)
+		y = *k.register(i.Src)
 	case wide:
 		y = constant(uint64(int64(i.Imm)))
 	default:
@@ -303,7 +306,7 @@ func (p *prover) difference(k *knowledge, x, y value) value {
 // load follows a load.
 func (p *prover) load(k *knowledge, slot int, i *Instruction) {
 	base, size := k.register(i.Src), i.Op.Size()
-	p.access(k, slot, &base, i, read)
+	p.access(k, slot, base, i, read)
 	if !p.relevant.has(i.Dst) {
 		return
 	}
@@ -328,7 +331,7 @@ func (p *prover) load(k *knowledge, slot int, i *Instruction) {
 func (p *prover) store(k *knowledge, slot int, i *Instruction, use uses) {
 	base, size := k.register(i.Dst), int64(i.Op.Size())
 	switch {
-	case !p.access(k, slot, &base, i, use):
+	case !p.access(k, slot, base, i, use):
 		k.spills = 0
 		return
 	case base.origin != frameEnd:
@@ -340,8 +343,8 @@ func (p *prover) store(k *knowledge, slot int, i *Instruction, use uses) {
 		return
 	}
 	v := constant(uint64(int64(i.Imm)))
-	if i.Op.Row().Form == isa.FormStore {
-		v = k.register(i.Src)
+	if i.Op.Form() == isa.FormStore {
+		v = *k.register(i.Src)
 	}
 	if size < 8 {
 		n := k.number(&v)
@@ -363,7 +366,7 @@ func (p *prover) modify(k *knowledge, slot int, i *Instruction) {
 	switch {
 	case i.Op == isa.AtomicCmpXchg || i.Op == isa.AtomicCmpXchg32:
 		p.put(k, 0, old)
-	case i.Op.Row().Form == isa.FormAtomicFetch:
+	case i.Op.Form() == isa.FormAtomicFetch:
 		p.put(k, i.Src, old)
 	}
 }

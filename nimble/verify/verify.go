@@ -16,6 +16,7 @@ package verify
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"margay/nimble/isa"
 	"margay/nimble/object"
@@ -55,18 +56,37 @@ type verifier struct {
 	spec    *object.Spec
 	config  Config
 	program *Program
-	leaders []bool // slots at which a basic block starts
+	*scratch
+}
+
+// scratch is memory that one verification leaves for the next.
+type scratch struct {
+	jumps   []int // slots with a jump, ascending
+	entries []int // slots with a local call or the address of an instruction, ascending
+	places  []place
+	heads   []head
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// release empties the memory, and leaves it.
+func (s *scratch) release() {
+	s.jumps, s.entries = s.jumps[:0], s.entries[:0]
+	clear(s.places)
+	clear(s.heads)
+	s.places, s.heads = s.places[:0], s.heads[:0]
+	scratches.Put(s)
 }
 
 // Verify checks a program. The Spec is not changed and not kept. Errors are
 // *Refusal. Time and memory are linear in the length of the program: proofs that
 // would take more are given up.
 func Verify(spec *object.Spec, config Config) (*Program, error) {
-	v := &verifier{spec: spec, config: config}
+	v := &verifier{spec: spec, config: config, scratch: scratches.Get().(*scratch)}
+	defer v.release()
 	if err := v.length(); err != nil {
 		return nil, err
 	}
-	v.leaders = make([]bool, len(spec.Instructions))
 	v.program = &Program{
 		name:    spec.Name,
 		trusted: config.Trusted,
@@ -75,14 +95,14 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 		maps:    slices.Clone(spec.Maps),
 		lines:   slices.Clone(spec.Lines),
 	}
-	for _, pass := range []func() error{v.instructions, v.functions, v.jumps} {
+	for _, pass := range []func() error{v.instructions, v.functions, v.targets} {
 		if err := pass(); err != nil {
 			return nil, err
 		}
 	}
 	v.blocks()
 	if !config.NoProofs {
-		v.program.prover().prove()
+		v.program.prover(v.scratch).prove()
 	}
 	return v.program, nil
 }
@@ -105,37 +125,62 @@ func (v *verifier) length() error {
 	return nil
 }
 
-// instructions checks every instruction by itself.
+// instructions checks every instruction by itself, and marks the leaders: what
+// follows a jump, a local call or an exit.
 func (v *verifier) instructions() error {
-	in := v.spec.Instructions
+	in, code := v.spec.Instructions, v.program.code
 	for slot := 0; slot < len(in); slot++ {
 		op, err := in[slot].Check()
 		if err != nil {
 			return v.refuse(slot, "%v", err)
 		}
-		i := &v.program.code[slot]
+		i := &code[slot]
 		i.Instruction, i.Op = in[slot], op
-		if err := v.operands(slot, i); err != nil {
-			return err
-		}
-		if i.Wide() {
-			if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
-				return v.refuse(slot-1, "wide instruction without its second half")
+		switch op.Form() {
+		case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
+			v.jump(slot, int(i.Off))
+		case isa.FormJumpLong:
+			v.jump(slot, int(i.Imm))
+		case isa.FormNone:
+			v.leader(slot + 1)
+		case isa.FormCall, isa.FormCallLocal, isa.FormWide, isa.FormWideCode, isa.FormWideIndex, isa.FormWideValue:
+			if err := v.refer(slot, i); err != nil {
+				return err
+			}
+			if i.Wide() {
+				if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
+					return v.refuse(slot-1, "wide instruction without its second half")
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// operands resolves what an instruction refers to: a jump's target, a service,
-// a map.
-func (v *verifier) operands(slot int, i *Instruction) error {
-	next := slot + 1
-	switch i.Op.Row().Form {
-	case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
-		i.Target = next + int(i.Off)
-	case isa.FormJumpLong, isa.FormCallLocal, isa.FormWideCode:
-		i.Target = next + int(i.Imm)
+// jump notes where a jump goes to.
+func (v *verifier) jump(slot, distance int) {
+	v.program.code[slot].Target = slot + 1 + distance
+	v.jumps = append(v.jumps, slot)
+	v.leader(slot + 1)
+}
+
+// leader marks a slot at which a basic block starts: it costs something.
+func (v *verifier) leader(slot int) {
+	if slot < len(v.program.code) {
+		v.program.code[slot].Cost = 1
+	}
+}
+
+// refer resolves what an instruction refers to other than by a jump: a
+// function, a service, a map.
+func (v *verifier) refer(slot int, i *Instruction) error {
+	switch i.Op.Form() {
+	case isa.FormCallLocal, isa.FormWideCode:
+		i.Target = slot + 1 + int(i.Imm)
+		v.entries = append(v.entries, slot)
+		if i.Op == isa.CallLocal {
+			v.leader(slot + 1)
+		}
 	case isa.FormCall:
 		return v.call(slot, i)
 	case isa.FormWideIndex:
