@@ -71,7 +71,8 @@ func (a amd64) instruction(op isa.Op) {
 	case isa.FormJump, isa.FormJumpLong:
 		a.whole(op, family{a.handler(op.String(), "JUMP"), 0, 0})
 	case isa.FormCondImm:
-		a.whole(op, a.each(op.String()+"_k", isa.Registers, func(dst string) []string { return conditional(op, dst, "cell_operand(SI)") }))
+		a.whole(op, a.each(op.String()+"_k", isa.Registers, func(dst string) []string { return conditional(op, dst, "cell_operand(SI)", "JUMP") }))
+		a.entries[op][back] = a.each(op.String()+"_k_back", isa.Registers, func(dst string) []string { return conditional(op, dst, "cell_operand(SI)", "BACK") })
 	case isa.FormCondSrc:
 		a.compare(op)
 	case isa.FormCall:
@@ -255,15 +256,19 @@ func (a amd64) compare(op isa.Op) {
 	case swapped:
 		of := a.entries[other][checked]
 		a.whole(op, family{of.first, of.Src, of.Dst})
+		of = a.entries[other][back]
+		a.entries[op][back] = family{of.first, of.Src, of.Dst}
 	case op.Row().Code>>4 == jumpSet:
-		a.entries[op][second] = a.each(op.String(), isa.Registers, func(dst string) []string { return conditional(op, dst, "CX") })
+		a.entries[op][second] = a.each(op.String(), isa.Registers, func(dst string) []string { return conditional(op, dst, "CX", "JUMP") })
 	default:
-		a.whole(op, a.pairs(op.String(), isa.Registers, func(dst, src string) []string { return conditional(op, dst, src) }))
+		a.whole(op, a.pairs(op.String(), isa.Registers, func(dst, src string) []string { return conditional(op, dst, src, "JUMP") }))
+		a.entries[op][back] = a.pairs(op.String()+"_back", isa.Registers, func(dst, src string) []string { return conditional(op, dst, src, "BACK") })
 	}
 }
 
-// conditional returns a comparison and both ways on.
-func conditional(op isa.Op, dst, operand string) (lines []string) {
+// conditional returns a comparison and both ways on, that of a jump which is
+// taken being JUMP or BACK.
+func conditional(op isa.Op, dst, operand, taken string) (lines []string) {
 	row := op.Row()
 	operation, size := row.Code>>4, suffix(row.Code&7 == 5)
 	if dst == machineRegister[isa.FramePointer] && operand != "CX" {
@@ -277,7 +282,7 @@ func conditional(op isa.Op, dst, operand string) (lines []string) {
 	default:
 		lines = append(lines, "CMP"+size+" "+dst+", "+operand)
 	}
-	return append(lines, "J"+opposites[operation]+" fall", "JUMP", "fall: FALL")
+	return append(lines, "J"+opposites[operation]+" fall", taken, "fall: FALL")
 }
 
 // load writes loads. Those that extend the sign are done in two, since there

@@ -56,7 +56,7 @@ type file struct {
 	arch     string
 	code     bytes.Buffer
 	count    int
-	entries  [isa.Ops][3]family // of an instruction: checked, unchecked, second
+	entries  [isa.Ops][4]family // of an instruction: checked, unchecked, second, back
 	fetches  family             // first handlers: of a source register,
 	accesses [2][2]family       // of loads and atomics by base and size, checked and unchecked
 }
@@ -66,6 +66,7 @@ const (
 	checked = iota
 	unchecked
 	second
+	back // of a jump to the beginning of its own block
 
 	loads   = 0
 	atomics = 1
@@ -135,7 +136,7 @@ func (f *file) table() []byte {
 	}
 	fmt.Fprintf(&b, "}\n\nvar entries = [isa.Ops]entry{\n")
 	for op, each := range f.entries {
-		fmt.Fprintf(&b, "%d: {%s, %s, %s}, // %s\n", op, each[0], each[1], each[2], isa.Op(op))
+		fmt.Fprintf(&b, "%d: {%s, %s, %s, %s}, // %s\n", op, each[checked], each[unchecked], each[second], each[back], isa.Op(op))
 	}
 	b.WriteString("}\n")
 	return b.Bytes()

@@ -71,6 +71,12 @@ type cell struct {
 	dst, src uint16 // offsets in the cpu of the registers
 }
 
+// start is enter for the first cell of a run: r1 to r5 are the arguments, r10
+// is as it is in k and the other registers are 0.
+//
+//go:noescape
+func start(k *cpu, at *cell, args *[5]uint64)
+
 // enter runs handlers from a cell on until they leave. It keeps nothing of k.
 //
 //go:noescape

@@ -19,7 +19,8 @@
 //
 // The cell ahead is the one to which the block under way jumps at its end, if it
 // does. It is known from the beginning of the block, so that a loop need not
-// wait for what its last cell says.
+// wait for what its last cell says. A block that jumps to its own beginning does
+// not look it up again.
 //
 // The runtime follows BP from frame to frame when it profiles, so a cpu begins
 // with what it takes for the last frame. R14 and X15 belong to Go. The stack
@@ -29,13 +30,14 @@
 //
 // # Between Go and handlers
 //
-// Run keeps the state of a run in a cpu, in the Machine, and calls enter, which
-// loads the registers and jumps to the handler of the first cell. Handlers never
-// call Go. What they do not do themselves (a service, the next slice of fuel, a
-// local call, some atomic operations, a fault) they leave to Go: they store all
-// registers, the cell and a reason in the cpu and return. They cannot be
-// preempted, so they must come back soon: they have at most engine.Slice of fuel
-// at a time, and enter has the stack check at which Go stops a goroutine.
+// Run keeps the state of a run in a cpu, in the Machine, and calls start, later
+// enter, which loads the registers and jumps to the handler of a cell. Handlers
+// never call Go. What they do not do themselves (a service, the next slice of
+// fuel, a local call, some atomic operations, a fault) they leave to Go: they
+// store all registers, the cell and a reason in the cpu and return. They cannot
+// be preempted, so they must come back soon: they have at most engine.Slice of
+// fuel at a time, and start and enter have the stack check at which Go stops a
+// goroutine.
 //
 // A jump pays for the block it goes to; where a block is run into, a cell of its
 // own pays.

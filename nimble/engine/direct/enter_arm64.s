@@ -20,3 +20,23 @@ TEXT ·enter(SB), 0, $8-16
 	MOVD cell_handler(R1), R7
 	CALL (R7)
 	RET
+
+// func start(k *cpu, at *cell, args *[5]uint64)
+TEXT ·start(SB), 0, $8-24
+	NO_LOCAL_POINTERS
+	MOVD k+0(FP), R0
+	MOVD at+8(FP), R1
+	MOVD args+16(FP), R3
+	MOVD cpu_left(R0), R2
+	MOVD ZR, (cpu_reg+0)(R0)
+	LDP 0(R3), (R4, R5)
+	LDP 16(R3), (R6, R7)
+	MOVD 32(R3), R8
+	STP (R4, R5), (cpu_reg+8)(R0)
+	STP (R6, R7), (cpu_reg+24)(R0)
+	MOVD R8, (cpu_reg+40)(R0)
+	STP (ZR, ZR), (cpu_reg+48)(R0)
+	STP (ZR, ZR), (cpu_reg+64)(R0)
+	MOVD cell_handler(R1), R7
+	CALL (R7)
+	RET

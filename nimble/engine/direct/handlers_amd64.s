@@ -2286,3826 +2286,5520 @@ HANDLER(18240, jeq_k_7); CMPQ R10, cell_operand(SI); JNE fall; JUMP; fall: FALL
 HANDLER(18248, jeq_k_8); CMPQ R11, cell_operand(SI); JNE fall; JUMP; fall: FALL
 HANDLER(18256, jeq_k_9); CMPQ R15, cell_operand(SI); JNE fall; JUMP; fall: FALL
 HANDLER(18264, jeq_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(18272, jeq_0_0); CMPQ AX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18280, jeq_0_1); CMPQ AX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18288, jeq_0_2); CMPQ AX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18296, jeq_0_3); CMPQ AX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18304, jeq_0_4); CMPQ AX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18312, jeq_0_5); CMPQ AX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18320, jeq_0_6); CMPQ AX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18328, jeq_0_7); CMPQ AX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18336, jeq_0_8); CMPQ AX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18344, jeq_0_9); CMPQ AX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18352, jeq_0_10); CMPQ AX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18360, jeq_1_0); CMPQ DI, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18368, jeq_1_1); CMPQ DI, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18376, jeq_1_2); CMPQ DI, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18384, jeq_1_3); CMPQ DI, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18392, jeq_1_4); CMPQ DI, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18400, jeq_1_5); CMPQ DI, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18408, jeq_1_6); CMPQ DI, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18416, jeq_1_7); CMPQ DI, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18424, jeq_1_8); CMPQ DI, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18432, jeq_1_9); CMPQ DI, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18440, jeq_1_10); CMPQ DI, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18448, jeq_2_0); CMPQ R12, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18456, jeq_2_1); CMPQ R12, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18464, jeq_2_2); CMPQ R12, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18472, jeq_2_3); CMPQ R12, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18480, jeq_2_4); CMPQ R12, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18488, jeq_2_5); CMPQ R12, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18496, jeq_2_6); CMPQ R12, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18504, jeq_2_7); CMPQ R12, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18512, jeq_2_8); CMPQ R12, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18520, jeq_2_9); CMPQ R12, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18528, jeq_2_10); CMPQ R12, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18536, jeq_3_0); CMPQ R8, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18544, jeq_3_1); CMPQ R8, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18552, jeq_3_2); CMPQ R8, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18560, jeq_3_3); CMPQ R8, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18568, jeq_3_4); CMPQ R8, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18576, jeq_3_5); CMPQ R8, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18584, jeq_3_6); CMPQ R8, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18592, jeq_3_7); CMPQ R8, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18600, jeq_3_8); CMPQ R8, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18608, jeq_3_9); CMPQ R8, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18616, jeq_3_10); CMPQ R8, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18624, jeq_4_0); CMPQ DX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18632, jeq_4_1); CMPQ DX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18640, jeq_4_2); CMPQ DX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18648, jeq_4_3); CMPQ DX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18656, jeq_4_4); CMPQ DX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18664, jeq_4_5); CMPQ DX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18672, jeq_4_6); CMPQ DX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18680, jeq_4_7); CMPQ DX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18688, jeq_4_8); CMPQ DX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18696, jeq_4_9); CMPQ DX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18704, jeq_4_10); CMPQ DX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18712, jeq_5_0); CMPQ R9, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18720, jeq_5_1); CMPQ R9, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18728, jeq_5_2); CMPQ R9, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18736, jeq_5_3); CMPQ R9, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18744, jeq_5_4); CMPQ R9, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18752, jeq_5_5); CMPQ R9, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18760, jeq_5_6); CMPQ R9, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18768, jeq_5_7); CMPQ R9, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18776, jeq_5_8); CMPQ R9, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18784, jeq_5_9); CMPQ R9, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18792, jeq_5_10); CMPQ R9, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18800, jeq_6_0); CMPQ BX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18808, jeq_6_1); CMPQ BX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18816, jeq_6_2); CMPQ BX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18824, jeq_6_3); CMPQ BX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18832, jeq_6_4); CMPQ BX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18840, jeq_6_5); CMPQ BX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18848, jeq_6_6); CMPQ BX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18856, jeq_6_7); CMPQ BX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18864, jeq_6_8); CMPQ BX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18872, jeq_6_9); CMPQ BX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18880, jeq_6_10); CMPQ BX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18888, jeq_7_0); CMPQ R10, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18896, jeq_7_1); CMPQ R10, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18904, jeq_7_2); CMPQ R10, R12; JNE fall; JUMP; fall: FALL
-HANDLER(18912, jeq_7_3); CMPQ R10, R8; JNE fall; JUMP; fall: FALL
-HANDLER(18920, jeq_7_4); CMPQ R10, DX; JNE fall; JUMP; fall: FALL
-HANDLER(18928, jeq_7_5); CMPQ R10, R9; JNE fall; JUMP; fall: FALL
-HANDLER(18936, jeq_7_6); CMPQ R10, BX; JNE fall; JUMP; fall: FALL
-HANDLER(18944, jeq_7_7); CMPQ R10, R10; JNE fall; JUMP; fall: FALL
-HANDLER(18952, jeq_7_8); CMPQ R10, R11; JNE fall; JUMP; fall: FALL
-HANDLER(18960, jeq_7_9); CMPQ R10, R15; JNE fall; JUMP; fall: FALL
-HANDLER(18968, jeq_7_10); CMPQ R10, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(18976, jeq_8_0); CMPQ R11, AX; JNE fall; JUMP; fall: FALL
-HANDLER(18984, jeq_8_1); CMPQ R11, DI; JNE fall; JUMP; fall: FALL
-HANDLER(18992, jeq_8_2); CMPQ R11, R12; JNE fall; JUMP; fall: FALL
-HANDLER(19000, jeq_8_3); CMPQ R11, R8; JNE fall; JUMP; fall: FALL
-HANDLER(19008, jeq_8_4); CMPQ R11, DX; JNE fall; JUMP; fall: FALL
-HANDLER(19016, jeq_8_5); CMPQ R11, R9; JNE fall; JUMP; fall: FALL
-HANDLER(19024, jeq_8_6); CMPQ R11, BX; JNE fall; JUMP; fall: FALL
-HANDLER(19032, jeq_8_7); CMPQ R11, R10; JNE fall; JUMP; fall: FALL
-HANDLER(19040, jeq_8_8); CMPQ R11, R11; JNE fall; JUMP; fall: FALL
-HANDLER(19048, jeq_8_9); CMPQ R11, R15; JNE fall; JUMP; fall: FALL
-HANDLER(19056, jeq_8_10); CMPQ R11, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(19064, jeq_9_0); CMPQ R15, AX; JNE fall; JUMP; fall: FALL
-HANDLER(19072, jeq_9_1); CMPQ R15, DI; JNE fall; JUMP; fall: FALL
-HANDLER(19080, jeq_9_2); CMPQ R15, R12; JNE fall; JUMP; fall: FALL
-HANDLER(19088, jeq_9_3); CMPQ R15, R8; JNE fall; JUMP; fall: FALL
-HANDLER(19096, jeq_9_4); CMPQ R15, DX; JNE fall; JUMP; fall: FALL
-HANDLER(19104, jeq_9_5); CMPQ R15, R9; JNE fall; JUMP; fall: FALL
-HANDLER(19112, jeq_9_6); CMPQ R15, BX; JNE fall; JUMP; fall: FALL
-HANDLER(19120, jeq_9_7); CMPQ R15, R10; JNE fall; JUMP; fall: FALL
-HANDLER(19128, jeq_9_8); CMPQ R15, R11; JNE fall; JUMP; fall: FALL
-HANDLER(19136, jeq_9_9); CMPQ R15, R15; JNE fall; JUMP; fall: FALL
-HANDLER(19144, jeq_9_10); CMPQ R15, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(19152, jeq_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(19160, jeq_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(19168, jeq_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(19176, jeq_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(19184, jeq_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(19192, jeq_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(19200, jeq_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(19208, jeq_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(19216, jeq_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(19224, jeq_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(19232, jeq_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(19240, jgt_k_0); CMPQ AX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19248, jgt_k_1); CMPQ DI, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19256, jgt_k_2); CMPQ R12, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19264, jgt_k_3); CMPQ R8, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19272, jgt_k_4); CMPQ DX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19280, jgt_k_5); CMPQ R9, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19288, jgt_k_6); CMPQ BX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19296, jgt_k_7); CMPQ R10, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19304, jgt_k_8); CMPQ R11, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19312, jgt_k_9); CMPQ R15, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19320, jgt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(19328, jgt_0_0); CMPQ AX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19336, jgt_0_1); CMPQ AX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19344, jgt_0_2); CMPQ AX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19352, jgt_0_3); CMPQ AX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19360, jgt_0_4); CMPQ AX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19368, jgt_0_5); CMPQ AX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19376, jgt_0_6); CMPQ AX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19384, jgt_0_7); CMPQ AX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19392, jgt_0_8); CMPQ AX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19400, jgt_0_9); CMPQ AX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19408, jgt_0_10); CMPQ AX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19416, jgt_1_0); CMPQ DI, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19424, jgt_1_1); CMPQ DI, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19432, jgt_1_2); CMPQ DI, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19440, jgt_1_3); CMPQ DI, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19448, jgt_1_4); CMPQ DI, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19456, jgt_1_5); CMPQ DI, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19464, jgt_1_6); CMPQ DI, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19472, jgt_1_7); CMPQ DI, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19480, jgt_1_8); CMPQ DI, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19488, jgt_1_9); CMPQ DI, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19496, jgt_1_10); CMPQ DI, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19504, jgt_2_0); CMPQ R12, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19512, jgt_2_1); CMPQ R12, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19520, jgt_2_2); CMPQ R12, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19528, jgt_2_3); CMPQ R12, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19536, jgt_2_4); CMPQ R12, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19544, jgt_2_5); CMPQ R12, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19552, jgt_2_6); CMPQ R12, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19560, jgt_2_7); CMPQ R12, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19568, jgt_2_8); CMPQ R12, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19576, jgt_2_9); CMPQ R12, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19584, jgt_2_10); CMPQ R12, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19592, jgt_3_0); CMPQ R8, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19600, jgt_3_1); CMPQ R8, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19608, jgt_3_2); CMPQ R8, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19616, jgt_3_3); CMPQ R8, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19624, jgt_3_4); CMPQ R8, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19632, jgt_3_5); CMPQ R8, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19640, jgt_3_6); CMPQ R8, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19648, jgt_3_7); CMPQ R8, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19656, jgt_3_8); CMPQ R8, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19664, jgt_3_9); CMPQ R8, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19672, jgt_3_10); CMPQ R8, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19680, jgt_4_0); CMPQ DX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19688, jgt_4_1); CMPQ DX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19696, jgt_4_2); CMPQ DX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19704, jgt_4_3); CMPQ DX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19712, jgt_4_4); CMPQ DX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19720, jgt_4_5); CMPQ DX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19728, jgt_4_6); CMPQ DX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19736, jgt_4_7); CMPQ DX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19744, jgt_4_8); CMPQ DX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19752, jgt_4_9); CMPQ DX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19760, jgt_4_10); CMPQ DX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19768, jgt_5_0); CMPQ R9, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19776, jgt_5_1); CMPQ R9, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19784, jgt_5_2); CMPQ R9, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19792, jgt_5_3); CMPQ R9, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19800, jgt_5_4); CMPQ R9, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19808, jgt_5_5); CMPQ R9, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19816, jgt_5_6); CMPQ R9, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19824, jgt_5_7); CMPQ R9, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19832, jgt_5_8); CMPQ R9, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19840, jgt_5_9); CMPQ R9, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19848, jgt_5_10); CMPQ R9, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19856, jgt_6_0); CMPQ BX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19864, jgt_6_1); CMPQ BX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19872, jgt_6_2); CMPQ BX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19880, jgt_6_3); CMPQ BX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19888, jgt_6_4); CMPQ BX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19896, jgt_6_5); CMPQ BX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19904, jgt_6_6); CMPQ BX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(19912, jgt_6_7); CMPQ BX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(19920, jgt_6_8); CMPQ BX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(19928, jgt_6_9); CMPQ BX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(19936, jgt_6_10); CMPQ BX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(19944, jgt_7_0); CMPQ R10, AX; JLS fall; JUMP; fall: FALL
-HANDLER(19952, jgt_7_1); CMPQ R10, DI; JLS fall; JUMP; fall: FALL
-HANDLER(19960, jgt_7_2); CMPQ R10, R12; JLS fall; JUMP; fall: FALL
-HANDLER(19968, jgt_7_3); CMPQ R10, R8; JLS fall; JUMP; fall: FALL
-HANDLER(19976, jgt_7_4); CMPQ R10, DX; JLS fall; JUMP; fall: FALL
-HANDLER(19984, jgt_7_5); CMPQ R10, R9; JLS fall; JUMP; fall: FALL
-HANDLER(19992, jgt_7_6); CMPQ R10, BX; JLS fall; JUMP; fall: FALL
-HANDLER(20000, jgt_7_7); CMPQ R10, R10; JLS fall; JUMP; fall: FALL
-HANDLER(20008, jgt_7_8); CMPQ R10, R11; JLS fall; JUMP; fall: FALL
-HANDLER(20016, jgt_7_9); CMPQ R10, R15; JLS fall; JUMP; fall: FALL
-HANDLER(20024, jgt_7_10); CMPQ R10, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(20032, jgt_8_0); CMPQ R11, AX; JLS fall; JUMP; fall: FALL
-HANDLER(20040, jgt_8_1); CMPQ R11, DI; JLS fall; JUMP; fall: FALL
-HANDLER(20048, jgt_8_2); CMPQ R11, R12; JLS fall; JUMP; fall: FALL
-HANDLER(20056, jgt_8_3); CMPQ R11, R8; JLS fall; JUMP; fall: FALL
-HANDLER(20064, jgt_8_4); CMPQ R11, DX; JLS fall; JUMP; fall: FALL
-HANDLER(20072, jgt_8_5); CMPQ R11, R9; JLS fall; JUMP; fall: FALL
-HANDLER(20080, jgt_8_6); CMPQ R11, BX; JLS fall; JUMP; fall: FALL
-HANDLER(20088, jgt_8_7); CMPQ R11, R10; JLS fall; JUMP; fall: FALL
-HANDLER(20096, jgt_8_8); CMPQ R11, R11; JLS fall; JUMP; fall: FALL
-HANDLER(20104, jgt_8_9); CMPQ R11, R15; JLS fall; JUMP; fall: FALL
-HANDLER(20112, jgt_8_10); CMPQ R11, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(20120, jgt_9_0); CMPQ R15, AX; JLS fall; JUMP; fall: FALL
-HANDLER(20128, jgt_9_1); CMPQ R15, DI; JLS fall; JUMP; fall: FALL
-HANDLER(20136, jgt_9_2); CMPQ R15, R12; JLS fall; JUMP; fall: FALL
-HANDLER(20144, jgt_9_3); CMPQ R15, R8; JLS fall; JUMP; fall: FALL
-HANDLER(20152, jgt_9_4); CMPQ R15, DX; JLS fall; JUMP; fall: FALL
-HANDLER(20160, jgt_9_5); CMPQ R15, R9; JLS fall; JUMP; fall: FALL
-HANDLER(20168, jgt_9_6); CMPQ R15, BX; JLS fall; JUMP; fall: FALL
-HANDLER(20176, jgt_9_7); CMPQ R15, R10; JLS fall; JUMP; fall: FALL
-HANDLER(20184, jgt_9_8); CMPQ R15, R11; JLS fall; JUMP; fall: FALL
-HANDLER(20192, jgt_9_9); CMPQ R15, R15; JLS fall; JUMP; fall: FALL
-HANDLER(20200, jgt_9_10); CMPQ R15, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(20208, jgt_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(20216, jgt_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(20224, jgt_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(20232, jgt_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(20240, jgt_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(20248, jgt_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(20256, jgt_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(20264, jgt_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(20272, jgt_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(20280, jgt_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(20288, jgt_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(20296, jge_k_0); CMPQ AX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20304, jge_k_1); CMPQ DI, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20312, jge_k_2); CMPQ R12, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20320, jge_k_3); CMPQ R8, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20328, jge_k_4); CMPQ DX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20336, jge_k_5); CMPQ R9, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20344, jge_k_6); CMPQ BX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20352, jge_k_7); CMPQ R10, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20360, jge_k_8); CMPQ R11, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20368, jge_k_9); CMPQ R15, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20376, jge_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(20384, jge_0_0); CMPQ AX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20392, jge_0_1); CMPQ AX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20400, jge_0_2); CMPQ AX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20408, jge_0_3); CMPQ AX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20416, jge_0_4); CMPQ AX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20424, jge_0_5); CMPQ AX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20432, jge_0_6); CMPQ AX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20440, jge_0_7); CMPQ AX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20448, jge_0_8); CMPQ AX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20456, jge_0_9); CMPQ AX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20464, jge_0_10); CMPQ AX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(20472, jge_1_0); CMPQ DI, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20480, jge_1_1); CMPQ DI, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20488, jge_1_2); CMPQ DI, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20496, jge_1_3); CMPQ DI, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20504, jge_1_4); CMPQ DI, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20512, jge_1_5); CMPQ DI, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20520, jge_1_6); CMPQ DI, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20528, jge_1_7); CMPQ DI, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20536, jge_1_8); CMPQ DI, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20544, jge_1_9); CMPQ DI, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20552, jge_1_10); CMPQ DI, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(20560, jge_2_0); CMPQ R12, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20568, jge_2_1); CMPQ R12, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20576, jge_2_2); CMPQ R12, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20584, jge_2_3); CMPQ R12, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20592, jge_2_4); CMPQ R12, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20600, jge_2_5); CMPQ R12, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20608, jge_2_6); CMPQ R12, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20616, jge_2_7); CMPQ R12, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20624, jge_2_8); CMPQ R12, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20632, jge_2_9); CMPQ R12, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20640, jge_2_10); CMPQ R12, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(20648, jge_3_0); CMPQ R8, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20656, jge_3_1); CMPQ R8, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20664, jge_3_2); CMPQ R8, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20672, jge_3_3); CMPQ R8, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20680, jge_3_4); CMPQ R8, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20688, jge_3_5); CMPQ R8, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20696, jge_3_6); CMPQ R8, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20704, jge_3_7); CMPQ R8, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20712, jge_3_8); CMPQ R8, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20720, jge_3_9); CMPQ R8, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20728, jge_3_10); CMPQ R8, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(20736, jge_4_0); CMPQ DX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20744, jge_4_1); CMPQ DX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20752, jge_4_2); CMPQ DX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20760, jge_4_3); CMPQ DX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20768, jge_4_4); CMPQ DX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20776, jge_4_5); CMPQ DX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20784, jge_4_6); CMPQ DX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20792, jge_4_7); CMPQ DX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20800, jge_4_8); CMPQ DX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20808, jge_4_9); CMPQ DX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20816, jge_4_10); CMPQ DX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(20824, jge_5_0); CMPQ R9, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20832, jge_5_1); CMPQ R9, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20840, jge_5_2); CMPQ R9, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20848, jge_5_3); CMPQ R9, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20856, jge_5_4); CMPQ R9, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20864, jge_5_5); CMPQ R9, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20872, jge_5_6); CMPQ R9, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20880, jge_5_7); CMPQ R9, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20888, jge_5_8); CMPQ R9, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20896, jge_5_9); CMPQ R9, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20904, jge_5_10); CMPQ R9, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(20912, jge_6_0); CMPQ BX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(20920, jge_6_1); CMPQ BX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(20928, jge_6_2); CMPQ BX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(20936, jge_6_3); CMPQ BX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(20944, jge_6_4); CMPQ BX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(20952, jge_6_5); CMPQ BX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(20960, jge_6_6); CMPQ BX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(20968, jge_6_7); CMPQ BX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(20976, jge_6_8); CMPQ BX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(20984, jge_6_9); CMPQ BX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(20992, jge_6_10); CMPQ BX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(21000, jge_7_0); CMPQ R10, AX; JCS fall; JUMP; fall: FALL
-HANDLER(21008, jge_7_1); CMPQ R10, DI; JCS fall; JUMP; fall: FALL
-HANDLER(21016, jge_7_2); CMPQ R10, R12; JCS fall; JUMP; fall: FALL
-HANDLER(21024, jge_7_3); CMPQ R10, R8; JCS fall; JUMP; fall: FALL
-HANDLER(21032, jge_7_4); CMPQ R10, DX; JCS fall; JUMP; fall: FALL
-HANDLER(21040, jge_7_5); CMPQ R10, R9; JCS fall; JUMP; fall: FALL
-HANDLER(21048, jge_7_6); CMPQ R10, BX; JCS fall; JUMP; fall: FALL
-HANDLER(21056, jge_7_7); CMPQ R10, R10; JCS fall; JUMP; fall: FALL
-HANDLER(21064, jge_7_8); CMPQ R10, R11; JCS fall; JUMP; fall: FALL
-HANDLER(21072, jge_7_9); CMPQ R10, R15; JCS fall; JUMP; fall: FALL
-HANDLER(21080, jge_7_10); CMPQ R10, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(21088, jge_8_0); CMPQ R11, AX; JCS fall; JUMP; fall: FALL
-HANDLER(21096, jge_8_1); CMPQ R11, DI; JCS fall; JUMP; fall: FALL
-HANDLER(21104, jge_8_2); CMPQ R11, R12; JCS fall; JUMP; fall: FALL
-HANDLER(21112, jge_8_3); CMPQ R11, R8; JCS fall; JUMP; fall: FALL
-HANDLER(21120, jge_8_4); CMPQ R11, DX; JCS fall; JUMP; fall: FALL
-HANDLER(21128, jge_8_5); CMPQ R11, R9; JCS fall; JUMP; fall: FALL
-HANDLER(21136, jge_8_6); CMPQ R11, BX; JCS fall; JUMP; fall: FALL
-HANDLER(21144, jge_8_7); CMPQ R11, R10; JCS fall; JUMP; fall: FALL
-HANDLER(21152, jge_8_8); CMPQ R11, R11; JCS fall; JUMP; fall: FALL
-HANDLER(21160, jge_8_9); CMPQ R11, R15; JCS fall; JUMP; fall: FALL
-HANDLER(21168, jge_8_10); CMPQ R11, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(21176, jge_9_0); CMPQ R15, AX; JCS fall; JUMP; fall: FALL
-HANDLER(21184, jge_9_1); CMPQ R15, DI; JCS fall; JUMP; fall: FALL
-HANDLER(21192, jge_9_2); CMPQ R15, R12; JCS fall; JUMP; fall: FALL
-HANDLER(21200, jge_9_3); CMPQ R15, R8; JCS fall; JUMP; fall: FALL
-HANDLER(21208, jge_9_4); CMPQ R15, DX; JCS fall; JUMP; fall: FALL
-HANDLER(21216, jge_9_5); CMPQ R15, R9; JCS fall; JUMP; fall: FALL
-HANDLER(21224, jge_9_6); CMPQ R15, BX; JCS fall; JUMP; fall: FALL
-HANDLER(21232, jge_9_7); CMPQ R15, R10; JCS fall; JUMP; fall: FALL
-HANDLER(21240, jge_9_8); CMPQ R15, R11; JCS fall; JUMP; fall: FALL
-HANDLER(21248, jge_9_9); CMPQ R15, R15; JCS fall; JUMP; fall: FALL
-HANDLER(21256, jge_9_10); CMPQ R15, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(21264, jge_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(21272, jge_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(21280, jge_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(21288, jge_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(21296, jge_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(21304, jge_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(21312, jge_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(21320, jge_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(21328, jge_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(21336, jge_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(21344, jge_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(21352, jset_k_0); TESTQ AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21360, jset_k_1); TESTQ DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21368, jset_k_2); TESTQ R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21376, jset_k_3); TESTQ R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21384, jset_k_4); TESTQ DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21392, jset_k_5); TESTQ R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21400, jset_k_6); TESTQ BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21408, jset_k_7); TESTQ R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21416, jset_k_8); TESTQ R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21424, jset_k_9); TESTQ R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21432, jset_k_10); MOVQ REG(10), CX; TESTQ CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21440, jset_0); TESTQ CX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(21448, jset_1); TESTQ CX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(21456, jset_2); TESTQ CX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(21464, jset_3); TESTQ CX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(21472, jset_4); TESTQ CX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(21480, jset_5); TESTQ CX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(21488, jset_6); TESTQ CX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(21496, jset_7); TESTQ CX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(21504, jset_8); TESTQ CX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(21512, jset_9); TESTQ CX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(21520, jset_10); TESTQ CX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(21528, jne_k_0); CMPQ AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21536, jne_k_1); CMPQ DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21544, jne_k_2); CMPQ R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21552, jne_k_3); CMPQ R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21560, jne_k_4); CMPQ DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21568, jne_k_5); CMPQ R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21576, jne_k_6); CMPQ BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21584, jne_k_7); CMPQ R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21592, jne_k_8); CMPQ R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21600, jne_k_9); CMPQ R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21608, jne_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(21616, jne_0_0); CMPQ AX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(21624, jne_0_1); CMPQ AX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(21632, jne_0_2); CMPQ AX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(21640, jne_0_3); CMPQ AX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(21648, jne_0_4); CMPQ AX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(21656, jne_0_5); CMPQ AX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(21664, jne_0_6); CMPQ AX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(21672, jne_0_7); CMPQ AX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(21680, jne_0_8); CMPQ AX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(21688, jne_0_9); CMPQ AX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(21696, jne_0_10); CMPQ AX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(21704, jne_1_0); CMPQ DI, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(21712, jne_1_1); CMPQ DI, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(21720, jne_1_2); CMPQ DI, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(21728, jne_1_3); CMPQ DI, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(21736, jne_1_4); CMPQ DI, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(21744, jne_1_5); CMPQ DI, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(21752, jne_1_6); CMPQ DI, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(21760, jne_1_7); CMPQ DI, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(21768, jne_1_8); CMPQ DI, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(21776, jne_1_9); CMPQ DI, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(21784, jne_1_10); CMPQ DI, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(21792, jne_2_0); CMPQ R12, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(21800, jne_2_1); CMPQ R12, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(21808, jne_2_2); CMPQ R12, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(21816, jne_2_3); CMPQ R12, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(21824, jne_2_4); CMPQ R12, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(21832, jne_2_5); CMPQ R12, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(21840, jne_2_6); CMPQ R12, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(21848, jne_2_7); CMPQ R12, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(21856, jne_2_8); CMPQ R12, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(21864, jne_2_9); CMPQ R12, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(21872, jne_2_10); CMPQ R12, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(21880, jne_3_0); CMPQ R8, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(21888, jne_3_1); CMPQ R8, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(21896, jne_3_2); CMPQ R8, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(21904, jne_3_3); CMPQ R8, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(21912, jne_3_4); CMPQ R8, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(21920, jne_3_5); CMPQ R8, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(21928, jne_3_6); CMPQ R8, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(21936, jne_3_7); CMPQ R8, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(21944, jne_3_8); CMPQ R8, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(21952, jne_3_9); CMPQ R8, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(21960, jne_3_10); CMPQ R8, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(21968, jne_4_0); CMPQ DX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(21976, jne_4_1); CMPQ DX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(21984, jne_4_2); CMPQ DX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(21992, jne_4_3); CMPQ DX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22000, jne_4_4); CMPQ DX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22008, jne_4_5); CMPQ DX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22016, jne_4_6); CMPQ DX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22024, jne_4_7); CMPQ DX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22032, jne_4_8); CMPQ DX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22040, jne_4_9); CMPQ DX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22048, jne_4_10); CMPQ DX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22056, jne_5_0); CMPQ R9, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(22064, jne_5_1); CMPQ R9, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(22072, jne_5_2); CMPQ R9, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(22080, jne_5_3); CMPQ R9, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22088, jne_5_4); CMPQ R9, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22096, jne_5_5); CMPQ R9, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22104, jne_5_6); CMPQ R9, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22112, jne_5_7); CMPQ R9, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22120, jne_5_8); CMPQ R9, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22128, jne_5_9); CMPQ R9, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22136, jne_5_10); CMPQ R9, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22144, jne_6_0); CMPQ BX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(22152, jne_6_1); CMPQ BX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(22160, jne_6_2); CMPQ BX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(22168, jne_6_3); CMPQ BX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22176, jne_6_4); CMPQ BX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22184, jne_6_5); CMPQ BX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22192, jne_6_6); CMPQ BX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22200, jne_6_7); CMPQ BX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22208, jne_6_8); CMPQ BX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22216, jne_6_9); CMPQ BX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22224, jne_6_10); CMPQ BX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22232, jne_7_0); CMPQ R10, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(22240, jne_7_1); CMPQ R10, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(22248, jne_7_2); CMPQ R10, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(22256, jne_7_3); CMPQ R10, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22264, jne_7_4); CMPQ R10, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22272, jne_7_5); CMPQ R10, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22280, jne_7_6); CMPQ R10, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22288, jne_7_7); CMPQ R10, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22296, jne_7_8); CMPQ R10, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22304, jne_7_9); CMPQ R10, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22312, jne_7_10); CMPQ R10, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22320, jne_8_0); CMPQ R11, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(22328, jne_8_1); CMPQ R11, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(22336, jne_8_2); CMPQ R11, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(22344, jne_8_3); CMPQ R11, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22352, jne_8_4); CMPQ R11, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22360, jne_8_5); CMPQ R11, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22368, jne_8_6); CMPQ R11, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22376, jne_8_7); CMPQ R11, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22384, jne_8_8); CMPQ R11, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22392, jne_8_9); CMPQ R11, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22400, jne_8_10); CMPQ R11, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22408, jne_9_0); CMPQ R15, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(22416, jne_9_1); CMPQ R15, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(22424, jne_9_2); CMPQ R15, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(22432, jne_9_3); CMPQ R15, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22440, jne_9_4); CMPQ R15, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22448, jne_9_5); CMPQ R15, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22456, jne_9_6); CMPQ R15, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22464, jne_9_7); CMPQ R15, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22472, jne_9_8); CMPQ R15, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22480, jne_9_9); CMPQ R15, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22488, jne_9_10); CMPQ R15, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22496, jne_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(22504, jne_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(22512, jne_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(22520, jne_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(22528, jne_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(22536, jne_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(22544, jne_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(22552, jne_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(22560, jne_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(22568, jne_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(22576, jne_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(22584, jsgt_k_0); CMPQ AX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22592, jsgt_k_1); CMPQ DI, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22600, jsgt_k_2); CMPQ R12, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22608, jsgt_k_3); CMPQ R8, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22616, jsgt_k_4); CMPQ DX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22624, jsgt_k_5); CMPQ R9, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22632, jsgt_k_6); CMPQ BX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22640, jsgt_k_7); CMPQ R10, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22648, jsgt_k_8); CMPQ R11, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22656, jsgt_k_9); CMPQ R15, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22664, jsgt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(22672, jsgt_0_0); CMPQ AX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(22680, jsgt_0_1); CMPQ AX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(22688, jsgt_0_2); CMPQ AX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(22696, jsgt_0_3); CMPQ AX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(22704, jsgt_0_4); CMPQ AX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(22712, jsgt_0_5); CMPQ AX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(22720, jsgt_0_6); CMPQ AX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(22728, jsgt_0_7); CMPQ AX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(22736, jsgt_0_8); CMPQ AX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(22744, jsgt_0_9); CMPQ AX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(22752, jsgt_0_10); CMPQ AX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(22760, jsgt_1_0); CMPQ DI, AX; JLE fall; JUMP; fall: FALL
-HANDLER(22768, jsgt_1_1); CMPQ DI, DI; JLE fall; JUMP; fall: FALL
-HANDLER(22776, jsgt_1_2); CMPQ DI, R12; JLE fall; JUMP; fall: FALL
-HANDLER(22784, jsgt_1_3); CMPQ DI, R8; JLE fall; JUMP; fall: FALL
-HANDLER(22792, jsgt_1_4); CMPQ DI, DX; JLE fall; JUMP; fall: FALL
-HANDLER(22800, jsgt_1_5); CMPQ DI, R9; JLE fall; JUMP; fall: FALL
-HANDLER(22808, jsgt_1_6); CMPQ DI, BX; JLE fall; JUMP; fall: FALL
-HANDLER(22816, jsgt_1_7); CMPQ DI, R10; JLE fall; JUMP; fall: FALL
-HANDLER(22824, jsgt_1_8); CMPQ DI, R11; JLE fall; JUMP; fall: FALL
-HANDLER(22832, jsgt_1_9); CMPQ DI, R15; JLE fall; JUMP; fall: FALL
-HANDLER(22840, jsgt_1_10); CMPQ DI, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(22848, jsgt_2_0); CMPQ R12, AX; JLE fall; JUMP; fall: FALL
-HANDLER(22856, jsgt_2_1); CMPQ R12, DI; JLE fall; JUMP; fall: FALL
-HANDLER(22864, jsgt_2_2); CMPQ R12, R12; JLE fall; JUMP; fall: FALL
-HANDLER(22872, jsgt_2_3); CMPQ R12, R8; JLE fall; JUMP; fall: FALL
-HANDLER(22880, jsgt_2_4); CMPQ R12, DX; JLE fall; JUMP; fall: FALL
-HANDLER(22888, jsgt_2_5); CMPQ R12, R9; JLE fall; JUMP; fall: FALL
-HANDLER(22896, jsgt_2_6); CMPQ R12, BX; JLE fall; JUMP; fall: FALL
-HANDLER(22904, jsgt_2_7); CMPQ R12, R10; JLE fall; JUMP; fall: FALL
-HANDLER(22912, jsgt_2_8); CMPQ R12, R11; JLE fall; JUMP; fall: FALL
-HANDLER(22920, jsgt_2_9); CMPQ R12, R15; JLE fall; JUMP; fall: FALL
-HANDLER(22928, jsgt_2_10); CMPQ R12, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(22936, jsgt_3_0); CMPQ R8, AX; JLE fall; JUMP; fall: FALL
-HANDLER(22944, jsgt_3_1); CMPQ R8, DI; JLE fall; JUMP; fall: FALL
-HANDLER(22952, jsgt_3_2); CMPQ R8, R12; JLE fall; JUMP; fall: FALL
-HANDLER(22960, jsgt_3_3); CMPQ R8, R8; JLE fall; JUMP; fall: FALL
-HANDLER(22968, jsgt_3_4); CMPQ R8, DX; JLE fall; JUMP; fall: FALL
-HANDLER(22976, jsgt_3_5); CMPQ R8, R9; JLE fall; JUMP; fall: FALL
-HANDLER(22984, jsgt_3_6); CMPQ R8, BX; JLE fall; JUMP; fall: FALL
-HANDLER(22992, jsgt_3_7); CMPQ R8, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23000, jsgt_3_8); CMPQ R8, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23008, jsgt_3_9); CMPQ R8, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23016, jsgt_3_10); CMPQ R8, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23024, jsgt_4_0); CMPQ DX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23032, jsgt_4_1); CMPQ DX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23040, jsgt_4_2); CMPQ DX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23048, jsgt_4_3); CMPQ DX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23056, jsgt_4_4); CMPQ DX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23064, jsgt_4_5); CMPQ DX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23072, jsgt_4_6); CMPQ DX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23080, jsgt_4_7); CMPQ DX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23088, jsgt_4_8); CMPQ DX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23096, jsgt_4_9); CMPQ DX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23104, jsgt_4_10); CMPQ DX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23112, jsgt_5_0); CMPQ R9, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23120, jsgt_5_1); CMPQ R9, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23128, jsgt_5_2); CMPQ R9, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23136, jsgt_5_3); CMPQ R9, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23144, jsgt_5_4); CMPQ R9, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23152, jsgt_5_5); CMPQ R9, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23160, jsgt_5_6); CMPQ R9, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23168, jsgt_5_7); CMPQ R9, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23176, jsgt_5_8); CMPQ R9, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23184, jsgt_5_9); CMPQ R9, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23192, jsgt_5_10); CMPQ R9, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23200, jsgt_6_0); CMPQ BX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23208, jsgt_6_1); CMPQ BX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23216, jsgt_6_2); CMPQ BX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23224, jsgt_6_3); CMPQ BX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23232, jsgt_6_4); CMPQ BX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23240, jsgt_6_5); CMPQ BX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23248, jsgt_6_6); CMPQ BX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23256, jsgt_6_7); CMPQ BX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23264, jsgt_6_8); CMPQ BX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23272, jsgt_6_9); CMPQ BX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23280, jsgt_6_10); CMPQ BX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23288, jsgt_7_0); CMPQ R10, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23296, jsgt_7_1); CMPQ R10, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23304, jsgt_7_2); CMPQ R10, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23312, jsgt_7_3); CMPQ R10, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23320, jsgt_7_4); CMPQ R10, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23328, jsgt_7_5); CMPQ R10, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23336, jsgt_7_6); CMPQ R10, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23344, jsgt_7_7); CMPQ R10, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23352, jsgt_7_8); CMPQ R10, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23360, jsgt_7_9); CMPQ R10, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23368, jsgt_7_10); CMPQ R10, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23376, jsgt_8_0); CMPQ R11, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23384, jsgt_8_1); CMPQ R11, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23392, jsgt_8_2); CMPQ R11, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23400, jsgt_8_3); CMPQ R11, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23408, jsgt_8_4); CMPQ R11, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23416, jsgt_8_5); CMPQ R11, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23424, jsgt_8_6); CMPQ R11, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23432, jsgt_8_7); CMPQ R11, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23440, jsgt_8_8); CMPQ R11, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23448, jsgt_8_9); CMPQ R11, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23456, jsgt_8_10); CMPQ R11, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23464, jsgt_9_0); CMPQ R15, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23472, jsgt_9_1); CMPQ R15, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23480, jsgt_9_2); CMPQ R15, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23488, jsgt_9_3); CMPQ R15, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23496, jsgt_9_4); CMPQ R15, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23504, jsgt_9_5); CMPQ R15, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23512, jsgt_9_6); CMPQ R15, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23520, jsgt_9_7); CMPQ R15, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23528, jsgt_9_8); CMPQ R15, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23536, jsgt_9_9); CMPQ R15, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23544, jsgt_9_10); CMPQ R15, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23552, jsgt_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(23560, jsgt_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(23568, jsgt_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(23576, jsgt_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(23584, jsgt_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(23592, jsgt_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(23600, jsgt_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(23608, jsgt_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(23616, jsgt_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(23624, jsgt_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(23632, jsgt_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(23640, jsge_k_0); CMPQ AX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23648, jsge_k_1); CMPQ DI, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23656, jsge_k_2); CMPQ R12, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23664, jsge_k_3); CMPQ R8, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23672, jsge_k_4); CMPQ DX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23680, jsge_k_5); CMPQ R9, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23688, jsge_k_6); CMPQ BX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23696, jsge_k_7); CMPQ R10, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23704, jsge_k_8); CMPQ R11, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23712, jsge_k_9); CMPQ R15, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23720, jsge_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(23728, jsge_0_0); CMPQ AX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(23736, jsge_0_1); CMPQ AX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(23744, jsge_0_2); CMPQ AX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(23752, jsge_0_3); CMPQ AX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(23760, jsge_0_4); CMPQ AX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(23768, jsge_0_5); CMPQ AX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(23776, jsge_0_6); CMPQ AX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(23784, jsge_0_7); CMPQ AX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(23792, jsge_0_8); CMPQ AX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(23800, jsge_0_9); CMPQ AX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(23808, jsge_0_10); CMPQ AX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(23816, jsge_1_0); CMPQ DI, AX; JLT fall; JUMP; fall: FALL
-HANDLER(23824, jsge_1_1); CMPQ DI, DI; JLT fall; JUMP; fall: FALL
-HANDLER(23832, jsge_1_2); CMPQ DI, R12; JLT fall; JUMP; fall: FALL
-HANDLER(23840, jsge_1_3); CMPQ DI, R8; JLT fall; JUMP; fall: FALL
-HANDLER(23848, jsge_1_4); CMPQ DI, DX; JLT fall; JUMP; fall: FALL
-HANDLER(23856, jsge_1_5); CMPQ DI, R9; JLT fall; JUMP; fall: FALL
-HANDLER(23864, jsge_1_6); CMPQ DI, BX; JLT fall; JUMP; fall: FALL
-HANDLER(23872, jsge_1_7); CMPQ DI, R10; JLT fall; JUMP; fall: FALL
-HANDLER(23880, jsge_1_8); CMPQ DI, R11; JLT fall; JUMP; fall: FALL
-HANDLER(23888, jsge_1_9); CMPQ DI, R15; JLT fall; JUMP; fall: FALL
-HANDLER(23896, jsge_1_10); CMPQ DI, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(23904, jsge_2_0); CMPQ R12, AX; JLT fall; JUMP; fall: FALL
-HANDLER(23912, jsge_2_1); CMPQ R12, DI; JLT fall; JUMP; fall: FALL
-HANDLER(23920, jsge_2_2); CMPQ R12, R12; JLT fall; JUMP; fall: FALL
-HANDLER(23928, jsge_2_3); CMPQ R12, R8; JLT fall; JUMP; fall: FALL
-HANDLER(23936, jsge_2_4); CMPQ R12, DX; JLT fall; JUMP; fall: FALL
-HANDLER(23944, jsge_2_5); CMPQ R12, R9; JLT fall; JUMP; fall: FALL
-HANDLER(23952, jsge_2_6); CMPQ R12, BX; JLT fall; JUMP; fall: FALL
-HANDLER(23960, jsge_2_7); CMPQ R12, R10; JLT fall; JUMP; fall: FALL
-HANDLER(23968, jsge_2_8); CMPQ R12, R11; JLT fall; JUMP; fall: FALL
-HANDLER(23976, jsge_2_9); CMPQ R12, R15; JLT fall; JUMP; fall: FALL
-HANDLER(23984, jsge_2_10); CMPQ R12, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(23992, jsge_3_0); CMPQ R8, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24000, jsge_3_1); CMPQ R8, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24008, jsge_3_2); CMPQ R8, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24016, jsge_3_3); CMPQ R8, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24024, jsge_3_4); CMPQ R8, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24032, jsge_3_5); CMPQ R8, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24040, jsge_3_6); CMPQ R8, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24048, jsge_3_7); CMPQ R8, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24056, jsge_3_8); CMPQ R8, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24064, jsge_3_9); CMPQ R8, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24072, jsge_3_10); CMPQ R8, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24080, jsge_4_0); CMPQ DX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24088, jsge_4_1); CMPQ DX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24096, jsge_4_2); CMPQ DX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24104, jsge_4_3); CMPQ DX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24112, jsge_4_4); CMPQ DX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24120, jsge_4_5); CMPQ DX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24128, jsge_4_6); CMPQ DX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24136, jsge_4_7); CMPQ DX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24144, jsge_4_8); CMPQ DX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24152, jsge_4_9); CMPQ DX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24160, jsge_4_10); CMPQ DX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24168, jsge_5_0); CMPQ R9, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24176, jsge_5_1); CMPQ R9, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24184, jsge_5_2); CMPQ R9, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24192, jsge_5_3); CMPQ R9, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24200, jsge_5_4); CMPQ R9, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24208, jsge_5_5); CMPQ R9, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24216, jsge_5_6); CMPQ R9, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24224, jsge_5_7); CMPQ R9, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24232, jsge_5_8); CMPQ R9, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24240, jsge_5_9); CMPQ R9, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24248, jsge_5_10); CMPQ R9, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24256, jsge_6_0); CMPQ BX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24264, jsge_6_1); CMPQ BX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24272, jsge_6_2); CMPQ BX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24280, jsge_6_3); CMPQ BX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24288, jsge_6_4); CMPQ BX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24296, jsge_6_5); CMPQ BX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24304, jsge_6_6); CMPQ BX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24312, jsge_6_7); CMPQ BX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24320, jsge_6_8); CMPQ BX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24328, jsge_6_9); CMPQ BX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24336, jsge_6_10); CMPQ BX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24344, jsge_7_0); CMPQ R10, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24352, jsge_7_1); CMPQ R10, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24360, jsge_7_2); CMPQ R10, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24368, jsge_7_3); CMPQ R10, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24376, jsge_7_4); CMPQ R10, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24384, jsge_7_5); CMPQ R10, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24392, jsge_7_6); CMPQ R10, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24400, jsge_7_7); CMPQ R10, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24408, jsge_7_8); CMPQ R10, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24416, jsge_7_9); CMPQ R10, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24424, jsge_7_10); CMPQ R10, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24432, jsge_8_0); CMPQ R11, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24440, jsge_8_1); CMPQ R11, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24448, jsge_8_2); CMPQ R11, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24456, jsge_8_3); CMPQ R11, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24464, jsge_8_4); CMPQ R11, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24472, jsge_8_5); CMPQ R11, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24480, jsge_8_6); CMPQ R11, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24488, jsge_8_7); CMPQ R11, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24496, jsge_8_8); CMPQ R11, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24504, jsge_8_9); CMPQ R11, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24512, jsge_8_10); CMPQ R11, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24520, jsge_9_0); CMPQ R15, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24528, jsge_9_1); CMPQ R15, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24536, jsge_9_2); CMPQ R15, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24544, jsge_9_3); CMPQ R15, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24552, jsge_9_4); CMPQ R15, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24560, jsge_9_5); CMPQ R15, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24568, jsge_9_6); CMPQ R15, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24576, jsge_9_7); CMPQ R15, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24584, jsge_9_8); CMPQ R15, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24592, jsge_9_9); CMPQ R15, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24600, jsge_9_10); CMPQ R15, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24608, jsge_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(24616, jsge_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(24624, jsge_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(24632, jsge_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(24640, jsge_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(24648, jsge_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(24656, jsge_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(24664, jsge_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(24672, jsge_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(24680, jsge_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(24688, jsge_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(24696, jlt_k_0); CMPQ AX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24704, jlt_k_1); CMPQ DI, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24712, jlt_k_2); CMPQ R12, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24720, jlt_k_3); CMPQ R8, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24728, jlt_k_4); CMPQ DX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24736, jlt_k_5); CMPQ R9, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24744, jlt_k_6); CMPQ BX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24752, jlt_k_7); CMPQ R10, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24760, jlt_k_8); CMPQ R11, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24768, jlt_k_9); CMPQ R15, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24776, jlt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(24784, jle_k_0); CMPQ AX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24792, jle_k_1); CMPQ DI, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24800, jle_k_2); CMPQ R12, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24808, jle_k_3); CMPQ R8, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24816, jle_k_4); CMPQ DX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24824, jle_k_5); CMPQ R9, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24832, jle_k_6); CMPQ BX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24840, jle_k_7); CMPQ R10, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24848, jle_k_8); CMPQ R11, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24856, jle_k_9); CMPQ R15, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24864, jle_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(24872, jslt_k_0); CMPQ AX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24880, jslt_k_1); CMPQ DI, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24888, jslt_k_2); CMPQ R12, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24896, jslt_k_3); CMPQ R8, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24904, jslt_k_4); CMPQ DX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24912, jslt_k_5); CMPQ R9, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24920, jslt_k_6); CMPQ BX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24928, jslt_k_7); CMPQ R10, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24936, jslt_k_8); CMPQ R11, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24944, jslt_k_9); CMPQ R15, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24952, jslt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(24960, jsle_k_0); CMPQ AX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(24968, jsle_k_1); CMPQ DI, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(24976, jsle_k_2); CMPQ R12, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(24984, jsle_k_3); CMPQ R8, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(24992, jsle_k_4); CMPQ DX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25000, jsle_k_5); CMPQ R9, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25008, jsle_k_6); CMPQ BX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25016, jsle_k_7); CMPQ R10, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25024, jsle_k_8); CMPQ R11, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25032, jsle_k_9); CMPQ R15, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25040, jsle_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(25048, jeq32_k_0); CMPL AX, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25056, jeq32_k_1); CMPL DI, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25064, jeq32_k_2); CMPL R12, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25072, jeq32_k_3); CMPL R8, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25080, jeq32_k_4); CMPL DX, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25088, jeq32_k_5); CMPL R9, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25096, jeq32_k_6); CMPL BX, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25104, jeq32_k_7); CMPL R10, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25112, jeq32_k_8); CMPL R11, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25120, jeq32_k_9); CMPL R15, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25128, jeq32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JNE fall; JUMP; fall: FALL
-HANDLER(25136, jeq32_0_0); CMPL AX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25144, jeq32_0_1); CMPL AX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25152, jeq32_0_2); CMPL AX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25160, jeq32_0_3); CMPL AX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25168, jeq32_0_4); CMPL AX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25176, jeq32_0_5); CMPL AX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25184, jeq32_0_6); CMPL AX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25192, jeq32_0_7); CMPL AX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25200, jeq32_0_8); CMPL AX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25208, jeq32_0_9); CMPL AX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25216, jeq32_0_10); CMPL AX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25224, jeq32_1_0); CMPL DI, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25232, jeq32_1_1); CMPL DI, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25240, jeq32_1_2); CMPL DI, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25248, jeq32_1_3); CMPL DI, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25256, jeq32_1_4); CMPL DI, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25264, jeq32_1_5); CMPL DI, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25272, jeq32_1_6); CMPL DI, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25280, jeq32_1_7); CMPL DI, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25288, jeq32_1_8); CMPL DI, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25296, jeq32_1_9); CMPL DI, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25304, jeq32_1_10); CMPL DI, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25312, jeq32_2_0); CMPL R12, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25320, jeq32_2_1); CMPL R12, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25328, jeq32_2_2); CMPL R12, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25336, jeq32_2_3); CMPL R12, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25344, jeq32_2_4); CMPL R12, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25352, jeq32_2_5); CMPL R12, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25360, jeq32_2_6); CMPL R12, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25368, jeq32_2_7); CMPL R12, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25376, jeq32_2_8); CMPL R12, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25384, jeq32_2_9); CMPL R12, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25392, jeq32_2_10); CMPL R12, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25400, jeq32_3_0); CMPL R8, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25408, jeq32_3_1); CMPL R8, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25416, jeq32_3_2); CMPL R8, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25424, jeq32_3_3); CMPL R8, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25432, jeq32_3_4); CMPL R8, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25440, jeq32_3_5); CMPL R8, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25448, jeq32_3_6); CMPL R8, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25456, jeq32_3_7); CMPL R8, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25464, jeq32_3_8); CMPL R8, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25472, jeq32_3_9); CMPL R8, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25480, jeq32_3_10); CMPL R8, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25488, jeq32_4_0); CMPL DX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25496, jeq32_4_1); CMPL DX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25504, jeq32_4_2); CMPL DX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25512, jeq32_4_3); CMPL DX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25520, jeq32_4_4); CMPL DX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25528, jeq32_4_5); CMPL DX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25536, jeq32_4_6); CMPL DX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25544, jeq32_4_7); CMPL DX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25552, jeq32_4_8); CMPL DX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25560, jeq32_4_9); CMPL DX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25568, jeq32_4_10); CMPL DX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25576, jeq32_5_0); CMPL R9, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25584, jeq32_5_1); CMPL R9, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25592, jeq32_5_2); CMPL R9, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25600, jeq32_5_3); CMPL R9, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25608, jeq32_5_4); CMPL R9, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25616, jeq32_5_5); CMPL R9, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25624, jeq32_5_6); CMPL R9, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25632, jeq32_5_7); CMPL R9, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25640, jeq32_5_8); CMPL R9, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25648, jeq32_5_9); CMPL R9, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25656, jeq32_5_10); CMPL R9, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25664, jeq32_6_0); CMPL BX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25672, jeq32_6_1); CMPL BX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25680, jeq32_6_2); CMPL BX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25688, jeq32_6_3); CMPL BX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25696, jeq32_6_4); CMPL BX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25704, jeq32_6_5); CMPL BX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25712, jeq32_6_6); CMPL BX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25720, jeq32_6_7); CMPL BX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25728, jeq32_6_8); CMPL BX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25736, jeq32_6_9); CMPL BX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25744, jeq32_6_10); CMPL BX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25752, jeq32_7_0); CMPL R10, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25760, jeq32_7_1); CMPL R10, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25768, jeq32_7_2); CMPL R10, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25776, jeq32_7_3); CMPL R10, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25784, jeq32_7_4); CMPL R10, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25792, jeq32_7_5); CMPL R10, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25800, jeq32_7_6); CMPL R10, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25808, jeq32_7_7); CMPL R10, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25816, jeq32_7_8); CMPL R10, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25824, jeq32_7_9); CMPL R10, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25832, jeq32_7_10); CMPL R10, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25840, jeq32_8_0); CMPL R11, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25848, jeq32_8_1); CMPL R11, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25856, jeq32_8_2); CMPL R11, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25864, jeq32_8_3); CMPL R11, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25872, jeq32_8_4); CMPL R11, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25880, jeq32_8_5); CMPL R11, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25888, jeq32_8_6); CMPL R11, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25896, jeq32_8_7); CMPL R11, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25904, jeq32_8_8); CMPL R11, R11; JNE fall; JUMP; fall: FALL
-HANDLER(25912, jeq32_8_9); CMPL R11, R15; JNE fall; JUMP; fall: FALL
-HANDLER(25920, jeq32_8_10); CMPL R11, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(25928, jeq32_9_0); CMPL R15, AX; JNE fall; JUMP; fall: FALL
-HANDLER(25936, jeq32_9_1); CMPL R15, DI; JNE fall; JUMP; fall: FALL
-HANDLER(25944, jeq32_9_2); CMPL R15, R12; JNE fall; JUMP; fall: FALL
-HANDLER(25952, jeq32_9_3); CMPL R15, R8; JNE fall; JUMP; fall: FALL
-HANDLER(25960, jeq32_9_4); CMPL R15, DX; JNE fall; JUMP; fall: FALL
-HANDLER(25968, jeq32_9_5); CMPL R15, R9; JNE fall; JUMP; fall: FALL
-HANDLER(25976, jeq32_9_6); CMPL R15, BX; JNE fall; JUMP; fall: FALL
-HANDLER(25984, jeq32_9_7); CMPL R15, R10; JNE fall; JUMP; fall: FALL
-HANDLER(25992, jeq32_9_8); CMPL R15, R11; JNE fall; JUMP; fall: FALL
-HANDLER(26000, jeq32_9_9); CMPL R15, R15; JNE fall; JUMP; fall: FALL
-HANDLER(26008, jeq32_9_10); CMPL R15, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(26016, jeq32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JNE fall; JUMP; fall: FALL
-HANDLER(26024, jeq32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JNE fall; JUMP; fall: FALL
-HANDLER(26032, jeq32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JNE fall; JUMP; fall: FALL
-HANDLER(26040, jeq32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JNE fall; JUMP; fall: FALL
-HANDLER(26048, jeq32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JNE fall; JUMP; fall: FALL
-HANDLER(26056, jeq32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JNE fall; JUMP; fall: FALL
-HANDLER(26064, jeq32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JNE fall; JUMP; fall: FALL
-HANDLER(26072, jeq32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JNE fall; JUMP; fall: FALL
-HANDLER(26080, jeq32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JNE fall; JUMP; fall: FALL
-HANDLER(26088, jeq32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JNE fall; JUMP; fall: FALL
-HANDLER(26096, jeq32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JNE fall; JUMP; fall: FALL
-HANDLER(26104, jgt32_k_0); CMPL AX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26112, jgt32_k_1); CMPL DI, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26120, jgt32_k_2); CMPL R12, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26128, jgt32_k_3); CMPL R8, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26136, jgt32_k_4); CMPL DX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26144, jgt32_k_5); CMPL R9, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26152, jgt32_k_6); CMPL BX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26160, jgt32_k_7); CMPL R10, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26168, jgt32_k_8); CMPL R11, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26176, jgt32_k_9); CMPL R15, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26184, jgt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLS fall; JUMP; fall: FALL
-HANDLER(26192, jgt32_0_0); CMPL AX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26200, jgt32_0_1); CMPL AX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26208, jgt32_0_2); CMPL AX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26216, jgt32_0_3); CMPL AX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26224, jgt32_0_4); CMPL AX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26232, jgt32_0_5); CMPL AX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26240, jgt32_0_6); CMPL AX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26248, jgt32_0_7); CMPL AX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26256, jgt32_0_8); CMPL AX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26264, jgt32_0_9); CMPL AX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26272, jgt32_0_10); CMPL AX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26280, jgt32_1_0); CMPL DI, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26288, jgt32_1_1); CMPL DI, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26296, jgt32_1_2); CMPL DI, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26304, jgt32_1_3); CMPL DI, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26312, jgt32_1_4); CMPL DI, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26320, jgt32_1_5); CMPL DI, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26328, jgt32_1_6); CMPL DI, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26336, jgt32_1_7); CMPL DI, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26344, jgt32_1_8); CMPL DI, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26352, jgt32_1_9); CMPL DI, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26360, jgt32_1_10); CMPL DI, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26368, jgt32_2_0); CMPL R12, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26376, jgt32_2_1); CMPL R12, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26384, jgt32_2_2); CMPL R12, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26392, jgt32_2_3); CMPL R12, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26400, jgt32_2_4); CMPL R12, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26408, jgt32_2_5); CMPL R12, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26416, jgt32_2_6); CMPL R12, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26424, jgt32_2_7); CMPL R12, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26432, jgt32_2_8); CMPL R12, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26440, jgt32_2_9); CMPL R12, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26448, jgt32_2_10); CMPL R12, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26456, jgt32_3_0); CMPL R8, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26464, jgt32_3_1); CMPL R8, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26472, jgt32_3_2); CMPL R8, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26480, jgt32_3_3); CMPL R8, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26488, jgt32_3_4); CMPL R8, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26496, jgt32_3_5); CMPL R8, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26504, jgt32_3_6); CMPL R8, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26512, jgt32_3_7); CMPL R8, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26520, jgt32_3_8); CMPL R8, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26528, jgt32_3_9); CMPL R8, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26536, jgt32_3_10); CMPL R8, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26544, jgt32_4_0); CMPL DX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26552, jgt32_4_1); CMPL DX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26560, jgt32_4_2); CMPL DX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26568, jgt32_4_3); CMPL DX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26576, jgt32_4_4); CMPL DX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26584, jgt32_4_5); CMPL DX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26592, jgt32_4_6); CMPL DX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26600, jgt32_4_7); CMPL DX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26608, jgt32_4_8); CMPL DX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26616, jgt32_4_9); CMPL DX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26624, jgt32_4_10); CMPL DX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26632, jgt32_5_0); CMPL R9, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26640, jgt32_5_1); CMPL R9, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26648, jgt32_5_2); CMPL R9, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26656, jgt32_5_3); CMPL R9, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26664, jgt32_5_4); CMPL R9, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26672, jgt32_5_5); CMPL R9, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26680, jgt32_5_6); CMPL R9, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26688, jgt32_5_7); CMPL R9, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26696, jgt32_5_8); CMPL R9, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26704, jgt32_5_9); CMPL R9, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26712, jgt32_5_10); CMPL R9, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26720, jgt32_6_0); CMPL BX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26728, jgt32_6_1); CMPL BX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26736, jgt32_6_2); CMPL BX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26744, jgt32_6_3); CMPL BX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26752, jgt32_6_4); CMPL BX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26760, jgt32_6_5); CMPL BX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26768, jgt32_6_6); CMPL BX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26776, jgt32_6_7); CMPL BX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26784, jgt32_6_8); CMPL BX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26792, jgt32_6_9); CMPL BX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26800, jgt32_6_10); CMPL BX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26808, jgt32_7_0); CMPL R10, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26816, jgt32_7_1); CMPL R10, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26824, jgt32_7_2); CMPL R10, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26832, jgt32_7_3); CMPL R10, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26840, jgt32_7_4); CMPL R10, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26848, jgt32_7_5); CMPL R10, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26856, jgt32_7_6); CMPL R10, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26864, jgt32_7_7); CMPL R10, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26872, jgt32_7_8); CMPL R10, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26880, jgt32_7_9); CMPL R10, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26888, jgt32_7_10); CMPL R10, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26896, jgt32_8_0); CMPL R11, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26904, jgt32_8_1); CMPL R11, DI; JLS fall; JUMP; fall: FALL
-HANDLER(26912, jgt32_8_2); CMPL R11, R12; JLS fall; JUMP; fall: FALL
-HANDLER(26920, jgt32_8_3); CMPL R11, R8; JLS fall; JUMP; fall: FALL
-HANDLER(26928, jgt32_8_4); CMPL R11, DX; JLS fall; JUMP; fall: FALL
-HANDLER(26936, jgt32_8_5); CMPL R11, R9; JLS fall; JUMP; fall: FALL
-HANDLER(26944, jgt32_8_6); CMPL R11, BX; JLS fall; JUMP; fall: FALL
-HANDLER(26952, jgt32_8_7); CMPL R11, R10; JLS fall; JUMP; fall: FALL
-HANDLER(26960, jgt32_8_8); CMPL R11, R11; JLS fall; JUMP; fall: FALL
-HANDLER(26968, jgt32_8_9); CMPL R11, R15; JLS fall; JUMP; fall: FALL
-HANDLER(26976, jgt32_8_10); CMPL R11, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(26984, jgt32_9_0); CMPL R15, AX; JLS fall; JUMP; fall: FALL
-HANDLER(26992, jgt32_9_1); CMPL R15, DI; JLS fall; JUMP; fall: FALL
-HANDLER(27000, jgt32_9_2); CMPL R15, R12; JLS fall; JUMP; fall: FALL
-HANDLER(27008, jgt32_9_3); CMPL R15, R8; JLS fall; JUMP; fall: FALL
-HANDLER(27016, jgt32_9_4); CMPL R15, DX; JLS fall; JUMP; fall: FALL
-HANDLER(27024, jgt32_9_5); CMPL R15, R9; JLS fall; JUMP; fall: FALL
-HANDLER(27032, jgt32_9_6); CMPL R15, BX; JLS fall; JUMP; fall: FALL
-HANDLER(27040, jgt32_9_7); CMPL R15, R10; JLS fall; JUMP; fall: FALL
-HANDLER(27048, jgt32_9_8); CMPL R15, R11; JLS fall; JUMP; fall: FALL
-HANDLER(27056, jgt32_9_9); CMPL R15, R15; JLS fall; JUMP; fall: FALL
-HANDLER(27064, jgt32_9_10); CMPL R15, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(27072, jgt32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLS fall; JUMP; fall: FALL
-HANDLER(27080, jgt32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLS fall; JUMP; fall: FALL
-HANDLER(27088, jgt32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLS fall; JUMP; fall: FALL
-HANDLER(27096, jgt32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLS fall; JUMP; fall: FALL
-HANDLER(27104, jgt32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLS fall; JUMP; fall: FALL
-HANDLER(27112, jgt32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLS fall; JUMP; fall: FALL
-HANDLER(27120, jgt32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLS fall; JUMP; fall: FALL
-HANDLER(27128, jgt32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLS fall; JUMP; fall: FALL
-HANDLER(27136, jgt32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLS fall; JUMP; fall: FALL
-HANDLER(27144, jgt32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLS fall; JUMP; fall: FALL
-HANDLER(27152, jgt32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLS fall; JUMP; fall: FALL
-HANDLER(27160, jge32_k_0); CMPL AX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27168, jge32_k_1); CMPL DI, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27176, jge32_k_2); CMPL R12, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27184, jge32_k_3); CMPL R8, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27192, jge32_k_4); CMPL DX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27200, jge32_k_5); CMPL R9, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27208, jge32_k_6); CMPL BX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27216, jge32_k_7); CMPL R10, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27224, jge32_k_8); CMPL R11, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27232, jge32_k_9); CMPL R15, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27240, jge32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JCS fall; JUMP; fall: FALL
-HANDLER(27248, jge32_0_0); CMPL AX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27256, jge32_0_1); CMPL AX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27264, jge32_0_2); CMPL AX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27272, jge32_0_3); CMPL AX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27280, jge32_0_4); CMPL AX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27288, jge32_0_5); CMPL AX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27296, jge32_0_6); CMPL AX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27304, jge32_0_7); CMPL AX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27312, jge32_0_8); CMPL AX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27320, jge32_0_9); CMPL AX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27328, jge32_0_10); CMPL AX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27336, jge32_1_0); CMPL DI, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27344, jge32_1_1); CMPL DI, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27352, jge32_1_2); CMPL DI, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27360, jge32_1_3); CMPL DI, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27368, jge32_1_4); CMPL DI, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27376, jge32_1_5); CMPL DI, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27384, jge32_1_6); CMPL DI, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27392, jge32_1_7); CMPL DI, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27400, jge32_1_8); CMPL DI, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27408, jge32_1_9); CMPL DI, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27416, jge32_1_10); CMPL DI, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27424, jge32_2_0); CMPL R12, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27432, jge32_2_1); CMPL R12, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27440, jge32_2_2); CMPL R12, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27448, jge32_2_3); CMPL R12, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27456, jge32_2_4); CMPL R12, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27464, jge32_2_5); CMPL R12, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27472, jge32_2_6); CMPL R12, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27480, jge32_2_7); CMPL R12, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27488, jge32_2_8); CMPL R12, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27496, jge32_2_9); CMPL R12, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27504, jge32_2_10); CMPL R12, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27512, jge32_3_0); CMPL R8, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27520, jge32_3_1); CMPL R8, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27528, jge32_3_2); CMPL R8, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27536, jge32_3_3); CMPL R8, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27544, jge32_3_4); CMPL R8, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27552, jge32_3_5); CMPL R8, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27560, jge32_3_6); CMPL R8, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27568, jge32_3_7); CMPL R8, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27576, jge32_3_8); CMPL R8, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27584, jge32_3_9); CMPL R8, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27592, jge32_3_10); CMPL R8, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27600, jge32_4_0); CMPL DX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27608, jge32_4_1); CMPL DX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27616, jge32_4_2); CMPL DX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27624, jge32_4_3); CMPL DX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27632, jge32_4_4); CMPL DX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27640, jge32_4_5); CMPL DX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27648, jge32_4_6); CMPL DX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27656, jge32_4_7); CMPL DX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27664, jge32_4_8); CMPL DX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27672, jge32_4_9); CMPL DX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27680, jge32_4_10); CMPL DX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27688, jge32_5_0); CMPL R9, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27696, jge32_5_1); CMPL R9, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27704, jge32_5_2); CMPL R9, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27712, jge32_5_3); CMPL R9, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27720, jge32_5_4); CMPL R9, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27728, jge32_5_5); CMPL R9, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27736, jge32_5_6); CMPL R9, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27744, jge32_5_7); CMPL R9, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27752, jge32_5_8); CMPL R9, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27760, jge32_5_9); CMPL R9, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27768, jge32_5_10); CMPL R9, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27776, jge32_6_0); CMPL BX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27784, jge32_6_1); CMPL BX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27792, jge32_6_2); CMPL BX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27800, jge32_6_3); CMPL BX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27808, jge32_6_4); CMPL BX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27816, jge32_6_5); CMPL BX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27824, jge32_6_6); CMPL BX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27832, jge32_6_7); CMPL BX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27840, jge32_6_8); CMPL BX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27848, jge32_6_9); CMPL BX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27856, jge32_6_10); CMPL BX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27864, jge32_7_0); CMPL R10, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27872, jge32_7_1); CMPL R10, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27880, jge32_7_2); CMPL R10, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27888, jge32_7_3); CMPL R10, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27896, jge32_7_4); CMPL R10, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27904, jge32_7_5); CMPL R10, R9; JCS fall; JUMP; fall: FALL
-HANDLER(27912, jge32_7_6); CMPL R10, BX; JCS fall; JUMP; fall: FALL
-HANDLER(27920, jge32_7_7); CMPL R10, R10; JCS fall; JUMP; fall: FALL
-HANDLER(27928, jge32_7_8); CMPL R10, R11; JCS fall; JUMP; fall: FALL
-HANDLER(27936, jge32_7_9); CMPL R10, R15; JCS fall; JUMP; fall: FALL
-HANDLER(27944, jge32_7_10); CMPL R10, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(27952, jge32_8_0); CMPL R11, AX; JCS fall; JUMP; fall: FALL
-HANDLER(27960, jge32_8_1); CMPL R11, DI; JCS fall; JUMP; fall: FALL
-HANDLER(27968, jge32_8_2); CMPL R11, R12; JCS fall; JUMP; fall: FALL
-HANDLER(27976, jge32_8_3); CMPL R11, R8; JCS fall; JUMP; fall: FALL
-HANDLER(27984, jge32_8_4); CMPL R11, DX; JCS fall; JUMP; fall: FALL
-HANDLER(27992, jge32_8_5); CMPL R11, R9; JCS fall; JUMP; fall: FALL
-HANDLER(28000, jge32_8_6); CMPL R11, BX; JCS fall; JUMP; fall: FALL
-HANDLER(28008, jge32_8_7); CMPL R11, R10; JCS fall; JUMP; fall: FALL
-HANDLER(28016, jge32_8_8); CMPL R11, R11; JCS fall; JUMP; fall: FALL
-HANDLER(28024, jge32_8_9); CMPL R11, R15; JCS fall; JUMP; fall: FALL
-HANDLER(28032, jge32_8_10); CMPL R11, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(28040, jge32_9_0); CMPL R15, AX; JCS fall; JUMP; fall: FALL
-HANDLER(28048, jge32_9_1); CMPL R15, DI; JCS fall; JUMP; fall: FALL
-HANDLER(28056, jge32_9_2); CMPL R15, R12; JCS fall; JUMP; fall: FALL
-HANDLER(28064, jge32_9_3); CMPL R15, R8; JCS fall; JUMP; fall: FALL
-HANDLER(28072, jge32_9_4); CMPL R15, DX; JCS fall; JUMP; fall: FALL
-HANDLER(28080, jge32_9_5); CMPL R15, R9; JCS fall; JUMP; fall: FALL
-HANDLER(28088, jge32_9_6); CMPL R15, BX; JCS fall; JUMP; fall: FALL
-HANDLER(28096, jge32_9_7); CMPL R15, R10; JCS fall; JUMP; fall: FALL
-HANDLER(28104, jge32_9_8); CMPL R15, R11; JCS fall; JUMP; fall: FALL
-HANDLER(28112, jge32_9_9); CMPL R15, R15; JCS fall; JUMP; fall: FALL
-HANDLER(28120, jge32_9_10); CMPL R15, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(28128, jge32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JCS fall; JUMP; fall: FALL
-HANDLER(28136, jge32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JCS fall; JUMP; fall: FALL
-HANDLER(28144, jge32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JCS fall; JUMP; fall: FALL
-HANDLER(28152, jge32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JCS fall; JUMP; fall: FALL
-HANDLER(28160, jge32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JCS fall; JUMP; fall: FALL
-HANDLER(28168, jge32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JCS fall; JUMP; fall: FALL
-HANDLER(28176, jge32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JCS fall; JUMP; fall: FALL
-HANDLER(28184, jge32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JCS fall; JUMP; fall: FALL
-HANDLER(28192, jge32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JCS fall; JUMP; fall: FALL
-HANDLER(28200, jge32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JCS fall; JUMP; fall: FALL
-HANDLER(28208, jge32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JCS fall; JUMP; fall: FALL
-HANDLER(28216, jset32_k_0); TESTL AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28224, jset32_k_1); TESTL DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28232, jset32_k_2); TESTL R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28240, jset32_k_3); TESTL R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28248, jset32_k_4); TESTL DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28256, jset32_k_5); TESTL R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28264, jset32_k_6); TESTL BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28272, jset32_k_7); TESTL R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28280, jset32_k_8); TESTL R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28288, jset32_k_9); TESTL R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28296, jset32_k_10); MOVQ REG(10), CX; TESTL CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28304, jset32_0); TESTL CX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28312, jset32_1); TESTL CX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28320, jset32_2); TESTL CX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28328, jset32_3); TESTL CX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28336, jset32_4); TESTL CX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28344, jset32_5); TESTL CX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28352, jset32_6); TESTL CX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28360, jset32_7); TESTL CX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28368, jset32_8); TESTL CX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28376, jset32_9); TESTL CX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(28384, jset32_10); TESTL CX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(28392, jne32_k_0); CMPL AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28400, jne32_k_1); CMPL DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28408, jne32_k_2); CMPL R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28416, jne32_k_3); CMPL R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28424, jne32_k_4); CMPL DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28432, jne32_k_5); CMPL R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28440, jne32_k_6); CMPL BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28448, jne32_k_7); CMPL R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28456, jne32_k_8); CMPL R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28464, jne32_k_9); CMPL R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28472, jne32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
-HANDLER(28480, jne32_0_0); CMPL AX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28488, jne32_0_1); CMPL AX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28496, jne32_0_2); CMPL AX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28504, jne32_0_3); CMPL AX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28512, jne32_0_4); CMPL AX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28520, jne32_0_5); CMPL AX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28528, jne32_0_6); CMPL AX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28536, jne32_0_7); CMPL AX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28544, jne32_0_8); CMPL AX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28552, jne32_0_9); CMPL AX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(28560, jne32_0_10); CMPL AX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(28568, jne32_1_0); CMPL DI, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28576, jne32_1_1); CMPL DI, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28584, jne32_1_2); CMPL DI, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28592, jne32_1_3); CMPL DI, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28600, jne32_1_4); CMPL DI, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28608, jne32_1_5); CMPL DI, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28616, jne32_1_6); CMPL DI, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28624, jne32_1_7); CMPL DI, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28632, jne32_1_8); CMPL DI, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28640, jne32_1_9); CMPL DI, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(28648, jne32_1_10); CMPL DI, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(28656, jne32_2_0); CMPL R12, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28664, jne32_2_1); CMPL R12, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28672, jne32_2_2); CMPL R12, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28680, jne32_2_3); CMPL R12, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28688, jne32_2_4); CMPL R12, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28696, jne32_2_5); CMPL R12, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28704, jne32_2_6); CMPL R12, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28712, jne32_2_7); CMPL R12, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28720, jne32_2_8); CMPL R12, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28728, jne32_2_9); CMPL R12, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(28736, jne32_2_10); CMPL R12, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(28744, jne32_3_0); CMPL R8, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28752, jne32_3_1); CMPL R8, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28760, jne32_3_2); CMPL R8, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28768, jne32_3_3); CMPL R8, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28776, jne32_3_4); CMPL R8, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28784, jne32_3_5); CMPL R8, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28792, jne32_3_6); CMPL R8, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28800, jne32_3_7); CMPL R8, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28808, jne32_3_8); CMPL R8, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28816, jne32_3_9); CMPL R8, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(28824, jne32_3_10); CMPL R8, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(28832, jne32_4_0); CMPL DX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28840, jne32_4_1); CMPL DX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28848, jne32_4_2); CMPL DX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28856, jne32_4_3); CMPL DX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28864, jne32_4_4); CMPL DX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28872, jne32_4_5); CMPL DX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28880, jne32_4_6); CMPL DX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28888, jne32_4_7); CMPL DX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28896, jne32_4_8); CMPL DX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28904, jne32_4_9); CMPL DX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(28912, jne32_4_10); CMPL DX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(28920, jne32_5_0); CMPL R9, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(28928, jne32_5_1); CMPL R9, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(28936, jne32_5_2); CMPL R9, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(28944, jne32_5_3); CMPL R9, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(28952, jne32_5_4); CMPL R9, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(28960, jne32_5_5); CMPL R9, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(28968, jne32_5_6); CMPL R9, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(28976, jne32_5_7); CMPL R9, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(28984, jne32_5_8); CMPL R9, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(28992, jne32_5_9); CMPL R9, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(29000, jne32_5_10); CMPL R9, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(29008, jne32_6_0); CMPL BX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(29016, jne32_6_1); CMPL BX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(29024, jne32_6_2); CMPL BX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(29032, jne32_6_3); CMPL BX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(29040, jne32_6_4); CMPL BX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(29048, jne32_6_5); CMPL BX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(29056, jne32_6_6); CMPL BX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(29064, jne32_6_7); CMPL BX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(29072, jne32_6_8); CMPL BX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(29080, jne32_6_9); CMPL BX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(29088, jne32_6_10); CMPL BX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(29096, jne32_7_0); CMPL R10, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(29104, jne32_7_1); CMPL R10, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(29112, jne32_7_2); CMPL R10, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(29120, jne32_7_3); CMPL R10, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(29128, jne32_7_4); CMPL R10, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(29136, jne32_7_5); CMPL R10, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(29144, jne32_7_6); CMPL R10, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(29152, jne32_7_7); CMPL R10, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(29160, jne32_7_8); CMPL R10, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(29168, jne32_7_9); CMPL R10, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(29176, jne32_7_10); CMPL R10, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(29184, jne32_8_0); CMPL R11, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(29192, jne32_8_1); CMPL R11, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(29200, jne32_8_2); CMPL R11, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(29208, jne32_8_3); CMPL R11, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(29216, jne32_8_4); CMPL R11, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(29224, jne32_8_5); CMPL R11, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(29232, jne32_8_6); CMPL R11, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(29240, jne32_8_7); CMPL R11, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(29248, jne32_8_8); CMPL R11, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(29256, jne32_8_9); CMPL R11, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(29264, jne32_8_10); CMPL R11, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(29272, jne32_9_0); CMPL R15, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(29280, jne32_9_1); CMPL R15, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(29288, jne32_9_2); CMPL R15, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(29296, jne32_9_3); CMPL R15, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(29304, jne32_9_4); CMPL R15, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(29312, jne32_9_5); CMPL R15, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(29320, jne32_9_6); CMPL R15, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(29328, jne32_9_7); CMPL R15, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(29336, jne32_9_8); CMPL R15, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(29344, jne32_9_9); CMPL R15, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(29352, jne32_9_10); CMPL R15, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(29360, jne32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JEQ fall; JUMP; fall: FALL
-HANDLER(29368, jne32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JEQ fall; JUMP; fall: FALL
-HANDLER(29376, jne32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JEQ fall; JUMP; fall: FALL
-HANDLER(29384, jne32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JEQ fall; JUMP; fall: FALL
-HANDLER(29392, jne32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JEQ fall; JUMP; fall: FALL
-HANDLER(29400, jne32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JEQ fall; JUMP; fall: FALL
-HANDLER(29408, jne32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JEQ fall; JUMP; fall: FALL
-HANDLER(29416, jne32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JEQ fall; JUMP; fall: FALL
-HANDLER(29424, jne32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JEQ fall; JUMP; fall: FALL
-HANDLER(29432, jne32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JEQ fall; JUMP; fall: FALL
-HANDLER(29440, jne32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JEQ fall; JUMP; fall: FALL
-HANDLER(29448, jsgt32_k_0); CMPL AX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29456, jsgt32_k_1); CMPL DI, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29464, jsgt32_k_2); CMPL R12, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29472, jsgt32_k_3); CMPL R8, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29480, jsgt32_k_4); CMPL DX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29488, jsgt32_k_5); CMPL R9, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29496, jsgt32_k_6); CMPL BX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29504, jsgt32_k_7); CMPL R10, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29512, jsgt32_k_8); CMPL R11, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29520, jsgt32_k_9); CMPL R15, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29528, jsgt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLE fall; JUMP; fall: FALL
-HANDLER(29536, jsgt32_0_0); CMPL AX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(29544, jsgt32_0_1); CMPL AX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(29552, jsgt32_0_2); CMPL AX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(29560, jsgt32_0_3); CMPL AX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(29568, jsgt32_0_4); CMPL AX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(29576, jsgt32_0_5); CMPL AX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(29584, jsgt32_0_6); CMPL AX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(29592, jsgt32_0_7); CMPL AX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(29600, jsgt32_0_8); CMPL AX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(29608, jsgt32_0_9); CMPL AX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(29616, jsgt32_0_10); CMPL AX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(29624, jsgt32_1_0); CMPL DI, AX; JLE fall; JUMP; fall: FALL
-HANDLER(29632, jsgt32_1_1); CMPL DI, DI; JLE fall; JUMP; fall: FALL
-HANDLER(29640, jsgt32_1_2); CMPL DI, R12; JLE fall; JUMP; fall: FALL
-HANDLER(29648, jsgt32_1_3); CMPL DI, R8; JLE fall; JUMP; fall: FALL
-HANDLER(29656, jsgt32_1_4); CMPL DI, DX; JLE fall; JUMP; fall: FALL
-HANDLER(29664, jsgt32_1_5); CMPL DI, R9; JLE fall; JUMP; fall: FALL
-HANDLER(29672, jsgt32_1_6); CMPL DI, BX; JLE fall; JUMP; fall: FALL
-HANDLER(29680, jsgt32_1_7); CMPL DI, R10; JLE fall; JUMP; fall: FALL
-HANDLER(29688, jsgt32_1_8); CMPL DI, R11; JLE fall; JUMP; fall: FALL
-HANDLER(29696, jsgt32_1_9); CMPL DI, R15; JLE fall; JUMP; fall: FALL
-HANDLER(29704, jsgt32_1_10); CMPL DI, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(29712, jsgt32_2_0); CMPL R12, AX; JLE fall; JUMP; fall: FALL
-HANDLER(29720, jsgt32_2_1); CMPL R12, DI; JLE fall; JUMP; fall: FALL
-HANDLER(29728, jsgt32_2_2); CMPL R12, R12; JLE fall; JUMP; fall: FALL
-HANDLER(29736, jsgt32_2_3); CMPL R12, R8; JLE fall; JUMP; fall: FALL
-HANDLER(29744, jsgt32_2_4); CMPL R12, DX; JLE fall; JUMP; fall: FALL
-HANDLER(29752, jsgt32_2_5); CMPL R12, R9; JLE fall; JUMP; fall: FALL
-HANDLER(29760, jsgt32_2_6); CMPL R12, BX; JLE fall; JUMP; fall: FALL
-HANDLER(29768, jsgt32_2_7); CMPL R12, R10; JLE fall; JUMP; fall: FALL
-HANDLER(29776, jsgt32_2_8); CMPL R12, R11; JLE fall; JUMP; fall: FALL
-HANDLER(29784, jsgt32_2_9); CMPL R12, R15; JLE fall; JUMP; fall: FALL
-HANDLER(29792, jsgt32_2_10); CMPL R12, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(29800, jsgt32_3_0); CMPL R8, AX; JLE fall; JUMP; fall: FALL
-HANDLER(29808, jsgt32_3_1); CMPL R8, DI; JLE fall; JUMP; fall: FALL
-HANDLER(29816, jsgt32_3_2); CMPL R8, R12; JLE fall; JUMP; fall: FALL
-HANDLER(29824, jsgt32_3_3); CMPL R8, R8; JLE fall; JUMP; fall: FALL
-HANDLER(29832, jsgt32_3_4); CMPL R8, DX; JLE fall; JUMP; fall: FALL
-HANDLER(29840, jsgt32_3_5); CMPL R8, R9; JLE fall; JUMP; fall: FALL
-HANDLER(29848, jsgt32_3_6); CMPL R8, BX; JLE fall; JUMP; fall: FALL
-HANDLER(29856, jsgt32_3_7); CMPL R8, R10; JLE fall; JUMP; fall: FALL
-HANDLER(29864, jsgt32_3_8); CMPL R8, R11; JLE fall; JUMP; fall: FALL
-HANDLER(29872, jsgt32_3_9); CMPL R8, R15; JLE fall; JUMP; fall: FALL
-HANDLER(29880, jsgt32_3_10); CMPL R8, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(29888, jsgt32_4_0); CMPL DX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(29896, jsgt32_4_1); CMPL DX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(29904, jsgt32_4_2); CMPL DX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(29912, jsgt32_4_3); CMPL DX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(29920, jsgt32_4_4); CMPL DX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(29928, jsgt32_4_5); CMPL DX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(29936, jsgt32_4_6); CMPL DX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(29944, jsgt32_4_7); CMPL DX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(29952, jsgt32_4_8); CMPL DX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(29960, jsgt32_4_9); CMPL DX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(29968, jsgt32_4_10); CMPL DX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(29976, jsgt32_5_0); CMPL R9, AX; JLE fall; JUMP; fall: FALL
-HANDLER(29984, jsgt32_5_1); CMPL R9, DI; JLE fall; JUMP; fall: FALL
-HANDLER(29992, jsgt32_5_2); CMPL R9, R12; JLE fall; JUMP; fall: FALL
-HANDLER(30000, jsgt32_5_3); CMPL R9, R8; JLE fall; JUMP; fall: FALL
-HANDLER(30008, jsgt32_5_4); CMPL R9, DX; JLE fall; JUMP; fall: FALL
-HANDLER(30016, jsgt32_5_5); CMPL R9, R9; JLE fall; JUMP; fall: FALL
-HANDLER(30024, jsgt32_5_6); CMPL R9, BX; JLE fall; JUMP; fall: FALL
-HANDLER(30032, jsgt32_5_7); CMPL R9, R10; JLE fall; JUMP; fall: FALL
-HANDLER(30040, jsgt32_5_8); CMPL R9, R11; JLE fall; JUMP; fall: FALL
-HANDLER(30048, jsgt32_5_9); CMPL R9, R15; JLE fall; JUMP; fall: FALL
-HANDLER(30056, jsgt32_5_10); CMPL R9, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(30064, jsgt32_6_0); CMPL BX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(30072, jsgt32_6_1); CMPL BX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(30080, jsgt32_6_2); CMPL BX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(30088, jsgt32_6_3); CMPL BX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(30096, jsgt32_6_4); CMPL BX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(30104, jsgt32_6_5); CMPL BX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(30112, jsgt32_6_6); CMPL BX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(30120, jsgt32_6_7); CMPL BX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(30128, jsgt32_6_8); CMPL BX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(30136, jsgt32_6_9); CMPL BX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(30144, jsgt32_6_10); CMPL BX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(30152, jsgt32_7_0); CMPL R10, AX; JLE fall; JUMP; fall: FALL
-HANDLER(30160, jsgt32_7_1); CMPL R10, DI; JLE fall; JUMP; fall: FALL
-HANDLER(30168, jsgt32_7_2); CMPL R10, R12; JLE fall; JUMP; fall: FALL
-HANDLER(30176, jsgt32_7_3); CMPL R10, R8; JLE fall; JUMP; fall: FALL
-HANDLER(30184, jsgt32_7_4); CMPL R10, DX; JLE fall; JUMP; fall: FALL
-HANDLER(30192, jsgt32_7_5); CMPL R10, R9; JLE fall; JUMP; fall: FALL
-HANDLER(30200, jsgt32_7_6); CMPL R10, BX; JLE fall; JUMP; fall: FALL
-HANDLER(30208, jsgt32_7_7); CMPL R10, R10; JLE fall; JUMP; fall: FALL
-HANDLER(30216, jsgt32_7_8); CMPL R10, R11; JLE fall; JUMP; fall: FALL
-HANDLER(30224, jsgt32_7_9); CMPL R10, R15; JLE fall; JUMP; fall: FALL
-HANDLER(30232, jsgt32_7_10); CMPL R10, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(30240, jsgt32_8_0); CMPL R11, AX; JLE fall; JUMP; fall: FALL
-HANDLER(30248, jsgt32_8_1); CMPL R11, DI; JLE fall; JUMP; fall: FALL
-HANDLER(30256, jsgt32_8_2); CMPL R11, R12; JLE fall; JUMP; fall: FALL
-HANDLER(30264, jsgt32_8_3); CMPL R11, R8; JLE fall; JUMP; fall: FALL
-HANDLER(30272, jsgt32_8_4); CMPL R11, DX; JLE fall; JUMP; fall: FALL
-HANDLER(30280, jsgt32_8_5); CMPL R11, R9; JLE fall; JUMP; fall: FALL
-HANDLER(30288, jsgt32_8_6); CMPL R11, BX; JLE fall; JUMP; fall: FALL
-HANDLER(30296, jsgt32_8_7); CMPL R11, R10; JLE fall; JUMP; fall: FALL
-HANDLER(30304, jsgt32_8_8); CMPL R11, R11; JLE fall; JUMP; fall: FALL
-HANDLER(30312, jsgt32_8_9); CMPL R11, R15; JLE fall; JUMP; fall: FALL
-HANDLER(30320, jsgt32_8_10); CMPL R11, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(30328, jsgt32_9_0); CMPL R15, AX; JLE fall; JUMP; fall: FALL
-HANDLER(30336, jsgt32_9_1); CMPL R15, DI; JLE fall; JUMP; fall: FALL
-HANDLER(30344, jsgt32_9_2); CMPL R15, R12; JLE fall; JUMP; fall: FALL
-HANDLER(30352, jsgt32_9_3); CMPL R15, R8; JLE fall; JUMP; fall: FALL
-HANDLER(30360, jsgt32_9_4); CMPL R15, DX; JLE fall; JUMP; fall: FALL
-HANDLER(30368, jsgt32_9_5); CMPL R15, R9; JLE fall; JUMP; fall: FALL
-HANDLER(30376, jsgt32_9_6); CMPL R15, BX; JLE fall; JUMP; fall: FALL
-HANDLER(30384, jsgt32_9_7); CMPL R15, R10; JLE fall; JUMP; fall: FALL
-HANDLER(30392, jsgt32_9_8); CMPL R15, R11; JLE fall; JUMP; fall: FALL
-HANDLER(30400, jsgt32_9_9); CMPL R15, R15; JLE fall; JUMP; fall: FALL
-HANDLER(30408, jsgt32_9_10); CMPL R15, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(30416, jsgt32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLE fall; JUMP; fall: FALL
-HANDLER(30424, jsgt32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLE fall; JUMP; fall: FALL
-HANDLER(30432, jsgt32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLE fall; JUMP; fall: FALL
-HANDLER(30440, jsgt32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLE fall; JUMP; fall: FALL
-HANDLER(30448, jsgt32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLE fall; JUMP; fall: FALL
-HANDLER(30456, jsgt32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLE fall; JUMP; fall: FALL
-HANDLER(30464, jsgt32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLE fall; JUMP; fall: FALL
-HANDLER(30472, jsgt32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLE fall; JUMP; fall: FALL
-HANDLER(30480, jsgt32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLE fall; JUMP; fall: FALL
-HANDLER(30488, jsgt32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLE fall; JUMP; fall: FALL
-HANDLER(30496, jsgt32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLE fall; JUMP; fall: FALL
-HANDLER(30504, jsge32_k_0); CMPL AX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30512, jsge32_k_1); CMPL DI, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30520, jsge32_k_2); CMPL R12, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30528, jsge32_k_3); CMPL R8, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30536, jsge32_k_4); CMPL DX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30544, jsge32_k_5); CMPL R9, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30552, jsge32_k_6); CMPL BX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30560, jsge32_k_7); CMPL R10, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30568, jsge32_k_8); CMPL R11, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30576, jsge32_k_9); CMPL R15, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30584, jsge32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLT fall; JUMP; fall: FALL
-HANDLER(30592, jsge32_0_0); CMPL AX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(30600, jsge32_0_1); CMPL AX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(30608, jsge32_0_2); CMPL AX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(30616, jsge32_0_3); CMPL AX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(30624, jsge32_0_4); CMPL AX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(30632, jsge32_0_5); CMPL AX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(30640, jsge32_0_6); CMPL AX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(30648, jsge32_0_7); CMPL AX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(30656, jsge32_0_8); CMPL AX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(30664, jsge32_0_9); CMPL AX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(30672, jsge32_0_10); CMPL AX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(30680, jsge32_1_0); CMPL DI, AX; JLT fall; JUMP; fall: FALL
-HANDLER(30688, jsge32_1_1); CMPL DI, DI; JLT fall; JUMP; fall: FALL
-HANDLER(30696, jsge32_1_2); CMPL DI, R12; JLT fall; JUMP; fall: FALL
-HANDLER(30704, jsge32_1_3); CMPL DI, R8; JLT fall; JUMP; fall: FALL
-HANDLER(30712, jsge32_1_4); CMPL DI, DX; JLT fall; JUMP; fall: FALL
-HANDLER(30720, jsge32_1_5); CMPL DI, R9; JLT fall; JUMP; fall: FALL
-HANDLER(30728, jsge32_1_6); CMPL DI, BX; JLT fall; JUMP; fall: FALL
-HANDLER(30736, jsge32_1_7); CMPL DI, R10; JLT fall; JUMP; fall: FALL
-HANDLER(30744, jsge32_1_8); CMPL DI, R11; JLT fall; JUMP; fall: FALL
-HANDLER(30752, jsge32_1_9); CMPL DI, R15; JLT fall; JUMP; fall: FALL
-HANDLER(30760, jsge32_1_10); CMPL DI, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(30768, jsge32_2_0); CMPL R12, AX; JLT fall; JUMP; fall: FALL
-HANDLER(30776, jsge32_2_1); CMPL R12, DI; JLT fall; JUMP; fall: FALL
-HANDLER(30784, jsge32_2_2); CMPL R12, R12; JLT fall; JUMP; fall: FALL
-HANDLER(30792, jsge32_2_3); CMPL R12, R8; JLT fall; JUMP; fall: FALL
-HANDLER(30800, jsge32_2_4); CMPL R12, DX; JLT fall; JUMP; fall: FALL
-HANDLER(30808, jsge32_2_5); CMPL R12, R9; JLT fall; JUMP; fall: FALL
-HANDLER(30816, jsge32_2_6); CMPL R12, BX; JLT fall; JUMP; fall: FALL
-HANDLER(30824, jsge32_2_7); CMPL R12, R10; JLT fall; JUMP; fall: FALL
-HANDLER(30832, jsge32_2_8); CMPL R12, R11; JLT fall; JUMP; fall: FALL
-HANDLER(30840, jsge32_2_9); CMPL R12, R15; JLT fall; JUMP; fall: FALL
-HANDLER(30848, jsge32_2_10); CMPL R12, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(30856, jsge32_3_0); CMPL R8, AX; JLT fall; JUMP; fall: FALL
-HANDLER(30864, jsge32_3_1); CMPL R8, DI; JLT fall; JUMP; fall: FALL
-HANDLER(30872, jsge32_3_2); CMPL R8, R12; JLT fall; JUMP; fall: FALL
-HANDLER(30880, jsge32_3_3); CMPL R8, R8; JLT fall; JUMP; fall: FALL
-HANDLER(30888, jsge32_3_4); CMPL R8, DX; JLT fall; JUMP; fall: FALL
-HANDLER(30896, jsge32_3_5); CMPL R8, R9; JLT fall; JUMP; fall: FALL
-HANDLER(30904, jsge32_3_6); CMPL R8, BX; JLT fall; JUMP; fall: FALL
-HANDLER(30912, jsge32_3_7); CMPL R8, R10; JLT fall; JUMP; fall: FALL
-HANDLER(30920, jsge32_3_8); CMPL R8, R11; JLT fall; JUMP; fall: FALL
-HANDLER(30928, jsge32_3_9); CMPL R8, R15; JLT fall; JUMP; fall: FALL
-HANDLER(30936, jsge32_3_10); CMPL R8, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(30944, jsge32_4_0); CMPL DX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(30952, jsge32_4_1); CMPL DX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(30960, jsge32_4_2); CMPL DX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(30968, jsge32_4_3); CMPL DX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(30976, jsge32_4_4); CMPL DX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(30984, jsge32_4_5); CMPL DX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(30992, jsge32_4_6); CMPL DX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31000, jsge32_4_7); CMPL DX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31008, jsge32_4_8); CMPL DX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31016, jsge32_4_9); CMPL DX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31024, jsge32_4_10); CMPL DX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31032, jsge32_5_0); CMPL R9, AX; JLT fall; JUMP; fall: FALL
-HANDLER(31040, jsge32_5_1); CMPL R9, DI; JLT fall; JUMP; fall: FALL
-HANDLER(31048, jsge32_5_2); CMPL R9, R12; JLT fall; JUMP; fall: FALL
-HANDLER(31056, jsge32_5_3); CMPL R9, R8; JLT fall; JUMP; fall: FALL
-HANDLER(31064, jsge32_5_4); CMPL R9, DX; JLT fall; JUMP; fall: FALL
-HANDLER(31072, jsge32_5_5); CMPL R9, R9; JLT fall; JUMP; fall: FALL
-HANDLER(31080, jsge32_5_6); CMPL R9, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31088, jsge32_5_7); CMPL R9, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31096, jsge32_5_8); CMPL R9, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31104, jsge32_5_9); CMPL R9, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31112, jsge32_5_10); CMPL R9, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31120, jsge32_6_0); CMPL BX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(31128, jsge32_6_1); CMPL BX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(31136, jsge32_6_2); CMPL BX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(31144, jsge32_6_3); CMPL BX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(31152, jsge32_6_4); CMPL BX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(31160, jsge32_6_5); CMPL BX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(31168, jsge32_6_6); CMPL BX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31176, jsge32_6_7); CMPL BX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31184, jsge32_6_8); CMPL BX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31192, jsge32_6_9); CMPL BX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31200, jsge32_6_10); CMPL BX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31208, jsge32_7_0); CMPL R10, AX; JLT fall; JUMP; fall: FALL
-HANDLER(31216, jsge32_7_1); CMPL R10, DI; JLT fall; JUMP; fall: FALL
-HANDLER(31224, jsge32_7_2); CMPL R10, R12; JLT fall; JUMP; fall: FALL
-HANDLER(31232, jsge32_7_3); CMPL R10, R8; JLT fall; JUMP; fall: FALL
-HANDLER(31240, jsge32_7_4); CMPL R10, DX; JLT fall; JUMP; fall: FALL
-HANDLER(31248, jsge32_7_5); CMPL R10, R9; JLT fall; JUMP; fall: FALL
-HANDLER(31256, jsge32_7_6); CMPL R10, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31264, jsge32_7_7); CMPL R10, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31272, jsge32_7_8); CMPL R10, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31280, jsge32_7_9); CMPL R10, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31288, jsge32_7_10); CMPL R10, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31296, jsge32_8_0); CMPL R11, AX; JLT fall; JUMP; fall: FALL
-HANDLER(31304, jsge32_8_1); CMPL R11, DI; JLT fall; JUMP; fall: FALL
-HANDLER(31312, jsge32_8_2); CMPL R11, R12; JLT fall; JUMP; fall: FALL
-HANDLER(31320, jsge32_8_3); CMPL R11, R8; JLT fall; JUMP; fall: FALL
-HANDLER(31328, jsge32_8_4); CMPL R11, DX; JLT fall; JUMP; fall: FALL
-HANDLER(31336, jsge32_8_5); CMPL R11, R9; JLT fall; JUMP; fall: FALL
-HANDLER(31344, jsge32_8_6); CMPL R11, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31352, jsge32_8_7); CMPL R11, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31360, jsge32_8_8); CMPL R11, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31368, jsge32_8_9); CMPL R11, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31376, jsge32_8_10); CMPL R11, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31384, jsge32_9_0); CMPL R15, AX; JLT fall; JUMP; fall: FALL
-HANDLER(31392, jsge32_9_1); CMPL R15, DI; JLT fall; JUMP; fall: FALL
-HANDLER(31400, jsge32_9_2); CMPL R15, R12; JLT fall; JUMP; fall: FALL
-HANDLER(31408, jsge32_9_3); CMPL R15, R8; JLT fall; JUMP; fall: FALL
-HANDLER(31416, jsge32_9_4); CMPL R15, DX; JLT fall; JUMP; fall: FALL
-HANDLER(31424, jsge32_9_5); CMPL R15, R9; JLT fall; JUMP; fall: FALL
-HANDLER(31432, jsge32_9_6); CMPL R15, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31440, jsge32_9_7); CMPL R15, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31448, jsge32_9_8); CMPL R15, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31456, jsge32_9_9); CMPL R15, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31464, jsge32_9_10); CMPL R15, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31472, jsge32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLT fall; JUMP; fall: FALL
-HANDLER(31480, jsge32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLT fall; JUMP; fall: FALL
-HANDLER(31488, jsge32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLT fall; JUMP; fall: FALL
-HANDLER(31496, jsge32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLT fall; JUMP; fall: FALL
-HANDLER(31504, jsge32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLT fall; JUMP; fall: FALL
-HANDLER(31512, jsge32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLT fall; JUMP; fall: FALL
-HANDLER(31520, jsge32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLT fall; JUMP; fall: FALL
-HANDLER(31528, jsge32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLT fall; JUMP; fall: FALL
-HANDLER(31536, jsge32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLT fall; JUMP; fall: FALL
-HANDLER(31544, jsge32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLT fall; JUMP; fall: FALL
-HANDLER(31552, jsge32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLT fall; JUMP; fall: FALL
-HANDLER(31560, jlt32_k_0); CMPL AX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31568, jlt32_k_1); CMPL DI, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31576, jlt32_k_2); CMPL R12, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31584, jlt32_k_3); CMPL R8, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31592, jlt32_k_4); CMPL DX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31600, jlt32_k_5); CMPL R9, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31608, jlt32_k_6); CMPL BX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31616, jlt32_k_7); CMPL R10, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31624, jlt32_k_8); CMPL R11, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31632, jlt32_k_9); CMPL R15, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31640, jlt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JCC fall; JUMP; fall: FALL
-HANDLER(31648, jle32_k_0); CMPL AX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31656, jle32_k_1); CMPL DI, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31664, jle32_k_2); CMPL R12, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31672, jle32_k_3); CMPL R8, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31680, jle32_k_4); CMPL DX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31688, jle32_k_5); CMPL R9, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31696, jle32_k_6); CMPL BX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31704, jle32_k_7); CMPL R10, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31712, jle32_k_8); CMPL R11, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31720, jle32_k_9); CMPL R15, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31728, jle32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JHI fall; JUMP; fall: FALL
-HANDLER(31736, jslt32_k_0); CMPL AX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31744, jslt32_k_1); CMPL DI, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31752, jslt32_k_2); CMPL R12, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31760, jslt32_k_3); CMPL R8, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31768, jslt32_k_4); CMPL DX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31776, jslt32_k_5); CMPL R9, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31784, jslt32_k_6); CMPL BX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31792, jslt32_k_7); CMPL R10, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31800, jslt32_k_8); CMPL R11, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31808, jslt32_k_9); CMPL R15, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31816, jslt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JGE fall; JUMP; fall: FALL
-HANDLER(31824, jsle32_k_0); CMPL AX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31832, jsle32_k_1); CMPL DI, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31840, jsle32_k_2); CMPL R12, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31848, jsle32_k_3); CMPL R8, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31856, jsle32_k_4); CMPL DX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31864, jsle32_k_5); CMPL R9, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31872, jsle32_k_6); CMPL BX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31880, jsle32_k_7); CMPL R10, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31888, jsle32_k_8); CMPL R11, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31896, jsle32_k_9); CMPL R15, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31904, jsle32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JGT fall; JUMP; fall: FALL
-HANDLER(31912, ldxb_0_0); ADDRESS(AX); CHECK(cpu_read, 0); MOVBLZX (CX), AX; NEXT; MISSED(cpu_read, missread0)
-HANDLER(31920, ldxb_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31928, ldxb_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31936, ldxb_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31944, ldxb_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31952, ldxb_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31960, ldxb_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31968, ldxb_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31976, ldxb_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31984, ldxb_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(31992, ldxb_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32000, ldxb_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32008, ldxb_1_1); ADDRESS(DI); CHECK(cpu_read, 0); MOVBLZX (CX), DI; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32016, ldxb_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32024, ldxb_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32032, ldxb_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32040, ldxb_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32048, ldxb_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32056, ldxb_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32064, ldxb_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32072, ldxb_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32080, ldxb_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32088, ldxb_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32096, ldxb_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32104, ldxb_2_2); ADDRESS(R12); CHECK(cpu_read, 0); MOVBLZX (CX), R12; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32112, ldxb_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32120, ldxb_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32128, ldxb_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32136, ldxb_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32144, ldxb_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32152, ldxb_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32160, ldxb_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32168, ldxb_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32176, ldxb_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32184, ldxb_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32192, ldxb_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32200, ldxb_3_3); ADDRESS(R8); CHECK(cpu_read, 0); MOVBLZX (CX), R8; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32208, ldxb_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32216, ldxb_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32224, ldxb_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32232, ldxb_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32240, ldxb_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32248, ldxb_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32256, ldxb_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32264, ldxb_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32272, ldxb_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32280, ldxb_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32288, ldxb_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32296, ldxb_4_4); ADDRESS(DX); CHECK(cpu_read, 0); MOVBLZX (CX), DX; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32304, ldxb_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32312, ldxb_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32320, ldxb_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32328, ldxb_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32336, ldxb_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32344, ldxb_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32352, ldxb_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32360, ldxb_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32368, ldxb_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32376, ldxb_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32384, ldxb_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32392, ldxb_5_5); ADDRESS(R9); CHECK(cpu_read, 0); MOVBLZX (CX), R9; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32400, ldxb_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32408, ldxb_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32416, ldxb_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32424, ldxb_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32432, ldxb_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32440, ldxb_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32448, ldxb_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32456, ldxb_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32464, ldxb_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32472, ldxb_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32480, ldxb_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32488, ldxb_6_6); ADDRESS(BX); CHECK(cpu_read, 0); MOVBLZX (CX), BX; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32496, ldxb_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32504, ldxb_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32512, ldxb_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32520, ldxb_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32528, ldxb_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32536, ldxb_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32544, ldxb_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32552, ldxb_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32560, ldxb_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32568, ldxb_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32576, ldxb_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32584, ldxb_7_7); ADDRESS(R10); CHECK(cpu_read, 0); MOVBLZX (CX), R10; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32592, ldxb_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32600, ldxb_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32608, ldxb_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32616, ldxb_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32624, ldxb_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32632, ldxb_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32640, ldxb_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32648, ldxb_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32656, ldxb_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32664, ldxb_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32672, ldxb_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32680, ldxb_8_8); ADDRESS(R11); CHECK(cpu_read, 0); MOVBLZX (CX), R11; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32688, ldxb_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32696, ldxb_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32704, ldxb_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32712, ldxb_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32720, ldxb_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32728, ldxb_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32736, ldxb_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32744, ldxb_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32752, ldxb_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32760, ldxb_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32768, ldxb_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32776, ldxb_9_9); ADDRESS(R15); CHECK(cpu_read, 0); MOVBLZX (CX), R15; NEXT; MISSED(cpu_read, missread0)
-HANDLER(32784, ldxb_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
-HANDLER(32792, ldxb_unchecked_0_0); ADDRESS(AX); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32800, ldxb_unchecked_0_1); ADDRESS(DI); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32808, ldxb_unchecked_0_2); ADDRESS(R12); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32816, ldxb_unchecked_0_3); ADDRESS(R8); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32824, ldxb_unchecked_0_4); ADDRESS(DX); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32832, ldxb_unchecked_0_5); ADDRESS(R9); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32840, ldxb_unchecked_0_6); ADDRESS(BX); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32848, ldxb_unchecked_0_7); ADDRESS(R10); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32856, ldxb_unchecked_0_8); ADDRESS(R11); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32864, ldxb_unchecked_0_9); ADDRESS(R15); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32872, ldxb_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), AX; NEXT
-HANDLER(32880, ldxb_unchecked_1_0); ADDRESS(AX); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32888, ldxb_unchecked_1_1); ADDRESS(DI); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32896, ldxb_unchecked_1_2); ADDRESS(R12); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32904, ldxb_unchecked_1_3); ADDRESS(R8); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32912, ldxb_unchecked_1_4); ADDRESS(DX); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32920, ldxb_unchecked_1_5); ADDRESS(R9); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32928, ldxb_unchecked_1_6); ADDRESS(BX); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32936, ldxb_unchecked_1_7); ADDRESS(R10); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32944, ldxb_unchecked_1_8); ADDRESS(R11); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32952, ldxb_unchecked_1_9); ADDRESS(R15); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32960, ldxb_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), DI; NEXT
-HANDLER(32968, ldxb_unchecked_2_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(32976, ldxb_unchecked_2_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(32984, ldxb_unchecked_2_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(32992, ldxb_unchecked_2_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33000, ldxb_unchecked_2_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33008, ldxb_unchecked_2_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33016, ldxb_unchecked_2_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33024, ldxb_unchecked_2_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33032, ldxb_unchecked_2_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33040, ldxb_unchecked_2_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33048, ldxb_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R12; NEXT
-HANDLER(33056, ldxb_unchecked_3_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33064, ldxb_unchecked_3_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33072, ldxb_unchecked_3_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33080, ldxb_unchecked_3_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33088, ldxb_unchecked_3_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33096, ldxb_unchecked_3_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33104, ldxb_unchecked_3_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33112, ldxb_unchecked_3_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33120, ldxb_unchecked_3_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33128, ldxb_unchecked_3_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33136, ldxb_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R8; NEXT
-HANDLER(33144, ldxb_unchecked_4_0); ADDRESS(AX); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33152, ldxb_unchecked_4_1); ADDRESS(DI); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33160, ldxb_unchecked_4_2); ADDRESS(R12); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33168, ldxb_unchecked_4_3); ADDRESS(R8); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33176, ldxb_unchecked_4_4); ADDRESS(DX); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33184, ldxb_unchecked_4_5); ADDRESS(R9); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33192, ldxb_unchecked_4_6); ADDRESS(BX); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33200, ldxb_unchecked_4_7); ADDRESS(R10); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33208, ldxb_unchecked_4_8); ADDRESS(R11); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33216, ldxb_unchecked_4_9); ADDRESS(R15); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33224, ldxb_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), DX; NEXT
-HANDLER(33232, ldxb_unchecked_5_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33240, ldxb_unchecked_5_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33248, ldxb_unchecked_5_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33256, ldxb_unchecked_5_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33264, ldxb_unchecked_5_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33272, ldxb_unchecked_5_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33280, ldxb_unchecked_5_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33288, ldxb_unchecked_5_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33296, ldxb_unchecked_5_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33304, ldxb_unchecked_5_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33312, ldxb_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R9; NEXT
-HANDLER(33320, ldxb_unchecked_6_0); ADDRESS(AX); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33328, ldxb_unchecked_6_1); ADDRESS(DI); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33336, ldxb_unchecked_6_2); ADDRESS(R12); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33344, ldxb_unchecked_6_3); ADDRESS(R8); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33352, ldxb_unchecked_6_4); ADDRESS(DX); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33360, ldxb_unchecked_6_5); ADDRESS(R9); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33368, ldxb_unchecked_6_6); ADDRESS(BX); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33376, ldxb_unchecked_6_7); ADDRESS(R10); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33384, ldxb_unchecked_6_8); ADDRESS(R11); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33392, ldxb_unchecked_6_9); ADDRESS(R15); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33400, ldxb_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), BX; NEXT
-HANDLER(33408, ldxb_unchecked_7_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33416, ldxb_unchecked_7_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33424, ldxb_unchecked_7_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33432, ldxb_unchecked_7_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33440, ldxb_unchecked_7_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33448, ldxb_unchecked_7_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33456, ldxb_unchecked_7_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33464, ldxb_unchecked_7_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33472, ldxb_unchecked_7_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33480, ldxb_unchecked_7_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33488, ldxb_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R10; NEXT
-HANDLER(33496, ldxb_unchecked_8_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33504, ldxb_unchecked_8_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33512, ldxb_unchecked_8_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33520, ldxb_unchecked_8_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33528, ldxb_unchecked_8_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33536, ldxb_unchecked_8_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33544, ldxb_unchecked_8_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33552, ldxb_unchecked_8_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33560, ldxb_unchecked_8_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33568, ldxb_unchecked_8_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33576, ldxb_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R11; NEXT
-HANDLER(33584, ldxb_unchecked_9_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33592, ldxb_unchecked_9_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33600, ldxb_unchecked_9_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33608, ldxb_unchecked_9_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33616, ldxb_unchecked_9_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33624, ldxb_unchecked_9_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33632, ldxb_unchecked_9_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33640, ldxb_unchecked_9_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33648, ldxb_unchecked_9_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33656, ldxb_unchecked_9_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33664, ldxb_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R15; NEXT
-HANDLER(33672, ldxh_0_0); ADDRESS(AX); CHECK(cpu_read, 1); MOVWLZX (CX), AX; NEXT; MISSED(cpu_read, missread1)
-HANDLER(33680, ldxh_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33688, ldxh_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33696, ldxh_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33704, ldxh_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33712, ldxh_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33720, ldxh_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33728, ldxh_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33736, ldxh_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33744, ldxh_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33752, ldxh_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33760, ldxh_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33768, ldxh_1_1); ADDRESS(DI); CHECK(cpu_read, 1); MOVWLZX (CX), DI; NEXT; MISSED(cpu_read, missread1)
-HANDLER(33776, ldxh_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33784, ldxh_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33792, ldxh_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33800, ldxh_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33808, ldxh_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33816, ldxh_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33824, ldxh_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33832, ldxh_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33840, ldxh_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33848, ldxh_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33856, ldxh_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33864, ldxh_2_2); ADDRESS(R12); CHECK(cpu_read, 1); MOVWLZX (CX), R12; NEXT; MISSED(cpu_read, missread1)
-HANDLER(33872, ldxh_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33880, ldxh_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33888, ldxh_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33896, ldxh_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33904, ldxh_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33912, ldxh_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33920, ldxh_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33928, ldxh_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33936, ldxh_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33944, ldxh_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33952, ldxh_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33960, ldxh_3_3); ADDRESS(R8); CHECK(cpu_read, 1); MOVWLZX (CX), R8; NEXT; MISSED(cpu_read, missread1)
-HANDLER(33968, ldxh_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33976, ldxh_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33984, ldxh_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(33992, ldxh_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34000, ldxh_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34008, ldxh_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34016, ldxh_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34024, ldxh_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34032, ldxh_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34040, ldxh_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34048, ldxh_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34056, ldxh_4_4); ADDRESS(DX); CHECK(cpu_read, 1); MOVWLZX (CX), DX; NEXT; MISSED(cpu_read, missread1)
-HANDLER(34064, ldxh_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34072, ldxh_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34080, ldxh_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34088, ldxh_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34096, ldxh_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34104, ldxh_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34112, ldxh_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34120, ldxh_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34128, ldxh_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34136, ldxh_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34144, ldxh_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34152, ldxh_5_5); ADDRESS(R9); CHECK(cpu_read, 1); MOVWLZX (CX), R9; NEXT; MISSED(cpu_read, missread1)
-HANDLER(34160, ldxh_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34168, ldxh_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34176, ldxh_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34184, ldxh_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34192, ldxh_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34200, ldxh_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34208, ldxh_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34216, ldxh_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34224, ldxh_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34232, ldxh_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34240, ldxh_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34248, ldxh_6_6); ADDRESS(BX); CHECK(cpu_read, 1); MOVWLZX (CX), BX; NEXT; MISSED(cpu_read, missread1)
-HANDLER(34256, ldxh_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34264, ldxh_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34272, ldxh_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34280, ldxh_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34288, ldxh_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34296, ldxh_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34304, ldxh_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34312, ldxh_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34320, ldxh_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34328, ldxh_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34336, ldxh_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34344, ldxh_7_7); ADDRESS(R10); CHECK(cpu_read, 1); MOVWLZX (CX), R10; NEXT; MISSED(cpu_read, missread1)
-HANDLER(34352, ldxh_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34360, ldxh_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34368, ldxh_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34376, ldxh_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34384, ldxh_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34392, ldxh_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34400, ldxh_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34408, ldxh_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34416, ldxh_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34424, ldxh_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34432, ldxh_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34440, ldxh_8_8); ADDRESS(R11); CHECK(cpu_read, 1); MOVWLZX (CX), R11; NEXT; MISSED(cpu_read, missread1)
-HANDLER(34448, ldxh_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34456, ldxh_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34464, ldxh_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34472, ldxh_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34480, ldxh_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34488, ldxh_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34496, ldxh_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34504, ldxh_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34512, ldxh_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34520, ldxh_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34528, ldxh_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34536, ldxh_9_9); ADDRESS(R15); CHECK(cpu_read, 1); MOVWLZX (CX), R15; NEXT; MISSED(cpu_read, missread1)
-HANDLER(34544, ldxh_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
-HANDLER(34552, ldxh_unchecked_0_0); ADDRESS(AX); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34560, ldxh_unchecked_0_1); ADDRESS(DI); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34568, ldxh_unchecked_0_2); ADDRESS(R12); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34576, ldxh_unchecked_0_3); ADDRESS(R8); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34584, ldxh_unchecked_0_4); ADDRESS(DX); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34592, ldxh_unchecked_0_5); ADDRESS(R9); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34600, ldxh_unchecked_0_6); ADDRESS(BX); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34608, ldxh_unchecked_0_7); ADDRESS(R10); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34616, ldxh_unchecked_0_8); ADDRESS(R11); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34624, ldxh_unchecked_0_9); ADDRESS(R15); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34632, ldxh_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), AX; NEXT
-HANDLER(34640, ldxh_unchecked_1_0); ADDRESS(AX); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34648, ldxh_unchecked_1_1); ADDRESS(DI); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34656, ldxh_unchecked_1_2); ADDRESS(R12); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34664, ldxh_unchecked_1_3); ADDRESS(R8); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34672, ldxh_unchecked_1_4); ADDRESS(DX); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34680, ldxh_unchecked_1_5); ADDRESS(R9); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34688, ldxh_unchecked_1_6); ADDRESS(BX); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34696, ldxh_unchecked_1_7); ADDRESS(R10); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34704, ldxh_unchecked_1_8); ADDRESS(R11); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34712, ldxh_unchecked_1_9); ADDRESS(R15); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34720, ldxh_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), DI; NEXT
-HANDLER(34728, ldxh_unchecked_2_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34736, ldxh_unchecked_2_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34744, ldxh_unchecked_2_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34752, ldxh_unchecked_2_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34760, ldxh_unchecked_2_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34768, ldxh_unchecked_2_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34776, ldxh_unchecked_2_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34784, ldxh_unchecked_2_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34792, ldxh_unchecked_2_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34800, ldxh_unchecked_2_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34808, ldxh_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R12; NEXT
-HANDLER(34816, ldxh_unchecked_3_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34824, ldxh_unchecked_3_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34832, ldxh_unchecked_3_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34840, ldxh_unchecked_3_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34848, ldxh_unchecked_3_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34856, ldxh_unchecked_3_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34864, ldxh_unchecked_3_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34872, ldxh_unchecked_3_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34880, ldxh_unchecked_3_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34888, ldxh_unchecked_3_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34896, ldxh_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R8; NEXT
-HANDLER(34904, ldxh_unchecked_4_0); ADDRESS(AX); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34912, ldxh_unchecked_4_1); ADDRESS(DI); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34920, ldxh_unchecked_4_2); ADDRESS(R12); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34928, ldxh_unchecked_4_3); ADDRESS(R8); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34936, ldxh_unchecked_4_4); ADDRESS(DX); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34944, ldxh_unchecked_4_5); ADDRESS(R9); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34952, ldxh_unchecked_4_6); ADDRESS(BX); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34960, ldxh_unchecked_4_7); ADDRESS(R10); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34968, ldxh_unchecked_4_8); ADDRESS(R11); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34976, ldxh_unchecked_4_9); ADDRESS(R15); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34984, ldxh_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), DX; NEXT
-HANDLER(34992, ldxh_unchecked_5_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35000, ldxh_unchecked_5_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35008, ldxh_unchecked_5_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35016, ldxh_unchecked_5_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35024, ldxh_unchecked_5_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35032, ldxh_unchecked_5_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35040, ldxh_unchecked_5_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35048, ldxh_unchecked_5_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35056, ldxh_unchecked_5_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35064, ldxh_unchecked_5_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35072, ldxh_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R9; NEXT
-HANDLER(35080, ldxh_unchecked_6_0); ADDRESS(AX); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35088, ldxh_unchecked_6_1); ADDRESS(DI); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35096, ldxh_unchecked_6_2); ADDRESS(R12); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35104, ldxh_unchecked_6_3); ADDRESS(R8); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35112, ldxh_unchecked_6_4); ADDRESS(DX); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35120, ldxh_unchecked_6_5); ADDRESS(R9); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35128, ldxh_unchecked_6_6); ADDRESS(BX); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35136, ldxh_unchecked_6_7); ADDRESS(R10); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35144, ldxh_unchecked_6_8); ADDRESS(R11); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35152, ldxh_unchecked_6_9); ADDRESS(R15); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35160, ldxh_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), BX; NEXT
-HANDLER(35168, ldxh_unchecked_7_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35176, ldxh_unchecked_7_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35184, ldxh_unchecked_7_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35192, ldxh_unchecked_7_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35200, ldxh_unchecked_7_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35208, ldxh_unchecked_7_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35216, ldxh_unchecked_7_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35224, ldxh_unchecked_7_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35232, ldxh_unchecked_7_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35240, ldxh_unchecked_7_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35248, ldxh_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R10; NEXT
-HANDLER(35256, ldxh_unchecked_8_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35264, ldxh_unchecked_8_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35272, ldxh_unchecked_8_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35280, ldxh_unchecked_8_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35288, ldxh_unchecked_8_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35296, ldxh_unchecked_8_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35304, ldxh_unchecked_8_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35312, ldxh_unchecked_8_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35320, ldxh_unchecked_8_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35328, ldxh_unchecked_8_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35336, ldxh_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R11; NEXT
-HANDLER(35344, ldxh_unchecked_9_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35352, ldxh_unchecked_9_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35360, ldxh_unchecked_9_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35368, ldxh_unchecked_9_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35376, ldxh_unchecked_9_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35384, ldxh_unchecked_9_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35392, ldxh_unchecked_9_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35400, ldxh_unchecked_9_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35408, ldxh_unchecked_9_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35416, ldxh_unchecked_9_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35424, ldxh_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R15; NEXT
-HANDLER(35432, ldxw_0_0); ADDRESS(AX); CHECK(cpu_read, 2); MOVL (CX), AX; NEXT; MISSED(cpu_read, missread2)
-HANDLER(35440, ldxw_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35448, ldxw_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35456, ldxw_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35464, ldxw_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35472, ldxw_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35480, ldxw_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35488, ldxw_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35496, ldxw_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35504, ldxw_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35512, ldxw_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35520, ldxw_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35528, ldxw_1_1); ADDRESS(DI); CHECK(cpu_read, 2); MOVL (CX), DI; NEXT; MISSED(cpu_read, missread2)
-HANDLER(35536, ldxw_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35544, ldxw_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35552, ldxw_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35560, ldxw_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35568, ldxw_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35576, ldxw_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35584, ldxw_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35592, ldxw_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35600, ldxw_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35608, ldxw_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35616, ldxw_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35624, ldxw_2_2); ADDRESS(R12); CHECK(cpu_read, 2); MOVL (CX), R12; NEXT; MISSED(cpu_read, missread2)
-HANDLER(35632, ldxw_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35640, ldxw_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35648, ldxw_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35656, ldxw_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35664, ldxw_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35672, ldxw_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35680, ldxw_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35688, ldxw_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35696, ldxw_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35704, ldxw_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35712, ldxw_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35720, ldxw_3_3); ADDRESS(R8); CHECK(cpu_read, 2); MOVL (CX), R8; NEXT; MISSED(cpu_read, missread2)
-HANDLER(35728, ldxw_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35736, ldxw_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35744, ldxw_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35752, ldxw_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35760, ldxw_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35768, ldxw_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35776, ldxw_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35784, ldxw_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35792, ldxw_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35800, ldxw_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35808, ldxw_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35816, ldxw_4_4); ADDRESS(DX); CHECK(cpu_read, 2); MOVL (CX), DX; NEXT; MISSED(cpu_read, missread2)
-HANDLER(35824, ldxw_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35832, ldxw_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35840, ldxw_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35848, ldxw_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35856, ldxw_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35864, ldxw_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35872, ldxw_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35880, ldxw_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35888, ldxw_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35896, ldxw_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35904, ldxw_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35912, ldxw_5_5); ADDRESS(R9); CHECK(cpu_read, 2); MOVL (CX), R9; NEXT; MISSED(cpu_read, missread2)
-HANDLER(35920, ldxw_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35928, ldxw_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35936, ldxw_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35944, ldxw_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35952, ldxw_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35960, ldxw_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35968, ldxw_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35976, ldxw_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35984, ldxw_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(35992, ldxw_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36000, ldxw_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36008, ldxw_6_6); ADDRESS(BX); CHECK(cpu_read, 2); MOVL (CX), BX; NEXT; MISSED(cpu_read, missread2)
-HANDLER(36016, ldxw_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36024, ldxw_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36032, ldxw_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36040, ldxw_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36048, ldxw_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36056, ldxw_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36064, ldxw_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36072, ldxw_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36080, ldxw_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36088, ldxw_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36096, ldxw_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36104, ldxw_7_7); ADDRESS(R10); CHECK(cpu_read, 2); MOVL (CX), R10; NEXT; MISSED(cpu_read, missread2)
-HANDLER(36112, ldxw_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36120, ldxw_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36128, ldxw_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36136, ldxw_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36144, ldxw_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36152, ldxw_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36160, ldxw_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36168, ldxw_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36176, ldxw_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36184, ldxw_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36192, ldxw_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36200, ldxw_8_8); ADDRESS(R11); CHECK(cpu_read, 2); MOVL (CX), R11; NEXT; MISSED(cpu_read, missread2)
-HANDLER(36208, ldxw_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36216, ldxw_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36224, ldxw_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36232, ldxw_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36240, ldxw_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36248, ldxw_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36256, ldxw_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36264, ldxw_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36272, ldxw_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36280, ldxw_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36288, ldxw_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36296, ldxw_9_9); ADDRESS(R15); CHECK(cpu_read, 2); MOVL (CX), R15; NEXT; MISSED(cpu_read, missread2)
-HANDLER(36304, ldxw_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
-HANDLER(36312, ldxw_unchecked_0_0); ADDRESS(AX); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36320, ldxw_unchecked_0_1); ADDRESS(DI); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36328, ldxw_unchecked_0_2); ADDRESS(R12); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36336, ldxw_unchecked_0_3); ADDRESS(R8); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36344, ldxw_unchecked_0_4); ADDRESS(DX); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36352, ldxw_unchecked_0_5); ADDRESS(R9); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36360, ldxw_unchecked_0_6); ADDRESS(BX); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36368, ldxw_unchecked_0_7); ADDRESS(R10); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36376, ldxw_unchecked_0_8); ADDRESS(R11); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36384, ldxw_unchecked_0_9); ADDRESS(R15); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36392, ldxw_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVL (CX), AX; NEXT
-HANDLER(36400, ldxw_unchecked_1_0); ADDRESS(AX); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36408, ldxw_unchecked_1_1); ADDRESS(DI); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36416, ldxw_unchecked_1_2); ADDRESS(R12); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36424, ldxw_unchecked_1_3); ADDRESS(R8); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36432, ldxw_unchecked_1_4); ADDRESS(DX); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36440, ldxw_unchecked_1_5); ADDRESS(R9); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36448, ldxw_unchecked_1_6); ADDRESS(BX); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36456, ldxw_unchecked_1_7); ADDRESS(R10); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36464, ldxw_unchecked_1_8); ADDRESS(R11); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36472, ldxw_unchecked_1_9); ADDRESS(R15); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36480, ldxw_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVL (CX), DI; NEXT
-HANDLER(36488, ldxw_unchecked_2_0); ADDRESS(AX); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36496, ldxw_unchecked_2_1); ADDRESS(DI); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36504, ldxw_unchecked_2_2); ADDRESS(R12); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36512, ldxw_unchecked_2_3); ADDRESS(R8); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36520, ldxw_unchecked_2_4); ADDRESS(DX); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36528, ldxw_unchecked_2_5); ADDRESS(R9); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36536, ldxw_unchecked_2_6); ADDRESS(BX); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36544, ldxw_unchecked_2_7); ADDRESS(R10); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36552, ldxw_unchecked_2_8); ADDRESS(R11); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36560, ldxw_unchecked_2_9); ADDRESS(R15); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36568, ldxw_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R12; NEXT
-HANDLER(36576, ldxw_unchecked_3_0); ADDRESS(AX); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36584, ldxw_unchecked_3_1); ADDRESS(DI); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36592, ldxw_unchecked_3_2); ADDRESS(R12); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36600, ldxw_unchecked_3_3); ADDRESS(R8); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36608, ldxw_unchecked_3_4); ADDRESS(DX); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36616, ldxw_unchecked_3_5); ADDRESS(R9); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36624, ldxw_unchecked_3_6); ADDRESS(BX); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36632, ldxw_unchecked_3_7); ADDRESS(R10); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36640, ldxw_unchecked_3_8); ADDRESS(R11); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36648, ldxw_unchecked_3_9); ADDRESS(R15); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36656, ldxw_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R8; NEXT
-HANDLER(36664, ldxw_unchecked_4_0); ADDRESS(AX); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36672, ldxw_unchecked_4_1); ADDRESS(DI); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36680, ldxw_unchecked_4_2); ADDRESS(R12); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36688, ldxw_unchecked_4_3); ADDRESS(R8); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36696, ldxw_unchecked_4_4); ADDRESS(DX); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36704, ldxw_unchecked_4_5); ADDRESS(R9); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36712, ldxw_unchecked_4_6); ADDRESS(BX); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36720, ldxw_unchecked_4_7); ADDRESS(R10); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36728, ldxw_unchecked_4_8); ADDRESS(R11); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36736, ldxw_unchecked_4_9); ADDRESS(R15); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36744, ldxw_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVL (CX), DX; NEXT
-HANDLER(36752, ldxw_unchecked_5_0); ADDRESS(AX); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36760, ldxw_unchecked_5_1); ADDRESS(DI); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36768, ldxw_unchecked_5_2); ADDRESS(R12); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36776, ldxw_unchecked_5_3); ADDRESS(R8); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36784, ldxw_unchecked_5_4); ADDRESS(DX); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36792, ldxw_unchecked_5_5); ADDRESS(R9); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36800, ldxw_unchecked_5_6); ADDRESS(BX); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36808, ldxw_unchecked_5_7); ADDRESS(R10); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36816, ldxw_unchecked_5_8); ADDRESS(R11); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36824, ldxw_unchecked_5_9); ADDRESS(R15); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36832, ldxw_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R9; NEXT
-HANDLER(36840, ldxw_unchecked_6_0); ADDRESS(AX); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36848, ldxw_unchecked_6_1); ADDRESS(DI); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36856, ldxw_unchecked_6_2); ADDRESS(R12); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36864, ldxw_unchecked_6_3); ADDRESS(R8); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36872, ldxw_unchecked_6_4); ADDRESS(DX); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36880, ldxw_unchecked_6_5); ADDRESS(R9); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36888, ldxw_unchecked_6_6); ADDRESS(BX); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36896, ldxw_unchecked_6_7); ADDRESS(R10); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36904, ldxw_unchecked_6_8); ADDRESS(R11); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36912, ldxw_unchecked_6_9); ADDRESS(R15); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36920, ldxw_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVL (CX), BX; NEXT
-HANDLER(36928, ldxw_unchecked_7_0); ADDRESS(AX); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36936, ldxw_unchecked_7_1); ADDRESS(DI); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36944, ldxw_unchecked_7_2); ADDRESS(R12); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36952, ldxw_unchecked_7_3); ADDRESS(R8); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36960, ldxw_unchecked_7_4); ADDRESS(DX); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36968, ldxw_unchecked_7_5); ADDRESS(R9); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36976, ldxw_unchecked_7_6); ADDRESS(BX); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36984, ldxw_unchecked_7_7); ADDRESS(R10); NOTE; MOVL (CX), R10; NEXT
-HANDLER(36992, ldxw_unchecked_7_8); ADDRESS(R11); NOTE; MOVL (CX), R10; NEXT
-HANDLER(37000, ldxw_unchecked_7_9); ADDRESS(R15); NOTE; MOVL (CX), R10; NEXT
-HANDLER(37008, ldxw_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R10; NEXT
-HANDLER(37016, ldxw_unchecked_8_0); ADDRESS(AX); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37024, ldxw_unchecked_8_1); ADDRESS(DI); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37032, ldxw_unchecked_8_2); ADDRESS(R12); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37040, ldxw_unchecked_8_3); ADDRESS(R8); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37048, ldxw_unchecked_8_4); ADDRESS(DX); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37056, ldxw_unchecked_8_5); ADDRESS(R9); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37064, ldxw_unchecked_8_6); ADDRESS(BX); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37072, ldxw_unchecked_8_7); ADDRESS(R10); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37080, ldxw_unchecked_8_8); ADDRESS(R11); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37088, ldxw_unchecked_8_9); ADDRESS(R15); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37096, ldxw_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R11; NEXT
-HANDLER(37104, ldxw_unchecked_9_0); ADDRESS(AX); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37112, ldxw_unchecked_9_1); ADDRESS(DI); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37120, ldxw_unchecked_9_2); ADDRESS(R12); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37128, ldxw_unchecked_9_3); ADDRESS(R8); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37136, ldxw_unchecked_9_4); ADDRESS(DX); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37144, ldxw_unchecked_9_5); ADDRESS(R9); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37152, ldxw_unchecked_9_6); ADDRESS(BX); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37160, ldxw_unchecked_9_7); ADDRESS(R10); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37168, ldxw_unchecked_9_8); ADDRESS(R11); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37176, ldxw_unchecked_9_9); ADDRESS(R15); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37184, ldxw_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R15; NEXT
-HANDLER(37192, ldxdw_0_0); ADDRESS(AX); CHECK(cpu_read, 3); MOVQ (CX), AX; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37200, ldxdw_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37208, ldxdw_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37216, ldxdw_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37224, ldxdw_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37232, ldxdw_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37240, ldxdw_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37248, ldxdw_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37256, ldxdw_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37264, ldxdw_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37272, ldxdw_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37280, ldxdw_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37288, ldxdw_1_1); ADDRESS(DI); CHECK(cpu_read, 3); MOVQ (CX), DI; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37296, ldxdw_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37304, ldxdw_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37312, ldxdw_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37320, ldxdw_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37328, ldxdw_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37336, ldxdw_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37344, ldxdw_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37352, ldxdw_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37360, ldxdw_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37368, ldxdw_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37376, ldxdw_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37384, ldxdw_2_2); ADDRESS(R12); CHECK(cpu_read, 3); MOVQ (CX), R12; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37392, ldxdw_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37400, ldxdw_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37408, ldxdw_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37416, ldxdw_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37424, ldxdw_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37432, ldxdw_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37440, ldxdw_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37448, ldxdw_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37456, ldxdw_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37464, ldxdw_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37472, ldxdw_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37480, ldxdw_3_3); ADDRESS(R8); CHECK(cpu_read, 3); MOVQ (CX), R8; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37488, ldxdw_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37496, ldxdw_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37504, ldxdw_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37512, ldxdw_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37520, ldxdw_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37528, ldxdw_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37536, ldxdw_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37544, ldxdw_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37552, ldxdw_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37560, ldxdw_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37568, ldxdw_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37576, ldxdw_4_4); ADDRESS(DX); CHECK(cpu_read, 3); MOVQ (CX), DX; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37584, ldxdw_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37592, ldxdw_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37600, ldxdw_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37608, ldxdw_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37616, ldxdw_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37624, ldxdw_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37632, ldxdw_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37640, ldxdw_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37648, ldxdw_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37656, ldxdw_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37664, ldxdw_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37672, ldxdw_5_5); ADDRESS(R9); CHECK(cpu_read, 3); MOVQ (CX), R9; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37680, ldxdw_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37688, ldxdw_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37696, ldxdw_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37704, ldxdw_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37712, ldxdw_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37720, ldxdw_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37728, ldxdw_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37736, ldxdw_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37744, ldxdw_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37752, ldxdw_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37760, ldxdw_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37768, ldxdw_6_6); ADDRESS(BX); CHECK(cpu_read, 3); MOVQ (CX), BX; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37776, ldxdw_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37784, ldxdw_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37792, ldxdw_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37800, ldxdw_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37808, ldxdw_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37816, ldxdw_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37824, ldxdw_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37832, ldxdw_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37840, ldxdw_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37848, ldxdw_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37856, ldxdw_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37864, ldxdw_7_7); ADDRESS(R10); CHECK(cpu_read, 3); MOVQ (CX), R10; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37872, ldxdw_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37880, ldxdw_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37888, ldxdw_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37896, ldxdw_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37904, ldxdw_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37912, ldxdw_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37920, ldxdw_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37928, ldxdw_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37936, ldxdw_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37944, ldxdw_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37952, ldxdw_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37960, ldxdw_8_8); ADDRESS(R11); CHECK(cpu_read, 3); MOVQ (CX), R11; NEXT; MISSED(cpu_read, missread3)
-HANDLER(37968, ldxdw_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37976, ldxdw_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37984, ldxdw_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(37992, ldxdw_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38000, ldxdw_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38008, ldxdw_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38016, ldxdw_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38024, ldxdw_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38032, ldxdw_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38040, ldxdw_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38048, ldxdw_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38056, ldxdw_9_9); ADDRESS(R15); CHECK(cpu_read, 3); MOVQ (CX), R15; NEXT; MISSED(cpu_read, missread3)
-HANDLER(38064, ldxdw_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
-HANDLER(38072, ldxdw_unchecked_0_0); ADDRESS(AX); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38080, ldxdw_unchecked_0_1); ADDRESS(DI); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38088, ldxdw_unchecked_0_2); ADDRESS(R12); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38096, ldxdw_unchecked_0_3); ADDRESS(R8); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38104, ldxdw_unchecked_0_4); ADDRESS(DX); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38112, ldxdw_unchecked_0_5); ADDRESS(R9); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38120, ldxdw_unchecked_0_6); ADDRESS(BX); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38128, ldxdw_unchecked_0_7); ADDRESS(R10); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38136, ldxdw_unchecked_0_8); ADDRESS(R11); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38144, ldxdw_unchecked_0_9); ADDRESS(R15); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38152, ldxdw_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), AX; NEXT
-HANDLER(38160, ldxdw_unchecked_1_0); ADDRESS(AX); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38168, ldxdw_unchecked_1_1); ADDRESS(DI); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38176, ldxdw_unchecked_1_2); ADDRESS(R12); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38184, ldxdw_unchecked_1_3); ADDRESS(R8); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38192, ldxdw_unchecked_1_4); ADDRESS(DX); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38200, ldxdw_unchecked_1_5); ADDRESS(R9); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38208, ldxdw_unchecked_1_6); ADDRESS(BX); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38216, ldxdw_unchecked_1_7); ADDRESS(R10); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38224, ldxdw_unchecked_1_8); ADDRESS(R11); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38232, ldxdw_unchecked_1_9); ADDRESS(R15); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38240, ldxdw_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), DI; NEXT
-HANDLER(38248, ldxdw_unchecked_2_0); ADDRESS(AX); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38256, ldxdw_unchecked_2_1); ADDRESS(DI); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38264, ldxdw_unchecked_2_2); ADDRESS(R12); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38272, ldxdw_unchecked_2_3); ADDRESS(R8); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38280, ldxdw_unchecked_2_4); ADDRESS(DX); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38288, ldxdw_unchecked_2_5); ADDRESS(R9); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38296, ldxdw_unchecked_2_6); ADDRESS(BX); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38304, ldxdw_unchecked_2_7); ADDRESS(R10); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38312, ldxdw_unchecked_2_8); ADDRESS(R11); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38320, ldxdw_unchecked_2_9); ADDRESS(R15); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38328, ldxdw_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R12; NEXT
-HANDLER(38336, ldxdw_unchecked_3_0); ADDRESS(AX); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38344, ldxdw_unchecked_3_1); ADDRESS(DI); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38352, ldxdw_unchecked_3_2); ADDRESS(R12); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38360, ldxdw_unchecked_3_3); ADDRESS(R8); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38368, ldxdw_unchecked_3_4); ADDRESS(DX); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38376, ldxdw_unchecked_3_5); ADDRESS(R9); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38384, ldxdw_unchecked_3_6); ADDRESS(BX); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38392, ldxdw_unchecked_3_7); ADDRESS(R10); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38400, ldxdw_unchecked_3_8); ADDRESS(R11); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38408, ldxdw_unchecked_3_9); ADDRESS(R15); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38416, ldxdw_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R8; NEXT
-HANDLER(38424, ldxdw_unchecked_4_0); ADDRESS(AX); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38432, ldxdw_unchecked_4_1); ADDRESS(DI); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38440, ldxdw_unchecked_4_2); ADDRESS(R12); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38448, ldxdw_unchecked_4_3); ADDRESS(R8); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38456, ldxdw_unchecked_4_4); ADDRESS(DX); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38464, ldxdw_unchecked_4_5); ADDRESS(R9); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38472, ldxdw_unchecked_4_6); ADDRESS(BX); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38480, ldxdw_unchecked_4_7); ADDRESS(R10); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38488, ldxdw_unchecked_4_8); ADDRESS(R11); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38496, ldxdw_unchecked_4_9); ADDRESS(R15); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38504, ldxdw_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), DX; NEXT
-HANDLER(38512, ldxdw_unchecked_5_0); ADDRESS(AX); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38520, ldxdw_unchecked_5_1); ADDRESS(DI); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38528, ldxdw_unchecked_5_2); ADDRESS(R12); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38536, ldxdw_unchecked_5_3); ADDRESS(R8); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38544, ldxdw_unchecked_5_4); ADDRESS(DX); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38552, ldxdw_unchecked_5_5); ADDRESS(R9); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38560, ldxdw_unchecked_5_6); ADDRESS(BX); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38568, ldxdw_unchecked_5_7); ADDRESS(R10); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38576, ldxdw_unchecked_5_8); ADDRESS(R11); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38584, ldxdw_unchecked_5_9); ADDRESS(R15); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38592, ldxdw_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R9; NEXT
-HANDLER(38600, ldxdw_unchecked_6_0); ADDRESS(AX); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38608, ldxdw_unchecked_6_1); ADDRESS(DI); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38616, ldxdw_unchecked_6_2); ADDRESS(R12); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38624, ldxdw_unchecked_6_3); ADDRESS(R8); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38632, ldxdw_unchecked_6_4); ADDRESS(DX); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38640, ldxdw_unchecked_6_5); ADDRESS(R9); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38648, ldxdw_unchecked_6_6); ADDRESS(BX); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38656, ldxdw_unchecked_6_7); ADDRESS(R10); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38664, ldxdw_unchecked_6_8); ADDRESS(R11); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38672, ldxdw_unchecked_6_9); ADDRESS(R15); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38680, ldxdw_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), BX; NEXT
-HANDLER(38688, ldxdw_unchecked_7_0); ADDRESS(AX); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38696, ldxdw_unchecked_7_1); ADDRESS(DI); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38704, ldxdw_unchecked_7_2); ADDRESS(R12); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38712, ldxdw_unchecked_7_3); ADDRESS(R8); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38720, ldxdw_unchecked_7_4); ADDRESS(DX); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38728, ldxdw_unchecked_7_5); ADDRESS(R9); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38736, ldxdw_unchecked_7_6); ADDRESS(BX); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38744, ldxdw_unchecked_7_7); ADDRESS(R10); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38752, ldxdw_unchecked_7_8); ADDRESS(R11); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38760, ldxdw_unchecked_7_9); ADDRESS(R15); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38768, ldxdw_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R10; NEXT
-HANDLER(38776, ldxdw_unchecked_8_0); ADDRESS(AX); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38784, ldxdw_unchecked_8_1); ADDRESS(DI); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38792, ldxdw_unchecked_8_2); ADDRESS(R12); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38800, ldxdw_unchecked_8_3); ADDRESS(R8); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38808, ldxdw_unchecked_8_4); ADDRESS(DX); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38816, ldxdw_unchecked_8_5); ADDRESS(R9); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38824, ldxdw_unchecked_8_6); ADDRESS(BX); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38832, ldxdw_unchecked_8_7); ADDRESS(R10); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38840, ldxdw_unchecked_8_8); ADDRESS(R11); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38848, ldxdw_unchecked_8_9); ADDRESS(R15); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38856, ldxdw_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R11; NEXT
-HANDLER(38864, ldxdw_unchecked_9_0); ADDRESS(AX); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38872, ldxdw_unchecked_9_1); ADDRESS(DI); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38880, ldxdw_unchecked_9_2); ADDRESS(R12); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38888, ldxdw_unchecked_9_3); ADDRESS(R8); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38896, ldxdw_unchecked_9_4); ADDRESS(DX); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38904, ldxdw_unchecked_9_5); ADDRESS(R9); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38912, ldxdw_unchecked_9_6); ADDRESS(BX); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38920, ldxdw_unchecked_9_7); ADDRESS(R10); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38928, ldxdw_unchecked_9_8); ADDRESS(R11); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38936, ldxdw_unchecked_9_9); ADDRESS(R15); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38944, ldxdw_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R15; NEXT
-HANDLER(38952, ldxsb_0); MOVBQSX (CX), AX; NEXT
-HANDLER(38960, ldxsb_1); MOVBQSX (CX), DI; NEXT
-HANDLER(38968, ldxsb_2); MOVBQSX (CX), R12; NEXT
-HANDLER(38976, ldxsb_3); MOVBQSX (CX), R8; NEXT
-HANDLER(38984, ldxsb_4); MOVBQSX (CX), DX; NEXT
-HANDLER(38992, ldxsb_5); MOVBQSX (CX), R9; NEXT
-HANDLER(39000, ldxsb_6); MOVBQSX (CX), BX; NEXT
-HANDLER(39008, ldxsb_7); MOVBQSX (CX), R10; NEXT
-HANDLER(39016, ldxsb_8); MOVBQSX (CX), R11; NEXT
-HANDLER(39024, ldxsb_9); MOVBQSX (CX), R15; NEXT
-HANDLER(39032, ldxsh_0); MOVWQSX (CX), AX; NEXT
-HANDLER(39040, ldxsh_1); MOVWQSX (CX), DI; NEXT
-HANDLER(39048, ldxsh_2); MOVWQSX (CX), R12; NEXT
-HANDLER(39056, ldxsh_3); MOVWQSX (CX), R8; NEXT
-HANDLER(39064, ldxsh_4); MOVWQSX (CX), DX; NEXT
-HANDLER(39072, ldxsh_5); MOVWQSX (CX), R9; NEXT
-HANDLER(39080, ldxsh_6); MOVWQSX (CX), BX; NEXT
-HANDLER(39088, ldxsh_7); MOVWQSX (CX), R10; NEXT
-HANDLER(39096, ldxsh_8); MOVWQSX (CX), R11; NEXT
-HANDLER(39104, ldxsh_9); MOVWQSX (CX), R15; NEXT
-HANDLER(39112, ldxsw_0); MOVLQSX (CX), AX; NEXT
-HANDLER(39120, ldxsw_1); MOVLQSX (CX), DI; NEXT
-HANDLER(39128, ldxsw_2); MOVLQSX (CX), R12; NEXT
-HANDLER(39136, ldxsw_3); MOVLQSX (CX), R8; NEXT
-HANDLER(39144, ldxsw_4); MOVLQSX (CX), DX; NEXT
-HANDLER(39152, ldxsw_5); MOVLQSX (CX), R9; NEXT
-HANDLER(39160, ldxsw_6); MOVLQSX (CX), BX; NEXT
-HANDLER(39168, ldxsw_7); MOVLQSX (CX), R10; NEXT
-HANDLER(39176, ldxsw_8); MOVLQSX (CX), R11; NEXT
-HANDLER(39184, ldxsw_9); MOVLQSX (CX), R15; NEXT
-HANDLER(39192, stb_0); ADDRESS(AX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39200, stb_1); ADDRESS(DI); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39208, stb_2); ADDRESS(R12); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39216, stb_3); ADDRESS(R8); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39224, stb_4); ADDRESS(DX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39232, stb_5); ADDRESS(R9); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39240, stb_6); ADDRESS(BX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39248, stb_7); ADDRESS(R10); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39256, stb_8); ADDRESS(R11); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39264, stb_9); ADDRESS(R15); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39272, stb_10); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39280, stb_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39288, stb_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39296, stb_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39304, stb_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39312, stb_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39320, stb_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39328, stb_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39336, stb_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39344, stb_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39352, stb_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39360, stb_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39368, sth_0); ADDRESS(AX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39376, sth_1); ADDRESS(DI); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39384, sth_2); ADDRESS(R12); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39392, sth_3); ADDRESS(R8); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39400, sth_4); ADDRESS(DX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39408, sth_5); ADDRESS(R9); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39416, sth_6); ADDRESS(BX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39424, sth_7); ADDRESS(R10); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39432, sth_8); ADDRESS(R11); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39440, sth_9); ADDRESS(R15); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39448, sth_10); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(39456, sth_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39464, sth_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39472, sth_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39480, sth_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39488, sth_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39496, sth_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39504, sth_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39512, sth_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39520, sth_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39528, sth_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39536, sth_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39544, stw_0); ADDRESS(AX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39552, stw_1); ADDRESS(DI); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39560, stw_2); ADDRESS(R12); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39568, stw_3); ADDRESS(R8); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39576, stw_4); ADDRESS(DX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39584, stw_5); ADDRESS(R9); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39592, stw_6); ADDRESS(BX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39600, stw_7); ADDRESS(R10); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39608, stw_8); ADDRESS(R11); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39616, stw_9); ADDRESS(R15); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39624, stw_10); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(39632, stw_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39640, stw_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39648, stw_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39656, stw_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39664, stw_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39672, stw_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39680, stw_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39688, stw_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39696, stw_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39704, stw_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39712, stw_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39720, stdw_0); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39728, stdw_1); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39736, stdw_2); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39744, stdw_3); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39752, stdw_4); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39760, stdw_5); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39768, stdw_6); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39776, stdw_7); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39784, stdw_8); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39792, stdw_9); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39800, stdw_10); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(39808, stdw_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39816, stdw_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39824, stdw_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39832, stdw_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39840, stdw_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39848, stdw_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39856, stdw_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39864, stdw_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39872, stdw_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39880, stdw_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39888, stdw_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(39896, stxb_0_0); ADDRESS(AX); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39904, stxb_0_1); ADDRESS(AX); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39912, stxb_0_2); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39920, stxb_0_3); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39928, stxb_0_4); ADDRESS(AX); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39936, stxb_0_5); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39944, stxb_0_6); ADDRESS(AX); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39952, stxb_0_7); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39960, stxb_0_8); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39968, stxb_0_9); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39976, stxb_0_10); ADDRESS(AX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39984, stxb_1_0); ADDRESS(DI); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(39992, stxb_1_1); ADDRESS(DI); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40000, stxb_1_2); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40008, stxb_1_3); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40016, stxb_1_4); ADDRESS(DI); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40024, stxb_1_5); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40032, stxb_1_6); ADDRESS(DI); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40040, stxb_1_7); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40048, stxb_1_8); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40056, stxb_1_9); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40064, stxb_1_10); ADDRESS(DI); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40072, stxb_2_0); ADDRESS(R12); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40080, stxb_2_1); ADDRESS(R12); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40088, stxb_2_2); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40096, stxb_2_3); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40104, stxb_2_4); ADDRESS(R12); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40112, stxb_2_5); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40120, stxb_2_6); ADDRESS(R12); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40128, stxb_2_7); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40136, stxb_2_8); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40144, stxb_2_9); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40152, stxb_2_10); ADDRESS(R12); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40160, stxb_3_0); ADDRESS(R8); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40168, stxb_3_1); ADDRESS(R8); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40176, stxb_3_2); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40184, stxb_3_3); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40192, stxb_3_4); ADDRESS(R8); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40200, stxb_3_5); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40208, stxb_3_6); ADDRESS(R8); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40216, stxb_3_7); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40224, stxb_3_8); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40232, stxb_3_9); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40240, stxb_3_10); ADDRESS(R8); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40248, stxb_4_0); ADDRESS(DX); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40256, stxb_4_1); ADDRESS(DX); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40264, stxb_4_2); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40272, stxb_4_3); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40280, stxb_4_4); ADDRESS(DX); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40288, stxb_4_5); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40296, stxb_4_6); ADDRESS(DX); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40304, stxb_4_7); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40312, stxb_4_8); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40320, stxb_4_9); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40328, stxb_4_10); ADDRESS(DX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40336, stxb_5_0); ADDRESS(R9); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40344, stxb_5_1); ADDRESS(R9); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40352, stxb_5_2); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40360, stxb_5_3); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40368, stxb_5_4); ADDRESS(R9); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40376, stxb_5_5); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40384, stxb_5_6); ADDRESS(R9); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40392, stxb_5_7); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40400, stxb_5_8); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40408, stxb_5_9); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40416, stxb_5_10); ADDRESS(R9); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40424, stxb_6_0); ADDRESS(BX); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40432, stxb_6_1); ADDRESS(BX); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40440, stxb_6_2); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40448, stxb_6_3); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40456, stxb_6_4); ADDRESS(BX); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40464, stxb_6_5); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40472, stxb_6_6); ADDRESS(BX); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40480, stxb_6_7); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40488, stxb_6_8); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40496, stxb_6_9); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40504, stxb_6_10); ADDRESS(BX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40512, stxb_7_0); ADDRESS(R10); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40520, stxb_7_1); ADDRESS(R10); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40528, stxb_7_2); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40536, stxb_7_3); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40544, stxb_7_4); ADDRESS(R10); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40552, stxb_7_5); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40560, stxb_7_6); ADDRESS(R10); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40568, stxb_7_7); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40576, stxb_7_8); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40584, stxb_7_9); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40592, stxb_7_10); ADDRESS(R10); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40600, stxb_8_0); ADDRESS(R11); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40608, stxb_8_1); ADDRESS(R11); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40616, stxb_8_2); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40624, stxb_8_3); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40632, stxb_8_4); ADDRESS(R11); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40640, stxb_8_5); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40648, stxb_8_6); ADDRESS(R11); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40656, stxb_8_7); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40664, stxb_8_8); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40672, stxb_8_9); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40680, stxb_8_10); ADDRESS(R11); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40688, stxb_9_0); ADDRESS(R15); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40696, stxb_9_1); ADDRESS(R15); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40704, stxb_9_2); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40712, stxb_9_3); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40720, stxb_9_4); ADDRESS(R15); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40728, stxb_9_5); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40736, stxb_9_6); ADDRESS(R15); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40744, stxb_9_7); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40752, stxb_9_8); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40760, stxb_9_9); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40768, stxb_9_10); ADDRESS(R15); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40776, stxb_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40784, stxb_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40792, stxb_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40800, stxb_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40808, stxb_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40816, stxb_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40824, stxb_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40832, stxb_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40840, stxb_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40848, stxb_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40856, stxb_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
-HANDLER(40864, stxb_unchecked_0_0); ADDRESS(AX); NOTE; MOVB AX, (CX); NEXT
-HANDLER(40872, stxb_unchecked_0_1); ADDRESS(AX); NOTE; MOVB DI, (CX); NEXT
-HANDLER(40880, stxb_unchecked_0_2); ADDRESS(AX); NOTE; MOVB R12, (CX); NEXT
-HANDLER(40888, stxb_unchecked_0_3); ADDRESS(AX); NOTE; MOVB R8, (CX); NEXT
-HANDLER(40896, stxb_unchecked_0_4); ADDRESS(AX); NOTE; MOVB DX, (CX); NEXT
-HANDLER(40904, stxb_unchecked_0_5); ADDRESS(AX); NOTE; MOVB R9, (CX); NEXT
-HANDLER(40912, stxb_unchecked_0_6); ADDRESS(AX); NOTE; MOVB BX, (CX); NEXT
-HANDLER(40920, stxb_unchecked_0_7); ADDRESS(AX); NOTE; MOVB R10, (CX); NEXT
-HANDLER(40928, stxb_unchecked_0_8); ADDRESS(AX); NOTE; MOVB R11, (CX); NEXT
-HANDLER(40936, stxb_unchecked_0_9); ADDRESS(AX); NOTE; MOVB R15, (CX); NEXT
-HANDLER(40944, stxb_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(40952, stxb_unchecked_1_0); ADDRESS(DI); NOTE; MOVB AX, (CX); NEXT
-HANDLER(40960, stxb_unchecked_1_1); ADDRESS(DI); NOTE; MOVB DI, (CX); NEXT
-HANDLER(40968, stxb_unchecked_1_2); ADDRESS(DI); NOTE; MOVB R12, (CX); NEXT
-HANDLER(40976, stxb_unchecked_1_3); ADDRESS(DI); NOTE; MOVB R8, (CX); NEXT
-HANDLER(40984, stxb_unchecked_1_4); ADDRESS(DI); NOTE; MOVB DX, (CX); NEXT
-HANDLER(40992, stxb_unchecked_1_5); ADDRESS(DI); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41000, stxb_unchecked_1_6); ADDRESS(DI); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41008, stxb_unchecked_1_7); ADDRESS(DI); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41016, stxb_unchecked_1_8); ADDRESS(DI); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41024, stxb_unchecked_1_9); ADDRESS(DI); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41032, stxb_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41040, stxb_unchecked_2_0); ADDRESS(R12); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41048, stxb_unchecked_2_1); ADDRESS(R12); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41056, stxb_unchecked_2_2); ADDRESS(R12); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41064, stxb_unchecked_2_3); ADDRESS(R12); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41072, stxb_unchecked_2_4); ADDRESS(R12); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41080, stxb_unchecked_2_5); ADDRESS(R12); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41088, stxb_unchecked_2_6); ADDRESS(R12); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41096, stxb_unchecked_2_7); ADDRESS(R12); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41104, stxb_unchecked_2_8); ADDRESS(R12); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41112, stxb_unchecked_2_9); ADDRESS(R12); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41120, stxb_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41128, stxb_unchecked_3_0); ADDRESS(R8); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41136, stxb_unchecked_3_1); ADDRESS(R8); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41144, stxb_unchecked_3_2); ADDRESS(R8); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41152, stxb_unchecked_3_3); ADDRESS(R8); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41160, stxb_unchecked_3_4); ADDRESS(R8); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41168, stxb_unchecked_3_5); ADDRESS(R8); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41176, stxb_unchecked_3_6); ADDRESS(R8); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41184, stxb_unchecked_3_7); ADDRESS(R8); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41192, stxb_unchecked_3_8); ADDRESS(R8); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41200, stxb_unchecked_3_9); ADDRESS(R8); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41208, stxb_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41216, stxb_unchecked_4_0); ADDRESS(DX); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41224, stxb_unchecked_4_1); ADDRESS(DX); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41232, stxb_unchecked_4_2); ADDRESS(DX); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41240, stxb_unchecked_4_3); ADDRESS(DX); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41248, stxb_unchecked_4_4); ADDRESS(DX); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41256, stxb_unchecked_4_5); ADDRESS(DX); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41264, stxb_unchecked_4_6); ADDRESS(DX); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41272, stxb_unchecked_4_7); ADDRESS(DX); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41280, stxb_unchecked_4_8); ADDRESS(DX); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41288, stxb_unchecked_4_9); ADDRESS(DX); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41296, stxb_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41304, stxb_unchecked_5_0); ADDRESS(R9); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41312, stxb_unchecked_5_1); ADDRESS(R9); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41320, stxb_unchecked_5_2); ADDRESS(R9); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41328, stxb_unchecked_5_3); ADDRESS(R9); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41336, stxb_unchecked_5_4); ADDRESS(R9); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41344, stxb_unchecked_5_5); ADDRESS(R9); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41352, stxb_unchecked_5_6); ADDRESS(R9); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41360, stxb_unchecked_5_7); ADDRESS(R9); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41368, stxb_unchecked_5_8); ADDRESS(R9); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41376, stxb_unchecked_5_9); ADDRESS(R9); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41384, stxb_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41392, stxb_unchecked_6_0); ADDRESS(BX); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41400, stxb_unchecked_6_1); ADDRESS(BX); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41408, stxb_unchecked_6_2); ADDRESS(BX); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41416, stxb_unchecked_6_3); ADDRESS(BX); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41424, stxb_unchecked_6_4); ADDRESS(BX); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41432, stxb_unchecked_6_5); ADDRESS(BX); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41440, stxb_unchecked_6_6); ADDRESS(BX); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41448, stxb_unchecked_6_7); ADDRESS(BX); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41456, stxb_unchecked_6_8); ADDRESS(BX); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41464, stxb_unchecked_6_9); ADDRESS(BX); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41472, stxb_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41480, stxb_unchecked_7_0); ADDRESS(R10); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41488, stxb_unchecked_7_1); ADDRESS(R10); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41496, stxb_unchecked_7_2); ADDRESS(R10); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41504, stxb_unchecked_7_3); ADDRESS(R10); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41512, stxb_unchecked_7_4); ADDRESS(R10); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41520, stxb_unchecked_7_5); ADDRESS(R10); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41528, stxb_unchecked_7_6); ADDRESS(R10); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41536, stxb_unchecked_7_7); ADDRESS(R10); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41544, stxb_unchecked_7_8); ADDRESS(R10); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41552, stxb_unchecked_7_9); ADDRESS(R10); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41560, stxb_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41568, stxb_unchecked_8_0); ADDRESS(R11); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41576, stxb_unchecked_8_1); ADDRESS(R11); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41584, stxb_unchecked_8_2); ADDRESS(R11); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41592, stxb_unchecked_8_3); ADDRESS(R11); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41600, stxb_unchecked_8_4); ADDRESS(R11); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41608, stxb_unchecked_8_5); ADDRESS(R11); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41616, stxb_unchecked_8_6); ADDRESS(R11); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41624, stxb_unchecked_8_7); ADDRESS(R11); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41632, stxb_unchecked_8_8); ADDRESS(R11); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41640, stxb_unchecked_8_9); ADDRESS(R11); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41648, stxb_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41656, stxb_unchecked_9_0); ADDRESS(R15); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41664, stxb_unchecked_9_1); ADDRESS(R15); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41672, stxb_unchecked_9_2); ADDRESS(R15); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41680, stxb_unchecked_9_3); ADDRESS(R15); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41688, stxb_unchecked_9_4); ADDRESS(R15); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41696, stxb_unchecked_9_5); ADDRESS(R15); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41704, stxb_unchecked_9_6); ADDRESS(R15); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41712, stxb_unchecked_9_7); ADDRESS(R15); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41720, stxb_unchecked_9_8); ADDRESS(R15); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41728, stxb_unchecked_9_9); ADDRESS(R15); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41736, stxb_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41744, stxb_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVB AX, (CX); NEXT
-HANDLER(41752, stxb_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVB DI, (CX); NEXT
-HANDLER(41760, stxb_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVB R12, (CX); NEXT
-HANDLER(41768, stxb_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVB R8, (CX); NEXT
-HANDLER(41776, stxb_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVB DX, (CX); NEXT
-HANDLER(41784, stxb_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVB R9, (CX); NEXT
-HANDLER(41792, stxb_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVB BX, (CX); NEXT
-HANDLER(41800, stxb_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVB R10, (CX); NEXT
-HANDLER(41808, stxb_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVB R11, (CX); NEXT
-HANDLER(41816, stxb_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVB R15, (CX); NEXT
-HANDLER(41824, stxb_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(41832, stxh_0_0); ADDRESS(AX); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41840, stxh_0_1); ADDRESS(AX); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41848, stxh_0_2); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41856, stxh_0_3); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41864, stxh_0_4); ADDRESS(AX); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41872, stxh_0_5); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41880, stxh_0_6); ADDRESS(AX); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41888, stxh_0_7); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41896, stxh_0_8); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41904, stxh_0_9); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41912, stxh_0_10); ADDRESS(AX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41920, stxh_1_0); ADDRESS(DI); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41928, stxh_1_1); ADDRESS(DI); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41936, stxh_1_2); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41944, stxh_1_3); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41952, stxh_1_4); ADDRESS(DI); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41960, stxh_1_5); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41968, stxh_1_6); ADDRESS(DI); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41976, stxh_1_7); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41984, stxh_1_8); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(41992, stxh_1_9); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42000, stxh_1_10); ADDRESS(DI); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42008, stxh_2_0); ADDRESS(R12); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42016, stxh_2_1); ADDRESS(R12); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42024, stxh_2_2); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42032, stxh_2_3); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42040, stxh_2_4); ADDRESS(R12); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42048, stxh_2_5); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42056, stxh_2_6); ADDRESS(R12); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42064, stxh_2_7); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42072, stxh_2_8); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42080, stxh_2_9); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42088, stxh_2_10); ADDRESS(R12); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42096, stxh_3_0); ADDRESS(R8); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42104, stxh_3_1); ADDRESS(R8); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42112, stxh_3_2); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42120, stxh_3_3); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42128, stxh_3_4); ADDRESS(R8); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42136, stxh_3_5); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42144, stxh_3_6); ADDRESS(R8); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42152, stxh_3_7); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42160, stxh_3_8); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42168, stxh_3_9); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42176, stxh_3_10); ADDRESS(R8); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42184, stxh_4_0); ADDRESS(DX); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42192, stxh_4_1); ADDRESS(DX); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42200, stxh_4_2); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42208, stxh_4_3); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42216, stxh_4_4); ADDRESS(DX); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42224, stxh_4_5); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42232, stxh_4_6); ADDRESS(DX); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42240, stxh_4_7); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42248, stxh_4_8); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42256, stxh_4_9); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42264, stxh_4_10); ADDRESS(DX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42272, stxh_5_0); ADDRESS(R9); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42280, stxh_5_1); ADDRESS(R9); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42288, stxh_5_2); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42296, stxh_5_3); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42304, stxh_5_4); ADDRESS(R9); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42312, stxh_5_5); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42320, stxh_5_6); ADDRESS(R9); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42328, stxh_5_7); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42336, stxh_5_8); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42344, stxh_5_9); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42352, stxh_5_10); ADDRESS(R9); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42360, stxh_6_0); ADDRESS(BX); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42368, stxh_6_1); ADDRESS(BX); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42376, stxh_6_2); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42384, stxh_6_3); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42392, stxh_6_4); ADDRESS(BX); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42400, stxh_6_5); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42408, stxh_6_6); ADDRESS(BX); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42416, stxh_6_7); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42424, stxh_6_8); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42432, stxh_6_9); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42440, stxh_6_10); ADDRESS(BX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42448, stxh_7_0); ADDRESS(R10); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42456, stxh_7_1); ADDRESS(R10); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42464, stxh_7_2); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42472, stxh_7_3); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42480, stxh_7_4); ADDRESS(R10); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42488, stxh_7_5); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42496, stxh_7_6); ADDRESS(R10); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42504, stxh_7_7); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42512, stxh_7_8); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42520, stxh_7_9); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42528, stxh_7_10); ADDRESS(R10); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42536, stxh_8_0); ADDRESS(R11); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42544, stxh_8_1); ADDRESS(R11); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42552, stxh_8_2); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42560, stxh_8_3); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42568, stxh_8_4); ADDRESS(R11); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42576, stxh_8_5); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42584, stxh_8_6); ADDRESS(R11); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42592, stxh_8_7); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42600, stxh_8_8); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42608, stxh_8_9); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42616, stxh_8_10); ADDRESS(R11); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42624, stxh_9_0); ADDRESS(R15); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42632, stxh_9_1); ADDRESS(R15); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42640, stxh_9_2); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42648, stxh_9_3); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42656, stxh_9_4); ADDRESS(R15); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42664, stxh_9_5); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42672, stxh_9_6); ADDRESS(R15); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42680, stxh_9_7); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42688, stxh_9_8); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42696, stxh_9_9); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42704, stxh_9_10); ADDRESS(R15); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42712, stxh_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42720, stxh_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42728, stxh_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42736, stxh_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42744, stxh_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42752, stxh_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42760, stxh_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42768, stxh_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42776, stxh_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42784, stxh_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42792, stxh_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
-HANDLER(42800, stxh_unchecked_0_0); ADDRESS(AX); NOTE; MOVW AX, (CX); NEXT
-HANDLER(42808, stxh_unchecked_0_1); ADDRESS(AX); NOTE; MOVW DI, (CX); NEXT
-HANDLER(42816, stxh_unchecked_0_2); ADDRESS(AX); NOTE; MOVW R12, (CX); NEXT
-HANDLER(42824, stxh_unchecked_0_3); ADDRESS(AX); NOTE; MOVW R8, (CX); NEXT
-HANDLER(42832, stxh_unchecked_0_4); ADDRESS(AX); NOTE; MOVW DX, (CX); NEXT
-HANDLER(42840, stxh_unchecked_0_5); ADDRESS(AX); NOTE; MOVW R9, (CX); NEXT
-HANDLER(42848, stxh_unchecked_0_6); ADDRESS(AX); NOTE; MOVW BX, (CX); NEXT
-HANDLER(42856, stxh_unchecked_0_7); ADDRESS(AX); NOTE; MOVW R10, (CX); NEXT
-HANDLER(42864, stxh_unchecked_0_8); ADDRESS(AX); NOTE; MOVW R11, (CX); NEXT
-HANDLER(42872, stxh_unchecked_0_9); ADDRESS(AX); NOTE; MOVW R15, (CX); NEXT
-HANDLER(42880, stxh_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(42888, stxh_unchecked_1_0); ADDRESS(DI); NOTE; MOVW AX, (CX); NEXT
-HANDLER(42896, stxh_unchecked_1_1); ADDRESS(DI); NOTE; MOVW DI, (CX); NEXT
-HANDLER(42904, stxh_unchecked_1_2); ADDRESS(DI); NOTE; MOVW R12, (CX); NEXT
-HANDLER(42912, stxh_unchecked_1_3); ADDRESS(DI); NOTE; MOVW R8, (CX); NEXT
-HANDLER(42920, stxh_unchecked_1_4); ADDRESS(DI); NOTE; MOVW DX, (CX); NEXT
-HANDLER(42928, stxh_unchecked_1_5); ADDRESS(DI); NOTE; MOVW R9, (CX); NEXT
-HANDLER(42936, stxh_unchecked_1_6); ADDRESS(DI); NOTE; MOVW BX, (CX); NEXT
-HANDLER(42944, stxh_unchecked_1_7); ADDRESS(DI); NOTE; MOVW R10, (CX); NEXT
-HANDLER(42952, stxh_unchecked_1_8); ADDRESS(DI); NOTE; MOVW R11, (CX); NEXT
-HANDLER(42960, stxh_unchecked_1_9); ADDRESS(DI); NOTE; MOVW R15, (CX); NEXT
-HANDLER(42968, stxh_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(42976, stxh_unchecked_2_0); ADDRESS(R12); NOTE; MOVW AX, (CX); NEXT
-HANDLER(42984, stxh_unchecked_2_1); ADDRESS(R12); NOTE; MOVW DI, (CX); NEXT
-HANDLER(42992, stxh_unchecked_2_2); ADDRESS(R12); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43000, stxh_unchecked_2_3); ADDRESS(R12); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43008, stxh_unchecked_2_4); ADDRESS(R12); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43016, stxh_unchecked_2_5); ADDRESS(R12); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43024, stxh_unchecked_2_6); ADDRESS(R12); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43032, stxh_unchecked_2_7); ADDRESS(R12); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43040, stxh_unchecked_2_8); ADDRESS(R12); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43048, stxh_unchecked_2_9); ADDRESS(R12); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43056, stxh_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43064, stxh_unchecked_3_0); ADDRESS(R8); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43072, stxh_unchecked_3_1); ADDRESS(R8); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43080, stxh_unchecked_3_2); ADDRESS(R8); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43088, stxh_unchecked_3_3); ADDRESS(R8); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43096, stxh_unchecked_3_4); ADDRESS(R8); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43104, stxh_unchecked_3_5); ADDRESS(R8); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43112, stxh_unchecked_3_6); ADDRESS(R8); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43120, stxh_unchecked_3_7); ADDRESS(R8); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43128, stxh_unchecked_3_8); ADDRESS(R8); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43136, stxh_unchecked_3_9); ADDRESS(R8); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43144, stxh_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43152, stxh_unchecked_4_0); ADDRESS(DX); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43160, stxh_unchecked_4_1); ADDRESS(DX); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43168, stxh_unchecked_4_2); ADDRESS(DX); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43176, stxh_unchecked_4_3); ADDRESS(DX); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43184, stxh_unchecked_4_4); ADDRESS(DX); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43192, stxh_unchecked_4_5); ADDRESS(DX); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43200, stxh_unchecked_4_6); ADDRESS(DX); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43208, stxh_unchecked_4_7); ADDRESS(DX); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43216, stxh_unchecked_4_8); ADDRESS(DX); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43224, stxh_unchecked_4_9); ADDRESS(DX); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43232, stxh_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43240, stxh_unchecked_5_0); ADDRESS(R9); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43248, stxh_unchecked_5_1); ADDRESS(R9); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43256, stxh_unchecked_5_2); ADDRESS(R9); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43264, stxh_unchecked_5_3); ADDRESS(R9); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43272, stxh_unchecked_5_4); ADDRESS(R9); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43280, stxh_unchecked_5_5); ADDRESS(R9); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43288, stxh_unchecked_5_6); ADDRESS(R9); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43296, stxh_unchecked_5_7); ADDRESS(R9); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43304, stxh_unchecked_5_8); ADDRESS(R9); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43312, stxh_unchecked_5_9); ADDRESS(R9); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43320, stxh_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43328, stxh_unchecked_6_0); ADDRESS(BX); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43336, stxh_unchecked_6_1); ADDRESS(BX); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43344, stxh_unchecked_6_2); ADDRESS(BX); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43352, stxh_unchecked_6_3); ADDRESS(BX); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43360, stxh_unchecked_6_4); ADDRESS(BX); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43368, stxh_unchecked_6_5); ADDRESS(BX); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43376, stxh_unchecked_6_6); ADDRESS(BX); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43384, stxh_unchecked_6_7); ADDRESS(BX); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43392, stxh_unchecked_6_8); ADDRESS(BX); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43400, stxh_unchecked_6_9); ADDRESS(BX); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43408, stxh_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43416, stxh_unchecked_7_0); ADDRESS(R10); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43424, stxh_unchecked_7_1); ADDRESS(R10); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43432, stxh_unchecked_7_2); ADDRESS(R10); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43440, stxh_unchecked_7_3); ADDRESS(R10); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43448, stxh_unchecked_7_4); ADDRESS(R10); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43456, stxh_unchecked_7_5); ADDRESS(R10); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43464, stxh_unchecked_7_6); ADDRESS(R10); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43472, stxh_unchecked_7_7); ADDRESS(R10); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43480, stxh_unchecked_7_8); ADDRESS(R10); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43488, stxh_unchecked_7_9); ADDRESS(R10); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43496, stxh_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43504, stxh_unchecked_8_0); ADDRESS(R11); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43512, stxh_unchecked_8_1); ADDRESS(R11); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43520, stxh_unchecked_8_2); ADDRESS(R11); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43528, stxh_unchecked_8_3); ADDRESS(R11); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43536, stxh_unchecked_8_4); ADDRESS(R11); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43544, stxh_unchecked_8_5); ADDRESS(R11); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43552, stxh_unchecked_8_6); ADDRESS(R11); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43560, stxh_unchecked_8_7); ADDRESS(R11); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43568, stxh_unchecked_8_8); ADDRESS(R11); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43576, stxh_unchecked_8_9); ADDRESS(R11); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43584, stxh_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43592, stxh_unchecked_9_0); ADDRESS(R15); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43600, stxh_unchecked_9_1); ADDRESS(R15); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43608, stxh_unchecked_9_2); ADDRESS(R15); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43616, stxh_unchecked_9_3); ADDRESS(R15); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43624, stxh_unchecked_9_4); ADDRESS(R15); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43632, stxh_unchecked_9_5); ADDRESS(R15); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43640, stxh_unchecked_9_6); ADDRESS(R15); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43648, stxh_unchecked_9_7); ADDRESS(R15); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43656, stxh_unchecked_9_8); ADDRESS(R15); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43664, stxh_unchecked_9_9); ADDRESS(R15); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43672, stxh_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43680, stxh_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVW AX, (CX); NEXT
-HANDLER(43688, stxh_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVW DI, (CX); NEXT
-HANDLER(43696, stxh_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVW R12, (CX); NEXT
-HANDLER(43704, stxh_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVW R8, (CX); NEXT
-HANDLER(43712, stxh_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVW DX, (CX); NEXT
-HANDLER(43720, stxh_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVW R9, (CX); NEXT
-HANDLER(43728, stxh_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVW BX, (CX); NEXT
-HANDLER(43736, stxh_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVW R10, (CX); NEXT
-HANDLER(43744, stxh_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVW R11, (CX); NEXT
-HANDLER(43752, stxh_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVW R15, (CX); NEXT
-HANDLER(43760, stxh_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(43768, stxw_0_0); ADDRESS(AX); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43776, stxw_0_1); ADDRESS(AX); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43784, stxw_0_2); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43792, stxw_0_3); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43800, stxw_0_4); ADDRESS(AX); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43808, stxw_0_5); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43816, stxw_0_6); ADDRESS(AX); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43824, stxw_0_7); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43832, stxw_0_8); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43840, stxw_0_9); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43848, stxw_0_10); ADDRESS(AX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43856, stxw_1_0); ADDRESS(DI); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43864, stxw_1_1); ADDRESS(DI); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43872, stxw_1_2); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43880, stxw_1_3); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43888, stxw_1_4); ADDRESS(DI); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43896, stxw_1_5); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43904, stxw_1_6); ADDRESS(DI); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43912, stxw_1_7); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43920, stxw_1_8); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43928, stxw_1_9); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43936, stxw_1_10); ADDRESS(DI); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43944, stxw_2_0); ADDRESS(R12); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43952, stxw_2_1); ADDRESS(R12); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43960, stxw_2_2); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43968, stxw_2_3); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43976, stxw_2_4); ADDRESS(R12); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43984, stxw_2_5); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(43992, stxw_2_6); ADDRESS(R12); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44000, stxw_2_7); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44008, stxw_2_8); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44016, stxw_2_9); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44024, stxw_2_10); ADDRESS(R12); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44032, stxw_3_0); ADDRESS(R8); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44040, stxw_3_1); ADDRESS(R8); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44048, stxw_3_2); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44056, stxw_3_3); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44064, stxw_3_4); ADDRESS(R8); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44072, stxw_3_5); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44080, stxw_3_6); ADDRESS(R8); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44088, stxw_3_7); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44096, stxw_3_8); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44104, stxw_3_9); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44112, stxw_3_10); ADDRESS(R8); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44120, stxw_4_0); ADDRESS(DX); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44128, stxw_4_1); ADDRESS(DX); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44136, stxw_4_2); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44144, stxw_4_3); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44152, stxw_4_4); ADDRESS(DX); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44160, stxw_4_5); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44168, stxw_4_6); ADDRESS(DX); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44176, stxw_4_7); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44184, stxw_4_8); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44192, stxw_4_9); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44200, stxw_4_10); ADDRESS(DX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44208, stxw_5_0); ADDRESS(R9); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44216, stxw_5_1); ADDRESS(R9); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44224, stxw_5_2); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44232, stxw_5_3); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44240, stxw_5_4); ADDRESS(R9); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44248, stxw_5_5); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44256, stxw_5_6); ADDRESS(R9); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44264, stxw_5_7); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44272, stxw_5_8); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44280, stxw_5_9); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44288, stxw_5_10); ADDRESS(R9); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44296, stxw_6_0); ADDRESS(BX); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44304, stxw_6_1); ADDRESS(BX); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44312, stxw_6_2); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44320, stxw_6_3); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44328, stxw_6_4); ADDRESS(BX); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44336, stxw_6_5); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44344, stxw_6_6); ADDRESS(BX); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44352, stxw_6_7); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44360, stxw_6_8); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44368, stxw_6_9); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44376, stxw_6_10); ADDRESS(BX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44384, stxw_7_0); ADDRESS(R10); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44392, stxw_7_1); ADDRESS(R10); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44400, stxw_7_2); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44408, stxw_7_3); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44416, stxw_7_4); ADDRESS(R10); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44424, stxw_7_5); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44432, stxw_7_6); ADDRESS(R10); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44440, stxw_7_7); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44448, stxw_7_8); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44456, stxw_7_9); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44464, stxw_7_10); ADDRESS(R10); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44472, stxw_8_0); ADDRESS(R11); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44480, stxw_8_1); ADDRESS(R11); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44488, stxw_8_2); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44496, stxw_8_3); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44504, stxw_8_4); ADDRESS(R11); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44512, stxw_8_5); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44520, stxw_8_6); ADDRESS(R11); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44528, stxw_8_7); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44536, stxw_8_8); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44544, stxw_8_9); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44552, stxw_8_10); ADDRESS(R11); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44560, stxw_9_0); ADDRESS(R15); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44568, stxw_9_1); ADDRESS(R15); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44576, stxw_9_2); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44584, stxw_9_3); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44592, stxw_9_4); ADDRESS(R15); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44600, stxw_9_5); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44608, stxw_9_6); ADDRESS(R15); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44616, stxw_9_7); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44624, stxw_9_8); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44632, stxw_9_9); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44640, stxw_9_10); ADDRESS(R15); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44648, stxw_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44656, stxw_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44664, stxw_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44672, stxw_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44680, stxw_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44688, stxw_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44696, stxw_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44704, stxw_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44712, stxw_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44720, stxw_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44728, stxw_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
-HANDLER(44736, stxw_unchecked_0_0); ADDRESS(AX); NOTE; MOVL AX, (CX); NEXT
-HANDLER(44744, stxw_unchecked_0_1); ADDRESS(AX); NOTE; MOVL DI, (CX); NEXT
-HANDLER(44752, stxw_unchecked_0_2); ADDRESS(AX); NOTE; MOVL R12, (CX); NEXT
-HANDLER(44760, stxw_unchecked_0_3); ADDRESS(AX); NOTE; MOVL R8, (CX); NEXT
-HANDLER(44768, stxw_unchecked_0_4); ADDRESS(AX); NOTE; MOVL DX, (CX); NEXT
-HANDLER(44776, stxw_unchecked_0_5); ADDRESS(AX); NOTE; MOVL R9, (CX); NEXT
-HANDLER(44784, stxw_unchecked_0_6); ADDRESS(AX); NOTE; MOVL BX, (CX); NEXT
-HANDLER(44792, stxw_unchecked_0_7); ADDRESS(AX); NOTE; MOVL R10, (CX); NEXT
-HANDLER(44800, stxw_unchecked_0_8); ADDRESS(AX); NOTE; MOVL R11, (CX); NEXT
-HANDLER(44808, stxw_unchecked_0_9); ADDRESS(AX); NOTE; MOVL R15, (CX); NEXT
-HANDLER(44816, stxw_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(44824, stxw_unchecked_1_0); ADDRESS(DI); NOTE; MOVL AX, (CX); NEXT
-HANDLER(44832, stxw_unchecked_1_1); ADDRESS(DI); NOTE; MOVL DI, (CX); NEXT
-HANDLER(44840, stxw_unchecked_1_2); ADDRESS(DI); NOTE; MOVL R12, (CX); NEXT
-HANDLER(44848, stxw_unchecked_1_3); ADDRESS(DI); NOTE; MOVL R8, (CX); NEXT
-HANDLER(44856, stxw_unchecked_1_4); ADDRESS(DI); NOTE; MOVL DX, (CX); NEXT
-HANDLER(44864, stxw_unchecked_1_5); ADDRESS(DI); NOTE; MOVL R9, (CX); NEXT
-HANDLER(44872, stxw_unchecked_1_6); ADDRESS(DI); NOTE; MOVL BX, (CX); NEXT
-HANDLER(44880, stxw_unchecked_1_7); ADDRESS(DI); NOTE; MOVL R10, (CX); NEXT
-HANDLER(44888, stxw_unchecked_1_8); ADDRESS(DI); NOTE; MOVL R11, (CX); NEXT
-HANDLER(44896, stxw_unchecked_1_9); ADDRESS(DI); NOTE; MOVL R15, (CX); NEXT
-HANDLER(44904, stxw_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(44912, stxw_unchecked_2_0); ADDRESS(R12); NOTE; MOVL AX, (CX); NEXT
-HANDLER(44920, stxw_unchecked_2_1); ADDRESS(R12); NOTE; MOVL DI, (CX); NEXT
-HANDLER(44928, stxw_unchecked_2_2); ADDRESS(R12); NOTE; MOVL R12, (CX); NEXT
-HANDLER(44936, stxw_unchecked_2_3); ADDRESS(R12); NOTE; MOVL R8, (CX); NEXT
-HANDLER(44944, stxw_unchecked_2_4); ADDRESS(R12); NOTE; MOVL DX, (CX); NEXT
-HANDLER(44952, stxw_unchecked_2_5); ADDRESS(R12); NOTE; MOVL R9, (CX); NEXT
-HANDLER(44960, stxw_unchecked_2_6); ADDRESS(R12); NOTE; MOVL BX, (CX); NEXT
-HANDLER(44968, stxw_unchecked_2_7); ADDRESS(R12); NOTE; MOVL R10, (CX); NEXT
-HANDLER(44976, stxw_unchecked_2_8); ADDRESS(R12); NOTE; MOVL R11, (CX); NEXT
-HANDLER(44984, stxw_unchecked_2_9); ADDRESS(R12); NOTE; MOVL R15, (CX); NEXT
-HANDLER(44992, stxw_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45000, stxw_unchecked_3_0); ADDRESS(R8); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45008, stxw_unchecked_3_1); ADDRESS(R8); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45016, stxw_unchecked_3_2); ADDRESS(R8); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45024, stxw_unchecked_3_3); ADDRESS(R8); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45032, stxw_unchecked_3_4); ADDRESS(R8); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45040, stxw_unchecked_3_5); ADDRESS(R8); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45048, stxw_unchecked_3_6); ADDRESS(R8); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45056, stxw_unchecked_3_7); ADDRESS(R8); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45064, stxw_unchecked_3_8); ADDRESS(R8); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45072, stxw_unchecked_3_9); ADDRESS(R8); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45080, stxw_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45088, stxw_unchecked_4_0); ADDRESS(DX); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45096, stxw_unchecked_4_1); ADDRESS(DX); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45104, stxw_unchecked_4_2); ADDRESS(DX); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45112, stxw_unchecked_4_3); ADDRESS(DX); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45120, stxw_unchecked_4_4); ADDRESS(DX); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45128, stxw_unchecked_4_5); ADDRESS(DX); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45136, stxw_unchecked_4_6); ADDRESS(DX); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45144, stxw_unchecked_4_7); ADDRESS(DX); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45152, stxw_unchecked_4_8); ADDRESS(DX); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45160, stxw_unchecked_4_9); ADDRESS(DX); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45168, stxw_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45176, stxw_unchecked_5_0); ADDRESS(R9); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45184, stxw_unchecked_5_1); ADDRESS(R9); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45192, stxw_unchecked_5_2); ADDRESS(R9); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45200, stxw_unchecked_5_3); ADDRESS(R9); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45208, stxw_unchecked_5_4); ADDRESS(R9); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45216, stxw_unchecked_5_5); ADDRESS(R9); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45224, stxw_unchecked_5_6); ADDRESS(R9); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45232, stxw_unchecked_5_7); ADDRESS(R9); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45240, stxw_unchecked_5_8); ADDRESS(R9); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45248, stxw_unchecked_5_9); ADDRESS(R9); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45256, stxw_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45264, stxw_unchecked_6_0); ADDRESS(BX); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45272, stxw_unchecked_6_1); ADDRESS(BX); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45280, stxw_unchecked_6_2); ADDRESS(BX); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45288, stxw_unchecked_6_3); ADDRESS(BX); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45296, stxw_unchecked_6_4); ADDRESS(BX); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45304, stxw_unchecked_6_5); ADDRESS(BX); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45312, stxw_unchecked_6_6); ADDRESS(BX); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45320, stxw_unchecked_6_7); ADDRESS(BX); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45328, stxw_unchecked_6_8); ADDRESS(BX); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45336, stxw_unchecked_6_9); ADDRESS(BX); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45344, stxw_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45352, stxw_unchecked_7_0); ADDRESS(R10); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45360, stxw_unchecked_7_1); ADDRESS(R10); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45368, stxw_unchecked_7_2); ADDRESS(R10); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45376, stxw_unchecked_7_3); ADDRESS(R10); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45384, stxw_unchecked_7_4); ADDRESS(R10); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45392, stxw_unchecked_7_5); ADDRESS(R10); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45400, stxw_unchecked_7_6); ADDRESS(R10); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45408, stxw_unchecked_7_7); ADDRESS(R10); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45416, stxw_unchecked_7_8); ADDRESS(R10); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45424, stxw_unchecked_7_9); ADDRESS(R10); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45432, stxw_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45440, stxw_unchecked_8_0); ADDRESS(R11); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45448, stxw_unchecked_8_1); ADDRESS(R11); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45456, stxw_unchecked_8_2); ADDRESS(R11); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45464, stxw_unchecked_8_3); ADDRESS(R11); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45472, stxw_unchecked_8_4); ADDRESS(R11); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45480, stxw_unchecked_8_5); ADDRESS(R11); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45488, stxw_unchecked_8_6); ADDRESS(R11); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45496, stxw_unchecked_8_7); ADDRESS(R11); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45504, stxw_unchecked_8_8); ADDRESS(R11); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45512, stxw_unchecked_8_9); ADDRESS(R11); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45520, stxw_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45528, stxw_unchecked_9_0); ADDRESS(R15); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45536, stxw_unchecked_9_1); ADDRESS(R15); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45544, stxw_unchecked_9_2); ADDRESS(R15); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45552, stxw_unchecked_9_3); ADDRESS(R15); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45560, stxw_unchecked_9_4); ADDRESS(R15); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45568, stxw_unchecked_9_5); ADDRESS(R15); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45576, stxw_unchecked_9_6); ADDRESS(R15); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45584, stxw_unchecked_9_7); ADDRESS(R15); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45592, stxw_unchecked_9_8); ADDRESS(R15); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45600, stxw_unchecked_9_9); ADDRESS(R15); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45608, stxw_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45616, stxw_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVL AX, (CX); NEXT
-HANDLER(45624, stxw_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVL DI, (CX); NEXT
-HANDLER(45632, stxw_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVL R12, (CX); NEXT
-HANDLER(45640, stxw_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVL R8, (CX); NEXT
-HANDLER(45648, stxw_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVL DX, (CX); NEXT
-HANDLER(45656, stxw_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVL R9, (CX); NEXT
-HANDLER(45664, stxw_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVL BX, (CX); NEXT
-HANDLER(45672, stxw_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVL R10, (CX); NEXT
-HANDLER(45680, stxw_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVL R11, (CX); NEXT
-HANDLER(45688, stxw_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVL R15, (CX); NEXT
-HANDLER(45696, stxw_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(45704, stxdw_0_0); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45712, stxdw_0_1); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45720, stxdw_0_2); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45728, stxdw_0_3); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45736, stxdw_0_4); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45744, stxdw_0_5); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45752, stxdw_0_6); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45760, stxdw_0_7); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45768, stxdw_0_8); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45776, stxdw_0_9); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45784, stxdw_0_10); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45792, stxdw_1_0); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45800, stxdw_1_1); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45808, stxdw_1_2); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45816, stxdw_1_3); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45824, stxdw_1_4); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45832, stxdw_1_5); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45840, stxdw_1_6); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45848, stxdw_1_7); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45856, stxdw_1_8); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45864, stxdw_1_9); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45872, stxdw_1_10); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45880, stxdw_2_0); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45888, stxdw_2_1); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45896, stxdw_2_2); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45904, stxdw_2_3); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45912, stxdw_2_4); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45920, stxdw_2_5); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45928, stxdw_2_6); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45936, stxdw_2_7); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45944, stxdw_2_8); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45952, stxdw_2_9); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45960, stxdw_2_10); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45968, stxdw_3_0); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45976, stxdw_3_1); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45984, stxdw_3_2); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(45992, stxdw_3_3); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46000, stxdw_3_4); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46008, stxdw_3_5); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46016, stxdw_3_6); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46024, stxdw_3_7); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46032, stxdw_3_8); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46040, stxdw_3_9); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46048, stxdw_3_10); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46056, stxdw_4_0); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46064, stxdw_4_1); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46072, stxdw_4_2); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46080, stxdw_4_3); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46088, stxdw_4_4); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46096, stxdw_4_5); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46104, stxdw_4_6); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46112, stxdw_4_7); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46120, stxdw_4_8); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46128, stxdw_4_9); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46136, stxdw_4_10); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46144, stxdw_5_0); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46152, stxdw_5_1); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46160, stxdw_5_2); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46168, stxdw_5_3); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46176, stxdw_5_4); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46184, stxdw_5_5); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46192, stxdw_5_6); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46200, stxdw_5_7); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46208, stxdw_5_8); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46216, stxdw_5_9); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46224, stxdw_5_10); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46232, stxdw_6_0); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46240, stxdw_6_1); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46248, stxdw_6_2); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46256, stxdw_6_3); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46264, stxdw_6_4); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46272, stxdw_6_5); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46280, stxdw_6_6); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46288, stxdw_6_7); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46296, stxdw_6_8); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46304, stxdw_6_9); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46312, stxdw_6_10); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46320, stxdw_7_0); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46328, stxdw_7_1); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46336, stxdw_7_2); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46344, stxdw_7_3); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46352, stxdw_7_4); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46360, stxdw_7_5); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46368, stxdw_7_6); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46376, stxdw_7_7); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46384, stxdw_7_8); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46392, stxdw_7_9); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46400, stxdw_7_10); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46408, stxdw_8_0); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46416, stxdw_8_1); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46424, stxdw_8_2); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46432, stxdw_8_3); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46440, stxdw_8_4); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46448, stxdw_8_5); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46456, stxdw_8_6); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46464, stxdw_8_7); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46472, stxdw_8_8); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46480, stxdw_8_9); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46488, stxdw_8_10); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46496, stxdw_9_0); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46504, stxdw_9_1); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46512, stxdw_9_2); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46520, stxdw_9_3); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46528, stxdw_9_4); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46536, stxdw_9_5); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46544, stxdw_9_6); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46552, stxdw_9_7); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46560, stxdw_9_8); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46568, stxdw_9_9); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46576, stxdw_9_10); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46584, stxdw_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46592, stxdw_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46600, stxdw_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46608, stxdw_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46616, stxdw_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46624, stxdw_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46632, stxdw_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46640, stxdw_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46648, stxdw_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46656, stxdw_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46664, stxdw_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
-HANDLER(46672, stxdw_unchecked_0_0); ADDRESS(AX); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(46680, stxdw_unchecked_0_1); ADDRESS(AX); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(46688, stxdw_unchecked_0_2); ADDRESS(AX); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(46696, stxdw_unchecked_0_3); ADDRESS(AX); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(46704, stxdw_unchecked_0_4); ADDRESS(AX); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(46712, stxdw_unchecked_0_5); ADDRESS(AX); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(46720, stxdw_unchecked_0_6); ADDRESS(AX); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(46728, stxdw_unchecked_0_7); ADDRESS(AX); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(46736, stxdw_unchecked_0_8); ADDRESS(AX); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(46744, stxdw_unchecked_0_9); ADDRESS(AX); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(46752, stxdw_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(46760, stxdw_unchecked_1_0); ADDRESS(DI); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(46768, stxdw_unchecked_1_1); ADDRESS(DI); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(46776, stxdw_unchecked_1_2); ADDRESS(DI); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(46784, stxdw_unchecked_1_3); ADDRESS(DI); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(46792, stxdw_unchecked_1_4); ADDRESS(DI); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(46800, stxdw_unchecked_1_5); ADDRESS(DI); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(46808, stxdw_unchecked_1_6); ADDRESS(DI); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(46816, stxdw_unchecked_1_7); ADDRESS(DI); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(46824, stxdw_unchecked_1_8); ADDRESS(DI); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(46832, stxdw_unchecked_1_9); ADDRESS(DI); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(46840, stxdw_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(46848, stxdw_unchecked_2_0); ADDRESS(R12); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(46856, stxdw_unchecked_2_1); ADDRESS(R12); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(46864, stxdw_unchecked_2_2); ADDRESS(R12); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(46872, stxdw_unchecked_2_3); ADDRESS(R12); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(46880, stxdw_unchecked_2_4); ADDRESS(R12); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(46888, stxdw_unchecked_2_5); ADDRESS(R12); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(46896, stxdw_unchecked_2_6); ADDRESS(R12); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(46904, stxdw_unchecked_2_7); ADDRESS(R12); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(46912, stxdw_unchecked_2_8); ADDRESS(R12); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(46920, stxdw_unchecked_2_9); ADDRESS(R12); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(46928, stxdw_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(46936, stxdw_unchecked_3_0); ADDRESS(R8); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(46944, stxdw_unchecked_3_1); ADDRESS(R8); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(46952, stxdw_unchecked_3_2); ADDRESS(R8); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(46960, stxdw_unchecked_3_3); ADDRESS(R8); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(46968, stxdw_unchecked_3_4); ADDRESS(R8); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(46976, stxdw_unchecked_3_5); ADDRESS(R8); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(46984, stxdw_unchecked_3_6); ADDRESS(R8); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(46992, stxdw_unchecked_3_7); ADDRESS(R8); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47000, stxdw_unchecked_3_8); ADDRESS(R8); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47008, stxdw_unchecked_3_9); ADDRESS(R8); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47016, stxdw_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47024, stxdw_unchecked_4_0); ADDRESS(DX); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47032, stxdw_unchecked_4_1); ADDRESS(DX); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47040, stxdw_unchecked_4_2); ADDRESS(DX); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47048, stxdw_unchecked_4_3); ADDRESS(DX); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47056, stxdw_unchecked_4_4); ADDRESS(DX); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47064, stxdw_unchecked_4_5); ADDRESS(DX); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47072, stxdw_unchecked_4_6); ADDRESS(DX); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47080, stxdw_unchecked_4_7); ADDRESS(DX); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47088, stxdw_unchecked_4_8); ADDRESS(DX); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47096, stxdw_unchecked_4_9); ADDRESS(DX); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47104, stxdw_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47112, stxdw_unchecked_5_0); ADDRESS(R9); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47120, stxdw_unchecked_5_1); ADDRESS(R9); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47128, stxdw_unchecked_5_2); ADDRESS(R9); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47136, stxdw_unchecked_5_3); ADDRESS(R9); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47144, stxdw_unchecked_5_4); ADDRESS(R9); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47152, stxdw_unchecked_5_5); ADDRESS(R9); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47160, stxdw_unchecked_5_6); ADDRESS(R9); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47168, stxdw_unchecked_5_7); ADDRESS(R9); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47176, stxdw_unchecked_5_8); ADDRESS(R9); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47184, stxdw_unchecked_5_9); ADDRESS(R9); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47192, stxdw_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47200, stxdw_unchecked_6_0); ADDRESS(BX); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47208, stxdw_unchecked_6_1); ADDRESS(BX); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47216, stxdw_unchecked_6_2); ADDRESS(BX); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47224, stxdw_unchecked_6_3); ADDRESS(BX); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47232, stxdw_unchecked_6_4); ADDRESS(BX); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47240, stxdw_unchecked_6_5); ADDRESS(BX); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47248, stxdw_unchecked_6_6); ADDRESS(BX); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47256, stxdw_unchecked_6_7); ADDRESS(BX); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47264, stxdw_unchecked_6_8); ADDRESS(BX); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47272, stxdw_unchecked_6_9); ADDRESS(BX); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47280, stxdw_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47288, stxdw_unchecked_7_0); ADDRESS(R10); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47296, stxdw_unchecked_7_1); ADDRESS(R10); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47304, stxdw_unchecked_7_2); ADDRESS(R10); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47312, stxdw_unchecked_7_3); ADDRESS(R10); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47320, stxdw_unchecked_7_4); ADDRESS(R10); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47328, stxdw_unchecked_7_5); ADDRESS(R10); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47336, stxdw_unchecked_7_6); ADDRESS(R10); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47344, stxdw_unchecked_7_7); ADDRESS(R10); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47352, stxdw_unchecked_7_8); ADDRESS(R10); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47360, stxdw_unchecked_7_9); ADDRESS(R10); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47368, stxdw_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47376, stxdw_unchecked_8_0); ADDRESS(R11); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47384, stxdw_unchecked_8_1); ADDRESS(R11); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47392, stxdw_unchecked_8_2); ADDRESS(R11); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47400, stxdw_unchecked_8_3); ADDRESS(R11); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47408, stxdw_unchecked_8_4); ADDRESS(R11); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47416, stxdw_unchecked_8_5); ADDRESS(R11); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47424, stxdw_unchecked_8_6); ADDRESS(R11); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47432, stxdw_unchecked_8_7); ADDRESS(R11); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47440, stxdw_unchecked_8_8); ADDRESS(R11); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47448, stxdw_unchecked_8_9); ADDRESS(R11); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47456, stxdw_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47464, stxdw_unchecked_9_0); ADDRESS(R15); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47472, stxdw_unchecked_9_1); ADDRESS(R15); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47480, stxdw_unchecked_9_2); ADDRESS(R15); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47488, stxdw_unchecked_9_3); ADDRESS(R15); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47496, stxdw_unchecked_9_4); ADDRESS(R15); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47504, stxdw_unchecked_9_5); ADDRESS(R15); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47512, stxdw_unchecked_9_6); ADDRESS(R15); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47520, stxdw_unchecked_9_7); ADDRESS(R15); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47528, stxdw_unchecked_9_8); ADDRESS(R15); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47536, stxdw_unchecked_9_9); ADDRESS(R15); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47544, stxdw_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47552, stxdw_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVQ AX, (CX); NEXT
-HANDLER(47560, stxdw_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVQ DI, (CX); NEXT
-HANDLER(47568, stxdw_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVQ R12, (CX); NEXT
-HANDLER(47576, stxdw_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVQ R8, (CX); NEXT
-HANDLER(47584, stxdw_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVQ DX, (CX); NEXT
-HANDLER(47592, stxdw_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVQ R9, (CX); NEXT
-HANDLER(47600, stxdw_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVQ BX, (CX); NEXT
-HANDLER(47608, stxdw_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVQ R10, (CX); NEXT
-HANDLER(47616, stxdw_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVQ R11, (CX); NEXT
-HANDLER(47624, stxdw_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVQ R15, (CX); NEXT
-HANDLER(47632, stxdw_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47640, atomic_add_0); LOCK; ADDQ AX, (CX); NEXT
-HANDLER(47648, atomic_add_1); LOCK; ADDQ DI, (CX); NEXT
-HANDLER(47656, atomic_add_2); LOCK; ADDQ R12, (CX); NEXT
-HANDLER(47664, atomic_add_3); LOCK; ADDQ R8, (CX); NEXT
-HANDLER(47672, atomic_add_4); LOCK; ADDQ DX, (CX); NEXT
-HANDLER(47680, atomic_add_5); LOCK; ADDQ R9, (CX); NEXT
-HANDLER(47688, atomic_add_6); LOCK; ADDQ BX, (CX); NEXT
-HANDLER(47696, atomic_add_7); LOCK; ADDQ R10, (CX); NEXT
-HANDLER(47704, atomic_add_8); LOCK; ADDQ R11, (CX); NEXT
-HANDLER(47712, atomic_add_9); LOCK; ADDQ R15, (CX); NEXT
-HANDLER(47720, atomic_add_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ADDQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47728, atomic_or_0); LOCK; ORQ AX, (CX); NEXT
-HANDLER(47736, atomic_or_1); LOCK; ORQ DI, (CX); NEXT
-HANDLER(47744, atomic_or_2); LOCK; ORQ R12, (CX); NEXT
-HANDLER(47752, atomic_or_3); LOCK; ORQ R8, (CX); NEXT
-HANDLER(47760, atomic_or_4); LOCK; ORQ DX, (CX); NEXT
-HANDLER(47768, atomic_or_5); LOCK; ORQ R9, (CX); NEXT
-HANDLER(47776, atomic_or_6); LOCK; ORQ BX, (CX); NEXT
-HANDLER(47784, atomic_or_7); LOCK; ORQ R10, (CX); NEXT
-HANDLER(47792, atomic_or_8); LOCK; ORQ R11, (CX); NEXT
-HANDLER(47800, atomic_or_9); LOCK; ORQ R15, (CX); NEXT
-HANDLER(47808, atomic_or_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ORQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47816, atomic_and_0); LOCK; ANDQ AX, (CX); NEXT
-HANDLER(47824, atomic_and_1); LOCK; ANDQ DI, (CX); NEXT
-HANDLER(47832, atomic_and_2); LOCK; ANDQ R12, (CX); NEXT
-HANDLER(47840, atomic_and_3); LOCK; ANDQ R8, (CX); NEXT
-HANDLER(47848, atomic_and_4); LOCK; ANDQ DX, (CX); NEXT
-HANDLER(47856, atomic_and_5); LOCK; ANDQ R9, (CX); NEXT
-HANDLER(47864, atomic_and_6); LOCK; ANDQ BX, (CX); NEXT
-HANDLER(47872, atomic_and_7); LOCK; ANDQ R10, (CX); NEXT
-HANDLER(47880, atomic_and_8); LOCK; ANDQ R11, (CX); NEXT
-HANDLER(47888, atomic_and_9); LOCK; ANDQ R15, (CX); NEXT
-HANDLER(47896, atomic_and_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ANDQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47904, atomic_xor_0); LOCK; XORQ AX, (CX); NEXT
-HANDLER(47912, atomic_xor_1); LOCK; XORQ DI, (CX); NEXT
-HANDLER(47920, atomic_xor_2); LOCK; XORQ R12, (CX); NEXT
-HANDLER(47928, atomic_xor_3); LOCK; XORQ R8, (CX); NEXT
-HANDLER(47936, atomic_xor_4); LOCK; XORQ DX, (CX); NEXT
-HANDLER(47944, atomic_xor_5); LOCK; XORQ R9, (CX); NEXT
-HANDLER(47952, atomic_xor_6); LOCK; XORQ BX, (CX); NEXT
-HANDLER(47960, atomic_xor_7); LOCK; XORQ R10, (CX); NEXT
-HANDLER(47968, atomic_xor_8); LOCK; XORQ R11, (CX); NEXT
-HANDLER(47976, atomic_xor_9); LOCK; XORQ R15, (CX); NEXT
-HANDLER(47984, atomic_xor_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; XORQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(47992, atomic_fetch_add_0); LOCK; XADDQ AX, (CX); NEXT
-HANDLER(48000, atomic_fetch_add_1); LOCK; XADDQ DI, (CX); NEXT
-HANDLER(48008, atomic_fetch_add_2); LOCK; XADDQ R12, (CX); NEXT
-HANDLER(48016, atomic_fetch_add_3); LOCK; XADDQ R8, (CX); NEXT
-HANDLER(48024, atomic_fetch_add_4); LOCK; XADDQ DX, (CX); NEXT
-HANDLER(48032, atomic_fetch_add_5); LOCK; XADDQ R9, (CX); NEXT
-HANDLER(48040, atomic_fetch_add_6); LOCK; XADDQ BX, (CX); NEXT
-HANDLER(48048, atomic_fetch_add_7); LOCK; XADDQ R10, (CX); NEXT
-HANDLER(48056, atomic_fetch_add_8); LOCK; XADDQ R11, (CX); NEXT
-HANDLER(48064, atomic_fetch_add_9); LOCK; XADDQ R15, (CX); NEXT
-HANDLER(48072, atomic_xchg_0); LOCK; XCHGQ AX, (CX); NEXT
-HANDLER(48080, atomic_xchg_1); LOCK; XCHGQ DI, (CX); NEXT
-HANDLER(48088, atomic_xchg_2); LOCK; XCHGQ R12, (CX); NEXT
-HANDLER(48096, atomic_xchg_3); LOCK; XCHGQ R8, (CX); NEXT
-HANDLER(48104, atomic_xchg_4); LOCK; XCHGQ DX, (CX); NEXT
-HANDLER(48112, atomic_xchg_5); LOCK; XCHGQ R9, (CX); NEXT
-HANDLER(48120, atomic_xchg_6); LOCK; XCHGQ BX, (CX); NEXT
-HANDLER(48128, atomic_xchg_7); LOCK; XCHGQ R10, (CX); NEXT
-HANDLER(48136, atomic_xchg_8); LOCK; XCHGQ R11, (CX); NEXT
-HANDLER(48144, atomic_xchg_9); LOCK; XCHGQ R15, (CX); NEXT
-HANDLER(48152, atomic_cmpxchg_0); LOCK; CMPXCHGQ AX, (CX); NEXT
-HANDLER(48160, atomic_cmpxchg_1); LOCK; CMPXCHGQ DI, (CX); NEXT
-HANDLER(48168, atomic_cmpxchg_2); LOCK; CMPXCHGQ R12, (CX); NEXT
-HANDLER(48176, atomic_cmpxchg_3); LOCK; CMPXCHGQ R8, (CX); NEXT
-HANDLER(48184, atomic_cmpxchg_4); LOCK; CMPXCHGQ DX, (CX); NEXT
-HANDLER(48192, atomic_cmpxchg_5); LOCK; CMPXCHGQ R9, (CX); NEXT
-HANDLER(48200, atomic_cmpxchg_6); LOCK; CMPXCHGQ BX, (CX); NEXT
-HANDLER(48208, atomic_cmpxchg_7); LOCK; CMPXCHGQ R10, (CX); NEXT
-HANDLER(48216, atomic_cmpxchg_8); LOCK; CMPXCHGQ R11, (CX); NEXT
-HANDLER(48224, atomic_cmpxchg_9); LOCK; CMPXCHGQ R15, (CX); NEXT
-HANDLER(48232, atomic_cmpxchg_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; CMPXCHGQ R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(48240, atomic_add32_0); LOCK; ADDL AX, (CX); NEXT
-HANDLER(48248, atomic_add32_1); LOCK; ADDL DI, (CX); NEXT
-HANDLER(48256, atomic_add32_2); LOCK; ADDL R12, (CX); NEXT
-HANDLER(48264, atomic_add32_3); LOCK; ADDL R8, (CX); NEXT
-HANDLER(48272, atomic_add32_4); LOCK; ADDL DX, (CX); NEXT
-HANDLER(48280, atomic_add32_5); LOCK; ADDL R9, (CX); NEXT
-HANDLER(48288, atomic_add32_6); LOCK; ADDL BX, (CX); NEXT
-HANDLER(48296, atomic_add32_7); LOCK; ADDL R10, (CX); NEXT
-HANDLER(48304, atomic_add32_8); LOCK; ADDL R11, (CX); NEXT
-HANDLER(48312, atomic_add32_9); LOCK; ADDL R15, (CX); NEXT
-HANDLER(48320, atomic_add32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ADDL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(48328, atomic_or32_0); LOCK; ORL AX, (CX); NEXT
-HANDLER(48336, atomic_or32_1); LOCK; ORL DI, (CX); NEXT
-HANDLER(48344, atomic_or32_2); LOCK; ORL R12, (CX); NEXT
-HANDLER(48352, atomic_or32_3); LOCK; ORL R8, (CX); NEXT
-HANDLER(48360, atomic_or32_4); LOCK; ORL DX, (CX); NEXT
-HANDLER(48368, atomic_or32_5); LOCK; ORL R9, (CX); NEXT
-HANDLER(48376, atomic_or32_6); LOCK; ORL BX, (CX); NEXT
-HANDLER(48384, atomic_or32_7); LOCK; ORL R10, (CX); NEXT
-HANDLER(48392, atomic_or32_8); LOCK; ORL R11, (CX); NEXT
-HANDLER(48400, atomic_or32_9); LOCK; ORL R15, (CX); NEXT
-HANDLER(48408, atomic_or32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ORL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(48416, atomic_and32_0); LOCK; ANDL AX, (CX); NEXT
-HANDLER(48424, atomic_and32_1); LOCK; ANDL DI, (CX); NEXT
-HANDLER(48432, atomic_and32_2); LOCK; ANDL R12, (CX); NEXT
-HANDLER(48440, atomic_and32_3); LOCK; ANDL R8, (CX); NEXT
-HANDLER(48448, atomic_and32_4); LOCK; ANDL DX, (CX); NEXT
-HANDLER(48456, atomic_and32_5); LOCK; ANDL R9, (CX); NEXT
-HANDLER(48464, atomic_and32_6); LOCK; ANDL BX, (CX); NEXT
-HANDLER(48472, atomic_and32_7); LOCK; ANDL R10, (CX); NEXT
-HANDLER(48480, atomic_and32_8); LOCK; ANDL R11, (CX); NEXT
-HANDLER(48488, atomic_and32_9); LOCK; ANDL R15, (CX); NEXT
-HANDLER(48496, atomic_and32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ANDL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(48504, atomic_xor32_0); LOCK; XORL AX, (CX); NEXT
-HANDLER(48512, atomic_xor32_1); LOCK; XORL DI, (CX); NEXT
-HANDLER(48520, atomic_xor32_2); LOCK; XORL R12, (CX); NEXT
-HANDLER(48528, atomic_xor32_3); LOCK; XORL R8, (CX); NEXT
-HANDLER(48536, atomic_xor32_4); LOCK; XORL DX, (CX); NEXT
-HANDLER(48544, atomic_xor32_5); LOCK; XORL R9, (CX); NEXT
-HANDLER(48552, atomic_xor32_6); LOCK; XORL BX, (CX); NEXT
-HANDLER(48560, atomic_xor32_7); LOCK; XORL R10, (CX); NEXT
-HANDLER(48568, atomic_xor32_8); LOCK; XORL R11, (CX); NEXT
-HANDLER(48576, atomic_xor32_9); LOCK; XORL R15, (CX); NEXT
-HANDLER(48584, atomic_xor32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; XORL R15, (CX); MOVQ X0, R15; NEXT
-HANDLER(48592, atomic_fetch_add32_0); LOCK; XADDL AX, (CX); NEXT
-HANDLER(48600, atomic_fetch_add32_1); LOCK; XADDL DI, (CX); NEXT
-HANDLER(48608, atomic_fetch_add32_2); LOCK; XADDL R12, (CX); NEXT
-HANDLER(48616, atomic_fetch_add32_3); LOCK; XADDL R8, (CX); NEXT
-HANDLER(48624, atomic_fetch_add32_4); LOCK; XADDL DX, (CX); NEXT
-HANDLER(48632, atomic_fetch_add32_5); LOCK; XADDL R9, (CX); NEXT
-HANDLER(48640, atomic_fetch_add32_6); LOCK; XADDL BX, (CX); NEXT
-HANDLER(48648, atomic_fetch_add32_7); LOCK; XADDL R10, (CX); NEXT
-HANDLER(48656, atomic_fetch_add32_8); LOCK; XADDL R11, (CX); NEXT
-HANDLER(48664, atomic_fetch_add32_9); LOCK; XADDL R15, (CX); NEXT
-HANDLER(48672, atomic_xchg32_0); LOCK; XCHGL AX, (CX); NEXT
-HANDLER(48680, atomic_xchg32_1); LOCK; XCHGL DI, (CX); NEXT
-HANDLER(48688, atomic_xchg32_2); LOCK; XCHGL R12, (CX); NEXT
-HANDLER(48696, atomic_xchg32_3); LOCK; XCHGL R8, (CX); NEXT
-HANDLER(48704, atomic_xchg32_4); LOCK; XCHGL DX, (CX); NEXT
-HANDLER(48712, atomic_xchg32_5); LOCK; XCHGL R9, (CX); NEXT
-HANDLER(48720, atomic_xchg32_6); LOCK; XCHGL BX, (CX); NEXT
-HANDLER(48728, atomic_xchg32_7); LOCK; XCHGL R10, (CX); NEXT
-HANDLER(48736, atomic_xchg32_8); LOCK; XCHGL R11, (CX); NEXT
-HANDLER(48744, atomic_xchg32_9); LOCK; XCHGL R15, (CX); NEXT
-HANDLER(48752, atomic_cmpxchg32_0); LOCK; CMPXCHGL AX, (CX); MOVL AX, AX; NEXT
-HANDLER(48760, atomic_cmpxchg32_1); LOCK; CMPXCHGL DI, (CX); MOVL AX, AX; NEXT
-HANDLER(48768, atomic_cmpxchg32_2); LOCK; CMPXCHGL R12, (CX); MOVL AX, AX; NEXT
-HANDLER(48776, atomic_cmpxchg32_3); LOCK; CMPXCHGL R8, (CX); MOVL AX, AX; NEXT
-HANDLER(48784, atomic_cmpxchg32_4); LOCK; CMPXCHGL DX, (CX); MOVL AX, AX; NEXT
-HANDLER(48792, atomic_cmpxchg32_5); LOCK; CMPXCHGL R9, (CX); MOVL AX, AX; NEXT
-HANDLER(48800, atomic_cmpxchg32_6); LOCK; CMPXCHGL BX, (CX); MOVL AX, AX; NEXT
-HANDLER(48808, atomic_cmpxchg32_7); LOCK; CMPXCHGL R10, (CX); MOVL AX, AX; NEXT
-HANDLER(48816, atomic_cmpxchg32_8); LOCK; CMPXCHGL R11, (CX); MOVL AX, AX; NEXT
-HANDLER(48824, atomic_cmpxchg32_9); LOCK; CMPXCHGL R15, (CX); MOVL AX, AX; NEXT
-HANDLER(48832, atomic_cmpxchg32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; CMPXCHGL R15, (CX); MOVQ X0, R15; MOVL AX, AX; NEXT
+HANDLER(18272, jeq_k_back_0); CMPQ AX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18280, jeq_k_back_1); CMPQ DI, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18288, jeq_k_back_2); CMPQ R12, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18296, jeq_k_back_3); CMPQ R8, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18304, jeq_k_back_4); CMPQ DX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18312, jeq_k_back_5); CMPQ R9, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18320, jeq_k_back_6); CMPQ BX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18328, jeq_k_back_7); CMPQ R10, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18336, jeq_k_back_8); CMPQ R11, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18344, jeq_k_back_9); CMPQ R15, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18352, jeq_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(18360, jeq_0_0); CMPQ AX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18368, jeq_0_1); CMPQ AX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18376, jeq_0_2); CMPQ AX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18384, jeq_0_3); CMPQ AX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18392, jeq_0_4); CMPQ AX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18400, jeq_0_5); CMPQ AX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18408, jeq_0_6); CMPQ AX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18416, jeq_0_7); CMPQ AX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18424, jeq_0_8); CMPQ AX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18432, jeq_0_9); CMPQ AX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18440, jeq_0_10); CMPQ AX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18448, jeq_1_0); CMPQ DI, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18456, jeq_1_1); CMPQ DI, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18464, jeq_1_2); CMPQ DI, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18472, jeq_1_3); CMPQ DI, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18480, jeq_1_4); CMPQ DI, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18488, jeq_1_5); CMPQ DI, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18496, jeq_1_6); CMPQ DI, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18504, jeq_1_7); CMPQ DI, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18512, jeq_1_8); CMPQ DI, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18520, jeq_1_9); CMPQ DI, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18528, jeq_1_10); CMPQ DI, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18536, jeq_2_0); CMPQ R12, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18544, jeq_2_1); CMPQ R12, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18552, jeq_2_2); CMPQ R12, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18560, jeq_2_3); CMPQ R12, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18568, jeq_2_4); CMPQ R12, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18576, jeq_2_5); CMPQ R12, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18584, jeq_2_6); CMPQ R12, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18592, jeq_2_7); CMPQ R12, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18600, jeq_2_8); CMPQ R12, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18608, jeq_2_9); CMPQ R12, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18616, jeq_2_10); CMPQ R12, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18624, jeq_3_0); CMPQ R8, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18632, jeq_3_1); CMPQ R8, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18640, jeq_3_2); CMPQ R8, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18648, jeq_3_3); CMPQ R8, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18656, jeq_3_4); CMPQ R8, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18664, jeq_3_5); CMPQ R8, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18672, jeq_3_6); CMPQ R8, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18680, jeq_3_7); CMPQ R8, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18688, jeq_3_8); CMPQ R8, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18696, jeq_3_9); CMPQ R8, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18704, jeq_3_10); CMPQ R8, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18712, jeq_4_0); CMPQ DX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18720, jeq_4_1); CMPQ DX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18728, jeq_4_2); CMPQ DX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18736, jeq_4_3); CMPQ DX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18744, jeq_4_4); CMPQ DX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18752, jeq_4_5); CMPQ DX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18760, jeq_4_6); CMPQ DX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18768, jeq_4_7); CMPQ DX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18776, jeq_4_8); CMPQ DX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18784, jeq_4_9); CMPQ DX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18792, jeq_4_10); CMPQ DX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18800, jeq_5_0); CMPQ R9, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18808, jeq_5_1); CMPQ R9, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18816, jeq_5_2); CMPQ R9, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18824, jeq_5_3); CMPQ R9, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18832, jeq_5_4); CMPQ R9, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18840, jeq_5_5); CMPQ R9, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18848, jeq_5_6); CMPQ R9, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18856, jeq_5_7); CMPQ R9, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18864, jeq_5_8); CMPQ R9, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18872, jeq_5_9); CMPQ R9, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18880, jeq_5_10); CMPQ R9, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18888, jeq_6_0); CMPQ BX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18896, jeq_6_1); CMPQ BX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18904, jeq_6_2); CMPQ BX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(18912, jeq_6_3); CMPQ BX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(18920, jeq_6_4); CMPQ BX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(18928, jeq_6_5); CMPQ BX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(18936, jeq_6_6); CMPQ BX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(18944, jeq_6_7); CMPQ BX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(18952, jeq_6_8); CMPQ BX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(18960, jeq_6_9); CMPQ BX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(18968, jeq_6_10); CMPQ BX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(18976, jeq_7_0); CMPQ R10, AX; JNE fall; JUMP; fall: FALL
+HANDLER(18984, jeq_7_1); CMPQ R10, DI; JNE fall; JUMP; fall: FALL
+HANDLER(18992, jeq_7_2); CMPQ R10, R12; JNE fall; JUMP; fall: FALL
+HANDLER(19000, jeq_7_3); CMPQ R10, R8; JNE fall; JUMP; fall: FALL
+HANDLER(19008, jeq_7_4); CMPQ R10, DX; JNE fall; JUMP; fall: FALL
+HANDLER(19016, jeq_7_5); CMPQ R10, R9; JNE fall; JUMP; fall: FALL
+HANDLER(19024, jeq_7_6); CMPQ R10, BX; JNE fall; JUMP; fall: FALL
+HANDLER(19032, jeq_7_7); CMPQ R10, R10; JNE fall; JUMP; fall: FALL
+HANDLER(19040, jeq_7_8); CMPQ R10, R11; JNE fall; JUMP; fall: FALL
+HANDLER(19048, jeq_7_9); CMPQ R10, R15; JNE fall; JUMP; fall: FALL
+HANDLER(19056, jeq_7_10); CMPQ R10, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(19064, jeq_8_0); CMPQ R11, AX; JNE fall; JUMP; fall: FALL
+HANDLER(19072, jeq_8_1); CMPQ R11, DI; JNE fall; JUMP; fall: FALL
+HANDLER(19080, jeq_8_2); CMPQ R11, R12; JNE fall; JUMP; fall: FALL
+HANDLER(19088, jeq_8_3); CMPQ R11, R8; JNE fall; JUMP; fall: FALL
+HANDLER(19096, jeq_8_4); CMPQ R11, DX; JNE fall; JUMP; fall: FALL
+HANDLER(19104, jeq_8_5); CMPQ R11, R9; JNE fall; JUMP; fall: FALL
+HANDLER(19112, jeq_8_6); CMPQ R11, BX; JNE fall; JUMP; fall: FALL
+HANDLER(19120, jeq_8_7); CMPQ R11, R10; JNE fall; JUMP; fall: FALL
+HANDLER(19128, jeq_8_8); CMPQ R11, R11; JNE fall; JUMP; fall: FALL
+HANDLER(19136, jeq_8_9); CMPQ R11, R15; JNE fall; JUMP; fall: FALL
+HANDLER(19144, jeq_8_10); CMPQ R11, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(19152, jeq_9_0); CMPQ R15, AX; JNE fall; JUMP; fall: FALL
+HANDLER(19160, jeq_9_1); CMPQ R15, DI; JNE fall; JUMP; fall: FALL
+HANDLER(19168, jeq_9_2); CMPQ R15, R12; JNE fall; JUMP; fall: FALL
+HANDLER(19176, jeq_9_3); CMPQ R15, R8; JNE fall; JUMP; fall: FALL
+HANDLER(19184, jeq_9_4); CMPQ R15, DX; JNE fall; JUMP; fall: FALL
+HANDLER(19192, jeq_9_5); CMPQ R15, R9; JNE fall; JUMP; fall: FALL
+HANDLER(19200, jeq_9_6); CMPQ R15, BX; JNE fall; JUMP; fall: FALL
+HANDLER(19208, jeq_9_7); CMPQ R15, R10; JNE fall; JUMP; fall: FALL
+HANDLER(19216, jeq_9_8); CMPQ R15, R11; JNE fall; JUMP; fall: FALL
+HANDLER(19224, jeq_9_9); CMPQ R15, R15; JNE fall; JUMP; fall: FALL
+HANDLER(19232, jeq_9_10); CMPQ R15, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(19240, jeq_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(19248, jeq_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(19256, jeq_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(19264, jeq_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(19272, jeq_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(19280, jeq_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(19288, jeq_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(19296, jeq_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(19304, jeq_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(19312, jeq_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(19320, jeq_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(19328, jeq_back_0_0); CMPQ AX, AX; JNE fall; BACK; fall: FALL
+HANDLER(19336, jeq_back_0_1); CMPQ AX, DI; JNE fall; BACK; fall: FALL
+HANDLER(19344, jeq_back_0_2); CMPQ AX, R12; JNE fall; BACK; fall: FALL
+HANDLER(19352, jeq_back_0_3); CMPQ AX, R8; JNE fall; BACK; fall: FALL
+HANDLER(19360, jeq_back_0_4); CMPQ AX, DX; JNE fall; BACK; fall: FALL
+HANDLER(19368, jeq_back_0_5); CMPQ AX, R9; JNE fall; BACK; fall: FALL
+HANDLER(19376, jeq_back_0_6); CMPQ AX, BX; JNE fall; BACK; fall: FALL
+HANDLER(19384, jeq_back_0_7); CMPQ AX, R10; JNE fall; BACK; fall: FALL
+HANDLER(19392, jeq_back_0_8); CMPQ AX, R11; JNE fall; BACK; fall: FALL
+HANDLER(19400, jeq_back_0_9); CMPQ AX, R15; JNE fall; BACK; fall: FALL
+HANDLER(19408, jeq_back_0_10); CMPQ AX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19416, jeq_back_1_0); CMPQ DI, AX; JNE fall; BACK; fall: FALL
+HANDLER(19424, jeq_back_1_1); CMPQ DI, DI; JNE fall; BACK; fall: FALL
+HANDLER(19432, jeq_back_1_2); CMPQ DI, R12; JNE fall; BACK; fall: FALL
+HANDLER(19440, jeq_back_1_3); CMPQ DI, R8; JNE fall; BACK; fall: FALL
+HANDLER(19448, jeq_back_1_4); CMPQ DI, DX; JNE fall; BACK; fall: FALL
+HANDLER(19456, jeq_back_1_5); CMPQ DI, R9; JNE fall; BACK; fall: FALL
+HANDLER(19464, jeq_back_1_6); CMPQ DI, BX; JNE fall; BACK; fall: FALL
+HANDLER(19472, jeq_back_1_7); CMPQ DI, R10; JNE fall; BACK; fall: FALL
+HANDLER(19480, jeq_back_1_8); CMPQ DI, R11; JNE fall; BACK; fall: FALL
+HANDLER(19488, jeq_back_1_9); CMPQ DI, R15; JNE fall; BACK; fall: FALL
+HANDLER(19496, jeq_back_1_10); CMPQ DI, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19504, jeq_back_2_0); CMPQ R12, AX; JNE fall; BACK; fall: FALL
+HANDLER(19512, jeq_back_2_1); CMPQ R12, DI; JNE fall; BACK; fall: FALL
+HANDLER(19520, jeq_back_2_2); CMPQ R12, R12; JNE fall; BACK; fall: FALL
+HANDLER(19528, jeq_back_2_3); CMPQ R12, R8; JNE fall; BACK; fall: FALL
+HANDLER(19536, jeq_back_2_4); CMPQ R12, DX; JNE fall; BACK; fall: FALL
+HANDLER(19544, jeq_back_2_5); CMPQ R12, R9; JNE fall; BACK; fall: FALL
+HANDLER(19552, jeq_back_2_6); CMPQ R12, BX; JNE fall; BACK; fall: FALL
+HANDLER(19560, jeq_back_2_7); CMPQ R12, R10; JNE fall; BACK; fall: FALL
+HANDLER(19568, jeq_back_2_8); CMPQ R12, R11; JNE fall; BACK; fall: FALL
+HANDLER(19576, jeq_back_2_9); CMPQ R12, R15; JNE fall; BACK; fall: FALL
+HANDLER(19584, jeq_back_2_10); CMPQ R12, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19592, jeq_back_3_0); CMPQ R8, AX; JNE fall; BACK; fall: FALL
+HANDLER(19600, jeq_back_3_1); CMPQ R8, DI; JNE fall; BACK; fall: FALL
+HANDLER(19608, jeq_back_3_2); CMPQ R8, R12; JNE fall; BACK; fall: FALL
+HANDLER(19616, jeq_back_3_3); CMPQ R8, R8; JNE fall; BACK; fall: FALL
+HANDLER(19624, jeq_back_3_4); CMPQ R8, DX; JNE fall; BACK; fall: FALL
+HANDLER(19632, jeq_back_3_5); CMPQ R8, R9; JNE fall; BACK; fall: FALL
+HANDLER(19640, jeq_back_3_6); CMPQ R8, BX; JNE fall; BACK; fall: FALL
+HANDLER(19648, jeq_back_3_7); CMPQ R8, R10; JNE fall; BACK; fall: FALL
+HANDLER(19656, jeq_back_3_8); CMPQ R8, R11; JNE fall; BACK; fall: FALL
+HANDLER(19664, jeq_back_3_9); CMPQ R8, R15; JNE fall; BACK; fall: FALL
+HANDLER(19672, jeq_back_3_10); CMPQ R8, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19680, jeq_back_4_0); CMPQ DX, AX; JNE fall; BACK; fall: FALL
+HANDLER(19688, jeq_back_4_1); CMPQ DX, DI; JNE fall; BACK; fall: FALL
+HANDLER(19696, jeq_back_4_2); CMPQ DX, R12; JNE fall; BACK; fall: FALL
+HANDLER(19704, jeq_back_4_3); CMPQ DX, R8; JNE fall; BACK; fall: FALL
+HANDLER(19712, jeq_back_4_4); CMPQ DX, DX; JNE fall; BACK; fall: FALL
+HANDLER(19720, jeq_back_4_5); CMPQ DX, R9; JNE fall; BACK; fall: FALL
+HANDLER(19728, jeq_back_4_6); CMPQ DX, BX; JNE fall; BACK; fall: FALL
+HANDLER(19736, jeq_back_4_7); CMPQ DX, R10; JNE fall; BACK; fall: FALL
+HANDLER(19744, jeq_back_4_8); CMPQ DX, R11; JNE fall; BACK; fall: FALL
+HANDLER(19752, jeq_back_4_9); CMPQ DX, R15; JNE fall; BACK; fall: FALL
+HANDLER(19760, jeq_back_4_10); CMPQ DX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19768, jeq_back_5_0); CMPQ R9, AX; JNE fall; BACK; fall: FALL
+HANDLER(19776, jeq_back_5_1); CMPQ R9, DI; JNE fall; BACK; fall: FALL
+HANDLER(19784, jeq_back_5_2); CMPQ R9, R12; JNE fall; BACK; fall: FALL
+HANDLER(19792, jeq_back_5_3); CMPQ R9, R8; JNE fall; BACK; fall: FALL
+HANDLER(19800, jeq_back_5_4); CMPQ R9, DX; JNE fall; BACK; fall: FALL
+HANDLER(19808, jeq_back_5_5); CMPQ R9, R9; JNE fall; BACK; fall: FALL
+HANDLER(19816, jeq_back_5_6); CMPQ R9, BX; JNE fall; BACK; fall: FALL
+HANDLER(19824, jeq_back_5_7); CMPQ R9, R10; JNE fall; BACK; fall: FALL
+HANDLER(19832, jeq_back_5_8); CMPQ R9, R11; JNE fall; BACK; fall: FALL
+HANDLER(19840, jeq_back_5_9); CMPQ R9, R15; JNE fall; BACK; fall: FALL
+HANDLER(19848, jeq_back_5_10); CMPQ R9, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19856, jeq_back_6_0); CMPQ BX, AX; JNE fall; BACK; fall: FALL
+HANDLER(19864, jeq_back_6_1); CMPQ BX, DI; JNE fall; BACK; fall: FALL
+HANDLER(19872, jeq_back_6_2); CMPQ BX, R12; JNE fall; BACK; fall: FALL
+HANDLER(19880, jeq_back_6_3); CMPQ BX, R8; JNE fall; BACK; fall: FALL
+HANDLER(19888, jeq_back_6_4); CMPQ BX, DX; JNE fall; BACK; fall: FALL
+HANDLER(19896, jeq_back_6_5); CMPQ BX, R9; JNE fall; BACK; fall: FALL
+HANDLER(19904, jeq_back_6_6); CMPQ BX, BX; JNE fall; BACK; fall: FALL
+HANDLER(19912, jeq_back_6_7); CMPQ BX, R10; JNE fall; BACK; fall: FALL
+HANDLER(19920, jeq_back_6_8); CMPQ BX, R11; JNE fall; BACK; fall: FALL
+HANDLER(19928, jeq_back_6_9); CMPQ BX, R15; JNE fall; BACK; fall: FALL
+HANDLER(19936, jeq_back_6_10); CMPQ BX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(19944, jeq_back_7_0); CMPQ R10, AX; JNE fall; BACK; fall: FALL
+HANDLER(19952, jeq_back_7_1); CMPQ R10, DI; JNE fall; BACK; fall: FALL
+HANDLER(19960, jeq_back_7_2); CMPQ R10, R12; JNE fall; BACK; fall: FALL
+HANDLER(19968, jeq_back_7_3); CMPQ R10, R8; JNE fall; BACK; fall: FALL
+HANDLER(19976, jeq_back_7_4); CMPQ R10, DX; JNE fall; BACK; fall: FALL
+HANDLER(19984, jeq_back_7_5); CMPQ R10, R9; JNE fall; BACK; fall: FALL
+HANDLER(19992, jeq_back_7_6); CMPQ R10, BX; JNE fall; BACK; fall: FALL
+HANDLER(20000, jeq_back_7_7); CMPQ R10, R10; JNE fall; BACK; fall: FALL
+HANDLER(20008, jeq_back_7_8); CMPQ R10, R11; JNE fall; BACK; fall: FALL
+HANDLER(20016, jeq_back_7_9); CMPQ R10, R15; JNE fall; BACK; fall: FALL
+HANDLER(20024, jeq_back_7_10); CMPQ R10, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(20032, jeq_back_8_0); CMPQ R11, AX; JNE fall; BACK; fall: FALL
+HANDLER(20040, jeq_back_8_1); CMPQ R11, DI; JNE fall; BACK; fall: FALL
+HANDLER(20048, jeq_back_8_2); CMPQ R11, R12; JNE fall; BACK; fall: FALL
+HANDLER(20056, jeq_back_8_3); CMPQ R11, R8; JNE fall; BACK; fall: FALL
+HANDLER(20064, jeq_back_8_4); CMPQ R11, DX; JNE fall; BACK; fall: FALL
+HANDLER(20072, jeq_back_8_5); CMPQ R11, R9; JNE fall; BACK; fall: FALL
+HANDLER(20080, jeq_back_8_6); CMPQ R11, BX; JNE fall; BACK; fall: FALL
+HANDLER(20088, jeq_back_8_7); CMPQ R11, R10; JNE fall; BACK; fall: FALL
+HANDLER(20096, jeq_back_8_8); CMPQ R11, R11; JNE fall; BACK; fall: FALL
+HANDLER(20104, jeq_back_8_9); CMPQ R11, R15; JNE fall; BACK; fall: FALL
+HANDLER(20112, jeq_back_8_10); CMPQ R11, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(20120, jeq_back_9_0); CMPQ R15, AX; JNE fall; BACK; fall: FALL
+HANDLER(20128, jeq_back_9_1); CMPQ R15, DI; JNE fall; BACK; fall: FALL
+HANDLER(20136, jeq_back_9_2); CMPQ R15, R12; JNE fall; BACK; fall: FALL
+HANDLER(20144, jeq_back_9_3); CMPQ R15, R8; JNE fall; BACK; fall: FALL
+HANDLER(20152, jeq_back_9_4); CMPQ R15, DX; JNE fall; BACK; fall: FALL
+HANDLER(20160, jeq_back_9_5); CMPQ R15, R9; JNE fall; BACK; fall: FALL
+HANDLER(20168, jeq_back_9_6); CMPQ R15, BX; JNE fall; BACK; fall: FALL
+HANDLER(20176, jeq_back_9_7); CMPQ R15, R10; JNE fall; BACK; fall: FALL
+HANDLER(20184, jeq_back_9_8); CMPQ R15, R11; JNE fall; BACK; fall: FALL
+HANDLER(20192, jeq_back_9_9); CMPQ R15, R15; JNE fall; BACK; fall: FALL
+HANDLER(20200, jeq_back_9_10); CMPQ R15, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(20208, jeq_back_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JNE fall; BACK; fall: FALL
+HANDLER(20216, jeq_back_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JNE fall; BACK; fall: FALL
+HANDLER(20224, jeq_back_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JNE fall; BACK; fall: FALL
+HANDLER(20232, jeq_back_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JNE fall; BACK; fall: FALL
+HANDLER(20240, jeq_back_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JNE fall; BACK; fall: FALL
+HANDLER(20248, jeq_back_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JNE fall; BACK; fall: FALL
+HANDLER(20256, jeq_back_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JNE fall; BACK; fall: FALL
+HANDLER(20264, jeq_back_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JNE fall; BACK; fall: FALL
+HANDLER(20272, jeq_back_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JNE fall; BACK; fall: FALL
+HANDLER(20280, jeq_back_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JNE fall; BACK; fall: FALL
+HANDLER(20288, jeq_back_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(20296, jgt_k_0); CMPQ AX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20304, jgt_k_1); CMPQ DI, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20312, jgt_k_2); CMPQ R12, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20320, jgt_k_3); CMPQ R8, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20328, jgt_k_4); CMPQ DX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20336, jgt_k_5); CMPQ R9, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20344, jgt_k_6); CMPQ BX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20352, jgt_k_7); CMPQ R10, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20360, jgt_k_8); CMPQ R11, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20368, jgt_k_9); CMPQ R15, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20376, jgt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(20384, jgt_k_back_0); CMPQ AX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20392, jgt_k_back_1); CMPQ DI, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20400, jgt_k_back_2); CMPQ R12, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20408, jgt_k_back_3); CMPQ R8, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20416, jgt_k_back_4); CMPQ DX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20424, jgt_k_back_5); CMPQ R9, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20432, jgt_k_back_6); CMPQ BX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20440, jgt_k_back_7); CMPQ R10, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20448, jgt_k_back_8); CMPQ R11, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20456, jgt_k_back_9); CMPQ R15, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20464, jgt_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(20472, jgt_0_0); CMPQ AX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(20480, jgt_0_1); CMPQ AX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(20488, jgt_0_2); CMPQ AX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(20496, jgt_0_3); CMPQ AX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(20504, jgt_0_4); CMPQ AX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(20512, jgt_0_5); CMPQ AX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(20520, jgt_0_6); CMPQ AX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(20528, jgt_0_7); CMPQ AX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(20536, jgt_0_8); CMPQ AX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(20544, jgt_0_9); CMPQ AX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(20552, jgt_0_10); CMPQ AX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(20560, jgt_1_0); CMPQ DI, AX; JLS fall; JUMP; fall: FALL
+HANDLER(20568, jgt_1_1); CMPQ DI, DI; JLS fall; JUMP; fall: FALL
+HANDLER(20576, jgt_1_2); CMPQ DI, R12; JLS fall; JUMP; fall: FALL
+HANDLER(20584, jgt_1_3); CMPQ DI, R8; JLS fall; JUMP; fall: FALL
+HANDLER(20592, jgt_1_4); CMPQ DI, DX; JLS fall; JUMP; fall: FALL
+HANDLER(20600, jgt_1_5); CMPQ DI, R9; JLS fall; JUMP; fall: FALL
+HANDLER(20608, jgt_1_6); CMPQ DI, BX; JLS fall; JUMP; fall: FALL
+HANDLER(20616, jgt_1_7); CMPQ DI, R10; JLS fall; JUMP; fall: FALL
+HANDLER(20624, jgt_1_8); CMPQ DI, R11; JLS fall; JUMP; fall: FALL
+HANDLER(20632, jgt_1_9); CMPQ DI, R15; JLS fall; JUMP; fall: FALL
+HANDLER(20640, jgt_1_10); CMPQ DI, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(20648, jgt_2_0); CMPQ R12, AX; JLS fall; JUMP; fall: FALL
+HANDLER(20656, jgt_2_1); CMPQ R12, DI; JLS fall; JUMP; fall: FALL
+HANDLER(20664, jgt_2_2); CMPQ R12, R12; JLS fall; JUMP; fall: FALL
+HANDLER(20672, jgt_2_3); CMPQ R12, R8; JLS fall; JUMP; fall: FALL
+HANDLER(20680, jgt_2_4); CMPQ R12, DX; JLS fall; JUMP; fall: FALL
+HANDLER(20688, jgt_2_5); CMPQ R12, R9; JLS fall; JUMP; fall: FALL
+HANDLER(20696, jgt_2_6); CMPQ R12, BX; JLS fall; JUMP; fall: FALL
+HANDLER(20704, jgt_2_7); CMPQ R12, R10; JLS fall; JUMP; fall: FALL
+HANDLER(20712, jgt_2_8); CMPQ R12, R11; JLS fall; JUMP; fall: FALL
+HANDLER(20720, jgt_2_9); CMPQ R12, R15; JLS fall; JUMP; fall: FALL
+HANDLER(20728, jgt_2_10); CMPQ R12, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(20736, jgt_3_0); CMPQ R8, AX; JLS fall; JUMP; fall: FALL
+HANDLER(20744, jgt_3_1); CMPQ R8, DI; JLS fall; JUMP; fall: FALL
+HANDLER(20752, jgt_3_2); CMPQ R8, R12; JLS fall; JUMP; fall: FALL
+HANDLER(20760, jgt_3_3); CMPQ R8, R8; JLS fall; JUMP; fall: FALL
+HANDLER(20768, jgt_3_4); CMPQ R8, DX; JLS fall; JUMP; fall: FALL
+HANDLER(20776, jgt_3_5); CMPQ R8, R9; JLS fall; JUMP; fall: FALL
+HANDLER(20784, jgt_3_6); CMPQ R8, BX; JLS fall; JUMP; fall: FALL
+HANDLER(20792, jgt_3_7); CMPQ R8, R10; JLS fall; JUMP; fall: FALL
+HANDLER(20800, jgt_3_8); CMPQ R8, R11; JLS fall; JUMP; fall: FALL
+HANDLER(20808, jgt_3_9); CMPQ R8, R15; JLS fall; JUMP; fall: FALL
+HANDLER(20816, jgt_3_10); CMPQ R8, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(20824, jgt_4_0); CMPQ DX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(20832, jgt_4_1); CMPQ DX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(20840, jgt_4_2); CMPQ DX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(20848, jgt_4_3); CMPQ DX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(20856, jgt_4_4); CMPQ DX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(20864, jgt_4_5); CMPQ DX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(20872, jgt_4_6); CMPQ DX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(20880, jgt_4_7); CMPQ DX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(20888, jgt_4_8); CMPQ DX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(20896, jgt_4_9); CMPQ DX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(20904, jgt_4_10); CMPQ DX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(20912, jgt_5_0); CMPQ R9, AX; JLS fall; JUMP; fall: FALL
+HANDLER(20920, jgt_5_1); CMPQ R9, DI; JLS fall; JUMP; fall: FALL
+HANDLER(20928, jgt_5_2); CMPQ R9, R12; JLS fall; JUMP; fall: FALL
+HANDLER(20936, jgt_5_3); CMPQ R9, R8; JLS fall; JUMP; fall: FALL
+HANDLER(20944, jgt_5_4); CMPQ R9, DX; JLS fall; JUMP; fall: FALL
+HANDLER(20952, jgt_5_5); CMPQ R9, R9; JLS fall; JUMP; fall: FALL
+HANDLER(20960, jgt_5_6); CMPQ R9, BX; JLS fall; JUMP; fall: FALL
+HANDLER(20968, jgt_5_7); CMPQ R9, R10; JLS fall; JUMP; fall: FALL
+HANDLER(20976, jgt_5_8); CMPQ R9, R11; JLS fall; JUMP; fall: FALL
+HANDLER(20984, jgt_5_9); CMPQ R9, R15; JLS fall; JUMP; fall: FALL
+HANDLER(20992, jgt_5_10); CMPQ R9, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(21000, jgt_6_0); CMPQ BX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(21008, jgt_6_1); CMPQ BX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(21016, jgt_6_2); CMPQ BX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(21024, jgt_6_3); CMPQ BX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(21032, jgt_6_4); CMPQ BX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(21040, jgt_6_5); CMPQ BX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(21048, jgt_6_6); CMPQ BX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(21056, jgt_6_7); CMPQ BX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(21064, jgt_6_8); CMPQ BX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(21072, jgt_6_9); CMPQ BX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(21080, jgt_6_10); CMPQ BX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(21088, jgt_7_0); CMPQ R10, AX; JLS fall; JUMP; fall: FALL
+HANDLER(21096, jgt_7_1); CMPQ R10, DI; JLS fall; JUMP; fall: FALL
+HANDLER(21104, jgt_7_2); CMPQ R10, R12; JLS fall; JUMP; fall: FALL
+HANDLER(21112, jgt_7_3); CMPQ R10, R8; JLS fall; JUMP; fall: FALL
+HANDLER(21120, jgt_7_4); CMPQ R10, DX; JLS fall; JUMP; fall: FALL
+HANDLER(21128, jgt_7_5); CMPQ R10, R9; JLS fall; JUMP; fall: FALL
+HANDLER(21136, jgt_7_6); CMPQ R10, BX; JLS fall; JUMP; fall: FALL
+HANDLER(21144, jgt_7_7); CMPQ R10, R10; JLS fall; JUMP; fall: FALL
+HANDLER(21152, jgt_7_8); CMPQ R10, R11; JLS fall; JUMP; fall: FALL
+HANDLER(21160, jgt_7_9); CMPQ R10, R15; JLS fall; JUMP; fall: FALL
+HANDLER(21168, jgt_7_10); CMPQ R10, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(21176, jgt_8_0); CMPQ R11, AX; JLS fall; JUMP; fall: FALL
+HANDLER(21184, jgt_8_1); CMPQ R11, DI; JLS fall; JUMP; fall: FALL
+HANDLER(21192, jgt_8_2); CMPQ R11, R12; JLS fall; JUMP; fall: FALL
+HANDLER(21200, jgt_8_3); CMPQ R11, R8; JLS fall; JUMP; fall: FALL
+HANDLER(21208, jgt_8_4); CMPQ R11, DX; JLS fall; JUMP; fall: FALL
+HANDLER(21216, jgt_8_5); CMPQ R11, R9; JLS fall; JUMP; fall: FALL
+HANDLER(21224, jgt_8_6); CMPQ R11, BX; JLS fall; JUMP; fall: FALL
+HANDLER(21232, jgt_8_7); CMPQ R11, R10; JLS fall; JUMP; fall: FALL
+HANDLER(21240, jgt_8_8); CMPQ R11, R11; JLS fall; JUMP; fall: FALL
+HANDLER(21248, jgt_8_9); CMPQ R11, R15; JLS fall; JUMP; fall: FALL
+HANDLER(21256, jgt_8_10); CMPQ R11, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(21264, jgt_9_0); CMPQ R15, AX; JLS fall; JUMP; fall: FALL
+HANDLER(21272, jgt_9_1); CMPQ R15, DI; JLS fall; JUMP; fall: FALL
+HANDLER(21280, jgt_9_2); CMPQ R15, R12; JLS fall; JUMP; fall: FALL
+HANDLER(21288, jgt_9_3); CMPQ R15, R8; JLS fall; JUMP; fall: FALL
+HANDLER(21296, jgt_9_4); CMPQ R15, DX; JLS fall; JUMP; fall: FALL
+HANDLER(21304, jgt_9_5); CMPQ R15, R9; JLS fall; JUMP; fall: FALL
+HANDLER(21312, jgt_9_6); CMPQ R15, BX; JLS fall; JUMP; fall: FALL
+HANDLER(21320, jgt_9_7); CMPQ R15, R10; JLS fall; JUMP; fall: FALL
+HANDLER(21328, jgt_9_8); CMPQ R15, R11; JLS fall; JUMP; fall: FALL
+HANDLER(21336, jgt_9_9); CMPQ R15, R15; JLS fall; JUMP; fall: FALL
+HANDLER(21344, jgt_9_10); CMPQ R15, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(21352, jgt_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(21360, jgt_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(21368, jgt_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(21376, jgt_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(21384, jgt_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(21392, jgt_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(21400, jgt_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(21408, jgt_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(21416, jgt_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(21424, jgt_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(21432, jgt_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(21440, jgt_back_0_0); CMPQ AX, AX; JLS fall; BACK; fall: FALL
+HANDLER(21448, jgt_back_0_1); CMPQ AX, DI; JLS fall; BACK; fall: FALL
+HANDLER(21456, jgt_back_0_2); CMPQ AX, R12; JLS fall; BACK; fall: FALL
+HANDLER(21464, jgt_back_0_3); CMPQ AX, R8; JLS fall; BACK; fall: FALL
+HANDLER(21472, jgt_back_0_4); CMPQ AX, DX; JLS fall; BACK; fall: FALL
+HANDLER(21480, jgt_back_0_5); CMPQ AX, R9; JLS fall; BACK; fall: FALL
+HANDLER(21488, jgt_back_0_6); CMPQ AX, BX; JLS fall; BACK; fall: FALL
+HANDLER(21496, jgt_back_0_7); CMPQ AX, R10; JLS fall; BACK; fall: FALL
+HANDLER(21504, jgt_back_0_8); CMPQ AX, R11; JLS fall; BACK; fall: FALL
+HANDLER(21512, jgt_back_0_9); CMPQ AX, R15; JLS fall; BACK; fall: FALL
+HANDLER(21520, jgt_back_0_10); CMPQ AX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(21528, jgt_back_1_0); CMPQ DI, AX; JLS fall; BACK; fall: FALL
+HANDLER(21536, jgt_back_1_1); CMPQ DI, DI; JLS fall; BACK; fall: FALL
+HANDLER(21544, jgt_back_1_2); CMPQ DI, R12; JLS fall; BACK; fall: FALL
+HANDLER(21552, jgt_back_1_3); CMPQ DI, R8; JLS fall; BACK; fall: FALL
+HANDLER(21560, jgt_back_1_4); CMPQ DI, DX; JLS fall; BACK; fall: FALL
+HANDLER(21568, jgt_back_1_5); CMPQ DI, R9; JLS fall; BACK; fall: FALL
+HANDLER(21576, jgt_back_1_6); CMPQ DI, BX; JLS fall; BACK; fall: FALL
+HANDLER(21584, jgt_back_1_7); CMPQ DI, R10; JLS fall; BACK; fall: FALL
+HANDLER(21592, jgt_back_1_8); CMPQ DI, R11; JLS fall; BACK; fall: FALL
+HANDLER(21600, jgt_back_1_9); CMPQ DI, R15; JLS fall; BACK; fall: FALL
+HANDLER(21608, jgt_back_1_10); CMPQ DI, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(21616, jgt_back_2_0); CMPQ R12, AX; JLS fall; BACK; fall: FALL
+HANDLER(21624, jgt_back_2_1); CMPQ R12, DI; JLS fall; BACK; fall: FALL
+HANDLER(21632, jgt_back_2_2); CMPQ R12, R12; JLS fall; BACK; fall: FALL
+HANDLER(21640, jgt_back_2_3); CMPQ R12, R8; JLS fall; BACK; fall: FALL
+HANDLER(21648, jgt_back_2_4); CMPQ R12, DX; JLS fall; BACK; fall: FALL
+HANDLER(21656, jgt_back_2_5); CMPQ R12, R9; JLS fall; BACK; fall: FALL
+HANDLER(21664, jgt_back_2_6); CMPQ R12, BX; JLS fall; BACK; fall: FALL
+HANDLER(21672, jgt_back_2_7); CMPQ R12, R10; JLS fall; BACK; fall: FALL
+HANDLER(21680, jgt_back_2_8); CMPQ R12, R11; JLS fall; BACK; fall: FALL
+HANDLER(21688, jgt_back_2_9); CMPQ R12, R15; JLS fall; BACK; fall: FALL
+HANDLER(21696, jgt_back_2_10); CMPQ R12, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(21704, jgt_back_3_0); CMPQ R8, AX; JLS fall; BACK; fall: FALL
+HANDLER(21712, jgt_back_3_1); CMPQ R8, DI; JLS fall; BACK; fall: FALL
+HANDLER(21720, jgt_back_3_2); CMPQ R8, R12; JLS fall; BACK; fall: FALL
+HANDLER(21728, jgt_back_3_3); CMPQ R8, R8; JLS fall; BACK; fall: FALL
+HANDLER(21736, jgt_back_3_4); CMPQ R8, DX; JLS fall; BACK; fall: FALL
+HANDLER(21744, jgt_back_3_5); CMPQ R8, R9; JLS fall; BACK; fall: FALL
+HANDLER(21752, jgt_back_3_6); CMPQ R8, BX; JLS fall; BACK; fall: FALL
+HANDLER(21760, jgt_back_3_7); CMPQ R8, R10; JLS fall; BACK; fall: FALL
+HANDLER(21768, jgt_back_3_8); CMPQ R8, R11; JLS fall; BACK; fall: FALL
+HANDLER(21776, jgt_back_3_9); CMPQ R8, R15; JLS fall; BACK; fall: FALL
+HANDLER(21784, jgt_back_3_10); CMPQ R8, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(21792, jgt_back_4_0); CMPQ DX, AX; JLS fall; BACK; fall: FALL
+HANDLER(21800, jgt_back_4_1); CMPQ DX, DI; JLS fall; BACK; fall: FALL
+HANDLER(21808, jgt_back_4_2); CMPQ DX, R12; JLS fall; BACK; fall: FALL
+HANDLER(21816, jgt_back_4_3); CMPQ DX, R8; JLS fall; BACK; fall: FALL
+HANDLER(21824, jgt_back_4_4); CMPQ DX, DX; JLS fall; BACK; fall: FALL
+HANDLER(21832, jgt_back_4_5); CMPQ DX, R9; JLS fall; BACK; fall: FALL
+HANDLER(21840, jgt_back_4_6); CMPQ DX, BX; JLS fall; BACK; fall: FALL
+HANDLER(21848, jgt_back_4_7); CMPQ DX, R10; JLS fall; BACK; fall: FALL
+HANDLER(21856, jgt_back_4_8); CMPQ DX, R11; JLS fall; BACK; fall: FALL
+HANDLER(21864, jgt_back_4_9); CMPQ DX, R15; JLS fall; BACK; fall: FALL
+HANDLER(21872, jgt_back_4_10); CMPQ DX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(21880, jgt_back_5_0); CMPQ R9, AX; JLS fall; BACK; fall: FALL
+HANDLER(21888, jgt_back_5_1); CMPQ R9, DI; JLS fall; BACK; fall: FALL
+HANDLER(21896, jgt_back_5_2); CMPQ R9, R12; JLS fall; BACK; fall: FALL
+HANDLER(21904, jgt_back_5_3); CMPQ R9, R8; JLS fall; BACK; fall: FALL
+HANDLER(21912, jgt_back_5_4); CMPQ R9, DX; JLS fall; BACK; fall: FALL
+HANDLER(21920, jgt_back_5_5); CMPQ R9, R9; JLS fall; BACK; fall: FALL
+HANDLER(21928, jgt_back_5_6); CMPQ R9, BX; JLS fall; BACK; fall: FALL
+HANDLER(21936, jgt_back_5_7); CMPQ R9, R10; JLS fall; BACK; fall: FALL
+HANDLER(21944, jgt_back_5_8); CMPQ R9, R11; JLS fall; BACK; fall: FALL
+HANDLER(21952, jgt_back_5_9); CMPQ R9, R15; JLS fall; BACK; fall: FALL
+HANDLER(21960, jgt_back_5_10); CMPQ R9, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(21968, jgt_back_6_0); CMPQ BX, AX; JLS fall; BACK; fall: FALL
+HANDLER(21976, jgt_back_6_1); CMPQ BX, DI; JLS fall; BACK; fall: FALL
+HANDLER(21984, jgt_back_6_2); CMPQ BX, R12; JLS fall; BACK; fall: FALL
+HANDLER(21992, jgt_back_6_3); CMPQ BX, R8; JLS fall; BACK; fall: FALL
+HANDLER(22000, jgt_back_6_4); CMPQ BX, DX; JLS fall; BACK; fall: FALL
+HANDLER(22008, jgt_back_6_5); CMPQ BX, R9; JLS fall; BACK; fall: FALL
+HANDLER(22016, jgt_back_6_6); CMPQ BX, BX; JLS fall; BACK; fall: FALL
+HANDLER(22024, jgt_back_6_7); CMPQ BX, R10; JLS fall; BACK; fall: FALL
+HANDLER(22032, jgt_back_6_8); CMPQ BX, R11; JLS fall; BACK; fall: FALL
+HANDLER(22040, jgt_back_6_9); CMPQ BX, R15; JLS fall; BACK; fall: FALL
+HANDLER(22048, jgt_back_6_10); CMPQ BX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(22056, jgt_back_7_0); CMPQ R10, AX; JLS fall; BACK; fall: FALL
+HANDLER(22064, jgt_back_7_1); CMPQ R10, DI; JLS fall; BACK; fall: FALL
+HANDLER(22072, jgt_back_7_2); CMPQ R10, R12; JLS fall; BACK; fall: FALL
+HANDLER(22080, jgt_back_7_3); CMPQ R10, R8; JLS fall; BACK; fall: FALL
+HANDLER(22088, jgt_back_7_4); CMPQ R10, DX; JLS fall; BACK; fall: FALL
+HANDLER(22096, jgt_back_7_5); CMPQ R10, R9; JLS fall; BACK; fall: FALL
+HANDLER(22104, jgt_back_7_6); CMPQ R10, BX; JLS fall; BACK; fall: FALL
+HANDLER(22112, jgt_back_7_7); CMPQ R10, R10; JLS fall; BACK; fall: FALL
+HANDLER(22120, jgt_back_7_8); CMPQ R10, R11; JLS fall; BACK; fall: FALL
+HANDLER(22128, jgt_back_7_9); CMPQ R10, R15; JLS fall; BACK; fall: FALL
+HANDLER(22136, jgt_back_7_10); CMPQ R10, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(22144, jgt_back_8_0); CMPQ R11, AX; JLS fall; BACK; fall: FALL
+HANDLER(22152, jgt_back_8_1); CMPQ R11, DI; JLS fall; BACK; fall: FALL
+HANDLER(22160, jgt_back_8_2); CMPQ R11, R12; JLS fall; BACK; fall: FALL
+HANDLER(22168, jgt_back_8_3); CMPQ R11, R8; JLS fall; BACK; fall: FALL
+HANDLER(22176, jgt_back_8_4); CMPQ R11, DX; JLS fall; BACK; fall: FALL
+HANDLER(22184, jgt_back_8_5); CMPQ R11, R9; JLS fall; BACK; fall: FALL
+HANDLER(22192, jgt_back_8_6); CMPQ R11, BX; JLS fall; BACK; fall: FALL
+HANDLER(22200, jgt_back_8_7); CMPQ R11, R10; JLS fall; BACK; fall: FALL
+HANDLER(22208, jgt_back_8_8); CMPQ R11, R11; JLS fall; BACK; fall: FALL
+HANDLER(22216, jgt_back_8_9); CMPQ R11, R15; JLS fall; BACK; fall: FALL
+HANDLER(22224, jgt_back_8_10); CMPQ R11, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(22232, jgt_back_9_0); CMPQ R15, AX; JLS fall; BACK; fall: FALL
+HANDLER(22240, jgt_back_9_1); CMPQ R15, DI; JLS fall; BACK; fall: FALL
+HANDLER(22248, jgt_back_9_2); CMPQ R15, R12; JLS fall; BACK; fall: FALL
+HANDLER(22256, jgt_back_9_3); CMPQ R15, R8; JLS fall; BACK; fall: FALL
+HANDLER(22264, jgt_back_9_4); CMPQ R15, DX; JLS fall; BACK; fall: FALL
+HANDLER(22272, jgt_back_9_5); CMPQ R15, R9; JLS fall; BACK; fall: FALL
+HANDLER(22280, jgt_back_9_6); CMPQ R15, BX; JLS fall; BACK; fall: FALL
+HANDLER(22288, jgt_back_9_7); CMPQ R15, R10; JLS fall; BACK; fall: FALL
+HANDLER(22296, jgt_back_9_8); CMPQ R15, R11; JLS fall; BACK; fall: FALL
+HANDLER(22304, jgt_back_9_9); CMPQ R15, R15; JLS fall; BACK; fall: FALL
+HANDLER(22312, jgt_back_9_10); CMPQ R15, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(22320, jgt_back_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLS fall; BACK; fall: FALL
+HANDLER(22328, jgt_back_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLS fall; BACK; fall: FALL
+HANDLER(22336, jgt_back_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLS fall; BACK; fall: FALL
+HANDLER(22344, jgt_back_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLS fall; BACK; fall: FALL
+HANDLER(22352, jgt_back_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLS fall; BACK; fall: FALL
+HANDLER(22360, jgt_back_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLS fall; BACK; fall: FALL
+HANDLER(22368, jgt_back_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLS fall; BACK; fall: FALL
+HANDLER(22376, jgt_back_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLS fall; BACK; fall: FALL
+HANDLER(22384, jgt_back_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLS fall; BACK; fall: FALL
+HANDLER(22392, jgt_back_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLS fall; BACK; fall: FALL
+HANDLER(22400, jgt_back_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(22408, jge_k_0); CMPQ AX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22416, jge_k_1); CMPQ DI, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22424, jge_k_2); CMPQ R12, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22432, jge_k_3); CMPQ R8, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22440, jge_k_4); CMPQ DX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22448, jge_k_5); CMPQ R9, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22456, jge_k_6); CMPQ BX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22464, jge_k_7); CMPQ R10, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22472, jge_k_8); CMPQ R11, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22480, jge_k_9); CMPQ R15, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22488, jge_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(22496, jge_k_back_0); CMPQ AX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22504, jge_k_back_1); CMPQ DI, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22512, jge_k_back_2); CMPQ R12, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22520, jge_k_back_3); CMPQ R8, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22528, jge_k_back_4); CMPQ DX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22536, jge_k_back_5); CMPQ R9, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22544, jge_k_back_6); CMPQ BX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22552, jge_k_back_7); CMPQ R10, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22560, jge_k_back_8); CMPQ R11, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22568, jge_k_back_9); CMPQ R15, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22576, jge_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(22584, jge_0_0); CMPQ AX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(22592, jge_0_1); CMPQ AX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(22600, jge_0_2); CMPQ AX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(22608, jge_0_3); CMPQ AX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(22616, jge_0_4); CMPQ AX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(22624, jge_0_5); CMPQ AX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(22632, jge_0_6); CMPQ AX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(22640, jge_0_7); CMPQ AX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(22648, jge_0_8); CMPQ AX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(22656, jge_0_9); CMPQ AX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(22664, jge_0_10); CMPQ AX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(22672, jge_1_0); CMPQ DI, AX; JCS fall; JUMP; fall: FALL
+HANDLER(22680, jge_1_1); CMPQ DI, DI; JCS fall; JUMP; fall: FALL
+HANDLER(22688, jge_1_2); CMPQ DI, R12; JCS fall; JUMP; fall: FALL
+HANDLER(22696, jge_1_3); CMPQ DI, R8; JCS fall; JUMP; fall: FALL
+HANDLER(22704, jge_1_4); CMPQ DI, DX; JCS fall; JUMP; fall: FALL
+HANDLER(22712, jge_1_5); CMPQ DI, R9; JCS fall; JUMP; fall: FALL
+HANDLER(22720, jge_1_6); CMPQ DI, BX; JCS fall; JUMP; fall: FALL
+HANDLER(22728, jge_1_7); CMPQ DI, R10; JCS fall; JUMP; fall: FALL
+HANDLER(22736, jge_1_8); CMPQ DI, R11; JCS fall; JUMP; fall: FALL
+HANDLER(22744, jge_1_9); CMPQ DI, R15; JCS fall; JUMP; fall: FALL
+HANDLER(22752, jge_1_10); CMPQ DI, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(22760, jge_2_0); CMPQ R12, AX; JCS fall; JUMP; fall: FALL
+HANDLER(22768, jge_2_1); CMPQ R12, DI; JCS fall; JUMP; fall: FALL
+HANDLER(22776, jge_2_2); CMPQ R12, R12; JCS fall; JUMP; fall: FALL
+HANDLER(22784, jge_2_3); CMPQ R12, R8; JCS fall; JUMP; fall: FALL
+HANDLER(22792, jge_2_4); CMPQ R12, DX; JCS fall; JUMP; fall: FALL
+HANDLER(22800, jge_2_5); CMPQ R12, R9; JCS fall; JUMP; fall: FALL
+HANDLER(22808, jge_2_6); CMPQ R12, BX; JCS fall; JUMP; fall: FALL
+HANDLER(22816, jge_2_7); CMPQ R12, R10; JCS fall; JUMP; fall: FALL
+HANDLER(22824, jge_2_8); CMPQ R12, R11; JCS fall; JUMP; fall: FALL
+HANDLER(22832, jge_2_9); CMPQ R12, R15; JCS fall; JUMP; fall: FALL
+HANDLER(22840, jge_2_10); CMPQ R12, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(22848, jge_3_0); CMPQ R8, AX; JCS fall; JUMP; fall: FALL
+HANDLER(22856, jge_3_1); CMPQ R8, DI; JCS fall; JUMP; fall: FALL
+HANDLER(22864, jge_3_2); CMPQ R8, R12; JCS fall; JUMP; fall: FALL
+HANDLER(22872, jge_3_3); CMPQ R8, R8; JCS fall; JUMP; fall: FALL
+HANDLER(22880, jge_3_4); CMPQ R8, DX; JCS fall; JUMP; fall: FALL
+HANDLER(22888, jge_3_5); CMPQ R8, R9; JCS fall; JUMP; fall: FALL
+HANDLER(22896, jge_3_6); CMPQ R8, BX; JCS fall; JUMP; fall: FALL
+HANDLER(22904, jge_3_7); CMPQ R8, R10; JCS fall; JUMP; fall: FALL
+HANDLER(22912, jge_3_8); CMPQ R8, R11; JCS fall; JUMP; fall: FALL
+HANDLER(22920, jge_3_9); CMPQ R8, R15; JCS fall; JUMP; fall: FALL
+HANDLER(22928, jge_3_10); CMPQ R8, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(22936, jge_4_0); CMPQ DX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(22944, jge_4_1); CMPQ DX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(22952, jge_4_2); CMPQ DX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(22960, jge_4_3); CMPQ DX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(22968, jge_4_4); CMPQ DX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(22976, jge_4_5); CMPQ DX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(22984, jge_4_6); CMPQ DX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(22992, jge_4_7); CMPQ DX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23000, jge_4_8); CMPQ DX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23008, jge_4_9); CMPQ DX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23016, jge_4_10); CMPQ DX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23024, jge_5_0); CMPQ R9, AX; JCS fall; JUMP; fall: FALL
+HANDLER(23032, jge_5_1); CMPQ R9, DI; JCS fall; JUMP; fall: FALL
+HANDLER(23040, jge_5_2); CMPQ R9, R12; JCS fall; JUMP; fall: FALL
+HANDLER(23048, jge_5_3); CMPQ R9, R8; JCS fall; JUMP; fall: FALL
+HANDLER(23056, jge_5_4); CMPQ R9, DX; JCS fall; JUMP; fall: FALL
+HANDLER(23064, jge_5_5); CMPQ R9, R9; JCS fall; JUMP; fall: FALL
+HANDLER(23072, jge_5_6); CMPQ R9, BX; JCS fall; JUMP; fall: FALL
+HANDLER(23080, jge_5_7); CMPQ R9, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23088, jge_5_8); CMPQ R9, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23096, jge_5_9); CMPQ R9, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23104, jge_5_10); CMPQ R9, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23112, jge_6_0); CMPQ BX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(23120, jge_6_1); CMPQ BX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(23128, jge_6_2); CMPQ BX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(23136, jge_6_3); CMPQ BX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(23144, jge_6_4); CMPQ BX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(23152, jge_6_5); CMPQ BX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(23160, jge_6_6); CMPQ BX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(23168, jge_6_7); CMPQ BX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23176, jge_6_8); CMPQ BX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23184, jge_6_9); CMPQ BX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23192, jge_6_10); CMPQ BX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23200, jge_7_0); CMPQ R10, AX; JCS fall; JUMP; fall: FALL
+HANDLER(23208, jge_7_1); CMPQ R10, DI; JCS fall; JUMP; fall: FALL
+HANDLER(23216, jge_7_2); CMPQ R10, R12; JCS fall; JUMP; fall: FALL
+HANDLER(23224, jge_7_3); CMPQ R10, R8; JCS fall; JUMP; fall: FALL
+HANDLER(23232, jge_7_4); CMPQ R10, DX; JCS fall; JUMP; fall: FALL
+HANDLER(23240, jge_7_5); CMPQ R10, R9; JCS fall; JUMP; fall: FALL
+HANDLER(23248, jge_7_6); CMPQ R10, BX; JCS fall; JUMP; fall: FALL
+HANDLER(23256, jge_7_7); CMPQ R10, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23264, jge_7_8); CMPQ R10, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23272, jge_7_9); CMPQ R10, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23280, jge_7_10); CMPQ R10, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23288, jge_8_0); CMPQ R11, AX; JCS fall; JUMP; fall: FALL
+HANDLER(23296, jge_8_1); CMPQ R11, DI; JCS fall; JUMP; fall: FALL
+HANDLER(23304, jge_8_2); CMPQ R11, R12; JCS fall; JUMP; fall: FALL
+HANDLER(23312, jge_8_3); CMPQ R11, R8; JCS fall; JUMP; fall: FALL
+HANDLER(23320, jge_8_4); CMPQ R11, DX; JCS fall; JUMP; fall: FALL
+HANDLER(23328, jge_8_5); CMPQ R11, R9; JCS fall; JUMP; fall: FALL
+HANDLER(23336, jge_8_6); CMPQ R11, BX; JCS fall; JUMP; fall: FALL
+HANDLER(23344, jge_8_7); CMPQ R11, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23352, jge_8_8); CMPQ R11, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23360, jge_8_9); CMPQ R11, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23368, jge_8_10); CMPQ R11, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23376, jge_9_0); CMPQ R15, AX; JCS fall; JUMP; fall: FALL
+HANDLER(23384, jge_9_1); CMPQ R15, DI; JCS fall; JUMP; fall: FALL
+HANDLER(23392, jge_9_2); CMPQ R15, R12; JCS fall; JUMP; fall: FALL
+HANDLER(23400, jge_9_3); CMPQ R15, R8; JCS fall; JUMP; fall: FALL
+HANDLER(23408, jge_9_4); CMPQ R15, DX; JCS fall; JUMP; fall: FALL
+HANDLER(23416, jge_9_5); CMPQ R15, R9; JCS fall; JUMP; fall: FALL
+HANDLER(23424, jge_9_6); CMPQ R15, BX; JCS fall; JUMP; fall: FALL
+HANDLER(23432, jge_9_7); CMPQ R15, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23440, jge_9_8); CMPQ R15, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23448, jge_9_9); CMPQ R15, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23456, jge_9_10); CMPQ R15, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23464, jge_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(23472, jge_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(23480, jge_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(23488, jge_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(23496, jge_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(23504, jge_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(23512, jge_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(23520, jge_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(23528, jge_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(23536, jge_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(23544, jge_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(23552, jge_back_0_0); CMPQ AX, AX; JCS fall; BACK; fall: FALL
+HANDLER(23560, jge_back_0_1); CMPQ AX, DI; JCS fall; BACK; fall: FALL
+HANDLER(23568, jge_back_0_2); CMPQ AX, R12; JCS fall; BACK; fall: FALL
+HANDLER(23576, jge_back_0_3); CMPQ AX, R8; JCS fall; BACK; fall: FALL
+HANDLER(23584, jge_back_0_4); CMPQ AX, DX; JCS fall; BACK; fall: FALL
+HANDLER(23592, jge_back_0_5); CMPQ AX, R9; JCS fall; BACK; fall: FALL
+HANDLER(23600, jge_back_0_6); CMPQ AX, BX; JCS fall; BACK; fall: FALL
+HANDLER(23608, jge_back_0_7); CMPQ AX, R10; JCS fall; BACK; fall: FALL
+HANDLER(23616, jge_back_0_8); CMPQ AX, R11; JCS fall; BACK; fall: FALL
+HANDLER(23624, jge_back_0_9); CMPQ AX, R15; JCS fall; BACK; fall: FALL
+HANDLER(23632, jge_back_0_10); CMPQ AX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(23640, jge_back_1_0); CMPQ DI, AX; JCS fall; BACK; fall: FALL
+HANDLER(23648, jge_back_1_1); CMPQ DI, DI; JCS fall; BACK; fall: FALL
+HANDLER(23656, jge_back_1_2); CMPQ DI, R12; JCS fall; BACK; fall: FALL
+HANDLER(23664, jge_back_1_3); CMPQ DI, R8; JCS fall; BACK; fall: FALL
+HANDLER(23672, jge_back_1_4); CMPQ DI, DX; JCS fall; BACK; fall: FALL
+HANDLER(23680, jge_back_1_5); CMPQ DI, R9; JCS fall; BACK; fall: FALL
+HANDLER(23688, jge_back_1_6); CMPQ DI, BX; JCS fall; BACK; fall: FALL
+HANDLER(23696, jge_back_1_7); CMPQ DI, R10; JCS fall; BACK; fall: FALL
+HANDLER(23704, jge_back_1_8); CMPQ DI, R11; JCS fall; BACK; fall: FALL
+HANDLER(23712, jge_back_1_9); CMPQ DI, R15; JCS fall; BACK; fall: FALL
+HANDLER(23720, jge_back_1_10); CMPQ DI, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(23728, jge_back_2_0); CMPQ R12, AX; JCS fall; BACK; fall: FALL
+HANDLER(23736, jge_back_2_1); CMPQ R12, DI; JCS fall; BACK; fall: FALL
+HANDLER(23744, jge_back_2_2); CMPQ R12, R12; JCS fall; BACK; fall: FALL
+HANDLER(23752, jge_back_2_3); CMPQ R12, R8; JCS fall; BACK; fall: FALL
+HANDLER(23760, jge_back_2_4); CMPQ R12, DX; JCS fall; BACK; fall: FALL
+HANDLER(23768, jge_back_2_5); CMPQ R12, R9; JCS fall; BACK; fall: FALL
+HANDLER(23776, jge_back_2_6); CMPQ R12, BX; JCS fall; BACK; fall: FALL
+HANDLER(23784, jge_back_2_7); CMPQ R12, R10; JCS fall; BACK; fall: FALL
+HANDLER(23792, jge_back_2_8); CMPQ R12, R11; JCS fall; BACK; fall: FALL
+HANDLER(23800, jge_back_2_9); CMPQ R12, R15; JCS fall; BACK; fall: FALL
+HANDLER(23808, jge_back_2_10); CMPQ R12, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(23816, jge_back_3_0); CMPQ R8, AX; JCS fall; BACK; fall: FALL
+HANDLER(23824, jge_back_3_1); CMPQ R8, DI; JCS fall; BACK; fall: FALL
+HANDLER(23832, jge_back_3_2); CMPQ R8, R12; JCS fall; BACK; fall: FALL
+HANDLER(23840, jge_back_3_3); CMPQ R8, R8; JCS fall; BACK; fall: FALL
+HANDLER(23848, jge_back_3_4); CMPQ R8, DX; JCS fall; BACK; fall: FALL
+HANDLER(23856, jge_back_3_5); CMPQ R8, R9; JCS fall; BACK; fall: FALL
+HANDLER(23864, jge_back_3_6); CMPQ R8, BX; JCS fall; BACK; fall: FALL
+HANDLER(23872, jge_back_3_7); CMPQ R8, R10; JCS fall; BACK; fall: FALL
+HANDLER(23880, jge_back_3_8); CMPQ R8, R11; JCS fall; BACK; fall: FALL
+HANDLER(23888, jge_back_3_9); CMPQ R8, R15; JCS fall; BACK; fall: FALL
+HANDLER(23896, jge_back_3_10); CMPQ R8, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(23904, jge_back_4_0); CMPQ DX, AX; JCS fall; BACK; fall: FALL
+HANDLER(23912, jge_back_4_1); CMPQ DX, DI; JCS fall; BACK; fall: FALL
+HANDLER(23920, jge_back_4_2); CMPQ DX, R12; JCS fall; BACK; fall: FALL
+HANDLER(23928, jge_back_4_3); CMPQ DX, R8; JCS fall; BACK; fall: FALL
+HANDLER(23936, jge_back_4_4); CMPQ DX, DX; JCS fall; BACK; fall: FALL
+HANDLER(23944, jge_back_4_5); CMPQ DX, R9; JCS fall; BACK; fall: FALL
+HANDLER(23952, jge_back_4_6); CMPQ DX, BX; JCS fall; BACK; fall: FALL
+HANDLER(23960, jge_back_4_7); CMPQ DX, R10; JCS fall; BACK; fall: FALL
+HANDLER(23968, jge_back_4_8); CMPQ DX, R11; JCS fall; BACK; fall: FALL
+HANDLER(23976, jge_back_4_9); CMPQ DX, R15; JCS fall; BACK; fall: FALL
+HANDLER(23984, jge_back_4_10); CMPQ DX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(23992, jge_back_5_0); CMPQ R9, AX; JCS fall; BACK; fall: FALL
+HANDLER(24000, jge_back_5_1); CMPQ R9, DI; JCS fall; BACK; fall: FALL
+HANDLER(24008, jge_back_5_2); CMPQ R9, R12; JCS fall; BACK; fall: FALL
+HANDLER(24016, jge_back_5_3); CMPQ R9, R8; JCS fall; BACK; fall: FALL
+HANDLER(24024, jge_back_5_4); CMPQ R9, DX; JCS fall; BACK; fall: FALL
+HANDLER(24032, jge_back_5_5); CMPQ R9, R9; JCS fall; BACK; fall: FALL
+HANDLER(24040, jge_back_5_6); CMPQ R9, BX; JCS fall; BACK; fall: FALL
+HANDLER(24048, jge_back_5_7); CMPQ R9, R10; JCS fall; BACK; fall: FALL
+HANDLER(24056, jge_back_5_8); CMPQ R9, R11; JCS fall; BACK; fall: FALL
+HANDLER(24064, jge_back_5_9); CMPQ R9, R15; JCS fall; BACK; fall: FALL
+HANDLER(24072, jge_back_5_10); CMPQ R9, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(24080, jge_back_6_0); CMPQ BX, AX; JCS fall; BACK; fall: FALL
+HANDLER(24088, jge_back_6_1); CMPQ BX, DI; JCS fall; BACK; fall: FALL
+HANDLER(24096, jge_back_6_2); CMPQ BX, R12; JCS fall; BACK; fall: FALL
+HANDLER(24104, jge_back_6_3); CMPQ BX, R8; JCS fall; BACK; fall: FALL
+HANDLER(24112, jge_back_6_4); CMPQ BX, DX; JCS fall; BACK; fall: FALL
+HANDLER(24120, jge_back_6_5); CMPQ BX, R9; JCS fall; BACK; fall: FALL
+HANDLER(24128, jge_back_6_6); CMPQ BX, BX; JCS fall; BACK; fall: FALL
+HANDLER(24136, jge_back_6_7); CMPQ BX, R10; JCS fall; BACK; fall: FALL
+HANDLER(24144, jge_back_6_8); CMPQ BX, R11; JCS fall; BACK; fall: FALL
+HANDLER(24152, jge_back_6_9); CMPQ BX, R15; JCS fall; BACK; fall: FALL
+HANDLER(24160, jge_back_6_10); CMPQ BX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(24168, jge_back_7_0); CMPQ R10, AX; JCS fall; BACK; fall: FALL
+HANDLER(24176, jge_back_7_1); CMPQ R10, DI; JCS fall; BACK; fall: FALL
+HANDLER(24184, jge_back_7_2); CMPQ R10, R12; JCS fall; BACK; fall: FALL
+HANDLER(24192, jge_back_7_3); CMPQ R10, R8; JCS fall; BACK; fall: FALL
+HANDLER(24200, jge_back_7_4); CMPQ R10, DX; JCS fall; BACK; fall: FALL
+HANDLER(24208, jge_back_7_5); CMPQ R10, R9; JCS fall; BACK; fall: FALL
+HANDLER(24216, jge_back_7_6); CMPQ R10, BX; JCS fall; BACK; fall: FALL
+HANDLER(24224, jge_back_7_7); CMPQ R10, R10; JCS fall; BACK; fall: FALL
+HANDLER(24232, jge_back_7_8); CMPQ R10, R11; JCS fall; BACK; fall: FALL
+HANDLER(24240, jge_back_7_9); CMPQ R10, R15; JCS fall; BACK; fall: FALL
+HANDLER(24248, jge_back_7_10); CMPQ R10, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(24256, jge_back_8_0); CMPQ R11, AX; JCS fall; BACK; fall: FALL
+HANDLER(24264, jge_back_8_1); CMPQ R11, DI; JCS fall; BACK; fall: FALL
+HANDLER(24272, jge_back_8_2); CMPQ R11, R12; JCS fall; BACK; fall: FALL
+HANDLER(24280, jge_back_8_3); CMPQ R11, R8; JCS fall; BACK; fall: FALL
+HANDLER(24288, jge_back_8_4); CMPQ R11, DX; JCS fall; BACK; fall: FALL
+HANDLER(24296, jge_back_8_5); CMPQ R11, R9; JCS fall; BACK; fall: FALL
+HANDLER(24304, jge_back_8_6); CMPQ R11, BX; JCS fall; BACK; fall: FALL
+HANDLER(24312, jge_back_8_7); CMPQ R11, R10; JCS fall; BACK; fall: FALL
+HANDLER(24320, jge_back_8_8); CMPQ R11, R11; JCS fall; BACK; fall: FALL
+HANDLER(24328, jge_back_8_9); CMPQ R11, R15; JCS fall; BACK; fall: FALL
+HANDLER(24336, jge_back_8_10); CMPQ R11, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(24344, jge_back_9_0); CMPQ R15, AX; JCS fall; BACK; fall: FALL
+HANDLER(24352, jge_back_9_1); CMPQ R15, DI; JCS fall; BACK; fall: FALL
+HANDLER(24360, jge_back_9_2); CMPQ R15, R12; JCS fall; BACK; fall: FALL
+HANDLER(24368, jge_back_9_3); CMPQ R15, R8; JCS fall; BACK; fall: FALL
+HANDLER(24376, jge_back_9_4); CMPQ R15, DX; JCS fall; BACK; fall: FALL
+HANDLER(24384, jge_back_9_5); CMPQ R15, R9; JCS fall; BACK; fall: FALL
+HANDLER(24392, jge_back_9_6); CMPQ R15, BX; JCS fall; BACK; fall: FALL
+HANDLER(24400, jge_back_9_7); CMPQ R15, R10; JCS fall; BACK; fall: FALL
+HANDLER(24408, jge_back_9_8); CMPQ R15, R11; JCS fall; BACK; fall: FALL
+HANDLER(24416, jge_back_9_9); CMPQ R15, R15; JCS fall; BACK; fall: FALL
+HANDLER(24424, jge_back_9_10); CMPQ R15, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(24432, jge_back_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JCS fall; BACK; fall: FALL
+HANDLER(24440, jge_back_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JCS fall; BACK; fall: FALL
+HANDLER(24448, jge_back_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JCS fall; BACK; fall: FALL
+HANDLER(24456, jge_back_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JCS fall; BACK; fall: FALL
+HANDLER(24464, jge_back_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JCS fall; BACK; fall: FALL
+HANDLER(24472, jge_back_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JCS fall; BACK; fall: FALL
+HANDLER(24480, jge_back_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JCS fall; BACK; fall: FALL
+HANDLER(24488, jge_back_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JCS fall; BACK; fall: FALL
+HANDLER(24496, jge_back_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JCS fall; BACK; fall: FALL
+HANDLER(24504, jge_back_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JCS fall; BACK; fall: FALL
+HANDLER(24512, jge_back_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(24520, jset_k_0); TESTQ AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24528, jset_k_1); TESTQ DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24536, jset_k_2); TESTQ R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24544, jset_k_3); TESTQ R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24552, jset_k_4); TESTQ DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24560, jset_k_5); TESTQ R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24568, jset_k_6); TESTQ BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24576, jset_k_7); TESTQ R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24584, jset_k_8); TESTQ R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24592, jset_k_9); TESTQ R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24600, jset_k_10); MOVQ REG(10), CX; TESTQ CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24608, jset_k_back_0); TESTQ AX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24616, jset_k_back_1); TESTQ DI, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24624, jset_k_back_2); TESTQ R12, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24632, jset_k_back_3); TESTQ R8, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24640, jset_k_back_4); TESTQ DX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24648, jset_k_back_5); TESTQ R9, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24656, jset_k_back_6); TESTQ BX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24664, jset_k_back_7); TESTQ R10, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24672, jset_k_back_8); TESTQ R11, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24680, jset_k_back_9); TESTQ R15, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24688, jset_k_back_10); MOVQ REG(10), CX; TESTQ CX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24696, jset_0); TESTQ CX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(24704, jset_1); TESTQ CX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(24712, jset_2); TESTQ CX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(24720, jset_3); TESTQ CX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(24728, jset_4); TESTQ CX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(24736, jset_5); TESTQ CX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(24744, jset_6); TESTQ CX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(24752, jset_7); TESTQ CX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(24760, jset_8); TESTQ CX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(24768, jset_9); TESTQ CX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(24776, jset_10); TESTQ CX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(24784, jne_k_0); CMPQ AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24792, jne_k_1); CMPQ DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24800, jne_k_2); CMPQ R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24808, jne_k_3); CMPQ R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24816, jne_k_4); CMPQ DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24824, jne_k_5); CMPQ R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24832, jne_k_6); CMPQ BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24840, jne_k_7); CMPQ R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24848, jne_k_8); CMPQ R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24856, jne_k_9); CMPQ R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24864, jne_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(24872, jne_k_back_0); CMPQ AX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24880, jne_k_back_1); CMPQ DI, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24888, jne_k_back_2); CMPQ R12, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24896, jne_k_back_3); CMPQ R8, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24904, jne_k_back_4); CMPQ DX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24912, jne_k_back_5); CMPQ R9, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24920, jne_k_back_6); CMPQ BX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24928, jne_k_back_7); CMPQ R10, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24936, jne_k_back_8); CMPQ R11, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24944, jne_k_back_9); CMPQ R15, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24952, jne_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(24960, jne_0_0); CMPQ AX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(24968, jne_0_1); CMPQ AX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(24976, jne_0_2); CMPQ AX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(24984, jne_0_3); CMPQ AX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(24992, jne_0_4); CMPQ AX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25000, jne_0_5); CMPQ AX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25008, jne_0_6); CMPQ AX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25016, jne_0_7); CMPQ AX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25024, jne_0_8); CMPQ AX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25032, jne_0_9); CMPQ AX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25040, jne_0_10); CMPQ AX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25048, jne_1_0); CMPQ DI, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25056, jne_1_1); CMPQ DI, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25064, jne_1_2); CMPQ DI, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25072, jne_1_3); CMPQ DI, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25080, jne_1_4); CMPQ DI, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25088, jne_1_5); CMPQ DI, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25096, jne_1_6); CMPQ DI, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25104, jne_1_7); CMPQ DI, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25112, jne_1_8); CMPQ DI, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25120, jne_1_9); CMPQ DI, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25128, jne_1_10); CMPQ DI, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25136, jne_2_0); CMPQ R12, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25144, jne_2_1); CMPQ R12, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25152, jne_2_2); CMPQ R12, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25160, jne_2_3); CMPQ R12, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25168, jne_2_4); CMPQ R12, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25176, jne_2_5); CMPQ R12, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25184, jne_2_6); CMPQ R12, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25192, jne_2_7); CMPQ R12, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25200, jne_2_8); CMPQ R12, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25208, jne_2_9); CMPQ R12, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25216, jne_2_10); CMPQ R12, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25224, jne_3_0); CMPQ R8, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25232, jne_3_1); CMPQ R8, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25240, jne_3_2); CMPQ R8, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25248, jne_3_3); CMPQ R8, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25256, jne_3_4); CMPQ R8, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25264, jne_3_5); CMPQ R8, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25272, jne_3_6); CMPQ R8, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25280, jne_3_7); CMPQ R8, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25288, jne_3_8); CMPQ R8, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25296, jne_3_9); CMPQ R8, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25304, jne_3_10); CMPQ R8, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25312, jne_4_0); CMPQ DX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25320, jne_4_1); CMPQ DX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25328, jne_4_2); CMPQ DX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25336, jne_4_3); CMPQ DX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25344, jne_4_4); CMPQ DX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25352, jne_4_5); CMPQ DX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25360, jne_4_6); CMPQ DX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25368, jne_4_7); CMPQ DX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25376, jne_4_8); CMPQ DX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25384, jne_4_9); CMPQ DX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25392, jne_4_10); CMPQ DX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25400, jne_5_0); CMPQ R9, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25408, jne_5_1); CMPQ R9, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25416, jne_5_2); CMPQ R9, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25424, jne_5_3); CMPQ R9, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25432, jne_5_4); CMPQ R9, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25440, jne_5_5); CMPQ R9, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25448, jne_5_6); CMPQ R9, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25456, jne_5_7); CMPQ R9, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25464, jne_5_8); CMPQ R9, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25472, jne_5_9); CMPQ R9, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25480, jne_5_10); CMPQ R9, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25488, jne_6_0); CMPQ BX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25496, jne_6_1); CMPQ BX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25504, jne_6_2); CMPQ BX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25512, jne_6_3); CMPQ BX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25520, jne_6_4); CMPQ BX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25528, jne_6_5); CMPQ BX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25536, jne_6_6); CMPQ BX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25544, jne_6_7); CMPQ BX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25552, jne_6_8); CMPQ BX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25560, jne_6_9); CMPQ BX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25568, jne_6_10); CMPQ BX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25576, jne_7_0); CMPQ R10, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25584, jne_7_1); CMPQ R10, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25592, jne_7_2); CMPQ R10, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25600, jne_7_3); CMPQ R10, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25608, jne_7_4); CMPQ R10, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25616, jne_7_5); CMPQ R10, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25624, jne_7_6); CMPQ R10, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25632, jne_7_7); CMPQ R10, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25640, jne_7_8); CMPQ R10, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25648, jne_7_9); CMPQ R10, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25656, jne_7_10); CMPQ R10, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25664, jne_8_0); CMPQ R11, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25672, jne_8_1); CMPQ R11, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25680, jne_8_2); CMPQ R11, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25688, jne_8_3); CMPQ R11, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25696, jne_8_4); CMPQ R11, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25704, jne_8_5); CMPQ R11, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25712, jne_8_6); CMPQ R11, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25720, jne_8_7); CMPQ R11, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25728, jne_8_8); CMPQ R11, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25736, jne_8_9); CMPQ R11, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25744, jne_8_10); CMPQ R11, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25752, jne_9_0); CMPQ R15, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25760, jne_9_1); CMPQ R15, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25768, jne_9_2); CMPQ R15, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25776, jne_9_3); CMPQ R15, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25784, jne_9_4); CMPQ R15, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25792, jne_9_5); CMPQ R15, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25800, jne_9_6); CMPQ R15, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25808, jne_9_7); CMPQ R15, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25816, jne_9_8); CMPQ R15, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25824, jne_9_9); CMPQ R15, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25832, jne_9_10); CMPQ R15, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25840, jne_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(25848, jne_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(25856, jne_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(25864, jne_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(25872, jne_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(25880, jne_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(25888, jne_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(25896, jne_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(25904, jne_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(25912, jne_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(25920, jne_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(25928, jne_back_0_0); CMPQ AX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(25936, jne_back_0_1); CMPQ AX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(25944, jne_back_0_2); CMPQ AX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(25952, jne_back_0_3); CMPQ AX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(25960, jne_back_0_4); CMPQ AX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(25968, jne_back_0_5); CMPQ AX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(25976, jne_back_0_6); CMPQ AX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(25984, jne_back_0_7); CMPQ AX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(25992, jne_back_0_8); CMPQ AX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26000, jne_back_0_9); CMPQ AX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26008, jne_back_0_10); CMPQ AX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26016, jne_back_1_0); CMPQ DI, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26024, jne_back_1_1); CMPQ DI, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26032, jne_back_1_2); CMPQ DI, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26040, jne_back_1_3); CMPQ DI, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26048, jne_back_1_4); CMPQ DI, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26056, jne_back_1_5); CMPQ DI, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26064, jne_back_1_6); CMPQ DI, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26072, jne_back_1_7); CMPQ DI, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26080, jne_back_1_8); CMPQ DI, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26088, jne_back_1_9); CMPQ DI, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26096, jne_back_1_10); CMPQ DI, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26104, jne_back_2_0); CMPQ R12, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26112, jne_back_2_1); CMPQ R12, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26120, jne_back_2_2); CMPQ R12, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26128, jne_back_2_3); CMPQ R12, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26136, jne_back_2_4); CMPQ R12, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26144, jne_back_2_5); CMPQ R12, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26152, jne_back_2_6); CMPQ R12, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26160, jne_back_2_7); CMPQ R12, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26168, jne_back_2_8); CMPQ R12, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26176, jne_back_2_9); CMPQ R12, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26184, jne_back_2_10); CMPQ R12, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26192, jne_back_3_0); CMPQ R8, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26200, jne_back_3_1); CMPQ R8, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26208, jne_back_3_2); CMPQ R8, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26216, jne_back_3_3); CMPQ R8, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26224, jne_back_3_4); CMPQ R8, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26232, jne_back_3_5); CMPQ R8, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26240, jne_back_3_6); CMPQ R8, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26248, jne_back_3_7); CMPQ R8, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26256, jne_back_3_8); CMPQ R8, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26264, jne_back_3_9); CMPQ R8, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26272, jne_back_3_10); CMPQ R8, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26280, jne_back_4_0); CMPQ DX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26288, jne_back_4_1); CMPQ DX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26296, jne_back_4_2); CMPQ DX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26304, jne_back_4_3); CMPQ DX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26312, jne_back_4_4); CMPQ DX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26320, jne_back_4_5); CMPQ DX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26328, jne_back_4_6); CMPQ DX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26336, jne_back_4_7); CMPQ DX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26344, jne_back_4_8); CMPQ DX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26352, jne_back_4_9); CMPQ DX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26360, jne_back_4_10); CMPQ DX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26368, jne_back_5_0); CMPQ R9, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26376, jne_back_5_1); CMPQ R9, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26384, jne_back_5_2); CMPQ R9, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26392, jne_back_5_3); CMPQ R9, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26400, jne_back_5_4); CMPQ R9, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26408, jne_back_5_5); CMPQ R9, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26416, jne_back_5_6); CMPQ R9, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26424, jne_back_5_7); CMPQ R9, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26432, jne_back_5_8); CMPQ R9, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26440, jne_back_5_9); CMPQ R9, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26448, jne_back_5_10); CMPQ R9, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26456, jne_back_6_0); CMPQ BX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26464, jne_back_6_1); CMPQ BX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26472, jne_back_6_2); CMPQ BX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26480, jne_back_6_3); CMPQ BX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26488, jne_back_6_4); CMPQ BX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26496, jne_back_6_5); CMPQ BX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26504, jne_back_6_6); CMPQ BX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26512, jne_back_6_7); CMPQ BX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26520, jne_back_6_8); CMPQ BX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26528, jne_back_6_9); CMPQ BX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26536, jne_back_6_10); CMPQ BX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26544, jne_back_7_0); CMPQ R10, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26552, jne_back_7_1); CMPQ R10, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26560, jne_back_7_2); CMPQ R10, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26568, jne_back_7_3); CMPQ R10, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26576, jne_back_7_4); CMPQ R10, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26584, jne_back_7_5); CMPQ R10, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26592, jne_back_7_6); CMPQ R10, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26600, jne_back_7_7); CMPQ R10, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26608, jne_back_7_8); CMPQ R10, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26616, jne_back_7_9); CMPQ R10, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26624, jne_back_7_10); CMPQ R10, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26632, jne_back_8_0); CMPQ R11, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26640, jne_back_8_1); CMPQ R11, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26648, jne_back_8_2); CMPQ R11, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26656, jne_back_8_3); CMPQ R11, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26664, jne_back_8_4); CMPQ R11, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26672, jne_back_8_5); CMPQ R11, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26680, jne_back_8_6); CMPQ R11, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26688, jne_back_8_7); CMPQ R11, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26696, jne_back_8_8); CMPQ R11, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26704, jne_back_8_9); CMPQ R11, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26712, jne_back_8_10); CMPQ R11, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26720, jne_back_9_0); CMPQ R15, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26728, jne_back_9_1); CMPQ R15, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26736, jne_back_9_2); CMPQ R15, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26744, jne_back_9_3); CMPQ R15, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26752, jne_back_9_4); CMPQ R15, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26760, jne_back_9_5); CMPQ R15, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26768, jne_back_9_6); CMPQ R15, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26776, jne_back_9_7); CMPQ R15, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26784, jne_back_9_8); CMPQ R15, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26792, jne_back_9_9); CMPQ R15, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26800, jne_back_9_10); CMPQ R15, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26808, jne_back_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(26816, jne_back_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(26824, jne_back_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(26832, jne_back_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(26840, jne_back_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(26848, jne_back_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(26856, jne_back_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(26864, jne_back_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(26872, jne_back_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(26880, jne_back_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(26888, jne_back_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(26896, jsgt_k_0); CMPQ AX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26904, jsgt_k_1); CMPQ DI, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26912, jsgt_k_2); CMPQ R12, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26920, jsgt_k_3); CMPQ R8, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26928, jsgt_k_4); CMPQ DX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26936, jsgt_k_5); CMPQ R9, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26944, jsgt_k_6); CMPQ BX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26952, jsgt_k_7); CMPQ R10, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26960, jsgt_k_8); CMPQ R11, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26968, jsgt_k_9); CMPQ R15, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26976, jsgt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(26984, jsgt_k_back_0); CMPQ AX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(26992, jsgt_k_back_1); CMPQ DI, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27000, jsgt_k_back_2); CMPQ R12, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27008, jsgt_k_back_3); CMPQ R8, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27016, jsgt_k_back_4); CMPQ DX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27024, jsgt_k_back_5); CMPQ R9, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27032, jsgt_k_back_6); CMPQ BX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27040, jsgt_k_back_7); CMPQ R10, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27048, jsgt_k_back_8); CMPQ R11, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27056, jsgt_k_back_9); CMPQ R15, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27064, jsgt_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(27072, jsgt_0_0); CMPQ AX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27080, jsgt_0_1); CMPQ AX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27088, jsgt_0_2); CMPQ AX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27096, jsgt_0_3); CMPQ AX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27104, jsgt_0_4); CMPQ AX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27112, jsgt_0_5); CMPQ AX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27120, jsgt_0_6); CMPQ AX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27128, jsgt_0_7); CMPQ AX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27136, jsgt_0_8); CMPQ AX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27144, jsgt_0_9); CMPQ AX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27152, jsgt_0_10); CMPQ AX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27160, jsgt_1_0); CMPQ DI, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27168, jsgt_1_1); CMPQ DI, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27176, jsgt_1_2); CMPQ DI, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27184, jsgt_1_3); CMPQ DI, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27192, jsgt_1_4); CMPQ DI, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27200, jsgt_1_5); CMPQ DI, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27208, jsgt_1_6); CMPQ DI, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27216, jsgt_1_7); CMPQ DI, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27224, jsgt_1_8); CMPQ DI, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27232, jsgt_1_9); CMPQ DI, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27240, jsgt_1_10); CMPQ DI, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27248, jsgt_2_0); CMPQ R12, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27256, jsgt_2_1); CMPQ R12, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27264, jsgt_2_2); CMPQ R12, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27272, jsgt_2_3); CMPQ R12, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27280, jsgt_2_4); CMPQ R12, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27288, jsgt_2_5); CMPQ R12, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27296, jsgt_2_6); CMPQ R12, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27304, jsgt_2_7); CMPQ R12, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27312, jsgt_2_8); CMPQ R12, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27320, jsgt_2_9); CMPQ R12, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27328, jsgt_2_10); CMPQ R12, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27336, jsgt_3_0); CMPQ R8, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27344, jsgt_3_1); CMPQ R8, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27352, jsgt_3_2); CMPQ R8, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27360, jsgt_3_3); CMPQ R8, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27368, jsgt_3_4); CMPQ R8, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27376, jsgt_3_5); CMPQ R8, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27384, jsgt_3_6); CMPQ R8, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27392, jsgt_3_7); CMPQ R8, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27400, jsgt_3_8); CMPQ R8, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27408, jsgt_3_9); CMPQ R8, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27416, jsgt_3_10); CMPQ R8, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27424, jsgt_4_0); CMPQ DX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27432, jsgt_4_1); CMPQ DX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27440, jsgt_4_2); CMPQ DX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27448, jsgt_4_3); CMPQ DX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27456, jsgt_4_4); CMPQ DX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27464, jsgt_4_5); CMPQ DX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27472, jsgt_4_6); CMPQ DX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27480, jsgt_4_7); CMPQ DX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27488, jsgt_4_8); CMPQ DX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27496, jsgt_4_9); CMPQ DX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27504, jsgt_4_10); CMPQ DX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27512, jsgt_5_0); CMPQ R9, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27520, jsgt_5_1); CMPQ R9, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27528, jsgt_5_2); CMPQ R9, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27536, jsgt_5_3); CMPQ R9, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27544, jsgt_5_4); CMPQ R9, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27552, jsgt_5_5); CMPQ R9, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27560, jsgt_5_6); CMPQ R9, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27568, jsgt_5_7); CMPQ R9, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27576, jsgt_5_8); CMPQ R9, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27584, jsgt_5_9); CMPQ R9, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27592, jsgt_5_10); CMPQ R9, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27600, jsgt_6_0); CMPQ BX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27608, jsgt_6_1); CMPQ BX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27616, jsgt_6_2); CMPQ BX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27624, jsgt_6_3); CMPQ BX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27632, jsgt_6_4); CMPQ BX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27640, jsgt_6_5); CMPQ BX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27648, jsgt_6_6); CMPQ BX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27656, jsgt_6_7); CMPQ BX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27664, jsgt_6_8); CMPQ BX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27672, jsgt_6_9); CMPQ BX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27680, jsgt_6_10); CMPQ BX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27688, jsgt_7_0); CMPQ R10, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27696, jsgt_7_1); CMPQ R10, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27704, jsgt_7_2); CMPQ R10, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27712, jsgt_7_3); CMPQ R10, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27720, jsgt_7_4); CMPQ R10, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27728, jsgt_7_5); CMPQ R10, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27736, jsgt_7_6); CMPQ R10, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27744, jsgt_7_7); CMPQ R10, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27752, jsgt_7_8); CMPQ R10, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27760, jsgt_7_9); CMPQ R10, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27768, jsgt_7_10); CMPQ R10, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27776, jsgt_8_0); CMPQ R11, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27784, jsgt_8_1); CMPQ R11, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27792, jsgt_8_2); CMPQ R11, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27800, jsgt_8_3); CMPQ R11, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27808, jsgt_8_4); CMPQ R11, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27816, jsgt_8_5); CMPQ R11, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27824, jsgt_8_6); CMPQ R11, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27832, jsgt_8_7); CMPQ R11, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27840, jsgt_8_8); CMPQ R11, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27848, jsgt_8_9); CMPQ R11, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27856, jsgt_8_10); CMPQ R11, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27864, jsgt_9_0); CMPQ R15, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27872, jsgt_9_1); CMPQ R15, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27880, jsgt_9_2); CMPQ R15, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27888, jsgt_9_3); CMPQ R15, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27896, jsgt_9_4); CMPQ R15, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27904, jsgt_9_5); CMPQ R15, R9; JLE fall; JUMP; fall: FALL
+HANDLER(27912, jsgt_9_6); CMPQ R15, BX; JLE fall; JUMP; fall: FALL
+HANDLER(27920, jsgt_9_7); CMPQ R15, R10; JLE fall; JUMP; fall: FALL
+HANDLER(27928, jsgt_9_8); CMPQ R15, R11; JLE fall; JUMP; fall: FALL
+HANDLER(27936, jsgt_9_9); CMPQ R15, R15; JLE fall; JUMP; fall: FALL
+HANDLER(27944, jsgt_9_10); CMPQ R15, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(27952, jsgt_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(27960, jsgt_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(27968, jsgt_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(27976, jsgt_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(27984, jsgt_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(27992, jsgt_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(28000, jsgt_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(28008, jsgt_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(28016, jsgt_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(28024, jsgt_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(28032, jsgt_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(28040, jsgt_back_0_0); CMPQ AX, AX; JLE fall; BACK; fall: FALL
+HANDLER(28048, jsgt_back_0_1); CMPQ AX, DI; JLE fall; BACK; fall: FALL
+HANDLER(28056, jsgt_back_0_2); CMPQ AX, R12; JLE fall; BACK; fall: FALL
+HANDLER(28064, jsgt_back_0_3); CMPQ AX, R8; JLE fall; BACK; fall: FALL
+HANDLER(28072, jsgt_back_0_4); CMPQ AX, DX; JLE fall; BACK; fall: FALL
+HANDLER(28080, jsgt_back_0_5); CMPQ AX, R9; JLE fall; BACK; fall: FALL
+HANDLER(28088, jsgt_back_0_6); CMPQ AX, BX; JLE fall; BACK; fall: FALL
+HANDLER(28096, jsgt_back_0_7); CMPQ AX, R10; JLE fall; BACK; fall: FALL
+HANDLER(28104, jsgt_back_0_8); CMPQ AX, R11; JLE fall; BACK; fall: FALL
+HANDLER(28112, jsgt_back_0_9); CMPQ AX, R15; JLE fall; BACK; fall: FALL
+HANDLER(28120, jsgt_back_0_10); CMPQ AX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28128, jsgt_back_1_0); CMPQ DI, AX; JLE fall; BACK; fall: FALL
+HANDLER(28136, jsgt_back_1_1); CMPQ DI, DI; JLE fall; BACK; fall: FALL
+HANDLER(28144, jsgt_back_1_2); CMPQ DI, R12; JLE fall; BACK; fall: FALL
+HANDLER(28152, jsgt_back_1_3); CMPQ DI, R8; JLE fall; BACK; fall: FALL
+HANDLER(28160, jsgt_back_1_4); CMPQ DI, DX; JLE fall; BACK; fall: FALL
+HANDLER(28168, jsgt_back_1_5); CMPQ DI, R9; JLE fall; BACK; fall: FALL
+HANDLER(28176, jsgt_back_1_6); CMPQ DI, BX; JLE fall; BACK; fall: FALL
+HANDLER(28184, jsgt_back_1_7); CMPQ DI, R10; JLE fall; BACK; fall: FALL
+HANDLER(28192, jsgt_back_1_8); CMPQ DI, R11; JLE fall; BACK; fall: FALL
+HANDLER(28200, jsgt_back_1_9); CMPQ DI, R15; JLE fall; BACK; fall: FALL
+HANDLER(28208, jsgt_back_1_10); CMPQ DI, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28216, jsgt_back_2_0); CMPQ R12, AX; JLE fall; BACK; fall: FALL
+HANDLER(28224, jsgt_back_2_1); CMPQ R12, DI; JLE fall; BACK; fall: FALL
+HANDLER(28232, jsgt_back_2_2); CMPQ R12, R12; JLE fall; BACK; fall: FALL
+HANDLER(28240, jsgt_back_2_3); CMPQ R12, R8; JLE fall; BACK; fall: FALL
+HANDLER(28248, jsgt_back_2_4); CMPQ R12, DX; JLE fall; BACK; fall: FALL
+HANDLER(28256, jsgt_back_2_5); CMPQ R12, R9; JLE fall; BACK; fall: FALL
+HANDLER(28264, jsgt_back_2_6); CMPQ R12, BX; JLE fall; BACK; fall: FALL
+HANDLER(28272, jsgt_back_2_7); CMPQ R12, R10; JLE fall; BACK; fall: FALL
+HANDLER(28280, jsgt_back_2_8); CMPQ R12, R11; JLE fall; BACK; fall: FALL
+HANDLER(28288, jsgt_back_2_9); CMPQ R12, R15; JLE fall; BACK; fall: FALL
+HANDLER(28296, jsgt_back_2_10); CMPQ R12, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28304, jsgt_back_3_0); CMPQ R8, AX; JLE fall; BACK; fall: FALL
+HANDLER(28312, jsgt_back_3_1); CMPQ R8, DI; JLE fall; BACK; fall: FALL
+HANDLER(28320, jsgt_back_3_2); CMPQ R8, R12; JLE fall; BACK; fall: FALL
+HANDLER(28328, jsgt_back_3_3); CMPQ R8, R8; JLE fall; BACK; fall: FALL
+HANDLER(28336, jsgt_back_3_4); CMPQ R8, DX; JLE fall; BACK; fall: FALL
+HANDLER(28344, jsgt_back_3_5); CMPQ R8, R9; JLE fall; BACK; fall: FALL
+HANDLER(28352, jsgt_back_3_6); CMPQ R8, BX; JLE fall; BACK; fall: FALL
+HANDLER(28360, jsgt_back_3_7); CMPQ R8, R10; JLE fall; BACK; fall: FALL
+HANDLER(28368, jsgt_back_3_8); CMPQ R8, R11; JLE fall; BACK; fall: FALL
+HANDLER(28376, jsgt_back_3_9); CMPQ R8, R15; JLE fall; BACK; fall: FALL
+HANDLER(28384, jsgt_back_3_10); CMPQ R8, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28392, jsgt_back_4_0); CMPQ DX, AX; JLE fall; BACK; fall: FALL
+HANDLER(28400, jsgt_back_4_1); CMPQ DX, DI; JLE fall; BACK; fall: FALL
+HANDLER(28408, jsgt_back_4_2); CMPQ DX, R12; JLE fall; BACK; fall: FALL
+HANDLER(28416, jsgt_back_4_3); CMPQ DX, R8; JLE fall; BACK; fall: FALL
+HANDLER(28424, jsgt_back_4_4); CMPQ DX, DX; JLE fall; BACK; fall: FALL
+HANDLER(28432, jsgt_back_4_5); CMPQ DX, R9; JLE fall; BACK; fall: FALL
+HANDLER(28440, jsgt_back_4_6); CMPQ DX, BX; JLE fall; BACK; fall: FALL
+HANDLER(28448, jsgt_back_4_7); CMPQ DX, R10; JLE fall; BACK; fall: FALL
+HANDLER(28456, jsgt_back_4_8); CMPQ DX, R11; JLE fall; BACK; fall: FALL
+HANDLER(28464, jsgt_back_4_9); CMPQ DX, R15; JLE fall; BACK; fall: FALL
+HANDLER(28472, jsgt_back_4_10); CMPQ DX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28480, jsgt_back_5_0); CMPQ R9, AX; JLE fall; BACK; fall: FALL
+HANDLER(28488, jsgt_back_5_1); CMPQ R9, DI; JLE fall; BACK; fall: FALL
+HANDLER(28496, jsgt_back_5_2); CMPQ R9, R12; JLE fall; BACK; fall: FALL
+HANDLER(28504, jsgt_back_5_3); CMPQ R9, R8; JLE fall; BACK; fall: FALL
+HANDLER(28512, jsgt_back_5_4); CMPQ R9, DX; JLE fall; BACK; fall: FALL
+HANDLER(28520, jsgt_back_5_5); CMPQ R9, R9; JLE fall; BACK; fall: FALL
+HANDLER(28528, jsgt_back_5_6); CMPQ R9, BX; JLE fall; BACK; fall: FALL
+HANDLER(28536, jsgt_back_5_7); CMPQ R9, R10; JLE fall; BACK; fall: FALL
+HANDLER(28544, jsgt_back_5_8); CMPQ R9, R11; JLE fall; BACK; fall: FALL
+HANDLER(28552, jsgt_back_5_9); CMPQ R9, R15; JLE fall; BACK; fall: FALL
+HANDLER(28560, jsgt_back_5_10); CMPQ R9, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28568, jsgt_back_6_0); CMPQ BX, AX; JLE fall; BACK; fall: FALL
+HANDLER(28576, jsgt_back_6_1); CMPQ BX, DI; JLE fall; BACK; fall: FALL
+HANDLER(28584, jsgt_back_6_2); CMPQ BX, R12; JLE fall; BACK; fall: FALL
+HANDLER(28592, jsgt_back_6_3); CMPQ BX, R8; JLE fall; BACK; fall: FALL
+HANDLER(28600, jsgt_back_6_4); CMPQ BX, DX; JLE fall; BACK; fall: FALL
+HANDLER(28608, jsgt_back_6_5); CMPQ BX, R9; JLE fall; BACK; fall: FALL
+HANDLER(28616, jsgt_back_6_6); CMPQ BX, BX; JLE fall; BACK; fall: FALL
+HANDLER(28624, jsgt_back_6_7); CMPQ BX, R10; JLE fall; BACK; fall: FALL
+HANDLER(28632, jsgt_back_6_8); CMPQ BX, R11; JLE fall; BACK; fall: FALL
+HANDLER(28640, jsgt_back_6_9); CMPQ BX, R15; JLE fall; BACK; fall: FALL
+HANDLER(28648, jsgt_back_6_10); CMPQ BX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28656, jsgt_back_7_0); CMPQ R10, AX; JLE fall; BACK; fall: FALL
+HANDLER(28664, jsgt_back_7_1); CMPQ R10, DI; JLE fall; BACK; fall: FALL
+HANDLER(28672, jsgt_back_7_2); CMPQ R10, R12; JLE fall; BACK; fall: FALL
+HANDLER(28680, jsgt_back_7_3); CMPQ R10, R8; JLE fall; BACK; fall: FALL
+HANDLER(28688, jsgt_back_7_4); CMPQ R10, DX; JLE fall; BACK; fall: FALL
+HANDLER(28696, jsgt_back_7_5); CMPQ R10, R9; JLE fall; BACK; fall: FALL
+HANDLER(28704, jsgt_back_7_6); CMPQ R10, BX; JLE fall; BACK; fall: FALL
+HANDLER(28712, jsgt_back_7_7); CMPQ R10, R10; JLE fall; BACK; fall: FALL
+HANDLER(28720, jsgt_back_7_8); CMPQ R10, R11; JLE fall; BACK; fall: FALL
+HANDLER(28728, jsgt_back_7_9); CMPQ R10, R15; JLE fall; BACK; fall: FALL
+HANDLER(28736, jsgt_back_7_10); CMPQ R10, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28744, jsgt_back_8_0); CMPQ R11, AX; JLE fall; BACK; fall: FALL
+HANDLER(28752, jsgt_back_8_1); CMPQ R11, DI; JLE fall; BACK; fall: FALL
+HANDLER(28760, jsgt_back_8_2); CMPQ R11, R12; JLE fall; BACK; fall: FALL
+HANDLER(28768, jsgt_back_8_3); CMPQ R11, R8; JLE fall; BACK; fall: FALL
+HANDLER(28776, jsgt_back_8_4); CMPQ R11, DX; JLE fall; BACK; fall: FALL
+HANDLER(28784, jsgt_back_8_5); CMPQ R11, R9; JLE fall; BACK; fall: FALL
+HANDLER(28792, jsgt_back_8_6); CMPQ R11, BX; JLE fall; BACK; fall: FALL
+HANDLER(28800, jsgt_back_8_7); CMPQ R11, R10; JLE fall; BACK; fall: FALL
+HANDLER(28808, jsgt_back_8_8); CMPQ R11, R11; JLE fall; BACK; fall: FALL
+HANDLER(28816, jsgt_back_8_9); CMPQ R11, R15; JLE fall; BACK; fall: FALL
+HANDLER(28824, jsgt_back_8_10); CMPQ R11, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28832, jsgt_back_9_0); CMPQ R15, AX; JLE fall; BACK; fall: FALL
+HANDLER(28840, jsgt_back_9_1); CMPQ R15, DI; JLE fall; BACK; fall: FALL
+HANDLER(28848, jsgt_back_9_2); CMPQ R15, R12; JLE fall; BACK; fall: FALL
+HANDLER(28856, jsgt_back_9_3); CMPQ R15, R8; JLE fall; BACK; fall: FALL
+HANDLER(28864, jsgt_back_9_4); CMPQ R15, DX; JLE fall; BACK; fall: FALL
+HANDLER(28872, jsgt_back_9_5); CMPQ R15, R9; JLE fall; BACK; fall: FALL
+HANDLER(28880, jsgt_back_9_6); CMPQ R15, BX; JLE fall; BACK; fall: FALL
+HANDLER(28888, jsgt_back_9_7); CMPQ R15, R10; JLE fall; BACK; fall: FALL
+HANDLER(28896, jsgt_back_9_8); CMPQ R15, R11; JLE fall; BACK; fall: FALL
+HANDLER(28904, jsgt_back_9_9); CMPQ R15, R15; JLE fall; BACK; fall: FALL
+HANDLER(28912, jsgt_back_9_10); CMPQ R15, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(28920, jsgt_back_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLE fall; BACK; fall: FALL
+HANDLER(28928, jsgt_back_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLE fall; BACK; fall: FALL
+HANDLER(28936, jsgt_back_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLE fall; BACK; fall: FALL
+HANDLER(28944, jsgt_back_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLE fall; BACK; fall: FALL
+HANDLER(28952, jsgt_back_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLE fall; BACK; fall: FALL
+HANDLER(28960, jsgt_back_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLE fall; BACK; fall: FALL
+HANDLER(28968, jsgt_back_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLE fall; BACK; fall: FALL
+HANDLER(28976, jsgt_back_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLE fall; BACK; fall: FALL
+HANDLER(28984, jsgt_back_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLE fall; BACK; fall: FALL
+HANDLER(28992, jsgt_back_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLE fall; BACK; fall: FALL
+HANDLER(29000, jsgt_back_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(29008, jsge_k_0); CMPQ AX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29016, jsge_k_1); CMPQ DI, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29024, jsge_k_2); CMPQ R12, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29032, jsge_k_3); CMPQ R8, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29040, jsge_k_4); CMPQ DX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29048, jsge_k_5); CMPQ R9, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29056, jsge_k_6); CMPQ BX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29064, jsge_k_7); CMPQ R10, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29072, jsge_k_8); CMPQ R11, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29080, jsge_k_9); CMPQ R15, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29088, jsge_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(29096, jsge_k_back_0); CMPQ AX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29104, jsge_k_back_1); CMPQ DI, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29112, jsge_k_back_2); CMPQ R12, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29120, jsge_k_back_3); CMPQ R8, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29128, jsge_k_back_4); CMPQ DX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29136, jsge_k_back_5); CMPQ R9, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29144, jsge_k_back_6); CMPQ BX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29152, jsge_k_back_7); CMPQ R10, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29160, jsge_k_back_8); CMPQ R11, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29168, jsge_k_back_9); CMPQ R15, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29176, jsge_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(29184, jsge_0_0); CMPQ AX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29192, jsge_0_1); CMPQ AX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29200, jsge_0_2); CMPQ AX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29208, jsge_0_3); CMPQ AX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29216, jsge_0_4); CMPQ AX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29224, jsge_0_5); CMPQ AX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29232, jsge_0_6); CMPQ AX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29240, jsge_0_7); CMPQ AX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29248, jsge_0_8); CMPQ AX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29256, jsge_0_9); CMPQ AX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29264, jsge_0_10); CMPQ AX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29272, jsge_1_0); CMPQ DI, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29280, jsge_1_1); CMPQ DI, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29288, jsge_1_2); CMPQ DI, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29296, jsge_1_3); CMPQ DI, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29304, jsge_1_4); CMPQ DI, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29312, jsge_1_5); CMPQ DI, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29320, jsge_1_6); CMPQ DI, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29328, jsge_1_7); CMPQ DI, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29336, jsge_1_8); CMPQ DI, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29344, jsge_1_9); CMPQ DI, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29352, jsge_1_10); CMPQ DI, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29360, jsge_2_0); CMPQ R12, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29368, jsge_2_1); CMPQ R12, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29376, jsge_2_2); CMPQ R12, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29384, jsge_2_3); CMPQ R12, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29392, jsge_2_4); CMPQ R12, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29400, jsge_2_5); CMPQ R12, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29408, jsge_2_6); CMPQ R12, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29416, jsge_2_7); CMPQ R12, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29424, jsge_2_8); CMPQ R12, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29432, jsge_2_9); CMPQ R12, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29440, jsge_2_10); CMPQ R12, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29448, jsge_3_0); CMPQ R8, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29456, jsge_3_1); CMPQ R8, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29464, jsge_3_2); CMPQ R8, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29472, jsge_3_3); CMPQ R8, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29480, jsge_3_4); CMPQ R8, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29488, jsge_3_5); CMPQ R8, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29496, jsge_3_6); CMPQ R8, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29504, jsge_3_7); CMPQ R8, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29512, jsge_3_8); CMPQ R8, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29520, jsge_3_9); CMPQ R8, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29528, jsge_3_10); CMPQ R8, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29536, jsge_4_0); CMPQ DX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29544, jsge_4_1); CMPQ DX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29552, jsge_4_2); CMPQ DX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29560, jsge_4_3); CMPQ DX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29568, jsge_4_4); CMPQ DX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29576, jsge_4_5); CMPQ DX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29584, jsge_4_6); CMPQ DX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29592, jsge_4_7); CMPQ DX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29600, jsge_4_8); CMPQ DX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29608, jsge_4_9); CMPQ DX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29616, jsge_4_10); CMPQ DX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29624, jsge_5_0); CMPQ R9, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29632, jsge_5_1); CMPQ R9, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29640, jsge_5_2); CMPQ R9, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29648, jsge_5_3); CMPQ R9, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29656, jsge_5_4); CMPQ R9, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29664, jsge_5_5); CMPQ R9, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29672, jsge_5_6); CMPQ R9, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29680, jsge_5_7); CMPQ R9, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29688, jsge_5_8); CMPQ R9, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29696, jsge_5_9); CMPQ R9, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29704, jsge_5_10); CMPQ R9, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29712, jsge_6_0); CMPQ BX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29720, jsge_6_1); CMPQ BX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29728, jsge_6_2); CMPQ BX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29736, jsge_6_3); CMPQ BX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29744, jsge_6_4); CMPQ BX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29752, jsge_6_5); CMPQ BX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29760, jsge_6_6); CMPQ BX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29768, jsge_6_7); CMPQ BX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29776, jsge_6_8); CMPQ BX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29784, jsge_6_9); CMPQ BX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29792, jsge_6_10); CMPQ BX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29800, jsge_7_0); CMPQ R10, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29808, jsge_7_1); CMPQ R10, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29816, jsge_7_2); CMPQ R10, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29824, jsge_7_3); CMPQ R10, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29832, jsge_7_4); CMPQ R10, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29840, jsge_7_5); CMPQ R10, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29848, jsge_7_6); CMPQ R10, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29856, jsge_7_7); CMPQ R10, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29864, jsge_7_8); CMPQ R10, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29872, jsge_7_9); CMPQ R10, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29880, jsge_7_10); CMPQ R10, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29888, jsge_8_0); CMPQ R11, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29896, jsge_8_1); CMPQ R11, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29904, jsge_8_2); CMPQ R11, R12; JLT fall; JUMP; fall: FALL
+HANDLER(29912, jsge_8_3); CMPQ R11, R8; JLT fall; JUMP; fall: FALL
+HANDLER(29920, jsge_8_4); CMPQ R11, DX; JLT fall; JUMP; fall: FALL
+HANDLER(29928, jsge_8_5); CMPQ R11, R9; JLT fall; JUMP; fall: FALL
+HANDLER(29936, jsge_8_6); CMPQ R11, BX; JLT fall; JUMP; fall: FALL
+HANDLER(29944, jsge_8_7); CMPQ R11, R10; JLT fall; JUMP; fall: FALL
+HANDLER(29952, jsge_8_8); CMPQ R11, R11; JLT fall; JUMP; fall: FALL
+HANDLER(29960, jsge_8_9); CMPQ R11, R15; JLT fall; JUMP; fall: FALL
+HANDLER(29968, jsge_8_10); CMPQ R11, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(29976, jsge_9_0); CMPQ R15, AX; JLT fall; JUMP; fall: FALL
+HANDLER(29984, jsge_9_1); CMPQ R15, DI; JLT fall; JUMP; fall: FALL
+HANDLER(29992, jsge_9_2); CMPQ R15, R12; JLT fall; JUMP; fall: FALL
+HANDLER(30000, jsge_9_3); CMPQ R15, R8; JLT fall; JUMP; fall: FALL
+HANDLER(30008, jsge_9_4); CMPQ R15, DX; JLT fall; JUMP; fall: FALL
+HANDLER(30016, jsge_9_5); CMPQ R15, R9; JLT fall; JUMP; fall: FALL
+HANDLER(30024, jsge_9_6); CMPQ R15, BX; JLT fall; JUMP; fall: FALL
+HANDLER(30032, jsge_9_7); CMPQ R15, R10; JLT fall; JUMP; fall: FALL
+HANDLER(30040, jsge_9_8); CMPQ R15, R11; JLT fall; JUMP; fall: FALL
+HANDLER(30048, jsge_9_9); CMPQ R15, R15; JLT fall; JUMP; fall: FALL
+HANDLER(30056, jsge_9_10); CMPQ R15, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(30064, jsge_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(30072, jsge_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(30080, jsge_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(30088, jsge_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(30096, jsge_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(30104, jsge_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(30112, jsge_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(30120, jsge_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(30128, jsge_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(30136, jsge_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(30144, jsge_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(30152, jsge_back_0_0); CMPQ AX, AX; JLT fall; BACK; fall: FALL
+HANDLER(30160, jsge_back_0_1); CMPQ AX, DI; JLT fall; BACK; fall: FALL
+HANDLER(30168, jsge_back_0_2); CMPQ AX, R12; JLT fall; BACK; fall: FALL
+HANDLER(30176, jsge_back_0_3); CMPQ AX, R8; JLT fall; BACK; fall: FALL
+HANDLER(30184, jsge_back_0_4); CMPQ AX, DX; JLT fall; BACK; fall: FALL
+HANDLER(30192, jsge_back_0_5); CMPQ AX, R9; JLT fall; BACK; fall: FALL
+HANDLER(30200, jsge_back_0_6); CMPQ AX, BX; JLT fall; BACK; fall: FALL
+HANDLER(30208, jsge_back_0_7); CMPQ AX, R10; JLT fall; BACK; fall: FALL
+HANDLER(30216, jsge_back_0_8); CMPQ AX, R11; JLT fall; BACK; fall: FALL
+HANDLER(30224, jsge_back_0_9); CMPQ AX, R15; JLT fall; BACK; fall: FALL
+HANDLER(30232, jsge_back_0_10); CMPQ AX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30240, jsge_back_1_0); CMPQ DI, AX; JLT fall; BACK; fall: FALL
+HANDLER(30248, jsge_back_1_1); CMPQ DI, DI; JLT fall; BACK; fall: FALL
+HANDLER(30256, jsge_back_1_2); CMPQ DI, R12; JLT fall; BACK; fall: FALL
+HANDLER(30264, jsge_back_1_3); CMPQ DI, R8; JLT fall; BACK; fall: FALL
+HANDLER(30272, jsge_back_1_4); CMPQ DI, DX; JLT fall; BACK; fall: FALL
+HANDLER(30280, jsge_back_1_5); CMPQ DI, R9; JLT fall; BACK; fall: FALL
+HANDLER(30288, jsge_back_1_6); CMPQ DI, BX; JLT fall; BACK; fall: FALL
+HANDLER(30296, jsge_back_1_7); CMPQ DI, R10; JLT fall; BACK; fall: FALL
+HANDLER(30304, jsge_back_1_8); CMPQ DI, R11; JLT fall; BACK; fall: FALL
+HANDLER(30312, jsge_back_1_9); CMPQ DI, R15; JLT fall; BACK; fall: FALL
+HANDLER(30320, jsge_back_1_10); CMPQ DI, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30328, jsge_back_2_0); CMPQ R12, AX; JLT fall; BACK; fall: FALL
+HANDLER(30336, jsge_back_2_1); CMPQ R12, DI; JLT fall; BACK; fall: FALL
+HANDLER(30344, jsge_back_2_2); CMPQ R12, R12; JLT fall; BACK; fall: FALL
+HANDLER(30352, jsge_back_2_3); CMPQ R12, R8; JLT fall; BACK; fall: FALL
+HANDLER(30360, jsge_back_2_4); CMPQ R12, DX; JLT fall; BACK; fall: FALL
+HANDLER(30368, jsge_back_2_5); CMPQ R12, R9; JLT fall; BACK; fall: FALL
+HANDLER(30376, jsge_back_2_6); CMPQ R12, BX; JLT fall; BACK; fall: FALL
+HANDLER(30384, jsge_back_2_7); CMPQ R12, R10; JLT fall; BACK; fall: FALL
+HANDLER(30392, jsge_back_2_8); CMPQ R12, R11; JLT fall; BACK; fall: FALL
+HANDLER(30400, jsge_back_2_9); CMPQ R12, R15; JLT fall; BACK; fall: FALL
+HANDLER(30408, jsge_back_2_10); CMPQ R12, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30416, jsge_back_3_0); CMPQ R8, AX; JLT fall; BACK; fall: FALL
+HANDLER(30424, jsge_back_3_1); CMPQ R8, DI; JLT fall; BACK; fall: FALL
+HANDLER(30432, jsge_back_3_2); CMPQ R8, R12; JLT fall; BACK; fall: FALL
+HANDLER(30440, jsge_back_3_3); CMPQ R8, R8; JLT fall; BACK; fall: FALL
+HANDLER(30448, jsge_back_3_4); CMPQ R8, DX; JLT fall; BACK; fall: FALL
+HANDLER(30456, jsge_back_3_5); CMPQ R8, R9; JLT fall; BACK; fall: FALL
+HANDLER(30464, jsge_back_3_6); CMPQ R8, BX; JLT fall; BACK; fall: FALL
+HANDLER(30472, jsge_back_3_7); CMPQ R8, R10; JLT fall; BACK; fall: FALL
+HANDLER(30480, jsge_back_3_8); CMPQ R8, R11; JLT fall; BACK; fall: FALL
+HANDLER(30488, jsge_back_3_9); CMPQ R8, R15; JLT fall; BACK; fall: FALL
+HANDLER(30496, jsge_back_3_10); CMPQ R8, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30504, jsge_back_4_0); CMPQ DX, AX; JLT fall; BACK; fall: FALL
+HANDLER(30512, jsge_back_4_1); CMPQ DX, DI; JLT fall; BACK; fall: FALL
+HANDLER(30520, jsge_back_4_2); CMPQ DX, R12; JLT fall; BACK; fall: FALL
+HANDLER(30528, jsge_back_4_3); CMPQ DX, R8; JLT fall; BACK; fall: FALL
+HANDLER(30536, jsge_back_4_4); CMPQ DX, DX; JLT fall; BACK; fall: FALL
+HANDLER(30544, jsge_back_4_5); CMPQ DX, R9; JLT fall; BACK; fall: FALL
+HANDLER(30552, jsge_back_4_6); CMPQ DX, BX; JLT fall; BACK; fall: FALL
+HANDLER(30560, jsge_back_4_7); CMPQ DX, R10; JLT fall; BACK; fall: FALL
+HANDLER(30568, jsge_back_4_8); CMPQ DX, R11; JLT fall; BACK; fall: FALL
+HANDLER(30576, jsge_back_4_9); CMPQ DX, R15; JLT fall; BACK; fall: FALL
+HANDLER(30584, jsge_back_4_10); CMPQ DX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30592, jsge_back_5_0); CMPQ R9, AX; JLT fall; BACK; fall: FALL
+HANDLER(30600, jsge_back_5_1); CMPQ R9, DI; JLT fall; BACK; fall: FALL
+HANDLER(30608, jsge_back_5_2); CMPQ R9, R12; JLT fall; BACK; fall: FALL
+HANDLER(30616, jsge_back_5_3); CMPQ R9, R8; JLT fall; BACK; fall: FALL
+HANDLER(30624, jsge_back_5_4); CMPQ R9, DX; JLT fall; BACK; fall: FALL
+HANDLER(30632, jsge_back_5_5); CMPQ R9, R9; JLT fall; BACK; fall: FALL
+HANDLER(30640, jsge_back_5_6); CMPQ R9, BX; JLT fall; BACK; fall: FALL
+HANDLER(30648, jsge_back_5_7); CMPQ R9, R10; JLT fall; BACK; fall: FALL
+HANDLER(30656, jsge_back_5_8); CMPQ R9, R11; JLT fall; BACK; fall: FALL
+HANDLER(30664, jsge_back_5_9); CMPQ R9, R15; JLT fall; BACK; fall: FALL
+HANDLER(30672, jsge_back_5_10); CMPQ R9, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30680, jsge_back_6_0); CMPQ BX, AX; JLT fall; BACK; fall: FALL
+HANDLER(30688, jsge_back_6_1); CMPQ BX, DI; JLT fall; BACK; fall: FALL
+HANDLER(30696, jsge_back_6_2); CMPQ BX, R12; JLT fall; BACK; fall: FALL
+HANDLER(30704, jsge_back_6_3); CMPQ BX, R8; JLT fall; BACK; fall: FALL
+HANDLER(30712, jsge_back_6_4); CMPQ BX, DX; JLT fall; BACK; fall: FALL
+HANDLER(30720, jsge_back_6_5); CMPQ BX, R9; JLT fall; BACK; fall: FALL
+HANDLER(30728, jsge_back_6_6); CMPQ BX, BX; JLT fall; BACK; fall: FALL
+HANDLER(30736, jsge_back_6_7); CMPQ BX, R10; JLT fall; BACK; fall: FALL
+HANDLER(30744, jsge_back_6_8); CMPQ BX, R11; JLT fall; BACK; fall: FALL
+HANDLER(30752, jsge_back_6_9); CMPQ BX, R15; JLT fall; BACK; fall: FALL
+HANDLER(30760, jsge_back_6_10); CMPQ BX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30768, jsge_back_7_0); CMPQ R10, AX; JLT fall; BACK; fall: FALL
+HANDLER(30776, jsge_back_7_1); CMPQ R10, DI; JLT fall; BACK; fall: FALL
+HANDLER(30784, jsge_back_7_2); CMPQ R10, R12; JLT fall; BACK; fall: FALL
+HANDLER(30792, jsge_back_7_3); CMPQ R10, R8; JLT fall; BACK; fall: FALL
+HANDLER(30800, jsge_back_7_4); CMPQ R10, DX; JLT fall; BACK; fall: FALL
+HANDLER(30808, jsge_back_7_5); CMPQ R10, R9; JLT fall; BACK; fall: FALL
+HANDLER(30816, jsge_back_7_6); CMPQ R10, BX; JLT fall; BACK; fall: FALL
+HANDLER(30824, jsge_back_7_7); CMPQ R10, R10; JLT fall; BACK; fall: FALL
+HANDLER(30832, jsge_back_7_8); CMPQ R10, R11; JLT fall; BACK; fall: FALL
+HANDLER(30840, jsge_back_7_9); CMPQ R10, R15; JLT fall; BACK; fall: FALL
+HANDLER(30848, jsge_back_7_10); CMPQ R10, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30856, jsge_back_8_0); CMPQ R11, AX; JLT fall; BACK; fall: FALL
+HANDLER(30864, jsge_back_8_1); CMPQ R11, DI; JLT fall; BACK; fall: FALL
+HANDLER(30872, jsge_back_8_2); CMPQ R11, R12; JLT fall; BACK; fall: FALL
+HANDLER(30880, jsge_back_8_3); CMPQ R11, R8; JLT fall; BACK; fall: FALL
+HANDLER(30888, jsge_back_8_4); CMPQ R11, DX; JLT fall; BACK; fall: FALL
+HANDLER(30896, jsge_back_8_5); CMPQ R11, R9; JLT fall; BACK; fall: FALL
+HANDLER(30904, jsge_back_8_6); CMPQ R11, BX; JLT fall; BACK; fall: FALL
+HANDLER(30912, jsge_back_8_7); CMPQ R11, R10; JLT fall; BACK; fall: FALL
+HANDLER(30920, jsge_back_8_8); CMPQ R11, R11; JLT fall; BACK; fall: FALL
+HANDLER(30928, jsge_back_8_9); CMPQ R11, R15; JLT fall; BACK; fall: FALL
+HANDLER(30936, jsge_back_8_10); CMPQ R11, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(30944, jsge_back_9_0); CMPQ R15, AX; JLT fall; BACK; fall: FALL
+HANDLER(30952, jsge_back_9_1); CMPQ R15, DI; JLT fall; BACK; fall: FALL
+HANDLER(30960, jsge_back_9_2); CMPQ R15, R12; JLT fall; BACK; fall: FALL
+HANDLER(30968, jsge_back_9_3); CMPQ R15, R8; JLT fall; BACK; fall: FALL
+HANDLER(30976, jsge_back_9_4); CMPQ R15, DX; JLT fall; BACK; fall: FALL
+HANDLER(30984, jsge_back_9_5); CMPQ R15, R9; JLT fall; BACK; fall: FALL
+HANDLER(30992, jsge_back_9_6); CMPQ R15, BX; JLT fall; BACK; fall: FALL
+HANDLER(31000, jsge_back_9_7); CMPQ R15, R10; JLT fall; BACK; fall: FALL
+HANDLER(31008, jsge_back_9_8); CMPQ R15, R11; JLT fall; BACK; fall: FALL
+HANDLER(31016, jsge_back_9_9); CMPQ R15, R15; JLT fall; BACK; fall: FALL
+HANDLER(31024, jsge_back_9_10); CMPQ R15, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(31032, jsge_back_10_0); MOVQ REG(10), CX; CMPQ CX, AX; JLT fall; BACK; fall: FALL
+HANDLER(31040, jsge_back_10_1); MOVQ REG(10), CX; CMPQ CX, DI; JLT fall; BACK; fall: FALL
+HANDLER(31048, jsge_back_10_2); MOVQ REG(10), CX; CMPQ CX, R12; JLT fall; BACK; fall: FALL
+HANDLER(31056, jsge_back_10_3); MOVQ REG(10), CX; CMPQ CX, R8; JLT fall; BACK; fall: FALL
+HANDLER(31064, jsge_back_10_4); MOVQ REG(10), CX; CMPQ CX, DX; JLT fall; BACK; fall: FALL
+HANDLER(31072, jsge_back_10_5); MOVQ REG(10), CX; CMPQ CX, R9; JLT fall; BACK; fall: FALL
+HANDLER(31080, jsge_back_10_6); MOVQ REG(10), CX; CMPQ CX, BX; JLT fall; BACK; fall: FALL
+HANDLER(31088, jsge_back_10_7); MOVQ REG(10), CX; CMPQ CX, R10; JLT fall; BACK; fall: FALL
+HANDLER(31096, jsge_back_10_8); MOVQ REG(10), CX; CMPQ CX, R11; JLT fall; BACK; fall: FALL
+HANDLER(31104, jsge_back_10_9); MOVQ REG(10), CX; CMPQ CX, R15; JLT fall; BACK; fall: FALL
+HANDLER(31112, jsge_back_10_10); MOVQ REG(10), CX; CMPQ CX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(31120, jlt_k_0); CMPQ AX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31128, jlt_k_1); CMPQ DI, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31136, jlt_k_2); CMPQ R12, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31144, jlt_k_3); CMPQ R8, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31152, jlt_k_4); CMPQ DX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31160, jlt_k_5); CMPQ R9, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31168, jlt_k_6); CMPQ BX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31176, jlt_k_7); CMPQ R10, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31184, jlt_k_8); CMPQ R11, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31192, jlt_k_9); CMPQ R15, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31200, jlt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(31208, jlt_k_back_0); CMPQ AX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31216, jlt_k_back_1); CMPQ DI, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31224, jlt_k_back_2); CMPQ R12, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31232, jlt_k_back_3); CMPQ R8, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31240, jlt_k_back_4); CMPQ DX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31248, jlt_k_back_5); CMPQ R9, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31256, jlt_k_back_6); CMPQ BX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31264, jlt_k_back_7); CMPQ R10, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31272, jlt_k_back_8); CMPQ R11, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31280, jlt_k_back_9); CMPQ R15, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31288, jlt_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(31296, jle_k_0); CMPQ AX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31304, jle_k_1); CMPQ DI, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31312, jle_k_2); CMPQ R12, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31320, jle_k_3); CMPQ R8, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31328, jle_k_4); CMPQ DX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31336, jle_k_5); CMPQ R9, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31344, jle_k_6); CMPQ BX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31352, jle_k_7); CMPQ R10, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31360, jle_k_8); CMPQ R11, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31368, jle_k_9); CMPQ R15, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31376, jle_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(31384, jle_k_back_0); CMPQ AX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31392, jle_k_back_1); CMPQ DI, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31400, jle_k_back_2); CMPQ R12, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31408, jle_k_back_3); CMPQ R8, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31416, jle_k_back_4); CMPQ DX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31424, jle_k_back_5); CMPQ R9, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31432, jle_k_back_6); CMPQ BX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31440, jle_k_back_7); CMPQ R10, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31448, jle_k_back_8); CMPQ R11, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31456, jle_k_back_9); CMPQ R15, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31464, jle_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(31472, jslt_k_0); CMPQ AX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31480, jslt_k_1); CMPQ DI, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31488, jslt_k_2); CMPQ R12, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31496, jslt_k_3); CMPQ R8, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31504, jslt_k_4); CMPQ DX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31512, jslt_k_5); CMPQ R9, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31520, jslt_k_6); CMPQ BX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31528, jslt_k_7); CMPQ R10, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31536, jslt_k_8); CMPQ R11, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31544, jslt_k_9); CMPQ R15, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31552, jslt_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(31560, jslt_k_back_0); CMPQ AX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31568, jslt_k_back_1); CMPQ DI, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31576, jslt_k_back_2); CMPQ R12, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31584, jslt_k_back_3); CMPQ R8, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31592, jslt_k_back_4); CMPQ DX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31600, jslt_k_back_5); CMPQ R9, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31608, jslt_k_back_6); CMPQ BX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31616, jslt_k_back_7); CMPQ R10, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31624, jslt_k_back_8); CMPQ R11, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31632, jslt_k_back_9); CMPQ R15, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31640, jslt_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(31648, jsle_k_0); CMPQ AX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31656, jsle_k_1); CMPQ DI, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31664, jsle_k_2); CMPQ R12, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31672, jsle_k_3); CMPQ R8, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31680, jsle_k_4); CMPQ DX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31688, jsle_k_5); CMPQ R9, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31696, jsle_k_6); CMPQ BX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31704, jsle_k_7); CMPQ R10, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31712, jsle_k_8); CMPQ R11, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31720, jsle_k_9); CMPQ R15, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31728, jsle_k_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(31736, jsle_k_back_0); CMPQ AX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31744, jsle_k_back_1); CMPQ DI, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31752, jsle_k_back_2); CMPQ R12, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31760, jsle_k_back_3); CMPQ R8, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31768, jsle_k_back_4); CMPQ DX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31776, jsle_k_back_5); CMPQ R9, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31784, jsle_k_back_6); CMPQ BX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31792, jsle_k_back_7); CMPQ R10, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31800, jsle_k_back_8); CMPQ R11, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31808, jsle_k_back_9); CMPQ R15, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31816, jsle_k_back_10); MOVQ REG(10), CX; CMPQ CX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(31824, jeq32_k_0); CMPL AX, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31832, jeq32_k_1); CMPL DI, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31840, jeq32_k_2); CMPL R12, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31848, jeq32_k_3); CMPL R8, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31856, jeq32_k_4); CMPL DX, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31864, jeq32_k_5); CMPL R9, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31872, jeq32_k_6); CMPL BX, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31880, jeq32_k_7); CMPL R10, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31888, jeq32_k_8); CMPL R11, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31896, jeq32_k_9); CMPL R15, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31904, jeq32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JNE fall; JUMP; fall: FALL
+HANDLER(31912, jeq32_k_back_0); CMPL AX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31920, jeq32_k_back_1); CMPL DI, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31928, jeq32_k_back_2); CMPL R12, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31936, jeq32_k_back_3); CMPL R8, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31944, jeq32_k_back_4); CMPL DX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31952, jeq32_k_back_5); CMPL R9, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31960, jeq32_k_back_6); CMPL BX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31968, jeq32_k_back_7); CMPL R10, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31976, jeq32_k_back_8); CMPL R11, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31984, jeq32_k_back_9); CMPL R15, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(31992, jeq32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JNE fall; BACK; fall: FALL
+HANDLER(32000, jeq32_0_0); CMPL AX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32008, jeq32_0_1); CMPL AX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32016, jeq32_0_2); CMPL AX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32024, jeq32_0_3); CMPL AX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32032, jeq32_0_4); CMPL AX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32040, jeq32_0_5); CMPL AX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32048, jeq32_0_6); CMPL AX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32056, jeq32_0_7); CMPL AX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32064, jeq32_0_8); CMPL AX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32072, jeq32_0_9); CMPL AX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32080, jeq32_0_10); CMPL AX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32088, jeq32_1_0); CMPL DI, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32096, jeq32_1_1); CMPL DI, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32104, jeq32_1_2); CMPL DI, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32112, jeq32_1_3); CMPL DI, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32120, jeq32_1_4); CMPL DI, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32128, jeq32_1_5); CMPL DI, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32136, jeq32_1_6); CMPL DI, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32144, jeq32_1_7); CMPL DI, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32152, jeq32_1_8); CMPL DI, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32160, jeq32_1_9); CMPL DI, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32168, jeq32_1_10); CMPL DI, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32176, jeq32_2_0); CMPL R12, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32184, jeq32_2_1); CMPL R12, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32192, jeq32_2_2); CMPL R12, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32200, jeq32_2_3); CMPL R12, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32208, jeq32_2_4); CMPL R12, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32216, jeq32_2_5); CMPL R12, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32224, jeq32_2_6); CMPL R12, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32232, jeq32_2_7); CMPL R12, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32240, jeq32_2_8); CMPL R12, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32248, jeq32_2_9); CMPL R12, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32256, jeq32_2_10); CMPL R12, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32264, jeq32_3_0); CMPL R8, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32272, jeq32_3_1); CMPL R8, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32280, jeq32_3_2); CMPL R8, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32288, jeq32_3_3); CMPL R8, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32296, jeq32_3_4); CMPL R8, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32304, jeq32_3_5); CMPL R8, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32312, jeq32_3_6); CMPL R8, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32320, jeq32_3_7); CMPL R8, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32328, jeq32_3_8); CMPL R8, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32336, jeq32_3_9); CMPL R8, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32344, jeq32_3_10); CMPL R8, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32352, jeq32_4_0); CMPL DX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32360, jeq32_4_1); CMPL DX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32368, jeq32_4_2); CMPL DX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32376, jeq32_4_3); CMPL DX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32384, jeq32_4_4); CMPL DX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32392, jeq32_4_5); CMPL DX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32400, jeq32_4_6); CMPL DX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32408, jeq32_4_7); CMPL DX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32416, jeq32_4_8); CMPL DX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32424, jeq32_4_9); CMPL DX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32432, jeq32_4_10); CMPL DX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32440, jeq32_5_0); CMPL R9, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32448, jeq32_5_1); CMPL R9, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32456, jeq32_5_2); CMPL R9, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32464, jeq32_5_3); CMPL R9, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32472, jeq32_5_4); CMPL R9, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32480, jeq32_5_5); CMPL R9, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32488, jeq32_5_6); CMPL R9, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32496, jeq32_5_7); CMPL R9, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32504, jeq32_5_8); CMPL R9, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32512, jeq32_5_9); CMPL R9, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32520, jeq32_5_10); CMPL R9, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32528, jeq32_6_0); CMPL BX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32536, jeq32_6_1); CMPL BX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32544, jeq32_6_2); CMPL BX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32552, jeq32_6_3); CMPL BX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32560, jeq32_6_4); CMPL BX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32568, jeq32_6_5); CMPL BX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32576, jeq32_6_6); CMPL BX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32584, jeq32_6_7); CMPL BX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32592, jeq32_6_8); CMPL BX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32600, jeq32_6_9); CMPL BX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32608, jeq32_6_10); CMPL BX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32616, jeq32_7_0); CMPL R10, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32624, jeq32_7_1); CMPL R10, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32632, jeq32_7_2); CMPL R10, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32640, jeq32_7_3); CMPL R10, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32648, jeq32_7_4); CMPL R10, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32656, jeq32_7_5); CMPL R10, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32664, jeq32_7_6); CMPL R10, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32672, jeq32_7_7); CMPL R10, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32680, jeq32_7_8); CMPL R10, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32688, jeq32_7_9); CMPL R10, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32696, jeq32_7_10); CMPL R10, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32704, jeq32_8_0); CMPL R11, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32712, jeq32_8_1); CMPL R11, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32720, jeq32_8_2); CMPL R11, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32728, jeq32_8_3); CMPL R11, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32736, jeq32_8_4); CMPL R11, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32744, jeq32_8_5); CMPL R11, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32752, jeq32_8_6); CMPL R11, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32760, jeq32_8_7); CMPL R11, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32768, jeq32_8_8); CMPL R11, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32776, jeq32_8_9); CMPL R11, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32784, jeq32_8_10); CMPL R11, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32792, jeq32_9_0); CMPL R15, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32800, jeq32_9_1); CMPL R15, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32808, jeq32_9_2); CMPL R15, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32816, jeq32_9_3); CMPL R15, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32824, jeq32_9_4); CMPL R15, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32832, jeq32_9_5); CMPL R15, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32840, jeq32_9_6); CMPL R15, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32848, jeq32_9_7); CMPL R15, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32856, jeq32_9_8); CMPL R15, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32864, jeq32_9_9); CMPL R15, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32872, jeq32_9_10); CMPL R15, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32880, jeq32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JNE fall; JUMP; fall: FALL
+HANDLER(32888, jeq32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JNE fall; JUMP; fall: FALL
+HANDLER(32896, jeq32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JNE fall; JUMP; fall: FALL
+HANDLER(32904, jeq32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JNE fall; JUMP; fall: FALL
+HANDLER(32912, jeq32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JNE fall; JUMP; fall: FALL
+HANDLER(32920, jeq32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JNE fall; JUMP; fall: FALL
+HANDLER(32928, jeq32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JNE fall; JUMP; fall: FALL
+HANDLER(32936, jeq32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JNE fall; JUMP; fall: FALL
+HANDLER(32944, jeq32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JNE fall; JUMP; fall: FALL
+HANDLER(32952, jeq32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JNE fall; JUMP; fall: FALL
+HANDLER(32960, jeq32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JNE fall; JUMP; fall: FALL
+HANDLER(32968, jeq32_back_0_0); CMPL AX, AX; JNE fall; BACK; fall: FALL
+HANDLER(32976, jeq32_back_0_1); CMPL AX, DI; JNE fall; BACK; fall: FALL
+HANDLER(32984, jeq32_back_0_2); CMPL AX, R12; JNE fall; BACK; fall: FALL
+HANDLER(32992, jeq32_back_0_3); CMPL AX, R8; JNE fall; BACK; fall: FALL
+HANDLER(33000, jeq32_back_0_4); CMPL AX, DX; JNE fall; BACK; fall: FALL
+HANDLER(33008, jeq32_back_0_5); CMPL AX, R9; JNE fall; BACK; fall: FALL
+HANDLER(33016, jeq32_back_0_6); CMPL AX, BX; JNE fall; BACK; fall: FALL
+HANDLER(33024, jeq32_back_0_7); CMPL AX, R10; JNE fall; BACK; fall: FALL
+HANDLER(33032, jeq32_back_0_8); CMPL AX, R11; JNE fall; BACK; fall: FALL
+HANDLER(33040, jeq32_back_0_9); CMPL AX, R15; JNE fall; BACK; fall: FALL
+HANDLER(33048, jeq32_back_0_10); CMPL AX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33056, jeq32_back_1_0); CMPL DI, AX; JNE fall; BACK; fall: FALL
+HANDLER(33064, jeq32_back_1_1); CMPL DI, DI; JNE fall; BACK; fall: FALL
+HANDLER(33072, jeq32_back_1_2); CMPL DI, R12; JNE fall; BACK; fall: FALL
+HANDLER(33080, jeq32_back_1_3); CMPL DI, R8; JNE fall; BACK; fall: FALL
+HANDLER(33088, jeq32_back_1_4); CMPL DI, DX; JNE fall; BACK; fall: FALL
+HANDLER(33096, jeq32_back_1_5); CMPL DI, R9; JNE fall; BACK; fall: FALL
+HANDLER(33104, jeq32_back_1_6); CMPL DI, BX; JNE fall; BACK; fall: FALL
+HANDLER(33112, jeq32_back_1_7); CMPL DI, R10; JNE fall; BACK; fall: FALL
+HANDLER(33120, jeq32_back_1_8); CMPL DI, R11; JNE fall; BACK; fall: FALL
+HANDLER(33128, jeq32_back_1_9); CMPL DI, R15; JNE fall; BACK; fall: FALL
+HANDLER(33136, jeq32_back_1_10); CMPL DI, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33144, jeq32_back_2_0); CMPL R12, AX; JNE fall; BACK; fall: FALL
+HANDLER(33152, jeq32_back_2_1); CMPL R12, DI; JNE fall; BACK; fall: FALL
+HANDLER(33160, jeq32_back_2_2); CMPL R12, R12; JNE fall; BACK; fall: FALL
+HANDLER(33168, jeq32_back_2_3); CMPL R12, R8; JNE fall; BACK; fall: FALL
+HANDLER(33176, jeq32_back_2_4); CMPL R12, DX; JNE fall; BACK; fall: FALL
+HANDLER(33184, jeq32_back_2_5); CMPL R12, R9; JNE fall; BACK; fall: FALL
+HANDLER(33192, jeq32_back_2_6); CMPL R12, BX; JNE fall; BACK; fall: FALL
+HANDLER(33200, jeq32_back_2_7); CMPL R12, R10; JNE fall; BACK; fall: FALL
+HANDLER(33208, jeq32_back_2_8); CMPL R12, R11; JNE fall; BACK; fall: FALL
+HANDLER(33216, jeq32_back_2_9); CMPL R12, R15; JNE fall; BACK; fall: FALL
+HANDLER(33224, jeq32_back_2_10); CMPL R12, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33232, jeq32_back_3_0); CMPL R8, AX; JNE fall; BACK; fall: FALL
+HANDLER(33240, jeq32_back_3_1); CMPL R8, DI; JNE fall; BACK; fall: FALL
+HANDLER(33248, jeq32_back_3_2); CMPL R8, R12; JNE fall; BACK; fall: FALL
+HANDLER(33256, jeq32_back_3_3); CMPL R8, R8; JNE fall; BACK; fall: FALL
+HANDLER(33264, jeq32_back_3_4); CMPL R8, DX; JNE fall; BACK; fall: FALL
+HANDLER(33272, jeq32_back_3_5); CMPL R8, R9; JNE fall; BACK; fall: FALL
+HANDLER(33280, jeq32_back_3_6); CMPL R8, BX; JNE fall; BACK; fall: FALL
+HANDLER(33288, jeq32_back_3_7); CMPL R8, R10; JNE fall; BACK; fall: FALL
+HANDLER(33296, jeq32_back_3_8); CMPL R8, R11; JNE fall; BACK; fall: FALL
+HANDLER(33304, jeq32_back_3_9); CMPL R8, R15; JNE fall; BACK; fall: FALL
+HANDLER(33312, jeq32_back_3_10); CMPL R8, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33320, jeq32_back_4_0); CMPL DX, AX; JNE fall; BACK; fall: FALL
+HANDLER(33328, jeq32_back_4_1); CMPL DX, DI; JNE fall; BACK; fall: FALL
+HANDLER(33336, jeq32_back_4_2); CMPL DX, R12; JNE fall; BACK; fall: FALL
+HANDLER(33344, jeq32_back_4_3); CMPL DX, R8; JNE fall; BACK; fall: FALL
+HANDLER(33352, jeq32_back_4_4); CMPL DX, DX; JNE fall; BACK; fall: FALL
+HANDLER(33360, jeq32_back_4_5); CMPL DX, R9; JNE fall; BACK; fall: FALL
+HANDLER(33368, jeq32_back_4_6); CMPL DX, BX; JNE fall; BACK; fall: FALL
+HANDLER(33376, jeq32_back_4_7); CMPL DX, R10; JNE fall; BACK; fall: FALL
+HANDLER(33384, jeq32_back_4_8); CMPL DX, R11; JNE fall; BACK; fall: FALL
+HANDLER(33392, jeq32_back_4_9); CMPL DX, R15; JNE fall; BACK; fall: FALL
+HANDLER(33400, jeq32_back_4_10); CMPL DX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33408, jeq32_back_5_0); CMPL R9, AX; JNE fall; BACK; fall: FALL
+HANDLER(33416, jeq32_back_5_1); CMPL R9, DI; JNE fall; BACK; fall: FALL
+HANDLER(33424, jeq32_back_5_2); CMPL R9, R12; JNE fall; BACK; fall: FALL
+HANDLER(33432, jeq32_back_5_3); CMPL R9, R8; JNE fall; BACK; fall: FALL
+HANDLER(33440, jeq32_back_5_4); CMPL R9, DX; JNE fall; BACK; fall: FALL
+HANDLER(33448, jeq32_back_5_5); CMPL R9, R9; JNE fall; BACK; fall: FALL
+HANDLER(33456, jeq32_back_5_6); CMPL R9, BX; JNE fall; BACK; fall: FALL
+HANDLER(33464, jeq32_back_5_7); CMPL R9, R10; JNE fall; BACK; fall: FALL
+HANDLER(33472, jeq32_back_5_8); CMPL R9, R11; JNE fall; BACK; fall: FALL
+HANDLER(33480, jeq32_back_5_9); CMPL R9, R15; JNE fall; BACK; fall: FALL
+HANDLER(33488, jeq32_back_5_10); CMPL R9, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33496, jeq32_back_6_0); CMPL BX, AX; JNE fall; BACK; fall: FALL
+HANDLER(33504, jeq32_back_6_1); CMPL BX, DI; JNE fall; BACK; fall: FALL
+HANDLER(33512, jeq32_back_6_2); CMPL BX, R12; JNE fall; BACK; fall: FALL
+HANDLER(33520, jeq32_back_6_3); CMPL BX, R8; JNE fall; BACK; fall: FALL
+HANDLER(33528, jeq32_back_6_4); CMPL BX, DX; JNE fall; BACK; fall: FALL
+HANDLER(33536, jeq32_back_6_5); CMPL BX, R9; JNE fall; BACK; fall: FALL
+HANDLER(33544, jeq32_back_6_6); CMPL BX, BX; JNE fall; BACK; fall: FALL
+HANDLER(33552, jeq32_back_6_7); CMPL BX, R10; JNE fall; BACK; fall: FALL
+HANDLER(33560, jeq32_back_6_8); CMPL BX, R11; JNE fall; BACK; fall: FALL
+HANDLER(33568, jeq32_back_6_9); CMPL BX, R15; JNE fall; BACK; fall: FALL
+HANDLER(33576, jeq32_back_6_10); CMPL BX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33584, jeq32_back_7_0); CMPL R10, AX; JNE fall; BACK; fall: FALL
+HANDLER(33592, jeq32_back_7_1); CMPL R10, DI; JNE fall; BACK; fall: FALL
+HANDLER(33600, jeq32_back_7_2); CMPL R10, R12; JNE fall; BACK; fall: FALL
+HANDLER(33608, jeq32_back_7_3); CMPL R10, R8; JNE fall; BACK; fall: FALL
+HANDLER(33616, jeq32_back_7_4); CMPL R10, DX; JNE fall; BACK; fall: FALL
+HANDLER(33624, jeq32_back_7_5); CMPL R10, R9; JNE fall; BACK; fall: FALL
+HANDLER(33632, jeq32_back_7_6); CMPL R10, BX; JNE fall; BACK; fall: FALL
+HANDLER(33640, jeq32_back_7_7); CMPL R10, R10; JNE fall; BACK; fall: FALL
+HANDLER(33648, jeq32_back_7_8); CMPL R10, R11; JNE fall; BACK; fall: FALL
+HANDLER(33656, jeq32_back_7_9); CMPL R10, R15; JNE fall; BACK; fall: FALL
+HANDLER(33664, jeq32_back_7_10); CMPL R10, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33672, jeq32_back_8_0); CMPL R11, AX; JNE fall; BACK; fall: FALL
+HANDLER(33680, jeq32_back_8_1); CMPL R11, DI; JNE fall; BACK; fall: FALL
+HANDLER(33688, jeq32_back_8_2); CMPL R11, R12; JNE fall; BACK; fall: FALL
+HANDLER(33696, jeq32_back_8_3); CMPL R11, R8; JNE fall; BACK; fall: FALL
+HANDLER(33704, jeq32_back_8_4); CMPL R11, DX; JNE fall; BACK; fall: FALL
+HANDLER(33712, jeq32_back_8_5); CMPL R11, R9; JNE fall; BACK; fall: FALL
+HANDLER(33720, jeq32_back_8_6); CMPL R11, BX; JNE fall; BACK; fall: FALL
+HANDLER(33728, jeq32_back_8_7); CMPL R11, R10; JNE fall; BACK; fall: FALL
+HANDLER(33736, jeq32_back_8_8); CMPL R11, R11; JNE fall; BACK; fall: FALL
+HANDLER(33744, jeq32_back_8_9); CMPL R11, R15; JNE fall; BACK; fall: FALL
+HANDLER(33752, jeq32_back_8_10); CMPL R11, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33760, jeq32_back_9_0); CMPL R15, AX; JNE fall; BACK; fall: FALL
+HANDLER(33768, jeq32_back_9_1); CMPL R15, DI; JNE fall; BACK; fall: FALL
+HANDLER(33776, jeq32_back_9_2); CMPL R15, R12; JNE fall; BACK; fall: FALL
+HANDLER(33784, jeq32_back_9_3); CMPL R15, R8; JNE fall; BACK; fall: FALL
+HANDLER(33792, jeq32_back_9_4); CMPL R15, DX; JNE fall; BACK; fall: FALL
+HANDLER(33800, jeq32_back_9_5); CMPL R15, R9; JNE fall; BACK; fall: FALL
+HANDLER(33808, jeq32_back_9_6); CMPL R15, BX; JNE fall; BACK; fall: FALL
+HANDLER(33816, jeq32_back_9_7); CMPL R15, R10; JNE fall; BACK; fall: FALL
+HANDLER(33824, jeq32_back_9_8); CMPL R15, R11; JNE fall; BACK; fall: FALL
+HANDLER(33832, jeq32_back_9_9); CMPL R15, R15; JNE fall; BACK; fall: FALL
+HANDLER(33840, jeq32_back_9_10); CMPL R15, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33848, jeq32_back_10_0); MOVQ REG(10), CX; CMPL CX, AX; JNE fall; BACK; fall: FALL
+HANDLER(33856, jeq32_back_10_1); MOVQ REG(10), CX; CMPL CX, DI; JNE fall; BACK; fall: FALL
+HANDLER(33864, jeq32_back_10_2); MOVQ REG(10), CX; CMPL CX, R12; JNE fall; BACK; fall: FALL
+HANDLER(33872, jeq32_back_10_3); MOVQ REG(10), CX; CMPL CX, R8; JNE fall; BACK; fall: FALL
+HANDLER(33880, jeq32_back_10_4); MOVQ REG(10), CX; CMPL CX, DX; JNE fall; BACK; fall: FALL
+HANDLER(33888, jeq32_back_10_5); MOVQ REG(10), CX; CMPL CX, R9; JNE fall; BACK; fall: FALL
+HANDLER(33896, jeq32_back_10_6); MOVQ REG(10), CX; CMPL CX, BX; JNE fall; BACK; fall: FALL
+HANDLER(33904, jeq32_back_10_7); MOVQ REG(10), CX; CMPL CX, R10; JNE fall; BACK; fall: FALL
+HANDLER(33912, jeq32_back_10_8); MOVQ REG(10), CX; CMPL CX, R11; JNE fall; BACK; fall: FALL
+HANDLER(33920, jeq32_back_10_9); MOVQ REG(10), CX; CMPL CX, R15; JNE fall; BACK; fall: FALL
+HANDLER(33928, jeq32_back_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JNE fall; BACK; fall: FALL
+HANDLER(33936, jgt32_k_0); CMPL AX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33944, jgt32_k_1); CMPL DI, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33952, jgt32_k_2); CMPL R12, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33960, jgt32_k_3); CMPL R8, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33968, jgt32_k_4); CMPL DX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33976, jgt32_k_5); CMPL R9, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33984, jgt32_k_6); CMPL BX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(33992, jgt32_k_7); CMPL R10, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(34000, jgt32_k_8); CMPL R11, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(34008, jgt32_k_9); CMPL R15, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(34016, jgt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLS fall; JUMP; fall: FALL
+HANDLER(34024, jgt32_k_back_0); CMPL AX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34032, jgt32_k_back_1); CMPL DI, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34040, jgt32_k_back_2); CMPL R12, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34048, jgt32_k_back_3); CMPL R8, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34056, jgt32_k_back_4); CMPL DX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34064, jgt32_k_back_5); CMPL R9, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34072, jgt32_k_back_6); CMPL BX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34080, jgt32_k_back_7); CMPL R10, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34088, jgt32_k_back_8); CMPL R11, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34096, jgt32_k_back_9); CMPL R15, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34104, jgt32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLS fall; BACK; fall: FALL
+HANDLER(34112, jgt32_0_0); CMPL AX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34120, jgt32_0_1); CMPL AX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34128, jgt32_0_2); CMPL AX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34136, jgt32_0_3); CMPL AX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34144, jgt32_0_4); CMPL AX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34152, jgt32_0_5); CMPL AX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34160, jgt32_0_6); CMPL AX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34168, jgt32_0_7); CMPL AX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34176, jgt32_0_8); CMPL AX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34184, jgt32_0_9); CMPL AX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34192, jgt32_0_10); CMPL AX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34200, jgt32_1_0); CMPL DI, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34208, jgt32_1_1); CMPL DI, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34216, jgt32_1_2); CMPL DI, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34224, jgt32_1_3); CMPL DI, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34232, jgt32_1_4); CMPL DI, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34240, jgt32_1_5); CMPL DI, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34248, jgt32_1_6); CMPL DI, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34256, jgt32_1_7); CMPL DI, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34264, jgt32_1_8); CMPL DI, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34272, jgt32_1_9); CMPL DI, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34280, jgt32_1_10); CMPL DI, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34288, jgt32_2_0); CMPL R12, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34296, jgt32_2_1); CMPL R12, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34304, jgt32_2_2); CMPL R12, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34312, jgt32_2_3); CMPL R12, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34320, jgt32_2_4); CMPL R12, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34328, jgt32_2_5); CMPL R12, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34336, jgt32_2_6); CMPL R12, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34344, jgt32_2_7); CMPL R12, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34352, jgt32_2_8); CMPL R12, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34360, jgt32_2_9); CMPL R12, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34368, jgt32_2_10); CMPL R12, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34376, jgt32_3_0); CMPL R8, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34384, jgt32_3_1); CMPL R8, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34392, jgt32_3_2); CMPL R8, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34400, jgt32_3_3); CMPL R8, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34408, jgt32_3_4); CMPL R8, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34416, jgt32_3_5); CMPL R8, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34424, jgt32_3_6); CMPL R8, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34432, jgt32_3_7); CMPL R8, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34440, jgt32_3_8); CMPL R8, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34448, jgt32_3_9); CMPL R8, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34456, jgt32_3_10); CMPL R8, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34464, jgt32_4_0); CMPL DX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34472, jgt32_4_1); CMPL DX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34480, jgt32_4_2); CMPL DX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34488, jgt32_4_3); CMPL DX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34496, jgt32_4_4); CMPL DX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34504, jgt32_4_5); CMPL DX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34512, jgt32_4_6); CMPL DX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34520, jgt32_4_7); CMPL DX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34528, jgt32_4_8); CMPL DX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34536, jgt32_4_9); CMPL DX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34544, jgt32_4_10); CMPL DX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34552, jgt32_5_0); CMPL R9, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34560, jgt32_5_1); CMPL R9, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34568, jgt32_5_2); CMPL R9, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34576, jgt32_5_3); CMPL R9, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34584, jgt32_5_4); CMPL R9, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34592, jgt32_5_5); CMPL R9, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34600, jgt32_5_6); CMPL R9, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34608, jgt32_5_7); CMPL R9, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34616, jgt32_5_8); CMPL R9, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34624, jgt32_5_9); CMPL R9, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34632, jgt32_5_10); CMPL R9, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34640, jgt32_6_0); CMPL BX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34648, jgt32_6_1); CMPL BX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34656, jgt32_6_2); CMPL BX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34664, jgt32_6_3); CMPL BX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34672, jgt32_6_4); CMPL BX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34680, jgt32_6_5); CMPL BX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34688, jgt32_6_6); CMPL BX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34696, jgt32_6_7); CMPL BX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34704, jgt32_6_8); CMPL BX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34712, jgt32_6_9); CMPL BX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34720, jgt32_6_10); CMPL BX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34728, jgt32_7_0); CMPL R10, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34736, jgt32_7_1); CMPL R10, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34744, jgt32_7_2); CMPL R10, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34752, jgt32_7_3); CMPL R10, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34760, jgt32_7_4); CMPL R10, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34768, jgt32_7_5); CMPL R10, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34776, jgt32_7_6); CMPL R10, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34784, jgt32_7_7); CMPL R10, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34792, jgt32_7_8); CMPL R10, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34800, jgt32_7_9); CMPL R10, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34808, jgt32_7_10); CMPL R10, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34816, jgt32_8_0); CMPL R11, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34824, jgt32_8_1); CMPL R11, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34832, jgt32_8_2); CMPL R11, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34840, jgt32_8_3); CMPL R11, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34848, jgt32_8_4); CMPL R11, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34856, jgt32_8_5); CMPL R11, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34864, jgt32_8_6); CMPL R11, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34872, jgt32_8_7); CMPL R11, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34880, jgt32_8_8); CMPL R11, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34888, jgt32_8_9); CMPL R11, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34896, jgt32_8_10); CMPL R11, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34904, jgt32_9_0); CMPL R15, AX; JLS fall; JUMP; fall: FALL
+HANDLER(34912, jgt32_9_1); CMPL R15, DI; JLS fall; JUMP; fall: FALL
+HANDLER(34920, jgt32_9_2); CMPL R15, R12; JLS fall; JUMP; fall: FALL
+HANDLER(34928, jgt32_9_3); CMPL R15, R8; JLS fall; JUMP; fall: FALL
+HANDLER(34936, jgt32_9_4); CMPL R15, DX; JLS fall; JUMP; fall: FALL
+HANDLER(34944, jgt32_9_5); CMPL R15, R9; JLS fall; JUMP; fall: FALL
+HANDLER(34952, jgt32_9_6); CMPL R15, BX; JLS fall; JUMP; fall: FALL
+HANDLER(34960, jgt32_9_7); CMPL R15, R10; JLS fall; JUMP; fall: FALL
+HANDLER(34968, jgt32_9_8); CMPL R15, R11; JLS fall; JUMP; fall: FALL
+HANDLER(34976, jgt32_9_9); CMPL R15, R15; JLS fall; JUMP; fall: FALL
+HANDLER(34984, jgt32_9_10); CMPL R15, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(34992, jgt32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLS fall; JUMP; fall: FALL
+HANDLER(35000, jgt32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLS fall; JUMP; fall: FALL
+HANDLER(35008, jgt32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLS fall; JUMP; fall: FALL
+HANDLER(35016, jgt32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLS fall; JUMP; fall: FALL
+HANDLER(35024, jgt32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLS fall; JUMP; fall: FALL
+HANDLER(35032, jgt32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLS fall; JUMP; fall: FALL
+HANDLER(35040, jgt32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLS fall; JUMP; fall: FALL
+HANDLER(35048, jgt32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLS fall; JUMP; fall: FALL
+HANDLER(35056, jgt32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLS fall; JUMP; fall: FALL
+HANDLER(35064, jgt32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLS fall; JUMP; fall: FALL
+HANDLER(35072, jgt32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLS fall; JUMP; fall: FALL
+HANDLER(35080, jgt32_back_0_0); CMPL AX, AX; JLS fall; BACK; fall: FALL
+HANDLER(35088, jgt32_back_0_1); CMPL AX, DI; JLS fall; BACK; fall: FALL
+HANDLER(35096, jgt32_back_0_2); CMPL AX, R12; JLS fall; BACK; fall: FALL
+HANDLER(35104, jgt32_back_0_3); CMPL AX, R8; JLS fall; BACK; fall: FALL
+HANDLER(35112, jgt32_back_0_4); CMPL AX, DX; JLS fall; BACK; fall: FALL
+HANDLER(35120, jgt32_back_0_5); CMPL AX, R9; JLS fall; BACK; fall: FALL
+HANDLER(35128, jgt32_back_0_6); CMPL AX, BX; JLS fall; BACK; fall: FALL
+HANDLER(35136, jgt32_back_0_7); CMPL AX, R10; JLS fall; BACK; fall: FALL
+HANDLER(35144, jgt32_back_0_8); CMPL AX, R11; JLS fall; BACK; fall: FALL
+HANDLER(35152, jgt32_back_0_9); CMPL AX, R15; JLS fall; BACK; fall: FALL
+HANDLER(35160, jgt32_back_0_10); CMPL AX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35168, jgt32_back_1_0); CMPL DI, AX; JLS fall; BACK; fall: FALL
+HANDLER(35176, jgt32_back_1_1); CMPL DI, DI; JLS fall; BACK; fall: FALL
+HANDLER(35184, jgt32_back_1_2); CMPL DI, R12; JLS fall; BACK; fall: FALL
+HANDLER(35192, jgt32_back_1_3); CMPL DI, R8; JLS fall; BACK; fall: FALL
+HANDLER(35200, jgt32_back_1_4); CMPL DI, DX; JLS fall; BACK; fall: FALL
+HANDLER(35208, jgt32_back_1_5); CMPL DI, R9; JLS fall; BACK; fall: FALL
+HANDLER(35216, jgt32_back_1_6); CMPL DI, BX; JLS fall; BACK; fall: FALL
+HANDLER(35224, jgt32_back_1_7); CMPL DI, R10; JLS fall; BACK; fall: FALL
+HANDLER(35232, jgt32_back_1_8); CMPL DI, R11; JLS fall; BACK; fall: FALL
+HANDLER(35240, jgt32_back_1_9); CMPL DI, R15; JLS fall; BACK; fall: FALL
+HANDLER(35248, jgt32_back_1_10); CMPL DI, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35256, jgt32_back_2_0); CMPL R12, AX; JLS fall; BACK; fall: FALL
+HANDLER(35264, jgt32_back_2_1); CMPL R12, DI; JLS fall; BACK; fall: FALL
+HANDLER(35272, jgt32_back_2_2); CMPL R12, R12; JLS fall; BACK; fall: FALL
+HANDLER(35280, jgt32_back_2_3); CMPL R12, R8; JLS fall; BACK; fall: FALL
+HANDLER(35288, jgt32_back_2_4); CMPL R12, DX; JLS fall; BACK; fall: FALL
+HANDLER(35296, jgt32_back_2_5); CMPL R12, R9; JLS fall; BACK; fall: FALL
+HANDLER(35304, jgt32_back_2_6); CMPL R12, BX; JLS fall; BACK; fall: FALL
+HANDLER(35312, jgt32_back_2_7); CMPL R12, R10; JLS fall; BACK; fall: FALL
+HANDLER(35320, jgt32_back_2_8); CMPL R12, R11; JLS fall; BACK; fall: FALL
+HANDLER(35328, jgt32_back_2_9); CMPL R12, R15; JLS fall; BACK; fall: FALL
+HANDLER(35336, jgt32_back_2_10); CMPL R12, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35344, jgt32_back_3_0); CMPL R8, AX; JLS fall; BACK; fall: FALL
+HANDLER(35352, jgt32_back_3_1); CMPL R8, DI; JLS fall; BACK; fall: FALL
+HANDLER(35360, jgt32_back_3_2); CMPL R8, R12; JLS fall; BACK; fall: FALL
+HANDLER(35368, jgt32_back_3_3); CMPL R8, R8; JLS fall; BACK; fall: FALL
+HANDLER(35376, jgt32_back_3_4); CMPL R8, DX; JLS fall; BACK; fall: FALL
+HANDLER(35384, jgt32_back_3_5); CMPL R8, R9; JLS fall; BACK; fall: FALL
+HANDLER(35392, jgt32_back_3_6); CMPL R8, BX; JLS fall; BACK; fall: FALL
+HANDLER(35400, jgt32_back_3_7); CMPL R8, R10; JLS fall; BACK; fall: FALL
+HANDLER(35408, jgt32_back_3_8); CMPL R8, R11; JLS fall; BACK; fall: FALL
+HANDLER(35416, jgt32_back_3_9); CMPL R8, R15; JLS fall; BACK; fall: FALL
+HANDLER(35424, jgt32_back_3_10); CMPL R8, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35432, jgt32_back_4_0); CMPL DX, AX; JLS fall; BACK; fall: FALL
+HANDLER(35440, jgt32_back_4_1); CMPL DX, DI; JLS fall; BACK; fall: FALL
+HANDLER(35448, jgt32_back_4_2); CMPL DX, R12; JLS fall; BACK; fall: FALL
+HANDLER(35456, jgt32_back_4_3); CMPL DX, R8; JLS fall; BACK; fall: FALL
+HANDLER(35464, jgt32_back_4_4); CMPL DX, DX; JLS fall; BACK; fall: FALL
+HANDLER(35472, jgt32_back_4_5); CMPL DX, R9; JLS fall; BACK; fall: FALL
+HANDLER(35480, jgt32_back_4_6); CMPL DX, BX; JLS fall; BACK; fall: FALL
+HANDLER(35488, jgt32_back_4_7); CMPL DX, R10; JLS fall; BACK; fall: FALL
+HANDLER(35496, jgt32_back_4_8); CMPL DX, R11; JLS fall; BACK; fall: FALL
+HANDLER(35504, jgt32_back_4_9); CMPL DX, R15; JLS fall; BACK; fall: FALL
+HANDLER(35512, jgt32_back_4_10); CMPL DX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35520, jgt32_back_5_0); CMPL R9, AX; JLS fall; BACK; fall: FALL
+HANDLER(35528, jgt32_back_5_1); CMPL R9, DI; JLS fall; BACK; fall: FALL
+HANDLER(35536, jgt32_back_5_2); CMPL R9, R12; JLS fall; BACK; fall: FALL
+HANDLER(35544, jgt32_back_5_3); CMPL R9, R8; JLS fall; BACK; fall: FALL
+HANDLER(35552, jgt32_back_5_4); CMPL R9, DX; JLS fall; BACK; fall: FALL
+HANDLER(35560, jgt32_back_5_5); CMPL R9, R9; JLS fall; BACK; fall: FALL
+HANDLER(35568, jgt32_back_5_6); CMPL R9, BX; JLS fall; BACK; fall: FALL
+HANDLER(35576, jgt32_back_5_7); CMPL R9, R10; JLS fall; BACK; fall: FALL
+HANDLER(35584, jgt32_back_5_8); CMPL R9, R11; JLS fall; BACK; fall: FALL
+HANDLER(35592, jgt32_back_5_9); CMPL R9, R15; JLS fall; BACK; fall: FALL
+HANDLER(35600, jgt32_back_5_10); CMPL R9, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35608, jgt32_back_6_0); CMPL BX, AX; JLS fall; BACK; fall: FALL
+HANDLER(35616, jgt32_back_6_1); CMPL BX, DI; JLS fall; BACK; fall: FALL
+HANDLER(35624, jgt32_back_6_2); CMPL BX, R12; JLS fall; BACK; fall: FALL
+HANDLER(35632, jgt32_back_6_3); CMPL BX, R8; JLS fall; BACK; fall: FALL
+HANDLER(35640, jgt32_back_6_4); CMPL BX, DX; JLS fall; BACK; fall: FALL
+HANDLER(35648, jgt32_back_6_5); CMPL BX, R9; JLS fall; BACK; fall: FALL
+HANDLER(35656, jgt32_back_6_6); CMPL BX, BX; JLS fall; BACK; fall: FALL
+HANDLER(35664, jgt32_back_6_7); CMPL BX, R10; JLS fall; BACK; fall: FALL
+HANDLER(35672, jgt32_back_6_8); CMPL BX, R11; JLS fall; BACK; fall: FALL
+HANDLER(35680, jgt32_back_6_9); CMPL BX, R15; JLS fall; BACK; fall: FALL
+HANDLER(35688, jgt32_back_6_10); CMPL BX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35696, jgt32_back_7_0); CMPL R10, AX; JLS fall; BACK; fall: FALL
+HANDLER(35704, jgt32_back_7_1); CMPL R10, DI; JLS fall; BACK; fall: FALL
+HANDLER(35712, jgt32_back_7_2); CMPL R10, R12; JLS fall; BACK; fall: FALL
+HANDLER(35720, jgt32_back_7_3); CMPL R10, R8; JLS fall; BACK; fall: FALL
+HANDLER(35728, jgt32_back_7_4); CMPL R10, DX; JLS fall; BACK; fall: FALL
+HANDLER(35736, jgt32_back_7_5); CMPL R10, R9; JLS fall; BACK; fall: FALL
+HANDLER(35744, jgt32_back_7_6); CMPL R10, BX; JLS fall; BACK; fall: FALL
+HANDLER(35752, jgt32_back_7_7); CMPL R10, R10; JLS fall; BACK; fall: FALL
+HANDLER(35760, jgt32_back_7_8); CMPL R10, R11; JLS fall; BACK; fall: FALL
+HANDLER(35768, jgt32_back_7_9); CMPL R10, R15; JLS fall; BACK; fall: FALL
+HANDLER(35776, jgt32_back_7_10); CMPL R10, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35784, jgt32_back_8_0); CMPL R11, AX; JLS fall; BACK; fall: FALL
+HANDLER(35792, jgt32_back_8_1); CMPL R11, DI; JLS fall; BACK; fall: FALL
+HANDLER(35800, jgt32_back_8_2); CMPL R11, R12; JLS fall; BACK; fall: FALL
+HANDLER(35808, jgt32_back_8_3); CMPL R11, R8; JLS fall; BACK; fall: FALL
+HANDLER(35816, jgt32_back_8_4); CMPL R11, DX; JLS fall; BACK; fall: FALL
+HANDLER(35824, jgt32_back_8_5); CMPL R11, R9; JLS fall; BACK; fall: FALL
+HANDLER(35832, jgt32_back_8_6); CMPL R11, BX; JLS fall; BACK; fall: FALL
+HANDLER(35840, jgt32_back_8_7); CMPL R11, R10; JLS fall; BACK; fall: FALL
+HANDLER(35848, jgt32_back_8_8); CMPL R11, R11; JLS fall; BACK; fall: FALL
+HANDLER(35856, jgt32_back_8_9); CMPL R11, R15; JLS fall; BACK; fall: FALL
+HANDLER(35864, jgt32_back_8_10); CMPL R11, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35872, jgt32_back_9_0); CMPL R15, AX; JLS fall; BACK; fall: FALL
+HANDLER(35880, jgt32_back_9_1); CMPL R15, DI; JLS fall; BACK; fall: FALL
+HANDLER(35888, jgt32_back_9_2); CMPL R15, R12; JLS fall; BACK; fall: FALL
+HANDLER(35896, jgt32_back_9_3); CMPL R15, R8; JLS fall; BACK; fall: FALL
+HANDLER(35904, jgt32_back_9_4); CMPL R15, DX; JLS fall; BACK; fall: FALL
+HANDLER(35912, jgt32_back_9_5); CMPL R15, R9; JLS fall; BACK; fall: FALL
+HANDLER(35920, jgt32_back_9_6); CMPL R15, BX; JLS fall; BACK; fall: FALL
+HANDLER(35928, jgt32_back_9_7); CMPL R15, R10; JLS fall; BACK; fall: FALL
+HANDLER(35936, jgt32_back_9_8); CMPL R15, R11; JLS fall; BACK; fall: FALL
+HANDLER(35944, jgt32_back_9_9); CMPL R15, R15; JLS fall; BACK; fall: FALL
+HANDLER(35952, jgt32_back_9_10); CMPL R15, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(35960, jgt32_back_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLS fall; BACK; fall: FALL
+HANDLER(35968, jgt32_back_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLS fall; BACK; fall: FALL
+HANDLER(35976, jgt32_back_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLS fall; BACK; fall: FALL
+HANDLER(35984, jgt32_back_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLS fall; BACK; fall: FALL
+HANDLER(35992, jgt32_back_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLS fall; BACK; fall: FALL
+HANDLER(36000, jgt32_back_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLS fall; BACK; fall: FALL
+HANDLER(36008, jgt32_back_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLS fall; BACK; fall: FALL
+HANDLER(36016, jgt32_back_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLS fall; BACK; fall: FALL
+HANDLER(36024, jgt32_back_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLS fall; BACK; fall: FALL
+HANDLER(36032, jgt32_back_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLS fall; BACK; fall: FALL
+HANDLER(36040, jgt32_back_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLS fall; BACK; fall: FALL
+HANDLER(36048, jge32_k_0); CMPL AX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36056, jge32_k_1); CMPL DI, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36064, jge32_k_2); CMPL R12, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36072, jge32_k_3); CMPL R8, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36080, jge32_k_4); CMPL DX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36088, jge32_k_5); CMPL R9, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36096, jge32_k_6); CMPL BX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36104, jge32_k_7); CMPL R10, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36112, jge32_k_8); CMPL R11, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36120, jge32_k_9); CMPL R15, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36128, jge32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JCS fall; JUMP; fall: FALL
+HANDLER(36136, jge32_k_back_0); CMPL AX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36144, jge32_k_back_1); CMPL DI, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36152, jge32_k_back_2); CMPL R12, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36160, jge32_k_back_3); CMPL R8, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36168, jge32_k_back_4); CMPL DX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36176, jge32_k_back_5); CMPL R9, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36184, jge32_k_back_6); CMPL BX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36192, jge32_k_back_7); CMPL R10, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36200, jge32_k_back_8); CMPL R11, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36208, jge32_k_back_9); CMPL R15, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36216, jge32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JCS fall; BACK; fall: FALL
+HANDLER(36224, jge32_0_0); CMPL AX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36232, jge32_0_1); CMPL AX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36240, jge32_0_2); CMPL AX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36248, jge32_0_3); CMPL AX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36256, jge32_0_4); CMPL AX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36264, jge32_0_5); CMPL AX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36272, jge32_0_6); CMPL AX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36280, jge32_0_7); CMPL AX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36288, jge32_0_8); CMPL AX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36296, jge32_0_9); CMPL AX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36304, jge32_0_10); CMPL AX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36312, jge32_1_0); CMPL DI, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36320, jge32_1_1); CMPL DI, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36328, jge32_1_2); CMPL DI, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36336, jge32_1_3); CMPL DI, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36344, jge32_1_4); CMPL DI, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36352, jge32_1_5); CMPL DI, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36360, jge32_1_6); CMPL DI, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36368, jge32_1_7); CMPL DI, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36376, jge32_1_8); CMPL DI, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36384, jge32_1_9); CMPL DI, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36392, jge32_1_10); CMPL DI, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36400, jge32_2_0); CMPL R12, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36408, jge32_2_1); CMPL R12, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36416, jge32_2_2); CMPL R12, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36424, jge32_2_3); CMPL R12, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36432, jge32_2_4); CMPL R12, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36440, jge32_2_5); CMPL R12, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36448, jge32_2_6); CMPL R12, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36456, jge32_2_7); CMPL R12, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36464, jge32_2_8); CMPL R12, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36472, jge32_2_9); CMPL R12, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36480, jge32_2_10); CMPL R12, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36488, jge32_3_0); CMPL R8, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36496, jge32_3_1); CMPL R8, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36504, jge32_3_2); CMPL R8, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36512, jge32_3_3); CMPL R8, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36520, jge32_3_4); CMPL R8, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36528, jge32_3_5); CMPL R8, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36536, jge32_3_6); CMPL R8, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36544, jge32_3_7); CMPL R8, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36552, jge32_3_8); CMPL R8, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36560, jge32_3_9); CMPL R8, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36568, jge32_3_10); CMPL R8, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36576, jge32_4_0); CMPL DX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36584, jge32_4_1); CMPL DX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36592, jge32_4_2); CMPL DX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36600, jge32_4_3); CMPL DX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36608, jge32_4_4); CMPL DX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36616, jge32_4_5); CMPL DX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36624, jge32_4_6); CMPL DX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36632, jge32_4_7); CMPL DX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36640, jge32_4_8); CMPL DX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36648, jge32_4_9); CMPL DX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36656, jge32_4_10); CMPL DX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36664, jge32_5_0); CMPL R9, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36672, jge32_5_1); CMPL R9, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36680, jge32_5_2); CMPL R9, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36688, jge32_5_3); CMPL R9, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36696, jge32_5_4); CMPL R9, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36704, jge32_5_5); CMPL R9, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36712, jge32_5_6); CMPL R9, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36720, jge32_5_7); CMPL R9, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36728, jge32_5_8); CMPL R9, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36736, jge32_5_9); CMPL R9, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36744, jge32_5_10); CMPL R9, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36752, jge32_6_0); CMPL BX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36760, jge32_6_1); CMPL BX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36768, jge32_6_2); CMPL BX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36776, jge32_6_3); CMPL BX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36784, jge32_6_4); CMPL BX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36792, jge32_6_5); CMPL BX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36800, jge32_6_6); CMPL BX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36808, jge32_6_7); CMPL BX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36816, jge32_6_8); CMPL BX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36824, jge32_6_9); CMPL BX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36832, jge32_6_10); CMPL BX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36840, jge32_7_0); CMPL R10, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36848, jge32_7_1); CMPL R10, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36856, jge32_7_2); CMPL R10, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36864, jge32_7_3); CMPL R10, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36872, jge32_7_4); CMPL R10, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36880, jge32_7_5); CMPL R10, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36888, jge32_7_6); CMPL R10, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36896, jge32_7_7); CMPL R10, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36904, jge32_7_8); CMPL R10, R11; JCS fall; JUMP; fall: FALL
+HANDLER(36912, jge32_7_9); CMPL R10, R15; JCS fall; JUMP; fall: FALL
+HANDLER(36920, jge32_7_10); CMPL R10, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(36928, jge32_8_0); CMPL R11, AX; JCS fall; JUMP; fall: FALL
+HANDLER(36936, jge32_8_1); CMPL R11, DI; JCS fall; JUMP; fall: FALL
+HANDLER(36944, jge32_8_2); CMPL R11, R12; JCS fall; JUMP; fall: FALL
+HANDLER(36952, jge32_8_3); CMPL R11, R8; JCS fall; JUMP; fall: FALL
+HANDLER(36960, jge32_8_4); CMPL R11, DX; JCS fall; JUMP; fall: FALL
+HANDLER(36968, jge32_8_5); CMPL R11, R9; JCS fall; JUMP; fall: FALL
+HANDLER(36976, jge32_8_6); CMPL R11, BX; JCS fall; JUMP; fall: FALL
+HANDLER(36984, jge32_8_7); CMPL R11, R10; JCS fall; JUMP; fall: FALL
+HANDLER(36992, jge32_8_8); CMPL R11, R11; JCS fall; JUMP; fall: FALL
+HANDLER(37000, jge32_8_9); CMPL R11, R15; JCS fall; JUMP; fall: FALL
+HANDLER(37008, jge32_8_10); CMPL R11, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(37016, jge32_9_0); CMPL R15, AX; JCS fall; JUMP; fall: FALL
+HANDLER(37024, jge32_9_1); CMPL R15, DI; JCS fall; JUMP; fall: FALL
+HANDLER(37032, jge32_9_2); CMPL R15, R12; JCS fall; JUMP; fall: FALL
+HANDLER(37040, jge32_9_3); CMPL R15, R8; JCS fall; JUMP; fall: FALL
+HANDLER(37048, jge32_9_4); CMPL R15, DX; JCS fall; JUMP; fall: FALL
+HANDLER(37056, jge32_9_5); CMPL R15, R9; JCS fall; JUMP; fall: FALL
+HANDLER(37064, jge32_9_6); CMPL R15, BX; JCS fall; JUMP; fall: FALL
+HANDLER(37072, jge32_9_7); CMPL R15, R10; JCS fall; JUMP; fall: FALL
+HANDLER(37080, jge32_9_8); CMPL R15, R11; JCS fall; JUMP; fall: FALL
+HANDLER(37088, jge32_9_9); CMPL R15, R15; JCS fall; JUMP; fall: FALL
+HANDLER(37096, jge32_9_10); CMPL R15, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(37104, jge32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JCS fall; JUMP; fall: FALL
+HANDLER(37112, jge32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JCS fall; JUMP; fall: FALL
+HANDLER(37120, jge32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JCS fall; JUMP; fall: FALL
+HANDLER(37128, jge32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JCS fall; JUMP; fall: FALL
+HANDLER(37136, jge32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JCS fall; JUMP; fall: FALL
+HANDLER(37144, jge32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JCS fall; JUMP; fall: FALL
+HANDLER(37152, jge32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JCS fall; JUMP; fall: FALL
+HANDLER(37160, jge32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JCS fall; JUMP; fall: FALL
+HANDLER(37168, jge32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JCS fall; JUMP; fall: FALL
+HANDLER(37176, jge32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JCS fall; JUMP; fall: FALL
+HANDLER(37184, jge32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JCS fall; JUMP; fall: FALL
+HANDLER(37192, jge32_back_0_0); CMPL AX, AX; JCS fall; BACK; fall: FALL
+HANDLER(37200, jge32_back_0_1); CMPL AX, DI; JCS fall; BACK; fall: FALL
+HANDLER(37208, jge32_back_0_2); CMPL AX, R12; JCS fall; BACK; fall: FALL
+HANDLER(37216, jge32_back_0_3); CMPL AX, R8; JCS fall; BACK; fall: FALL
+HANDLER(37224, jge32_back_0_4); CMPL AX, DX; JCS fall; BACK; fall: FALL
+HANDLER(37232, jge32_back_0_5); CMPL AX, R9; JCS fall; BACK; fall: FALL
+HANDLER(37240, jge32_back_0_6); CMPL AX, BX; JCS fall; BACK; fall: FALL
+HANDLER(37248, jge32_back_0_7); CMPL AX, R10; JCS fall; BACK; fall: FALL
+HANDLER(37256, jge32_back_0_8); CMPL AX, R11; JCS fall; BACK; fall: FALL
+HANDLER(37264, jge32_back_0_9); CMPL AX, R15; JCS fall; BACK; fall: FALL
+HANDLER(37272, jge32_back_0_10); CMPL AX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37280, jge32_back_1_0); CMPL DI, AX; JCS fall; BACK; fall: FALL
+HANDLER(37288, jge32_back_1_1); CMPL DI, DI; JCS fall; BACK; fall: FALL
+HANDLER(37296, jge32_back_1_2); CMPL DI, R12; JCS fall; BACK; fall: FALL
+HANDLER(37304, jge32_back_1_3); CMPL DI, R8; JCS fall; BACK; fall: FALL
+HANDLER(37312, jge32_back_1_4); CMPL DI, DX; JCS fall; BACK; fall: FALL
+HANDLER(37320, jge32_back_1_5); CMPL DI, R9; JCS fall; BACK; fall: FALL
+HANDLER(37328, jge32_back_1_6); CMPL DI, BX; JCS fall; BACK; fall: FALL
+HANDLER(37336, jge32_back_1_7); CMPL DI, R10; JCS fall; BACK; fall: FALL
+HANDLER(37344, jge32_back_1_8); CMPL DI, R11; JCS fall; BACK; fall: FALL
+HANDLER(37352, jge32_back_1_9); CMPL DI, R15; JCS fall; BACK; fall: FALL
+HANDLER(37360, jge32_back_1_10); CMPL DI, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37368, jge32_back_2_0); CMPL R12, AX; JCS fall; BACK; fall: FALL
+HANDLER(37376, jge32_back_2_1); CMPL R12, DI; JCS fall; BACK; fall: FALL
+HANDLER(37384, jge32_back_2_2); CMPL R12, R12; JCS fall; BACK; fall: FALL
+HANDLER(37392, jge32_back_2_3); CMPL R12, R8; JCS fall; BACK; fall: FALL
+HANDLER(37400, jge32_back_2_4); CMPL R12, DX; JCS fall; BACK; fall: FALL
+HANDLER(37408, jge32_back_2_5); CMPL R12, R9; JCS fall; BACK; fall: FALL
+HANDLER(37416, jge32_back_2_6); CMPL R12, BX; JCS fall; BACK; fall: FALL
+HANDLER(37424, jge32_back_2_7); CMPL R12, R10; JCS fall; BACK; fall: FALL
+HANDLER(37432, jge32_back_2_8); CMPL R12, R11; JCS fall; BACK; fall: FALL
+HANDLER(37440, jge32_back_2_9); CMPL R12, R15; JCS fall; BACK; fall: FALL
+HANDLER(37448, jge32_back_2_10); CMPL R12, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37456, jge32_back_3_0); CMPL R8, AX; JCS fall; BACK; fall: FALL
+HANDLER(37464, jge32_back_3_1); CMPL R8, DI; JCS fall; BACK; fall: FALL
+HANDLER(37472, jge32_back_3_2); CMPL R8, R12; JCS fall; BACK; fall: FALL
+HANDLER(37480, jge32_back_3_3); CMPL R8, R8; JCS fall; BACK; fall: FALL
+HANDLER(37488, jge32_back_3_4); CMPL R8, DX; JCS fall; BACK; fall: FALL
+HANDLER(37496, jge32_back_3_5); CMPL R8, R9; JCS fall; BACK; fall: FALL
+HANDLER(37504, jge32_back_3_6); CMPL R8, BX; JCS fall; BACK; fall: FALL
+HANDLER(37512, jge32_back_3_7); CMPL R8, R10; JCS fall; BACK; fall: FALL
+HANDLER(37520, jge32_back_3_8); CMPL R8, R11; JCS fall; BACK; fall: FALL
+HANDLER(37528, jge32_back_3_9); CMPL R8, R15; JCS fall; BACK; fall: FALL
+HANDLER(37536, jge32_back_3_10); CMPL R8, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37544, jge32_back_4_0); CMPL DX, AX; JCS fall; BACK; fall: FALL
+HANDLER(37552, jge32_back_4_1); CMPL DX, DI; JCS fall; BACK; fall: FALL
+HANDLER(37560, jge32_back_4_2); CMPL DX, R12; JCS fall; BACK; fall: FALL
+HANDLER(37568, jge32_back_4_3); CMPL DX, R8; JCS fall; BACK; fall: FALL
+HANDLER(37576, jge32_back_4_4); CMPL DX, DX; JCS fall; BACK; fall: FALL
+HANDLER(37584, jge32_back_4_5); CMPL DX, R9; JCS fall; BACK; fall: FALL
+HANDLER(37592, jge32_back_4_6); CMPL DX, BX; JCS fall; BACK; fall: FALL
+HANDLER(37600, jge32_back_4_7); CMPL DX, R10; JCS fall; BACK; fall: FALL
+HANDLER(37608, jge32_back_4_8); CMPL DX, R11; JCS fall; BACK; fall: FALL
+HANDLER(37616, jge32_back_4_9); CMPL DX, R15; JCS fall; BACK; fall: FALL
+HANDLER(37624, jge32_back_4_10); CMPL DX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37632, jge32_back_5_0); CMPL R9, AX; JCS fall; BACK; fall: FALL
+HANDLER(37640, jge32_back_5_1); CMPL R9, DI; JCS fall; BACK; fall: FALL
+HANDLER(37648, jge32_back_5_2); CMPL R9, R12; JCS fall; BACK; fall: FALL
+HANDLER(37656, jge32_back_5_3); CMPL R9, R8; JCS fall; BACK; fall: FALL
+HANDLER(37664, jge32_back_5_4); CMPL R9, DX; JCS fall; BACK; fall: FALL
+HANDLER(37672, jge32_back_5_5); CMPL R9, R9; JCS fall; BACK; fall: FALL
+HANDLER(37680, jge32_back_5_6); CMPL R9, BX; JCS fall; BACK; fall: FALL
+HANDLER(37688, jge32_back_5_7); CMPL R9, R10; JCS fall; BACK; fall: FALL
+HANDLER(37696, jge32_back_5_8); CMPL R9, R11; JCS fall; BACK; fall: FALL
+HANDLER(37704, jge32_back_5_9); CMPL R9, R15; JCS fall; BACK; fall: FALL
+HANDLER(37712, jge32_back_5_10); CMPL R9, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37720, jge32_back_6_0); CMPL BX, AX; JCS fall; BACK; fall: FALL
+HANDLER(37728, jge32_back_6_1); CMPL BX, DI; JCS fall; BACK; fall: FALL
+HANDLER(37736, jge32_back_6_2); CMPL BX, R12; JCS fall; BACK; fall: FALL
+HANDLER(37744, jge32_back_6_3); CMPL BX, R8; JCS fall; BACK; fall: FALL
+HANDLER(37752, jge32_back_6_4); CMPL BX, DX; JCS fall; BACK; fall: FALL
+HANDLER(37760, jge32_back_6_5); CMPL BX, R9; JCS fall; BACK; fall: FALL
+HANDLER(37768, jge32_back_6_6); CMPL BX, BX; JCS fall; BACK; fall: FALL
+HANDLER(37776, jge32_back_6_7); CMPL BX, R10; JCS fall; BACK; fall: FALL
+HANDLER(37784, jge32_back_6_8); CMPL BX, R11; JCS fall; BACK; fall: FALL
+HANDLER(37792, jge32_back_6_9); CMPL BX, R15; JCS fall; BACK; fall: FALL
+HANDLER(37800, jge32_back_6_10); CMPL BX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37808, jge32_back_7_0); CMPL R10, AX; JCS fall; BACK; fall: FALL
+HANDLER(37816, jge32_back_7_1); CMPL R10, DI; JCS fall; BACK; fall: FALL
+HANDLER(37824, jge32_back_7_2); CMPL R10, R12; JCS fall; BACK; fall: FALL
+HANDLER(37832, jge32_back_7_3); CMPL R10, R8; JCS fall; BACK; fall: FALL
+HANDLER(37840, jge32_back_7_4); CMPL R10, DX; JCS fall; BACK; fall: FALL
+HANDLER(37848, jge32_back_7_5); CMPL R10, R9; JCS fall; BACK; fall: FALL
+HANDLER(37856, jge32_back_7_6); CMPL R10, BX; JCS fall; BACK; fall: FALL
+HANDLER(37864, jge32_back_7_7); CMPL R10, R10; JCS fall; BACK; fall: FALL
+HANDLER(37872, jge32_back_7_8); CMPL R10, R11; JCS fall; BACK; fall: FALL
+HANDLER(37880, jge32_back_7_9); CMPL R10, R15; JCS fall; BACK; fall: FALL
+HANDLER(37888, jge32_back_7_10); CMPL R10, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37896, jge32_back_8_0); CMPL R11, AX; JCS fall; BACK; fall: FALL
+HANDLER(37904, jge32_back_8_1); CMPL R11, DI; JCS fall; BACK; fall: FALL
+HANDLER(37912, jge32_back_8_2); CMPL R11, R12; JCS fall; BACK; fall: FALL
+HANDLER(37920, jge32_back_8_3); CMPL R11, R8; JCS fall; BACK; fall: FALL
+HANDLER(37928, jge32_back_8_4); CMPL R11, DX; JCS fall; BACK; fall: FALL
+HANDLER(37936, jge32_back_8_5); CMPL R11, R9; JCS fall; BACK; fall: FALL
+HANDLER(37944, jge32_back_8_6); CMPL R11, BX; JCS fall; BACK; fall: FALL
+HANDLER(37952, jge32_back_8_7); CMPL R11, R10; JCS fall; BACK; fall: FALL
+HANDLER(37960, jge32_back_8_8); CMPL R11, R11; JCS fall; BACK; fall: FALL
+HANDLER(37968, jge32_back_8_9); CMPL R11, R15; JCS fall; BACK; fall: FALL
+HANDLER(37976, jge32_back_8_10); CMPL R11, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(37984, jge32_back_9_0); CMPL R15, AX; JCS fall; BACK; fall: FALL
+HANDLER(37992, jge32_back_9_1); CMPL R15, DI; JCS fall; BACK; fall: FALL
+HANDLER(38000, jge32_back_9_2); CMPL R15, R12; JCS fall; BACK; fall: FALL
+HANDLER(38008, jge32_back_9_3); CMPL R15, R8; JCS fall; BACK; fall: FALL
+HANDLER(38016, jge32_back_9_4); CMPL R15, DX; JCS fall; BACK; fall: FALL
+HANDLER(38024, jge32_back_9_5); CMPL R15, R9; JCS fall; BACK; fall: FALL
+HANDLER(38032, jge32_back_9_6); CMPL R15, BX; JCS fall; BACK; fall: FALL
+HANDLER(38040, jge32_back_9_7); CMPL R15, R10; JCS fall; BACK; fall: FALL
+HANDLER(38048, jge32_back_9_8); CMPL R15, R11; JCS fall; BACK; fall: FALL
+HANDLER(38056, jge32_back_9_9); CMPL R15, R15; JCS fall; BACK; fall: FALL
+HANDLER(38064, jge32_back_9_10); CMPL R15, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(38072, jge32_back_10_0); MOVQ REG(10), CX; CMPL CX, AX; JCS fall; BACK; fall: FALL
+HANDLER(38080, jge32_back_10_1); MOVQ REG(10), CX; CMPL CX, DI; JCS fall; BACK; fall: FALL
+HANDLER(38088, jge32_back_10_2); MOVQ REG(10), CX; CMPL CX, R12; JCS fall; BACK; fall: FALL
+HANDLER(38096, jge32_back_10_3); MOVQ REG(10), CX; CMPL CX, R8; JCS fall; BACK; fall: FALL
+HANDLER(38104, jge32_back_10_4); MOVQ REG(10), CX; CMPL CX, DX; JCS fall; BACK; fall: FALL
+HANDLER(38112, jge32_back_10_5); MOVQ REG(10), CX; CMPL CX, R9; JCS fall; BACK; fall: FALL
+HANDLER(38120, jge32_back_10_6); MOVQ REG(10), CX; CMPL CX, BX; JCS fall; BACK; fall: FALL
+HANDLER(38128, jge32_back_10_7); MOVQ REG(10), CX; CMPL CX, R10; JCS fall; BACK; fall: FALL
+HANDLER(38136, jge32_back_10_8); MOVQ REG(10), CX; CMPL CX, R11; JCS fall; BACK; fall: FALL
+HANDLER(38144, jge32_back_10_9); MOVQ REG(10), CX; CMPL CX, R15; JCS fall; BACK; fall: FALL
+HANDLER(38152, jge32_back_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JCS fall; BACK; fall: FALL
+HANDLER(38160, jset32_k_0); TESTL AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38168, jset32_k_1); TESTL DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38176, jset32_k_2); TESTL R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38184, jset32_k_3); TESTL R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38192, jset32_k_4); TESTL DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38200, jset32_k_5); TESTL R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38208, jset32_k_6); TESTL BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38216, jset32_k_7); TESTL R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38224, jset32_k_8); TESTL R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38232, jset32_k_9); TESTL R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38240, jset32_k_10); MOVQ REG(10), CX; TESTL CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38248, jset32_k_back_0); TESTL AX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38256, jset32_k_back_1); TESTL DI, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38264, jset32_k_back_2); TESTL R12, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38272, jset32_k_back_3); TESTL R8, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38280, jset32_k_back_4); TESTL DX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38288, jset32_k_back_5); TESTL R9, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38296, jset32_k_back_6); TESTL BX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38304, jset32_k_back_7); TESTL R10, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38312, jset32_k_back_8); TESTL R11, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38320, jset32_k_back_9); TESTL R15, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38328, jset32_k_back_10); MOVQ REG(10), CX; TESTL CX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38336, jset32_0); TESTL CX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(38344, jset32_1); TESTL CX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(38352, jset32_2); TESTL CX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(38360, jset32_3); TESTL CX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(38368, jset32_4); TESTL CX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(38376, jset32_5); TESTL CX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(38384, jset32_6); TESTL CX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(38392, jset32_7); TESTL CX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(38400, jset32_8); TESTL CX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(38408, jset32_9); TESTL CX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(38416, jset32_10); TESTL CX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(38424, jne32_k_0); CMPL AX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38432, jne32_k_1); CMPL DI, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38440, jne32_k_2); CMPL R12, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38448, jne32_k_3); CMPL R8, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38456, jne32_k_4); CMPL DX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38464, jne32_k_5); CMPL R9, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38472, jne32_k_6); CMPL BX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38480, jne32_k_7); CMPL R10, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38488, jne32_k_8); CMPL R11, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38496, jne32_k_9); CMPL R15, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38504, jne32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JEQ fall; JUMP; fall: FALL
+HANDLER(38512, jne32_k_back_0); CMPL AX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38520, jne32_k_back_1); CMPL DI, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38528, jne32_k_back_2); CMPL R12, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38536, jne32_k_back_3); CMPL R8, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38544, jne32_k_back_4); CMPL DX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38552, jne32_k_back_5); CMPL R9, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38560, jne32_k_back_6); CMPL BX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38568, jne32_k_back_7); CMPL R10, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38576, jne32_k_back_8); CMPL R11, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38584, jne32_k_back_9); CMPL R15, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38592, jne32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JEQ fall; BACK; fall: FALL
+HANDLER(38600, jne32_0_0); CMPL AX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(38608, jne32_0_1); CMPL AX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(38616, jne32_0_2); CMPL AX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(38624, jne32_0_3); CMPL AX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(38632, jne32_0_4); CMPL AX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(38640, jne32_0_5); CMPL AX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(38648, jne32_0_6); CMPL AX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(38656, jne32_0_7); CMPL AX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(38664, jne32_0_8); CMPL AX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(38672, jne32_0_9); CMPL AX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(38680, jne32_0_10); CMPL AX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(38688, jne32_1_0); CMPL DI, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(38696, jne32_1_1); CMPL DI, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(38704, jne32_1_2); CMPL DI, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(38712, jne32_1_3); CMPL DI, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(38720, jne32_1_4); CMPL DI, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(38728, jne32_1_5); CMPL DI, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(38736, jne32_1_6); CMPL DI, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(38744, jne32_1_7); CMPL DI, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(38752, jne32_1_8); CMPL DI, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(38760, jne32_1_9); CMPL DI, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(38768, jne32_1_10); CMPL DI, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(38776, jne32_2_0); CMPL R12, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(38784, jne32_2_1); CMPL R12, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(38792, jne32_2_2); CMPL R12, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(38800, jne32_2_3); CMPL R12, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(38808, jne32_2_4); CMPL R12, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(38816, jne32_2_5); CMPL R12, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(38824, jne32_2_6); CMPL R12, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(38832, jne32_2_7); CMPL R12, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(38840, jne32_2_8); CMPL R12, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(38848, jne32_2_9); CMPL R12, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(38856, jne32_2_10); CMPL R12, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(38864, jne32_3_0); CMPL R8, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(38872, jne32_3_1); CMPL R8, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(38880, jne32_3_2); CMPL R8, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(38888, jne32_3_3); CMPL R8, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(38896, jne32_3_4); CMPL R8, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(38904, jne32_3_5); CMPL R8, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(38912, jne32_3_6); CMPL R8, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(38920, jne32_3_7); CMPL R8, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(38928, jne32_3_8); CMPL R8, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(38936, jne32_3_9); CMPL R8, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(38944, jne32_3_10); CMPL R8, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(38952, jne32_4_0); CMPL DX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(38960, jne32_4_1); CMPL DX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(38968, jne32_4_2); CMPL DX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(38976, jne32_4_3); CMPL DX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(38984, jne32_4_4); CMPL DX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(38992, jne32_4_5); CMPL DX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39000, jne32_4_6); CMPL DX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39008, jne32_4_7); CMPL DX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39016, jne32_4_8); CMPL DX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39024, jne32_4_9); CMPL DX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39032, jne32_4_10); CMPL DX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39040, jne32_5_0); CMPL R9, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(39048, jne32_5_1); CMPL R9, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(39056, jne32_5_2); CMPL R9, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(39064, jne32_5_3); CMPL R9, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(39072, jne32_5_4); CMPL R9, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(39080, jne32_5_5); CMPL R9, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39088, jne32_5_6); CMPL R9, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39096, jne32_5_7); CMPL R9, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39104, jne32_5_8); CMPL R9, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39112, jne32_5_9); CMPL R9, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39120, jne32_5_10); CMPL R9, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39128, jne32_6_0); CMPL BX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(39136, jne32_6_1); CMPL BX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(39144, jne32_6_2); CMPL BX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(39152, jne32_6_3); CMPL BX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(39160, jne32_6_4); CMPL BX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(39168, jne32_6_5); CMPL BX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39176, jne32_6_6); CMPL BX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39184, jne32_6_7); CMPL BX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39192, jne32_6_8); CMPL BX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39200, jne32_6_9); CMPL BX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39208, jne32_6_10); CMPL BX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39216, jne32_7_0); CMPL R10, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(39224, jne32_7_1); CMPL R10, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(39232, jne32_7_2); CMPL R10, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(39240, jne32_7_3); CMPL R10, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(39248, jne32_7_4); CMPL R10, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(39256, jne32_7_5); CMPL R10, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39264, jne32_7_6); CMPL R10, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39272, jne32_7_7); CMPL R10, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39280, jne32_7_8); CMPL R10, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39288, jne32_7_9); CMPL R10, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39296, jne32_7_10); CMPL R10, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39304, jne32_8_0); CMPL R11, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(39312, jne32_8_1); CMPL R11, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(39320, jne32_8_2); CMPL R11, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(39328, jne32_8_3); CMPL R11, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(39336, jne32_8_4); CMPL R11, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(39344, jne32_8_5); CMPL R11, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39352, jne32_8_6); CMPL R11, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39360, jne32_8_7); CMPL R11, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39368, jne32_8_8); CMPL R11, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39376, jne32_8_9); CMPL R11, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39384, jne32_8_10); CMPL R11, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39392, jne32_9_0); CMPL R15, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(39400, jne32_9_1); CMPL R15, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(39408, jne32_9_2); CMPL R15, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(39416, jne32_9_3); CMPL R15, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(39424, jne32_9_4); CMPL R15, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(39432, jne32_9_5); CMPL R15, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39440, jne32_9_6); CMPL R15, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39448, jne32_9_7); CMPL R15, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39456, jne32_9_8); CMPL R15, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39464, jne32_9_9); CMPL R15, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39472, jne32_9_10); CMPL R15, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39480, jne32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JEQ fall; JUMP; fall: FALL
+HANDLER(39488, jne32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JEQ fall; JUMP; fall: FALL
+HANDLER(39496, jne32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JEQ fall; JUMP; fall: FALL
+HANDLER(39504, jne32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JEQ fall; JUMP; fall: FALL
+HANDLER(39512, jne32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JEQ fall; JUMP; fall: FALL
+HANDLER(39520, jne32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JEQ fall; JUMP; fall: FALL
+HANDLER(39528, jne32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JEQ fall; JUMP; fall: FALL
+HANDLER(39536, jne32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JEQ fall; JUMP; fall: FALL
+HANDLER(39544, jne32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JEQ fall; JUMP; fall: FALL
+HANDLER(39552, jne32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JEQ fall; JUMP; fall: FALL
+HANDLER(39560, jne32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JEQ fall; JUMP; fall: FALL
+HANDLER(39568, jne32_back_0_0); CMPL AX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(39576, jne32_back_0_1); CMPL AX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(39584, jne32_back_0_2); CMPL AX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(39592, jne32_back_0_3); CMPL AX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(39600, jne32_back_0_4); CMPL AX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(39608, jne32_back_0_5); CMPL AX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(39616, jne32_back_0_6); CMPL AX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(39624, jne32_back_0_7); CMPL AX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(39632, jne32_back_0_8); CMPL AX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(39640, jne32_back_0_9); CMPL AX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(39648, jne32_back_0_10); CMPL AX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(39656, jne32_back_1_0); CMPL DI, AX; JEQ fall; BACK; fall: FALL
+HANDLER(39664, jne32_back_1_1); CMPL DI, DI; JEQ fall; BACK; fall: FALL
+HANDLER(39672, jne32_back_1_2); CMPL DI, R12; JEQ fall; BACK; fall: FALL
+HANDLER(39680, jne32_back_1_3); CMPL DI, R8; JEQ fall; BACK; fall: FALL
+HANDLER(39688, jne32_back_1_4); CMPL DI, DX; JEQ fall; BACK; fall: FALL
+HANDLER(39696, jne32_back_1_5); CMPL DI, R9; JEQ fall; BACK; fall: FALL
+HANDLER(39704, jne32_back_1_6); CMPL DI, BX; JEQ fall; BACK; fall: FALL
+HANDLER(39712, jne32_back_1_7); CMPL DI, R10; JEQ fall; BACK; fall: FALL
+HANDLER(39720, jne32_back_1_8); CMPL DI, R11; JEQ fall; BACK; fall: FALL
+HANDLER(39728, jne32_back_1_9); CMPL DI, R15; JEQ fall; BACK; fall: FALL
+HANDLER(39736, jne32_back_1_10); CMPL DI, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(39744, jne32_back_2_0); CMPL R12, AX; JEQ fall; BACK; fall: FALL
+HANDLER(39752, jne32_back_2_1); CMPL R12, DI; JEQ fall; BACK; fall: FALL
+HANDLER(39760, jne32_back_2_2); CMPL R12, R12; JEQ fall; BACK; fall: FALL
+HANDLER(39768, jne32_back_2_3); CMPL R12, R8; JEQ fall; BACK; fall: FALL
+HANDLER(39776, jne32_back_2_4); CMPL R12, DX; JEQ fall; BACK; fall: FALL
+HANDLER(39784, jne32_back_2_5); CMPL R12, R9; JEQ fall; BACK; fall: FALL
+HANDLER(39792, jne32_back_2_6); CMPL R12, BX; JEQ fall; BACK; fall: FALL
+HANDLER(39800, jne32_back_2_7); CMPL R12, R10; JEQ fall; BACK; fall: FALL
+HANDLER(39808, jne32_back_2_8); CMPL R12, R11; JEQ fall; BACK; fall: FALL
+HANDLER(39816, jne32_back_2_9); CMPL R12, R15; JEQ fall; BACK; fall: FALL
+HANDLER(39824, jne32_back_2_10); CMPL R12, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(39832, jne32_back_3_0); CMPL R8, AX; JEQ fall; BACK; fall: FALL
+HANDLER(39840, jne32_back_3_1); CMPL R8, DI; JEQ fall; BACK; fall: FALL
+HANDLER(39848, jne32_back_3_2); CMPL R8, R12; JEQ fall; BACK; fall: FALL
+HANDLER(39856, jne32_back_3_3); CMPL R8, R8; JEQ fall; BACK; fall: FALL
+HANDLER(39864, jne32_back_3_4); CMPL R8, DX; JEQ fall; BACK; fall: FALL
+HANDLER(39872, jne32_back_3_5); CMPL R8, R9; JEQ fall; BACK; fall: FALL
+HANDLER(39880, jne32_back_3_6); CMPL R8, BX; JEQ fall; BACK; fall: FALL
+HANDLER(39888, jne32_back_3_7); CMPL R8, R10; JEQ fall; BACK; fall: FALL
+HANDLER(39896, jne32_back_3_8); CMPL R8, R11; JEQ fall; BACK; fall: FALL
+HANDLER(39904, jne32_back_3_9); CMPL R8, R15; JEQ fall; BACK; fall: FALL
+HANDLER(39912, jne32_back_3_10); CMPL R8, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(39920, jne32_back_4_0); CMPL DX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(39928, jne32_back_4_1); CMPL DX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(39936, jne32_back_4_2); CMPL DX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(39944, jne32_back_4_3); CMPL DX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(39952, jne32_back_4_4); CMPL DX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(39960, jne32_back_4_5); CMPL DX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(39968, jne32_back_4_6); CMPL DX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(39976, jne32_back_4_7); CMPL DX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(39984, jne32_back_4_8); CMPL DX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(39992, jne32_back_4_9); CMPL DX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40000, jne32_back_4_10); CMPL DX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40008, jne32_back_5_0); CMPL R9, AX; JEQ fall; BACK; fall: FALL
+HANDLER(40016, jne32_back_5_1); CMPL R9, DI; JEQ fall; BACK; fall: FALL
+HANDLER(40024, jne32_back_5_2); CMPL R9, R12; JEQ fall; BACK; fall: FALL
+HANDLER(40032, jne32_back_5_3); CMPL R9, R8; JEQ fall; BACK; fall: FALL
+HANDLER(40040, jne32_back_5_4); CMPL R9, DX; JEQ fall; BACK; fall: FALL
+HANDLER(40048, jne32_back_5_5); CMPL R9, R9; JEQ fall; BACK; fall: FALL
+HANDLER(40056, jne32_back_5_6); CMPL R9, BX; JEQ fall; BACK; fall: FALL
+HANDLER(40064, jne32_back_5_7); CMPL R9, R10; JEQ fall; BACK; fall: FALL
+HANDLER(40072, jne32_back_5_8); CMPL R9, R11; JEQ fall; BACK; fall: FALL
+HANDLER(40080, jne32_back_5_9); CMPL R9, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40088, jne32_back_5_10); CMPL R9, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40096, jne32_back_6_0); CMPL BX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(40104, jne32_back_6_1); CMPL BX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(40112, jne32_back_6_2); CMPL BX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(40120, jne32_back_6_3); CMPL BX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(40128, jne32_back_6_4); CMPL BX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(40136, jne32_back_6_5); CMPL BX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(40144, jne32_back_6_6); CMPL BX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(40152, jne32_back_6_7); CMPL BX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(40160, jne32_back_6_8); CMPL BX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(40168, jne32_back_6_9); CMPL BX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40176, jne32_back_6_10); CMPL BX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40184, jne32_back_7_0); CMPL R10, AX; JEQ fall; BACK; fall: FALL
+HANDLER(40192, jne32_back_7_1); CMPL R10, DI; JEQ fall; BACK; fall: FALL
+HANDLER(40200, jne32_back_7_2); CMPL R10, R12; JEQ fall; BACK; fall: FALL
+HANDLER(40208, jne32_back_7_3); CMPL R10, R8; JEQ fall; BACK; fall: FALL
+HANDLER(40216, jne32_back_7_4); CMPL R10, DX; JEQ fall; BACK; fall: FALL
+HANDLER(40224, jne32_back_7_5); CMPL R10, R9; JEQ fall; BACK; fall: FALL
+HANDLER(40232, jne32_back_7_6); CMPL R10, BX; JEQ fall; BACK; fall: FALL
+HANDLER(40240, jne32_back_7_7); CMPL R10, R10; JEQ fall; BACK; fall: FALL
+HANDLER(40248, jne32_back_7_8); CMPL R10, R11; JEQ fall; BACK; fall: FALL
+HANDLER(40256, jne32_back_7_9); CMPL R10, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40264, jne32_back_7_10); CMPL R10, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40272, jne32_back_8_0); CMPL R11, AX; JEQ fall; BACK; fall: FALL
+HANDLER(40280, jne32_back_8_1); CMPL R11, DI; JEQ fall; BACK; fall: FALL
+HANDLER(40288, jne32_back_8_2); CMPL R11, R12; JEQ fall; BACK; fall: FALL
+HANDLER(40296, jne32_back_8_3); CMPL R11, R8; JEQ fall; BACK; fall: FALL
+HANDLER(40304, jne32_back_8_4); CMPL R11, DX; JEQ fall; BACK; fall: FALL
+HANDLER(40312, jne32_back_8_5); CMPL R11, R9; JEQ fall; BACK; fall: FALL
+HANDLER(40320, jne32_back_8_6); CMPL R11, BX; JEQ fall; BACK; fall: FALL
+HANDLER(40328, jne32_back_8_7); CMPL R11, R10; JEQ fall; BACK; fall: FALL
+HANDLER(40336, jne32_back_8_8); CMPL R11, R11; JEQ fall; BACK; fall: FALL
+HANDLER(40344, jne32_back_8_9); CMPL R11, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40352, jne32_back_8_10); CMPL R11, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40360, jne32_back_9_0); CMPL R15, AX; JEQ fall; BACK; fall: FALL
+HANDLER(40368, jne32_back_9_1); CMPL R15, DI; JEQ fall; BACK; fall: FALL
+HANDLER(40376, jne32_back_9_2); CMPL R15, R12; JEQ fall; BACK; fall: FALL
+HANDLER(40384, jne32_back_9_3); CMPL R15, R8; JEQ fall; BACK; fall: FALL
+HANDLER(40392, jne32_back_9_4); CMPL R15, DX; JEQ fall; BACK; fall: FALL
+HANDLER(40400, jne32_back_9_5); CMPL R15, R9; JEQ fall; BACK; fall: FALL
+HANDLER(40408, jne32_back_9_6); CMPL R15, BX; JEQ fall; BACK; fall: FALL
+HANDLER(40416, jne32_back_9_7); CMPL R15, R10; JEQ fall; BACK; fall: FALL
+HANDLER(40424, jne32_back_9_8); CMPL R15, R11; JEQ fall; BACK; fall: FALL
+HANDLER(40432, jne32_back_9_9); CMPL R15, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40440, jne32_back_9_10); CMPL R15, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40448, jne32_back_10_0); MOVQ REG(10), CX; CMPL CX, AX; JEQ fall; BACK; fall: FALL
+HANDLER(40456, jne32_back_10_1); MOVQ REG(10), CX; CMPL CX, DI; JEQ fall; BACK; fall: FALL
+HANDLER(40464, jne32_back_10_2); MOVQ REG(10), CX; CMPL CX, R12; JEQ fall; BACK; fall: FALL
+HANDLER(40472, jne32_back_10_3); MOVQ REG(10), CX; CMPL CX, R8; JEQ fall; BACK; fall: FALL
+HANDLER(40480, jne32_back_10_4); MOVQ REG(10), CX; CMPL CX, DX; JEQ fall; BACK; fall: FALL
+HANDLER(40488, jne32_back_10_5); MOVQ REG(10), CX; CMPL CX, R9; JEQ fall; BACK; fall: FALL
+HANDLER(40496, jne32_back_10_6); MOVQ REG(10), CX; CMPL CX, BX; JEQ fall; BACK; fall: FALL
+HANDLER(40504, jne32_back_10_7); MOVQ REG(10), CX; CMPL CX, R10; JEQ fall; BACK; fall: FALL
+HANDLER(40512, jne32_back_10_8); MOVQ REG(10), CX; CMPL CX, R11; JEQ fall; BACK; fall: FALL
+HANDLER(40520, jne32_back_10_9); MOVQ REG(10), CX; CMPL CX, R15; JEQ fall; BACK; fall: FALL
+HANDLER(40528, jne32_back_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JEQ fall; BACK; fall: FALL
+HANDLER(40536, jsgt32_k_0); CMPL AX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40544, jsgt32_k_1); CMPL DI, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40552, jsgt32_k_2); CMPL R12, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40560, jsgt32_k_3); CMPL R8, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40568, jsgt32_k_4); CMPL DX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40576, jsgt32_k_5); CMPL R9, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40584, jsgt32_k_6); CMPL BX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40592, jsgt32_k_7); CMPL R10, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40600, jsgt32_k_8); CMPL R11, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40608, jsgt32_k_9); CMPL R15, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40616, jsgt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLE fall; JUMP; fall: FALL
+HANDLER(40624, jsgt32_k_back_0); CMPL AX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40632, jsgt32_k_back_1); CMPL DI, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40640, jsgt32_k_back_2); CMPL R12, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40648, jsgt32_k_back_3); CMPL R8, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40656, jsgt32_k_back_4); CMPL DX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40664, jsgt32_k_back_5); CMPL R9, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40672, jsgt32_k_back_6); CMPL BX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40680, jsgt32_k_back_7); CMPL R10, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40688, jsgt32_k_back_8); CMPL R11, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40696, jsgt32_k_back_9); CMPL R15, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40704, jsgt32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLE fall; BACK; fall: FALL
+HANDLER(40712, jsgt32_0_0); CMPL AX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(40720, jsgt32_0_1); CMPL AX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(40728, jsgt32_0_2); CMPL AX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(40736, jsgt32_0_3); CMPL AX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(40744, jsgt32_0_4); CMPL AX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(40752, jsgt32_0_5); CMPL AX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(40760, jsgt32_0_6); CMPL AX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(40768, jsgt32_0_7); CMPL AX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(40776, jsgt32_0_8); CMPL AX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(40784, jsgt32_0_9); CMPL AX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(40792, jsgt32_0_10); CMPL AX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(40800, jsgt32_1_0); CMPL DI, AX; JLE fall; JUMP; fall: FALL
+HANDLER(40808, jsgt32_1_1); CMPL DI, DI; JLE fall; JUMP; fall: FALL
+HANDLER(40816, jsgt32_1_2); CMPL DI, R12; JLE fall; JUMP; fall: FALL
+HANDLER(40824, jsgt32_1_3); CMPL DI, R8; JLE fall; JUMP; fall: FALL
+HANDLER(40832, jsgt32_1_4); CMPL DI, DX; JLE fall; JUMP; fall: FALL
+HANDLER(40840, jsgt32_1_5); CMPL DI, R9; JLE fall; JUMP; fall: FALL
+HANDLER(40848, jsgt32_1_6); CMPL DI, BX; JLE fall; JUMP; fall: FALL
+HANDLER(40856, jsgt32_1_7); CMPL DI, R10; JLE fall; JUMP; fall: FALL
+HANDLER(40864, jsgt32_1_8); CMPL DI, R11; JLE fall; JUMP; fall: FALL
+HANDLER(40872, jsgt32_1_9); CMPL DI, R15; JLE fall; JUMP; fall: FALL
+HANDLER(40880, jsgt32_1_10); CMPL DI, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(40888, jsgt32_2_0); CMPL R12, AX; JLE fall; JUMP; fall: FALL
+HANDLER(40896, jsgt32_2_1); CMPL R12, DI; JLE fall; JUMP; fall: FALL
+HANDLER(40904, jsgt32_2_2); CMPL R12, R12; JLE fall; JUMP; fall: FALL
+HANDLER(40912, jsgt32_2_3); CMPL R12, R8; JLE fall; JUMP; fall: FALL
+HANDLER(40920, jsgt32_2_4); CMPL R12, DX; JLE fall; JUMP; fall: FALL
+HANDLER(40928, jsgt32_2_5); CMPL R12, R9; JLE fall; JUMP; fall: FALL
+HANDLER(40936, jsgt32_2_6); CMPL R12, BX; JLE fall; JUMP; fall: FALL
+HANDLER(40944, jsgt32_2_7); CMPL R12, R10; JLE fall; JUMP; fall: FALL
+HANDLER(40952, jsgt32_2_8); CMPL R12, R11; JLE fall; JUMP; fall: FALL
+HANDLER(40960, jsgt32_2_9); CMPL R12, R15; JLE fall; JUMP; fall: FALL
+HANDLER(40968, jsgt32_2_10); CMPL R12, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(40976, jsgt32_3_0); CMPL R8, AX; JLE fall; JUMP; fall: FALL
+HANDLER(40984, jsgt32_3_1); CMPL R8, DI; JLE fall; JUMP; fall: FALL
+HANDLER(40992, jsgt32_3_2); CMPL R8, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41000, jsgt32_3_3); CMPL R8, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41008, jsgt32_3_4); CMPL R8, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41016, jsgt32_3_5); CMPL R8, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41024, jsgt32_3_6); CMPL R8, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41032, jsgt32_3_7); CMPL R8, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41040, jsgt32_3_8); CMPL R8, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41048, jsgt32_3_9); CMPL R8, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41056, jsgt32_3_10); CMPL R8, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41064, jsgt32_4_0); CMPL DX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41072, jsgt32_4_1); CMPL DX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41080, jsgt32_4_2); CMPL DX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41088, jsgt32_4_3); CMPL DX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41096, jsgt32_4_4); CMPL DX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41104, jsgt32_4_5); CMPL DX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41112, jsgt32_4_6); CMPL DX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41120, jsgt32_4_7); CMPL DX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41128, jsgt32_4_8); CMPL DX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41136, jsgt32_4_9); CMPL DX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41144, jsgt32_4_10); CMPL DX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41152, jsgt32_5_0); CMPL R9, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41160, jsgt32_5_1); CMPL R9, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41168, jsgt32_5_2); CMPL R9, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41176, jsgt32_5_3); CMPL R9, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41184, jsgt32_5_4); CMPL R9, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41192, jsgt32_5_5); CMPL R9, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41200, jsgt32_5_6); CMPL R9, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41208, jsgt32_5_7); CMPL R9, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41216, jsgt32_5_8); CMPL R9, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41224, jsgt32_5_9); CMPL R9, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41232, jsgt32_5_10); CMPL R9, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41240, jsgt32_6_0); CMPL BX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41248, jsgt32_6_1); CMPL BX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41256, jsgt32_6_2); CMPL BX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41264, jsgt32_6_3); CMPL BX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41272, jsgt32_6_4); CMPL BX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41280, jsgt32_6_5); CMPL BX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41288, jsgt32_6_6); CMPL BX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41296, jsgt32_6_7); CMPL BX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41304, jsgt32_6_8); CMPL BX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41312, jsgt32_6_9); CMPL BX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41320, jsgt32_6_10); CMPL BX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41328, jsgt32_7_0); CMPL R10, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41336, jsgt32_7_1); CMPL R10, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41344, jsgt32_7_2); CMPL R10, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41352, jsgt32_7_3); CMPL R10, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41360, jsgt32_7_4); CMPL R10, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41368, jsgt32_7_5); CMPL R10, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41376, jsgt32_7_6); CMPL R10, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41384, jsgt32_7_7); CMPL R10, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41392, jsgt32_7_8); CMPL R10, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41400, jsgt32_7_9); CMPL R10, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41408, jsgt32_7_10); CMPL R10, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41416, jsgt32_8_0); CMPL R11, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41424, jsgt32_8_1); CMPL R11, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41432, jsgt32_8_2); CMPL R11, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41440, jsgt32_8_3); CMPL R11, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41448, jsgt32_8_4); CMPL R11, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41456, jsgt32_8_5); CMPL R11, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41464, jsgt32_8_6); CMPL R11, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41472, jsgt32_8_7); CMPL R11, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41480, jsgt32_8_8); CMPL R11, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41488, jsgt32_8_9); CMPL R11, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41496, jsgt32_8_10); CMPL R11, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41504, jsgt32_9_0); CMPL R15, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41512, jsgt32_9_1); CMPL R15, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41520, jsgt32_9_2); CMPL R15, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41528, jsgt32_9_3); CMPL R15, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41536, jsgt32_9_4); CMPL R15, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41544, jsgt32_9_5); CMPL R15, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41552, jsgt32_9_6); CMPL R15, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41560, jsgt32_9_7); CMPL R15, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41568, jsgt32_9_8); CMPL R15, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41576, jsgt32_9_9); CMPL R15, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41584, jsgt32_9_10); CMPL R15, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41592, jsgt32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLE fall; JUMP; fall: FALL
+HANDLER(41600, jsgt32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLE fall; JUMP; fall: FALL
+HANDLER(41608, jsgt32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLE fall; JUMP; fall: FALL
+HANDLER(41616, jsgt32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLE fall; JUMP; fall: FALL
+HANDLER(41624, jsgt32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLE fall; JUMP; fall: FALL
+HANDLER(41632, jsgt32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLE fall; JUMP; fall: FALL
+HANDLER(41640, jsgt32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLE fall; JUMP; fall: FALL
+HANDLER(41648, jsgt32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLE fall; JUMP; fall: FALL
+HANDLER(41656, jsgt32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLE fall; JUMP; fall: FALL
+HANDLER(41664, jsgt32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLE fall; JUMP; fall: FALL
+HANDLER(41672, jsgt32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLE fall; JUMP; fall: FALL
+HANDLER(41680, jsgt32_back_0_0); CMPL AX, AX; JLE fall; BACK; fall: FALL
+HANDLER(41688, jsgt32_back_0_1); CMPL AX, DI; JLE fall; BACK; fall: FALL
+HANDLER(41696, jsgt32_back_0_2); CMPL AX, R12; JLE fall; BACK; fall: FALL
+HANDLER(41704, jsgt32_back_0_3); CMPL AX, R8; JLE fall; BACK; fall: FALL
+HANDLER(41712, jsgt32_back_0_4); CMPL AX, DX; JLE fall; BACK; fall: FALL
+HANDLER(41720, jsgt32_back_0_5); CMPL AX, R9; JLE fall; BACK; fall: FALL
+HANDLER(41728, jsgt32_back_0_6); CMPL AX, BX; JLE fall; BACK; fall: FALL
+HANDLER(41736, jsgt32_back_0_7); CMPL AX, R10; JLE fall; BACK; fall: FALL
+HANDLER(41744, jsgt32_back_0_8); CMPL AX, R11; JLE fall; BACK; fall: FALL
+HANDLER(41752, jsgt32_back_0_9); CMPL AX, R15; JLE fall; BACK; fall: FALL
+HANDLER(41760, jsgt32_back_0_10); CMPL AX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(41768, jsgt32_back_1_0); CMPL DI, AX; JLE fall; BACK; fall: FALL
+HANDLER(41776, jsgt32_back_1_1); CMPL DI, DI; JLE fall; BACK; fall: FALL
+HANDLER(41784, jsgt32_back_1_2); CMPL DI, R12; JLE fall; BACK; fall: FALL
+HANDLER(41792, jsgt32_back_1_3); CMPL DI, R8; JLE fall; BACK; fall: FALL
+HANDLER(41800, jsgt32_back_1_4); CMPL DI, DX; JLE fall; BACK; fall: FALL
+HANDLER(41808, jsgt32_back_1_5); CMPL DI, R9; JLE fall; BACK; fall: FALL
+HANDLER(41816, jsgt32_back_1_6); CMPL DI, BX; JLE fall; BACK; fall: FALL
+HANDLER(41824, jsgt32_back_1_7); CMPL DI, R10; JLE fall; BACK; fall: FALL
+HANDLER(41832, jsgt32_back_1_8); CMPL DI, R11; JLE fall; BACK; fall: FALL
+HANDLER(41840, jsgt32_back_1_9); CMPL DI, R15; JLE fall; BACK; fall: FALL
+HANDLER(41848, jsgt32_back_1_10); CMPL DI, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(41856, jsgt32_back_2_0); CMPL R12, AX; JLE fall; BACK; fall: FALL
+HANDLER(41864, jsgt32_back_2_1); CMPL R12, DI; JLE fall; BACK; fall: FALL
+HANDLER(41872, jsgt32_back_2_2); CMPL R12, R12; JLE fall; BACK; fall: FALL
+HANDLER(41880, jsgt32_back_2_3); CMPL R12, R8; JLE fall; BACK; fall: FALL
+HANDLER(41888, jsgt32_back_2_4); CMPL R12, DX; JLE fall; BACK; fall: FALL
+HANDLER(41896, jsgt32_back_2_5); CMPL R12, R9; JLE fall; BACK; fall: FALL
+HANDLER(41904, jsgt32_back_2_6); CMPL R12, BX; JLE fall; BACK; fall: FALL
+HANDLER(41912, jsgt32_back_2_7); CMPL R12, R10; JLE fall; BACK; fall: FALL
+HANDLER(41920, jsgt32_back_2_8); CMPL R12, R11; JLE fall; BACK; fall: FALL
+HANDLER(41928, jsgt32_back_2_9); CMPL R12, R15; JLE fall; BACK; fall: FALL
+HANDLER(41936, jsgt32_back_2_10); CMPL R12, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(41944, jsgt32_back_3_0); CMPL R8, AX; JLE fall; BACK; fall: FALL
+HANDLER(41952, jsgt32_back_3_1); CMPL R8, DI; JLE fall; BACK; fall: FALL
+HANDLER(41960, jsgt32_back_3_2); CMPL R8, R12; JLE fall; BACK; fall: FALL
+HANDLER(41968, jsgt32_back_3_3); CMPL R8, R8; JLE fall; BACK; fall: FALL
+HANDLER(41976, jsgt32_back_3_4); CMPL R8, DX; JLE fall; BACK; fall: FALL
+HANDLER(41984, jsgt32_back_3_5); CMPL R8, R9; JLE fall; BACK; fall: FALL
+HANDLER(41992, jsgt32_back_3_6); CMPL R8, BX; JLE fall; BACK; fall: FALL
+HANDLER(42000, jsgt32_back_3_7); CMPL R8, R10; JLE fall; BACK; fall: FALL
+HANDLER(42008, jsgt32_back_3_8); CMPL R8, R11; JLE fall; BACK; fall: FALL
+HANDLER(42016, jsgt32_back_3_9); CMPL R8, R15; JLE fall; BACK; fall: FALL
+HANDLER(42024, jsgt32_back_3_10); CMPL R8, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42032, jsgt32_back_4_0); CMPL DX, AX; JLE fall; BACK; fall: FALL
+HANDLER(42040, jsgt32_back_4_1); CMPL DX, DI; JLE fall; BACK; fall: FALL
+HANDLER(42048, jsgt32_back_4_2); CMPL DX, R12; JLE fall; BACK; fall: FALL
+HANDLER(42056, jsgt32_back_4_3); CMPL DX, R8; JLE fall; BACK; fall: FALL
+HANDLER(42064, jsgt32_back_4_4); CMPL DX, DX; JLE fall; BACK; fall: FALL
+HANDLER(42072, jsgt32_back_4_5); CMPL DX, R9; JLE fall; BACK; fall: FALL
+HANDLER(42080, jsgt32_back_4_6); CMPL DX, BX; JLE fall; BACK; fall: FALL
+HANDLER(42088, jsgt32_back_4_7); CMPL DX, R10; JLE fall; BACK; fall: FALL
+HANDLER(42096, jsgt32_back_4_8); CMPL DX, R11; JLE fall; BACK; fall: FALL
+HANDLER(42104, jsgt32_back_4_9); CMPL DX, R15; JLE fall; BACK; fall: FALL
+HANDLER(42112, jsgt32_back_4_10); CMPL DX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42120, jsgt32_back_5_0); CMPL R9, AX; JLE fall; BACK; fall: FALL
+HANDLER(42128, jsgt32_back_5_1); CMPL R9, DI; JLE fall; BACK; fall: FALL
+HANDLER(42136, jsgt32_back_5_2); CMPL R9, R12; JLE fall; BACK; fall: FALL
+HANDLER(42144, jsgt32_back_5_3); CMPL R9, R8; JLE fall; BACK; fall: FALL
+HANDLER(42152, jsgt32_back_5_4); CMPL R9, DX; JLE fall; BACK; fall: FALL
+HANDLER(42160, jsgt32_back_5_5); CMPL R9, R9; JLE fall; BACK; fall: FALL
+HANDLER(42168, jsgt32_back_5_6); CMPL R9, BX; JLE fall; BACK; fall: FALL
+HANDLER(42176, jsgt32_back_5_7); CMPL R9, R10; JLE fall; BACK; fall: FALL
+HANDLER(42184, jsgt32_back_5_8); CMPL R9, R11; JLE fall; BACK; fall: FALL
+HANDLER(42192, jsgt32_back_5_9); CMPL R9, R15; JLE fall; BACK; fall: FALL
+HANDLER(42200, jsgt32_back_5_10); CMPL R9, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42208, jsgt32_back_6_0); CMPL BX, AX; JLE fall; BACK; fall: FALL
+HANDLER(42216, jsgt32_back_6_1); CMPL BX, DI; JLE fall; BACK; fall: FALL
+HANDLER(42224, jsgt32_back_6_2); CMPL BX, R12; JLE fall; BACK; fall: FALL
+HANDLER(42232, jsgt32_back_6_3); CMPL BX, R8; JLE fall; BACK; fall: FALL
+HANDLER(42240, jsgt32_back_6_4); CMPL BX, DX; JLE fall; BACK; fall: FALL
+HANDLER(42248, jsgt32_back_6_5); CMPL BX, R9; JLE fall; BACK; fall: FALL
+HANDLER(42256, jsgt32_back_6_6); CMPL BX, BX; JLE fall; BACK; fall: FALL
+HANDLER(42264, jsgt32_back_6_7); CMPL BX, R10; JLE fall; BACK; fall: FALL
+HANDLER(42272, jsgt32_back_6_8); CMPL BX, R11; JLE fall; BACK; fall: FALL
+HANDLER(42280, jsgt32_back_6_9); CMPL BX, R15; JLE fall; BACK; fall: FALL
+HANDLER(42288, jsgt32_back_6_10); CMPL BX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42296, jsgt32_back_7_0); CMPL R10, AX; JLE fall; BACK; fall: FALL
+HANDLER(42304, jsgt32_back_7_1); CMPL R10, DI; JLE fall; BACK; fall: FALL
+HANDLER(42312, jsgt32_back_7_2); CMPL R10, R12; JLE fall; BACK; fall: FALL
+HANDLER(42320, jsgt32_back_7_3); CMPL R10, R8; JLE fall; BACK; fall: FALL
+HANDLER(42328, jsgt32_back_7_4); CMPL R10, DX; JLE fall; BACK; fall: FALL
+HANDLER(42336, jsgt32_back_7_5); CMPL R10, R9; JLE fall; BACK; fall: FALL
+HANDLER(42344, jsgt32_back_7_6); CMPL R10, BX; JLE fall; BACK; fall: FALL
+HANDLER(42352, jsgt32_back_7_7); CMPL R10, R10; JLE fall; BACK; fall: FALL
+HANDLER(42360, jsgt32_back_7_8); CMPL R10, R11; JLE fall; BACK; fall: FALL
+HANDLER(42368, jsgt32_back_7_9); CMPL R10, R15; JLE fall; BACK; fall: FALL
+HANDLER(42376, jsgt32_back_7_10); CMPL R10, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42384, jsgt32_back_8_0); CMPL R11, AX; JLE fall; BACK; fall: FALL
+HANDLER(42392, jsgt32_back_8_1); CMPL R11, DI; JLE fall; BACK; fall: FALL
+HANDLER(42400, jsgt32_back_8_2); CMPL R11, R12; JLE fall; BACK; fall: FALL
+HANDLER(42408, jsgt32_back_8_3); CMPL R11, R8; JLE fall; BACK; fall: FALL
+HANDLER(42416, jsgt32_back_8_4); CMPL R11, DX; JLE fall; BACK; fall: FALL
+HANDLER(42424, jsgt32_back_8_5); CMPL R11, R9; JLE fall; BACK; fall: FALL
+HANDLER(42432, jsgt32_back_8_6); CMPL R11, BX; JLE fall; BACK; fall: FALL
+HANDLER(42440, jsgt32_back_8_7); CMPL R11, R10; JLE fall; BACK; fall: FALL
+HANDLER(42448, jsgt32_back_8_8); CMPL R11, R11; JLE fall; BACK; fall: FALL
+HANDLER(42456, jsgt32_back_8_9); CMPL R11, R15; JLE fall; BACK; fall: FALL
+HANDLER(42464, jsgt32_back_8_10); CMPL R11, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42472, jsgt32_back_9_0); CMPL R15, AX; JLE fall; BACK; fall: FALL
+HANDLER(42480, jsgt32_back_9_1); CMPL R15, DI; JLE fall; BACK; fall: FALL
+HANDLER(42488, jsgt32_back_9_2); CMPL R15, R12; JLE fall; BACK; fall: FALL
+HANDLER(42496, jsgt32_back_9_3); CMPL R15, R8; JLE fall; BACK; fall: FALL
+HANDLER(42504, jsgt32_back_9_4); CMPL R15, DX; JLE fall; BACK; fall: FALL
+HANDLER(42512, jsgt32_back_9_5); CMPL R15, R9; JLE fall; BACK; fall: FALL
+HANDLER(42520, jsgt32_back_9_6); CMPL R15, BX; JLE fall; BACK; fall: FALL
+HANDLER(42528, jsgt32_back_9_7); CMPL R15, R10; JLE fall; BACK; fall: FALL
+HANDLER(42536, jsgt32_back_9_8); CMPL R15, R11; JLE fall; BACK; fall: FALL
+HANDLER(42544, jsgt32_back_9_9); CMPL R15, R15; JLE fall; BACK; fall: FALL
+HANDLER(42552, jsgt32_back_9_10); CMPL R15, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42560, jsgt32_back_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLE fall; BACK; fall: FALL
+HANDLER(42568, jsgt32_back_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLE fall; BACK; fall: FALL
+HANDLER(42576, jsgt32_back_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLE fall; BACK; fall: FALL
+HANDLER(42584, jsgt32_back_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLE fall; BACK; fall: FALL
+HANDLER(42592, jsgt32_back_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLE fall; BACK; fall: FALL
+HANDLER(42600, jsgt32_back_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLE fall; BACK; fall: FALL
+HANDLER(42608, jsgt32_back_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLE fall; BACK; fall: FALL
+HANDLER(42616, jsgt32_back_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLE fall; BACK; fall: FALL
+HANDLER(42624, jsgt32_back_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLE fall; BACK; fall: FALL
+HANDLER(42632, jsgt32_back_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLE fall; BACK; fall: FALL
+HANDLER(42640, jsgt32_back_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLE fall; BACK; fall: FALL
+HANDLER(42648, jsge32_k_0); CMPL AX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42656, jsge32_k_1); CMPL DI, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42664, jsge32_k_2); CMPL R12, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42672, jsge32_k_3); CMPL R8, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42680, jsge32_k_4); CMPL DX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42688, jsge32_k_5); CMPL R9, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42696, jsge32_k_6); CMPL BX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42704, jsge32_k_7); CMPL R10, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42712, jsge32_k_8); CMPL R11, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42720, jsge32_k_9); CMPL R15, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42728, jsge32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLT fall; JUMP; fall: FALL
+HANDLER(42736, jsge32_k_back_0); CMPL AX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42744, jsge32_k_back_1); CMPL DI, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42752, jsge32_k_back_2); CMPL R12, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42760, jsge32_k_back_3); CMPL R8, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42768, jsge32_k_back_4); CMPL DX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42776, jsge32_k_back_5); CMPL R9, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42784, jsge32_k_back_6); CMPL BX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42792, jsge32_k_back_7); CMPL R10, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42800, jsge32_k_back_8); CMPL R11, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42808, jsge32_k_back_9); CMPL R15, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42816, jsge32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JLT fall; BACK; fall: FALL
+HANDLER(42824, jsge32_0_0); CMPL AX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(42832, jsge32_0_1); CMPL AX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(42840, jsge32_0_2); CMPL AX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(42848, jsge32_0_3); CMPL AX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(42856, jsge32_0_4); CMPL AX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(42864, jsge32_0_5); CMPL AX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(42872, jsge32_0_6); CMPL AX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(42880, jsge32_0_7); CMPL AX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(42888, jsge32_0_8); CMPL AX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(42896, jsge32_0_9); CMPL AX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(42904, jsge32_0_10); CMPL AX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(42912, jsge32_1_0); CMPL DI, AX; JLT fall; JUMP; fall: FALL
+HANDLER(42920, jsge32_1_1); CMPL DI, DI; JLT fall; JUMP; fall: FALL
+HANDLER(42928, jsge32_1_2); CMPL DI, R12; JLT fall; JUMP; fall: FALL
+HANDLER(42936, jsge32_1_3); CMPL DI, R8; JLT fall; JUMP; fall: FALL
+HANDLER(42944, jsge32_1_4); CMPL DI, DX; JLT fall; JUMP; fall: FALL
+HANDLER(42952, jsge32_1_5); CMPL DI, R9; JLT fall; JUMP; fall: FALL
+HANDLER(42960, jsge32_1_6); CMPL DI, BX; JLT fall; JUMP; fall: FALL
+HANDLER(42968, jsge32_1_7); CMPL DI, R10; JLT fall; JUMP; fall: FALL
+HANDLER(42976, jsge32_1_8); CMPL DI, R11; JLT fall; JUMP; fall: FALL
+HANDLER(42984, jsge32_1_9); CMPL DI, R15; JLT fall; JUMP; fall: FALL
+HANDLER(42992, jsge32_1_10); CMPL DI, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43000, jsge32_2_0); CMPL R12, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43008, jsge32_2_1); CMPL R12, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43016, jsge32_2_2); CMPL R12, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43024, jsge32_2_3); CMPL R12, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43032, jsge32_2_4); CMPL R12, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43040, jsge32_2_5); CMPL R12, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43048, jsge32_2_6); CMPL R12, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43056, jsge32_2_7); CMPL R12, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43064, jsge32_2_8); CMPL R12, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43072, jsge32_2_9); CMPL R12, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43080, jsge32_2_10); CMPL R12, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43088, jsge32_3_0); CMPL R8, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43096, jsge32_3_1); CMPL R8, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43104, jsge32_3_2); CMPL R8, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43112, jsge32_3_3); CMPL R8, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43120, jsge32_3_4); CMPL R8, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43128, jsge32_3_5); CMPL R8, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43136, jsge32_3_6); CMPL R8, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43144, jsge32_3_7); CMPL R8, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43152, jsge32_3_8); CMPL R8, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43160, jsge32_3_9); CMPL R8, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43168, jsge32_3_10); CMPL R8, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43176, jsge32_4_0); CMPL DX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43184, jsge32_4_1); CMPL DX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43192, jsge32_4_2); CMPL DX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43200, jsge32_4_3); CMPL DX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43208, jsge32_4_4); CMPL DX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43216, jsge32_4_5); CMPL DX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43224, jsge32_4_6); CMPL DX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43232, jsge32_4_7); CMPL DX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43240, jsge32_4_8); CMPL DX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43248, jsge32_4_9); CMPL DX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43256, jsge32_4_10); CMPL DX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43264, jsge32_5_0); CMPL R9, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43272, jsge32_5_1); CMPL R9, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43280, jsge32_5_2); CMPL R9, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43288, jsge32_5_3); CMPL R9, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43296, jsge32_5_4); CMPL R9, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43304, jsge32_5_5); CMPL R9, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43312, jsge32_5_6); CMPL R9, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43320, jsge32_5_7); CMPL R9, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43328, jsge32_5_8); CMPL R9, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43336, jsge32_5_9); CMPL R9, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43344, jsge32_5_10); CMPL R9, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43352, jsge32_6_0); CMPL BX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43360, jsge32_6_1); CMPL BX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43368, jsge32_6_2); CMPL BX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43376, jsge32_6_3); CMPL BX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43384, jsge32_6_4); CMPL BX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43392, jsge32_6_5); CMPL BX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43400, jsge32_6_6); CMPL BX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43408, jsge32_6_7); CMPL BX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43416, jsge32_6_8); CMPL BX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43424, jsge32_6_9); CMPL BX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43432, jsge32_6_10); CMPL BX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43440, jsge32_7_0); CMPL R10, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43448, jsge32_7_1); CMPL R10, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43456, jsge32_7_2); CMPL R10, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43464, jsge32_7_3); CMPL R10, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43472, jsge32_7_4); CMPL R10, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43480, jsge32_7_5); CMPL R10, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43488, jsge32_7_6); CMPL R10, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43496, jsge32_7_7); CMPL R10, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43504, jsge32_7_8); CMPL R10, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43512, jsge32_7_9); CMPL R10, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43520, jsge32_7_10); CMPL R10, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43528, jsge32_8_0); CMPL R11, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43536, jsge32_8_1); CMPL R11, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43544, jsge32_8_2); CMPL R11, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43552, jsge32_8_3); CMPL R11, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43560, jsge32_8_4); CMPL R11, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43568, jsge32_8_5); CMPL R11, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43576, jsge32_8_6); CMPL R11, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43584, jsge32_8_7); CMPL R11, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43592, jsge32_8_8); CMPL R11, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43600, jsge32_8_9); CMPL R11, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43608, jsge32_8_10); CMPL R11, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43616, jsge32_9_0); CMPL R15, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43624, jsge32_9_1); CMPL R15, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43632, jsge32_9_2); CMPL R15, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43640, jsge32_9_3); CMPL R15, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43648, jsge32_9_4); CMPL R15, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43656, jsge32_9_5); CMPL R15, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43664, jsge32_9_6); CMPL R15, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43672, jsge32_9_7); CMPL R15, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43680, jsge32_9_8); CMPL R15, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43688, jsge32_9_9); CMPL R15, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43696, jsge32_9_10); CMPL R15, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43704, jsge32_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLT fall; JUMP; fall: FALL
+HANDLER(43712, jsge32_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLT fall; JUMP; fall: FALL
+HANDLER(43720, jsge32_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLT fall; JUMP; fall: FALL
+HANDLER(43728, jsge32_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLT fall; JUMP; fall: FALL
+HANDLER(43736, jsge32_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLT fall; JUMP; fall: FALL
+HANDLER(43744, jsge32_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLT fall; JUMP; fall: FALL
+HANDLER(43752, jsge32_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLT fall; JUMP; fall: FALL
+HANDLER(43760, jsge32_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLT fall; JUMP; fall: FALL
+HANDLER(43768, jsge32_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLT fall; JUMP; fall: FALL
+HANDLER(43776, jsge32_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLT fall; JUMP; fall: FALL
+HANDLER(43784, jsge32_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLT fall; JUMP; fall: FALL
+HANDLER(43792, jsge32_back_0_0); CMPL AX, AX; JLT fall; BACK; fall: FALL
+HANDLER(43800, jsge32_back_0_1); CMPL AX, DI; JLT fall; BACK; fall: FALL
+HANDLER(43808, jsge32_back_0_2); CMPL AX, R12; JLT fall; BACK; fall: FALL
+HANDLER(43816, jsge32_back_0_3); CMPL AX, R8; JLT fall; BACK; fall: FALL
+HANDLER(43824, jsge32_back_0_4); CMPL AX, DX; JLT fall; BACK; fall: FALL
+HANDLER(43832, jsge32_back_0_5); CMPL AX, R9; JLT fall; BACK; fall: FALL
+HANDLER(43840, jsge32_back_0_6); CMPL AX, BX; JLT fall; BACK; fall: FALL
+HANDLER(43848, jsge32_back_0_7); CMPL AX, R10; JLT fall; BACK; fall: FALL
+HANDLER(43856, jsge32_back_0_8); CMPL AX, R11; JLT fall; BACK; fall: FALL
+HANDLER(43864, jsge32_back_0_9); CMPL AX, R15; JLT fall; BACK; fall: FALL
+HANDLER(43872, jsge32_back_0_10); CMPL AX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(43880, jsge32_back_1_0); CMPL DI, AX; JLT fall; BACK; fall: FALL
+HANDLER(43888, jsge32_back_1_1); CMPL DI, DI; JLT fall; BACK; fall: FALL
+HANDLER(43896, jsge32_back_1_2); CMPL DI, R12; JLT fall; BACK; fall: FALL
+HANDLER(43904, jsge32_back_1_3); CMPL DI, R8; JLT fall; BACK; fall: FALL
+HANDLER(43912, jsge32_back_1_4); CMPL DI, DX; JLT fall; BACK; fall: FALL
+HANDLER(43920, jsge32_back_1_5); CMPL DI, R9; JLT fall; BACK; fall: FALL
+HANDLER(43928, jsge32_back_1_6); CMPL DI, BX; JLT fall; BACK; fall: FALL
+HANDLER(43936, jsge32_back_1_7); CMPL DI, R10; JLT fall; BACK; fall: FALL
+HANDLER(43944, jsge32_back_1_8); CMPL DI, R11; JLT fall; BACK; fall: FALL
+HANDLER(43952, jsge32_back_1_9); CMPL DI, R15; JLT fall; BACK; fall: FALL
+HANDLER(43960, jsge32_back_1_10); CMPL DI, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(43968, jsge32_back_2_0); CMPL R12, AX; JLT fall; BACK; fall: FALL
+HANDLER(43976, jsge32_back_2_1); CMPL R12, DI; JLT fall; BACK; fall: FALL
+HANDLER(43984, jsge32_back_2_2); CMPL R12, R12; JLT fall; BACK; fall: FALL
+HANDLER(43992, jsge32_back_2_3); CMPL R12, R8; JLT fall; BACK; fall: FALL
+HANDLER(44000, jsge32_back_2_4); CMPL R12, DX; JLT fall; BACK; fall: FALL
+HANDLER(44008, jsge32_back_2_5); CMPL R12, R9; JLT fall; BACK; fall: FALL
+HANDLER(44016, jsge32_back_2_6); CMPL R12, BX; JLT fall; BACK; fall: FALL
+HANDLER(44024, jsge32_back_2_7); CMPL R12, R10; JLT fall; BACK; fall: FALL
+HANDLER(44032, jsge32_back_2_8); CMPL R12, R11; JLT fall; BACK; fall: FALL
+HANDLER(44040, jsge32_back_2_9); CMPL R12, R15; JLT fall; BACK; fall: FALL
+HANDLER(44048, jsge32_back_2_10); CMPL R12, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44056, jsge32_back_3_0); CMPL R8, AX; JLT fall; BACK; fall: FALL
+HANDLER(44064, jsge32_back_3_1); CMPL R8, DI; JLT fall; BACK; fall: FALL
+HANDLER(44072, jsge32_back_3_2); CMPL R8, R12; JLT fall; BACK; fall: FALL
+HANDLER(44080, jsge32_back_3_3); CMPL R8, R8; JLT fall; BACK; fall: FALL
+HANDLER(44088, jsge32_back_3_4); CMPL R8, DX; JLT fall; BACK; fall: FALL
+HANDLER(44096, jsge32_back_3_5); CMPL R8, R9; JLT fall; BACK; fall: FALL
+HANDLER(44104, jsge32_back_3_6); CMPL R8, BX; JLT fall; BACK; fall: FALL
+HANDLER(44112, jsge32_back_3_7); CMPL R8, R10; JLT fall; BACK; fall: FALL
+HANDLER(44120, jsge32_back_3_8); CMPL R8, R11; JLT fall; BACK; fall: FALL
+HANDLER(44128, jsge32_back_3_9); CMPL R8, R15; JLT fall; BACK; fall: FALL
+HANDLER(44136, jsge32_back_3_10); CMPL R8, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44144, jsge32_back_4_0); CMPL DX, AX; JLT fall; BACK; fall: FALL
+HANDLER(44152, jsge32_back_4_1); CMPL DX, DI; JLT fall; BACK; fall: FALL
+HANDLER(44160, jsge32_back_4_2); CMPL DX, R12; JLT fall; BACK; fall: FALL
+HANDLER(44168, jsge32_back_4_3); CMPL DX, R8; JLT fall; BACK; fall: FALL
+HANDLER(44176, jsge32_back_4_4); CMPL DX, DX; JLT fall; BACK; fall: FALL
+HANDLER(44184, jsge32_back_4_5); CMPL DX, R9; JLT fall; BACK; fall: FALL
+HANDLER(44192, jsge32_back_4_6); CMPL DX, BX; JLT fall; BACK; fall: FALL
+HANDLER(44200, jsge32_back_4_7); CMPL DX, R10; JLT fall; BACK; fall: FALL
+HANDLER(44208, jsge32_back_4_8); CMPL DX, R11; JLT fall; BACK; fall: FALL
+HANDLER(44216, jsge32_back_4_9); CMPL DX, R15; JLT fall; BACK; fall: FALL
+HANDLER(44224, jsge32_back_4_10); CMPL DX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44232, jsge32_back_5_0); CMPL R9, AX; JLT fall; BACK; fall: FALL
+HANDLER(44240, jsge32_back_5_1); CMPL R9, DI; JLT fall; BACK; fall: FALL
+HANDLER(44248, jsge32_back_5_2); CMPL R9, R12; JLT fall; BACK; fall: FALL
+HANDLER(44256, jsge32_back_5_3); CMPL R9, R8; JLT fall; BACK; fall: FALL
+HANDLER(44264, jsge32_back_5_4); CMPL R9, DX; JLT fall; BACK; fall: FALL
+HANDLER(44272, jsge32_back_5_5); CMPL R9, R9; JLT fall; BACK; fall: FALL
+HANDLER(44280, jsge32_back_5_6); CMPL R9, BX; JLT fall; BACK; fall: FALL
+HANDLER(44288, jsge32_back_5_7); CMPL R9, R10; JLT fall; BACK; fall: FALL
+HANDLER(44296, jsge32_back_5_8); CMPL R9, R11; JLT fall; BACK; fall: FALL
+HANDLER(44304, jsge32_back_5_9); CMPL R9, R15; JLT fall; BACK; fall: FALL
+HANDLER(44312, jsge32_back_5_10); CMPL R9, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44320, jsge32_back_6_0); CMPL BX, AX; JLT fall; BACK; fall: FALL
+HANDLER(44328, jsge32_back_6_1); CMPL BX, DI; JLT fall; BACK; fall: FALL
+HANDLER(44336, jsge32_back_6_2); CMPL BX, R12; JLT fall; BACK; fall: FALL
+HANDLER(44344, jsge32_back_6_3); CMPL BX, R8; JLT fall; BACK; fall: FALL
+HANDLER(44352, jsge32_back_6_4); CMPL BX, DX; JLT fall; BACK; fall: FALL
+HANDLER(44360, jsge32_back_6_5); CMPL BX, R9; JLT fall; BACK; fall: FALL
+HANDLER(44368, jsge32_back_6_6); CMPL BX, BX; JLT fall; BACK; fall: FALL
+HANDLER(44376, jsge32_back_6_7); CMPL BX, R10; JLT fall; BACK; fall: FALL
+HANDLER(44384, jsge32_back_6_8); CMPL BX, R11; JLT fall; BACK; fall: FALL
+HANDLER(44392, jsge32_back_6_9); CMPL BX, R15; JLT fall; BACK; fall: FALL
+HANDLER(44400, jsge32_back_6_10); CMPL BX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44408, jsge32_back_7_0); CMPL R10, AX; JLT fall; BACK; fall: FALL
+HANDLER(44416, jsge32_back_7_1); CMPL R10, DI; JLT fall; BACK; fall: FALL
+HANDLER(44424, jsge32_back_7_2); CMPL R10, R12; JLT fall; BACK; fall: FALL
+HANDLER(44432, jsge32_back_7_3); CMPL R10, R8; JLT fall; BACK; fall: FALL
+HANDLER(44440, jsge32_back_7_4); CMPL R10, DX; JLT fall; BACK; fall: FALL
+HANDLER(44448, jsge32_back_7_5); CMPL R10, R9; JLT fall; BACK; fall: FALL
+HANDLER(44456, jsge32_back_7_6); CMPL R10, BX; JLT fall; BACK; fall: FALL
+HANDLER(44464, jsge32_back_7_7); CMPL R10, R10; JLT fall; BACK; fall: FALL
+HANDLER(44472, jsge32_back_7_8); CMPL R10, R11; JLT fall; BACK; fall: FALL
+HANDLER(44480, jsge32_back_7_9); CMPL R10, R15; JLT fall; BACK; fall: FALL
+HANDLER(44488, jsge32_back_7_10); CMPL R10, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44496, jsge32_back_8_0); CMPL R11, AX; JLT fall; BACK; fall: FALL
+HANDLER(44504, jsge32_back_8_1); CMPL R11, DI; JLT fall; BACK; fall: FALL
+HANDLER(44512, jsge32_back_8_2); CMPL R11, R12; JLT fall; BACK; fall: FALL
+HANDLER(44520, jsge32_back_8_3); CMPL R11, R8; JLT fall; BACK; fall: FALL
+HANDLER(44528, jsge32_back_8_4); CMPL R11, DX; JLT fall; BACK; fall: FALL
+HANDLER(44536, jsge32_back_8_5); CMPL R11, R9; JLT fall; BACK; fall: FALL
+HANDLER(44544, jsge32_back_8_6); CMPL R11, BX; JLT fall; BACK; fall: FALL
+HANDLER(44552, jsge32_back_8_7); CMPL R11, R10; JLT fall; BACK; fall: FALL
+HANDLER(44560, jsge32_back_8_8); CMPL R11, R11; JLT fall; BACK; fall: FALL
+HANDLER(44568, jsge32_back_8_9); CMPL R11, R15; JLT fall; BACK; fall: FALL
+HANDLER(44576, jsge32_back_8_10); CMPL R11, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44584, jsge32_back_9_0); CMPL R15, AX; JLT fall; BACK; fall: FALL
+HANDLER(44592, jsge32_back_9_1); CMPL R15, DI; JLT fall; BACK; fall: FALL
+HANDLER(44600, jsge32_back_9_2); CMPL R15, R12; JLT fall; BACK; fall: FALL
+HANDLER(44608, jsge32_back_9_3); CMPL R15, R8; JLT fall; BACK; fall: FALL
+HANDLER(44616, jsge32_back_9_4); CMPL R15, DX; JLT fall; BACK; fall: FALL
+HANDLER(44624, jsge32_back_9_5); CMPL R15, R9; JLT fall; BACK; fall: FALL
+HANDLER(44632, jsge32_back_9_6); CMPL R15, BX; JLT fall; BACK; fall: FALL
+HANDLER(44640, jsge32_back_9_7); CMPL R15, R10; JLT fall; BACK; fall: FALL
+HANDLER(44648, jsge32_back_9_8); CMPL R15, R11; JLT fall; BACK; fall: FALL
+HANDLER(44656, jsge32_back_9_9); CMPL R15, R15; JLT fall; BACK; fall: FALL
+HANDLER(44664, jsge32_back_9_10); CMPL R15, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44672, jsge32_back_10_0); MOVQ REG(10), CX; CMPL CX, AX; JLT fall; BACK; fall: FALL
+HANDLER(44680, jsge32_back_10_1); MOVQ REG(10), CX; CMPL CX, DI; JLT fall; BACK; fall: FALL
+HANDLER(44688, jsge32_back_10_2); MOVQ REG(10), CX; CMPL CX, R12; JLT fall; BACK; fall: FALL
+HANDLER(44696, jsge32_back_10_3); MOVQ REG(10), CX; CMPL CX, R8; JLT fall; BACK; fall: FALL
+HANDLER(44704, jsge32_back_10_4); MOVQ REG(10), CX; CMPL CX, DX; JLT fall; BACK; fall: FALL
+HANDLER(44712, jsge32_back_10_5); MOVQ REG(10), CX; CMPL CX, R9; JLT fall; BACK; fall: FALL
+HANDLER(44720, jsge32_back_10_6); MOVQ REG(10), CX; CMPL CX, BX; JLT fall; BACK; fall: FALL
+HANDLER(44728, jsge32_back_10_7); MOVQ REG(10), CX; CMPL CX, R10; JLT fall; BACK; fall: FALL
+HANDLER(44736, jsge32_back_10_8); MOVQ REG(10), CX; CMPL CX, R11; JLT fall; BACK; fall: FALL
+HANDLER(44744, jsge32_back_10_9); MOVQ REG(10), CX; CMPL CX, R15; JLT fall; BACK; fall: FALL
+HANDLER(44752, jsge32_back_10_10); MOVQ REG(10), CX; CMPL CX, REG(10); JLT fall; BACK; fall: FALL
+HANDLER(44760, jlt32_k_0); CMPL AX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44768, jlt32_k_1); CMPL DI, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44776, jlt32_k_2); CMPL R12, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44784, jlt32_k_3); CMPL R8, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44792, jlt32_k_4); CMPL DX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44800, jlt32_k_5); CMPL R9, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44808, jlt32_k_6); CMPL BX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44816, jlt32_k_7); CMPL R10, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44824, jlt32_k_8); CMPL R11, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44832, jlt32_k_9); CMPL R15, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44840, jlt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JCC fall; JUMP; fall: FALL
+HANDLER(44848, jlt32_k_back_0); CMPL AX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44856, jlt32_k_back_1); CMPL DI, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44864, jlt32_k_back_2); CMPL R12, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44872, jlt32_k_back_3); CMPL R8, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44880, jlt32_k_back_4); CMPL DX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44888, jlt32_k_back_5); CMPL R9, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44896, jlt32_k_back_6); CMPL BX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44904, jlt32_k_back_7); CMPL R10, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44912, jlt32_k_back_8); CMPL R11, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44920, jlt32_k_back_9); CMPL R15, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44928, jlt32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JCC fall; BACK; fall: FALL
+HANDLER(44936, jle32_k_0); CMPL AX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44944, jle32_k_1); CMPL DI, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44952, jle32_k_2); CMPL R12, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44960, jle32_k_3); CMPL R8, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44968, jle32_k_4); CMPL DX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44976, jle32_k_5); CMPL R9, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44984, jle32_k_6); CMPL BX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(44992, jle32_k_7); CMPL R10, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(45000, jle32_k_8); CMPL R11, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(45008, jle32_k_9); CMPL R15, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(45016, jle32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JHI fall; JUMP; fall: FALL
+HANDLER(45024, jle32_k_back_0); CMPL AX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45032, jle32_k_back_1); CMPL DI, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45040, jle32_k_back_2); CMPL R12, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45048, jle32_k_back_3); CMPL R8, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45056, jle32_k_back_4); CMPL DX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45064, jle32_k_back_5); CMPL R9, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45072, jle32_k_back_6); CMPL BX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45080, jle32_k_back_7); CMPL R10, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45088, jle32_k_back_8); CMPL R11, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45096, jle32_k_back_9); CMPL R15, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45104, jle32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JHI fall; BACK; fall: FALL
+HANDLER(45112, jslt32_k_0); CMPL AX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45120, jslt32_k_1); CMPL DI, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45128, jslt32_k_2); CMPL R12, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45136, jslt32_k_3); CMPL R8, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45144, jslt32_k_4); CMPL DX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45152, jslt32_k_5); CMPL R9, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45160, jslt32_k_6); CMPL BX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45168, jslt32_k_7); CMPL R10, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45176, jslt32_k_8); CMPL R11, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45184, jslt32_k_9); CMPL R15, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45192, jslt32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JGE fall; JUMP; fall: FALL
+HANDLER(45200, jslt32_k_back_0); CMPL AX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45208, jslt32_k_back_1); CMPL DI, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45216, jslt32_k_back_2); CMPL R12, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45224, jslt32_k_back_3); CMPL R8, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45232, jslt32_k_back_4); CMPL DX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45240, jslt32_k_back_5); CMPL R9, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45248, jslt32_k_back_6); CMPL BX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45256, jslt32_k_back_7); CMPL R10, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45264, jslt32_k_back_8); CMPL R11, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45272, jslt32_k_back_9); CMPL R15, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45280, jslt32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JGE fall; BACK; fall: FALL
+HANDLER(45288, jsle32_k_0); CMPL AX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45296, jsle32_k_1); CMPL DI, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45304, jsle32_k_2); CMPL R12, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45312, jsle32_k_3); CMPL R8, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45320, jsle32_k_4); CMPL DX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45328, jsle32_k_5); CMPL R9, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45336, jsle32_k_6); CMPL BX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45344, jsle32_k_7); CMPL R10, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45352, jsle32_k_8); CMPL R11, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45360, jsle32_k_9); CMPL R15, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45368, jsle32_k_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JGT fall; JUMP; fall: FALL
+HANDLER(45376, jsle32_k_back_0); CMPL AX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45384, jsle32_k_back_1); CMPL DI, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45392, jsle32_k_back_2); CMPL R12, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45400, jsle32_k_back_3); CMPL R8, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45408, jsle32_k_back_4); CMPL DX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45416, jsle32_k_back_5); CMPL R9, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45424, jsle32_k_back_6); CMPL BX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45432, jsle32_k_back_7); CMPL R10, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45440, jsle32_k_back_8); CMPL R11, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45448, jsle32_k_back_9); CMPL R15, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45456, jsle32_k_back_10); MOVQ REG(10), CX; CMPL CX, cell_operand(SI); JGT fall; BACK; fall: FALL
+HANDLER(45464, ldxb_0_0); ADDRESS(AX); CHECK(cpu_read, 0); MOVBLZX (CX), AX; NEXT; MISSED(cpu_read, missread0)
+HANDLER(45472, ldxb_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45480, ldxb_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45488, ldxb_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45496, ldxb_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45504, ldxb_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45512, ldxb_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45520, ldxb_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45528, ldxb_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45536, ldxb_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45544, ldxb_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 0); MOVBLZX (CX), AX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45552, ldxb_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45560, ldxb_1_1); ADDRESS(DI); CHECK(cpu_read, 0); MOVBLZX (CX), DI; NEXT; MISSED(cpu_read, missread0)
+HANDLER(45568, ldxb_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45576, ldxb_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45584, ldxb_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45592, ldxb_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45600, ldxb_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45608, ldxb_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45616, ldxb_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45624, ldxb_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45632, ldxb_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 0); MOVBLZX (CX), DI; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45640, ldxb_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45648, ldxb_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45656, ldxb_2_2); ADDRESS(R12); CHECK(cpu_read, 0); MOVBLZX (CX), R12; NEXT; MISSED(cpu_read, missread0)
+HANDLER(45664, ldxb_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45672, ldxb_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45680, ldxb_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45688, ldxb_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45696, ldxb_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45704, ldxb_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45712, ldxb_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45720, ldxb_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 0); MOVBLZX (CX), R12; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45728, ldxb_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45736, ldxb_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45744, ldxb_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45752, ldxb_3_3); ADDRESS(R8); CHECK(cpu_read, 0); MOVBLZX (CX), R8; NEXT; MISSED(cpu_read, missread0)
+HANDLER(45760, ldxb_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45768, ldxb_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45776, ldxb_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45784, ldxb_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45792, ldxb_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45800, ldxb_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45808, ldxb_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 0); MOVBLZX (CX), R8; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45816, ldxb_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45824, ldxb_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45832, ldxb_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45840, ldxb_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45848, ldxb_4_4); ADDRESS(DX); CHECK(cpu_read, 0); MOVBLZX (CX), DX; NEXT; MISSED(cpu_read, missread0)
+HANDLER(45856, ldxb_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45864, ldxb_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45872, ldxb_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45880, ldxb_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45888, ldxb_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45896, ldxb_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 0); MOVBLZX (CX), DX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45904, ldxb_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45912, ldxb_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45920, ldxb_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45928, ldxb_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45936, ldxb_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45944, ldxb_5_5); ADDRESS(R9); CHECK(cpu_read, 0); MOVBLZX (CX), R9; NEXT; MISSED(cpu_read, missread0)
+HANDLER(45952, ldxb_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45960, ldxb_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45968, ldxb_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45976, ldxb_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45984, ldxb_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 0); MOVBLZX (CX), R9; NEXT; miss: JMP missread0<>(SB)
+HANDLER(45992, ldxb_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46000, ldxb_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46008, ldxb_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46016, ldxb_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46024, ldxb_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46032, ldxb_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46040, ldxb_6_6); ADDRESS(BX); CHECK(cpu_read, 0); MOVBLZX (CX), BX; NEXT; MISSED(cpu_read, missread0)
+HANDLER(46048, ldxb_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46056, ldxb_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46064, ldxb_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46072, ldxb_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 0); MOVBLZX (CX), BX; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46080, ldxb_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46088, ldxb_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46096, ldxb_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46104, ldxb_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46112, ldxb_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46120, ldxb_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46128, ldxb_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46136, ldxb_7_7); ADDRESS(R10); CHECK(cpu_read, 0); MOVBLZX (CX), R10; NEXT; MISSED(cpu_read, missread0)
+HANDLER(46144, ldxb_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46152, ldxb_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46160, ldxb_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 0); MOVBLZX (CX), R10; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46168, ldxb_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46176, ldxb_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46184, ldxb_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46192, ldxb_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46200, ldxb_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46208, ldxb_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46216, ldxb_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46224, ldxb_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46232, ldxb_8_8); ADDRESS(R11); CHECK(cpu_read, 0); MOVBLZX (CX), R11; NEXT; MISSED(cpu_read, missread0)
+HANDLER(46240, ldxb_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46248, ldxb_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 0); MOVBLZX (CX), R11; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46256, ldxb_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46264, ldxb_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46272, ldxb_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46280, ldxb_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46288, ldxb_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46296, ldxb_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46304, ldxb_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46312, ldxb_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46320, ldxb_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46328, ldxb_9_9); ADDRESS(R15); CHECK(cpu_read, 0); MOVBLZX (CX), R15; NEXT; MISSED(cpu_read, missread0)
+HANDLER(46336, ldxb_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 0); MOVBLZX (CX), R15; NEXT; miss: JMP missread0<>(SB)
+HANDLER(46344, ldxb_unchecked_0_0); ADDRESS(AX); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46352, ldxb_unchecked_0_1); ADDRESS(DI); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46360, ldxb_unchecked_0_2); ADDRESS(R12); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46368, ldxb_unchecked_0_3); ADDRESS(R8); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46376, ldxb_unchecked_0_4); ADDRESS(DX); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46384, ldxb_unchecked_0_5); ADDRESS(R9); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46392, ldxb_unchecked_0_6); ADDRESS(BX); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46400, ldxb_unchecked_0_7); ADDRESS(R10); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46408, ldxb_unchecked_0_8); ADDRESS(R11); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46416, ldxb_unchecked_0_9); ADDRESS(R15); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46424, ldxb_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), AX; NEXT
+HANDLER(46432, ldxb_unchecked_1_0); ADDRESS(AX); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46440, ldxb_unchecked_1_1); ADDRESS(DI); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46448, ldxb_unchecked_1_2); ADDRESS(R12); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46456, ldxb_unchecked_1_3); ADDRESS(R8); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46464, ldxb_unchecked_1_4); ADDRESS(DX); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46472, ldxb_unchecked_1_5); ADDRESS(R9); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46480, ldxb_unchecked_1_6); ADDRESS(BX); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46488, ldxb_unchecked_1_7); ADDRESS(R10); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46496, ldxb_unchecked_1_8); ADDRESS(R11); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46504, ldxb_unchecked_1_9); ADDRESS(R15); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46512, ldxb_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), DI; NEXT
+HANDLER(46520, ldxb_unchecked_2_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46528, ldxb_unchecked_2_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46536, ldxb_unchecked_2_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46544, ldxb_unchecked_2_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46552, ldxb_unchecked_2_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46560, ldxb_unchecked_2_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46568, ldxb_unchecked_2_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46576, ldxb_unchecked_2_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46584, ldxb_unchecked_2_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46592, ldxb_unchecked_2_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46600, ldxb_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R12; NEXT
+HANDLER(46608, ldxb_unchecked_3_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46616, ldxb_unchecked_3_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46624, ldxb_unchecked_3_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46632, ldxb_unchecked_3_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46640, ldxb_unchecked_3_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46648, ldxb_unchecked_3_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46656, ldxb_unchecked_3_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46664, ldxb_unchecked_3_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46672, ldxb_unchecked_3_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46680, ldxb_unchecked_3_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46688, ldxb_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R8; NEXT
+HANDLER(46696, ldxb_unchecked_4_0); ADDRESS(AX); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46704, ldxb_unchecked_4_1); ADDRESS(DI); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46712, ldxb_unchecked_4_2); ADDRESS(R12); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46720, ldxb_unchecked_4_3); ADDRESS(R8); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46728, ldxb_unchecked_4_4); ADDRESS(DX); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46736, ldxb_unchecked_4_5); ADDRESS(R9); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46744, ldxb_unchecked_4_6); ADDRESS(BX); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46752, ldxb_unchecked_4_7); ADDRESS(R10); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46760, ldxb_unchecked_4_8); ADDRESS(R11); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46768, ldxb_unchecked_4_9); ADDRESS(R15); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46776, ldxb_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), DX; NEXT
+HANDLER(46784, ldxb_unchecked_5_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46792, ldxb_unchecked_5_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46800, ldxb_unchecked_5_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46808, ldxb_unchecked_5_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46816, ldxb_unchecked_5_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46824, ldxb_unchecked_5_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46832, ldxb_unchecked_5_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46840, ldxb_unchecked_5_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46848, ldxb_unchecked_5_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46856, ldxb_unchecked_5_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46864, ldxb_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R9; NEXT
+HANDLER(46872, ldxb_unchecked_6_0); ADDRESS(AX); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46880, ldxb_unchecked_6_1); ADDRESS(DI); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46888, ldxb_unchecked_6_2); ADDRESS(R12); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46896, ldxb_unchecked_6_3); ADDRESS(R8); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46904, ldxb_unchecked_6_4); ADDRESS(DX); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46912, ldxb_unchecked_6_5); ADDRESS(R9); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46920, ldxb_unchecked_6_6); ADDRESS(BX); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46928, ldxb_unchecked_6_7); ADDRESS(R10); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46936, ldxb_unchecked_6_8); ADDRESS(R11); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46944, ldxb_unchecked_6_9); ADDRESS(R15); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46952, ldxb_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), BX; NEXT
+HANDLER(46960, ldxb_unchecked_7_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(46968, ldxb_unchecked_7_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(46976, ldxb_unchecked_7_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(46984, ldxb_unchecked_7_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(46992, ldxb_unchecked_7_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47000, ldxb_unchecked_7_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47008, ldxb_unchecked_7_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47016, ldxb_unchecked_7_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47024, ldxb_unchecked_7_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47032, ldxb_unchecked_7_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47040, ldxb_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R10; NEXT
+HANDLER(47048, ldxb_unchecked_8_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47056, ldxb_unchecked_8_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47064, ldxb_unchecked_8_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47072, ldxb_unchecked_8_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47080, ldxb_unchecked_8_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47088, ldxb_unchecked_8_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47096, ldxb_unchecked_8_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47104, ldxb_unchecked_8_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47112, ldxb_unchecked_8_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47120, ldxb_unchecked_8_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47128, ldxb_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R11; NEXT
+HANDLER(47136, ldxb_unchecked_9_0); ADDRESS(AX); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47144, ldxb_unchecked_9_1); ADDRESS(DI); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47152, ldxb_unchecked_9_2); ADDRESS(R12); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47160, ldxb_unchecked_9_3); ADDRESS(R8); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47168, ldxb_unchecked_9_4); ADDRESS(DX); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47176, ldxb_unchecked_9_5); ADDRESS(R9); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47184, ldxb_unchecked_9_6); ADDRESS(BX); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47192, ldxb_unchecked_9_7); ADDRESS(R10); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47200, ldxb_unchecked_9_8); ADDRESS(R11); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47208, ldxb_unchecked_9_9); ADDRESS(R15); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47216, ldxb_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVBLZX (CX), R15; NEXT
+HANDLER(47224, ldxh_0_0); ADDRESS(AX); CHECK(cpu_read, 1); MOVWLZX (CX), AX; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47232, ldxh_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47240, ldxh_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47248, ldxh_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47256, ldxh_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47264, ldxh_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47272, ldxh_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47280, ldxh_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47288, ldxh_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47296, ldxh_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47304, ldxh_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 1); MOVWLZX (CX), AX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47312, ldxh_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47320, ldxh_1_1); ADDRESS(DI); CHECK(cpu_read, 1); MOVWLZX (CX), DI; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47328, ldxh_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47336, ldxh_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47344, ldxh_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47352, ldxh_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47360, ldxh_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47368, ldxh_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47376, ldxh_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47384, ldxh_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47392, ldxh_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 1); MOVWLZX (CX), DI; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47400, ldxh_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47408, ldxh_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47416, ldxh_2_2); ADDRESS(R12); CHECK(cpu_read, 1); MOVWLZX (CX), R12; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47424, ldxh_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47432, ldxh_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47440, ldxh_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47448, ldxh_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47456, ldxh_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47464, ldxh_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47472, ldxh_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47480, ldxh_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 1); MOVWLZX (CX), R12; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47488, ldxh_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47496, ldxh_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47504, ldxh_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47512, ldxh_3_3); ADDRESS(R8); CHECK(cpu_read, 1); MOVWLZX (CX), R8; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47520, ldxh_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47528, ldxh_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47536, ldxh_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47544, ldxh_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47552, ldxh_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47560, ldxh_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47568, ldxh_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 1); MOVWLZX (CX), R8; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47576, ldxh_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47584, ldxh_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47592, ldxh_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47600, ldxh_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47608, ldxh_4_4); ADDRESS(DX); CHECK(cpu_read, 1); MOVWLZX (CX), DX; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47616, ldxh_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47624, ldxh_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47632, ldxh_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47640, ldxh_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47648, ldxh_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47656, ldxh_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 1); MOVWLZX (CX), DX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47664, ldxh_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47672, ldxh_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47680, ldxh_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47688, ldxh_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47696, ldxh_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47704, ldxh_5_5); ADDRESS(R9); CHECK(cpu_read, 1); MOVWLZX (CX), R9; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47712, ldxh_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47720, ldxh_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47728, ldxh_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47736, ldxh_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47744, ldxh_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 1); MOVWLZX (CX), R9; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47752, ldxh_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47760, ldxh_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47768, ldxh_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47776, ldxh_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47784, ldxh_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47792, ldxh_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47800, ldxh_6_6); ADDRESS(BX); CHECK(cpu_read, 1); MOVWLZX (CX), BX; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47808, ldxh_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47816, ldxh_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47824, ldxh_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47832, ldxh_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 1); MOVWLZX (CX), BX; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47840, ldxh_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47848, ldxh_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47856, ldxh_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47864, ldxh_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47872, ldxh_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47880, ldxh_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47888, ldxh_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47896, ldxh_7_7); ADDRESS(R10); CHECK(cpu_read, 1); MOVWLZX (CX), R10; NEXT; MISSED(cpu_read, missread1)
+HANDLER(47904, ldxh_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47912, ldxh_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47920, ldxh_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 1); MOVWLZX (CX), R10; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47928, ldxh_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47936, ldxh_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47944, ldxh_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47952, ldxh_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47960, ldxh_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47968, ldxh_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47976, ldxh_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47984, ldxh_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(47992, ldxh_8_8); ADDRESS(R11); CHECK(cpu_read, 1); MOVWLZX (CX), R11; NEXT; MISSED(cpu_read, missread1)
+HANDLER(48000, ldxh_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48008, ldxh_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 1); MOVWLZX (CX), R11; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48016, ldxh_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48024, ldxh_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48032, ldxh_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48040, ldxh_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48048, ldxh_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48056, ldxh_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48064, ldxh_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48072, ldxh_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48080, ldxh_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48088, ldxh_9_9); ADDRESS(R15); CHECK(cpu_read, 1); MOVWLZX (CX), R15; NEXT; MISSED(cpu_read, missread1)
+HANDLER(48096, ldxh_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 1); MOVWLZX (CX), R15; NEXT; miss: JMP missread1<>(SB)
+HANDLER(48104, ldxh_unchecked_0_0); ADDRESS(AX); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48112, ldxh_unchecked_0_1); ADDRESS(DI); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48120, ldxh_unchecked_0_2); ADDRESS(R12); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48128, ldxh_unchecked_0_3); ADDRESS(R8); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48136, ldxh_unchecked_0_4); ADDRESS(DX); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48144, ldxh_unchecked_0_5); ADDRESS(R9); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48152, ldxh_unchecked_0_6); ADDRESS(BX); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48160, ldxh_unchecked_0_7); ADDRESS(R10); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48168, ldxh_unchecked_0_8); ADDRESS(R11); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48176, ldxh_unchecked_0_9); ADDRESS(R15); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48184, ldxh_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), AX; NEXT
+HANDLER(48192, ldxh_unchecked_1_0); ADDRESS(AX); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48200, ldxh_unchecked_1_1); ADDRESS(DI); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48208, ldxh_unchecked_1_2); ADDRESS(R12); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48216, ldxh_unchecked_1_3); ADDRESS(R8); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48224, ldxh_unchecked_1_4); ADDRESS(DX); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48232, ldxh_unchecked_1_5); ADDRESS(R9); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48240, ldxh_unchecked_1_6); ADDRESS(BX); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48248, ldxh_unchecked_1_7); ADDRESS(R10); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48256, ldxh_unchecked_1_8); ADDRESS(R11); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48264, ldxh_unchecked_1_9); ADDRESS(R15); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48272, ldxh_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), DI; NEXT
+HANDLER(48280, ldxh_unchecked_2_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48288, ldxh_unchecked_2_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48296, ldxh_unchecked_2_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48304, ldxh_unchecked_2_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48312, ldxh_unchecked_2_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48320, ldxh_unchecked_2_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48328, ldxh_unchecked_2_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48336, ldxh_unchecked_2_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48344, ldxh_unchecked_2_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48352, ldxh_unchecked_2_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48360, ldxh_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R12; NEXT
+HANDLER(48368, ldxh_unchecked_3_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48376, ldxh_unchecked_3_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48384, ldxh_unchecked_3_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48392, ldxh_unchecked_3_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48400, ldxh_unchecked_3_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48408, ldxh_unchecked_3_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48416, ldxh_unchecked_3_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48424, ldxh_unchecked_3_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48432, ldxh_unchecked_3_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48440, ldxh_unchecked_3_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48448, ldxh_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R8; NEXT
+HANDLER(48456, ldxh_unchecked_4_0); ADDRESS(AX); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48464, ldxh_unchecked_4_1); ADDRESS(DI); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48472, ldxh_unchecked_4_2); ADDRESS(R12); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48480, ldxh_unchecked_4_3); ADDRESS(R8); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48488, ldxh_unchecked_4_4); ADDRESS(DX); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48496, ldxh_unchecked_4_5); ADDRESS(R9); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48504, ldxh_unchecked_4_6); ADDRESS(BX); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48512, ldxh_unchecked_4_7); ADDRESS(R10); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48520, ldxh_unchecked_4_8); ADDRESS(R11); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48528, ldxh_unchecked_4_9); ADDRESS(R15); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48536, ldxh_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), DX; NEXT
+HANDLER(48544, ldxh_unchecked_5_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48552, ldxh_unchecked_5_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48560, ldxh_unchecked_5_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48568, ldxh_unchecked_5_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48576, ldxh_unchecked_5_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48584, ldxh_unchecked_5_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48592, ldxh_unchecked_5_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48600, ldxh_unchecked_5_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48608, ldxh_unchecked_5_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48616, ldxh_unchecked_5_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48624, ldxh_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R9; NEXT
+HANDLER(48632, ldxh_unchecked_6_0); ADDRESS(AX); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48640, ldxh_unchecked_6_1); ADDRESS(DI); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48648, ldxh_unchecked_6_2); ADDRESS(R12); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48656, ldxh_unchecked_6_3); ADDRESS(R8); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48664, ldxh_unchecked_6_4); ADDRESS(DX); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48672, ldxh_unchecked_6_5); ADDRESS(R9); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48680, ldxh_unchecked_6_6); ADDRESS(BX); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48688, ldxh_unchecked_6_7); ADDRESS(R10); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48696, ldxh_unchecked_6_8); ADDRESS(R11); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48704, ldxh_unchecked_6_9); ADDRESS(R15); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48712, ldxh_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), BX; NEXT
+HANDLER(48720, ldxh_unchecked_7_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48728, ldxh_unchecked_7_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48736, ldxh_unchecked_7_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48744, ldxh_unchecked_7_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48752, ldxh_unchecked_7_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48760, ldxh_unchecked_7_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48768, ldxh_unchecked_7_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48776, ldxh_unchecked_7_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48784, ldxh_unchecked_7_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48792, ldxh_unchecked_7_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48800, ldxh_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R10; NEXT
+HANDLER(48808, ldxh_unchecked_8_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48816, ldxh_unchecked_8_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48824, ldxh_unchecked_8_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48832, ldxh_unchecked_8_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48840, ldxh_unchecked_8_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48848, ldxh_unchecked_8_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48856, ldxh_unchecked_8_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48864, ldxh_unchecked_8_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48872, ldxh_unchecked_8_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48880, ldxh_unchecked_8_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48888, ldxh_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R11; NEXT
+HANDLER(48896, ldxh_unchecked_9_0); ADDRESS(AX); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48904, ldxh_unchecked_9_1); ADDRESS(DI); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48912, ldxh_unchecked_9_2); ADDRESS(R12); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48920, ldxh_unchecked_9_3); ADDRESS(R8); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48928, ldxh_unchecked_9_4); ADDRESS(DX); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48936, ldxh_unchecked_9_5); ADDRESS(R9); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48944, ldxh_unchecked_9_6); ADDRESS(BX); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48952, ldxh_unchecked_9_7); ADDRESS(R10); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48960, ldxh_unchecked_9_8); ADDRESS(R11); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48968, ldxh_unchecked_9_9); ADDRESS(R15); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48976, ldxh_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVWLZX (CX), R15; NEXT
+HANDLER(48984, ldxw_0_0); ADDRESS(AX); CHECK(cpu_read, 2); MOVL (CX), AX; NEXT; MISSED(cpu_read, missread2)
+HANDLER(48992, ldxw_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49000, ldxw_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49008, ldxw_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49016, ldxw_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49024, ldxw_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49032, ldxw_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49040, ldxw_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49048, ldxw_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49056, ldxw_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49064, ldxw_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 2); MOVL (CX), AX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49072, ldxw_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49080, ldxw_1_1); ADDRESS(DI); CHECK(cpu_read, 2); MOVL (CX), DI; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49088, ldxw_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49096, ldxw_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49104, ldxw_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49112, ldxw_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49120, ldxw_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49128, ldxw_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49136, ldxw_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49144, ldxw_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49152, ldxw_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 2); MOVL (CX), DI; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49160, ldxw_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49168, ldxw_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49176, ldxw_2_2); ADDRESS(R12); CHECK(cpu_read, 2); MOVL (CX), R12; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49184, ldxw_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49192, ldxw_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49200, ldxw_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49208, ldxw_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49216, ldxw_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49224, ldxw_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49232, ldxw_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49240, ldxw_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 2); MOVL (CX), R12; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49248, ldxw_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49256, ldxw_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49264, ldxw_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49272, ldxw_3_3); ADDRESS(R8); CHECK(cpu_read, 2); MOVL (CX), R8; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49280, ldxw_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49288, ldxw_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49296, ldxw_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49304, ldxw_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49312, ldxw_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49320, ldxw_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49328, ldxw_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 2); MOVL (CX), R8; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49336, ldxw_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49344, ldxw_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49352, ldxw_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49360, ldxw_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49368, ldxw_4_4); ADDRESS(DX); CHECK(cpu_read, 2); MOVL (CX), DX; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49376, ldxw_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49384, ldxw_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49392, ldxw_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49400, ldxw_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49408, ldxw_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49416, ldxw_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 2); MOVL (CX), DX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49424, ldxw_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49432, ldxw_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49440, ldxw_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49448, ldxw_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49456, ldxw_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49464, ldxw_5_5); ADDRESS(R9); CHECK(cpu_read, 2); MOVL (CX), R9; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49472, ldxw_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49480, ldxw_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49488, ldxw_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49496, ldxw_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49504, ldxw_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 2); MOVL (CX), R9; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49512, ldxw_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49520, ldxw_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49528, ldxw_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49536, ldxw_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49544, ldxw_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49552, ldxw_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49560, ldxw_6_6); ADDRESS(BX); CHECK(cpu_read, 2); MOVL (CX), BX; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49568, ldxw_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49576, ldxw_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49584, ldxw_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49592, ldxw_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 2); MOVL (CX), BX; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49600, ldxw_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49608, ldxw_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49616, ldxw_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49624, ldxw_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49632, ldxw_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49640, ldxw_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49648, ldxw_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49656, ldxw_7_7); ADDRESS(R10); CHECK(cpu_read, 2); MOVL (CX), R10; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49664, ldxw_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49672, ldxw_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49680, ldxw_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 2); MOVL (CX), R10; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49688, ldxw_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49696, ldxw_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49704, ldxw_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49712, ldxw_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49720, ldxw_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49728, ldxw_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49736, ldxw_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49744, ldxw_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49752, ldxw_8_8); ADDRESS(R11); CHECK(cpu_read, 2); MOVL (CX), R11; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49760, ldxw_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49768, ldxw_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 2); MOVL (CX), R11; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49776, ldxw_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49784, ldxw_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49792, ldxw_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49800, ldxw_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49808, ldxw_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49816, ldxw_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49824, ldxw_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49832, ldxw_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49840, ldxw_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49848, ldxw_9_9); ADDRESS(R15); CHECK(cpu_read, 2); MOVL (CX), R15; NEXT; MISSED(cpu_read, missread2)
+HANDLER(49856, ldxw_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 2); MOVL (CX), R15; NEXT; miss: JMP missread2<>(SB)
+HANDLER(49864, ldxw_unchecked_0_0); ADDRESS(AX); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49872, ldxw_unchecked_0_1); ADDRESS(DI); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49880, ldxw_unchecked_0_2); ADDRESS(R12); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49888, ldxw_unchecked_0_3); ADDRESS(R8); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49896, ldxw_unchecked_0_4); ADDRESS(DX); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49904, ldxw_unchecked_0_5); ADDRESS(R9); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49912, ldxw_unchecked_0_6); ADDRESS(BX); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49920, ldxw_unchecked_0_7); ADDRESS(R10); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49928, ldxw_unchecked_0_8); ADDRESS(R11); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49936, ldxw_unchecked_0_9); ADDRESS(R15); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49944, ldxw_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVL (CX), AX; NEXT
+HANDLER(49952, ldxw_unchecked_1_0); ADDRESS(AX); NOTE; MOVL (CX), DI; NEXT
+HANDLER(49960, ldxw_unchecked_1_1); ADDRESS(DI); NOTE; MOVL (CX), DI; NEXT
+HANDLER(49968, ldxw_unchecked_1_2); ADDRESS(R12); NOTE; MOVL (CX), DI; NEXT
+HANDLER(49976, ldxw_unchecked_1_3); ADDRESS(R8); NOTE; MOVL (CX), DI; NEXT
+HANDLER(49984, ldxw_unchecked_1_4); ADDRESS(DX); NOTE; MOVL (CX), DI; NEXT
+HANDLER(49992, ldxw_unchecked_1_5); ADDRESS(R9); NOTE; MOVL (CX), DI; NEXT
+HANDLER(50000, ldxw_unchecked_1_6); ADDRESS(BX); NOTE; MOVL (CX), DI; NEXT
+HANDLER(50008, ldxw_unchecked_1_7); ADDRESS(R10); NOTE; MOVL (CX), DI; NEXT
+HANDLER(50016, ldxw_unchecked_1_8); ADDRESS(R11); NOTE; MOVL (CX), DI; NEXT
+HANDLER(50024, ldxw_unchecked_1_9); ADDRESS(R15); NOTE; MOVL (CX), DI; NEXT
+HANDLER(50032, ldxw_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVL (CX), DI; NEXT
+HANDLER(50040, ldxw_unchecked_2_0); ADDRESS(AX); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50048, ldxw_unchecked_2_1); ADDRESS(DI); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50056, ldxw_unchecked_2_2); ADDRESS(R12); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50064, ldxw_unchecked_2_3); ADDRESS(R8); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50072, ldxw_unchecked_2_4); ADDRESS(DX); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50080, ldxw_unchecked_2_5); ADDRESS(R9); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50088, ldxw_unchecked_2_6); ADDRESS(BX); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50096, ldxw_unchecked_2_7); ADDRESS(R10); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50104, ldxw_unchecked_2_8); ADDRESS(R11); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50112, ldxw_unchecked_2_9); ADDRESS(R15); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50120, ldxw_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R12; NEXT
+HANDLER(50128, ldxw_unchecked_3_0); ADDRESS(AX); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50136, ldxw_unchecked_3_1); ADDRESS(DI); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50144, ldxw_unchecked_3_2); ADDRESS(R12); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50152, ldxw_unchecked_3_3); ADDRESS(R8); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50160, ldxw_unchecked_3_4); ADDRESS(DX); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50168, ldxw_unchecked_3_5); ADDRESS(R9); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50176, ldxw_unchecked_3_6); ADDRESS(BX); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50184, ldxw_unchecked_3_7); ADDRESS(R10); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50192, ldxw_unchecked_3_8); ADDRESS(R11); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50200, ldxw_unchecked_3_9); ADDRESS(R15); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50208, ldxw_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R8; NEXT
+HANDLER(50216, ldxw_unchecked_4_0); ADDRESS(AX); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50224, ldxw_unchecked_4_1); ADDRESS(DI); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50232, ldxw_unchecked_4_2); ADDRESS(R12); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50240, ldxw_unchecked_4_3); ADDRESS(R8); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50248, ldxw_unchecked_4_4); ADDRESS(DX); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50256, ldxw_unchecked_4_5); ADDRESS(R9); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50264, ldxw_unchecked_4_6); ADDRESS(BX); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50272, ldxw_unchecked_4_7); ADDRESS(R10); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50280, ldxw_unchecked_4_8); ADDRESS(R11); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50288, ldxw_unchecked_4_9); ADDRESS(R15); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50296, ldxw_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVL (CX), DX; NEXT
+HANDLER(50304, ldxw_unchecked_5_0); ADDRESS(AX); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50312, ldxw_unchecked_5_1); ADDRESS(DI); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50320, ldxw_unchecked_5_2); ADDRESS(R12); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50328, ldxw_unchecked_5_3); ADDRESS(R8); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50336, ldxw_unchecked_5_4); ADDRESS(DX); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50344, ldxw_unchecked_5_5); ADDRESS(R9); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50352, ldxw_unchecked_5_6); ADDRESS(BX); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50360, ldxw_unchecked_5_7); ADDRESS(R10); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50368, ldxw_unchecked_5_8); ADDRESS(R11); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50376, ldxw_unchecked_5_9); ADDRESS(R15); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50384, ldxw_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R9; NEXT
+HANDLER(50392, ldxw_unchecked_6_0); ADDRESS(AX); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50400, ldxw_unchecked_6_1); ADDRESS(DI); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50408, ldxw_unchecked_6_2); ADDRESS(R12); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50416, ldxw_unchecked_6_3); ADDRESS(R8); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50424, ldxw_unchecked_6_4); ADDRESS(DX); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50432, ldxw_unchecked_6_5); ADDRESS(R9); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50440, ldxw_unchecked_6_6); ADDRESS(BX); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50448, ldxw_unchecked_6_7); ADDRESS(R10); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50456, ldxw_unchecked_6_8); ADDRESS(R11); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50464, ldxw_unchecked_6_9); ADDRESS(R15); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50472, ldxw_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVL (CX), BX; NEXT
+HANDLER(50480, ldxw_unchecked_7_0); ADDRESS(AX); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50488, ldxw_unchecked_7_1); ADDRESS(DI); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50496, ldxw_unchecked_7_2); ADDRESS(R12); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50504, ldxw_unchecked_7_3); ADDRESS(R8); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50512, ldxw_unchecked_7_4); ADDRESS(DX); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50520, ldxw_unchecked_7_5); ADDRESS(R9); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50528, ldxw_unchecked_7_6); ADDRESS(BX); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50536, ldxw_unchecked_7_7); ADDRESS(R10); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50544, ldxw_unchecked_7_8); ADDRESS(R11); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50552, ldxw_unchecked_7_9); ADDRESS(R15); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50560, ldxw_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R10; NEXT
+HANDLER(50568, ldxw_unchecked_8_0); ADDRESS(AX); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50576, ldxw_unchecked_8_1); ADDRESS(DI); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50584, ldxw_unchecked_8_2); ADDRESS(R12); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50592, ldxw_unchecked_8_3); ADDRESS(R8); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50600, ldxw_unchecked_8_4); ADDRESS(DX); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50608, ldxw_unchecked_8_5); ADDRESS(R9); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50616, ldxw_unchecked_8_6); ADDRESS(BX); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50624, ldxw_unchecked_8_7); ADDRESS(R10); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50632, ldxw_unchecked_8_8); ADDRESS(R11); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50640, ldxw_unchecked_8_9); ADDRESS(R15); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50648, ldxw_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R11; NEXT
+HANDLER(50656, ldxw_unchecked_9_0); ADDRESS(AX); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50664, ldxw_unchecked_9_1); ADDRESS(DI); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50672, ldxw_unchecked_9_2); ADDRESS(R12); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50680, ldxw_unchecked_9_3); ADDRESS(R8); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50688, ldxw_unchecked_9_4); ADDRESS(DX); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50696, ldxw_unchecked_9_5); ADDRESS(R9); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50704, ldxw_unchecked_9_6); ADDRESS(BX); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50712, ldxw_unchecked_9_7); ADDRESS(R10); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50720, ldxw_unchecked_9_8); ADDRESS(R11); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50728, ldxw_unchecked_9_9); ADDRESS(R15); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50736, ldxw_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVL (CX), R15; NEXT
+HANDLER(50744, ldxdw_0_0); ADDRESS(AX); CHECK(cpu_read, 3); MOVQ (CX), AX; NEXT; MISSED(cpu_read, missread3)
+HANDLER(50752, ldxdw_0_1); ADDRESS(DI); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50760, ldxdw_0_2); ADDRESS(R12); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50768, ldxdw_0_3); ADDRESS(R8); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50776, ldxdw_0_4); ADDRESS(DX); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50784, ldxdw_0_5); ADDRESS(R9); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50792, ldxdw_0_6); ADDRESS(BX); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50800, ldxdw_0_7); ADDRESS(R10); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50808, ldxdw_0_8); ADDRESS(R11); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50816, ldxdw_0_9); ADDRESS(R15); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50824, ldxdw_0_10); ADDRESS(REG(10)); CHECKWITH(AX, cpu_read, 3); MOVQ (CX), AX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50832, ldxdw_1_0); ADDRESS(AX); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50840, ldxdw_1_1); ADDRESS(DI); CHECK(cpu_read, 3); MOVQ (CX), DI; NEXT; MISSED(cpu_read, missread3)
+HANDLER(50848, ldxdw_1_2); ADDRESS(R12); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50856, ldxdw_1_3); ADDRESS(R8); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50864, ldxdw_1_4); ADDRESS(DX); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50872, ldxdw_1_5); ADDRESS(R9); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50880, ldxdw_1_6); ADDRESS(BX); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50888, ldxdw_1_7); ADDRESS(R10); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50896, ldxdw_1_8); ADDRESS(R11); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50904, ldxdw_1_9); ADDRESS(R15); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50912, ldxdw_1_10); ADDRESS(REG(10)); CHECKWITH(DI, cpu_read, 3); MOVQ (CX), DI; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50920, ldxdw_2_0); ADDRESS(AX); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50928, ldxdw_2_1); ADDRESS(DI); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50936, ldxdw_2_2); ADDRESS(R12); CHECK(cpu_read, 3); MOVQ (CX), R12; NEXT; MISSED(cpu_read, missread3)
+HANDLER(50944, ldxdw_2_3); ADDRESS(R8); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50952, ldxdw_2_4); ADDRESS(DX); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50960, ldxdw_2_5); ADDRESS(R9); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50968, ldxdw_2_6); ADDRESS(BX); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50976, ldxdw_2_7); ADDRESS(R10); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50984, ldxdw_2_8); ADDRESS(R11); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(50992, ldxdw_2_9); ADDRESS(R15); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51000, ldxdw_2_10); ADDRESS(REG(10)); CHECKWITH(R12, cpu_read, 3); MOVQ (CX), R12; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51008, ldxdw_3_0); ADDRESS(AX); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51016, ldxdw_3_1); ADDRESS(DI); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51024, ldxdw_3_2); ADDRESS(R12); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51032, ldxdw_3_3); ADDRESS(R8); CHECK(cpu_read, 3); MOVQ (CX), R8; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51040, ldxdw_3_4); ADDRESS(DX); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51048, ldxdw_3_5); ADDRESS(R9); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51056, ldxdw_3_6); ADDRESS(BX); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51064, ldxdw_3_7); ADDRESS(R10); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51072, ldxdw_3_8); ADDRESS(R11); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51080, ldxdw_3_9); ADDRESS(R15); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51088, ldxdw_3_10); ADDRESS(REG(10)); CHECKWITH(R8, cpu_read, 3); MOVQ (CX), R8; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51096, ldxdw_4_0); ADDRESS(AX); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51104, ldxdw_4_1); ADDRESS(DI); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51112, ldxdw_4_2); ADDRESS(R12); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51120, ldxdw_4_3); ADDRESS(R8); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51128, ldxdw_4_4); ADDRESS(DX); CHECK(cpu_read, 3); MOVQ (CX), DX; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51136, ldxdw_4_5); ADDRESS(R9); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51144, ldxdw_4_6); ADDRESS(BX); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51152, ldxdw_4_7); ADDRESS(R10); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51160, ldxdw_4_8); ADDRESS(R11); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51168, ldxdw_4_9); ADDRESS(R15); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51176, ldxdw_4_10); ADDRESS(REG(10)); CHECKWITH(DX, cpu_read, 3); MOVQ (CX), DX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51184, ldxdw_5_0); ADDRESS(AX); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51192, ldxdw_5_1); ADDRESS(DI); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51200, ldxdw_5_2); ADDRESS(R12); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51208, ldxdw_5_3); ADDRESS(R8); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51216, ldxdw_5_4); ADDRESS(DX); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51224, ldxdw_5_5); ADDRESS(R9); CHECK(cpu_read, 3); MOVQ (CX), R9; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51232, ldxdw_5_6); ADDRESS(BX); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51240, ldxdw_5_7); ADDRESS(R10); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51248, ldxdw_5_8); ADDRESS(R11); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51256, ldxdw_5_9); ADDRESS(R15); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51264, ldxdw_5_10); ADDRESS(REG(10)); CHECKWITH(R9, cpu_read, 3); MOVQ (CX), R9; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51272, ldxdw_6_0); ADDRESS(AX); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51280, ldxdw_6_1); ADDRESS(DI); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51288, ldxdw_6_2); ADDRESS(R12); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51296, ldxdw_6_3); ADDRESS(R8); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51304, ldxdw_6_4); ADDRESS(DX); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51312, ldxdw_6_5); ADDRESS(R9); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51320, ldxdw_6_6); ADDRESS(BX); CHECK(cpu_read, 3); MOVQ (CX), BX; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51328, ldxdw_6_7); ADDRESS(R10); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51336, ldxdw_6_8); ADDRESS(R11); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51344, ldxdw_6_9); ADDRESS(R15); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51352, ldxdw_6_10); ADDRESS(REG(10)); CHECKWITH(BX, cpu_read, 3); MOVQ (CX), BX; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51360, ldxdw_7_0); ADDRESS(AX); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51368, ldxdw_7_1); ADDRESS(DI); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51376, ldxdw_7_2); ADDRESS(R12); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51384, ldxdw_7_3); ADDRESS(R8); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51392, ldxdw_7_4); ADDRESS(DX); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51400, ldxdw_7_5); ADDRESS(R9); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51408, ldxdw_7_6); ADDRESS(BX); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51416, ldxdw_7_7); ADDRESS(R10); CHECK(cpu_read, 3); MOVQ (CX), R10; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51424, ldxdw_7_8); ADDRESS(R11); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51432, ldxdw_7_9); ADDRESS(R15); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51440, ldxdw_7_10); ADDRESS(REG(10)); CHECKWITH(R10, cpu_read, 3); MOVQ (CX), R10; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51448, ldxdw_8_0); ADDRESS(AX); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51456, ldxdw_8_1); ADDRESS(DI); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51464, ldxdw_8_2); ADDRESS(R12); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51472, ldxdw_8_3); ADDRESS(R8); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51480, ldxdw_8_4); ADDRESS(DX); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51488, ldxdw_8_5); ADDRESS(R9); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51496, ldxdw_8_6); ADDRESS(BX); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51504, ldxdw_8_7); ADDRESS(R10); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51512, ldxdw_8_8); ADDRESS(R11); CHECK(cpu_read, 3); MOVQ (CX), R11; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51520, ldxdw_8_9); ADDRESS(R15); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51528, ldxdw_8_10); ADDRESS(REG(10)); CHECKWITH(R11, cpu_read, 3); MOVQ (CX), R11; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51536, ldxdw_9_0); ADDRESS(AX); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51544, ldxdw_9_1); ADDRESS(DI); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51552, ldxdw_9_2); ADDRESS(R12); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51560, ldxdw_9_3); ADDRESS(R8); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51568, ldxdw_9_4); ADDRESS(DX); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51576, ldxdw_9_5); ADDRESS(R9); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51584, ldxdw_9_6); ADDRESS(BX); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51592, ldxdw_9_7); ADDRESS(R10); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51600, ldxdw_9_8); ADDRESS(R11); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51608, ldxdw_9_9); ADDRESS(R15); CHECK(cpu_read, 3); MOVQ (CX), R15; NEXT; MISSED(cpu_read, missread3)
+HANDLER(51616, ldxdw_9_10); ADDRESS(REG(10)); CHECKWITH(R15, cpu_read, 3); MOVQ (CX), R15; NEXT; miss: JMP missread3<>(SB)
+HANDLER(51624, ldxdw_unchecked_0_0); ADDRESS(AX); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51632, ldxdw_unchecked_0_1); ADDRESS(DI); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51640, ldxdw_unchecked_0_2); ADDRESS(R12); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51648, ldxdw_unchecked_0_3); ADDRESS(R8); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51656, ldxdw_unchecked_0_4); ADDRESS(DX); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51664, ldxdw_unchecked_0_5); ADDRESS(R9); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51672, ldxdw_unchecked_0_6); ADDRESS(BX); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51680, ldxdw_unchecked_0_7); ADDRESS(R10); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51688, ldxdw_unchecked_0_8); ADDRESS(R11); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51696, ldxdw_unchecked_0_9); ADDRESS(R15); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51704, ldxdw_unchecked_0_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), AX; NEXT
+HANDLER(51712, ldxdw_unchecked_1_0); ADDRESS(AX); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51720, ldxdw_unchecked_1_1); ADDRESS(DI); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51728, ldxdw_unchecked_1_2); ADDRESS(R12); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51736, ldxdw_unchecked_1_3); ADDRESS(R8); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51744, ldxdw_unchecked_1_4); ADDRESS(DX); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51752, ldxdw_unchecked_1_5); ADDRESS(R9); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51760, ldxdw_unchecked_1_6); ADDRESS(BX); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51768, ldxdw_unchecked_1_7); ADDRESS(R10); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51776, ldxdw_unchecked_1_8); ADDRESS(R11); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51784, ldxdw_unchecked_1_9); ADDRESS(R15); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51792, ldxdw_unchecked_1_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), DI; NEXT
+HANDLER(51800, ldxdw_unchecked_2_0); ADDRESS(AX); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51808, ldxdw_unchecked_2_1); ADDRESS(DI); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51816, ldxdw_unchecked_2_2); ADDRESS(R12); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51824, ldxdw_unchecked_2_3); ADDRESS(R8); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51832, ldxdw_unchecked_2_4); ADDRESS(DX); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51840, ldxdw_unchecked_2_5); ADDRESS(R9); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51848, ldxdw_unchecked_2_6); ADDRESS(BX); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51856, ldxdw_unchecked_2_7); ADDRESS(R10); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51864, ldxdw_unchecked_2_8); ADDRESS(R11); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51872, ldxdw_unchecked_2_9); ADDRESS(R15); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51880, ldxdw_unchecked_2_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R12; NEXT
+HANDLER(51888, ldxdw_unchecked_3_0); ADDRESS(AX); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51896, ldxdw_unchecked_3_1); ADDRESS(DI); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51904, ldxdw_unchecked_3_2); ADDRESS(R12); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51912, ldxdw_unchecked_3_3); ADDRESS(R8); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51920, ldxdw_unchecked_3_4); ADDRESS(DX); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51928, ldxdw_unchecked_3_5); ADDRESS(R9); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51936, ldxdw_unchecked_3_6); ADDRESS(BX); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51944, ldxdw_unchecked_3_7); ADDRESS(R10); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51952, ldxdw_unchecked_3_8); ADDRESS(R11); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51960, ldxdw_unchecked_3_9); ADDRESS(R15); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51968, ldxdw_unchecked_3_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R8; NEXT
+HANDLER(51976, ldxdw_unchecked_4_0); ADDRESS(AX); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(51984, ldxdw_unchecked_4_1); ADDRESS(DI); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(51992, ldxdw_unchecked_4_2); ADDRESS(R12); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52000, ldxdw_unchecked_4_3); ADDRESS(R8); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52008, ldxdw_unchecked_4_4); ADDRESS(DX); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52016, ldxdw_unchecked_4_5); ADDRESS(R9); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52024, ldxdw_unchecked_4_6); ADDRESS(BX); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52032, ldxdw_unchecked_4_7); ADDRESS(R10); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52040, ldxdw_unchecked_4_8); ADDRESS(R11); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52048, ldxdw_unchecked_4_9); ADDRESS(R15); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52056, ldxdw_unchecked_4_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), DX; NEXT
+HANDLER(52064, ldxdw_unchecked_5_0); ADDRESS(AX); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52072, ldxdw_unchecked_5_1); ADDRESS(DI); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52080, ldxdw_unchecked_5_2); ADDRESS(R12); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52088, ldxdw_unchecked_5_3); ADDRESS(R8); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52096, ldxdw_unchecked_5_4); ADDRESS(DX); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52104, ldxdw_unchecked_5_5); ADDRESS(R9); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52112, ldxdw_unchecked_5_6); ADDRESS(BX); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52120, ldxdw_unchecked_5_7); ADDRESS(R10); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52128, ldxdw_unchecked_5_8); ADDRESS(R11); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52136, ldxdw_unchecked_5_9); ADDRESS(R15); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52144, ldxdw_unchecked_5_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R9; NEXT
+HANDLER(52152, ldxdw_unchecked_6_0); ADDRESS(AX); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52160, ldxdw_unchecked_6_1); ADDRESS(DI); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52168, ldxdw_unchecked_6_2); ADDRESS(R12); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52176, ldxdw_unchecked_6_3); ADDRESS(R8); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52184, ldxdw_unchecked_6_4); ADDRESS(DX); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52192, ldxdw_unchecked_6_5); ADDRESS(R9); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52200, ldxdw_unchecked_6_6); ADDRESS(BX); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52208, ldxdw_unchecked_6_7); ADDRESS(R10); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52216, ldxdw_unchecked_6_8); ADDRESS(R11); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52224, ldxdw_unchecked_6_9); ADDRESS(R15); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52232, ldxdw_unchecked_6_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), BX; NEXT
+HANDLER(52240, ldxdw_unchecked_7_0); ADDRESS(AX); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52248, ldxdw_unchecked_7_1); ADDRESS(DI); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52256, ldxdw_unchecked_7_2); ADDRESS(R12); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52264, ldxdw_unchecked_7_3); ADDRESS(R8); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52272, ldxdw_unchecked_7_4); ADDRESS(DX); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52280, ldxdw_unchecked_7_5); ADDRESS(R9); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52288, ldxdw_unchecked_7_6); ADDRESS(BX); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52296, ldxdw_unchecked_7_7); ADDRESS(R10); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52304, ldxdw_unchecked_7_8); ADDRESS(R11); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52312, ldxdw_unchecked_7_9); ADDRESS(R15); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52320, ldxdw_unchecked_7_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R10; NEXT
+HANDLER(52328, ldxdw_unchecked_8_0); ADDRESS(AX); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52336, ldxdw_unchecked_8_1); ADDRESS(DI); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52344, ldxdw_unchecked_8_2); ADDRESS(R12); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52352, ldxdw_unchecked_8_3); ADDRESS(R8); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52360, ldxdw_unchecked_8_4); ADDRESS(DX); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52368, ldxdw_unchecked_8_5); ADDRESS(R9); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52376, ldxdw_unchecked_8_6); ADDRESS(BX); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52384, ldxdw_unchecked_8_7); ADDRESS(R10); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52392, ldxdw_unchecked_8_8); ADDRESS(R11); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52400, ldxdw_unchecked_8_9); ADDRESS(R15); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52408, ldxdw_unchecked_8_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R11; NEXT
+HANDLER(52416, ldxdw_unchecked_9_0); ADDRESS(AX); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52424, ldxdw_unchecked_9_1); ADDRESS(DI); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52432, ldxdw_unchecked_9_2); ADDRESS(R12); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52440, ldxdw_unchecked_9_3); ADDRESS(R8); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52448, ldxdw_unchecked_9_4); ADDRESS(DX); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52456, ldxdw_unchecked_9_5); ADDRESS(R9); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52464, ldxdw_unchecked_9_6); ADDRESS(BX); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52472, ldxdw_unchecked_9_7); ADDRESS(R10); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52480, ldxdw_unchecked_9_8); ADDRESS(R11); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52488, ldxdw_unchecked_9_9); ADDRESS(R15); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52496, ldxdw_unchecked_9_10); ADDRESS(REG(10)); NOTE; MOVQ (CX), R15; NEXT
+HANDLER(52504, ldxsb_0); MOVBQSX (CX), AX; NEXT
+HANDLER(52512, ldxsb_1); MOVBQSX (CX), DI; NEXT
+HANDLER(52520, ldxsb_2); MOVBQSX (CX), R12; NEXT
+HANDLER(52528, ldxsb_3); MOVBQSX (CX), R8; NEXT
+HANDLER(52536, ldxsb_4); MOVBQSX (CX), DX; NEXT
+HANDLER(52544, ldxsb_5); MOVBQSX (CX), R9; NEXT
+HANDLER(52552, ldxsb_6); MOVBQSX (CX), BX; NEXT
+HANDLER(52560, ldxsb_7); MOVBQSX (CX), R10; NEXT
+HANDLER(52568, ldxsb_8); MOVBQSX (CX), R11; NEXT
+HANDLER(52576, ldxsb_9); MOVBQSX (CX), R15; NEXT
+HANDLER(52584, ldxsh_0); MOVWQSX (CX), AX; NEXT
+HANDLER(52592, ldxsh_1); MOVWQSX (CX), DI; NEXT
+HANDLER(52600, ldxsh_2); MOVWQSX (CX), R12; NEXT
+HANDLER(52608, ldxsh_3); MOVWQSX (CX), R8; NEXT
+HANDLER(52616, ldxsh_4); MOVWQSX (CX), DX; NEXT
+HANDLER(52624, ldxsh_5); MOVWQSX (CX), R9; NEXT
+HANDLER(52632, ldxsh_6); MOVWQSX (CX), BX; NEXT
+HANDLER(52640, ldxsh_7); MOVWQSX (CX), R10; NEXT
+HANDLER(52648, ldxsh_8); MOVWQSX (CX), R11; NEXT
+HANDLER(52656, ldxsh_9); MOVWQSX (CX), R15; NEXT
+HANDLER(52664, ldxsw_0); MOVLQSX (CX), AX; NEXT
+HANDLER(52672, ldxsw_1); MOVLQSX (CX), DI; NEXT
+HANDLER(52680, ldxsw_2); MOVLQSX (CX), R12; NEXT
+HANDLER(52688, ldxsw_3); MOVLQSX (CX), R8; NEXT
+HANDLER(52696, ldxsw_4); MOVLQSX (CX), DX; NEXT
+HANDLER(52704, ldxsw_5); MOVLQSX (CX), R9; NEXT
+HANDLER(52712, ldxsw_6); MOVLQSX (CX), BX; NEXT
+HANDLER(52720, ldxsw_7); MOVLQSX (CX), R10; NEXT
+HANDLER(52728, ldxsw_8); MOVLQSX (CX), R11; NEXT
+HANDLER(52736, ldxsw_9); MOVLQSX (CX), R15; NEXT
+HANDLER(52744, stb_0); ADDRESS(AX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52752, stb_1); ADDRESS(DI); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52760, stb_2); ADDRESS(R12); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52768, stb_3); ADDRESS(R8); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52776, stb_4); ADDRESS(DX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52784, stb_5); ADDRESS(R9); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52792, stb_6); ADDRESS(BX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52800, stb_7); ADDRESS(R10); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52808, stb_8); ADDRESS(R11); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52816, stb_9); ADDRESS(R15); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52824, stb_10); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(52832, stb_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52840, stb_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52848, stb_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52856, stb_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52864, stb_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52872, stb_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52880, stb_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52888, stb_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52896, stb_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52904, stb_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52912, stb_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(52920, sth_0); ADDRESS(AX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52928, sth_1); ADDRESS(DI); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52936, sth_2); ADDRESS(R12); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52944, sth_3); ADDRESS(R8); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52952, sth_4); ADDRESS(DX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52960, sth_5); ADDRESS(R9); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52968, sth_6); ADDRESS(BX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52976, sth_7); ADDRESS(R10); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52984, sth_8); ADDRESS(R11); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(52992, sth_9); ADDRESS(R15); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(53000, sth_10); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(53008, sth_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53016, sth_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53024, sth_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53032, sth_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53040, sth_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53048, sth_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53056, sth_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53064, sth_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53072, sth_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53080, sth_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53088, sth_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53096, stw_0); ADDRESS(AX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53104, stw_1); ADDRESS(DI); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53112, stw_2); ADDRESS(R12); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53120, stw_3); ADDRESS(R8); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53128, stw_4); ADDRESS(DX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53136, stw_5); ADDRESS(R9); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53144, stw_6); ADDRESS(BX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53152, stw_7); ADDRESS(R10); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53160, stw_8); ADDRESS(R11); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53168, stw_9); ADDRESS(R15); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53176, stw_10); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(53184, stw_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53192, stw_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53200, stw_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53208, stw_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53216, stw_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53224, stw_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53232, stw_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53240, stw_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53248, stw_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53256, stw_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53264, stw_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53272, stdw_0); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53280, stdw_1); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53288, stdw_2); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53296, stdw_3); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53304, stdw_4); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53312, stdw_5); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53320, stdw_6); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53328, stdw_7); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53336, stdw_8); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53344, stdw_9); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53352, stdw_10); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(53360, stdw_unchecked_0); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53368, stdw_unchecked_1); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53376, stdw_unchecked_2); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53384, stdw_unchecked_3); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53392, stdw_unchecked_4); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53400, stdw_unchecked_5); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53408, stdw_unchecked_6); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53416, stdw_unchecked_7); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53424, stdw_unchecked_8); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53432, stdw_unchecked_9); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53440, stdw_unchecked_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVLQSX cell_extra(SI), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(53448, stxb_0_0); ADDRESS(AX); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53456, stxb_0_1); ADDRESS(AX); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53464, stxb_0_2); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53472, stxb_0_3); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53480, stxb_0_4); ADDRESS(AX); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53488, stxb_0_5); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53496, stxb_0_6); ADDRESS(AX); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53504, stxb_0_7); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53512, stxb_0_8); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53520, stxb_0_9); ADDRESS(AX); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53528, stxb_0_10); ADDRESS(AX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53536, stxb_1_0); ADDRESS(DI); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53544, stxb_1_1); ADDRESS(DI); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53552, stxb_1_2); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53560, stxb_1_3); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53568, stxb_1_4); ADDRESS(DI); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53576, stxb_1_5); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53584, stxb_1_6); ADDRESS(DI); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53592, stxb_1_7); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53600, stxb_1_8); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53608, stxb_1_9); ADDRESS(DI); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53616, stxb_1_10); ADDRESS(DI); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53624, stxb_2_0); ADDRESS(R12); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53632, stxb_2_1); ADDRESS(R12); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53640, stxb_2_2); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53648, stxb_2_3); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53656, stxb_2_4); ADDRESS(R12); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53664, stxb_2_5); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53672, stxb_2_6); ADDRESS(R12); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53680, stxb_2_7); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53688, stxb_2_8); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53696, stxb_2_9); ADDRESS(R12); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53704, stxb_2_10); ADDRESS(R12); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53712, stxb_3_0); ADDRESS(R8); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53720, stxb_3_1); ADDRESS(R8); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53728, stxb_3_2); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53736, stxb_3_3); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53744, stxb_3_4); ADDRESS(R8); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53752, stxb_3_5); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53760, stxb_3_6); ADDRESS(R8); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53768, stxb_3_7); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53776, stxb_3_8); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53784, stxb_3_9); ADDRESS(R8); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53792, stxb_3_10); ADDRESS(R8); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53800, stxb_4_0); ADDRESS(DX); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53808, stxb_4_1); ADDRESS(DX); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53816, stxb_4_2); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53824, stxb_4_3); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53832, stxb_4_4); ADDRESS(DX); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53840, stxb_4_5); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53848, stxb_4_6); ADDRESS(DX); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53856, stxb_4_7); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53864, stxb_4_8); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53872, stxb_4_9); ADDRESS(DX); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53880, stxb_4_10); ADDRESS(DX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53888, stxb_5_0); ADDRESS(R9); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53896, stxb_5_1); ADDRESS(R9); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53904, stxb_5_2); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53912, stxb_5_3); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53920, stxb_5_4); ADDRESS(R9); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53928, stxb_5_5); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53936, stxb_5_6); ADDRESS(R9); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53944, stxb_5_7); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53952, stxb_5_8); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53960, stxb_5_9); ADDRESS(R9); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53968, stxb_5_10); ADDRESS(R9); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53976, stxb_6_0); ADDRESS(BX); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53984, stxb_6_1); ADDRESS(BX); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(53992, stxb_6_2); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54000, stxb_6_3); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54008, stxb_6_4); ADDRESS(BX); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54016, stxb_6_5); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54024, stxb_6_6); ADDRESS(BX); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54032, stxb_6_7); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54040, stxb_6_8); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54048, stxb_6_9); ADDRESS(BX); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54056, stxb_6_10); ADDRESS(BX); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54064, stxb_7_0); ADDRESS(R10); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54072, stxb_7_1); ADDRESS(R10); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54080, stxb_7_2); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54088, stxb_7_3); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54096, stxb_7_4); ADDRESS(R10); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54104, stxb_7_5); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54112, stxb_7_6); ADDRESS(R10); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54120, stxb_7_7); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54128, stxb_7_8); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54136, stxb_7_9); ADDRESS(R10); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54144, stxb_7_10); ADDRESS(R10); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54152, stxb_8_0); ADDRESS(R11); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54160, stxb_8_1); ADDRESS(R11); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54168, stxb_8_2); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54176, stxb_8_3); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54184, stxb_8_4); ADDRESS(R11); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54192, stxb_8_5); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54200, stxb_8_6); ADDRESS(R11); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54208, stxb_8_7); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54216, stxb_8_8); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54224, stxb_8_9); ADDRESS(R11); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54232, stxb_8_10); ADDRESS(R11); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54240, stxb_9_0); ADDRESS(R15); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54248, stxb_9_1); ADDRESS(R15); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54256, stxb_9_2); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54264, stxb_9_3); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54272, stxb_9_4); ADDRESS(R15); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54280, stxb_9_5); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54288, stxb_9_6); ADDRESS(R15); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54296, stxb_9_7); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54304, stxb_9_8); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54312, stxb_9_9); ADDRESS(R15); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54320, stxb_9_10); ADDRESS(R15); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54328, stxb_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB AX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54336, stxb_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB DI, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54344, stxb_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R12, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54352, stxb_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R8, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54360, stxb_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB DX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54368, stxb_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R9, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54376, stxb_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB BX, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54384, stxb_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R10, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54392, stxb_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R11, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54400, stxb_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVB R15, (CX); NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54408, stxb_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 0); MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite0)
+HANDLER(54416, stxb_unchecked_0_0); ADDRESS(AX); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54424, stxb_unchecked_0_1); ADDRESS(AX); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54432, stxb_unchecked_0_2); ADDRESS(AX); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54440, stxb_unchecked_0_3); ADDRESS(AX); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54448, stxb_unchecked_0_4); ADDRESS(AX); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54456, stxb_unchecked_0_5); ADDRESS(AX); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54464, stxb_unchecked_0_6); ADDRESS(AX); NOTE; MOVB BX, (CX); NEXT
+HANDLER(54472, stxb_unchecked_0_7); ADDRESS(AX); NOTE; MOVB R10, (CX); NEXT
+HANDLER(54480, stxb_unchecked_0_8); ADDRESS(AX); NOTE; MOVB R11, (CX); NEXT
+HANDLER(54488, stxb_unchecked_0_9); ADDRESS(AX); NOTE; MOVB R15, (CX); NEXT
+HANDLER(54496, stxb_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(54504, stxb_unchecked_1_0); ADDRESS(DI); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54512, stxb_unchecked_1_1); ADDRESS(DI); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54520, stxb_unchecked_1_2); ADDRESS(DI); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54528, stxb_unchecked_1_3); ADDRESS(DI); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54536, stxb_unchecked_1_4); ADDRESS(DI); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54544, stxb_unchecked_1_5); ADDRESS(DI); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54552, stxb_unchecked_1_6); ADDRESS(DI); NOTE; MOVB BX, (CX); NEXT
+HANDLER(54560, stxb_unchecked_1_7); ADDRESS(DI); NOTE; MOVB R10, (CX); NEXT
+HANDLER(54568, stxb_unchecked_1_8); ADDRESS(DI); NOTE; MOVB R11, (CX); NEXT
+HANDLER(54576, stxb_unchecked_1_9); ADDRESS(DI); NOTE; MOVB R15, (CX); NEXT
+HANDLER(54584, stxb_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(54592, stxb_unchecked_2_0); ADDRESS(R12); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54600, stxb_unchecked_2_1); ADDRESS(R12); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54608, stxb_unchecked_2_2); ADDRESS(R12); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54616, stxb_unchecked_2_3); ADDRESS(R12); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54624, stxb_unchecked_2_4); ADDRESS(R12); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54632, stxb_unchecked_2_5); ADDRESS(R12); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54640, stxb_unchecked_2_6); ADDRESS(R12); NOTE; MOVB BX, (CX); NEXT
+HANDLER(54648, stxb_unchecked_2_7); ADDRESS(R12); NOTE; MOVB R10, (CX); NEXT
+HANDLER(54656, stxb_unchecked_2_8); ADDRESS(R12); NOTE; MOVB R11, (CX); NEXT
+HANDLER(54664, stxb_unchecked_2_9); ADDRESS(R12); NOTE; MOVB R15, (CX); NEXT
+HANDLER(54672, stxb_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(54680, stxb_unchecked_3_0); ADDRESS(R8); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54688, stxb_unchecked_3_1); ADDRESS(R8); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54696, stxb_unchecked_3_2); ADDRESS(R8); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54704, stxb_unchecked_3_3); ADDRESS(R8); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54712, stxb_unchecked_3_4); ADDRESS(R8); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54720, stxb_unchecked_3_5); ADDRESS(R8); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54728, stxb_unchecked_3_6); ADDRESS(R8); NOTE; MOVB BX, (CX); NEXT
+HANDLER(54736, stxb_unchecked_3_7); ADDRESS(R8); NOTE; MOVB R10, (CX); NEXT
+HANDLER(54744, stxb_unchecked_3_8); ADDRESS(R8); NOTE; MOVB R11, (CX); NEXT
+HANDLER(54752, stxb_unchecked_3_9); ADDRESS(R8); NOTE; MOVB R15, (CX); NEXT
+HANDLER(54760, stxb_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(54768, stxb_unchecked_4_0); ADDRESS(DX); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54776, stxb_unchecked_4_1); ADDRESS(DX); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54784, stxb_unchecked_4_2); ADDRESS(DX); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54792, stxb_unchecked_4_3); ADDRESS(DX); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54800, stxb_unchecked_4_4); ADDRESS(DX); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54808, stxb_unchecked_4_5); ADDRESS(DX); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54816, stxb_unchecked_4_6); ADDRESS(DX); NOTE; MOVB BX, (CX); NEXT
+HANDLER(54824, stxb_unchecked_4_7); ADDRESS(DX); NOTE; MOVB R10, (CX); NEXT
+HANDLER(54832, stxb_unchecked_4_8); ADDRESS(DX); NOTE; MOVB R11, (CX); NEXT
+HANDLER(54840, stxb_unchecked_4_9); ADDRESS(DX); NOTE; MOVB R15, (CX); NEXT
+HANDLER(54848, stxb_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(54856, stxb_unchecked_5_0); ADDRESS(R9); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54864, stxb_unchecked_5_1); ADDRESS(R9); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54872, stxb_unchecked_5_2); ADDRESS(R9); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54880, stxb_unchecked_5_3); ADDRESS(R9); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54888, stxb_unchecked_5_4); ADDRESS(R9); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54896, stxb_unchecked_5_5); ADDRESS(R9); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54904, stxb_unchecked_5_6); ADDRESS(R9); NOTE; MOVB BX, (CX); NEXT
+HANDLER(54912, stxb_unchecked_5_7); ADDRESS(R9); NOTE; MOVB R10, (CX); NEXT
+HANDLER(54920, stxb_unchecked_5_8); ADDRESS(R9); NOTE; MOVB R11, (CX); NEXT
+HANDLER(54928, stxb_unchecked_5_9); ADDRESS(R9); NOTE; MOVB R15, (CX); NEXT
+HANDLER(54936, stxb_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(54944, stxb_unchecked_6_0); ADDRESS(BX); NOTE; MOVB AX, (CX); NEXT
+HANDLER(54952, stxb_unchecked_6_1); ADDRESS(BX); NOTE; MOVB DI, (CX); NEXT
+HANDLER(54960, stxb_unchecked_6_2); ADDRESS(BX); NOTE; MOVB R12, (CX); NEXT
+HANDLER(54968, stxb_unchecked_6_3); ADDRESS(BX); NOTE; MOVB R8, (CX); NEXT
+HANDLER(54976, stxb_unchecked_6_4); ADDRESS(BX); NOTE; MOVB DX, (CX); NEXT
+HANDLER(54984, stxb_unchecked_6_5); ADDRESS(BX); NOTE; MOVB R9, (CX); NEXT
+HANDLER(54992, stxb_unchecked_6_6); ADDRESS(BX); NOTE; MOVB BX, (CX); NEXT
+HANDLER(55000, stxb_unchecked_6_7); ADDRESS(BX); NOTE; MOVB R10, (CX); NEXT
+HANDLER(55008, stxb_unchecked_6_8); ADDRESS(BX); NOTE; MOVB R11, (CX); NEXT
+HANDLER(55016, stxb_unchecked_6_9); ADDRESS(BX); NOTE; MOVB R15, (CX); NEXT
+HANDLER(55024, stxb_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(55032, stxb_unchecked_7_0); ADDRESS(R10); NOTE; MOVB AX, (CX); NEXT
+HANDLER(55040, stxb_unchecked_7_1); ADDRESS(R10); NOTE; MOVB DI, (CX); NEXT
+HANDLER(55048, stxb_unchecked_7_2); ADDRESS(R10); NOTE; MOVB R12, (CX); NEXT
+HANDLER(55056, stxb_unchecked_7_3); ADDRESS(R10); NOTE; MOVB R8, (CX); NEXT
+HANDLER(55064, stxb_unchecked_7_4); ADDRESS(R10); NOTE; MOVB DX, (CX); NEXT
+HANDLER(55072, stxb_unchecked_7_5); ADDRESS(R10); NOTE; MOVB R9, (CX); NEXT
+HANDLER(55080, stxb_unchecked_7_6); ADDRESS(R10); NOTE; MOVB BX, (CX); NEXT
+HANDLER(55088, stxb_unchecked_7_7); ADDRESS(R10); NOTE; MOVB R10, (CX); NEXT
+HANDLER(55096, stxb_unchecked_7_8); ADDRESS(R10); NOTE; MOVB R11, (CX); NEXT
+HANDLER(55104, stxb_unchecked_7_9); ADDRESS(R10); NOTE; MOVB R15, (CX); NEXT
+HANDLER(55112, stxb_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(55120, stxb_unchecked_8_0); ADDRESS(R11); NOTE; MOVB AX, (CX); NEXT
+HANDLER(55128, stxb_unchecked_8_1); ADDRESS(R11); NOTE; MOVB DI, (CX); NEXT
+HANDLER(55136, stxb_unchecked_8_2); ADDRESS(R11); NOTE; MOVB R12, (CX); NEXT
+HANDLER(55144, stxb_unchecked_8_3); ADDRESS(R11); NOTE; MOVB R8, (CX); NEXT
+HANDLER(55152, stxb_unchecked_8_4); ADDRESS(R11); NOTE; MOVB DX, (CX); NEXT
+HANDLER(55160, stxb_unchecked_8_5); ADDRESS(R11); NOTE; MOVB R9, (CX); NEXT
+HANDLER(55168, stxb_unchecked_8_6); ADDRESS(R11); NOTE; MOVB BX, (CX); NEXT
+HANDLER(55176, stxb_unchecked_8_7); ADDRESS(R11); NOTE; MOVB R10, (CX); NEXT
+HANDLER(55184, stxb_unchecked_8_8); ADDRESS(R11); NOTE; MOVB R11, (CX); NEXT
+HANDLER(55192, stxb_unchecked_8_9); ADDRESS(R11); NOTE; MOVB R15, (CX); NEXT
+HANDLER(55200, stxb_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(55208, stxb_unchecked_9_0); ADDRESS(R15); NOTE; MOVB AX, (CX); NEXT
+HANDLER(55216, stxb_unchecked_9_1); ADDRESS(R15); NOTE; MOVB DI, (CX); NEXT
+HANDLER(55224, stxb_unchecked_9_2); ADDRESS(R15); NOTE; MOVB R12, (CX); NEXT
+HANDLER(55232, stxb_unchecked_9_3); ADDRESS(R15); NOTE; MOVB R8, (CX); NEXT
+HANDLER(55240, stxb_unchecked_9_4); ADDRESS(R15); NOTE; MOVB DX, (CX); NEXT
+HANDLER(55248, stxb_unchecked_9_5); ADDRESS(R15); NOTE; MOVB R9, (CX); NEXT
+HANDLER(55256, stxb_unchecked_9_6); ADDRESS(R15); NOTE; MOVB BX, (CX); NEXT
+HANDLER(55264, stxb_unchecked_9_7); ADDRESS(R15); NOTE; MOVB R10, (CX); NEXT
+HANDLER(55272, stxb_unchecked_9_8); ADDRESS(R15); NOTE; MOVB R11, (CX); NEXT
+HANDLER(55280, stxb_unchecked_9_9); ADDRESS(R15); NOTE; MOVB R15, (CX); NEXT
+HANDLER(55288, stxb_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(55296, stxb_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVB AX, (CX); NEXT
+HANDLER(55304, stxb_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVB DI, (CX); NEXT
+HANDLER(55312, stxb_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVB R12, (CX); NEXT
+HANDLER(55320, stxb_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVB R8, (CX); NEXT
+HANDLER(55328, stxb_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVB DX, (CX); NEXT
+HANDLER(55336, stxb_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVB R9, (CX); NEXT
+HANDLER(55344, stxb_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVB BX, (CX); NEXT
+HANDLER(55352, stxb_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVB R10, (CX); NEXT
+HANDLER(55360, stxb_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVB R11, (CX); NEXT
+HANDLER(55368, stxb_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVB R15, (CX); NEXT
+HANDLER(55376, stxb_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVB R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(55384, stxh_0_0); ADDRESS(AX); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55392, stxh_0_1); ADDRESS(AX); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55400, stxh_0_2); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55408, stxh_0_3); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55416, stxh_0_4); ADDRESS(AX); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55424, stxh_0_5); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55432, stxh_0_6); ADDRESS(AX); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55440, stxh_0_7); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55448, stxh_0_8); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55456, stxh_0_9); ADDRESS(AX); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55464, stxh_0_10); ADDRESS(AX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55472, stxh_1_0); ADDRESS(DI); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55480, stxh_1_1); ADDRESS(DI); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55488, stxh_1_2); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55496, stxh_1_3); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55504, stxh_1_4); ADDRESS(DI); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55512, stxh_1_5); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55520, stxh_1_6); ADDRESS(DI); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55528, stxh_1_7); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55536, stxh_1_8); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55544, stxh_1_9); ADDRESS(DI); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55552, stxh_1_10); ADDRESS(DI); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55560, stxh_2_0); ADDRESS(R12); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55568, stxh_2_1); ADDRESS(R12); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55576, stxh_2_2); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55584, stxh_2_3); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55592, stxh_2_4); ADDRESS(R12); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55600, stxh_2_5); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55608, stxh_2_6); ADDRESS(R12); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55616, stxh_2_7); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55624, stxh_2_8); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55632, stxh_2_9); ADDRESS(R12); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55640, stxh_2_10); ADDRESS(R12); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55648, stxh_3_0); ADDRESS(R8); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55656, stxh_3_1); ADDRESS(R8); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55664, stxh_3_2); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55672, stxh_3_3); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55680, stxh_3_4); ADDRESS(R8); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55688, stxh_3_5); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55696, stxh_3_6); ADDRESS(R8); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55704, stxh_3_7); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55712, stxh_3_8); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55720, stxh_3_9); ADDRESS(R8); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55728, stxh_3_10); ADDRESS(R8); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55736, stxh_4_0); ADDRESS(DX); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55744, stxh_4_1); ADDRESS(DX); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55752, stxh_4_2); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55760, stxh_4_3); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55768, stxh_4_4); ADDRESS(DX); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55776, stxh_4_5); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55784, stxh_4_6); ADDRESS(DX); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55792, stxh_4_7); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55800, stxh_4_8); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55808, stxh_4_9); ADDRESS(DX); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55816, stxh_4_10); ADDRESS(DX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55824, stxh_5_0); ADDRESS(R9); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55832, stxh_5_1); ADDRESS(R9); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55840, stxh_5_2); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55848, stxh_5_3); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55856, stxh_5_4); ADDRESS(R9); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55864, stxh_5_5); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55872, stxh_5_6); ADDRESS(R9); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55880, stxh_5_7); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55888, stxh_5_8); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55896, stxh_5_9); ADDRESS(R9); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55904, stxh_5_10); ADDRESS(R9); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55912, stxh_6_0); ADDRESS(BX); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55920, stxh_6_1); ADDRESS(BX); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55928, stxh_6_2); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55936, stxh_6_3); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55944, stxh_6_4); ADDRESS(BX); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55952, stxh_6_5); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55960, stxh_6_6); ADDRESS(BX); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55968, stxh_6_7); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55976, stxh_6_8); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55984, stxh_6_9); ADDRESS(BX); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(55992, stxh_6_10); ADDRESS(BX); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56000, stxh_7_0); ADDRESS(R10); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56008, stxh_7_1); ADDRESS(R10); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56016, stxh_7_2); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56024, stxh_7_3); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56032, stxh_7_4); ADDRESS(R10); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56040, stxh_7_5); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56048, stxh_7_6); ADDRESS(R10); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56056, stxh_7_7); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56064, stxh_7_8); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56072, stxh_7_9); ADDRESS(R10); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56080, stxh_7_10); ADDRESS(R10); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56088, stxh_8_0); ADDRESS(R11); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56096, stxh_8_1); ADDRESS(R11); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56104, stxh_8_2); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56112, stxh_8_3); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56120, stxh_8_4); ADDRESS(R11); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56128, stxh_8_5); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56136, stxh_8_6); ADDRESS(R11); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56144, stxh_8_7); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56152, stxh_8_8); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56160, stxh_8_9); ADDRESS(R11); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56168, stxh_8_10); ADDRESS(R11); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56176, stxh_9_0); ADDRESS(R15); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56184, stxh_9_1); ADDRESS(R15); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56192, stxh_9_2); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56200, stxh_9_3); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56208, stxh_9_4); ADDRESS(R15); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56216, stxh_9_5); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56224, stxh_9_6); ADDRESS(R15); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56232, stxh_9_7); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56240, stxh_9_8); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56248, stxh_9_9); ADDRESS(R15); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56256, stxh_9_10); ADDRESS(R15); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56264, stxh_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW AX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56272, stxh_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW DI, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56280, stxh_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R12, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56288, stxh_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R8, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56296, stxh_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW DX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56304, stxh_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R9, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56312, stxh_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW BX, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56320, stxh_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R10, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56328, stxh_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R11, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56336, stxh_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVW R15, (CX); NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56344, stxh_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 1); MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite1)
+HANDLER(56352, stxh_unchecked_0_0); ADDRESS(AX); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56360, stxh_unchecked_0_1); ADDRESS(AX); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56368, stxh_unchecked_0_2); ADDRESS(AX); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56376, stxh_unchecked_0_3); ADDRESS(AX); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56384, stxh_unchecked_0_4); ADDRESS(AX); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56392, stxh_unchecked_0_5); ADDRESS(AX); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56400, stxh_unchecked_0_6); ADDRESS(AX); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56408, stxh_unchecked_0_7); ADDRESS(AX); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56416, stxh_unchecked_0_8); ADDRESS(AX); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56424, stxh_unchecked_0_9); ADDRESS(AX); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56432, stxh_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56440, stxh_unchecked_1_0); ADDRESS(DI); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56448, stxh_unchecked_1_1); ADDRESS(DI); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56456, stxh_unchecked_1_2); ADDRESS(DI); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56464, stxh_unchecked_1_3); ADDRESS(DI); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56472, stxh_unchecked_1_4); ADDRESS(DI); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56480, stxh_unchecked_1_5); ADDRESS(DI); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56488, stxh_unchecked_1_6); ADDRESS(DI); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56496, stxh_unchecked_1_7); ADDRESS(DI); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56504, stxh_unchecked_1_8); ADDRESS(DI); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56512, stxh_unchecked_1_9); ADDRESS(DI); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56520, stxh_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56528, stxh_unchecked_2_0); ADDRESS(R12); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56536, stxh_unchecked_2_1); ADDRESS(R12); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56544, stxh_unchecked_2_2); ADDRESS(R12); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56552, stxh_unchecked_2_3); ADDRESS(R12); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56560, stxh_unchecked_2_4); ADDRESS(R12); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56568, stxh_unchecked_2_5); ADDRESS(R12); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56576, stxh_unchecked_2_6); ADDRESS(R12); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56584, stxh_unchecked_2_7); ADDRESS(R12); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56592, stxh_unchecked_2_8); ADDRESS(R12); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56600, stxh_unchecked_2_9); ADDRESS(R12); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56608, stxh_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56616, stxh_unchecked_3_0); ADDRESS(R8); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56624, stxh_unchecked_3_1); ADDRESS(R8); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56632, stxh_unchecked_3_2); ADDRESS(R8); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56640, stxh_unchecked_3_3); ADDRESS(R8); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56648, stxh_unchecked_3_4); ADDRESS(R8); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56656, stxh_unchecked_3_5); ADDRESS(R8); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56664, stxh_unchecked_3_6); ADDRESS(R8); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56672, stxh_unchecked_3_7); ADDRESS(R8); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56680, stxh_unchecked_3_8); ADDRESS(R8); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56688, stxh_unchecked_3_9); ADDRESS(R8); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56696, stxh_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56704, stxh_unchecked_4_0); ADDRESS(DX); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56712, stxh_unchecked_4_1); ADDRESS(DX); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56720, stxh_unchecked_4_2); ADDRESS(DX); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56728, stxh_unchecked_4_3); ADDRESS(DX); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56736, stxh_unchecked_4_4); ADDRESS(DX); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56744, stxh_unchecked_4_5); ADDRESS(DX); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56752, stxh_unchecked_4_6); ADDRESS(DX); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56760, stxh_unchecked_4_7); ADDRESS(DX); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56768, stxh_unchecked_4_8); ADDRESS(DX); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56776, stxh_unchecked_4_9); ADDRESS(DX); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56784, stxh_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56792, stxh_unchecked_5_0); ADDRESS(R9); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56800, stxh_unchecked_5_1); ADDRESS(R9); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56808, stxh_unchecked_5_2); ADDRESS(R9); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56816, stxh_unchecked_5_3); ADDRESS(R9); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56824, stxh_unchecked_5_4); ADDRESS(R9); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56832, stxh_unchecked_5_5); ADDRESS(R9); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56840, stxh_unchecked_5_6); ADDRESS(R9); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56848, stxh_unchecked_5_7); ADDRESS(R9); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56856, stxh_unchecked_5_8); ADDRESS(R9); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56864, stxh_unchecked_5_9); ADDRESS(R9); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56872, stxh_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56880, stxh_unchecked_6_0); ADDRESS(BX); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56888, stxh_unchecked_6_1); ADDRESS(BX); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56896, stxh_unchecked_6_2); ADDRESS(BX); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56904, stxh_unchecked_6_3); ADDRESS(BX); NOTE; MOVW R8, (CX); NEXT
+HANDLER(56912, stxh_unchecked_6_4); ADDRESS(BX); NOTE; MOVW DX, (CX); NEXT
+HANDLER(56920, stxh_unchecked_6_5); ADDRESS(BX); NOTE; MOVW R9, (CX); NEXT
+HANDLER(56928, stxh_unchecked_6_6); ADDRESS(BX); NOTE; MOVW BX, (CX); NEXT
+HANDLER(56936, stxh_unchecked_6_7); ADDRESS(BX); NOTE; MOVW R10, (CX); NEXT
+HANDLER(56944, stxh_unchecked_6_8); ADDRESS(BX); NOTE; MOVW R11, (CX); NEXT
+HANDLER(56952, stxh_unchecked_6_9); ADDRESS(BX); NOTE; MOVW R15, (CX); NEXT
+HANDLER(56960, stxh_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(56968, stxh_unchecked_7_0); ADDRESS(R10); NOTE; MOVW AX, (CX); NEXT
+HANDLER(56976, stxh_unchecked_7_1); ADDRESS(R10); NOTE; MOVW DI, (CX); NEXT
+HANDLER(56984, stxh_unchecked_7_2); ADDRESS(R10); NOTE; MOVW R12, (CX); NEXT
+HANDLER(56992, stxh_unchecked_7_3); ADDRESS(R10); NOTE; MOVW R8, (CX); NEXT
+HANDLER(57000, stxh_unchecked_7_4); ADDRESS(R10); NOTE; MOVW DX, (CX); NEXT
+HANDLER(57008, stxh_unchecked_7_5); ADDRESS(R10); NOTE; MOVW R9, (CX); NEXT
+HANDLER(57016, stxh_unchecked_7_6); ADDRESS(R10); NOTE; MOVW BX, (CX); NEXT
+HANDLER(57024, stxh_unchecked_7_7); ADDRESS(R10); NOTE; MOVW R10, (CX); NEXT
+HANDLER(57032, stxh_unchecked_7_8); ADDRESS(R10); NOTE; MOVW R11, (CX); NEXT
+HANDLER(57040, stxh_unchecked_7_9); ADDRESS(R10); NOTE; MOVW R15, (CX); NEXT
+HANDLER(57048, stxh_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(57056, stxh_unchecked_8_0); ADDRESS(R11); NOTE; MOVW AX, (CX); NEXT
+HANDLER(57064, stxh_unchecked_8_1); ADDRESS(R11); NOTE; MOVW DI, (CX); NEXT
+HANDLER(57072, stxh_unchecked_8_2); ADDRESS(R11); NOTE; MOVW R12, (CX); NEXT
+HANDLER(57080, stxh_unchecked_8_3); ADDRESS(R11); NOTE; MOVW R8, (CX); NEXT
+HANDLER(57088, stxh_unchecked_8_4); ADDRESS(R11); NOTE; MOVW DX, (CX); NEXT
+HANDLER(57096, stxh_unchecked_8_5); ADDRESS(R11); NOTE; MOVW R9, (CX); NEXT
+HANDLER(57104, stxh_unchecked_8_6); ADDRESS(R11); NOTE; MOVW BX, (CX); NEXT
+HANDLER(57112, stxh_unchecked_8_7); ADDRESS(R11); NOTE; MOVW R10, (CX); NEXT
+HANDLER(57120, stxh_unchecked_8_8); ADDRESS(R11); NOTE; MOVW R11, (CX); NEXT
+HANDLER(57128, stxh_unchecked_8_9); ADDRESS(R11); NOTE; MOVW R15, (CX); NEXT
+HANDLER(57136, stxh_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(57144, stxh_unchecked_9_0); ADDRESS(R15); NOTE; MOVW AX, (CX); NEXT
+HANDLER(57152, stxh_unchecked_9_1); ADDRESS(R15); NOTE; MOVW DI, (CX); NEXT
+HANDLER(57160, stxh_unchecked_9_2); ADDRESS(R15); NOTE; MOVW R12, (CX); NEXT
+HANDLER(57168, stxh_unchecked_9_3); ADDRESS(R15); NOTE; MOVW R8, (CX); NEXT
+HANDLER(57176, stxh_unchecked_9_4); ADDRESS(R15); NOTE; MOVW DX, (CX); NEXT
+HANDLER(57184, stxh_unchecked_9_5); ADDRESS(R15); NOTE; MOVW R9, (CX); NEXT
+HANDLER(57192, stxh_unchecked_9_6); ADDRESS(R15); NOTE; MOVW BX, (CX); NEXT
+HANDLER(57200, stxh_unchecked_9_7); ADDRESS(R15); NOTE; MOVW R10, (CX); NEXT
+HANDLER(57208, stxh_unchecked_9_8); ADDRESS(R15); NOTE; MOVW R11, (CX); NEXT
+HANDLER(57216, stxh_unchecked_9_9); ADDRESS(R15); NOTE; MOVW R15, (CX); NEXT
+HANDLER(57224, stxh_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(57232, stxh_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVW AX, (CX); NEXT
+HANDLER(57240, stxh_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVW DI, (CX); NEXT
+HANDLER(57248, stxh_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVW R12, (CX); NEXT
+HANDLER(57256, stxh_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVW R8, (CX); NEXT
+HANDLER(57264, stxh_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVW DX, (CX); NEXT
+HANDLER(57272, stxh_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVW R9, (CX); NEXT
+HANDLER(57280, stxh_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVW BX, (CX); NEXT
+HANDLER(57288, stxh_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVW R10, (CX); NEXT
+HANDLER(57296, stxh_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVW R11, (CX); NEXT
+HANDLER(57304, stxh_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVW R15, (CX); NEXT
+HANDLER(57312, stxh_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVW R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(57320, stxw_0_0); ADDRESS(AX); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57328, stxw_0_1); ADDRESS(AX); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57336, stxw_0_2); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57344, stxw_0_3); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57352, stxw_0_4); ADDRESS(AX); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57360, stxw_0_5); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57368, stxw_0_6); ADDRESS(AX); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57376, stxw_0_7); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57384, stxw_0_8); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57392, stxw_0_9); ADDRESS(AX); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57400, stxw_0_10); ADDRESS(AX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57408, stxw_1_0); ADDRESS(DI); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57416, stxw_1_1); ADDRESS(DI); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57424, stxw_1_2); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57432, stxw_1_3); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57440, stxw_1_4); ADDRESS(DI); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57448, stxw_1_5); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57456, stxw_1_6); ADDRESS(DI); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57464, stxw_1_7); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57472, stxw_1_8); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57480, stxw_1_9); ADDRESS(DI); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57488, stxw_1_10); ADDRESS(DI); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57496, stxw_2_0); ADDRESS(R12); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57504, stxw_2_1); ADDRESS(R12); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57512, stxw_2_2); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57520, stxw_2_3); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57528, stxw_2_4); ADDRESS(R12); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57536, stxw_2_5); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57544, stxw_2_6); ADDRESS(R12); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57552, stxw_2_7); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57560, stxw_2_8); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57568, stxw_2_9); ADDRESS(R12); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57576, stxw_2_10); ADDRESS(R12); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57584, stxw_3_0); ADDRESS(R8); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57592, stxw_3_1); ADDRESS(R8); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57600, stxw_3_2); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57608, stxw_3_3); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57616, stxw_3_4); ADDRESS(R8); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57624, stxw_3_5); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57632, stxw_3_6); ADDRESS(R8); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57640, stxw_3_7); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57648, stxw_3_8); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57656, stxw_3_9); ADDRESS(R8); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57664, stxw_3_10); ADDRESS(R8); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57672, stxw_4_0); ADDRESS(DX); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57680, stxw_4_1); ADDRESS(DX); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57688, stxw_4_2); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57696, stxw_4_3); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57704, stxw_4_4); ADDRESS(DX); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57712, stxw_4_5); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57720, stxw_4_6); ADDRESS(DX); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57728, stxw_4_7); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57736, stxw_4_8); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57744, stxw_4_9); ADDRESS(DX); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57752, stxw_4_10); ADDRESS(DX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57760, stxw_5_0); ADDRESS(R9); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57768, stxw_5_1); ADDRESS(R9); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57776, stxw_5_2); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57784, stxw_5_3); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57792, stxw_5_4); ADDRESS(R9); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57800, stxw_5_5); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57808, stxw_5_6); ADDRESS(R9); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57816, stxw_5_7); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57824, stxw_5_8); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57832, stxw_5_9); ADDRESS(R9); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57840, stxw_5_10); ADDRESS(R9); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57848, stxw_6_0); ADDRESS(BX); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57856, stxw_6_1); ADDRESS(BX); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57864, stxw_6_2); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57872, stxw_6_3); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57880, stxw_6_4); ADDRESS(BX); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57888, stxw_6_5); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57896, stxw_6_6); ADDRESS(BX); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57904, stxw_6_7); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57912, stxw_6_8); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57920, stxw_6_9); ADDRESS(BX); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57928, stxw_6_10); ADDRESS(BX); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57936, stxw_7_0); ADDRESS(R10); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57944, stxw_7_1); ADDRESS(R10); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57952, stxw_7_2); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57960, stxw_7_3); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57968, stxw_7_4); ADDRESS(R10); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57976, stxw_7_5); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57984, stxw_7_6); ADDRESS(R10); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(57992, stxw_7_7); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58000, stxw_7_8); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58008, stxw_7_9); ADDRESS(R10); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58016, stxw_7_10); ADDRESS(R10); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58024, stxw_8_0); ADDRESS(R11); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58032, stxw_8_1); ADDRESS(R11); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58040, stxw_8_2); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58048, stxw_8_3); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58056, stxw_8_4); ADDRESS(R11); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58064, stxw_8_5); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58072, stxw_8_6); ADDRESS(R11); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58080, stxw_8_7); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58088, stxw_8_8); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58096, stxw_8_9); ADDRESS(R11); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58104, stxw_8_10); ADDRESS(R11); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58112, stxw_9_0); ADDRESS(R15); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58120, stxw_9_1); ADDRESS(R15); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58128, stxw_9_2); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58136, stxw_9_3); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58144, stxw_9_4); ADDRESS(R15); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58152, stxw_9_5); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58160, stxw_9_6); ADDRESS(R15); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58168, stxw_9_7); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58176, stxw_9_8); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58184, stxw_9_9); ADDRESS(R15); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58192, stxw_9_10); ADDRESS(R15); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58200, stxw_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL AX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58208, stxw_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL DI, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58216, stxw_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R12, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58224, stxw_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R8, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58232, stxw_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL DX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58240, stxw_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R9, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58248, stxw_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL BX, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58256, stxw_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R10, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58264, stxw_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R11, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58272, stxw_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVL R15, (CX); NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58280, stxw_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 2); MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite2)
+HANDLER(58288, stxw_unchecked_0_0); ADDRESS(AX); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58296, stxw_unchecked_0_1); ADDRESS(AX); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58304, stxw_unchecked_0_2); ADDRESS(AX); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58312, stxw_unchecked_0_3); ADDRESS(AX); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58320, stxw_unchecked_0_4); ADDRESS(AX); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58328, stxw_unchecked_0_5); ADDRESS(AX); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58336, stxw_unchecked_0_6); ADDRESS(AX); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58344, stxw_unchecked_0_7); ADDRESS(AX); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58352, stxw_unchecked_0_8); ADDRESS(AX); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58360, stxw_unchecked_0_9); ADDRESS(AX); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58368, stxw_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58376, stxw_unchecked_1_0); ADDRESS(DI); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58384, stxw_unchecked_1_1); ADDRESS(DI); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58392, stxw_unchecked_1_2); ADDRESS(DI); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58400, stxw_unchecked_1_3); ADDRESS(DI); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58408, stxw_unchecked_1_4); ADDRESS(DI); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58416, stxw_unchecked_1_5); ADDRESS(DI); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58424, stxw_unchecked_1_6); ADDRESS(DI); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58432, stxw_unchecked_1_7); ADDRESS(DI); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58440, stxw_unchecked_1_8); ADDRESS(DI); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58448, stxw_unchecked_1_9); ADDRESS(DI); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58456, stxw_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58464, stxw_unchecked_2_0); ADDRESS(R12); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58472, stxw_unchecked_2_1); ADDRESS(R12); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58480, stxw_unchecked_2_2); ADDRESS(R12); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58488, stxw_unchecked_2_3); ADDRESS(R12); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58496, stxw_unchecked_2_4); ADDRESS(R12); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58504, stxw_unchecked_2_5); ADDRESS(R12); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58512, stxw_unchecked_2_6); ADDRESS(R12); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58520, stxw_unchecked_2_7); ADDRESS(R12); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58528, stxw_unchecked_2_8); ADDRESS(R12); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58536, stxw_unchecked_2_9); ADDRESS(R12); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58544, stxw_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58552, stxw_unchecked_3_0); ADDRESS(R8); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58560, stxw_unchecked_3_1); ADDRESS(R8); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58568, stxw_unchecked_3_2); ADDRESS(R8); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58576, stxw_unchecked_3_3); ADDRESS(R8); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58584, stxw_unchecked_3_4); ADDRESS(R8); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58592, stxw_unchecked_3_5); ADDRESS(R8); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58600, stxw_unchecked_3_6); ADDRESS(R8); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58608, stxw_unchecked_3_7); ADDRESS(R8); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58616, stxw_unchecked_3_8); ADDRESS(R8); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58624, stxw_unchecked_3_9); ADDRESS(R8); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58632, stxw_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58640, stxw_unchecked_4_0); ADDRESS(DX); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58648, stxw_unchecked_4_1); ADDRESS(DX); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58656, stxw_unchecked_4_2); ADDRESS(DX); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58664, stxw_unchecked_4_3); ADDRESS(DX); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58672, stxw_unchecked_4_4); ADDRESS(DX); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58680, stxw_unchecked_4_5); ADDRESS(DX); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58688, stxw_unchecked_4_6); ADDRESS(DX); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58696, stxw_unchecked_4_7); ADDRESS(DX); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58704, stxw_unchecked_4_8); ADDRESS(DX); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58712, stxw_unchecked_4_9); ADDRESS(DX); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58720, stxw_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58728, stxw_unchecked_5_0); ADDRESS(R9); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58736, stxw_unchecked_5_1); ADDRESS(R9); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58744, stxw_unchecked_5_2); ADDRESS(R9); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58752, stxw_unchecked_5_3); ADDRESS(R9); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58760, stxw_unchecked_5_4); ADDRESS(R9); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58768, stxw_unchecked_5_5); ADDRESS(R9); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58776, stxw_unchecked_5_6); ADDRESS(R9); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58784, stxw_unchecked_5_7); ADDRESS(R9); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58792, stxw_unchecked_5_8); ADDRESS(R9); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58800, stxw_unchecked_5_9); ADDRESS(R9); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58808, stxw_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58816, stxw_unchecked_6_0); ADDRESS(BX); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58824, stxw_unchecked_6_1); ADDRESS(BX); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58832, stxw_unchecked_6_2); ADDRESS(BX); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58840, stxw_unchecked_6_3); ADDRESS(BX); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58848, stxw_unchecked_6_4); ADDRESS(BX); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58856, stxw_unchecked_6_5); ADDRESS(BX); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58864, stxw_unchecked_6_6); ADDRESS(BX); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58872, stxw_unchecked_6_7); ADDRESS(BX); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58880, stxw_unchecked_6_8); ADDRESS(BX); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58888, stxw_unchecked_6_9); ADDRESS(BX); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58896, stxw_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58904, stxw_unchecked_7_0); ADDRESS(R10); NOTE; MOVL AX, (CX); NEXT
+HANDLER(58912, stxw_unchecked_7_1); ADDRESS(R10); NOTE; MOVL DI, (CX); NEXT
+HANDLER(58920, stxw_unchecked_7_2); ADDRESS(R10); NOTE; MOVL R12, (CX); NEXT
+HANDLER(58928, stxw_unchecked_7_3); ADDRESS(R10); NOTE; MOVL R8, (CX); NEXT
+HANDLER(58936, stxw_unchecked_7_4); ADDRESS(R10); NOTE; MOVL DX, (CX); NEXT
+HANDLER(58944, stxw_unchecked_7_5); ADDRESS(R10); NOTE; MOVL R9, (CX); NEXT
+HANDLER(58952, stxw_unchecked_7_6); ADDRESS(R10); NOTE; MOVL BX, (CX); NEXT
+HANDLER(58960, stxw_unchecked_7_7); ADDRESS(R10); NOTE; MOVL R10, (CX); NEXT
+HANDLER(58968, stxw_unchecked_7_8); ADDRESS(R10); NOTE; MOVL R11, (CX); NEXT
+HANDLER(58976, stxw_unchecked_7_9); ADDRESS(R10); NOTE; MOVL R15, (CX); NEXT
+HANDLER(58984, stxw_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(58992, stxw_unchecked_8_0); ADDRESS(R11); NOTE; MOVL AX, (CX); NEXT
+HANDLER(59000, stxw_unchecked_8_1); ADDRESS(R11); NOTE; MOVL DI, (CX); NEXT
+HANDLER(59008, stxw_unchecked_8_2); ADDRESS(R11); NOTE; MOVL R12, (CX); NEXT
+HANDLER(59016, stxw_unchecked_8_3); ADDRESS(R11); NOTE; MOVL R8, (CX); NEXT
+HANDLER(59024, stxw_unchecked_8_4); ADDRESS(R11); NOTE; MOVL DX, (CX); NEXT
+HANDLER(59032, stxw_unchecked_8_5); ADDRESS(R11); NOTE; MOVL R9, (CX); NEXT
+HANDLER(59040, stxw_unchecked_8_6); ADDRESS(R11); NOTE; MOVL BX, (CX); NEXT
+HANDLER(59048, stxw_unchecked_8_7); ADDRESS(R11); NOTE; MOVL R10, (CX); NEXT
+HANDLER(59056, stxw_unchecked_8_8); ADDRESS(R11); NOTE; MOVL R11, (CX); NEXT
+HANDLER(59064, stxw_unchecked_8_9); ADDRESS(R11); NOTE; MOVL R15, (CX); NEXT
+HANDLER(59072, stxw_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(59080, stxw_unchecked_9_0); ADDRESS(R15); NOTE; MOVL AX, (CX); NEXT
+HANDLER(59088, stxw_unchecked_9_1); ADDRESS(R15); NOTE; MOVL DI, (CX); NEXT
+HANDLER(59096, stxw_unchecked_9_2); ADDRESS(R15); NOTE; MOVL R12, (CX); NEXT
+HANDLER(59104, stxw_unchecked_9_3); ADDRESS(R15); NOTE; MOVL R8, (CX); NEXT
+HANDLER(59112, stxw_unchecked_9_4); ADDRESS(R15); NOTE; MOVL DX, (CX); NEXT
+HANDLER(59120, stxw_unchecked_9_5); ADDRESS(R15); NOTE; MOVL R9, (CX); NEXT
+HANDLER(59128, stxw_unchecked_9_6); ADDRESS(R15); NOTE; MOVL BX, (CX); NEXT
+HANDLER(59136, stxw_unchecked_9_7); ADDRESS(R15); NOTE; MOVL R10, (CX); NEXT
+HANDLER(59144, stxw_unchecked_9_8); ADDRESS(R15); NOTE; MOVL R11, (CX); NEXT
+HANDLER(59152, stxw_unchecked_9_9); ADDRESS(R15); NOTE; MOVL R15, (CX); NEXT
+HANDLER(59160, stxw_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(59168, stxw_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVL AX, (CX); NEXT
+HANDLER(59176, stxw_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVL DI, (CX); NEXT
+HANDLER(59184, stxw_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVL R12, (CX); NEXT
+HANDLER(59192, stxw_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVL R8, (CX); NEXT
+HANDLER(59200, stxw_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVL DX, (CX); NEXT
+HANDLER(59208, stxw_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVL R9, (CX); NEXT
+HANDLER(59216, stxw_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVL BX, (CX); NEXT
+HANDLER(59224, stxw_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVL R10, (CX); NEXT
+HANDLER(59232, stxw_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVL R11, (CX); NEXT
+HANDLER(59240, stxw_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVL R15, (CX); NEXT
+HANDLER(59248, stxw_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(59256, stxdw_0_0); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59264, stxdw_0_1); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59272, stxdw_0_2); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59280, stxdw_0_3); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59288, stxdw_0_4); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59296, stxdw_0_5); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59304, stxdw_0_6); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59312, stxdw_0_7); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59320, stxdw_0_8); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59328, stxdw_0_9); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59336, stxdw_0_10); ADDRESS(AX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59344, stxdw_1_0); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59352, stxdw_1_1); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59360, stxdw_1_2); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59368, stxdw_1_3); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59376, stxdw_1_4); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59384, stxdw_1_5); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59392, stxdw_1_6); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59400, stxdw_1_7); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59408, stxdw_1_8); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59416, stxdw_1_9); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59424, stxdw_1_10); ADDRESS(DI); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59432, stxdw_2_0); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59440, stxdw_2_1); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59448, stxdw_2_2); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59456, stxdw_2_3); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59464, stxdw_2_4); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59472, stxdw_2_5); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59480, stxdw_2_6); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59488, stxdw_2_7); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59496, stxdw_2_8); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59504, stxdw_2_9); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59512, stxdw_2_10); ADDRESS(R12); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59520, stxdw_3_0); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59528, stxdw_3_1); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59536, stxdw_3_2); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59544, stxdw_3_3); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59552, stxdw_3_4); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59560, stxdw_3_5); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59568, stxdw_3_6); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59576, stxdw_3_7); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59584, stxdw_3_8); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59592, stxdw_3_9); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59600, stxdw_3_10); ADDRESS(R8); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59608, stxdw_4_0); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59616, stxdw_4_1); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59624, stxdw_4_2); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59632, stxdw_4_3); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59640, stxdw_4_4); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59648, stxdw_4_5); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59656, stxdw_4_6); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59664, stxdw_4_7); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59672, stxdw_4_8); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59680, stxdw_4_9); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59688, stxdw_4_10); ADDRESS(DX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59696, stxdw_5_0); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59704, stxdw_5_1); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59712, stxdw_5_2); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59720, stxdw_5_3); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59728, stxdw_5_4); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59736, stxdw_5_5); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59744, stxdw_5_6); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59752, stxdw_5_7); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59760, stxdw_5_8); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59768, stxdw_5_9); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59776, stxdw_5_10); ADDRESS(R9); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59784, stxdw_6_0); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59792, stxdw_6_1); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59800, stxdw_6_2); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59808, stxdw_6_3); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59816, stxdw_6_4); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59824, stxdw_6_5); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59832, stxdw_6_6); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59840, stxdw_6_7); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59848, stxdw_6_8); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59856, stxdw_6_9); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59864, stxdw_6_10); ADDRESS(BX); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59872, stxdw_7_0); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59880, stxdw_7_1); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59888, stxdw_7_2); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59896, stxdw_7_3); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59904, stxdw_7_4); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59912, stxdw_7_5); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59920, stxdw_7_6); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59928, stxdw_7_7); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59936, stxdw_7_8); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59944, stxdw_7_9); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59952, stxdw_7_10); ADDRESS(R10); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59960, stxdw_8_0); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59968, stxdw_8_1); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59976, stxdw_8_2); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59984, stxdw_8_3); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(59992, stxdw_8_4); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60000, stxdw_8_5); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60008, stxdw_8_6); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60016, stxdw_8_7); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60024, stxdw_8_8); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60032, stxdw_8_9); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60040, stxdw_8_10); ADDRESS(R11); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60048, stxdw_9_0); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60056, stxdw_9_1); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60064, stxdw_9_2); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60072, stxdw_9_3); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60080, stxdw_9_4); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60088, stxdw_9_5); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60096, stxdw_9_6); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60104, stxdw_9_7); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60112, stxdw_9_8); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60120, stxdw_9_9); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60128, stxdw_9_10); ADDRESS(R15); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60136, stxdw_10_0); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ AX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60144, stxdw_10_1); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ DI, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60152, stxdw_10_2); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R12, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60160, stxdw_10_3); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R8, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60168, stxdw_10_4); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ DX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60176, stxdw_10_5); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R9, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60184, stxdw_10_6); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ BX, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60192, stxdw_10_7); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R10, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60200, stxdw_10_8); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R11, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60208, stxdw_10_9); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R15, (CX); NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60216, stxdw_10_10); ADDRESS(REG(10)); CHECK(cpu_write, 3); MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT; MISSED(cpu_write, misswrite3)
+HANDLER(60224, stxdw_unchecked_0_0); ADDRESS(AX); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60232, stxdw_unchecked_0_1); ADDRESS(AX); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60240, stxdw_unchecked_0_2); ADDRESS(AX); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60248, stxdw_unchecked_0_3); ADDRESS(AX); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60256, stxdw_unchecked_0_4); ADDRESS(AX); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60264, stxdw_unchecked_0_5); ADDRESS(AX); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60272, stxdw_unchecked_0_6); ADDRESS(AX); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60280, stxdw_unchecked_0_7); ADDRESS(AX); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60288, stxdw_unchecked_0_8); ADDRESS(AX); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60296, stxdw_unchecked_0_9); ADDRESS(AX); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60304, stxdw_unchecked_0_10); ADDRESS(AX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60312, stxdw_unchecked_1_0); ADDRESS(DI); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60320, stxdw_unchecked_1_1); ADDRESS(DI); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60328, stxdw_unchecked_1_2); ADDRESS(DI); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60336, stxdw_unchecked_1_3); ADDRESS(DI); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60344, stxdw_unchecked_1_4); ADDRESS(DI); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60352, stxdw_unchecked_1_5); ADDRESS(DI); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60360, stxdw_unchecked_1_6); ADDRESS(DI); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60368, stxdw_unchecked_1_7); ADDRESS(DI); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60376, stxdw_unchecked_1_8); ADDRESS(DI); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60384, stxdw_unchecked_1_9); ADDRESS(DI); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60392, stxdw_unchecked_1_10); ADDRESS(DI); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60400, stxdw_unchecked_2_0); ADDRESS(R12); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60408, stxdw_unchecked_2_1); ADDRESS(R12); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60416, stxdw_unchecked_2_2); ADDRESS(R12); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60424, stxdw_unchecked_2_3); ADDRESS(R12); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60432, stxdw_unchecked_2_4); ADDRESS(R12); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60440, stxdw_unchecked_2_5); ADDRESS(R12); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60448, stxdw_unchecked_2_6); ADDRESS(R12); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60456, stxdw_unchecked_2_7); ADDRESS(R12); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60464, stxdw_unchecked_2_8); ADDRESS(R12); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60472, stxdw_unchecked_2_9); ADDRESS(R12); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60480, stxdw_unchecked_2_10); ADDRESS(R12); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60488, stxdw_unchecked_3_0); ADDRESS(R8); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60496, stxdw_unchecked_3_1); ADDRESS(R8); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60504, stxdw_unchecked_3_2); ADDRESS(R8); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60512, stxdw_unchecked_3_3); ADDRESS(R8); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60520, stxdw_unchecked_3_4); ADDRESS(R8); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60528, stxdw_unchecked_3_5); ADDRESS(R8); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60536, stxdw_unchecked_3_6); ADDRESS(R8); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60544, stxdw_unchecked_3_7); ADDRESS(R8); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60552, stxdw_unchecked_3_8); ADDRESS(R8); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60560, stxdw_unchecked_3_9); ADDRESS(R8); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60568, stxdw_unchecked_3_10); ADDRESS(R8); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60576, stxdw_unchecked_4_0); ADDRESS(DX); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60584, stxdw_unchecked_4_1); ADDRESS(DX); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60592, stxdw_unchecked_4_2); ADDRESS(DX); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60600, stxdw_unchecked_4_3); ADDRESS(DX); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60608, stxdw_unchecked_4_4); ADDRESS(DX); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60616, stxdw_unchecked_4_5); ADDRESS(DX); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60624, stxdw_unchecked_4_6); ADDRESS(DX); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60632, stxdw_unchecked_4_7); ADDRESS(DX); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60640, stxdw_unchecked_4_8); ADDRESS(DX); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60648, stxdw_unchecked_4_9); ADDRESS(DX); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60656, stxdw_unchecked_4_10); ADDRESS(DX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60664, stxdw_unchecked_5_0); ADDRESS(R9); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60672, stxdw_unchecked_5_1); ADDRESS(R9); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60680, stxdw_unchecked_5_2); ADDRESS(R9); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60688, stxdw_unchecked_5_3); ADDRESS(R9); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60696, stxdw_unchecked_5_4); ADDRESS(R9); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60704, stxdw_unchecked_5_5); ADDRESS(R9); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60712, stxdw_unchecked_5_6); ADDRESS(R9); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60720, stxdw_unchecked_5_7); ADDRESS(R9); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60728, stxdw_unchecked_5_8); ADDRESS(R9); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60736, stxdw_unchecked_5_9); ADDRESS(R9); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60744, stxdw_unchecked_5_10); ADDRESS(R9); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60752, stxdw_unchecked_6_0); ADDRESS(BX); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60760, stxdw_unchecked_6_1); ADDRESS(BX); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60768, stxdw_unchecked_6_2); ADDRESS(BX); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60776, stxdw_unchecked_6_3); ADDRESS(BX); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60784, stxdw_unchecked_6_4); ADDRESS(BX); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60792, stxdw_unchecked_6_5); ADDRESS(BX); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60800, stxdw_unchecked_6_6); ADDRESS(BX); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60808, stxdw_unchecked_6_7); ADDRESS(BX); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60816, stxdw_unchecked_6_8); ADDRESS(BX); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60824, stxdw_unchecked_6_9); ADDRESS(BX); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60832, stxdw_unchecked_6_10); ADDRESS(BX); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60840, stxdw_unchecked_7_0); ADDRESS(R10); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60848, stxdw_unchecked_7_1); ADDRESS(R10); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60856, stxdw_unchecked_7_2); ADDRESS(R10); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60864, stxdw_unchecked_7_3); ADDRESS(R10); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60872, stxdw_unchecked_7_4); ADDRESS(R10); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60880, stxdw_unchecked_7_5); ADDRESS(R10); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60888, stxdw_unchecked_7_6); ADDRESS(R10); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60896, stxdw_unchecked_7_7); ADDRESS(R10); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60904, stxdw_unchecked_7_8); ADDRESS(R10); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(60912, stxdw_unchecked_7_9); ADDRESS(R10); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(60920, stxdw_unchecked_7_10); ADDRESS(R10); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(60928, stxdw_unchecked_8_0); ADDRESS(R11); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(60936, stxdw_unchecked_8_1); ADDRESS(R11); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(60944, stxdw_unchecked_8_2); ADDRESS(R11); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(60952, stxdw_unchecked_8_3); ADDRESS(R11); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(60960, stxdw_unchecked_8_4); ADDRESS(R11); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(60968, stxdw_unchecked_8_5); ADDRESS(R11); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(60976, stxdw_unchecked_8_6); ADDRESS(R11); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(60984, stxdw_unchecked_8_7); ADDRESS(R11); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(60992, stxdw_unchecked_8_8); ADDRESS(R11); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(61000, stxdw_unchecked_8_9); ADDRESS(R11); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(61008, stxdw_unchecked_8_10); ADDRESS(R11); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61016, stxdw_unchecked_9_0); ADDRESS(R15); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(61024, stxdw_unchecked_9_1); ADDRESS(R15); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(61032, stxdw_unchecked_9_2); ADDRESS(R15); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(61040, stxdw_unchecked_9_3); ADDRESS(R15); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(61048, stxdw_unchecked_9_4); ADDRESS(R15); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(61056, stxdw_unchecked_9_5); ADDRESS(R15); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(61064, stxdw_unchecked_9_6); ADDRESS(R15); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(61072, stxdw_unchecked_9_7); ADDRESS(R15); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(61080, stxdw_unchecked_9_8); ADDRESS(R15); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(61088, stxdw_unchecked_9_9); ADDRESS(R15); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(61096, stxdw_unchecked_9_10); ADDRESS(R15); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61104, stxdw_unchecked_10_0); ADDRESS(REG(10)); NOTE; MOVQ AX, (CX); NEXT
+HANDLER(61112, stxdw_unchecked_10_1); ADDRESS(REG(10)); NOTE; MOVQ DI, (CX); NEXT
+HANDLER(61120, stxdw_unchecked_10_2); ADDRESS(REG(10)); NOTE; MOVQ R12, (CX); NEXT
+HANDLER(61128, stxdw_unchecked_10_3); ADDRESS(REG(10)); NOTE; MOVQ R8, (CX); NEXT
+HANDLER(61136, stxdw_unchecked_10_4); ADDRESS(REG(10)); NOTE; MOVQ DX, (CX); NEXT
+HANDLER(61144, stxdw_unchecked_10_5); ADDRESS(REG(10)); NOTE; MOVQ R9, (CX); NEXT
+HANDLER(61152, stxdw_unchecked_10_6); ADDRESS(REG(10)); NOTE; MOVQ BX, (CX); NEXT
+HANDLER(61160, stxdw_unchecked_10_7); ADDRESS(REG(10)); NOTE; MOVQ R10, (CX); NEXT
+HANDLER(61168, stxdw_unchecked_10_8); ADDRESS(REG(10)); NOTE; MOVQ R11, (CX); NEXT
+HANDLER(61176, stxdw_unchecked_10_9); ADDRESS(REG(10)); NOTE; MOVQ R15, (CX); NEXT
+HANDLER(61184, stxdw_unchecked_10_10); ADDRESS(REG(10)); NOTE; MOVQ R15, X0; MOVQ REG(10), R15; MOVQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61192, atomic_add_0); LOCK; ADDQ AX, (CX); NEXT
+HANDLER(61200, atomic_add_1); LOCK; ADDQ DI, (CX); NEXT
+HANDLER(61208, atomic_add_2); LOCK; ADDQ R12, (CX); NEXT
+HANDLER(61216, atomic_add_3); LOCK; ADDQ R8, (CX); NEXT
+HANDLER(61224, atomic_add_4); LOCK; ADDQ DX, (CX); NEXT
+HANDLER(61232, atomic_add_5); LOCK; ADDQ R9, (CX); NEXT
+HANDLER(61240, atomic_add_6); LOCK; ADDQ BX, (CX); NEXT
+HANDLER(61248, atomic_add_7); LOCK; ADDQ R10, (CX); NEXT
+HANDLER(61256, atomic_add_8); LOCK; ADDQ R11, (CX); NEXT
+HANDLER(61264, atomic_add_9); LOCK; ADDQ R15, (CX); NEXT
+HANDLER(61272, atomic_add_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ADDQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61280, atomic_or_0); LOCK; ORQ AX, (CX); NEXT
+HANDLER(61288, atomic_or_1); LOCK; ORQ DI, (CX); NEXT
+HANDLER(61296, atomic_or_2); LOCK; ORQ R12, (CX); NEXT
+HANDLER(61304, atomic_or_3); LOCK; ORQ R8, (CX); NEXT
+HANDLER(61312, atomic_or_4); LOCK; ORQ DX, (CX); NEXT
+HANDLER(61320, atomic_or_5); LOCK; ORQ R9, (CX); NEXT
+HANDLER(61328, atomic_or_6); LOCK; ORQ BX, (CX); NEXT
+HANDLER(61336, atomic_or_7); LOCK; ORQ R10, (CX); NEXT
+HANDLER(61344, atomic_or_8); LOCK; ORQ R11, (CX); NEXT
+HANDLER(61352, atomic_or_9); LOCK; ORQ R15, (CX); NEXT
+HANDLER(61360, atomic_or_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ORQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61368, atomic_and_0); LOCK; ANDQ AX, (CX); NEXT
+HANDLER(61376, atomic_and_1); LOCK; ANDQ DI, (CX); NEXT
+HANDLER(61384, atomic_and_2); LOCK; ANDQ R12, (CX); NEXT
+HANDLER(61392, atomic_and_3); LOCK; ANDQ R8, (CX); NEXT
+HANDLER(61400, atomic_and_4); LOCK; ANDQ DX, (CX); NEXT
+HANDLER(61408, atomic_and_5); LOCK; ANDQ R9, (CX); NEXT
+HANDLER(61416, atomic_and_6); LOCK; ANDQ BX, (CX); NEXT
+HANDLER(61424, atomic_and_7); LOCK; ANDQ R10, (CX); NEXT
+HANDLER(61432, atomic_and_8); LOCK; ANDQ R11, (CX); NEXT
+HANDLER(61440, atomic_and_9); LOCK; ANDQ R15, (CX); NEXT
+HANDLER(61448, atomic_and_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ANDQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61456, atomic_xor_0); LOCK; XORQ AX, (CX); NEXT
+HANDLER(61464, atomic_xor_1); LOCK; XORQ DI, (CX); NEXT
+HANDLER(61472, atomic_xor_2); LOCK; XORQ R12, (CX); NEXT
+HANDLER(61480, atomic_xor_3); LOCK; XORQ R8, (CX); NEXT
+HANDLER(61488, atomic_xor_4); LOCK; XORQ DX, (CX); NEXT
+HANDLER(61496, atomic_xor_5); LOCK; XORQ R9, (CX); NEXT
+HANDLER(61504, atomic_xor_6); LOCK; XORQ BX, (CX); NEXT
+HANDLER(61512, atomic_xor_7); LOCK; XORQ R10, (CX); NEXT
+HANDLER(61520, atomic_xor_8); LOCK; XORQ R11, (CX); NEXT
+HANDLER(61528, atomic_xor_9); LOCK; XORQ R15, (CX); NEXT
+HANDLER(61536, atomic_xor_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; XORQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61544, atomic_fetch_add_0); LOCK; XADDQ AX, (CX); NEXT
+HANDLER(61552, atomic_fetch_add_1); LOCK; XADDQ DI, (CX); NEXT
+HANDLER(61560, atomic_fetch_add_2); LOCK; XADDQ R12, (CX); NEXT
+HANDLER(61568, atomic_fetch_add_3); LOCK; XADDQ R8, (CX); NEXT
+HANDLER(61576, atomic_fetch_add_4); LOCK; XADDQ DX, (CX); NEXT
+HANDLER(61584, atomic_fetch_add_5); LOCK; XADDQ R9, (CX); NEXT
+HANDLER(61592, atomic_fetch_add_6); LOCK; XADDQ BX, (CX); NEXT
+HANDLER(61600, atomic_fetch_add_7); LOCK; XADDQ R10, (CX); NEXT
+HANDLER(61608, atomic_fetch_add_8); LOCK; XADDQ R11, (CX); NEXT
+HANDLER(61616, atomic_fetch_add_9); LOCK; XADDQ R15, (CX); NEXT
+HANDLER(61624, atomic_xchg_0); LOCK; XCHGQ AX, (CX); NEXT
+HANDLER(61632, atomic_xchg_1); LOCK; XCHGQ DI, (CX); NEXT
+HANDLER(61640, atomic_xchg_2); LOCK; XCHGQ R12, (CX); NEXT
+HANDLER(61648, atomic_xchg_3); LOCK; XCHGQ R8, (CX); NEXT
+HANDLER(61656, atomic_xchg_4); LOCK; XCHGQ DX, (CX); NEXT
+HANDLER(61664, atomic_xchg_5); LOCK; XCHGQ R9, (CX); NEXT
+HANDLER(61672, atomic_xchg_6); LOCK; XCHGQ BX, (CX); NEXT
+HANDLER(61680, atomic_xchg_7); LOCK; XCHGQ R10, (CX); NEXT
+HANDLER(61688, atomic_xchg_8); LOCK; XCHGQ R11, (CX); NEXT
+HANDLER(61696, atomic_xchg_9); LOCK; XCHGQ R15, (CX); NEXT
+HANDLER(61704, atomic_cmpxchg_0); LOCK; CMPXCHGQ AX, (CX); NEXT
+HANDLER(61712, atomic_cmpxchg_1); LOCK; CMPXCHGQ DI, (CX); NEXT
+HANDLER(61720, atomic_cmpxchg_2); LOCK; CMPXCHGQ R12, (CX); NEXT
+HANDLER(61728, atomic_cmpxchg_3); LOCK; CMPXCHGQ R8, (CX); NEXT
+HANDLER(61736, atomic_cmpxchg_4); LOCK; CMPXCHGQ DX, (CX); NEXT
+HANDLER(61744, atomic_cmpxchg_5); LOCK; CMPXCHGQ R9, (CX); NEXT
+HANDLER(61752, atomic_cmpxchg_6); LOCK; CMPXCHGQ BX, (CX); NEXT
+HANDLER(61760, atomic_cmpxchg_7); LOCK; CMPXCHGQ R10, (CX); NEXT
+HANDLER(61768, atomic_cmpxchg_8); LOCK; CMPXCHGQ R11, (CX); NEXT
+HANDLER(61776, atomic_cmpxchg_9); LOCK; CMPXCHGQ R15, (CX); NEXT
+HANDLER(61784, atomic_cmpxchg_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; CMPXCHGQ R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61792, atomic_add32_0); LOCK; ADDL AX, (CX); NEXT
+HANDLER(61800, atomic_add32_1); LOCK; ADDL DI, (CX); NEXT
+HANDLER(61808, atomic_add32_2); LOCK; ADDL R12, (CX); NEXT
+HANDLER(61816, atomic_add32_3); LOCK; ADDL R8, (CX); NEXT
+HANDLER(61824, atomic_add32_4); LOCK; ADDL DX, (CX); NEXT
+HANDLER(61832, atomic_add32_5); LOCK; ADDL R9, (CX); NEXT
+HANDLER(61840, atomic_add32_6); LOCK; ADDL BX, (CX); NEXT
+HANDLER(61848, atomic_add32_7); LOCK; ADDL R10, (CX); NEXT
+HANDLER(61856, atomic_add32_8); LOCK; ADDL R11, (CX); NEXT
+HANDLER(61864, atomic_add32_9); LOCK; ADDL R15, (CX); NEXT
+HANDLER(61872, atomic_add32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ADDL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61880, atomic_or32_0); LOCK; ORL AX, (CX); NEXT
+HANDLER(61888, atomic_or32_1); LOCK; ORL DI, (CX); NEXT
+HANDLER(61896, atomic_or32_2); LOCK; ORL R12, (CX); NEXT
+HANDLER(61904, atomic_or32_3); LOCK; ORL R8, (CX); NEXT
+HANDLER(61912, atomic_or32_4); LOCK; ORL DX, (CX); NEXT
+HANDLER(61920, atomic_or32_5); LOCK; ORL R9, (CX); NEXT
+HANDLER(61928, atomic_or32_6); LOCK; ORL BX, (CX); NEXT
+HANDLER(61936, atomic_or32_7); LOCK; ORL R10, (CX); NEXT
+HANDLER(61944, atomic_or32_8); LOCK; ORL R11, (CX); NEXT
+HANDLER(61952, atomic_or32_9); LOCK; ORL R15, (CX); NEXT
+HANDLER(61960, atomic_or32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ORL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(61968, atomic_and32_0); LOCK; ANDL AX, (CX); NEXT
+HANDLER(61976, atomic_and32_1); LOCK; ANDL DI, (CX); NEXT
+HANDLER(61984, atomic_and32_2); LOCK; ANDL R12, (CX); NEXT
+HANDLER(61992, atomic_and32_3); LOCK; ANDL R8, (CX); NEXT
+HANDLER(62000, atomic_and32_4); LOCK; ANDL DX, (CX); NEXT
+HANDLER(62008, atomic_and32_5); LOCK; ANDL R9, (CX); NEXT
+HANDLER(62016, atomic_and32_6); LOCK; ANDL BX, (CX); NEXT
+HANDLER(62024, atomic_and32_7); LOCK; ANDL R10, (CX); NEXT
+HANDLER(62032, atomic_and32_8); LOCK; ANDL R11, (CX); NEXT
+HANDLER(62040, atomic_and32_9); LOCK; ANDL R15, (CX); NEXT
+HANDLER(62048, atomic_and32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; ANDL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(62056, atomic_xor32_0); LOCK; XORL AX, (CX); NEXT
+HANDLER(62064, atomic_xor32_1); LOCK; XORL DI, (CX); NEXT
+HANDLER(62072, atomic_xor32_2); LOCK; XORL R12, (CX); NEXT
+HANDLER(62080, atomic_xor32_3); LOCK; XORL R8, (CX); NEXT
+HANDLER(62088, atomic_xor32_4); LOCK; XORL DX, (CX); NEXT
+HANDLER(62096, atomic_xor32_5); LOCK; XORL R9, (CX); NEXT
+HANDLER(62104, atomic_xor32_6); LOCK; XORL BX, (CX); NEXT
+HANDLER(62112, atomic_xor32_7); LOCK; XORL R10, (CX); NEXT
+HANDLER(62120, atomic_xor32_8); LOCK; XORL R11, (CX); NEXT
+HANDLER(62128, atomic_xor32_9); LOCK; XORL R15, (CX); NEXT
+HANDLER(62136, atomic_xor32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; XORL R15, (CX); MOVQ X0, R15; NEXT
+HANDLER(62144, atomic_fetch_add32_0); LOCK; XADDL AX, (CX); NEXT
+HANDLER(62152, atomic_fetch_add32_1); LOCK; XADDL DI, (CX); NEXT
+HANDLER(62160, atomic_fetch_add32_2); LOCK; XADDL R12, (CX); NEXT
+HANDLER(62168, atomic_fetch_add32_3); LOCK; XADDL R8, (CX); NEXT
+HANDLER(62176, atomic_fetch_add32_4); LOCK; XADDL DX, (CX); NEXT
+HANDLER(62184, atomic_fetch_add32_5); LOCK; XADDL R9, (CX); NEXT
+HANDLER(62192, atomic_fetch_add32_6); LOCK; XADDL BX, (CX); NEXT
+HANDLER(62200, atomic_fetch_add32_7); LOCK; XADDL R10, (CX); NEXT
+HANDLER(62208, atomic_fetch_add32_8); LOCK; XADDL R11, (CX); NEXT
+HANDLER(62216, atomic_fetch_add32_9); LOCK; XADDL R15, (CX); NEXT
+HANDLER(62224, atomic_xchg32_0); LOCK; XCHGL AX, (CX); NEXT
+HANDLER(62232, atomic_xchg32_1); LOCK; XCHGL DI, (CX); NEXT
+HANDLER(62240, atomic_xchg32_2); LOCK; XCHGL R12, (CX); NEXT
+HANDLER(62248, atomic_xchg32_3); LOCK; XCHGL R8, (CX); NEXT
+HANDLER(62256, atomic_xchg32_4); LOCK; XCHGL DX, (CX); NEXT
+HANDLER(62264, atomic_xchg32_5); LOCK; XCHGL R9, (CX); NEXT
+HANDLER(62272, atomic_xchg32_6); LOCK; XCHGL BX, (CX); NEXT
+HANDLER(62280, atomic_xchg32_7); LOCK; XCHGL R10, (CX); NEXT
+HANDLER(62288, atomic_xchg32_8); LOCK; XCHGL R11, (CX); NEXT
+HANDLER(62296, atomic_xchg32_9); LOCK; XCHGL R15, (CX); NEXT
+HANDLER(62304, atomic_cmpxchg32_0); LOCK; CMPXCHGL AX, (CX); MOVL AX, AX; NEXT
+HANDLER(62312, atomic_cmpxchg32_1); LOCK; CMPXCHGL DI, (CX); MOVL AX, AX; NEXT
+HANDLER(62320, atomic_cmpxchg32_2); LOCK; CMPXCHGL R12, (CX); MOVL AX, AX; NEXT
+HANDLER(62328, atomic_cmpxchg32_3); LOCK; CMPXCHGL R8, (CX); MOVL AX, AX; NEXT
+HANDLER(62336, atomic_cmpxchg32_4); LOCK; CMPXCHGL DX, (CX); MOVL AX, AX; NEXT
+HANDLER(62344, atomic_cmpxchg32_5); LOCK; CMPXCHGL R9, (CX); MOVL AX, AX; NEXT
+HANDLER(62352, atomic_cmpxchg32_6); LOCK; CMPXCHGL BX, (CX); MOVL AX, AX; NEXT
+HANDLER(62360, atomic_cmpxchg32_7); LOCK; CMPXCHGL R10, (CX); MOVL AX, AX; NEXT
+HANDLER(62368, atomic_cmpxchg32_8); LOCK; CMPXCHGL R11, (CX); MOVL AX, AX; NEXT
+HANDLER(62376, atomic_cmpxchg32_9); LOCK; CMPXCHGL R15, (CX); MOVL AX, AX; NEXT
+HANDLER(62384, atomic_cmpxchg32_10); MOVQ R15, X0; MOVQ REG(10), R15; LOCK; CMPXCHGL R15, (CX); MOVQ X0, R15; MOVL AX, AX; NEXT
 
-GLOBL ·table(SB), RODATA|NOPTR, $48840
+GLOBL ·table(SB), RODATA|NOPTR, $62392

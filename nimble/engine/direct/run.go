@@ -31,9 +31,6 @@ func (c *code) begin(m *engine.Machine, k *cpu) {
 	}
 	k.left = m.FirstSlice()
 	k.frame = k.frames.first
-	k.reg = [11]uint64{} // the others in place, since a copy would wait for them
-	a := &m.Args
-	k.reg[1], k.reg[2], k.reg[3], k.reg[4], k.reg[5] = a[0], a[1], a[2], a[3], a[4]
 	k.reg[isa.FramePointer] = k.top
 }
 
@@ -50,8 +47,8 @@ func (k *cpu) stackChanged(m *engine.Machine) {
 // exits or there is a fault.
 func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
 	c.begin(m, k)
-	for n := 0; ; {
-		enter(k, &c.cells[n])
+	start(k, &c.cells[0], &m.Args)
+	for n := 0; ; enter(k, &c.cells[n]) {
 		k.at = 0
 		if k.reason == finished {
 			m.Fuel += uint64(k.left)

@@ -25,13 +25,15 @@ func (f family) number(dst, src int) int {
 
 // entry says what does an instruction: one handler, if it has any that does all
 // of it, checked or not; or a first one that depends on its form, and a second.
-type entry [3]family
+// A jump to the beginning of its own block may have a handler of its own.
+type entry [4]family
 
 // The places in an entry and in accesses.
 const (
 	checked = iota
 	unchecked
 	second
+	back
 
 	loads   = 0
 	atomics = 1
@@ -57,7 +59,8 @@ type threader struct {
 	handlers *[handlerCount]uintptr
 	at       []int32 // cell of each slot, after one that pays for a block
 	jumps    []jump
-	block    int32           // first cell of the block
+	start    int             // first slot of the block
+	block    int32           // its first cell
 	function verify.Function // to which the instruction belongs
 	exits    []int32         // cells that end the first function
 	again    bool            // the first function is also called
@@ -97,7 +100,7 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 		}
 		t.at[slot] = int32(len(t.cells))
 		if i.Cost > 0 {
-			t.block = t.at[slot]
+			t.start, t.block = slot, t.at[slot]
 		}
 		t.instruction(slot, i)
 		paid = i.Op == isa.Exit || t.isJump(len(t.cells)-1)
@@ -153,6 +156,9 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 	switch form {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
+		if i.Target == t.start && of[back].first != 0 {
+			number = of[back].number(int(i.Dst), int(i.Src))
+		}
 	case isa.FormCallLocal:
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
 		t.again = t.again || i.Target == 0

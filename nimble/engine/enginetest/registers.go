@@ -11,8 +11,8 @@ import (
 )
 
 // TestRegisters compares two engines on every instruction with every register,
-// and pair of registers, that it can name. The random programs of TestAgreement
-// mostly have the same few.
+// and pair of registers, that it can name, jumps forwards and back to their own
+// block. The random programs of TestAgreement mostly have the same few.
 func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 	r := seeded(t)
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
@@ -22,7 +22,11 @@ func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 		}
 		for d := dst.Min; d <= dst.Max; d++ {
 			for s := src.Min; s <= src.Max; s++ {
-				agree(t, oracle, e, oneInstruction(r, op, isa.Register(d), isa.Register(s)), 200)
+				dst, src := isa.Register(d), isa.Register(s)
+				agree(t, oracle, e, oneInstruction(r, op, dst, src, false), 200)
+				if form := op.Row().Form; form == isa.FormCondImm || form == isa.FormCondSrc {
+					agree(t, oracle, e, oneInstruction(r, op, dst, src, true), 200)
+				}
 				if t.Failed() {
 					t.Fatalf("%s with dst r%d and src r%d", op, d, s)
 				}
@@ -33,8 +37,10 @@ func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 
 // oneInstruction makes a program that gives registers random values, and the
 // base of an access an address; executes an instruction, which may jump over
-// the next one; and makes one number of all registers.
-func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register) *object.Spec {
+// the next one, or else goes back to a block of two that it ends, until a
+// register has changed enough or the fuel is used up; and makes one number of
+// all registers.
+func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register, back bool) *object.Spec {
 	var code []isa.Instruction
 	for n := range isa.FramePointer {
 		v := interesting(r)
@@ -56,6 +62,11 @@ func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register) *object.Spec
 		} else {
 			code = isa.Append(code, isa.Instruction{Code: isa.LdValue.Row().Code, Dst: base, Src: 6, High: 8})
 		}
+	}
+	if back {
+		i.Off = -2
+		step := isa.Instruction{Code: isa.AddK.Row().Code, Dst: min(dst, isa.FramePointer-1), Imm: i.Imm/16 + 1}
+		code = isa.Append(code, step)
 	}
 	code = append(isa.Append(code, i), isa.Instruction{Code: isa.XorK.Row().Code, Imm: 0x5555})
 	for n := isa.Register(1); n < isa.FramePointer; n++ {
