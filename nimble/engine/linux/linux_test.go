@@ -162,6 +162,22 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestProgramStays translates a program, which others may run, too.
+func TestProgramStays(t *testing.T) {
+	p := verified(t, []state.Spec{{Name: "array", ValueSize: 8, Entries: 2}},
+		"lddw_map r1, 0", "lddw_value r2, 0, 8", "ldxdw r0, [r2]", "call_local +1", "exit", "exit")
+	var before []verify.Instruction
+	for slot := range p.Len() {
+		before = append(before, *p.At(slot))
+	}
+	translate(p)
+	for slot, want := range before {
+		if got := *p.At(slot); got != want {
+			t.Errorf("insn=%d is %+v, was %+v", slot, got, want)
+		}
+	}
+}
+
 func TestFrame(t *testing.T) {
 	for want, lines := range map[int][]string{
 		0:   {"mov r0, 1", "exit"},

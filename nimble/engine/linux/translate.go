@@ -176,7 +176,7 @@ func (t *translator) epilogue() {
 
 // instruction returns the kernel's form of one. Where it goes comes later.
 func (t *translator) instruction(slot int) isa.Instruction {
-	i := t.program.At(slot)
+	i := *t.program.At(slot) // a copy: the program is not ours
 	switch i.Op {
 	case isa.LdMap, isa.LdMapFD:
 		i.Src = isa.Register(isa.LdMapFD.Row().Key.Value)
