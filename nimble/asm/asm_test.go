@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"reflect"
-	"strconv"
 	"strings"
 	"testing"
 
+	"margay/nimble/engine/enginetest"
 	"margay/nimble/isa"
 )
 
@@ -197,21 +196,8 @@ func random(r *rand.Rand) []isa.Instruction {
 	return program
 }
 
-// seed returns the seed of a random test, from the environment if it is there.
-func seed(t *testing.T) uint64 {
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 0, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return seed
-}
-
 func TestRandomPrograms(t *testing.T) {
-	r := rand.New(rand.NewPCG(seed(t), 0))
+	r := enginetest.Seeded(t)
 	for range 2000 {
 		roundTrip(t, random(r))
 	}

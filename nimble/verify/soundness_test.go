@@ -3,10 +3,7 @@ package verify_test
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -215,21 +212,7 @@ func listing(spec *object.Spec, p *verify.Program) string {
 // TestProofsHold checks random programs: those of enginetest and those of
 // bounded. MARGAY_PROGRAMS is how many instead of a few.
 func TestProofsHold(t *testing.T) {
-	seed, programs := rand.Uint64(), 3000
-	for name, set := range map[string]func(int){
-		"MARGAY_SEED":     func(n int) { seed = uint64(n) },
-		"MARGAY_PROGRAMS": func(n int) { programs = n },
-	} {
-		if text := os.Getenv(name); text != "" {
-			n, err := strconv.Atoi(text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			set(n)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	programs, r := enginetest.Programs(t, 3000), enginetest.Seeded(t)
 	l := newLaboratory(t)
 	data := make([]byte, 400)
 	var accesses, proved [2]int

@@ -247,7 +247,7 @@ func (a *Accelerated) AgreeProvable(t *testing.T, oracle, e engine.Engine, data 
 // oracle on random ones.
 func TestAgreementProvable(t *testing.T, oracle, e engine.Engine, programs int) (a Accelerated) {
 	t.Helper()
-	r := seeded(t)
+	r := Seeded(t)
 	data := make([]byte, 400)
 	for range programs {
 		for i := range data {

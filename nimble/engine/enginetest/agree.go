@@ -19,14 +19,14 @@ import (
 	"margay/nimble/verify"
 )
 
-// seeded returns a source of random numbers. Its seed is logged, and taken from
+// Seeded returns a source of random numbers. Its seed is logged, and taken from
 // MARGAY_SEED if that is set.
-func seeded(t testing.TB) *rand.Rand {
+func Seeded(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := rand.Uint64()
 	if s := os.Getenv("MARGAY_SEED"); s != "" {
 		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+		if seed, err = strconv.ParseUint(s, 0, 64); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -34,16 +34,22 @@ func seeded(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// TestAgreement compares two engines on random programs, as Agree does.
-// MARGAY_PROGRAMS is how many there are instead of the given number,
-// MARGAY_AGREE how long it goes on after those.
-func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
+// Programs returns how many random programs a test has: MARGAY_PROGRAMS, or n.
+func Programs(t testing.TB, n int) int {
+	t.Helper()
 	if s := os.Getenv("MARGAY_PROGRAMS"); s != "" {
 		var err error
-		if programs, err = strconv.Atoi(s); err != nil {
+		if n, err = strconv.Atoi(s); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return n
+}
+
+// TestAgreement compares two engines on random programs, as Agree does: Programs
+// of them, and then more until it has taken as long as MARGAY_AGREE says.
+func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
+	programs = Programs(t, programs)
 	end := time.Now()
 	if s := os.Getenv("MARGAY_AGREE"); s != "" {
 		d, err := time.ParseDuration(s)
@@ -52,7 +58,7 @@ func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 		}
 		end = end.Add(d)
 	}
-	r := seeded(t)
+	r := Seeded(t)
 	data := make([]byte, 400)
 	ends := make(map[string]int)
 	n := 0

@@ -410,7 +410,7 @@ func testPanicOfAService(t *testing.T, e engine.Engine) {
 // testRandomPrograms runs programs that nobody wrote. Every region lies between
 // guard pages, so that an access that escapes the checks ends the test.
 func testRandomPrograms(t *testing.T, e engine.Engine) {
-	r := seeded(t)
+	r := Seeded(t)
 	data := make([]byte, 400)
 	for range 300 {
 		for i := range data {

@@ -14,7 +14,7 @@ import (
 // and pair of registers, that it can name, jumps forwards and back to their own
 // block. The random programs of TestAgreement mostly have the same few.
 func TestRegisters(t *testing.T, oracle, e engine.Engine) {
-	r := seeded(t)
+	r := Seeded(t)
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
 		dst, src := op.Bounds(isa.Dst), op.Bounds(isa.Src)
 		if op.Row().Refused != "" || dst.Max == 0 || op == isa.LdVariable || op == isa.LdCode {

@@ -2,10 +2,7 @@ package subroutine
 
 import (
 	"math"
-	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"unsafe"
 
@@ -79,25 +76,11 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// seeded returns a source of random numbers, whose seed is logged and can be set.
-func seeded(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := rand.Uint64()
-	if s := os.Getenv("MARGAY_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 1))
-}
-
 // TestEmittedCode disassembles what is emitted for random programs: every byte
 // belongs to an instruction, jumps and calls go to instructions, and
 // the registers of Go and the stack pointer are left alone.
 func TestEmittedCode(t *testing.T) {
-	r := seeded(t)
+	r := enginetest.Seeded(t)
 	data := make([]byte, 400)
 	seen := make(map[isa.Op]bool)
 	for range 500 {
@@ -209,7 +192,7 @@ func forbidden(r x86asm.Reg) bool {
 
 // TestConstantDivisors divides by constants, in AX and elsewhere.
 func TestConstantDivisors(t *testing.T) {
-	r := seeded(t)
+	r := enginetest.Seeded(t)
 	divisors := []int32{1, 2, 3, 5, 6, 7, 10, 64, 97, 641, 1 << 20, 1 << 30, math.MaxInt32, math.MinInt32, math.MinInt32 + 1, -1, -2, -3, -97}
 	dividends := []uint64{0, 1, 2, 96, 97, 98, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1<<63 - 1, 1 << 63, 1<<64 - 2, 1<<64 - 1}
 	for range 200 {
