@@ -59,7 +59,7 @@ func (a amd64) addresses(name string, least int, body ...string) family {
 }
 
 func (a amd64) instruction(op isa.Op) {
-	switch op.Row().Form {
+	switch op.Form() {
 	case isa.FormDst, isa.FormDstImm:
 		a.whole(op, a.each(op.String()+"_k", isa.Registers-1, func(dst string) []string { return arithmetic(op, dst, "cell_operand(SI)") }))
 	case isa.FormDstSrc:
@@ -330,7 +330,7 @@ func (a amd64) store(op isa.Op) {
 	}
 	for mode, body := range [...]func(dst, src string) []string{check, note} {
 		name := op.String() + [...]string{"", "_unchecked"}[mode]
-		if op.Row().Form == isa.FormStore {
+		if op.Form() == isa.FormStore {
 			a.entries[op][mode] = a.pairs(name, isa.Registers, body)
 		} else {
 			a.entries[op][mode] = a.each(name, isa.Registers, func(dst string) []string { return body(dst, "cell_extra(SI)") })

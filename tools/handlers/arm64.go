@@ -32,7 +32,7 @@ func (a arm64) atomics(name string, mode int, body ...string) {
 }
 
 func (a arm64) instruction(op isa.Op) {
-	switch op.Row().Form {
+	switch op.Form() {
 	case isa.FormDst:
 		a.one(op, "", "DST", a.arithmetic(op), "PUT")
 	case isa.FormDstImm:

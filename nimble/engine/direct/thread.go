@@ -142,7 +142,7 @@ func (t *threader) link() {
 
 // instruction makes the cells of an instruction.
 func (t *threader) instruction(slot int, i *verify.Instruction) {
-	form := i.Op.Row().Form
+	form := i.Op.Form()
 	of, mode := &entries[i.Op], checked
 	if i.Proved || t.trusted {
 		mode = unchecked

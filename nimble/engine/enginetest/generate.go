@@ -68,7 +68,7 @@ func (g *generator) function(functions int) []jumping {
 	}
 	code = append(code, jumping{Instruction: isa.Instruction{Code: isa.Exit.Row().Code}, op: isa.Exit})
 	for n := range code {
-		switch i := &code[n]; i.op.Row().Form {
+		switch i := &code[n]; i.op.Form() {
 		case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
 			i.target = min(n+1+g.below(8), len(code)-1)
 			if g.below(8) == 0 {
@@ -137,7 +137,7 @@ func link(functions [][]jumping) []isa.Instruction {
 	for f, code := range functions {
 		for n, i := range code {
 			next := slots[f][n] + 1
-			switch i.op.Row().Form {
+			switch i.op.Form() {
 			case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
 				i.Off = int16(slots[f][i.target] - next)
 			case isa.FormJumpLong:

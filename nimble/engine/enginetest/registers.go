@@ -24,7 +24,7 @@ func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 			for s := src.Min; s <= src.Max; s++ {
 				dst, src := isa.Register(d), isa.Register(s)
 				agree(t, oracle, e, oneInstruction(r, op, dst, src, false), 200)
-				if form := op.Row().Form; form == isa.FormCondImm || form == isa.FormCondSrc {
+				if form := op.Form(); form == isa.FormCondImm || form == isa.FormCondSrc {
 					agree(t, oracle, e, oneInstruction(r, op, dst, src, true), 200)
 				}
 				if t.Failed() {
@@ -48,7 +48,7 @@ func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register, back bool) *
 	}
 	bounded := func(f isa.Field, v int64) int64 { return max(op.Bounds(f).Min, min(op.Bounds(f).Max, v)) }
 	i := isa.Instruction{Code: op.Row().Code, Dst: dst, Src: src, Off: int16(bounded(isa.Off, 1)), Imm: int32(bounded(isa.Imm, int64(int32(interesting(r)))))}
-	switch form := op.Row().Form; form {
+	switch form := op.Form(); form {
 	case isa.FormWideIndex, isa.FormWideValue:
 		i.Imm = 0 // the only map
 	case isa.FormLoad, isa.FormStore, isa.FormStoreImm, isa.FormAtomic, isa.FormAtomicFetch:

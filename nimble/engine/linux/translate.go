@@ -137,7 +137,7 @@ func frame(p *verify.Program, f verify.Function) int {
 	for slot := f.Start; slot < f.End; slot++ {
 		i := p.At(slot)
 		base, value := i.Dst, i.Src
-		if i.Op.Row().Form == isa.FormLoad {
+		if i.Op.Form() == isa.FormLoad {
 			base, value = value, base
 		}
 		switch {

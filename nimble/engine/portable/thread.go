@@ -64,7 +64,7 @@ func fallsThrough(p *verify.Program, slot int) bool {
 }
 
 func isJump(op isa.Op) bool {
-	switch op.Row().Form {
+	switch op.Form() {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
 		return true
 	}
@@ -89,7 +89,7 @@ func (c *code) operand(i *verify.Instruction, maps []*state.Map) uint64 {
 		c.services = append(c.services, i.Service)
 		return uint64(len(c.services) - 1)
 	}
-	switch i.Op.Row().Form {
+	switch i.Op.Form() {
 	case isa.FormLoad, isa.FormStore, isa.FormAtomic, isa.FormAtomicFetch:
 		return off
 	case isa.FormStoreImm:

@@ -8,7 +8,7 @@ import (
 // place emits an instruction where it belongs: what it means, or a call of the
 // subroutine that does. What leaves the code or jumps is never called.
 func (t *threader) place(slot int, i *verify.Instruction) {
-	form := i.Op.Row().Form
+	form := i.Op.Form()
 	if !t.calls || form == isa.FormNone || form == isa.FormCall || form == isa.FormCallLocal || form == isa.FormJump || form == isa.FormJumpLong {
 		t.instruction(slot, i)
 		return
@@ -29,7 +29,7 @@ func (t *threader) writeBodies() {
 	known := make(map[isa.Instruction]int)
 	for _, each := range t.bodies {
 		i := t.program.At(each.slot)
-		form := i.Op.Row().Form
+		form := i.Op.Form()
 		jumps := form == isa.FormCondImm || form == isa.FormCondSrc
 		key := i.Instruction
 		if jumps {

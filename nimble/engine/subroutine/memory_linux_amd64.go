@@ -41,7 +41,7 @@ func (t *threader) inside(window int32, size uint8) (hole int) {
 func (t *threader) missed(each forward) {
 	i := t.program.At(each.slot)
 	window, known := int32(offRead), &t.searches[0][logarithm(i)]
-	if i.Op.Row().Form != isa.FormLoad {
+	if i.Op.Form() != isa.FormLoad {
 		window, known = offWrite, &t.searches[1][logarithm(i)]
 	}
 	if *known == 0 {
@@ -129,7 +129,7 @@ func (t *threader) store(slot int, i *verify.Instruction) {
 	t.access(slot, i, i.Dst, offWrite)
 	size := i.Op.Size()
 	opcode, r := 0x89, machineRegister[i.Src]
-	if i.Op.Row().Form == isa.FormStoreImm {
+	if i.Op.Form() == isa.FormStoreImm {
 		opcode, r = 0xc7, 0
 	}
 	switch size {

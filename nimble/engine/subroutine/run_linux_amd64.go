@@ -109,7 +109,7 @@ func stop(m *engine.Machine, left int64, kind engine.Kind, slot int, addr uint64
 // instructions.
 func (k *cpu) operand(i *verify.Instruction) uint64 {
 	base := i.Dst
-	if i.Op.Row().Form == isa.FormLoad {
+	if i.Op.Form() == isa.FormLoad {
 		base = i.Src
 	}
 	return k.reg[base] + uint64(int64(i.Off))

@@ -201,7 +201,7 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 		t.end(slot)
 		return
 	}
-	switch i.Op.Row().Form {
+	switch i.Op.Form() {
 	case isa.FormLoad:
 		t.load(slot, i)
 	case isa.FormStore, isa.FormStoreImm:
