@@ -81,7 +81,7 @@ func (x *Extension) Run(e Event) (r0 uint64, err error) {
 		return 0, ErrClosed
 	}
 	if r0, err = x.run(e, x.limits.Fuel); err != nil {
-		x.fault(err)
+		x.count(err)
 	}
 	return r0, err
 }
@@ -113,13 +113,10 @@ func (x *Extension) run(e Event, fuel uint64) (r0 uint64, err error) {
 	return r0, err
 }
 
-// fault counts a fault and keeps it. A context that was not promised is none.
-func (x *Extension) fault(err error) {
-	if errors.Is(err, ErrContext) {
-		return
-	}
-	x.faults.Add(1)
+// count counts and keeps the error of a run if it is a fault.
+func (x *Extension) count(err error) {
 	if f, ok := errors.AsType[*engine.Fault](err); ok {
+		x.faults.Add(1)
 		x.lastFault.Store(f)
 	}
 }

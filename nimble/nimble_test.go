@@ -610,7 +610,9 @@ func (i *invoker) table(t testing.TB) *service.Table {
 	table, err := service.NewTable(service.Service{
 		Number: 1, Args: []service.Kind{service.Writable, service.Length},
 		Func: func(c *service.Call) (r0 uint64, err error) {
-			r0, i.err = i.callee.Invoke(c, memory.Region{Base: c.Args[0], Length: c.Args[1], Readable: true, Writable: true})
+			r0, i.err = i.callee.Invoke(c, nimble.Event{
+				Context: memory.Region{Base: c.Args[0], Length: c.Args[1], Readable: true, Writable: true},
+			})
 			if errors.Is(i.err, nimble.ErrBudget) {
 				return 0, i.err
 			}

@@ -27,9 +27,9 @@ func call(c *service.Call) (uint64, error) {
 	if err != nil || c.Args[0] != uint64(x.handle) || x.handle >= caller.handle {
 		return service.Errno(unix.ENOENT), nil
 	}
-	c.Data = x
-	r0, err := x.Invoke(c, memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true})
-	c.Data = caller
+	r0, err := x.Invoke(c, nimble.Event{
+		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: x,
+	})
 	if _, fault := errors.AsType[*engine.Fault](err); fault {
 		x.faulted(err)
 		return service.Errno(unix.EFAULT), nil
