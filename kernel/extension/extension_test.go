@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/ext/message/accumulate"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/leaktest"
 	"margay/kernel/slot"
@@ -61,16 +61,6 @@ func insert(t testing.TB, s *Set, programs ...extensiontest.Program) *Extension 
 		t.Fatal(err)
 	}
 	return x
-}
-
-// counting is an extension with maps: table, whose entries can be set, and totals.
-func counting(t testing.TB) []byte {
-	t.Helper()
-	object, err := os.ReadFile("../../ext/message/accumulate/accumulate.o")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return object
 }
 
 var (
@@ -152,12 +142,12 @@ func TestRefused(t *testing.T) {
 		"none for the slot":  {Request{Slot: slot.Message, Object: extensiontest.Object(t, timer, timer2)}, "no program for slot"},
 		"verifier":           {Request{Object: extensiontest.Object(t, extensiontest.Message("off", "mov r0, 0"))}, "insn"},
 		"unknown service":    {Request{Object: extensiontest.Object(t, extensiontest.Message("call", "call 4000", "exit"))}, "4000"},
-		"no such variable":   {Request{Object: counting(t), Settings: []Setting{{Name: "colour", Value: 1}}}, `no variable "colour"`},
-		"value too large":    {Request{Object: counting(t), Settings: []Setting{{Name: "capacity", Value: 1 << 32}}}, "4 bytes"},
-		"no such map":        {Request{Object: counting(t), Settings: []Setting{{Name: "chairs", Value: 1, Entries: true}}}, `map "chairs"`},
-		"no entries":         {Request{Object: counting(t), Settings: []Setting{{Name: "table", Value: 0, Entries: true}}}, `map "table"`},
-		"too many entries":   {Request{Object: counting(t), Settings: []Setting{{Name: "table", Value: 1 << 32, Entries: true}}}, `map "table"`},
-		"over its budget":    {Request{Object: counting(t), Settings: []Setting{{Name: "table", Value: 1 << 20, Entries: true}}}, "bytes of maps"},
+		"no such variable":   {Request{Object: accumulate.Object, Settings: []Setting{{Name: "colour", Value: 1}}}, `no variable "colour"`},
+		"value too large":    {Request{Object: accumulate.Object, Settings: []Setting{{Name: "capacity", Value: 1 << 32}}}, "4 bytes"},
+		"no such map":        {Request{Object: accumulate.Object, Settings: []Setting{{Name: "chairs", Value: 1, Entries: true}}}, `map "chairs"`},
+		"no entries":         {Request{Object: accumulate.Object, Settings: []Setting{{Name: "table", Value: 0, Entries: true}}}, `map "table"`},
+		"too many entries":   {Request{Object: accumulate.Object, Settings: []Setting{{Name: "table", Value: 1 << 32, Entries: true}}}, `map "table"`},
+		"over its budget":    {Request{Object: accumulate.Object, Settings: []Setting{{Name: "table", Value: 1 << 20, Entries: true}}}, "bytes of maps"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newManager(t)
@@ -431,7 +421,7 @@ func TestMapIsRegion(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := s.used
-	x, err := s.Insert(Request{Object: counting(t)})
+	x, err := s.Insert(Request{Object: accumulate.Object})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,7 +453,7 @@ func TestMapIsRegion(t *testing.T) {
 // Memory of an extension that is gone can be used again, whatever regions were made meanwhile.
 func TestBudgetComesBack(t *testing.T) {
 	s := open(t, newManager(t), 1)
-	x, err := s.Insert(Request{Object: counting(t)})
+	x, err := s.Insert(Request{Object: accumulate.Object})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -483,7 +473,7 @@ func TestBudgetComesBack(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	s := open(t, newManager(t), 1)
-	x, err := s.Insert(Request{Object: counting(t), Settings: []Setting{
+	x, err := s.Insert(Request{Object: accumulate.Object, Settings: []Setting{
 		{Name: "table", Value: 64, Entries: true}, {Name: "capacity", Value: 64}, {Name: "handler", Value: 9},
 	}})
 	if err != nil {
@@ -515,7 +505,7 @@ func TestAdopted(t *testing.T) {
 	if m, err := s.Region("r", 8); m != region || err != nil {
 		t.Errorf("the adopted region is %v, %v", m, err)
 	}
-	x, err := s.Insert(Request{Object: counting(t), Handle: 40, Memories: map[string]*memory.Memory{"table": table}})
+	x, err := s.Insert(Request{Object: accumulate.Object, Handle: 40, Memories: map[string]*memory.Memory{"table": table}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -544,7 +534,7 @@ func TestLend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := s.Insert(Request{Object: counting(t)})
+	x, err := s.Insert(Request{Object: accumulate.Object})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -586,8 +576,7 @@ func TestLend(t *testing.T) {
 func TestTogether(t *testing.T) {
 	files, goroutines := leaktest.Descriptors(t), runtime.NumGoroutine()
 	m := newManager(t)
-	object := counting(t)
-	programs := [][]byte{object, extensiontest.Object(t, faulty), extensiontest.Object(t, consume), extensiontest.Object(t, nothing)}
+	programs := [][]byte{accumulate.Object, extensiontest.Object(t, faulty), extensiontest.Object(t, consume), extensiontest.Object(t, nothing)}
 	for job := range uint32(3) {
 		s := m.Open(job, 64<<20)
 		s.OnRemove(func(uint32) error { return nil })

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/ext/message/accumulate"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
@@ -291,17 +292,6 @@ func (a *app) insert(object []byte, settings ...wire.Setting) wire.Reply {
 	return reply
 }
 
-// counting is an extension with the maps table and totals: the first two words of totals are messages and the sum of their
-// first arguments.
-func counting(t testing.TB) []byte {
-	t.Helper()
-	object, err := os.ReadFile("../../ext/message/accumulate/accumulate.o")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return object
-}
-
 // Extensions stay in their order with their numbers, settings, state and regions.
 func TestRestartKeepsExtensions(t *testing.T) {
 	j := open(t, 2, 1)
@@ -321,7 +311,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 	for range 9 {
 		handles = append(handles, b.insert(extensiontest.Object(t, extensiontest.Answer("deliver", "0"))).Handle)
 	}
-	counter := b.insert(counting(t), wire.Setting{Kind: wire.SetConstant, Name: "handler", Value: 5})
+	counter := b.insert(accumulate.Object, wire.Setting{Kind: wire.SetConstant, Name: "handler", Value: 5})
 	dropper := b.insert(extensiontest.Object(t, extensiontest.Answer("drop", "2")))
 	handles = append(handles, counter.Handle, dropper.Handle)
 	for round := range uint64(3) {
@@ -361,7 +351,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 	if sum != 30 || reply.Values[1] != 1024 {
 		t.Errorf("the word was counted up to %d in a table of %d", sum, reply.Values[1])
 	}
-	if next := b.insert(counting(t)); slices.Contains(handles, next.Handle) || next.Status != wire.StatusOK {
+	if next := b.insert(accumulate.Object); slices.Contains(handles, next.Handle) || next.Status != wire.StatusOK {
 		t.Errorf("the next extension: %+v", next)
 	}
 	j.noFault()
@@ -450,7 +440,7 @@ func TestAdoptIncomplete(t *testing.T) {
 			} else {
 				closeAll(files)
 			}
-			if reply := a.insert(counting(t)); reply.Handle != 1 {
+			if reply := a.insert(accumulate.Object); reply.Handle != 1 {
 				t.Fatalf("insert: %+v", reply)
 			}
 			j.kill(0)

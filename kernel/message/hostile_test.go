@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/ext/message/accumulate"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
 	"margay/kernel/leaktest"
@@ -141,7 +142,7 @@ func TestHostileAreaAllTheTime(t *testing.T) {
 func TestHostileRequests(t *testing.T) {
 	j := open(t, 1, 1)
 	a := j.join(0)
-	good := a.insert(counting(t))
+	good := a.insert(accumulate.Object)
 	if good.Status != wire.StatusOK {
 		t.Fatalf("insert: %+v", good)
 	}
@@ -196,9 +197,9 @@ func TestHostileRequests(t *testing.T) {
 		"insert text":          {insertion, file("no object"), 1, wire.StatusRefused},
 		"insert a pipe":        {insertion, pipe, 1, wire.StatusInvalid},
 		"insert too much":      {insertion, file(strings.Repeat("x", wire.MaxObject+1)), 1, wire.StatusInvalid},
-		"insert nowhere":       {encode(wire.Request{Op: wire.OpInsert, Where: "kitchen"}), file(string(counting(t))), 1, wire.StatusRefused},
+		"insert nowhere":       {encode(wire.Request{Op: wire.OpInsert, Where: "kitchen"}), file(string(accumulate.Object)), 1, wire.StatusRefused},
 		"unknown setting": {encode(wire.Request{Op: wire.OpInsert, Settings: []wire.Setting{{Kind: 3, Name: "capacity"}}}),
-			file(string(counting(t))), 1, wire.StatusInvalid},
+			file(string(accumulate.Object)), 1, wire.StatusInvalid},
 		"remove what is not":   {encode(wire.Request{Op: wire.OpRemove, Handle: 99}), nil, 0, wire.StatusNotFound},
 		"stats of what is not": {encode(wire.Request{Op: wire.OpStats, Handle: 99}), nil, 0, wire.StatusNotFound},
 		"state of what is not": {encode(wire.Request{Op: wire.OpState, Handle: 99, Name: "table"}), nil, 0, wire.StatusNotFound},
