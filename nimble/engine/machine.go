@@ -15,13 +15,9 @@ const (
 	// MaxCallDepth is the largest call depth of a Machine.
 	MaxCallDepth = 256
 
-	// Slice is how much fuel an engine uses before it comes back to Go, and
-	// so how long it may keep a thread from the Go scheduler.
-	Slice = 10_000
-
 	// clockSlices is how many slices there are between two looks at the clock,
 	// which takes longer than to begin a slice.
-	clockSlices = 10
+	clockSlices = 20
 
 	// near is how far from a region, in bytes, a fault still names it.
 	near = 4096
@@ -67,6 +63,7 @@ type Machine struct {
 	Changes uint64
 
 	program       *verify.Program
+	slice         uint64 // fuel of a slice
 	stack         *memory.Memory
 	top           uint64        // end of the stack
 	context       memory.Region // as it is among the regions
@@ -127,6 +124,7 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	m := &Machine{
 		Frames:  make([]Frame, callDepth-1),
 		program: p,
+		slice:   Slice(p),
 		stack:   stack,
 		regions: make([]memory.Region, firstMap+len(maps)),
 		reads:   make([]Window, firstMap+len(maps)),
@@ -197,7 +195,7 @@ func (m *Machine) Refresh() {
 // FirstSlice takes the first slice of the fuel, and lets the clock start later.
 func (m *Machine) FirstSlice() (left int64) {
 	m.timed, m.slices = false, 0
-	slice := min(m.Fuel, Slice)
+	slice := min(m.Fuel, m.slice)
 	m.Fuel -= slice
 	return int64(slice)
 }
@@ -289,7 +287,7 @@ func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
 	if m.slices++; m.slices%clockSlices == 0 && m.expired() {
 		return left, Time
 	}
-	take := max(need, min(m.Fuel, Slice))
+	take := max(need, min(m.Fuel, m.slice))
 	m.Fuel -= take
 	return left + int64(take) - cost, ""
 }

@@ -131,11 +131,11 @@ func TestRefill(t *testing.T) {
 		{fuel: 10, left: 2, cost: 12, want: 0, rest: 0},
 		{fuel: 10, left: 2, cost: 13, want: 2, kind: Fuel, rest: 10},
 		{fuel: 0, left: 0, cost: 1, want: 0, kind: Fuel, rest: 0},
-		{fuel: 3 * Slice, left: 5, cost: 6, want: Slice - 1, rest: 2 * Slice},
-		{fuel: 3 * Slice, left: 0, cost: 2 * Slice, want: 0, rest: Slice},
-		{fuel: 1<<64 - 1, left: 0, cost: 1, want: Slice - 1, rest: 1<<64 - 1 - Slice},
+		{fuel: 3 * MaxSlice, left: 5, cost: 6, want: MaxSlice - 1, rest: 2 * MaxSlice},
+		{fuel: 3 * MaxSlice, left: 0, cost: 2 * MaxSlice, want: 0, rest: MaxSlice},
+		{fuel: 1<<64 - 1, left: 0, cost: 1, want: MaxSlice - 1, rest: 1<<64 - 1 - MaxSlice},
 	} {
-		m := &Machine{Fuel: c.fuel}
+		m := &Machine{Fuel: c.fuel, slice: MaxSlice}
 		got, kind := m.Refill(c.left, c.cost)
 		if got != c.want || kind != c.kind || m.Fuel != c.rest {
 			t.Errorf("%+v: got %d, %q, rest %d", c, got, kind, m.Fuel)

@@ -463,10 +463,10 @@ func testServicesSpendFuel(t *testing.T, e engine.Engine) {
 	for _, tc := range []struct{ fuel, take, left uint64 }{
 		{100, 0, 100 - 8},
 		{100, 10, 100 - 8 - 20},
-		{3 * engine.Slice, 10, 3*engine.Slice - 8 - 20},
-		{3 * engine.Slice, engine.Slice, engine.Slice - 8},
-		{engine.Slice + 100, 60, engine.Slice + 100 - 8 - 120},
-		{engine.Slice + 8 + 2*engine.Slice, engine.Slice + engine.Slice/2, 0},
+		{3 * engine.MaxSlice, 10, 3*engine.MaxSlice - 8 - 20},
+		{3 * engine.MaxSlice, engine.MaxSlice, engine.MaxSlice - 8},
+		{engine.MaxSlice + 100, 60, engine.MaxSlice + 100 - 8 - 120},
+		{engine.MaxSlice + 8 + 2*engine.MaxSlice, engine.MaxSlice + engine.MaxSlice/2, 0},
 	} {
 		rig := NewRig(t, e, p, 4, 0)
 		rig.Machine.Fuel, rig.Machine.Args[0] = tc.fuel, tc.take
