@@ -68,4 +68,44 @@ struct margay_message {
 #define MARGAY_CONSUME 1 /* it has been handled */
 #define MARGAY_DROP 2    /* throw it away */
 
+/* The sched slot: which of the processes that share a core is to run. The answer is the index of a task, or MARGAY_DEFAULT. */
+#define MARGAY_TASKS 8
+
+struct margay_task {
+	__u32 job;
+	__u32 rank;
+	__u32 state;    /* MARGAY_READY, ... */
+	__u32 messages; /* that wait for it */
+	__u64 ran;      /* nanoseconds of processor time since it came to the core */
+	__u64 since;    /* now when it came into its state */
+	__u64 data;     /* yours: zero when the task comes, then what you left there */
+};
+
+struct margay_sched {
+	__u32 core;
+	__u32 why;     /* MARGAY_TICK, ... */
+	__u32 count;   /* tasks, in the order in which they came; the others are zero */
+	__u32 target;  /* the task that why is about, or MARGAY_NO_TASK */
+	__u64 now;     /* nanoseconds of a clock that never goes back */
+	__u64 quantum; /* out: nanoseconds until the next tick; MARGAY_INFINITE when it comes in */
+	__u64 hold;    /* in and out: bit i is set when task i is kept off the core on purpose */
+	struct margay_task tasks[MARGAY_TASKS];
+};
+
+#define MARGAY_TICK 0    /* the quantum is over */
+#define MARGAY_BLOCK 1   /* target, which was running, waits for something now */
+#define MARGAY_WAKE 2    /* target has something to do again, or is new */
+#define MARGAY_ARRIVAL 3 /* a message has come for target */
+#define MARGAY_ENDING 4  /* a task has ended */
+#define MARGAY_CHANGE 5  /* the extension is new */
+
+#define MARGAY_READY 0   /* it has something to do and does not have the core */
+#define MARGAY_RUNNING 1 /* it has the core */
+#define MARGAY_BLOCKED 2 /* it waits for something */
+#define MARGAY_HELD 3    /* it is kept off the core */
+
+#define MARGAY_NO_TASK 0xffffffffu
+#define MARGAY_INFINITE (~0ull)
+#define MARGAY_DEFAULT 255 /* let the next extension decide, and at last the node kernel */
+
 #endif

@@ -33,6 +33,8 @@ const (
 	Deliver Verdict = 0 // queue the message for its target rank; the default
 	Consume Verdict = 1 // it has been handled; nobody else hears of it
 	Drop    Verdict = 2 // throw it away and count that
+	Forward Verdict = 3 // send it on to the rank that is now in the context's TargetRank
+	Upcall  Verdict = 4 // have its target rank handle it at once
 )
 
 // Row declares a slot.

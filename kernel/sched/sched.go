@@ -1,0 +1,80 @@
+// Package sched gives a node's application cores to the processes that share them.
+//
+// Who is to run is decided by a Policy; an Enforcer makes Linux do that. What a policy is asked and what it may answer is the
+// ABI of the sched slot (package slot).
+package sched
+
+import (
+	"os"
+
+	"margay/kernel/slot"
+	"margay/nimble"
+	"margay/nimble/object"
+)
+
+// ID names a task on its node.
+type ID struct {
+	Job  uint32
+	Rank uint32
+}
+
+// Task is a process that runs on one core and may have to share it. All its threads are bound to that core.
+type Task struct {
+	ID
+	Core    int      // as the machine numbers them
+	CPU     int      // Linux's number of that core
+	PID     int      // in the node kernel's PID namespace
+	Process *os.File // a pidfd of it
+	Group   string   // directory of its control group; empty where there is none, and signals have to hold it
+}
+
+// Policy is an extension in the sched slot.
+type Policy struct {
+	Handle uint32
+	Name   string
+	Spec   *object.Spec   // the program, for an enforcer that gives it to Linux
+	Insert nimble.Options // with what it was inserted: its settings, and the memory of its maps
+
+	// Decide runs it on a slot.SchedContext in the memory that it was given. An error is a fault of the extension.
+	Decide func(context []byte) (slot.Verdict, error)
+	// Fault tells that it answered nonsense or had tasks wait too long. Enough of that has it removed.
+	Fault func(err error)
+}
+
+// Enforcer makes Linux run on the application cores what their policies decide. It is safe for concurrent use.
+type Enforcer interface {
+	// Name is what people call it.
+	Name() string
+
+	// Lacks says which reasons to ask a policy it cannot notice, and why.
+	Lacks() map[slot.Why]string
+
+	// Add has a task share its core from now on.
+	Add(Task) error
+
+	// Remove lets go of a task, which may have ended. It then runs as Linux likes.
+	Remove(ID)
+
+	// SetPolicies has these policies decide on a core, the first that has an opinion.
+	SetPolicies(core int, policies []*Policy) error
+
+	// Arrived tells that so many messages wait for a task, for which the core may change hands at once.
+	Arrived(id ID, waiting uint32)
+
+	// Cores describes the shared cores.
+	Cores() []CoreInfo
+
+	// Close gives everything back to Linux. Held tasks go on.
+	Close() error
+}
+
+// CoreInfo describes a core.
+type CoreInfo struct {
+	Core     int
+	Tasks    []slot.SchedTask
+	Running  int    // index of the task that has the core; -1: none
+	Switches uint64 // times that it has changed hands
+	Asked    uint64 // times that a policy was asked
+	Rescues  uint64 // times that a task got its turn only from the floor
+	Why      string // why the task that runs was chosen
+}
