@@ -36,7 +36,6 @@ type Turn struct {
 type Core struct {
 	x       *nimble.Extension
 	event   *memory.Memory
-	context slot.SchedContext
 	tasks   []*task // in the order in which they came; those that ended are not in it
 	all     []*task
 	now     time.Duration
