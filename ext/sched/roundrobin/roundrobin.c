@@ -1,0 +1,14 @@
+//go:build ignore
+
+/* roundrobin lets the tasks take turns of the same length: next is who has waited for the longest time. */
+#include "margay_sched.h"
+
+const volatile __u64 quantum = 10 * MILLISECOND; /* nanoseconds of a turn */
+
+SEC("sched") int roundrobin(struct margay_sched *s)
+{
+	s->hold = 0;
+	return take_turns(s, quantum);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
