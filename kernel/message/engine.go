@@ -93,6 +93,10 @@ type JobConfig struct {
 
 	// InitTimeout bounds how long ranks that use messages wait for one that does not take part; 0: DefaultInitTimeout.
 	InitTimeout time.Duration
+
+	// Arrived is told that a message has come for a rank of this node, and how many wait for it at most. nil: nobody wants to
+	// know. It is called for every message, on a goroutine that receives them: it must not wait, nor call the engine.
+	Arrived func(rank int, waiting uint32)
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.

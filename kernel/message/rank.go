@@ -40,6 +40,7 @@ type rank struct {
 	mu       sync.Mutex
 	received *wire.Producer
 	overflow []waiting // what the receive ring has no room for
+	unread   uint32    // messages put into the ring since it was last seen empty
 	gone     bool      // it takes no more messages
 	endOnce  sync.Once
 }
@@ -193,19 +194,29 @@ func (r *rank) listen() {
 	}
 }
 
-// deliver puts a message into the receive ring, or behind those that already wait for room there.
+// deliver gives the rank a message.
 func (r *rank) deliver(member int, p *packet, grants []byte) []byte {
+	grants, waiting := r.put(member, p, grants)
+	if r.job.config.Arrived != nil && waiting > 0 {
+		r.job.config.Arrived(r.number, waiting)
+	}
+	return grants
+}
+
+// put puts a message into the receive ring, or behind those that already wait for room there. It returns how many wait now at
+// most, 0 when the rank has ended.
+func (r *rank) put(member int, p *packet, grants []byte) (_ []byte, waits uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gone {
 		r.undeliverable(p.source)
-		return grants
+		return grants, 0
 	}
 	record := wire.Record{
 		Handler: p.handler, Peer: p.source, Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
 	}
 	if len(r.overflow) == 0 && r.push(record) {
-		return r.job.taken(r, member, p.cost(), grants)
+		return r.job.taken(r, member, p.cost(), grants), r.unread
 	}
 	record.Payload = append([]byte(nil), p.payload...)
 	r.overflow = append(r.overflow, waiting{record: record, member: member, cost: p.cost()})
@@ -214,7 +225,7 @@ func (r *rank) deliver(member int, p *packet, grants []byte) []byte {
 	if !r.received.Wait(len(p.payload)) {
 		r.refillLocked()
 	}
-	return grants
+	return grants, r.unread + uint32(len(r.overflow))
 }
 
 // undeliverable reports a message to a rank that has ended.
@@ -224,10 +235,16 @@ func (r *rank) undeliverable(source uint32) {
 
 // push puts a record into the receive ring and wakes the rank. The caller holds the lock.
 func (r *rank) push(record wire.Record) bool {
+	if r.received.Empty() {
+		r.unread = 0
+	}
 	ok, wake, err := r.received.Push(record)
 	if err != nil {
 		r.job.fault("rank %d on node%d: %v", r.number, r.job.engine.config.Self, err)
 		return false
+	}
+	if ok {
+		r.unread++
 	}
 	if wake {
 		r.ring()

@@ -89,6 +89,34 @@ func TestFaultsFallBack(t *testing.T) {
 	j.noFault()
 }
 
+// Whoever schedules the ranks is told of each message that comes for one, and of no others.
+func TestArrived(t *testing.T) {
+	type arrival struct {
+		rank    int
+		waiting uint32
+	}
+	came := make(chan arrival, 10)
+	j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
+		Arrived: func(rank int, waiting uint32) { came <- arrival{rank, waiting} }})
+	a, b := j.join(0), j.join(1)
+	b.insert(extensiontest.Object(t, byHandler))
+	for round := range 2 {
+		for i := range 3 {
+			a.post(1, uint16(slot.Consume), 0, nil)
+			a.post(1, uint16(slot.Deliver), 0, nil)
+			if got, want := <-came, (arrival{1, uint32(i + 1)}); got != want {
+				t.Errorf("round %d: %+v has come, not %+v", round, got, want)
+			}
+		}
+		for range 3 {
+			b.next(10 * time.Second)
+		}
+	}
+	if len(came) != 0 {
+		t.Errorf("and %+v", <-came)
+	}
+}
+
 // The context of a message says who sent it and what it holds, and nothing of the message before it.
 func TestContext(t *testing.T) {
 	j := open(t, 2, 2)

@@ -58,6 +58,9 @@ func (p *Producer) Push(r Record) (ok, wake bool, err error) {
 	return true, p.consumerWaiting.Load() != 0, nil
 }
 
+// Empty reports whether the peer has taken everything.
+func (p *Producer) Empty() bool { return p.head.Load() == p.position }
+
 // Wait announces that the producer is going to sleep until there is room for a record with so much payload. It reports
 // whether there is none; otherwise sleeping would be wrong.
 func (p *Producer) Wait(payload int) (sleep bool) {
