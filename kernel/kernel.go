@@ -107,6 +107,7 @@ func New(c Config) (*Node, error) {
 	if n.extensions, err = extension.NewManager(c.Engine, len(n.cores), c.Log); err != nil {
 		return nil, err
 	}
+	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault})
 	return n, nil
 }
@@ -133,13 +134,21 @@ func (n *Node) Broken(node fabric.Node) { n.messages.Broken(node) }
 // Extensions describes the extensions of all jobs on the node, those that were removed last.
 func (n *Node) Extensions() []extension.Info { return n.extensions.List() }
 
-// InsertExtension puts an extension into a slot of a job.
+// InsertExtension puts an extension into a slot of a job, or of the machine (extension.Machine).
 func (n *Node) InsertExtension(job uint32, r extension.Request) (handle uint32, err error) {
-	j, err := n.get(job)
+	set := n.extensions.Machine()
+	if job != extension.Machine {
+		j, err := n.get(job)
+		if err != nil {
+			return 0, err
+		}
+		set = j.extensions
+	}
+	x, err := set.Insert(r)
 	if err != nil {
 		return 0, err
 	}
-	return j.messages.Insert(r)
+	return x.Handle(), nil
 }
 
 // RemoveExtension takes an extension out of its slot, whichever job it belongs to.
@@ -222,6 +231,7 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 	if err := n.config.Link.Send(link.New(pid1.Resync, nil)); err != nil {
 		return nil, err
 	}
+	var own []*keep.Item // extensions of the machine itself
 	for {
 		m, err := n.config.Link.Recv()
 		if err != nil {
@@ -232,11 +242,19 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 		case err != nil:
 			return listener, err
 		case done:
+			if err := n.extensions.Machine().Adopt(own); err != nil {
+				n.config.Log("%v", err)
+			}
+			for _, item := range own {
+				item.CloseFiles()
+			}
 			return listener, nil
 		case item == nil:
 			m.CloseFiles()
 		case item.Name == keptListener && len(item.Files) == 1:
 			listener = item.Files[0]
+		case extension.Kept(item.Name):
+			own = append(own, item)
 		default:
 			if err := n.adoptJob(item); err != nil {
 				n.config.Log("%v", err)
@@ -244,6 +262,12 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 		}
 	}
 }
+
+// pid1Keeper is PID 1, which keeps what belongs to no job.
+type pid1Keeper struct{ link *link.Conn }
+
+func (k pid1Keeper) Keep(item keep.Item) error { return keep.Keep(k.link, item) }
+func (k pid1Keeper) Drop(name string) error    { return keep.Drop(k.link, name) }
 
 // keptListener is the name under which PID 1 keeps the listening socket of the fabric.
 const keptListener = "listener"

@@ -4460,11 +4460,12 @@ func (x *ExtensionState) GetPassed() string {
 	return ""
 }
 
-// InsertExtension puts an extension into a job's slot on its nodes, or on one. Answer: Extensions, those inserted.
+// InsertExtension puts an extension into a slot of a job or of the machine, on all nodes or on one. Answer: Extensions, those
+// inserted.
 type InsertExtension struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
-	Node          int32                  `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"` // -1: all nodes of the job
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`   // 0: the machine itself
+	Node          int32                  `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"` // -1: all nodes of the job, or all that are up
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Slot          string                 `protobuf:"bytes,4,opt,name=slot,proto3" json:"slot,omitempty"` // empty: the one that the object's section names
 	Object        []byte                 `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`

@@ -90,8 +90,15 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 	return s.gatherExtensions(nodes, m)
 }
 
-// insertExtension puts an extension into a running job's slot on its nodes, or on the one that is named.
+// insertExtension puts an extension into a slot of a running job, or of the machine, on its nodes or on the one that is named.
 func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
+	if m.Job == 0 {
+		nodes, err := s.upNodes(int64(m.Node))
+		if err != nil {
+			return nil, err
+		}
+		return s.gatherExtensions(nodes, m)
+	}
 	s.mu.Lock()
 	j := s.jobs[m.Job]
 	var nodes []uint32

@@ -428,6 +428,12 @@ func TestQuestionsToNodes(t *testing.T) {
 		if list := must[*control.Extensions](c, &control.InsertExtension{Job: job, Node: control.None}).Extensions; len(list) != 2 || list[1].Node != 1 {
 			t.Errorf("inserted: %v", list)
 		}
+		if list := must[*control.Extensions](c, &control.InsertExtension{Node: control.None}).Extensions; len(list) != 3 {
+			t.Errorf("inserted into the machine: %v", list)
+		}
+		if list := must[*control.Extensions](c, &control.InsertExtension{Node: 2}).Extensions; len(list) != 1 || list[0].Node != 2 {
+			t.Errorf("inserted into the machine on node 2: %v", list)
+		}
 		must[*control.Done](c, &control.RemoveExtension{Node: 1, Handle: 9})
 		if r := one[*control.RemoveExtension](t, &m.played[1].recorder); r.Handle != 9 {
 			t.Errorf("removed: %v", r)

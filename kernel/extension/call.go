@@ -31,7 +31,7 @@ func call(c *service.Call) (uint64, error) {
 		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: x,
 	})
 	if _, fault := errors.AsType[*engine.Fault](err); fault {
-		x.faulted(err)
+		x.Fault(err)
 		return service.Errno(unix.EFAULT), nil
 	}
 	switch {

@@ -1,14 +1,19 @@
 // Package extension puts extensions into the slots of jobs, runs them there, and takes them out again.
 //
-// A Set belongs to one job on one node: the chain of extensions in the job's message slot, and the job's regions, which are
+// A Set belongs to one job on one node: the chains of extensions in the job's slots, and the job's regions, which are
 // memory that its ranks and its extensions share. What an extension remembers lives in such memory too, so that a rank can
-// map it and a restarted node kernel can find it again. All memory of a set counts against one bound.
+// map it and a restarted node kernel can find it again. All memory of a set counts against one bound. The machine itself, job
+// 0, has a set too, whose extensions act on the events of every job.
+//
+// At an event the machine's extensions in that slot are asked first, then those of the job; in each set in the order in which
+// they were inserted. The first verdict that is not the slot's default is the answer.
 //
 // An extension that faults is not asked again about that event, which goes the slot's default way; after slot.FaultLimit
 // faults it is removed. The Manager remembers removed extensions and why, for those who ask.
 //
-// Locks: Set.mu guards the tables of a set. The chain is read without a lock: it is replaced, never changed. An extension's
-// own locks make its removal wait for the run under way (package nimble) and for those who were lent its memory.
+// Locks: Set.mu guards the tables of a set. The chains are read without a lock: they are replaced, never changed. An
+// extension's own locks make its removal wait for the run under way (package nimble) and for those who were lent its memory.
+// Whoever watches a slot is called with no lock held.
 package extension
 
 import (
@@ -20,6 +25,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"margay/kernel/keep"
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/engine"
@@ -48,29 +54,60 @@ var (
 // Manager makes the sets of a node. It is safe for concurrent use.
 type Manager struct {
 	engine   engine.Engine
-	services *service.Table
+	services map[slot.Name]*service.Table
 	cores    int
 	log      func(format string, args ...any)
+	machine  *Set
 
 	mu      sync.Mutex
 	last    uint32 // handle
 	sets    map[uint32]*Set
 	removed []Info // the newest last
+	watch   map[slot.Name]func(job uint32)
 }
+
+// Machine is the job that stands for the machine itself.
+const Machine = 0
+
+// machineBudget bounds the memory of the machine's own set, in bytes.
+const machineBudget = 16 << 20
 
 // NewManager makes the manager of a node with so many cores. Extensions run on the given engine.
 func NewManager(e engine.Engine, cores int, log func(format string, args ...any)) (*Manager, error) {
-	services, err := service.NewTable(append(service.Linux(), callService)...)
-	if err != nil {
-		return nil, err
+	m := &Manager{
+		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[uint32]*Set),
+		watch: make(map[slot.Name]func(uint32)),
 	}
-	return &Manager{engine: e, services: services, cores: cores, log: log, sets: make(map[uint32]*Set)}, nil
+	for _, row := range slot.Table {
+		table, err := services(row)
+		if err != nil {
+			return nil, err
+		}
+		m.services[row.Name] = table
+	}
+	m.machine = m.Open(Machine, machineBudget)
+	return m, nil
+}
+
+// services makes the table of what extensions in a slot may call.
+func services(row slot.Row) (*service.Table, error) {
+	var offered []service.Service
+	for _, s := range append(service.Linux(), callService) {
+		if slices.Contains(row.Services, s.Name) {
+			offered = append(offered, s)
+		}
+	}
+	return service.NewTable(offered...)
 }
 
 // Open makes the set of a job. Its memory may grow to budget bytes.
 func (m *Manager) Open(job uint32, budget int64) *Set {
-	s := &Set{manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory)}
-	s.chain.Store(new([]*Extension))
+	s := &Set{
+		manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory), chains: make(map[slot.Name]*chain),
+	}
+	for _, row := range slot.Table {
+		s.chains[row.Name] = new(chain)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sets[job] = s
@@ -106,7 +143,7 @@ func (m *Manager) List() []Info {
 	defer m.mu.Unlock()
 	var list []Info
 	for _, s := range m.sets {
-		for _, x := range *s.chain.Load() {
+		for _, x := range s.extensions() {
 			list = append(list, x.info())
 		}
 	}
@@ -162,6 +199,8 @@ type Extension struct {
 	set    *Set
 	row    slot.Row
 	name   string
+	spec   *object.Spec
+	given  nimble.Options
 	maps   []string         // names of its maps
 	lent   []*memory.Memory // memory of its maps that it does not own
 	own    int64            // bytes of its maps that are no regions
@@ -198,28 +237,34 @@ func passed(x *nimble.Extension) string {
 	return strings.Join(why, "; ")
 }
 
+// Spec is the program as it was read, before it was changed for its insertion.
+func (x *Extension) Spec() *object.Spec { return x.spec }
+
+// Options are with what it was inserted, the memory of its maps included.
+func (x *Extension) Options() nimble.Options { return x.given }
+
 // Set holds the extensions and regions of one job on one node. It is safe for concurrent use.
 type Set struct {
 	manager *Manager
 	job     uint32
-	budget  int64 // bytes
-
-	chain atomic.Pointer[[]*Extension]
+	budget  int64                // bytes
+	chains  map[slot.Name]*chain // of all slots
 
 	removing sync.WaitGroup // extensions that are out of the chain and not yet released
 
-	mu       sync.Mutex
-	regions  map[string]*memory.Memory
-	used     int64 // bytes of regions and of maps that are no regions
-	closed   bool
-	onRemove func(handle uint32) error
+	mu      sync.Mutex
+	regions map[string]*memory.Memory
+	used    int64 // bytes of regions and of maps that are no regions
+	closed  bool
+	keeper  keep.Keeper // nil: nothing outlives this node kernel
 }
 
-// OnRemove has f called whenever an extension has been removed before the end of the job, whoever wanted that.
-func (s *Set) OnRemove(f func(handle uint32) error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.onRemove = f
+// String names whom the set belongs to.
+func (s *Set) String() string {
+	if s.job == Machine {
+		return "machine"
+	}
+	return fmt.Sprintf("job %d", s.job)
 }
 
 // Setting changes an extension before it is inserted.
@@ -241,9 +286,21 @@ type Request struct {
 	Memories map[string]*memory.Memory
 }
 
-// Insert verifies an extension and puts it at the end of its slot's chain. Untrusted is all that can be had here. A map that
-// bears the name of a region is that region.
+// Insert verifies an extension, puts it at the end of its slot's chain and leaves it with the set's keeper. Untrusted is all
+// that can be had here. A map that bears the name of a region is that region.
 func (s *Set) Insert(r Request) (*Extension, error) {
+	x, err := s.insert(r)
+	if err != nil {
+		return nil, err
+	}
+	s.manager.changed(s.job, x.row.Name)
+	if err := s.keep(x, r); err != nil {
+		return nil, errors.Join(err, s.Remove(x.handle, "it cannot be kept"))
+	}
+	return x, nil
+}
+
+func (s *Set) insert(r Request) (*Extension, error) {
 	spec, err := pick(r)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
@@ -257,7 +314,7 @@ func (s *Set) Insert(r Request) (*Extension, error) {
 	if s.closed {
 		return nil, fmt.Errorf("%w: the job has ended", ErrRefused)
 	}
-	if len(*s.chain.Load()) >= MaxExtensions {
+	if len(s.extensions()) >= MaxExtensions {
 		return nil, fmt.Errorf("%w: a job has at most %d extensions on a node", ErrNoRoom, MaxExtensions)
 	}
 	options, err := s.options(r, spec, row)
@@ -268,20 +325,26 @@ func (s *Set) Insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	x := &Extension{Extension: inner, handle: s.manager.newHandle(r.Handle), set: s, row: row, name: cmp.Or(r.Name, spec.Name)}
+	x := &Extension{
+		Extension: inner, handle: s.manager.newHandle(r.Handle), set: s, row: row, name: cmp.Or(r.Name, spec.Name),
+		spec: spec, given: options,
+	}
 	for _, m := range spec.Maps {
 		x.maps = append(x.maps, m.Name)
-		if own := inner.Map(m.Name).Memory(); own != s.regions[m.Name] {
+		own := inner.Map(m.Name).Memory()
+		if own != s.regions[m.Name] {
 			x.own += int64(len(own.Bytes()))
 		}
+		given := options.Maps[m.Name]
+		given.Memory = own
+		options.Maps[m.Name] = given
 	}
 	s.used += x.own
 	for _, m := range r.Memories {
 		x.lent = append(x.lent, m)
 	}
-	chain := append(slices.Clone(*s.chain.Load()), x)
-	s.chain.Store(&chain)
-	s.manager.log("job %d: extension %d (%s) inserted into slot %s, engine %s", s.job, x.handle, x.name, row.Name, x.Engine())
+	s.chains[row.Name].add(x)
+	s.manager.log("%v: extension %d (%s) inserted into slot %s, engine %s", s, x.handle, x.name, row.Name, x.Engine())
 	return x, nil
 }
 
@@ -317,13 +380,13 @@ func slotOf(r Request, spec *object.Spec) slot.Name {
 // options works out how a program is inserted. The caller holds the lock.
 func (s *Set) options(r Request, spec *object.Spec, row slot.Row) (nimble.Options, error) {
 	o := nimble.Options{
-		Engine: s.manager.engine, Services: s.manager.services, Cores: s.manager.cores,
+		Engine: s.manager.engine, Services: s.manager.services[row.Name], Cores: s.manager.cores,
 		Limits:    nimble.Limits{Fuel: row.Fuel, MaxTime: row.Time, MaxMemory: uint64(max(1, s.budget-s.used))},
 		Context:   verify.Context{Size: uint64(row.Context), Readable: true, Writable: true},
 		Maps:      make(map[string]nimble.MapOptions),
 		Variables: make(map[string]any),
 		Print: func(line string) {
-			s.manager.log("job %d: extension %s prints: %s", s.job, cmp.Or(r.Name, spec.Name), line)
+			s.manager.log("%v: extension %s prints: %s", s, cmp.Or(r.Name, spec.Name), line)
 		},
 	}
 	for _, m := range spec.Maps {
@@ -376,30 +439,28 @@ func variable(spec *object.Spec, setting Setting) (any, error) {
 // Remove takes an extension out of its slot and waits until it is no longer run. by says who wants that.
 func (s *Set) Remove(handle uint32, by string) error {
 	s.mu.Lock()
-	chain := *s.chain.Load()
-	at := slices.IndexFunc(chain, func(x *Extension) bool { return x.handle == handle })
-	if at < 0 {
+	x, err := s.Find(handle)
+	if err != nil {
 		s.mu.Unlock()
-		return fmt.Errorf("extension %d: %w", handle, ErrNotFound)
+		return err
 	}
-	x := chain[at]
-	rest := slices.Delete(slices.Clone(chain), at, at+1)
-	s.chain.Store(&rest)
+	s.chains[x.row.Name].remove(x)
 	s.used -= x.own
-	onRemove := s.onRemove
+	keeper := s.keeper
 	s.removing.Add(1)
 	defer s.removing.Done()
 	s.mu.Unlock()
-	s.manager.log("job %d: extension %d (%s) removed: %s", s.job, handle, x.name, by)
-	err := x.release()
+	s.manager.log("%v: extension %d (%s) removed: %s", s, handle, x.name, by)
+	s.manager.changed(s.job, x.row.Name)
+	err = x.release()
 	if by == jobEnded {
 		return err
 	}
 	info := x.info()
 	info.Removed = by
 	s.manager.remember(info)
-	if onRemove != nil {
-		err = errors.Join(err, onRemove(handle))
+	if keeper != nil {
+		err = errors.Join(err, keeper.Drop(Item(handle)))
 	}
 	return err
 }
@@ -421,7 +482,7 @@ const jobEnded = "its job has ended"
 
 // Find returns an extension of the job.
 func (s *Set) Find(handle uint32) (*Extension, error) {
-	for _, x := range *s.chain.Load() {
+	for _, x := range s.extensions() {
 		if x.handle == handle {
 			return x, nil
 		}
@@ -442,43 +503,6 @@ func (x *Extension) Lend(name string, f func(*state.Map) error) error {
 		return fmt.Errorf("map %q: %w", name, ErrNotFound)
 	}
 	return f(m)
-}
-
-// Empty reports whether the message slot has no extension.
-func (s *Set) Empty() bool { return len(*s.chain.Load()) == 0 }
-
-// Message runs the message slot's chain on a context, which is a slot.MessageContext, and returns the first verdict that is
-// not the default.
-func (s *Set) Message(context memory.Region) slot.Verdict {
-	for _, x := range *s.chain.Load() {
-		r0, err := x.Run(nimble.Event{Context: context, Data: x})
-		v := slot.Verdict(r0)
-		switch {
-		case errors.Is(err, nimble.ErrClosed):
-		case err != nil:
-			x.faulted(err)
-		case x.row.Verdicts[v] == "":
-			x.faulted(fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name))
-		case v != x.row.Default:
-			if v == slot.Drop {
-				x.drops.Add(1)
-			}
-			return v
-		}
-	}
-	return slot.Deliver
-}
-
-// faulted counts a fault and has the extension removed when there were too many.
-func (x *Extension) faulted(err error) {
-	n := x.faults.Add(1)
-	if n == 1 || n == slot.FaultLimit {
-		x.set.manager.log("job %d: extension %d (%s): fault %d: %v", x.set.job, x.handle, x.name, n, err)
-	}
-	if n == slot.FaultLimit {
-		// Not on this goroutine, which is in the middle of the chain.
-		go func() { _ = x.set.Remove(x.handle, fmt.Sprintf("it made %d faults, the last: %v", n, err)) }()
-	}
 }
 
 // Region returns the job's region of that name. With a size it is made if it is not there yet.
@@ -522,7 +546,7 @@ func (s *Set) Close() error {
 	s.closed = true
 	s.mu.Unlock()
 	var errs []error
-	for _, x := range *s.chain.Load() {
+	for _, x := range s.extensions() {
 		if err := s.Remove(x.handle, jobEnded); !errors.Is(err, ErrNotFound) {
 			errs = append(errs, err)
 		}

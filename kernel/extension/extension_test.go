@@ -13,6 +13,7 @@ import (
 
 	"margay/ext/message/accumulate"
 	"margay/kernel/extension/extensiontest"
+	"margay/kernel/keep"
 	"margay/kernel/leaktest"
 	"margay/kernel/slot"
 	"margay/nimble/engine/portable"
@@ -260,11 +261,11 @@ func TestTooManyFaults(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			m := newManager(t)
 			s := open(t, m, 1)
-			gone := make(chan uint32, 2)
-			s.OnRemove(func(handle uint32) error {
-				gone <- handle
+			gone := make(chan string, 2)
+			s.KeepWith(keeper{drop: func(name string) error {
+				gone <- name
 				return nil
-			})
+			}})
 			x := insert(t, s, p)
 			insert(t, s, drop)
 			context := event(t)
@@ -280,9 +281,9 @@ func TestTooManyFaults(t *testing.T) {
 				}
 			}
 			select {
-			case handle := <-gone:
-				if handle != x.Handle() {
-					t.Errorf("extension %d was removed", handle)
+			case name := <-gone:
+				if name != Item(x.Handle()) {
+					t.Errorf("%s was removed", name)
 				}
 			case <-time.After(20 * time.Second):
 				t.Fatal("it was not removed")
@@ -302,16 +303,31 @@ func TestTooManyFaults(t *testing.T) {
 	}
 }
 
-// A removal is told whoever wants it, but for the end of the job; a failure to note it is told to who wants it.
-func TestOnRemove(t *testing.T) {
+// keeper does with what it is to keep what a test wants.
+type keeper struct {
+	keep func(keep.Item) error
+	drop func(name string) error
+}
+
+func (k keeper) Drop(name string) error { return k.drop(name) }
+
+func (k keeper) Keep(item keep.Item) error {
+	if k.keep == nil {
+		return nil
+	}
+	return k.keep(item)
+}
+
+// A removal is told to the keeper, but for the end of the job; a failure to note it is told to who wants it.
+func TestRemovalIsKept(t *testing.T) {
 	m := newManager(t)
 	s := m.Open(1, budget)
 	broken := errors.New("broken")
-	var told []uint32
-	s.OnRemove(func(handle uint32) error {
-		told = append(told, handle)
+	var told []string
+	s.KeepWith(keeper{drop: func(name string) error {
+		told = append(told, name)
 		return broken
-	})
+	}})
 	a, b, _ := insert(t, s, deliver), insert(t, s, deliver), insert(t, s, deliver)
 	for _, err := range []error{s.Remove(a.Handle(), "a test"), m.Remove(b.Handle(), "a test")} {
 		if !errors.Is(err, broken) {
@@ -321,7 +337,7 @@ func TestOnRemove(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if want := []uint32{a.Handle(), b.Handle()}; !slices.Equal(told, want) {
+	if want := []string{Item(a.Handle()), Item(b.Handle())}; !slices.Equal(told, want) {
 		t.Errorf("told of %v, want %v", told, want)
 	}
 }
@@ -578,8 +594,8 @@ func TestTogether(t *testing.T) {
 	m := newManager(t)
 	programs := [][]byte{accumulate.Object, extensiontest.Object(t, faulty), extensiontest.Object(t, consume), extensiontest.Object(t, nothing)}
 	for job := range uint32(3) {
-		s := m.Open(job, 64<<20)
-		s.OnRemove(func(uint32) error { return nil })
+		s := m.Open(1+job, 64<<20)
+		s.KeepWith(keeper{drop: func(string) error { return nil }})
 		stop := make(chan struct{})
 		var all sync.WaitGroup
 		forever := func(f func(i int)) {

@@ -29,6 +29,12 @@ type Item struct {
 	Files []*os.File      `json:"-"`
 }
 
+// Keeper is who keeps: what must outlive the node kernel is left there.
+type Keeper interface {
+	Keep(Item) error
+	Drop(name string) error
+}
+
 // Keep leaves an item with the process at the other end of c, replacing one of the same name. The caller's files stay its own.
 func Keep(c *link.Conn, item Item) error {
 	m := link.New(kindKeep, item)

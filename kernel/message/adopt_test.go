@@ -282,7 +282,7 @@ func (a *app) insert(object []byte, settings ...wire.Setting) wire.Reply {
 	}
 	defer file.Close()
 	copy(file.Bytes(), object)
-	f, err := dupMemory(file)
+	f, err := keep.File(file)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func TestRestartWithoutRemovedExtensions(t *testing.T) {
 			if reply.Status != wire.StatusOK {
 				t.Fatalf("insert: %+v", reply)
 			}
-			item := extensionItem(reply.Handle)
+			item := extension.Item(reply.Handle)
 			if !j.nodes[0].kept.has(item) {
 				t.Error("it is not kept")
 			}
@@ -426,11 +426,11 @@ func TestAdoptIncomplete(t *testing.T) {
 		"area is the ledger's":   {rankItem(0), func(item *keep.Item) { item.Files[1], item.Files[2] = item.Files[2], item.Files[1] }, "rank/0"},
 		"socket is the area":     {rankItem(0), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "rank/0"},
 		"region without memory":  {keptRegions + "r", noFiles, "not kept"},
-		"extension, no words":    {extensionItem(1), garbage, "extension/1"},
-		"extension, no files":    {extensionItem(1), noFiles, "not kept whole"},
-		"extension in pipes":     {extensionItem(1), pipes, "extension/1"},
-		"extension of no number": {extensionItem(1), func(item *keep.Item) { item.Name = keptExtensions + "one" }, "no extension"},
-		"extension, no object":   {extensionItem(1), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "refused"},
+		"extension, no words":    {extension.Item(1), garbage, "extension/1"},
+		"extension, no files":    {extension.Item(1), noFiles, "not kept whole"},
+		"extension in pipes":     {extension.Item(1), pipes, "extension/1"},
+		"extension of no number": {extension.Item(1), func(item *keep.Item) { item.Name = "extension/one" }, "no extension"},
+		"extension, no object":   {extension.Item(1), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, 1, 2)

@@ -89,7 +89,7 @@ type JobConfig struct {
 	Local   []int         // the ranks on this node
 	Secret  []byte
 	Set     *extension.Set
-	Keeper  Keeper
+	Keeper  keep.Keeper
 
 	// InitTimeout bounds how long ranks that use messages wait for one that does not take part; 0: DefaultInitTimeout.
 	InitTimeout time.Duration
@@ -101,12 +101,6 @@ type JobConfig struct {
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.
 const DefaultInitTimeout = 30 * time.Second
-
-// Keeper keeps what must outlive the node kernel: the job's init.
-type Keeper interface {
-	Keep(keep.Item) error
-	Drop(name string) error
-}
 
 // Open gives a job its messages: an area, bells and a socket for each local rank, which are left with the keeper.
 func (e *Engine) Open(c JobConfig) (*Job, error) {

@@ -76,7 +76,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 		return nil, err
 	}
 	j.context, j.cancel = context.WithCancel(e.context)
-	c.Set.OnRemove(j.dropExtension)
+	c.Set.KeepWith(c.Keeper)
 	return j, nil
 }
 

@@ -149,7 +149,7 @@ func (k *keptItems) Keep(item keep.Item) error {
 	c := item
 	c.Files = nil
 	for _, f := range item.Files {
-		d, err := dup(f)
+		d, err := keep.Duplicate(f.Fd(), f.Name())
 		if err != nil {
 			return err
 		}
@@ -187,7 +187,7 @@ func (k *keptItems) replay(t testing.TB) (items []*keep.Item) {
 	for _, item := range k.items {
 		again := &keep.Item{Name: item.Name, Words: item.Words}
 		for _, f := range item.Files {
-			d, err := dup(f)
+			d, err := keep.Duplicate(f.Fd(), f.Name())
 			if err != nil {
 				t.Fatal(err)
 			}

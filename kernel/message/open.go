@@ -1,34 +1,25 @@
 package message
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
-	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/extension"
 	"margay/kernel/keep"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/kernel/wire"
 	"margay/nimble/memory"
-	"margay/nimble/state"
 )
 
-// The names under which a job's init keeps what belongs to the job's messages, besides task.AppFile: the rank's end of its
-// socket.
+// The names under which a job's init keeps what belongs to the job's messages, besides task.AppFile, the rank's end of its
+// socket, and the extensions of the job (package extension).
 const (
-	keptLedger     = "ledger"
-	keptRanks      = "rank/"      // and the rank's number and "/kernel": socket, area, both ends of the bell
-	keptRegions    = "region/"    // and the region's name: its memory
-	keptExtensions = "extension/" // and its handle: the object, and the memory of its maps
+	keptLedger  = "ledger"
+	keptRanks   = "rank/"   // and the rank's number and "/kernel": socket, area, both ends of the bell
+	keptRegions = "region/" // and the region's name: its memory
 )
 
 func rankItem(number int) string { return fmt.Sprintf("%s%d/kernel", keptRanks, number) }
@@ -74,22 +65,13 @@ func (j *Job) keepMemory(name string, memories ...*memory.Memory) error {
 	item := keep.Item{Name: name}
 	defer item.CloseFiles()
 	for _, m := range memories {
-		f, err := dupMemory(m)
+		f, err := keep.File(m)
 		if err != nil {
 			return err
 		}
 		item.Files = append(item.Files, f)
 	}
 	return j.config.Keeper.Keep(item)
-}
-
-// dupMemory returns another descriptor of shared memory.
-func dupMemory(m *memory.Memory) (*os.File, error) {
-	fd, ok := m.FD()
-	if !ok {
-		return nil, fmt.Errorf("memory %s is not shared", m.Name())
-	}
-	return dupFD(uintptr(fd), m.Name())
 }
 
 // create makes the area, the bell and the socket of a rank and leaves them with the keeper.
@@ -123,7 +105,7 @@ func (r *rank) create() error {
 	if r.bell, r.far, err = socketPair(unix.SOCK_STREAM); err != nil {
 		return err
 	}
-	area, err := dupMemory(r.memory)
+	area, err := keep.File(r.memory)
 	if err != nil {
 		return err
 	}
@@ -172,7 +154,7 @@ func (j *Job) adopt(items []*keep.Item) error {
 	for _, item := range items {
 		byName[item.Name] = item
 	}
-	m, err := attachMemory(byName[keptLedger], 0, j.ledgerSize())
+	m, err := byName[keptLedger].Memory(0, j.ledgerSize())
 	if err != nil {
 		return err
 	}
@@ -185,14 +167,14 @@ func (j *Job) adopt(items []*keep.Item) error {
 	}
 	for name, item := range byName {
 		if region, ok := strings.CutPrefix(name, keptRegions); ok {
-			m, err := attachMemory(item, 0, -1)
+			m, err := item.Memory(0, -1)
 			if err != nil {
 				return err
 			}
 			j.config.Set.AdoptRegion(region, m)
 		}
 	}
-	if err := j.adoptExtensions(byName); err != nil {
+	if err := j.config.Set.Adopt(items); err != nil {
 		return err
 	}
 	j.mend()
@@ -219,53 +201,12 @@ func (j *Job) mend() {
 	}
 }
 
-func extensionItem(handle uint32) string { return fmt.Sprint(keptExtensions, handle) }
-
-// dropExtension has the keeper forget an extension that was removed.
-func (j *Job) dropExtension(handle uint32) error { return j.config.Keeper.Drop(extensionItem(handle)) }
-
-// adoptExtensions takes up the job's extensions in the order in which they were inserted.
-func (j *Job) adoptExtensions(items map[string]*keep.Item) error {
-	kept := make(map[uint32]*keep.Item)
-	for name, item := range items {
-		if number, ok := strings.CutPrefix(name, keptExtensions); ok {
-			handle, err := strconv.ParseUint(number, 10, 32)
-			if err != nil {
-				return fmt.Errorf("%s is no extension", name)
-			}
-			kept[uint32(handle)] = item
-		}
-	}
-	for _, handle := range slices.Sorted(maps.Keys(kept)) {
-		if err := j.adoptExtension(handle, kept[handle]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// attachMemory maps a kept piece of shared memory; a size of -1 is the size that it has.
-func attachMemory(item *keep.Item, file, size int) (*memory.Memory, error) {
-	if item == nil || file >= len(item.Files) {
-		return nil, errors.New("a piece of memory was not kept")
-	}
-	f := item.Files[file]
-	if size < 0 {
-		info, err := f.Stat()
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", item.Name, err)
-		}
-		size = int(info.Size())
-	}
-	return memory.Attach(item.Name, int(f.Fd()), size)
-}
-
 func (r *rank) adopt(item *keep.Item) error {
 	if item == nil || len(item.Files) != 4 {
 		return fmt.Errorf("rank %d: its area was not kept", r.number)
 	}
 	var err error
-	if r.memory, err = attachMemory(item, 1, wire.AreaSize(len(r.job.config.Nodes))); err != nil {
+	if r.memory, err = item.Memory(1, wire.AreaSize(len(r.job.config.Nodes))); err != nil {
 		return err
 	}
 	if r.area, _, err = wire.OpenArea(r.memory.Bytes()); err != nil {
@@ -275,87 +216,6 @@ func (r *rank) adopt(item *keep.Item) error {
 	r.bell, r.far = item.Files[2], item.Files[3]
 	item.Files = []*os.File{near, item.Files[1]}
 	return r.attach(near)
-}
-
-// extensionWords are kept with an extension.
-type extensionWords struct {
-	Name     string
-	Slot     slot.Name
-	Settings []extension.Setting
-	Maps     []string // in the order of the files after the first
-}
-
-// keepExtension leaves an extension with the keeper: its object, and the memory that holds its state.
-func (j *Job) keepExtension(x *extension.Extension, r extension.Request) error {
-	object, err := memory.Create("object", len(r.Object))
-	if err != nil {
-		return err
-	}
-	defer object.Close()
-	copy(object.Bytes(), r.Object)
-	words := extensionWords{Name: r.Name, Slot: r.Slot, Settings: r.Settings}
-	item := keep.Item{Name: extensionItem(x.Handle())}
-	defer item.CloseFiles()
-	f, err := dupMemory(object)
-	if err != nil {
-		return err
-	}
-	item.Files = append(item.Files, f)
-	for _, name := range x.Maps() {
-		err := x.Lend(name, func(m *state.Map) error {
-			if region, err := j.config.Set.Region(name, 0); err == nil && region == m.Memory() {
-				return nil // kept as a region
-			}
-			f, err := dupMemory(m.Memory())
-			if err == nil {
-				words.Maps = append(words.Maps, name)
-				item.Files = append(item.Files, f)
-			}
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if item.Words, err = json.Marshal(words); err != nil {
-		return err
-	}
-	return j.config.Keeper.Keep(item)
-}
-
-func (j *Job) adoptExtension(handle uint32, item *keep.Item) error {
-	var words extensionWords
-	if err := json.Unmarshal(item.Words, &words); err != nil {
-		return fmt.Errorf("%s: %w", item.Name, err)
-	}
-	if len(item.Files) != 1+len(words.Maps) {
-		return fmt.Errorf("%s with %d files was not kept whole", item.Name, len(item.Files))
-	}
-	object, err := attachMemory(item, 0, -1)
-	if err != nil {
-		return err
-	}
-	defer object.Close()
-	r := extension.Request{
-		Name: words.Name, Slot: words.Slot, Object: append([]byte(nil), object.Bytes()...), Settings: words.Settings,
-		Handle: handle, Memories: make(map[string]*memory.Memory),
-	}
-	for i, name := range words.Maps {
-		var m *memory.Memory
-		if m, err = attachMemory(item, 1+i, -1); err != nil {
-			break
-		}
-		r.Memories[name] = m
-	}
-	if err == nil {
-		_, err = j.config.Set.Insert(r)
-	}
-	if err != nil {
-		for _, m := range r.Memories {
-			m.Close()
-		}
-	}
-	return err
 }
 
 // release gives back what the job has.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/extension"
+	"margay/kernel/keep"
 	"margay/kernel/slot"
 	"margay/kernel/wire"
 	"margay/nimble/memory"
@@ -157,12 +158,12 @@ func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {
 		return reply, nil, fmt.Errorf("the library speaks version %d of the application interface, this node kernel version %d: "+
 			"link the program with the library of this Margay", q.Value, wire.Version)
 	}
-	area, err := dupMemory(r.memory)
+	area, err := keep.File(r.memory)
 	if err != nil {
 		reply.Status = wire.StatusFailed
 		return reply, nil, err
 	}
-	bell, err := dup(r.far)
+	bell, err := keep.Duplicate(r.far.Fd(), r.far.Name())
 	if err != nil {
 		area.Close()
 		reply.Status = wire.StatusFailed
@@ -173,17 +174,6 @@ func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {
 	r.job.mu.Unlock()
 	r.job.use(true)
 	return reply, []*os.File{area, bell}, nil
-}
-
-func dup(f *os.File) (*os.File, error) { return dupFD(f.Fd(), f.Name()) }
-
-// dupFD returns another descriptor of what fd is one of.
-func dupFD(fd uintptr, name string) (*os.File, error) {
-	other, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("%s: duplicate descriptor: %w", name, err)
-	}
-	return os.NewFile(uintptr(other), name), nil
 }
 
 func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
@@ -201,8 +191,11 @@ func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
 		}
 		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value, Entries: s.Kind == wire.SetEntries})
 	}
-	handle, err := r.job.Insert(request)
-	return wire.Reply{Handle: handle}, err
+	x, err := r.job.config.Set.Insert(request)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	return wire.Reply{Handle: x.Handle()}, nil
 }
 
 // readObject reads a file that the rank has given. It may change while it is read, and may be anything.
@@ -222,21 +215,6 @@ func readObject(f *os.File) ([]byte, error) {
 		return nil, fmt.Errorf("the extension's object has more than %d bytes", wire.MaxObject)
 	}
 	return object, nil
-}
-
-// Insert puts an extension into a slot of the job and leaves it with the keeper.
-func (j *Job) Insert(request extension.Request) (handle uint32, err error) {
-	x, err := j.config.Set.Insert(request)
-	if err != nil {
-		return 0, err
-	}
-	if err := j.keepExtension(x, request); err != nil {
-		return 0, errors.Join(err, j.config.Set.Remove(x.Handle(), "it cannot be kept"))
-	}
-	if _, err := j.config.Set.Find(x.Handle()); err != nil { // its faults were faster
-		return x.Handle(), j.dropExtension(x.Handle())
-	}
-	return x.Handle(), nil
 }
 
 func (r *rank) remove(handle uint32) error {
@@ -291,7 +269,7 @@ func (r *rank) state(q wire.Request) (wire.Reply, []*os.File, error) {
 func giveMemory(m *memory.Memory, reply wire.Reply, err error) (wire.Reply, []*os.File, error) {
 	if err == nil {
 		var f *os.File
-		if f, err = dupMemory(m); err == nil {
+		if f, err = keep.File(m); err == nil {
 			reply.Values[0] = uint64(len(m.Bytes()))
 			return reply, []*os.File{f}, nil
 		}

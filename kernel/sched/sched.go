@@ -9,6 +9,7 @@ import (
 
 	"margay/kernel/slot"
 	"margay/nimble"
+	"margay/nimble/memory"
 	"margay/nimble/object"
 )
 
@@ -35,8 +36,8 @@ type Policy struct {
 	Spec   *object.Spec   // the program, for an enforcer that gives it to Linux
 	Insert nimble.Options // with what it was inserted: its settings, and the memory of its maps
 
-	// Decide runs it on a slot.SchedContext in the memory that it was given. An error is a fault of the extension.
-	Decide func(context []byte) (slot.Verdict, error)
+	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the extension, which has been counted.
+	Decide func(context memory.Region, core int) (slot.Verdict, error)
 	// Fault tells that it answered nonsense or had tasks wait too long. Enough of that has it removed.
 	Fault func(err error)
 }

@@ -43,10 +43,20 @@ type Row struct {
 	What     string // when an extension there is run
 	Ready    bool   // it can be used; the others are declared for what is to come
 	Context  int    // size of the context, in bytes; it is readable and writable
+	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
 	Verdicts map[Verdict]string
-	Default  Verdict // what the node kernel does without an extension, or after a fault
-	Fuel     uint64  // budget of one run, in instructions
+	Default  Verdict  // what the node kernel does without an extension, or after a fault
+	Services []string // that an extension there may call; none of them needs trust
+	Fuel     uint64   // budget of one run, in instructions
 	Time     time.Duration
+}
+
+// Allows reports whether an extension in the slot may answer v.
+func (r *Row) Allows(v Verdict) bool { return uint64(v) < r.Choices || r.Verdicts[v] != "" }
+
+// plain are the services that touch nothing but the extension's own state.
+var plain = []string{
+	"map_lookup_elem", "map_update_elem", "map_delete_elem", "ktime_get_ns", "trace_printk", "get_prandom_u32", "get_smp_processor_id",
 }
 
 // Table declares all slots.
@@ -54,12 +64,22 @@ var Table = []Row{
 	{Name: Boot, What: "once, before the node registers"},
 	{Name: Timer, What: "at intervals"},
 	{Name: Interrupt, What: "at an interrupt"},
-	{Name: Sched, What: "when a core is to be given to a process"},
+	{
+		Name: Sched, What: "when a core that processes share is to be given to one of them", Ready: true,
+		Context:  SchedSize,
+		Choices:  MaxTasks,
+		Verdicts: map[Verdict]string{Default: "DEFAULT"},
+		Default:  Default,
+		Services: plain,
+		Fuel:     10_000,
+		Time:     5 * time.Millisecond,
+	},
 	{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
 		Context:  MessageSize,
 		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP"},
 		Default:  Deliver,
+		Services: append([]string{"extension_call"}, plain...),
 		Fuel:     100_000,
 		Time:     20 * time.Millisecond,
 	},

@@ -2,8 +2,10 @@ package slot
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"reflect"
+	"regexp"
 	"testing"
 
 	"github.com/cilium/ebpf/btf"
@@ -50,7 +52,7 @@ func TestVerdictsAgree(t *testing.T) {
 	}
 	for _, row := range Table {
 		for number, name := range row.Verdicts {
-			line := []byte("#define MARGAY_" + name + " " + string(rune('0'+number)) + " ")
+			line := fmt.Appendf(nil, "#define MARGAY_%s %d ", name, number)
 			if !bytes.Contains(header, line) {
 				t.Errorf("slot %s: the header has no %q", row.Name, line)
 			}
@@ -69,11 +71,39 @@ func TestTable(t *testing.T) {
 		if (err == nil) != row.Ready || row.Ready && got.Context == 0 {
 			t.Errorf("Find(%s) = %+v, %v", row.Name, got, err)
 		}
+		if row.Ready && (len(row.Services) == 0 || !row.Allows(row.Default) || row.Allows(254)) {
+			t.Errorf("slot %s offers no service, or allows the wrong answers", row.Name)
+		}
 		if row.Ready && (row.Fuel == 0 || row.Time == 0 || row.Verdicts[row.Default] == "") {
 			t.Errorf("slot %s has no budget or no default: %+v", row.Name, row)
 		}
 	}
 	if _, err := Find("nothing"); err == nil {
 		t.Error("a slot that does not exist was found")
+	}
+}
+
+// The header declares the constants of the sched slot with the numbers that they have here.
+func TestConstantsAgree(t *testing.T) {
+	header, err := os.ReadFile("../../ext/include/margay.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]uint64{
+		"TICK": uint64(Tick), "BLOCK": uint64(Block), "WAKE": uint64(Wake), "ARRIVAL": uint64(Arrival), "ENDING": uint64(Ending),
+		"CHANGE": uint64(Change), "READY": uint64(Ready), "RUNNING": uint64(Running), "BLOCKED": uint64(Blocked), "HELD": uint64(Held),
+		"TASKS": MaxTasks, "MESSAGE_MAX": MaxMessage,
+	} {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^#define MARGAY_%s %d\b`, name, value)).Match(header) {
+			t.Errorf("the header does not say that MARGAY_%s is %d", name, value)
+		}
+	}
+	for _, line := range []string{"#define MARGAY_NO_TASK 0xffffffffu\n", "#define MARGAY_INFINITE (~0ull)\n"} {
+		if !bytes.Contains(header, []byte(line)) {
+			t.Errorf("the header has no %q", line)
+		}
+	}
+	if uint32(NoTask) != 0xffffffff || Infinite != ^uint64(0) {
+		t.Errorf("NoTask is %#x, Infinite %#x", uint32(NoTask), uint64(Infinite))
 	}
 }

@@ -41,21 +41,27 @@ func (a *app) extInsertCommand() *cobra.Command {
 	var m control.InsertExtension
 	node := control.None
 	c := a.jsonFlag(&cobra.Command{
-		Use:     "insert JOB OBJECT",
-		Short:   "Insert an extension into a running job",
-		Long:    "Insert an extension, an ELF object made by clang -target bpf, into a slot of a running job, on all of its nodes.",
-		Example: "  margay ext insert 7 accumulate.o",
-		Args:    cobra.ExactArgs(2),
+		Use:   "insert [JOB] OBJECT",
+		Short: "Insert an extension into a running job, or into the machine",
+		Long: `Insert an extension, an ELF object made by clang -target bpf, into a slot of a running job, on all of its nodes. Without a job it is
+the machine's own: it acts on the events of all jobs, before their extensions, on all nodes that are up, until it is removed or
+the node boots anew.`,
+		Example: `  margay ext insert 7 accumulate.o
+  margay ext insert roundrobin.o --node=2`,
+		Args: cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
-			if m.Job, err = parseJob(args[0]); err != nil {
-				return err
+			object := args[len(args)-1]
+			if len(args) == 2 {
+				if m.Job, err = parseJob(args[0]); err != nil {
+					return err
+				}
 			}
-			if m.Object, err = os.ReadFile(args[1]); err != nil {
+			if m.Object, err = os.ReadFile(object); err != nil {
 				return err
 			}
 			if m.Name == "" {
-				m.Name = strings.TrimSuffix(filepath.Base(args[1]), ".o")
+				m.Name = strings.TrimSuffix(filepath.Base(object), ".o")
 			}
 			m.Node = int32(node)
 			list, err := ask[*control.Extensions](c.Context(), a, &m)
@@ -105,7 +111,11 @@ func (a *app) printExtensions(list *control.Extensions) error {
 	var notes []string
 	for _, x := range list.Extensions {
 		id := fmt.Sprintf("%d.%d", x.Node, x.Handle)
-		t.row(id, x.Job, x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
+		job := "machine"
+		if x.Job != 0 {
+			job = strconv.FormatUint(uint64(x.Job), 10)
+		}
+		t.row(id, job, x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
 		if x.LastFault != "" {
 			notes = append(notes, fmt.Sprintf("%s: last fault: %s", id, x.LastFault))
 		}

@@ -1,0 +1,172 @@
+package extension
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"margay/ext/message/accumulate"
+	"margay/kernel/extension/extensiontest"
+	"margay/kernel/keep"
+	"margay/kernel/slot"
+	"margay/nimble"
+	"margay/nimble/memory"
+)
+
+var (
+	choose = extensiontest.Program{Section: "sched", Name: "choose", Code: []string{"mov r0, 7", "exit"}}
+	beyond = extensiontest.Program{Section: "sched", Name: "beyond", Code: []string{"mov r0, 8", "exit"}}
+	pass   = extensiontest.Program{Section: "sched", Name: "pass", Code: []string{"mov r0, 255", "exit"}}
+)
+
+// Slots have chains of their own, and an answer is one of the slot's.
+func TestSlotsApart(t *testing.T) {
+	m := newManager(t)
+	s := open(t, m, 1)
+	c, p, b, d := insert(t, s, choose), insert(t, s, pass), insert(t, s, beyond), insert(t, s, drop)
+	if got := m.Chain(1, slot.Sched); !slices.Equal(got, []*Extension{c, p, b}) {
+		t.Errorf("chain of slot sched: %v", got)
+	}
+	if got := m.Chain(1, slot.Message); !slices.Equal(got, []*Extension{d}) {
+		t.Errorf("chain of slot message: %v", got)
+	}
+	if v := s.Message(event(t)); v != slot.Drop || c.Stats().Runs != 0 {
+		t.Errorf("a message got the verdict %d, and slot sched was run %d times", v, c.Stats().Runs)
+	}
+	context, err := memory.Map("sched", slot.SchedSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer context.Close()
+	for x, want := range map[*Extension]slot.Verdict{c: 7, p: slot.Default} {
+		if v, err := x.Ask(nimble.Event{Context: context.Region(true)}); v != want || err != nil {
+			t.Errorf("%s answers %d, %v", x.Name(), v, err)
+		}
+	}
+	if v, err := b.Ask(nimble.Event{Context: context.Region(true)}); err == nil || b.Stats().Faults != 1 {
+		t.Errorf("an answer that is no task: %d, %v", v, err)
+	}
+}
+
+// Services are those of the slot.
+func TestServicesOfSlot(t *testing.T) {
+	s := open(t, newManager(t), 1)
+	for section, want := range map[string]bool{"message": true, "sched": false} {
+		_, err := s.Insert(Request{Object: extensiontest.Object(t, extensiontest.Program{
+			Section: section, Name: "clock", Code: []string{"call 5", "mov r0, 0", "exit"},
+		})})
+		if err != nil {
+			t.Errorf("slot %s, a service that all slots have: %v", section, err)
+		}
+		if got := s.manager.services[slot.Name(section)].Name("extension_call") != nil; got != want {
+			t.Errorf("slot %s: extension_call is there: %v", section, got)
+		}
+	}
+}
+
+// The machine's extensions are asked before those of a job, whichever came first.
+func TestMachineFirst(t *testing.T) {
+	m := newManager(t)
+	s, other := open(t, m, 1), open(t, m, 2)
+	mine := insert(t, s, consume)
+	first, second := insert(t, m.Machine(), deliver), insert(t, m.Machine(), drop)
+	if got := m.Chain(1, slot.Message); !slices.Equal(got, []*Extension{first, second, mine}) {
+		t.Errorf("chain %v", got)
+	}
+	for _, set := range []*Set{s, other} {
+		if v := set.Message(event(t)); v != slot.Drop || set.Empty() {
+			t.Errorf("%v: verdict %d, empty: %v", set, v, set.Empty())
+		}
+	}
+	if err := m.Remove(second.Handle(), "a test"); err != nil {
+		t.Fatal(err)
+	}
+	if v := s.Message(event(t)); v != slot.Consume {
+		t.Errorf("verdict %d without the machine's extension", v)
+	}
+	if got := m.Chain(99, slot.Message); !slices.Equal(got, []*Extension{first}) {
+		t.Errorf("chain of no job: %v", got)
+	}
+	if err := m.Machine().Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever watches a slot hears of each change there, whosever it is, when it has happened.
+func TestWatch(t *testing.T) {
+	m := newManager(t)
+	s := open(t, m, 1)
+	type change struct {
+		job    uint32
+		length int
+	}
+	var got []change
+	m.Watch(slot.Sched, func(job uint32) { got = append(got, change{job, len(m.Chain(1, slot.Sched))}) })
+	x := insert(t, s, choose)
+	insert(t, s, drop)
+	y := insert(t, m.Machine(), pass)
+	for _, err := range []error{s.Remove(x.Handle(), "a test"), m.Remove(y.Handle(), "a test")} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if want := []change{{1, 1}, {Machine, 2}, {1, 1}, {Machine, 0}}; !slices.Equal(got, want) {
+		t.Errorf("heard of %v, want %v", got, want)
+	}
+}
+
+// What is kept of an extension is enough to have it again, with its number, settings and state. What cannot be kept is not
+// inserted.
+func TestKept(t *testing.T) {
+	kept := make(map[string]keep.Item)
+	refuse := errors.New("no more room")
+	k := keeper{
+		keep: func(item keep.Item) error {
+			if len(kept) == 2 {
+				return refuse
+			}
+			files := slices.Clone(item.Files)
+			for i, f := range files {
+				copied, err := keep.Duplicate(f.Fd(), f.Name())
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[i] = copied
+			}
+			kept[item.Name] = keep.Item{Name: item.Name, Words: item.Words, Files: files}
+			return nil
+		},
+		drop: func(string) error { return nil },
+	}
+	m := newManager(t)
+	m.Machine().KeepWith(k)
+	if _, err := m.Machine().Insert(Request{Name: "words", Object: accumulate.Object, Settings: []Setting{{Name: "capacity", Value: 64}}}); err != nil {
+		t.Fatal(err)
+	}
+	insert(t, m.Machine(), drop)
+	if _, err := m.Machine().Insert(Request{Object: extensiontest.Object(t, deliver)}); !errors.Is(err, refuse) || len(m.Chain(0, slot.Message)) != 2 {
+		t.Errorf("what cannot be kept: %v, %d are there", err, len(m.Chain(0, slot.Message)))
+	}
+	before := m.List()[:2]
+	if err := m.Machine().Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := newManager(t)
+	items := []*keep.Item{{Name: "listener"}}
+	for _, item := range kept {
+		if !Kept(item.Name) {
+			t.Errorf("%s is not known again", item.Name)
+		}
+		items = append(items, &item)
+		defer item.CloseFiles()
+	}
+	if err := next.Machine().Adopt(items); err != nil {
+		t.Fatal(err)
+	}
+	if got := next.List(); !slices.Equal(got, before) {
+		t.Errorf("adopted %+v\nof %+v", got, before)
+	}
+	if err := next.Machine().Close(); err != nil {
+		t.Fatal(err)
+	}
+}
