@@ -12,6 +12,8 @@ import (
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/message"
+	"margay/kernel/sched"
+	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/kernel/wire"
 )
@@ -96,11 +98,16 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
-	phase      Phase         // guarded by Node.mu
-	running    map[int]bool  // ranks that have not ended; guarded by Node.mu
-	ready      chan struct{} // closed when Prepare or adoption is over
+	phase      Phase              // guarded by Node.mu
+	running    map[int]bool       // ranks that have not ended; guarded by Node.mu
+	tasks      map[int]sched.Task // by rank: what the scheduler was told of; guarded by Node.mu
+	ready      chan struct{}      // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
+}
+
+func (n *Node) newJob() *job {
+	return &job{node: n, running: make(map[int]bool), tasks: make(map[int]sched.Task), ready: make(chan struct{})}
 }
 
 // Prepare makes an empty place for a job's ranks on this node. It refuses cores that are taken and files that do not fit.
@@ -109,7 +116,8 @@ func (n *Node) Prepare(ctx context.Context, s JobSpec) error {
 	if err != nil {
 		return fmt.Errorf("job %d: %w", s.Job, err)
 	}
-	j := &job{node: n, spec: s, phase: Prepared, running: make(map[int]bool), ready: make(chan struct{})}
+	j := n.newJob()
+	j.spec, j.phase = s, Prepared
 	defer close(j.ready)
 	for _, r := range t.Ranks {
 		j.running[r.Rank] = true
@@ -186,7 +194,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	}
 	t.Memory = s.Memory
 	if t.Memory == 0 {
-		t.Memory = n.info.Memory * int64(len(t.Ranks)) / int64(len(n.info.Cores))
+		t.Memory = n.info.Memory * int64(len(n.coresOf(s))) / int64(len(n.info.Cores))
 	}
 	if t.Memory > n.info.Memory {
 		return t, fmt.Errorf("%w: %d MiB asked for, the node has %d MiB for jobs", ErrRoom, t.Memory>>20, n.info.Memory>>20)
@@ -212,7 +220,7 @@ func rankEnv(s JobSpec, p Place, local int) []string {
 	}
 }
 
-// claim enters a job in the table if its cores are free.
+// claim enters a job in the table if its cores are free. A core is one job's; up to slot.MaxTasks of its ranks share it.
 func (n *Node) claim(j *job) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -221,25 +229,28 @@ func (n *Node) claim(j *job) error {
 	}
 	taken := make(map[int]uint32)
 	for number, other := range n.jobs {
-		for _, core := range other.cores() {
+		for core := range n.coresOf(other.spec) {
 			taken[core] = number
 		}
 	}
-	for _, core := range j.cores() {
+	for core, ranks := range n.coresOf(j.spec) {
 		if by, ok := taken[core]; ok {
 			return fmt.Errorf("core %d: %w: job %d has it", core, ErrBusy, by)
+		}
+		if ranks > slot.MaxTasks {
+			return fmt.Errorf("core %d: %w for %d ranks: %d can share it", core, ErrBusy, ranks, slot.MaxTasks)
 		}
 	}
 	n.jobs[j.spec.Job] = j
 	return nil
 }
 
-// cores are the node's cores that the job has.
-func (j *job) cores() []int {
-	var cores []int
-	for _, p := range j.spec.Places {
-		if p.Node == fabric.Node(j.node.config.Boot.Node) {
-			cores = append(cores, p.Core)
+// coresOf returns the cores of this node that a job has, with how many of its ranks are on each.
+func (n *Node) coresOf(s JobSpec) map[int]int {
+	cores := make(map[int]int)
+	for _, p := range s.Places {
+		if p.Node == fabric.Node(n.config.Boot.Node) {
+			cores[p.Core]++
 		}
 	}
 	return cores
@@ -273,7 +284,8 @@ func (n *Node) adoptJob(item *keep.Item) error {
 	if err != nil {
 		return errors.Join(err, keep.Drop(n.config.Link, item.Name))
 	}
-	j := &job{node: n, container: c, phase: Running, running: make(map[int]bool), ready: make(chan struct{})}
+	j := n.newJob()
+	j.container, j.phase = c, Running
 	defer close(j.ready)
 	if err := json.Unmarshal(c.Spec().Words, &j.spec); err != nil {
 		c.Follow(j)
@@ -332,6 +344,7 @@ func (j *job) end() error {
 		j.phase = Ending
 		j.node.mu.Unlock()
 		err := j.container.End()
+		j.leaveAll()
 		if j.messages != nil {
 			j.messages.Close()
 		}
@@ -353,6 +366,7 @@ func (j *job) Record(r task.Record) {
 			j.phase = Ended
 		}
 		j.node.mu.Unlock()
+		j.leave(r.Rank)
 		j.messages.Ended(r.Rank)
 	}
 	j.node.config.Sink.Record(j.spec.Job, r)

@@ -60,12 +60,13 @@ type Sink interface {
 
 // Config is what a node kernel needs.
 type Config struct {
-	Boot    boot.Config
-	Program []string      // command that becomes a job init
-	Engine  engine.Engine // that runs extensions
-	Link    *link.Conn
-	Sink    Sink
-	Log     func(format string, args ...any)
+	Boot      boot.Config
+	Program   []string      // command that becomes a job init
+	Engine    engine.Engine // that runs extensions
+	Link      *link.Conn
+	Sink      Sink
+	Scheduler Scheduler // that gives shared cores to their processes; nil: Linux does as it likes
+	Log       func(format string, args ...any)
 }
 
 // Node is the node kernel of one node. It is safe for concurrent use.

@@ -1859,11 +1859,13 @@ type JobSpec struct {
 	Stdin         StdinMode              `protobuf:"varint,9,opt,name=stdin,proto3,enum=margay.control.StdinMode" json:"stdin,omitempty"`
 	KeepGoing     bool                   `protobuf:"varint,10,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`               // a rank that fails does not end the others
 	RamDisk       int64                  `protobuf:"varint,11,opt,name=ram_disk,json=ramDisk,proto3" json:"ram_disk,omitempty"`                     // bytes that the files need
-	Memory        int64                  `protobuf:"varint,12,opt,name=memory,proto3" json:"memory,omitempty"`                                      // bytes a node; 0: all that its cores are entitled to
+	Memory        int64                  `protobuf:"varint,12,opt,name=memory,proto3" json:"memory,omitempty"`                                      // bytes a node; 0: all that the job's cores there are entitled to
 	Pids          uint32                 `protobuf:"varint,13,opt,name=pids,proto3" json:"pids,omitempty"`                                          // processes and threads a node; 0: the default
 	InitTimeoutMs uint32                 `protobuf:"varint,14,opt,name=init_timeout_ms,json=initTimeoutMs,proto3" json:"init_timeout_ms,omitempty"` // how long ranks may wait for one that never joins; 0: the default
 	Detach        bool                   `protobuf:"varint,15,opt,name=detach,proto3" json:"detach,omitempty"`
-	Arch          string                 `protobuf:"bytes,16,opt,name=arch,proto3" json:"arch,omitempty"` // that the executable is for, as Go names it
+	Arch          string                 `protobuf:"bytes,16,opt,name=arch,proto3" json:"arch,omitempty"`                       // that the executable is for, as Go names it
+	PerNode       uint32                 `protobuf:"varint,17,opt,name=per_node,json=perNode,proto3" json:"per_node,omitempty"` // ranks on each node but the last; 0: as many as it has free cores for
+	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"` // ranks that share a core; 0: one, or as many as per_node needs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2008,6 +2010,20 @@ func (x *JobSpec) GetArch() string {
 		return x.Arch
 	}
 	return ""
+}
+
+func (x *JobSpec) GetPerNode() uint32 {
+	if x != nil {
+		return x.PerNode
+	}
+	return 0
+}
+
+func (x *JobSpec) GetPerCore() uint32 {
+	if x != nil {
+		return x.PerCore
+	}
+	return 0
 }
 
 type Place struct {
@@ -3399,8 +3415,8 @@ func (x *NodeState) GetBoots() uint32 {
 type CoreUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Core          uint32                 `protobuf:"varint,1,opt,name=core,proto3" json:"core,omitempty"`
-	Job           uint32                 `protobuf:"varint,2,opt,name=job,proto3" json:"job,omitempty"` // 0: free
-	Rank          uint32                 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	Job           uint32                 `protobuf:"varint,2,opt,name=job,proto3" json:"job,omitempty"`            // 0: free
+	Ranks         []uint32               `protobuf:"varint,3,rep,packed,name=ranks,proto3" json:"ranks,omitempty"` // of that job, which share it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3449,11 +3465,11 @@ func (x *CoreUse) GetJob() uint32 {
 	return 0
 }
 
-func (x *CoreUse) GetRank() uint32 {
+func (x *CoreUse) GetRanks() []uint32 {
 	if x != nil {
-		return x.Rank
+		return x.Ranks
 	}
-	return 0
+	return nil
 }
 
 type ListJobs struct {
@@ -4929,7 +4945,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
-	"\x06secret\x18\x05 \x01(\fR\x06secret\"\x92\x03\n" +
+	"\x06secret\x18\x05 \x01(\fR\x06secret\"\xc8\x03\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\tR\x04argv\x12\x10\n" +
@@ -4948,7 +4964,9 @@ const file_control_proto_rawDesc = "" +
 	"\x04pids\x18\r \x01(\rR\x04pids\x12&\n" +
 	"\x0finit_timeout_ms\x18\x0e \x01(\rR\rinitTimeoutMs\x12\x16\n" +
 	"\x06detach\x18\x0f \x01(\bR\x06detach\x12\x12\n" +
-	"\x04arch\x18\x10 \x01(\tR\x04arch\"C\n" +
+	"\x04arch\x18\x10 \x01(\tR\x04arch\x12\x19\n" +
+	"\bper_node\x18\x11 \x01(\rR\aperNode\x12\x19\n" +
+	"\bper_core\x18\x12 \x01(\rR\aperCore\"C\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -5043,11 +5061,11 @@ const file_control_proto_rawDesc = "" +
 	"\vfree_memory\x18\a \x01(\x03R\n" +
 	"freeMemory\x12\x13\n" +
 	"\x05up_ms\x18\b \x01(\x03R\x04upMs\x12\x14\n" +
-	"\x05boots\x18\t \x01(\rR\x05boots\"C\n" +
+	"\x05boots\x18\t \x01(\rR\x05boots\"E\n" +
 	"\aCoreUse\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x10\n" +
-	"\x03job\x18\x02 \x01(\rR\x03job\x12\x12\n" +
-	"\x04rank\x18\x03 \x01(\rR\x04rank\".\n" +
+	"\x03job\x18\x02 \x01(\rR\x03job\x12\x14\n" +
+	"\x05ranks\x18\x03 \x03(\rR\x05ranks\".\n" +
 	"\bListJobs\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"6\n" +

@@ -2,26 +2,128 @@ package serve
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"margay/cluster/control"
+	"margay/kernel/slot"
 )
 
 func TestAllocate(t *testing.T) {
-	offers := []offer{{node: 0, cores: []uint32{2}}, {node: 1}, {node: 3, cores: []uint32{1, 2, 4}}}
-	all := []*control.Place{{Rank: 0, Node: 0, Core: 2}, {Rank: 1, Node: 3, Core: 1}, {Rank: 2, Node: 3, Core: 2}, {Rank: 3, Node: 3, Core: 4}}
-	for n := 1; n <= 4; n++ {
-		if places := allocate(offers, n); !samePlaces(places, all[:n]) {
-			t.Errorf("%d ranks are placed at %v", n, places)
-		}
+	offers := []offer{{node: 0, total: 2, cores: []uint32{2}}, {node: 1, total: 2}, {node: 3, total: 3, cores: []uint32{1, 2, 4}}}
+	for _, c := range []struct {
+		name string
+		shape
+		want string // node.core of each rank
+	}{
+		{"one", shape{ranks: 1}, "0.2"},
+		{"two", shape{ranks: 2}, "0.2 3.1"},
+		{"all", shape{ranks: 4}, "0.2 3.1 3.2 3.4"},
+		{"too many", shape{ranks: 5}, ""},
+		{"one a node", shape{ranks: 2, perNode: 1}, "0.2 3.1"},
+		{"two a node", shape{ranks: 2, perNode: 2}, "3.1 3.2"},
+		{"the rest comes after the others", shape{ranks: 3, perNode: 2}, ""},
+		{"more than cores", shape{ranks: 7, perNode: 7}, "3.1 3.1 3.1 3.2 3.2 3.4 3.4"},
+		{"more than can share", shape{ranks: 25, perNode: 25}, ""},
+		{"as many as can share", shape{ranks: 24, perNode: 24}, "3.1 3.1 3.1 3.1 3.1 3.1 3.1 3.1 3.2 3.2 3.2 3.2 3.2 3.2 3.2 3.2 3.4 3.4 3.4 3.4 3.4 3.4 3.4 3.4"},
+		{"two a core", shape{ranks: 5, perCore: 2}, "0.2 0.2 3.1 3.1 3.2"},
+		{"two a core is not enough", shape{ranks: 9, perCore: 2}, ""},
+		{"two a core, three a node", shape{ranks: 3, perNode: 3, perCore: 2}, "3.1 3.1 3.2"},
+		{"one node is enough on one core", shape{ranks: 4, perNode: 2, perCore: 2}, "0.2 0.2 3.1 3.1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got []string
+			for i, p := range allocate(offers, c.shape) {
+				if p.Rank != uint32(i) {
+					t.Errorf("rank %d is the %d-th", p.Rank, i)
+				}
+				got = append(got, fmt.Sprintf("%d.%d", p.Node, p.Core))
+			}
+			if text := strings.Join(got, " "); text != c.want {
+				t.Errorf("placed at %q, want %q", text, c.want)
+			}
+		})
 	}
-	if places := allocate(offers, 5); places != nil {
-		t.Errorf("5 ranks are placed on 4 cores: %v", places)
-	}
-	if places := allocate(nil, 1); places != nil {
+	if places := allocate(nil, shape{ranks: 1}); places != nil {
 		t.Errorf("a rank is placed on nothing: %v", places)
 	}
+}
+
+// Whatever the shape, no core gets more ranks than can share one, and no node more than it was to get.
+func TestAllocateBounds(t *testing.T) {
+	for ranks := 1; ranks < 40; ranks++ {
+		for perNode := range 20 {
+			for perCore := range slot.MaxTasks + 1 {
+				s := shape{ranks: ranks, perNode: perNode, perCore: perCore}
+				onCore, onNode := make(map[[2]uint32]int), make(map[uint32]int)
+				places := allocate([]offer{{0, 2, []uint32{1, 2}}, {1, 3, []uint32{1, 3}}, {2, 4, []uint32{1, 2, 3, 4}}}, s)
+				for _, p := range places {
+					onCore[[2]uint32{p.Node, p.Core}]++
+					onNode[p.Node]++
+				}
+				most := slot.MaxTasks
+				if perCore > 0 {
+					most = perCore
+				} else if perNode == 0 {
+					most = 1
+				}
+				for core, n := range onCore {
+					if n > most {
+						t.Errorf("%+v: %d ranks on core %d of node %d", s, n, core[1], core[0])
+					}
+				}
+				for node, n := range onNode {
+					if perNode > 0 && n > perNode {
+						t.Errorf("%+v: %d ranks on node %d", s, n, node)
+					}
+				}
+				if places != nil && len(places) != ranks {
+					t.Errorf("%+v: %d ranks were placed", s, len(places))
+				}
+			}
+		}
+	}
+}
+
+// Who asks for what there is not is told what there is, and the way out.
+func TestNoRoom(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		for _, tc := range []struct {
+			ranks, perNode, perCore uint32
+			code                    control.Code
+			says                    string
+		}{
+			{5, 0, 0, control.Code_CODE_NO_ROOM, "5 ranks need 5 application cores, but 4 of 4 are free; --ppn or --per-core let ranks share a core"},
+			{9, 0, 2, control.Code_CODE_NO_ROOM, "9 ranks need 5 application cores, but 4 of 4 are free"},
+			{3, 1, 0, control.Code_CODE_NO_ROOM, "3 ranks, 1 on a node, need 3 nodes with 1 free application cores, but 2 of 2 have that; a larger --ppn needs fewer nodes"},
+			{17, 17, 0, control.Code_CODE_NO_ROOM, "a node of 2 application cores takes 16 ranks at most, 8 on a core, not 17"},
+			{5, 5, 2, control.Code_CODE_NO_ROOM, "a node of 2 application cores takes 4 ranks at most, 2 on a core, not 5"},
+			{9, 0, 9, control.Code_CODE_BAD_REQUEST, "9 ranks cannot share a core, 8 can"},
+		} {
+			s := spec(tc.ranks)
+			s.PerNode, s.PerCore = tc.perNode, tc.perCore
+			if _, err := c.ask(&control.RunRequest{Spec: s}); !errors.Is(err, &control.Failure{Code: tc.code}) || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%+v: %v", tc, err)
+			}
+		}
+		s := spec(6)
+		s.PerNode = 4
+		must[*control.RunReply](c, &control.RunRequest{Spec: s})
+		shared := []string{"1:[0 1] 2:[2 3] ", "1:[4] 2:[5] "}
+		for node, want := range shared {
+			text := ""
+			for _, core := range c.node(uint32(node)).Cores {
+				text += fmt.Sprintf("%d:%v ", core.Core, core.Ranks)
+			}
+			if text != want {
+				t.Errorf("node%d has %s, want %s", node, text, want)
+			}
+		}
+	})
 }
 
 // Cores of nodes that are not up, that are taken, or that are of another kind are not given away.
@@ -41,7 +143,7 @@ func TestPlacement(t *testing.T) {
 			t.Errorf("placed at %v", reply.Places)
 		}
 		_, err := c.ask(&control.RunRequest{Spec: spec(1)})
-		want := "1 ranks need 1 application cores, but 0 of 4 are free (3 of 5 nodes are up; see margay nodes)"
+		want := "1 ranks need 1 application cores, but 0 of 4 are free; --ppn or --per-core let ranks share a core (3 of 5 nodes are up; see margay nodes)"
 		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) || err.Error() != want {
 			t.Errorf("a full machine says %v", err)
 		}

@@ -202,7 +202,7 @@ func (s *Server) listNodes() *control.Nodes {
 		if n.info != nil {
 			for _, core := range n.info.Cores {
 				u := n.uses[core]
-				state.Cores = append(state.Cores, &control.CoreUse{Core: core, Job: u.job, Rank: u.rank})
+				state.Cores = append(state.Cores, &control.CoreUse{Core: core, Job: u.job, Ranks: u.ranks})
 			}
 		}
 		list.Nodes = append(list.Nodes, state)

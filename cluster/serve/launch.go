@@ -24,11 +24,11 @@ const (
 func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if spec.Ranks == 0 {
-		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "a job has at least one rank")
+	if err := shapeOf(spec).check(); err != nil {
+		return nil, err
 	}
 	offers := s.offers()
-	places := allocate(slices.DeleteFunc(offers, func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch }), int(spec.Ranks))
+	places := allocate(slices.DeleteFunc(offers, func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch }), shapeOf(spec))
 	if places == nil {
 		return nil, s.noRoom(spec)
 	}
@@ -47,7 +47,7 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 	last := -1
 	for _, p := range places {
 		n := s.nodes[p.Node]
-		n.uses[p.Core] = use{job: number, rank: p.Rank}
+		n.use(number, p)
 		if int(p.Node) != last {
 			j.members = append(j.members, &control.Member{Node: p.Node, Address: n.info.Address})
 			j.loading[p.Node] = true
@@ -66,7 +66,7 @@ func (s *Server) offers() []offer {
 		if n.health != control.NodeHealth_NODE_UP || n.conn == nil {
 			continue
 		}
-		o := offer{node: n.number}
+		o := offer{node: n.number, total: len(n.info.Cores)}
 		for _, core := range n.info.Cores {
 			if _, taken := n.uses[core]; !taken {
 				o.cores = append(o.cores, core)
@@ -77,24 +77,20 @@ func (s *Server) offers() []offer {
 	return offers
 }
 
-// noRoom says why a job does not fit. The caller holds Server.mu.
+// noRoom says why a job does not fit, and what would. The caller holds Server.mu.
 func (s *Server) noRoom(spec *control.JobSpec) error {
-	var free, total, up, other int
-	for _, o := range s.offers() {
-		up++
-		if arch := s.nodes[o.node].info.Arch; arch != spec.Arch {
-			other++
-			continue
+	var offers []offer
+	up := s.offers()
+	for _, o := range up {
+		if s.nodes[o.node].info.Arch == spec.Arch {
+			offers = append(offers, o)
 		}
-		free += len(o.cores)
-		total += len(s.nodes[o.node].info.Cores)
 	}
-	if up > 0 && other == up {
+	if len(up) > 0 && len(offers) == 0 {
 		return control.Failf(control.Code_CODE_NOT_EXECUTABLE, "%s is for %s, but the nodes of machine %s are %s",
 			spec.Path, spec.Arch, s.config.Machine, s.arches())
 	}
-	return control.Failf(control.Code_CODE_NO_ROOM, "%d ranks need %d application cores, but %d of %d are free (%d of %d nodes are up; see margay nodes)",
-		spec.Ranks, spec.Ranks, free, total, up, len(s.nodes))
+	return control.Failf(control.Code_CODE_NO_ROOM, "%s (%d of %d nodes are up; see margay nodes)", shapeOf(spec).lacks(offers), len(up), len(s.nodes))
 }
 
 // arches names the architectures of the nodes. The caller holds Server.mu.

@@ -30,12 +30,17 @@ type node struct {
 
 // use says what a core has been given to.
 type use struct {
-	job  uint32
-	rank uint32
+	job   uint32
+	ranks []uint32
 }
 
 func newNode(number uint32) *node {
 	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use)}
+}
+
+// use gives a core to a rank of a job. The caller holds Server.mu.
+func (n *node) use(job uint32, p *control.Place) {
+	n.uses[p.Core] = use{job: job, ranks: append(n.uses[p.Core].ranks, p.Rank)}
 }
 
 // disconnect ends the connection to the node. The caller holds Server.mu.

@@ -55,7 +55,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		j.first = first
 	}
 	for _, p := range j.places {
-		s.nodes[p.Node].uses[p.Core] = use{job: j.number, rank: p.Rank}
+		s.nodes[p.Node].use(j.number, p)
 	}
 	s.jobs[j.number] = j
 	if j.phase != control.JobPhase_JOB_RUNNING {

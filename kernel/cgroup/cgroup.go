@@ -1,7 +1,8 @@
 // Package cgroup makes the control groups (cgroup v2) that bound and end what runs on a node.
 //
-// A node's tree is flat: <base>/system for PID 1 and the node kernel, and one group per job with two leaves, "init" for the
-// job's init and "ranks" for everything the application starts. Memory is limited in the job's group, so that the RAM disk,
+// A node's tree is flat: <base>/system for PID 1 and the node kernel, and one group per job with two groups, "init" for the
+// job's init and "ranks" for everything the application starts, with a group below it for each of its ranks, so that one can
+// be frozen. Memory is limited in the job's group, so that the RAM disk,
 // which the init fills, counts as the job's; out-of-memory kills the whole "ranks" leaf and nothing else. Cores and the
 // number of processes are limited in "ranks", so that an application that takes all of them leaves its init alone.
 package cgroup
@@ -67,6 +68,7 @@ type Limits struct {
 	Memory int64 // bytes, page cache and RAM disk included
 	Pids   int   // processes and threads of the application
 	Cores  []int // the only cores the application's processes may run on
+	Ranks  []int // the application's ranks, each of which gets a group of its own
 }
 
 // Job is the group of one job.
@@ -126,13 +128,27 @@ func (j *Job) limit(l Limits) error {
 			return err
 		}
 	}
+	for _, rank := range l.Ranks {
+		if err := os.Mkdir(j.Rank(rank), 0o755); err != nil {
+			return fmt.Errorf("cgroup: make group: %w", err)
+		}
+	}
 	return write(ranks, "memory.oom.group", "1")
 }
+
+// rankPrefix begins the names of the groups of ranks.
+const rankPrefix = "rank-"
+
+// RankName is the name of a rank's group below that of Ranks.
+func RankName(rank int) string { return rankPrefix + strconv.Itoa(rank) }
+
+// Rank returns the path of a rank's group.
+func (j *Job) Rank(rank int) string { return filepath.Join(j.path, "ranks", RankName(rank)) }
 
 // Init opens the leaf for the job's init, to be given to clone (SysProcAttr.CgroupFD).
 func (j *Job) Init() (*os.File, error) { return j.open("init") }
 
-// Ranks opens the leaf for the application's processes.
+// Ranks opens the group for the application's processes.
 func (j *Job) Ranks() (*os.File, error) { return j.open("ranks") }
 
 func (j *Job) open(leaf string) (*os.File, error) {
@@ -174,12 +190,7 @@ func (j *Job) Remove(wait time.Duration) error {
 		if err := j.Kill(); err != nil {
 			return err
 		}
-		var err error
-		for _, dir := range []string{"init", "ranks", ""} {
-			if e := os.Remove(filepath.Join(j.path, dir)); e != nil && !errors.Is(e, fs.ErrNotExist) {
-				err = e
-			}
-		}
+		err := j.remove()
 		if err == nil {
 			return nil
 		}
@@ -188,6 +199,20 @@ func (j *Job) Remove(wait time.Duration) error {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+}
+
+// remove removes the job's groups, which must be empty for that.
+func (j *Job) remove() (err error) {
+	groups, _ := filepath.Glob(filepath.Join(j.path, "ranks", rankPrefix+"*"))
+	for _, leaf := range []string{"init", "ranks", ""} {
+		groups = append(groups, filepath.Join(j.path, leaf))
+	}
+	for _, group := range groups {
+		if e := os.Remove(group); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = e
+		}
+	}
+	return err
 }
 
 func write(dir, file, text string) error {

@@ -37,6 +37,8 @@ type Host struct {
 // Handler is told what happens in a job. Its methods are called one at a time and must not block for long: what they hold
 // up is the job's output.
 type Handler interface {
+	// Started tells of a rank that runs: when it has been started, and after an adoption. Its end is told by a Record.
+	Started(RankProcess)
 	// Record hands over the next record. It may repeat records that have not been acknowledged.
 	Record(Record)
 	// InputTaken tells how many bytes of its standard input a rank has taken.
@@ -133,10 +135,14 @@ func (c *Container) resync(ctx context.Context) ([]*keep.Item, error) {
 			c.spec, c.adopted = state.Spec, state
 			return items, err
 		}
-		if item, _, err := keep.Replayed(m); err != nil {
+		item, _, err := keep.Replayed(m)
+		switch {
+		case err != nil:
 			return nil, err
-		} else if item != nil {
+		case item != nil:
 			items = append(items, item)
+		default:
+			m.CloseFiles()
 		}
 	}
 }
@@ -267,6 +273,15 @@ func (c *Container) listen(h Handler) {
 
 func (c *Container) dispatch(m link.Message, h Handler) error {
 	switch m.Kind {
+	case Process:
+		p, err := c.rankProcess(m)
+		if errors.Is(err, errEnded) {
+			return nil // its record says the rest
+		}
+		if err != nil {
+			return err
+		}
+		h.Started(p)
 	case Output:
 		var r Record
 		if err := m.Decode(&r); err != nil {
@@ -392,11 +407,12 @@ func (c *Container) spawn(far *os.File) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// group makes the job's control group and opens its two leaves.
+// group makes the job's control group and opens the two parts of it.
 func (c *Container) group() (init, ranks *os.File, err error) {
 	limits := cgroup.Limits{Memory: c.spec.Memory, Pids: c.spec.Pids}
 	for _, r := range c.spec.Ranks {
 		limits.Cores = append(limits.Cores, r.Cores...)
+		limits.Ranks = append(limits.Ranks, r.Rank)
 	}
 	group, err := c.host.Cgroups.Create(groupName(c.spec.Job), limits)
 	if err != nil {

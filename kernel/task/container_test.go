@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,10 +84,13 @@ type events struct {
 	changed chan struct{} // closed at the next event
 	records []task.Record
 	taken   map[int]uint64
+	running map[int]task.RankProcess
 	gone    bool
 }
 
-func newEvents() *events { return &events{changed: make(chan struct{}), taken: make(map[int]uint64)} }
+func newEvents() *events {
+	return &events{changed: make(chan struct{}), taken: make(map[int]uint64), running: make(map[int]task.RankProcess)}
+}
 
 // note changes what is known.
 func (e *events) note(change func()) {
@@ -104,6 +108,8 @@ func (e *events) Record(r task.Record) {
 		}
 	})
 }
+
+func (e *events) Started(p task.RankProcess) { e.note(func() { e.running[p.Rank] = p }) }
 
 func (e *events) InputTaken(rank int, position uint64) { e.note(func() { e.taken[rank] = position }) }
 
@@ -141,6 +147,13 @@ func (e *events) isGone() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.gone
+}
+
+// processes returns the processes that the container has told of.
+func (e *events) processes() map[int]task.RankProcess {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.running)
 }
 
 func (e *events) position(rank int) uint64 {
@@ -439,6 +452,10 @@ func TestAdopt(t *testing.T) {
 	}
 	if c2.Spec().Path != "/bin/app" {
 		t.Errorf("adopted spec %+v", c2.Spec())
+	}
+	e2.await(t, "process", func() bool { return len(e2.processes()) == 1 })
+	if before, after := e.processes()[0], e2.processes()[0]; after.PID != before.PID || after.Group != before.Group {
+		t.Errorf("the process is %+v, it was %+v", after, before)
 	}
 	if err := c2.Input(0, 7, []byte("after\n"), true); err != nil {
 		t.Fatal(err)

@@ -83,6 +83,59 @@ func TestFilesBeyondMemory(t *testing.T) {
 	well()
 }
 
+// A rank can be frozen while others of its job go on, and the job can be ended all the same.
+func TestFreezeRank(t *testing.T) {
+	e := newEvents()
+	s := spec(2, "cat")
+	s.Ranks[1].Stdin = true
+	c := start(t, s, e)
+	e.await(t, "processes", func() bool { return len(e.processes()) == 2 })
+	frozen := e.processes()[0]
+	if group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", frozen.PID)); err != nil || strings.TrimSpace(string(group)) != "0::"+strings.TrimPrefix(frozen.Group, cgroups) {
+		t.Errorf("the process is in %q, %v; it should be in %s", group, err, frozen.Group)
+	}
+	freeze := func(how string) {
+		if err := os.WriteFile(filepath.Join(frozen.Group, "cgroup.freeze"), []byte(how), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say := func(rank int, offset uint64, text string, eof bool) {
+		if err := c.Input(rank, offset, []byte(text), eof); err != nil {
+			t.Fatal(err)
+		}
+	}
+	freeze("1")
+	say(0, 0, "thawed", true)
+	say(1, 0, "free", true)
+	e.await(t, "end of rank 1", func() bool { return len(e.exits()) == 1 })
+	if e.text(1, task.Stdout) != "free" || e.text(0, task.Stdout) != "" {
+		t.Errorf("rank 1 wrote %q, rank 0, which is frozen, %q", e.text(1, task.Stdout), e.text(0, task.Stdout))
+	}
+	freeze("0")
+	e.await(t, "end of rank 0", func() bool { return len(e.exits()) == 2 })
+	if e.text(0, task.Stdout) != "thawed" {
+		t.Errorf("rank 0 wrote %q", e.text(0, task.Stdout))
+	}
+}
+
+// A frozen rank does not keep its job from ending.
+func TestEndFrozen(t *testing.T) {
+	e := newEvents()
+	c := start(t, spec(1, "sleep"), e)
+	e.await(t, "process", func() bool { return len(e.processes()) == 1 })
+	if err := os.WriteFile(filepath.Join(e.processes()[0].Group, "cgroup.freeze"), []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	left := members(t, c)
+	if err := c.End(); err != nil {
+		t.Fatal(err)
+	}
+	awaitNone(t, left)
+	if groups, _ := filepath.Glob(cgroups + "/job-*"); len(groups) > 0 {
+		t.Errorf("control groups %v are left", groups)
+	}
+}
+
 // neighbour starts another job. The function it returns demands that the job is well.
 func neighbour(t *testing.T) func() {
 	t.Helper()

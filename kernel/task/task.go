@@ -133,7 +133,8 @@ const (
 	Input    = "input"    // InputBody and payload; told back when written
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
-	Resync   = "resync"   // a new node kernel is here -> what is kept, then Resync with State
+	Resync   = "resync"   // a new node kernel is here -> what is kept, then Resync with State, then each Process
+	Process  = "process"  // from the init: ProcessBody and a pidfd: a rank runs; told when it is started and after a Resync
 	Output   = "record"   // from the init: Record and payload
 	Failed   = "failed"   // from the init: StartError
 	End      = "end"      // kill everything and be gone; answered by the end of the link
@@ -145,6 +146,9 @@ type State struct {
 	Started bool  // the ranks have been started, all of them
 	Running []int // the ranks that have not ended
 }
+
+// ProcessBody says of which rank the pidfd is that comes with it.
+type ProcessBody struct{ Rank int }
 
 // SignalBody asks for a signal to a rank's process, or to all.
 type SignalBody struct {

@@ -132,6 +132,12 @@ func TestAffinity(t *testing.T) {
 			t.Error(r)
 		}
 	}
+	r = m.run(0, "-n", "4", "--per-core", "3", probe(), "affinity")
+	for rank := range 4 {
+		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d may use [%d]\n", rank, 1+rank/2)) {
+			t.Error(r)
+		}
+	}
 }
 
 // misbehaving compiles one of the extensions that do what they must not.

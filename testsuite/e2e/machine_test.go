@@ -313,7 +313,10 @@ type nodeState struct {
 	Health string
 	Reason string
 	Boots  int
-	Cores  []struct{ Core, Job, Rank int }
+	Cores  []struct {
+		Core, Job int
+		Ranks     []int
+	}
 }
 
 func (m *machine) listNodes() []nodeState {

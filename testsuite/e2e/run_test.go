@@ -322,6 +322,50 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
+// Ranks that share cores get their messages, their node's share of memory and their ends as others do.
+func TestSharedCores(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		c := m.start("run", "-n", "8", "--ppn", "4", probe(), "sleep")
+		c.awaitRanks("sleeping", 8)
+		var cores []string
+		for _, n := range m.listNodes() {
+			for _, core := range n.Cores {
+				cores = append(cores, fmt.Sprintf("%d.%d %v", n.Node, core.Core, core.Ranks))
+			}
+		}
+		if want := "0.1 [0 1], 0.2 [2 3], 1.1 [4 5], 1.2 [6 7], 2.1 [], 2.2 [], 3.1 [], 3.2 []"; strings.Join(cores, ", ") != want {
+			t.Errorf("the ranks are on %v, want %s", cores, want)
+		}
+		job := m.onlyJob()
+		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, job+".0-1 "+job+".2-3\n") {
+			t.Error(nodes)
+		}
+		if ps := m.margay("ps", job); strings.Count(ps.stdout, "  running\n") != 8 {
+			t.Error(ps)
+		}
+		r := m.margay("run", "-n", "6", "--ppn", "2", probe(), "hello")
+		if r.code != 125 || !strings.Contains(r.stderr, "6 ranks, 2 on a node, need 3 nodes with 2 free application cores, but 2 of 4 have that") {
+			t.Error(r)
+		}
+		c.signal(unix.SIGTERM)
+		if r := c.wait(); r.code != 143 {
+			t.Error(r)
+		}
+		if r := m.run(0, "-n", "8", "--ppn", "8", probe(), "hello"); strings.Count(r.stdout, " of 8 on node0 ") != 8 {
+			t.Error(r)
+		}
+		// The order of ranks and nodes is that of the histogram without sharing, so its result is, too.
+		text := filepath.Join(bin, "..", "README.md")
+		alone := m.run(0, "-n", "8", "--with", text, filepath.Join(bin, "histogram"), text)
+		shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, filepath.Join(bin, "histogram"), text)
+		want, _, _ := cutLast(alone.stdout)
+		if got, _, _ := cutLast(shared.stdout); got != want || want == "" {
+			t.Errorf("%v\nwant %s", shared, want)
+		}
+		m.usable()
+	})
+}
+
 // cutLast cuts the last line off a text.
 func cutLast(text string) (before, last string, ok bool) {
 	at := strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")

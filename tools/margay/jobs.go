@@ -51,7 +51,7 @@ func (a *app) psCommand() *cobra.Command {
 func (a *app) printJobs(jobs *control.Jobs) error {
 	t := newTable(a.stdout, "JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
 	for _, j := range jobs.Jobs {
-		t.row(j.Job, j.User, j.Ranks, nodeRanges(j.Nodes), jobState(j), jobTime(j), j.Command)
+		t.row(j.Job, j.User, j.Ranks, ranges(j.Nodes), jobState(j), jobTime(j), j.Command)
 	}
 	return t.flush()
 }

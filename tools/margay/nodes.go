@@ -66,7 +66,7 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 			if core.Job == 0 {
 				free++
 			} else {
-				jobs = append(jobs, fmt.Sprintf("%d.%d", core.Job, core.Rank))
+				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, ranges(core.Ranks)))
 			}
 		}
 		t.row(name, healthNames[n.Health], len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile, n.Info.Kernel,

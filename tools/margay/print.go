@@ -47,18 +47,18 @@ func (t *table) row(cells ...any) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// nodeRanges writes node numbers, which are in order, as ranges.
-func nodeRanges(nodes []uint32) string {
+// ranges writes numbers that are in order as ranges.
+func ranges(numbers []uint32) string {
 	var parts []string
-	for i := 0; i < len(nodes); {
+	for i := 0; i < len(numbers); {
 		j := i
-		for j+1 < len(nodes) && nodes[j+1] == nodes[j]+1 {
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
 			j++
 		}
 		if i == j {
-			parts = append(parts, fmt.Sprint(nodes[i]))
+			parts = append(parts, fmt.Sprint(numbers[i]))
 		} else {
-			parts = append(parts, fmt.Sprintf("%d-%d", nodes[i], nodes[j]))
+			parts = append(parts, fmt.Sprintf("%d-%d", numbers[i], numbers[j]))
 		}
 		i = j + 1
 	}

@@ -22,6 +22,8 @@ var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT
 // runFlags are the flags of margay run.
 type runFlags struct {
 	ranks     int
+	perNode   int
+	perCore   int
 	with      []string
 	label     bool
 	detach    bool
@@ -40,6 +42,10 @@ func (a *app) runCommand() *cobra.Command {
 		Short: "Run a program on the machine, one process per application core",
 		Long: `Run a program on the machine: one process, called a rank, on each of as many application cores as -n asks for.
 
+With --ppn each node gets so many ranks; where that is more than it has cores, up to 8 ranks share one. --per-core has
+them share, however many cores there are. Ranks that share a core take turns, unless an extension in the slot sched
+knows better. Cores are never shared between jobs.
+
 The program is copied to the nodes with the libraries it needs and the files that --with names. On a node all of
 them have the names that they have here, and the working directory and the environment are those of here too;
 nothing else of this host's files is there. Each rank finds its number in MARGAY_RANK and how many there are in
@@ -49,6 +55,8 @@ Standard input goes to rank 0. Signals, Ctrl-C among them, go to all ranks; a se
 rank fails, the others are ended, and the job has its exit status.`,
 		Example: `  margay run -n 8 ./app -x 1
   margay run -n 4 --with data.txt --label ./app data.txt
+  margay run -n 8 --ppn 4 ./app               # 4 ranks on each of 2 nodes
+  margay run -n 2 --per-core 2 ./app          # both ranks on one core
   margay run --detach -n 8 ./app && margay ps`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return a.run(c, f, args) },
@@ -56,6 +64,8 @@ rank fails, the others are ended, and the job has its exit status.`,
 	c.Flags().SetInterspersed(false)
 	fs := c.Flags()
 	fs.IntVarP(&f.ranks, "ranks", "n", 1, "how many ranks")
+	fs.IntVar(&f.perNode, "ppn", 0, "ranks on each node but the last (default: one for each free core)")
+	fs.IntVar(&f.perCore, "per-core", 0, "ranks that share a core (default: 1, or as many as --ppn needs)")
 	fs.StringArrayVar(&f.with, "with", nil, "a file or folder to take along (may be repeated)")
 	fs.BoolVar(&f.label, "label", false, "begin each line of output with the rank that wrote it")
 	fs.BoolVar(&f.detach, "detach", false, "print the job's number and leave it alone; margay logs shows its output")
@@ -83,6 +93,9 @@ func (a *app) run(c *cobra.Command, f runFlags, args []string) error {
 	if f.ranks < 1 {
 		return fmt.Errorf("-n %d: a job has at least one rank", f.ranks)
 	}
+	if f.perNode < 0 || f.perCore < 0 {
+		return fmt.Errorf("--ppn %d, --per-core %d: neither can be negative", f.perNode, f.perCore)
+	}
 	socket, err := a.socket()
 	if err != nil {
 		return err
@@ -97,6 +110,7 @@ func (a *app) run(c *cobra.Command, f runFlags, args []string) error {
 	}
 	spec.Ranks, spec.Stdin, spec.KeepGoing, spec.Detach = uint32(f.ranks), mode, f.keepGoing, f.detach
 	spec.Memory, spec.Pids, spec.InitTimeoutMs = int64(f.memoryMiB)<<20, uint32(f.pids), uint32(f.initWait.Milliseconds())
+	spec.PerNode, spec.PerCore = uint32(f.perNode), uint32(f.perCore)
 	if f.detach {
 		spec.Stdin = control.StdinMode_STDIN_NONE
 	}

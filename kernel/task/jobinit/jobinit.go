@@ -247,7 +247,22 @@ func (in *initProcess) resync() error {
 	if err := in.tell(task.Resync, state); err != nil {
 		return err
 	}
+	if err := in.tellProcesses(); err != nil {
+		return err
+	}
 	in.rewind()
+	return nil
+}
+
+// tellProcesses tells of all ranks that run.
+func (in *initProcess) tellProcesses() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, r := range in.pids {
+		if err := in.tellProcess(r); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -273,6 +288,7 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus) {
 	defer in.mu.Unlock()
 	if r := in.pids[pid]; r != nil {
 		delete(in.pids, pid)
+		r.process.Close()
 		go in.rankEnded(r, status)
 	}
 }

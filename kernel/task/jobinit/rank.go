@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/cgroup"
+	"margay/kernel/link"
 	"margay/kernel/task"
 )
 
@@ -27,6 +29,7 @@ const oomScore = 500
 type rank struct {
 	task.Rank
 	pid     int
+	process *os.File // a pidfd of it
 	started time.Time
 	input   *input
 	outputs sync.WaitGroup // readers of its stdout and stderr
@@ -127,36 +130,53 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	started := &rank{Rank: r, started: time.Now(), input: newInput(pipes.input)}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
-	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, &syscall.ProcAttr{
-		Dir:   in.spec.Dir,
-		Env:   overlay(in.spec.Env, r.Env),
-		Files: files,
-		Sys:   in.attributes(),
-	})
-	if err != nil {
+	if err := in.fork(started, files); err != nil {
 		pipes.closeNear()
 		return err
 	}
-	started.pid = pid
 	in.ranks[r.Rank] = started
-	in.pids[pid] = started
+	in.pids[started.pid] = started
 	in.follow(started, pipes)
+	if err := in.tellProcess(started); err != nil {
+		return err
+	}
 	if in.spec.Rlimits && in.spec.Memory > 0 {
-		return limitData(pid, in.spec.Memory/int64(len(in.spec.Ranks)))
+		return limitData(started.pid, in.spec.Memory/int64(len(in.spec.Ranks)))
 	}
 	return nil
 }
 
-func (in *initProcess) attributes() *syscall.SysProcAttr {
-	attr := &syscall.SysProcAttr{Setsid: true}
+// fork starts the process of a rank.
+func (in *initProcess) fork(r *rank, files []uintptr) error {
+	pidfd := -1
+	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
 	}
 	if in.group != nil {
-		attr.UseCgroupFD = true
-		attr.CgroupFD = int(in.group.Fd())
+		name := cgroup.RankName(r.Rank.Rank)
+		group, err := unix.Openat(int(in.group.Fd()), name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("control group %s: %w", name, err)
+		}
+		defer unix.Close(group)
+		attr.UseCgroupFD, attr.CgroupFD = true, group
 	}
-	return attr
+	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, &syscall.ProcAttr{
+		Dir: in.spec.Dir, Env: overlay(in.spec.Env, r.Env), Files: files, Sys: attr,
+	})
+	if err != nil {
+		return err
+	}
+	r.pid, r.process = pid, os.NewFile(uintptr(pidfd), "pidfd")
+	return nil
+}
+
+// tellProcess gives the node kernel a pidfd of a rank that runs.
+func (in *initProcess) tellProcess(r *rank) error {
+	m := link.New(task.Process, task.ProcessBody{Rank: r.Rank.Rank})
+	m.Files = []*os.File{r.process}
+	return in.conn.Send(m)
 }
 
 // overlay returns the environment base with the variables of more set or replaced.

@@ -1,0 +1,118 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"testing"
+
+	"margay/kernel/boot"
+	"margay/kernel/hardware"
+	"margay/kernel/sched"
+	"margay/kernel/task"
+)
+
+// heard is a scheduler that notes what it is told.
+type heard struct{ words []string }
+
+func (h *heard) Add(t sched.Task) error {
+	if _, err := t.Process.Stat(); err != nil {
+		return err
+	}
+	h.words = append(h.words, fmt.Sprintf("add %d.%d core %d cpu %d pid %d group %q", t.Job, t.Rank, t.Core, t.CPU, t.PID, t.Group))
+	return nil
+}
+
+func (h *heard) Remove(id sched.ID) {
+	h.words = append(h.words, fmt.Sprintf("remove %d.%d", id.Job, id.Rank))
+}
+
+// node is node 1, with so many application cores and nothing else.
+func node(t *testing.T, cores int) (*Node, *heard) {
+	h := new(heard)
+	n := &Node{config: Config{Boot: boot.Config{Node: 1}, Scheduler: h, Log: t.Logf}, jobs: make(map[uint32]*job)}
+	for i := range cores + 1 {
+		n.cores = append(n.cores, hardware.Core{ID: i, CPU: 10 + i})
+	}
+	n.info.Cores = n.cores[1:]
+	return n, h
+}
+
+// prepared is a job of the node, with as many ranks on this node's cores as given, after one elsewhere.
+func (n *Node) prepared(number uint32, cores ...int) *job {
+	j := n.newJob()
+	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
+	for i, core := range cores {
+		j.spec.Places = append(j.spec.Places, Place{Rank: 1 + i, Node: 1, Core: core})
+	}
+	return j
+}
+
+func TestClaim(t *testing.T) {
+	n, _ := node(t, 3)
+	if err := n.claim(n.prepared(7, 1, 1, 2)); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.claim(n.prepared(8, 3, 2)); !errors.Is(err, ErrBusy) || err.Error() != "core 2: core is not free: job 7 has it" {
+		t.Error(err)
+	}
+	if err := n.claim(n.prepared(7, 3)); !errors.Is(err, ErrPhase) {
+		t.Error(err)
+	}
+	if err := n.claim(n.prepared(8, 3, 3, 3, 3, 3, 3, 3, 3, 3)); !errors.Is(err, ErrBusy) {
+		t.Error(err)
+	}
+	if err := n.claim(n.prepared(8, 3, 3, 3, 3, 3, 3, 3, 3)); err != nil {
+		t.Error(err)
+	}
+}
+
+// Memory is shared out by cores, not by ranks.
+func TestMemoryShare(t *testing.T) {
+	n, _ := node(t, 4)
+	n.info.Memory = 400 << 20
+	for _, c := range []struct {
+		cores []int
+		mib   int64
+	}{{[]int{1}, 100}, {[]int{1, 1, 1}, 100}, {[]int{1, 1, 2, 2}, 200}, {[]int{1, 2, 3, 4}, 400}} {
+		s, err := n.taskSpec(n.prepared(7, c.cores...).spec)
+		if err != nil || s.Memory != c.mib<<20 {
+			t.Errorf("ranks on cores %v get %d MiB, %v", c.cores, s.Memory>>20, err)
+		}
+	}
+}
+
+// The scheduler hears of each rank that starts, and once of its end, however that comes.
+func TestScheduler(t *testing.T) {
+	n, h := node(t, 2)
+	j := n.prepared(7, 1, 1, 2)
+	open := func(rank int) task.RankProcess {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return task.RankProcess{Rank: rank, PID: 100 + rank, File: f, Group: fmt.Sprintf("/group/%d", rank)}
+	}
+	var files []task.RankProcess
+	for _, rank := range []int{1, 2, 3, 0, 4} { // 0 is elsewhere, 4 nowhere
+		files = append(files, open(rank))
+		j.Started(files[len(files)-1])
+	}
+	j.leave(2)
+	j.leave(2)
+	j.leaveAll()
+	j.leaveAll()
+	want := []string{
+		`add 7.1 core 1 cpu 11 pid 101 group "/group/1"`, `add 7.2 core 1 cpu 11 pid 102 group "/group/2"`,
+		`add 7.3 core 2 cpu 12 pid 103 group "/group/3"`, "remove 7.2", "remove 7.1", "remove 7.3",
+	}
+	if !reflect.DeepEqual(h.words, want) {
+		t.Errorf("%q\nwant %q", h.words, want)
+	}
+	for _, p := range files {
+		if err := p.File.Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("the descriptor of rank %d is still open: %v", p.Rank, err)
+		}
+	}
+}

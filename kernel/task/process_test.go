@@ -1,0 +1,54 @@
+package task_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/task"
+)
+
+// The node kernel gets hold of each rank's process: a number that means the rank here, and a descriptor that only ever means it.
+func TestProcesses(t *testing.T) {
+	cpu := allowed(t)[0]
+	s := spec(3, "sleep")
+	for i := range s.Ranks {
+		s.Ranks[i].Cores = []int{cpu} // they share it
+	}
+	e := newEvents()
+	start(t, s, e)
+	e.await(t, "processes", func() bool { return len(e.processes()) == 3 })
+	for rank, p := range e.processes() {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
+		if err != nil && os.Getuid() == 0 || err == nil && !strings.Contains(string(env), fmt.Sprintf("MARGAY_RANK=%d\x00", rank)) {
+			t.Errorf("process %d is not rank %d: %q, %v", p.PID, rank, env, err)
+		}
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(p.PID, &set); err != nil || set.Count() != 1 || !set.IsSet(cpu) {
+			t.Errorf("rank %d may use %d CPUs, CPU %d: %v, %v", rank, set.Count(), cpu, set.IsSet(cpu), err)
+		}
+		if (p.Group != "") != inGuest {
+			t.Errorf("rank %d is in group %q", rank, p.Group)
+		}
+	}
+	e.await(t, "all ranks", func() bool {
+		return e.text(0, task.Stdout) != "" && e.text(1, task.Stdout) != "" && e.text(2, task.Stdout) != ""
+	})
+	for rank, p := range e.processes() {
+		if rank == 1 {
+			continue
+		}
+		if err := unix.PidfdSendSignal(int(p.File.Fd()), unix.SIGKILL, nil, 0); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	e.await(t, "ends", func() bool { return len(e.exits()) == 2 })
+	for rank, status := range e.exits() {
+		if rank == 1 || status.Signal != unix.SIGKILL {
+			t.Errorf("rank %d %v", rank, status)
+		}
+	}
+}
