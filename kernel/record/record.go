@@ -1,0 +1,250 @@
+// Package record writes down what happens on a node while somebody wants to know: which process has a core, what becomes of
+// messages, which extensions run.
+//
+// Each core of the node has a ring of events; ring 0, that of the system's core, also has what concerns no core. Events are
+// added by whoever sees them and read by numbers that only grow, so that several readers can follow at their own pace and each
+// finds out how many events were overwritten before it came. Rings exist only while recording is on; while it is off, an event
+// costs one atomic load.
+//
+// Recording is on as long as somebody reads: each read makes it last for Lease. So it ends when its readers are gone, however
+// they went.
+//
+// Locks: Recorder.mu guards who reads; each ring has a lock of its own, which is held while one event is added or a few are
+// copied. The two are not held together.
+package record
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Lease is how long recording goes on after somebody has read.
+const Lease = 5 * time.Second
+
+// memory bounds what all rings of a node take together, in bytes, unless that were less than minRing events for a core.
+const (
+	memory  = 8 << 20
+	minRing = 1 << 10
+)
+
+// copied is how many events a reader copies at a time; those who add some wait meanwhile.
+const copied = 128
+
+// MaxReaders is how many can follow at a time.
+const MaxReaders = 16
+
+// Recorder records the events of a node. It is safe for concurrent use; a nil one records nothing.
+type Recorder struct {
+	cores int
+	rings atomic.Pointer[rings] // nil: off
+
+	mu      sync.Mutex
+	readers map[uint64]time.Time // until when each has recording on
+	expiry  *time.Timer
+	last    uint64 // generation of rings
+}
+
+// rings are those of one time that recording was on.
+type rings struct {
+	generation uint64
+	begun      Time
+	rings      []ring
+}
+
+type ring struct {
+	mu     sync.Mutex
+	next   uint64 // how many have been added; they are in events by their number
+	events []Event
+	_      [64]byte // cores do not slow each other down
+}
+
+// New makes a recorder for a node with so many cores, that of the system included.
+func New(cores int) *Recorder {
+	return &Recorder{cores: cores, readers: make(map[uint64]time.Time), last: uint64(Now())}
+}
+
+// On reports whether events are recorded.
+func (r *Recorder) On() bool { return r != nil && r.rings.Load() != nil }
+
+// Begin returns the time when something begins whose end is to be recorded by End; 0 while recording is off.
+func (r *Recorder) Begin() Time {
+	if !r.On() {
+		return 0
+	}
+	return Now()
+}
+
+// End records what Begin has begun: e gets its time and how long it took. A begin of 0 was not recorded, and its end is not
+// either.
+func (r *Recorder) End(begin Time, e Event) {
+	if begin != 0 {
+		e.Time, e.Took = begin, time.Duration(Now()-begin)
+		r.Add(e)
+	}
+}
+
+// Add records an event; one without a time happens now.
+func (r *Recorder) Add(e Event) {
+	if r.On() {
+		r.add(&e)
+	}
+}
+
+// Switch records that a core goes to a rank, or to nobody when job is 0, and why.
+func (r *Recorder) Switch(core int, job, rank uint32, why string) {
+	if r.On() {
+		r.add(&Event{Kind: Switch, Core: uint16(core), Job: job, Rank: rank, Text: why})
+	}
+}
+
+func (r *Recorder) add(e *Event) {
+	rings := r.rings.Load()
+	if rings == nil {
+		return
+	}
+	if e.Time == 0 {
+		e.Time = Now()
+	}
+	if int(e.Core) >= len(rings.rings) {
+		e.Core = 0
+	}
+	ring := &rings.rings[e.Core]
+	ring.mu.Lock()
+	ring.events[ring.next&uint64(len(ring.events)-1)] = *e
+	ring.next++
+	ring.mu.Unlock()
+}
+
+// Cursor says what a reader has read. The zero Cursor is that of one who begins.
+type Cursor struct {
+	Generation uint64   // of the rings that the positions are in; it changes whenever recording was off
+	Positions  []uint64 // by core: number of the next event
+}
+
+// Follow has recording on for reader, a number of its own choosing, until Lease from now. It reports false when there are
+// MaxReaders others.
+func (r *Recorder) Follow(reader uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.readers[reader]; !ok && len(r.readers) >= MaxReaders {
+		return false
+	}
+	r.readers[reader] = time.Now().Add(Lease)
+	if r.rings.Load() == nil {
+		r.last++
+		r.rings.Store(newRings(r.last, r.cores))
+	}
+	if r.expiry == nil {
+		r.expiry = time.AfterFunc(Lease, r.expire)
+	}
+	return true
+}
+
+// expire ends recording when nobody has it on any more.
+func (r *Recorder) expire() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	var latest time.Time
+	for reader, until := range r.readers {
+		if !until.After(now) {
+			delete(r.readers, reader)
+		} else if until.After(latest) {
+			latest = until
+		}
+	}
+	if latest.IsZero() {
+		r.rings.Store(nil)
+		r.expiry = nil
+		return
+	}
+	r.expiry.Reset(latest.Sub(now))
+}
+
+// Leave tells that a reader has read all it wanted.
+func (r *Recorder) Leave(reader uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.readers, reader)
+	if len(r.readers) == 0 && r.expiry != nil {
+		r.rings.Store(nil)
+		r.expiry.Stop()
+		r.expiry = nil
+	}
+}
+
+func newRings(generation uint64, cores int) *rings {
+	size := minRing
+	for 2*size*cores*eventSize <= memory {
+		size *= 2
+	}
+	all := &rings{generation: generation, begun: Now(), rings: make([]ring, cores)}
+	for i := range all.rings {
+		all.rings[i].events = make([]Event, size)
+	}
+	return all
+}
+
+// Batch is what a reader gets.
+type Batch struct {
+	Cursor Cursor // for the next read
+	Begun  Time   // when this generation began
+	Events []byte // see Parse
+	Lost   uint64 // events that were overwritten before they were read
+	More   bool   // there are more already
+}
+
+// Read returns about size bytes of the events behind a cursor, those that want accepts. A cursor of another generation begins
+// anew, with all that there is. Nothing is returned while recording is off.
+func (r *Recorder) Read(c Cursor, size int, want func(*Event) bool) Batch {
+	rings := r.rings.Load()
+	if rings == nil {
+		return Batch{}
+	}
+	b := Batch{Begun: rings.begun, Cursor: Cursor{Generation: rings.generation, Positions: make([]uint64, len(rings.rings))}}
+	if c.Generation == rings.generation && len(c.Positions) == len(rings.rings) {
+		b.Cursor.Positions = slices.Clone(c.Positions)
+	}
+	var events [copied]Event
+	for core := range rings.rings {
+		position := &b.Cursor.Positions[core]
+		// What a core may take of the batch, so that a busy one leaves room for the others.
+		for room := len(b.Events) + (size-len(b.Events))/(len(rings.rings)-core); ; {
+			n, lost := rings.rings[core].read(position, events[:])
+			b.Lost += lost
+			for i := range events[:n] {
+				if want(&events[i]) {
+					b.Events = events[i].Append(b.Events)
+				}
+			}
+			if n < len(events) {
+				break
+			}
+			if len(b.Events) >= room {
+				b.More = true
+				break
+			}
+		}
+	}
+	return b
+}
+
+// read copies events from a position on and advances it. A position that is none is taken for the oldest event.
+func (r *ring) read(position *uint64, to []Event) (n int, lost uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if *position > r.next {
+		*position = 0
+	}
+	if oldest := r.next - min(r.next, uint64(len(r.events))); *position < oldest {
+		lost, *position = oldest-*position, oldest
+	}
+	for n < len(to) && *position < r.next {
+		to[n] = r.events[*position&uint64(len(r.events)-1)]
+		*position++
+		n++
+	}
+	return n, lost
+}
