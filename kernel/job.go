@@ -36,6 +36,8 @@ type JobSpec struct {
 	Memory int64 // bytes for the job on this node; 0: the share of its cores
 	Pids   int   // processes and threads on this node; 0: DefaultPids
 
+	HugePages bool `json:",omitempty"` // memory in huge pages, without that the program asks for them
+
 	Secret []byte `json:",omitempty"`
 
 	// InitTimeout bounds how long ranks that use messages wait for one that does not; 0: message.DefaultInitTimeout.
@@ -166,11 +168,14 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	if err != nil {
 		return task.Spec{}, err
 	}
+	if s.HugePages && n.hugePages != nil {
+		return task.Spec{}, n.hugePages
+	}
 	uid := firstUID + int(s.Job%uidCount)
 	t := task.Spec{
 		Job: s.Job, Hostname: n.config.Boot.Hostname(), UID: uid, GID: uid, User: s.User,
 		Path: s.Path, Argv: s.Argv, Env: s.Env, Dir: s.Dir, Umask: s.Umask,
-		Pids: s.Pids, Rlimits: n.host.Cgroups == nil, Words: words,
+		Pids: s.Pids, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids

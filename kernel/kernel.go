@@ -45,6 +45,7 @@ var (
 	ErrBusy  = errors.New("core is not free")
 	ErrPhase = errors.New("the job is not in the right state for that")
 	ErrRoom  = errors.New("not enough memory")
+	ErrLacks = errors.New("this node cannot do that")
 )
 
 // Sink is told what happens in jobs. Its methods are called from several goroutines, one at a time for each job, and must
@@ -76,6 +77,8 @@ type Node struct {
 	info   Info
 	host   task.Host
 
+	hugePages error // why there are none on request; nil: there are
+
 	messages   *message.Engine
 	extensions *extension.Manager
 
@@ -95,6 +98,7 @@ type Info struct {
 // New takes possession of the node.
 func New(c Config) (*Node, error) {
 	n := &Node{config: c, jobs: make(map[uint32]*job)}
+	n.info.Lacks = append(n.info.Lacks, c.Boot.Lacks...)
 	n.host = task.Host{Program: c.Program, Log: c.Log}
 	if err := n.findCores(); err != nil {
 		return nil, err
@@ -102,6 +106,7 @@ func New(c Config) (*Node, error) {
 	if err := n.findMemory(); err != nil {
 		return nil, err
 	}
+	n.findPages()
 	n.findLimits()
 	n.info.Kernel = release()
 	var err error
@@ -158,7 +163,7 @@ func (n *Node) RemoveExtension(handle uint32, by string) error {
 }
 
 func (n *Node) findCores() (err error) {
-	if n.config.Boot.Substrate == "hosted" {
+	if !n.ownLinux() {
 		apart := n.config.Boot.Cores + 1
 		n.cores, err = hardware.Slots(n.config.Boot.Cores, int(n.config.Boot.Node)*apart)
 	} else {
@@ -184,12 +189,39 @@ func (n *Node) findMemory() error {
 	return err
 }
 
+// ownLinux reports whether the Linux kernel is this node's alone, so that its settings are the node's.
+func (n *Node) ownLinux() bool { return n.config.Boot.Substrate != "hosted" }
+
+// findPages finds out whether jobs can have huge pages, and keeps the node kernel's own pages in memory.
+func (n *Node) findPages() {
+	have := true
+	var err error
+	if n.ownLinux() {
+		err = hardware.OfferHugePages()
+	} else {
+		have, err = hardware.HugePages()
+	}
+	if err == nil && !have {
+		err = errors.New("the host's Linux gives them only to programs that ask for them (/sys/kernel/mm/transparent_hugepage/enabled)")
+	}
+	if err != nil {
+		n.hugePages = fmt.Errorf("huge pages: %w: %w", ErrLacks, err)
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("huge pages on request: %v", err))
+	}
+	swaps, err := hardware.Swaps()
+	if swaps && err == nil {
+		err = hardware.LockMemory()
+	}
+	if err != nil {
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("a node kernel that is never swapped out: %v", err))
+	}
+}
+
 // findLimits finds out by what means jobs can be bounded here.
 func (n *Node) findLimits() {
 	n.info.Limits = "cgroup"
-	n.info.Lacks = append(n.info.Lacks, n.config.Boot.Lacks...)
 	var err error
-	if n.config.Boot.Substrate == "hosted" {
+	if !n.ownLinux() {
 		// The host's control groups are the host's to give away.
 		err = cgroup.ErrUnavailable
 	} else {

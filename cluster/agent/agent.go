@@ -351,8 +351,13 @@ func (a *Agent) Record(job uint32, r task.Record) {
 		Job: job, Node: a.config.Boot.Node, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
 	}
 	if r.Stream == task.Exit {
+		used := r.Status.Usage
 		m.Exit = &control.ExitStatus{
 			Code: int32(r.Status.Code), Signal: int32(r.Status.Signal), Reason: r.Status.Reason, TimeNs: int64(r.Status.Time),
+			Usage: &control.Usage{
+				UserNs: int64(used.User), SystemNs: int64(used.System), MajorFaults: used.MajorFaults, MinorFaults: used.MinorFaults,
+				Yields: used.Yields, Preemptions: used.Preemptions,
+			},
 		}
 	}
 	a.tell(m)

@@ -101,7 +101,7 @@ func (a *Agent) failure(err error) *control.Error {
 		out.Text += " (the job's RAM disk is full)"
 	case errors.Is(err, kernel.ErrNoJob), errors.Is(err, extension.ErrNotFound):
 		out.Code = control.Code_CODE_NOT_FOUND
-	case errors.Is(err, extension.ErrRefused):
+	case errors.Is(err, extension.ErrRefused), errors.Is(err, kernel.ErrLacks):
 		out.Code = control.Code_CODE_REFUSED
 	case errors.Is(err, kernel.ErrRoom), errors.Is(err, kernel.ErrBusy), errors.Is(err, extension.ErrNoRoom):
 		out.Code = control.Code_CODE_NO_ROOM
@@ -116,7 +116,7 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 	s := kernel.JobSpec{
 		Job: m.Job, Path: m.Spec.Path, Argv: m.Spec.Argv, Env: m.Spec.Env, Dir: m.Spec.Dir, Umask: int(m.Spec.Umask),
 		User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin), Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
-		Pids: int(m.Spec.Pids), Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
 		s.Places = append(s.Places, kernel.Place{Rank: int(p.Rank), Node: fabric.Node(p.Node), Core: int(p.Core)})

@@ -1863,9 +1863,10 @@ type JobSpec struct {
 	Pids          uint32                 `protobuf:"varint,13,opt,name=pids,proto3" json:"pids,omitempty"`                                          // processes and threads a node; 0: the default
 	InitTimeoutMs uint32                 `protobuf:"varint,14,opt,name=init_timeout_ms,json=initTimeoutMs,proto3" json:"init_timeout_ms,omitempty"` // how long ranks may wait for one that never joins; 0: the default
 	Detach        bool                   `protobuf:"varint,15,opt,name=detach,proto3" json:"detach,omitempty"`
-	Arch          string                 `protobuf:"bytes,16,opt,name=arch,proto3" json:"arch,omitempty"`                       // that the executable is for, as Go names it
-	PerNode       uint32                 `protobuf:"varint,17,opt,name=per_node,json=perNode,proto3" json:"per_node,omitempty"` // ranks on each node but the last; 0: as many as it has free cores for
-	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"` // ranks that share a core; 0: one, or as many as per_node needs
+	Arch          string                 `protobuf:"bytes,16,opt,name=arch,proto3" json:"arch,omitempty"`                             // that the executable is for, as Go names it
+	PerNode       uint32                 `protobuf:"varint,17,opt,name=per_node,json=perNode,proto3" json:"per_node,omitempty"`       // ranks on each node but the last; 0: as many as it has free cores for
+	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"`       // ranks that share a core; 0: one, or as many as per_node needs
+	HugePages     bool                   `protobuf:"varint,19,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // where the memory is large enough
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2024,6 +2025,13 @@ func (x *JobSpec) GetPerCore() uint32 {
 		return x.PerCore
 	}
 	return 0
+}
+
+func (x *JobSpec) GetHugePages() bool {
+	if x != nil {
+		return x.HugePages
+	}
+	return false
 }
 
 type Place struct {
@@ -2592,6 +2600,7 @@ type ExitStatus struct {
 	Signal        int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	TimeNs        int64                  `protobuf:"varint,4,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // how long the rank ran
+	Usage         *Usage                 `protobuf:"bytes,5,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2654,6 +2663,98 @@ func (x *ExitStatus) GetTimeNs() int64 {
 	return 0
 }
 
+func (x *ExitStatus) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// Usage is what a rank has used, the processes that it has started and waited for included.
+type Usage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserNs        int64                  `protobuf:"varint,1,opt,name=user_ns,json=userNs,proto3" json:"user_ns,omitempty"`                // processor time in the program
+	SystemNs      int64                  `protobuf:"varint,2,opt,name=system_ns,json=systemNs,proto3" json:"system_ns,omitempty"`          // processor time in Linux
+	MajorFaults   int64                  `protobuf:"varint,3,opt,name=major_faults,json=majorFaults,proto3" json:"major_faults,omitempty"` // page faults that had to wait for a disk
+	MinorFaults   int64                  `protobuf:"varint,4,opt,name=minor_faults,json=minorFaults,proto3" json:"minor_faults,omitempty"` // the others
+	Yields        int64                  `protobuf:"varint,5,opt,name=yields,proto3" json:"yields,omitempty"`                              // how often it gave up its core
+	Preemptions   int64                  `protobuf:"varint,6,opt,name=preemptions,proto3" json:"preemptions,omitempty"`                    // how often its core was taken from it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Usage) Reset() {
+	*x = Usage{}
+	mi := &file_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Usage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Usage) ProtoMessage() {}
+
+func (x *Usage) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Usage.ProtoReflect.Descriptor instead.
+func (*Usage) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Usage) GetUserNs() int64 {
+	if x != nil {
+		return x.UserNs
+	}
+	return 0
+}
+
+func (x *Usage) GetSystemNs() int64 {
+	if x != nil {
+		return x.SystemNs
+	}
+	return 0
+}
+
+func (x *Usage) GetMajorFaults() int64 {
+	if x != nil {
+		return x.MajorFaults
+	}
+	return 0
+}
+
+func (x *Usage) GetMinorFaults() int64 {
+	if x != nil {
+		return x.MinorFaults
+	}
+	return 0
+}
+
+func (x *Usage) GetYields() int64 {
+	if x != nil {
+		return x.Yields
+	}
+	return 0
+}
+
+func (x *Usage) GetPreemptions() int64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
+}
+
 // Ack acknowledges all records of a job from one node up to seq.
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2666,7 +2767,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2779,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2792,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -2729,7 +2830,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2842,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2855,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -2803,7 +2904,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2916,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2929,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -2864,7 +2965,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +2977,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +2990,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -2923,7 +3024,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +3036,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +3049,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -2968,7 +3069,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3081,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3094,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -3021,7 +3122,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3033,7 +3134,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3046,7 +3147,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -3078,7 +3179,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3090,7 +3191,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3103,7 +3204,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -3161,7 +3262,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3274,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3287,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -3232,7 +3333,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3345,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3358,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 type Nodes struct {
@@ -3269,7 +3370,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3382,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3395,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -3321,7 +3422,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3434,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3447,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -3423,7 +3524,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3536,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3549,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -3482,7 +3583,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +3595,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +3608,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -3533,7 +3634,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3545,7 +3646,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3558,7 +3659,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -3588,7 +3689,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3701,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3714,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -3714,7 +3815,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3726,7 +3827,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3739,7 +3840,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -3790,7 +3891,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3903,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3916,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -3857,7 +3958,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +3970,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +3983,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -3908,7 +4009,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3920,7 +4021,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3933,7 +4034,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -3956,7 +4057,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4069,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4082,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -4029,7 +4130,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4142,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4155,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -4079,7 +4180,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4192,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4205,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 type MachineStatus struct {
@@ -4126,7 +4227,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4138,7 +4239,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4151,7 +4252,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -4241,7 +4342,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4354,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4367,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -4285,7 +4386,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4297,7 +4398,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4310,7 +4411,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -4343,7 +4444,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4456,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4469,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -4491,7 +4592,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4503,7 +4604,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4516,7 +4617,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -4565,7 +4666,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +4678,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +4691,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -4620,7 +4721,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4632,7 +4733,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4645,7 +4746,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -4688,7 +4789,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +4801,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4814,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -4747,7 +4848,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4860,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4873,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -4793,7 +4894,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +4906,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +4919,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -4945,7 +5046,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
-	"\x06secret\x18\x05 \x01(\fR\x06secret\"\xc8\x03\n" +
+	"\x06secret\x18\x05 \x01(\fR\x06secret\"\xe7\x03\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\tR\x04argv\x12\x10\n" +
@@ -4966,7 +5067,9 @@ const file_control_proto_rawDesc = "" +
 	"\x06detach\x18\x0f \x01(\bR\x06detach\x12\x12\n" +
 	"\x04arch\x18\x10 \x01(\tR\x04arch\x12\x19\n" +
 	"\bper_node\x18\x11 \x01(\rR\aperNode\x12\x19\n" +
-	"\bper_core\x18\x12 \x01(\rR\aperCore\"C\n" +
+	"\bper_core\x18\x12 \x01(\rR\aperCore\x12\x1d\n" +
+	"\n" +
+	"huge_pages\x18\x13 \x01(\bR\thugePages\"C\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -5000,13 +5103,21 @@ const file_control_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12.\n" +
 	"\x06stream\x18\x05 \x01(\x0e2\x16.margay.control.StreamR\x06stream\x12\x12\n" +
 	"\x04data\x18\x06 \x01(\fR\x04data\x12.\n" +
-	"\x04exit\x18\a \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"i\n" +
+	"\x04exit\x18\a \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\x96\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
-	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"=\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12+\n" +
+	"\x05usage\x18\x05 \x01(\v2\x15.margay.control.UsageR\x05usage\"\xbd\x01\n" +
+	"\x05Usage\x12\x17\n" +
+	"\auser_ns\x18\x01 \x01(\x03R\x06userNs\x12\x1b\n" +
+	"\tsystem_ns\x18\x02 \x01(\x03R\bsystemNs\x12!\n" +
+	"\fmajor_faults\x18\x03 \x01(\x03R\vmajorFaults\x12!\n" +
+	"\fminor_faults\x18\x04 \x01(\x03R\vminorFaults\x12\x16\n" +
+	"\x06yields\x18\x05 \x01(\x03R\x06yields\x12 \n" +
+	"\vpreemptions\x18\x06 \x01(\x03R\vpreemptions\"=\n" +
 	"\x03Ack\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -5234,7 +5345,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_control_proto_goTypes = []any{
 	(Role)(0),               // 0: margay.control.Role
 	(Code)(0),               // 1: margay.control.Code
@@ -5266,39 +5377,40 @@ var file_control_proto_goTypes = []any{
 	(*FileTaken)(nil),       // 27: margay.control.FileTaken
 	(*Record)(nil),          // 28: margay.control.Record
 	(*ExitStatus)(nil),      // 29: margay.control.ExitStatus
-	(*Ack)(nil),             // 30: margay.control.Ack
-	(*Stdin)(nil),           // 31: margay.control.Stdin
-	(*StdinTaken)(nil),      // 32: margay.control.StdinTaken
-	(*Signal)(nil),          // 33: margay.control.Signal
-	(*RunRequest)(nil),      // 34: margay.control.RunRequest
-	(*RunReply)(nil),        // 35: margay.control.RunReply
-	(*Attach)(nil),          // 36: margay.control.Attach
-	(*JobState)(nil),        // 37: margay.control.JobState
-	(*RankState)(nil),       // 38: margay.control.RankState
-	(*ListNodes)(nil),       // 39: margay.control.ListNodes
-	(*Nodes)(nil),           // 40: margay.control.Nodes
-	(*NodeState)(nil),       // 41: margay.control.NodeState
-	(*CoreUse)(nil),         // 42: margay.control.CoreUse
-	(*ListJobs)(nil),        // 43: margay.control.ListJobs
-	(*Jobs)(nil),            // 44: margay.control.Jobs
-	(*JobSummary)(nil),      // 45: margay.control.JobSummary
-	(*StoredJob)(nil),       // 46: margay.control.StoredJob
-	(*Kill)(nil),            // 47: margay.control.Kill
-	(*Noise)(nil),           // 48: margay.control.Noise
-	(*NoiseReport)(nil),     // 49: margay.control.NoiseReport
-	(*CoreNoise)(nil),       // 50: margay.control.CoreNoise
-	(*InterruptRow)(nil),    // 51: margay.control.InterruptRow
-	(*Status)(nil),          // 52: margay.control.Status
-	(*MachineStatus)(nil),   // 53: margay.control.MachineStatus
-	(*ListExtensions)(nil),  // 54: margay.control.ListExtensions
-	(*Extensions)(nil),      // 55: margay.control.Extensions
-	(*ExtensionState)(nil),  // 56: margay.control.ExtensionState
-	(*InsertExtension)(nil), // 57: margay.control.InsertExtension
-	(*RemoveExtension)(nil), // 58: margay.control.RemoveExtension
-	(*NodeExit)(nil),        // 59: margay.control.NodeExit
-	(*NodeBoot)(nil),        // 60: margay.control.NodeBoot
-	(*NodeUp)(nil),          // 61: margay.control.NodeUp
-	(*RestartKernel)(nil),   // 62: margay.control.RestartKernel
+	(*Usage)(nil),           // 30: margay.control.Usage
+	(*Ack)(nil),             // 31: margay.control.Ack
+	(*Stdin)(nil),           // 32: margay.control.Stdin
+	(*StdinTaken)(nil),      // 33: margay.control.StdinTaken
+	(*Signal)(nil),          // 34: margay.control.Signal
+	(*RunRequest)(nil),      // 35: margay.control.RunRequest
+	(*RunReply)(nil),        // 36: margay.control.RunReply
+	(*Attach)(nil),          // 37: margay.control.Attach
+	(*JobState)(nil),        // 38: margay.control.JobState
+	(*RankState)(nil),       // 39: margay.control.RankState
+	(*ListNodes)(nil),       // 40: margay.control.ListNodes
+	(*Nodes)(nil),           // 41: margay.control.Nodes
+	(*NodeState)(nil),       // 42: margay.control.NodeState
+	(*CoreUse)(nil),         // 43: margay.control.CoreUse
+	(*ListJobs)(nil),        // 44: margay.control.ListJobs
+	(*Jobs)(nil),            // 45: margay.control.Jobs
+	(*JobSummary)(nil),      // 46: margay.control.JobSummary
+	(*StoredJob)(nil),       // 47: margay.control.StoredJob
+	(*Kill)(nil),            // 48: margay.control.Kill
+	(*Noise)(nil),           // 49: margay.control.Noise
+	(*NoiseReport)(nil),     // 50: margay.control.NoiseReport
+	(*CoreNoise)(nil),       // 51: margay.control.CoreNoise
+	(*InterruptRow)(nil),    // 52: margay.control.InterruptRow
+	(*Status)(nil),          // 53: margay.control.Status
+	(*MachineStatus)(nil),   // 54: margay.control.MachineStatus
+	(*ListExtensions)(nil),  // 55: margay.control.ListExtensions
+	(*Extensions)(nil),      // 56: margay.control.Extensions
+	(*ExtensionState)(nil),  // 57: margay.control.ExtensionState
+	(*InsertExtension)(nil), // 58: margay.control.InsertExtension
+	(*RemoveExtension)(nil), // 59: margay.control.RemoveExtension
+	(*NodeExit)(nil),        // 60: margay.control.NodeExit
+	(*NodeBoot)(nil),        // 61: margay.control.NodeBoot
+	(*NodeUp)(nil),          // 62: margay.control.NodeUp
+	(*RestartKernel)(nil),   // 63: margay.control.RestartKernel
 }
 var file_control_proto_depIdxs = []int32{
 	7,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -5317,32 +5429,32 @@ var file_control_proto_depIdxs = []int32{
 	25, // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
 	26, // 14: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
 	28, // 15: margay.control.Frame.record:type_name -> margay.control.Record
-	30, // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
-	31, // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	32, // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	33, // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
+	31, // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
+	32, // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	33, // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	34, // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
 	27, // 20: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	34, // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	35, // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	36, // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
-	37, // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	39, // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	40, // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	43, // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	44, // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	47, // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
-	48, // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
-	49, // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	52, // 32: margay.control.Frame.status:type_name -> margay.control.Status
-	53, // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	54, // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	55, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	57, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	58, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	59, // 38: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	60, // 39: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	61, // 40: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	62, // 41: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	35, // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	36, // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	37, // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
+	38, // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	40, // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	41, // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	44, // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	45, // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	48, // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
+	49, // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
+	50, // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	53, // 32: margay.control.Frame.status:type_name -> margay.control.Status
+	54, // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	55, // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	56, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	58, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	59, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	60, // 38: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	61, // 39: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	62, // 40: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	63, // 41: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
 	0,  // 42: margay.control.Hello.role:type_name -> margay.control.Role
 	1,  // 43: margay.control.Error.code:type_name -> margay.control.Code
 	13, // 44: margay.control.Register.info:type_name -> margay.control.NodeInfo
@@ -5356,32 +5468,33 @@ var file_control_proto_depIdxs = []int32{
 	9,  // 52: margay.control.JobFault.error:type_name -> margay.control.Error
 	4,  // 53: margay.control.Record.stream:type_name -> margay.control.Stream
 	29, // 54: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	18, // 55: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	19, // 56: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,  // 57: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	9,  // 58: margay.control.JobState.error:type_name -> margay.control.Error
-	38, // 59: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	29, // 60: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	41, // 61: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,  // 62: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	13, // 63: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	42, // 64: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	45, // 65: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,  // 66: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	38, // 67: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	18, // 68: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	19, // 69: margay.control.StoredJob.places:type_name -> margay.control.Place
-	20, // 70: margay.control.StoredJob.members:type_name -> margay.control.Member
-	45, // 71: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	37, // 72: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	50, // 73: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	51, // 74: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	56, // 75: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	76, // [76:76] is the sub-list for method output_type
-	76, // [76:76] is the sub-list for method input_type
-	76, // [76:76] is the sub-list for extension type_name
-	76, // [76:76] is the sub-list for extension extendee
-	0,  // [0:76] is the sub-list for field type_name
+	30, // 55: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	18, // 56: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	19, // 57: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,  // 58: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	9,  // 59: margay.control.JobState.error:type_name -> margay.control.Error
+	39, // 60: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	29, // 61: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	42, // 62: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,  // 63: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	13, // 64: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	43, // 65: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	46, // 66: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	2,  // 67: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	39, // 68: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	18, // 69: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	19, // 70: margay.control.StoredJob.places:type_name -> margay.control.Place
+	20, // 71: margay.control.StoredJob.members:type_name -> margay.control.Member
+	46, // 72: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	38, // 73: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	51, // 74: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	52, // 75: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	57, // 76: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	77, // [77:77] is the sub-list for method output_type
+	77, // [77:77] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -5439,7 +5552,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   57,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

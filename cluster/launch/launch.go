@@ -288,6 +288,7 @@ func (s *session) record(m *control.Record) {
 		s.seen[m.Node] = m.Seq
 		if m.Stream == control.Stream_STREAM_EXIT {
 			s.stdin.ended(m.Rank)
+			s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
 		}
 	}
 	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.seen[m.Node]})

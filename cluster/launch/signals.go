@@ -60,6 +60,17 @@ func Describe(exit *control.ExitStatus) string {
 	return text
 }
 
+// Computed is the processor time of a rank.
+func Computed(u *control.Usage) time.Duration {
+	return time.Duration(u.GetUserNs() + u.GetSystemNs()).Round(time.Millisecond)
+}
+
+// usage says in words what a rank has used.
+func usage(u *control.Usage) string {
+	return fmt.Sprintf("%v of processor time, %d major and %d minor page faults, preempted %d times", Computed(u),
+		u.GetMajorFaults(), u.GetMinorFaults(), u.GetPreemptions())
+}
+
 // nodeList names the nodes of a job, as ranges.
 func nodeList(places []*control.Place) string {
 	var parts []string

@@ -186,7 +186,7 @@ func (p *process) killKernel() {
 	}
 }
 
-func (p *process) reaped(pid int, status unix.WaitStatus) {
+func (p *process) reaped(pid int, status unix.WaitStatus, _ *unix.Rusage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if pid == p.kernel {

@@ -8,23 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All calls ended for each process that this one has to reap, for as long as the process lives. It must be the only waiter
+// All calls ended for each process that this one has to reap, with what that and those that it had reaped itself have used,
+// for as long as this process lives. It must be the only waiter
 // of the process: os/exec waits by itself and cannot be used beside it. A caller that starts processes holds a lock of its
 // own around the start and in ended, so that ended knows the pid.
-func All(ended func(pid int, status unix.WaitStatus)) {
+func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
 	for {
 		for {
 			var status unix.WaitStatus
-			pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+			var used unix.Rusage
+			pid, err := unix.Wait4(-1, &status, unix.WNOHANG, &used)
 			if err == unix.EINTR {
 				continue
 			}
 			if err != nil || pid <= 0 {
 				break
 			}
-			ended(pid, status)
+			ended(pid, status, &used)
 		}
 		<-children
 	}

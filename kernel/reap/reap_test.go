@@ -42,7 +42,7 @@ func reaper() {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		panic(err)
 	}
-	go reap.All(func(pid int, status unix.WaitStatus) {
+	go reap.All(func(pid int, status unix.WaitStatus, _ *unix.Rusage) {
 		if status.Signaled() {
 			fmt.Printf("%d killed %d\n", pid, status.Signal())
 		} else {

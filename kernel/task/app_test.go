@@ -44,6 +44,11 @@ func app(args []string) int {
 		return orphan()
 	case "fill":
 		fill()
+	case "touch":
+		eaten = append(eaten, make([]byte, touched))
+		for i := 0; i < touched; i += 4096 {
+			eaten[0][i] = 1
+		}
 	}
 	return 0
 }
@@ -82,6 +87,9 @@ func eat() {
 }
 
 var eaten [][]byte
+
+// touched is how much memory touch touches.
+const touched = 16 << 20
 
 // fork starts processes until it may not.
 func fork() {

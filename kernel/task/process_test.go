@@ -11,6 +11,19 @@ import (
 	"margay/kernel/task"
 )
 
+// The end of a rank tells what it has used. All that it reads is in memory, so that no fault waits for a disk.
+func TestUsage(t *testing.T) {
+	e := newEvents()
+	s := spec(1, "touch")
+	s.Small = true
+	start(t, s, e)
+	e.await(t, "end", func() bool { return len(e.exits()) == 1 })
+	u := e.exits()[0].Usage
+	if u.MinorFaults < touched/4096 || u.MinorFaults > 2*touched/4096 || u.MajorFaults != 0 || u.User+u.System <= 0 || u.Yields <= 0 {
+		t.Errorf("it has used %+v", u)
+	}
+}
+
 // The node kernel gets hold of each rank's process: a number that means the rank here, and a descriptor that only ever means it.
 func TestProcesses(t *testing.T) {
 	cpu := allowed(t)[0]

@@ -34,6 +34,7 @@ type Spec struct {
 	Memory  int64 // bytes that the job may use on this node, RAM disk included; 0: no bound
 	RAMDisk int64 // bytes of the job's root file system
 	Pids    int   // processes and threads; 0: no bound
+	Small   bool  // decline huge pages for programs that do not ask for them
 	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
 
 	// Words are the node kernel's own notes about the job, given back to its successor by Adopt.
@@ -76,6 +77,16 @@ type Status struct {
 	Signal unix.Signal   `json:",omitempty"` // the signal that ended it
 	Reason string        `json:",omitempty"` // more, for people: "out of memory (limit 64 MiB)"
 	Time   time.Duration `json:",omitempty"` // how long it ran, in nanoseconds
+	Usage  Usage         `json:",omitzero"`
+}
+
+// Usage is what a rank has used, the processes that it has started and waited for included.
+type Usage struct {
+	User, System time.Duration // processor time in the program and in Linux
+	MajorFaults  int64         // page faults that had to wait for a disk
+	MinorFaults  int64         // the others
+	Yields       int64         // how often it gave up its core
+	Preemptions  int64         // how often its core was taken from it
 }
 
 // OK reports whether the rank ended well.

@@ -140,6 +140,37 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
+// Nothing that a rank touches has to come from a disk. What it allocates is in huge pages when it was asked for, and where Linux
+// lets the node give them.
+func TestPages(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		const mib = 16
+		if r := m.run(0, "-n", "2", probe(), "touch", fmt.Sprint(mib)); m.name != "shared-hosted" && strings.Count(r.stdout, " has 0 KiB") != 2 {
+			t.Error(r)
+		}
+		r := m.margay("run", "-n", "2", "-v", "--huge-pages", probe(), "touch", fmt.Sprint(mib))
+		if nodes := m.margay("nodes"); strings.Contains(nodes.stdout, "lacks huge pages on request") {
+			if m.name != "shared-hosted" || r.code != 125 || !strings.Contains(r.stderr, "huge pages: this node cannot do that: ") {
+				t.Error(r)
+			}
+			r = m.run(0, "-n", "2", "-v", probe(), "touch", fmt.Sprint(mib))
+		} else {
+			var rank, huge int
+			if n, err := fmt.Sscanf(r.stdout, "rank %d has %d KiB", &rank, &huge); n != 2 || huge < (mib-4)<<10 {
+				t.Errorf("%v: %v", err, r)
+			}
+		}
+		if strings.Count(r.stderr, " exited with status 0: ") != 2 || strings.Count(r.stderr, " 0 major and ") != 2 {
+			t.Error(r)
+		}
+		jobs := strings.Split(strings.TrimSpace(m.margay("ps", "-a").stdout), "\n")
+		ps := m.margay("ps", "--json", strings.Fields(jobs[len(jobs)-1])[0])
+		if strings.Count(ps.stdout, `"major_faults": "0"`) != 2 || strings.Contains(ps.stdout, `"minor_faults": "0"`) {
+			t.Error(ps)
+		}
+	})
+}
+
 // misbehaving compiles one of the extensions that do what they must not.
 func misbehaving(t *testing.T, do int) string {
 	t.Helper()

@@ -61,13 +61,14 @@ func (a *app) printRanks(j *control.JobSummary) error {
 	if j.Error != "" {
 		fmt.Fprintln(a.stdout, j.Error)
 	}
-	t := newTable(a.stdout, "RANK", "NODE", "CORE", "STATE")
+	t := newTable(a.stdout, "RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
 	for _, r := range j.RankStates {
-		state := "running"
+		node, used := fmt.Sprintf("node%d", r.Node), r.GetExit().GetUsage()
 		if r.Ended {
-			state = launch.Describe(r.Exit)
+			t.row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), launch.Describe(r.Exit))
+		} else {
+			t.row(r.Rank, node, r.Core, "-", "-", "-", "running")
 		}
-		t.row(r.Rank, fmt.Sprintf("node%d", r.Node), r.Core, state)
 	}
 	return t.flush()
 }

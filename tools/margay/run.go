@@ -28,6 +28,7 @@ type runFlags struct {
 	label     bool
 	detach    bool
 	keepGoing bool
+	hugePages bool
 	verbose   bool
 	stdin     string
 	memoryMiB int
@@ -51,12 +52,18 @@ them have the names that they have here, and the working directory and the envir
 nothing else of this host's files is there. Each rank finds its number in MARGAY_RANK and how many there are in
 MARGAY_SIZE.
 
+With --huge-pages Linux gives the program a huge page whenever it first touches one that lies wholly in a piece of its
+memory: fewer faults and fewer misses of the processor's translations, for up to 2 MiB of each piece that is not
+used. The program need not know; files, shared memory and stacks stay as they are. Without it only programs that ask
+by themselves get some. margay ps JOB and -v show the faults and the processor time of each rank.
+
 Standard input goes to rank 0. Signals, Ctrl-C among them, go to all ranks; a second Ctrl-C ends the job. When a
 rank fails, the others are ended, and the job has its exit status.`,
 		Example: `  margay run -n 8 ./app -x 1
   margay run -n 4 --with data.txt --label ./app data.txt
   margay run -n 8 --ppn 4 ./app               # 4 ranks on each of 2 nodes
   margay run -n 2 --per-core 2 ./app          # both ranks on one core
+  margay run -n 8 --huge-pages -v ./app       # and say what each rank has used
   margay run --detach -n 8 ./app && margay ps`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return a.run(c, f, args) },
@@ -73,6 +80,7 @@ rank fails, the others are ended, and the job has its exit status.`,
 	fs.BoolVarP(&f.verbose, "verbose", "v", false, "say what margay does")
 	fs.StringVar(&f.stdin, "stdin", "first", "which ranks read standard input: first, all or none")
 	fs.IntVar(&f.memoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
+	fs.BoolVar(&f.hugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
 	fs.IntVar(&f.pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
 	fs.DurationVar(&f.initWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
@@ -110,6 +118,7 @@ func (a *app) run(c *cobra.Command, f runFlags, args []string) error {
 	}
 	spec.Ranks, spec.Stdin, spec.KeepGoing, spec.Detach = uint32(f.ranks), mode, f.keepGoing, f.detach
 	spec.Memory, spec.Pids, spec.InitTimeoutMs = int64(f.memoryMiB)<<20, uint32(f.pids), uint32(f.initWait.Milliseconds())
+	spec.HugePages = f.hugePages
 	spec.PerNode, spec.PerCore = uint32(f.perNode), uint32(f.perCore)
 	if f.detach {
 		spec.Stdin = control.StdinMode_STDIN_NONE

@@ -283,13 +283,13 @@ func (in *initProcess) tell(kind string, body any) error {
 }
 
 // ended is told of each process that ends in the job's PID namespace.
-func (in *initProcess) ended(pid int, status unix.WaitStatus) {
+func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if r := in.pids[pid]; r != nil {
 		delete(in.pids, pid)
 		r.process.Close()
-		go in.rankEnded(r, status)
+		go in.rankEnded(r, task.Status{Time: time.Since(r.started), Usage: usage(used)}, status)
 	}
 }
 

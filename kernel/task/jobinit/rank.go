@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/cgroup"
+	"margay/kernel/hardware"
 	"margay/kernel/link"
 	"margay/kernel/task"
 )
@@ -42,6 +43,11 @@ func (in *initProcess) spawn() error {
 		limit := unix.Rlimit{Cur: uint64(in.spec.Pids), Max: uint64(in.spec.Pids)}
 		if err := unix.Setrlimit(unix.RLIMIT_NPROC, &limit); err != nil {
 			return failure("limit processes", err)
+		}
+	}
+	if in.spec.Small {
+		if err := hardware.DeclineHugePages(); err != nil {
+			return failure("start", err)
 		}
 	}
 	if err := writeOOMScore(oomScore); err != nil {
@@ -222,8 +228,7 @@ func (in *initProcess) copyOutput(rank int, stream task.Stream, from *os.File) {
 }
 
 // rankEnded records the end of a rank once its output is complete.
-func (in *initProcess) rankEnded(r *rank, w unix.WaitStatus) {
-	status := task.Status{Time: time.Since(r.started)}
+func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus) {
 	if w.Signaled() {
 		status.Signal = w.Signal()
 	} else {
@@ -240,6 +245,14 @@ func (in *initProcess) rankEnded(r *rank, w unix.WaitStatus) {
 	case <-time.After(outputGrace):
 	}
 	in.journal.append(task.Record{Rank: r.Rank.Rank, Stream: task.Exit, Status: status})
+}
+
+// usage is what a process has used, as far as anybody is told.
+func usage(u *unix.Rusage) task.Usage {
+	return task.Usage{
+		User: time.Duration(u.Utime.Nano()), System: time.Duration(u.Stime.Nano()), MajorFaults: u.Majflt, MinorFaults: u.Minflt,
+		Yields: u.Nvcsw, Preemptions: u.Nivcsw,
+	}
 }
 
 // pipes are the standard streams of a rank: the far ends are the rank's.

@@ -141,7 +141,7 @@ func (g *guest) start(r report.Run) (*os.File, error) {
 	return near, nil
 }
 
-func (g *guest) reaped(pid int, status unix.WaitStatus) {
+func (g *guest) reaped(pid int, status unix.WaitStatus, _ *unix.Rusage) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if pid == g.pid {

@@ -47,6 +47,7 @@ var commands = map[string]func(args []string) error{
 	"orphan":    orphan,
 	"affinity":  affinity,
 	"compute":   compute,
+	"touch":     touch,
 }
 
 func main() {
@@ -294,6 +295,22 @@ func compute(args []string) error {
 	}
 	fmt.Println("computed", sum)
 	return nil
+}
+
+// touch MIB touches so much memory, and prints how much of the process's is in huge pages.
+func touch(args []string) error {
+	memory, err := unix.Mmap(-1, 0, number(args, 0, 16)<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	for i := 0; i < len(memory); i += 4096 {
+		memory[i] = 1
+	}
+	text, err := os.ReadFile("/proc/self/smaps_rollup")
+	_, rest, _ := strings.Cut(string(text), "AnonHugePages:")
+	huge, _, _ := strings.Cut(rest, "kB")
+	fmt.Printf("rank %s has %s KiB in huge pages\n", rank(), strings.TrimSpace(huge))
+	return err
 }
 
 // affinity prints the CPUs that the process may use.

@@ -1,0 +1,101 @@
+package hardware
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// hugePages is where Linux is told about huge pages (admin-guide/mm/transhuge).
+const hugePages = "/sys/kernel/mm/transparent_hugepage"
+
+// hugePage is how large a huge page is on the processors that Margay knows, in bytes.
+const hugePage = 2 << 20
+
+// HugePages reports whether Linux gives huge pages to programs that do not ask for them. It tries, since what Linux says about it
+// cannot be read everywhere.
+func HugePages() (bool, error) {
+	before, err := inHugePages()
+	if err != nil {
+		return false, err
+	}
+	memory, err := unix.Mmap(-1, 0, 2*hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return false, fmt.Errorf("hardware: huge pages: %w", err)
+	}
+	defer unix.Munmap(memory)
+	for i := 0; i < len(memory); i += os.Getpagesize() {
+		memory[i] = 1
+	}
+	after, err := inHugePages()
+	return after > before, err
+}
+
+// inHugePages returns how much of this process's memory is in huge pages, in KiB.
+func inHugePages() (int, error) {
+	text, err := os.ReadFile("/proc/self/smaps_rollup")
+	if err != nil {
+		return 0, fmt.Errorf("hardware: huge pages: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "AnonHugePages:"); ok {
+			return strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")))
+		}
+	}
+	return 0, errors.New("hardware: huge pages: this Linux does not have any")
+}
+
+// OfferHugePages has Linux give huge pages to every process that has not declined them (DeclineHugePages), when it first
+// touches the memory and not later: the kernel thread that would collect small pages into huge ones disturbs who computes.
+// It is for nodes that have their Linux kernel to themselves.
+func OfferHugePages() error {
+	for _, setting := range []struct{ file, value string }{
+		{"khugepaged/scan_sleep_millisecs", "4294967295"},
+		{"defrag", "always"}, // who has asked for them waits for them
+		{"enabled", "always"},
+	} {
+		if err := os.WriteFile(filepath.Join(hugePages, setting.file), []byte(setting.value), 0); err != nil {
+			return fmt.Errorf("hardware: huge pages: %w", err)
+		}
+	}
+	return nil
+}
+
+// exceptAdvised is PR_THP_DISABLE_EXCEPT_ADVISED (Linux 6.18): memory for which a program asks by itself still gets them.
+const exceptAdvised = 1 << 1
+
+// DeclineHugePages has Linux give this process and those that it starts from now on none but, where the kernel knows the
+// difference, those that a program asks for by itself.
+func DeclineHugePages() error {
+	err := unix.Prctl(unix.PR_SET_THP_DISABLE, 1, exceptAdvised, 0, 0)
+	if err == unix.EINVAL {
+		err = unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("hardware: decline huge pages: %w", err)
+	}
+	return nil
+}
+
+// LockMemory keeps every page that this process has touched or will touch in memory. It is of use only where there is swap, or
+// the program is on a disk.
+func LockMemory() error {
+	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
+		return fmt.Errorf("hardware: lock memory: %w", err)
+	}
+	return nil
+}
+
+// Swaps reports whether memory can be swapped out here.
+func Swaps() (bool, error) {
+	text, err := os.ReadFile("/proc/swaps")
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // a kernel without
+	}
+	return strings.Count(string(text), "\n") > 1, err
+}
