@@ -103,7 +103,8 @@ func services(row slot.Row) (*service.Table, error) {
 // Open makes the set of a job. Its memory may grow to budget bytes.
 func (m *Manager) Open(job uint32, budget int64) *Set {
 	s := &Set{
-		manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory), chains: make(map[slot.Name]*chain),
+		manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory), places: make(map[string]Place),
+		chains: make(map[slot.Name]*chain),
 	}
 	for _, row := range slot.Table {
 		s.chains[row.Name] = new(chain)
@@ -254,7 +255,8 @@ type Set struct {
 
 	mu      sync.Mutex
 	regions map[string]*memory.Memory
-	used    int64 // bytes of regions and of maps that are no regions
+	places  map[string]Place // of regions
+	used    int64            // bytes of regions and of maps that are no regions
 	closed  bool
 	keeper  keep.Keeper // nil: nothing outlives this node kernel
 }
@@ -528,16 +530,9 @@ func (s *Set) Region(name string, size uint64) (*memory.Memory, error) {
 		return nil, err
 	}
 	s.regions[name] = m
+	s.place(name)
 	s.used += int64(size)
 	return m, nil
-}
-
-// AdoptRegion takes up a region that a node kernel before this one had made.
-func (s *Set) AdoptRegion(name string, m *memory.Memory) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.regions[name] = m
-	s.used += int64(len(m.Bytes()))
 }
 
 // Close removes everything: the job has ended. No run may begin any more.

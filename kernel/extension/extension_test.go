@@ -517,7 +517,17 @@ func TestAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.AdoptRegion("r", region)
+	if err := s.AdoptRegion("r", 5, region); err != nil || s.PlaceOf("r") != 5 {
+		t.Errorf("the adopted region is at place %d, %v", s.PlaceOf("r"), err)
+	}
+	for _, p := range []Place{-1, MaxRegions} {
+		if err := s.AdoptRegion("x", p, region); err == nil {
+			t.Errorf("a region was adopted at place %d", p)
+		}
+	}
+	if _, err := s.Region("later", 8); err != nil || s.PlaceOf("later") != 6 {
+		t.Errorf("a region made later is at place %d, %v", s.PlaceOf("later"), err)
+	}
 	if m, err := s.Region("r", 8); m != region || err != nil {
 		t.Errorf("the adopted region is %v, %v", m, err)
 	}

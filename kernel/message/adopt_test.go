@@ -292,6 +292,31 @@ func (a *app) insert(object []byte, settings ...wire.Setting) wire.Reply {
 	return reply
 }
 
+// A region stays where it is, and others come elsewhere.
+func TestRestartKeepsPlaces(t *testing.T) {
+	j := open(t, 1, 2)
+	a, b := j.join(0), j.join(1)
+	at := func(who *app, name string) uint64 {
+		t.Helper()
+		reply, files := who.ask(wire.Request{Op: wire.OpRegion, Name: name, Value: 10}, nil)
+		closeAll(files)
+		if reply.Status != wire.StatusOK || len(files) != 1 {
+			t.Fatalf("region %s: %+v", name, reply)
+		}
+		return reply.Values[3]
+	}
+	z, y := at(a, "z"), at(a, "y") // not in the order of their names
+	for range 2 {
+		if z2, y2 := at(b, "z"), at(a, "y"); z2 != z || y2 != y {
+			t.Errorf("the regions are at %#x and %#x, they were at %#x and %#x", z2, y2, z, y)
+		}
+		j.restart(0)
+	}
+	if x := at(a, "x"); z == 0 || x == z || x == y || z == y || x%memory.MaxSize != 0 {
+		t.Errorf("regions at %#x, %#x and %#x", x, y, z)
+	}
+}
+
 // Extensions stay in their order with their numbers, settings, state and regions.
 func TestRestartKeepsExtensions(t *testing.T) {
 	j := open(t, 2, 1)
@@ -426,6 +451,7 @@ func TestAdoptIncomplete(t *testing.T) {
 		"area is the ledger's":   {rankItem(0), func(item *keep.Item) { item.Files[1], item.Files[2] = item.Files[2], item.Files[1] }, "rank/0"},
 		"socket is the area":     {rankItem(0), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "rank/0"},
 		"region without memory":  {keptRegions + "r", noFiles, "not kept"},
+		"region of no place":     {keptRegions + "r", garbage, "its place"},
 		"extension, no words":    {extension.Item(1), garbage, "extension/1"},
 		"extension, no files":    {extension.Item(1), noFiles, "not kept whole"},
 		"extension in pipes":     {extension.Item(1), pipes, "extension/1"},

@@ -1,6 +1,7 @@
 package message
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -8,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/extension"
 	"margay/kernel/keep"
 	"margay/kernel/task"
 	"margay/kernel/wire"
@@ -167,17 +169,32 @@ func (j *Job) adopt(items []*keep.Item) error {
 	}
 	for name, item := range byName {
 		if region, ok := strings.CutPrefix(name, keptRegions); ok {
-			m, err := item.Memory(0, -1)
-			if err != nil {
+			if err := j.adoptRegion(region, item); err != nil {
 				return err
 			}
-			j.config.Set.AdoptRegion(region, m)
 		}
 	}
 	if err := j.config.Set.Adopt(items); err != nil {
 		return err
 	}
 	j.mend()
+	return nil
+}
+
+func (j *Job) adoptRegion(name string, item *keep.Item) error {
+	m, err := item.Memory(0, -1)
+	if err != nil {
+		return err
+	}
+	var place extension.Place
+	if err := json.Unmarshal(item.Words, &place); err != nil {
+		m.Close()
+		return fmt.Errorf("%s: its place: %w", item.Name, err)
+	}
+	if err := j.config.Set.AdoptRegion(name, place, m); err != nil {
+		m.Close()
+		return err
+	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package message
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -241,9 +242,23 @@ func (r *rank) region(q wire.Request) (wire.Reply, []*os.File, error) {
 	fresh := errors.Is(err, extension.ErrNotFound)
 	m, err := set.Region(q.Name, q.Value)
 	if err == nil && fresh {
-		err = r.job.keepMemory(keptRegions+q.Name, m)
+		err = r.job.keepRegion(q.Name, m)
 	}
-	return giveMemory(m, wire.Reply{}, err)
+	return giveMemory(m, wire.Reply{Values: [8]uint64{3: set.PlaceOf(q.Name).Address()}}, err)
+}
+
+// keepRegion leaves a region with the keeper.
+func (j *Job) keepRegion(name string, m *memory.Memory) error {
+	words, err := json.Marshal(j.config.Set.PlaceOf(name))
+	if err != nil {
+		return err
+	}
+	f, err := keep.File(m)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return j.config.Keeper.Keep(keep.Item{Name: keptRegions + name, Words: words, Files: []*os.File{f}})
 }
 
 // state gives a rank the memory of an extension's map.

@@ -15,7 +15,7 @@ const (
 	OpInsert Op = 2 // Name: what it is called; Where: slot, empty for the object's own; Settings; file: object -> Handle
 	OpRemove Op = 3 // Handle
 	OpStats  Op = 4 // Handle -> Values: runs, instructions, faults, nanoseconds; Text: last fault
-	OpRegion Op = 5 // Name, Value: size in bytes, 0 for one that is there -> Values[0]: size; file: memory
+	OpRegion Op = 5 // Name, Value: size in bytes, 0 for one that is there -> Values[0]: size, Values[3]: address for all; file: memory
 	OpState  Op = 6 // Handle, Name: a map of the extension -> Values[0]: size, Values[1]: entries, Values[2]: bytes of one; file: memory
 )
 

@@ -29,6 +29,8 @@ static struct {
 		margay_handler f;
 		void *data;
 	} handlers[MARGAY_MAX_HANDLERS];
+	void *fixed[64]; /* where regions have been mapped at their fixed address: a job has no more of them */
+	size_t fixed_count;
 	char error[512];
 } self = {.socket = -1, .bell = -1};
 
@@ -190,23 +192,42 @@ int margay_init(void)
 	return 0;
 }
 
-void *margay_region(const char *name, size_t size, size_t *actual)
+/* is_mapped reports whether a region has been mapped at its fixed address. */
+static int is_mapped(const void *at)
+{
+	for (size_t i = 0; i < self.fixed_count; i++)
+		if (self.fixed[i] == at)
+			return 1;
+	return 0;
+}
+
+/* map_region maps a region anywhere, or where the node kernel has all ranks map it. */
+static void *map_region(const char *name, size_t size, size_t *actual, int fixed)
 {
 	struct wire_request request = {.op = WIRE_REGION, .value = size};
 	struct wire_reply reply;
 	int files[2];
 	if (put_name(request.name, name) != 0 || ask(&request, sizeof request, -1, &reply, files) != 0)
 		return NULL;
-	void *memory = mmap(NULL, reply.values[0], PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+	void *at = fixed ? (void *)(uintptr_t)reply.values[3] : NULL;
+	void *memory = at;
+	if (!fixed || !is_mapped(at))
+		memory = mmap(at, reply.values[0], PROT_READ | PROT_WRITE, MAP_SHARED | (fixed ? MAP_FIXED_NOREPLACE : 0), files[0], 0);
 	close_files(files);
 	if (memory == MAP_FAILED) {
-		fail("map region %s: %s", name, strerror(errno));
+		fail("map region %s at %p: %s", name, at, errno == EEXIST ? "this process has something else there" : strerror(errno));
 		return NULL;
 	}
+	if (fixed && !is_mapped(at) && self.fixed_count < sizeof self.fixed / sizeof self.fixed[0])
+		self.fixed[self.fixed_count++] = at;
 	if (actual)
 		*actual = reply.values[0];
 	return memory;
 }
+
+void *margay_region(const char *name, size_t size, size_t *actual) { return map_region(name, size, actual, 0); }
+
+void *margay_fixed_region(const char *name, size_t size, size_t *actual) { return map_region(name, size, actual, 1); }
 
 /* memory_file makes a file in memory. */
 static int memory_file(const void *content, size_t size)

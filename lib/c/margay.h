@@ -89,6 +89,10 @@ int margay_barrier(int timeout);
  * size that it has goes to *actual unless that is NULL. */
 void *margay_region(const char *name, size_t size, size_t *actual);
 
+/* margay_fixed_region is margay_region at an address that is the same for all ranks of this node that ask for it in this way: a
+ * pointer into the region means the same to each of them. Asked again for the same region, it returns the same address. */
+void *margay_fixed_region(const char *name, size_t size, size_t *actual);
+
 /* A setting changes an extension before it is inserted. */
 struct margay_setting {
 	const char *name;

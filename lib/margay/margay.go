@@ -68,6 +68,7 @@ type Job struct {
 	rung    uint64 // how often the bell was heard
 	waiters int    // goroutines in sleep
 	closed  bool
+	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
 }
 
 // Message is an active message as its handler gets it.
@@ -97,7 +98,7 @@ func Init() (*Job, error) {
 		conn.Close()
 		return nil, ErrNoJob
 	}
-	j := &Job{socket: socket}
+	j := &Job{socket: socket, fixed: make(map[uintptr][]byte)}
 	j.changed.L = &j.mu
 	if err := j.open(); err != nil {
 		socket.Close()

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -64,6 +65,8 @@ func rank(mode []string) error {
 		return job.Finalize(ctx)
 	case "services":
 		return services(job)
+	case "list":
+		return list(job, mode[1])
 	}
 	return nil
 }
@@ -92,6 +95,38 @@ func echo(ctx context.Context, job *margay.Job) error {
 		return err
 	}
 	return job.Finalize(ctx)
+}
+
+type element struct {
+	next  *element
+	value uint64
+}
+
+func list(job *margay.Job, what string) error {
+	region, err := job.FixedRegion("list", 4096)
+	if err != nil {
+		return err
+	}
+	again, err := job.FixedRegion("list", 0)
+	if err != nil || &again.Bytes[0] != &region.Bytes[0] || len(again.Bytes) != 4096 {
+		return fmt.Errorf("asked again, the region is another one: %w", err)
+	}
+	first := (**element)(unsafe.Pointer(&region.Bytes[0]))
+	if elements := (*[10]element)(unsafe.Pointer(&region.Bytes[16])); what == "write" {
+		for i := range elements {
+			elements[i].value = uint64(i * i)
+			if i > 0 {
+				elements[i-1].next = &elements[i]
+			}
+		}
+		*first = &elements[0]
+	}
+	sum := uint64(0)
+	for e := *first; e != nil; e = e.next {
+		sum += e.value
+	}
+	fmt.Println(unsafe.Pointer(first), sum)
+	return nil
 }
 
 func services(job *margay.Job) error {

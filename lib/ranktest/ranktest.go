@@ -293,6 +293,8 @@ func payload(i int) []byte {
 //	            "message" with the constant "c" 5 and 6 entries of the map "m"; prints its runs, instructions, faults,
 //	            nanoseconds and last fault; writes 'S' into its map "m" and prints its entries and stride; removes it; and inserts
 //	            "object" once more, as it is
+//	list WHAT   takes the fixed region "list" of 4096 bytes, twice; if it is to write, puts there a pointer to a list of the squares
+//	            of 0 to 9, linked by pointers; and prints the address of the region and the sum of the list that it finds there
 func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is no rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
@@ -352,6 +354,17 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	t.Run("echo", func(t *testing.T) { echo(t, program) })
 	t.Run("flood", func(t *testing.T) { flood(t, program) })
 	t.Run("services", func(t *testing.T) { services(t, program) })
+	t.Run("list", func(t *testing.T) { list(t, program) })
+	t.Run("fixed address that cannot be had", func(t *testing.T) {
+		k := start(t, program, "list", "write")
+		k.greet()
+		q, _ := k.expect(wire.OpRegion)
+		const beyond = 1 << 60 // what no application can have
+		k.answer(q, wire.Reply{Values: [8]uint64{0: 4096, 3: beyond}}, shared(t, "region"))
+		if _, text := k.ended(1); !strings.Contains(text, "region list at ") {
+			t.Errorf("it says %s", text)
+		}
+	})
 }
 
 // echo: messages arrive whole and in order, both when one side sleeps and when the rings are full.
@@ -412,23 +425,46 @@ func flood(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	k.ended(0)
 }
 
+// shared makes a page of memory that can be mapped.
+func shared(t *testing.T, name string) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	t.Cleanup(func() { f.Close() })
+	if err := f.Truncate(4096); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// list: a pointer that one rank has stored in a fixed region is good in another.
+func list(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	region := shared(t, "list")
+	const address = 0x1000_0040_0000
+	for _, what := range []string{"write", "read"} {
+		k := start(t, program, "list", what)
+		k.greet()
+		for _, size := range []uint64{4096, 0} {
+			q, _ := k.expect(wire.OpRegion)
+			if q.Name != "list" || q.Value != size {
+				t.Errorf("region %+v", q)
+			}
+			k.answer(q, wire.Reply{Values: [8]uint64{0: 4096, 3: address}}, region)
+		}
+		if out, _ := k.ended(0); out != fmt.Sprintf("%#x 285", address) {
+			t.Errorf("it says %s", out)
+		}
+	}
+}
+
 // services: requests say what the application wants, and replies reach it.
 func services(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	k := start(t, program, "services")
 	k.greet()
-	shared := func(name string) *os.File {
-		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := os.NewFile(uintptr(fd), name)
-		t.Cleanup(func() { f.Close() })
-		if err := f.Truncate(4096); err != nil {
-			t.Fatal(err)
-		}
-		return f
-	}
-	region, state := shared("region"), shared("state")
+	region, state := shared(t, "region"), shared(t, "state")
 	q, _ := k.expect(wire.OpRegion)
 	if q.Name != "shared" || q.Value != 4096 {
 		t.Errorf("region %+v", q)
@@ -451,7 +487,7 @@ func services(t *testing.T, program func(ctx context.Context, mode ...string) *e
 	q, _ = k.expect(wire.OpStats)
 	old := q
 	old.Call--
-	k.answer(old, wire.Reply{Status: wire.StatusFailed, Text: "an old answer"}, shared("old"))
+	k.answer(old, wire.Reply{Status: wire.StatusFailed, Text: "an old answer"}, shared(t, "old"))
 	k.answer(q, wire.Reply{Status: wire.StatusAgain})
 	if q, _ = k.expect(wire.OpStats); q.Handle != 77 {
 		t.Errorf("stats %+v", q)

@@ -366,6 +366,18 @@ func TestSharedCores(t *testing.T) {
 	})
 }
 
+// Pointers into a fixed region are good in all ranks of a node, those that share a core among them.
+func TestFixedRegion(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		r := m.run(0, "-n", "8", "--ppn", "4", probe(), "pointers")
+		for node, sum := range []int{1 + 2 + 3 + 4, 5 + 6 + 7 + 8} {
+			if strings.Count(r.stdout, fmt.Sprintf("node%d: 4 ranks point to a sum of %d\n", node, sum)) != 4 {
+				t.Error(r)
+			}
+		}
+	})
+}
+
 // cutLast cuts the last line off a text.
 func cutLast(text string) (before, last string, ok bool) {
 	at := strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")

@@ -48,6 +48,7 @@ var commands = map[string]func(args []string) error{
 	"affinity":  affinity,
 	"compute":   compute,
 	"touch":     touch,
+	"pointers":  pointers,
 }
 
 func main() {

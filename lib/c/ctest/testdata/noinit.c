@@ -25,6 +25,7 @@ int main(void)
 	fails("margay_barrier", margay_barrier(0) == -1);
 	fails("margay_finalize", margay_finalize(0) == -1);
 	fails("margay_region", margay_region("x", 1, NULL) == NULL);
+	fails("margay_fixed_region", margay_fixed_region("x", 1, NULL) == NULL);
 	fails("margay_insert", margay_insert(NULL, NULL, "", 0, NULL, 0) == -1);
 	fails("margay_remove", margay_remove(1) == -1);
 	fails("margay_stats", margay_stats(1, &stats) == -1);

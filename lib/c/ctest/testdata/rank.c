@@ -93,6 +93,30 @@ static void services(void)
 	check(margay_insert(NULL, NULL, "object", 6, NULL, 0));
 }
 
+struct element {
+	struct element *next;
+	uint64_t value;
+};
+
+static void list(const char *what)
+{
+	size_t size;
+	struct element **first = margay_fixed_region("list", 4096, &size);
+	if (!first || size != 4096 || first != margay_fixed_region("list", 0, NULL))
+		errx(1, "%s", margay_error());
+	struct element *elements = (struct element *)(first + 2);
+	if (strcmp(what, "write") == 0) {
+		for (int i = 0; i < 10; i++) {
+			elements[i] = (struct element){.next = i < 9 ? &elements[i + 1] : NULL, .value = i * i};
+		}
+		*first = elements;
+	}
+	uint64_t sum = 0;
+	for (struct element *e = *first; e; e = e->next)
+		sum += e->value;
+	printf("%p %llu\n", (void *)first, (unsigned long long)sum);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
@@ -107,6 +131,8 @@ int main(int argc, char **argv)
 		echo();
 	} else if (strcmp(argv[1], "flood") == 0) {
 		flood(atoi(argv[2]));
+	} else if (strcmp(argv[1], "list") == 0) {
+		list(argv[2]);
 	} else {
 		services();
 	}
