@@ -12,7 +12,6 @@ import (
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/message"
-	"margay/kernel/sched"
 	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/kernel/wire"
@@ -100,16 +99,16 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
-	phase      Phase              // guarded by Node.mu
-	running    map[int]bool       // ranks that have not ended; guarded by Node.mu
-	tasks      map[int]sched.Task // by rank: what the scheduler was told of; guarded by Node.mu
-	ready      chan struct{}      // closed when Prepare or adoption is over
+	phase      Phase           // guarded by Node.mu
+	running    map[int]bool    // ranks that have not ended; guarded by Node.mu
+	tasks      map[int]process // by rank: those that run; guarded by Node.mu
+	ready      chan struct{}   // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
 }
 
 func (n *Node) newJob() *job {
-	return &job{node: n, running: make(map[int]bool), tasks: make(map[int]sched.Task), ready: make(chan struct{})}
+	return &job{node: n, running: make(map[int]bool), tasks: make(map[int]process), ready: make(chan struct{})}
 }
 
 // Prepare makes an empty place for a job's ranks on this node. It refuses cores that are taken and files that do not fit.
@@ -154,6 +153,7 @@ func (j *job) messageConfig() message.JobConfig {
 		c.Nodes = append(c.Nodes, p.Node)
 		if p.Node == fabric.Node(j.node.config.Boot.Node) {
 			c.Local = append(c.Local, p.Rank)
+			c.Cores = append(c.Cores, p.Core)
 		}
 	}
 	for _, m := range j.spec.Members {
@@ -366,12 +366,16 @@ func (j *job) end() error {
 func (j *job) Record(r task.Record) {
 	if r.Stream == task.Exit {
 		j.node.mu.Lock()
+		news := j.running[r.Rank] // the record may come again
 		delete(j.running, r.Rank)
 		if len(j.running) == 0 && j.phase == Running {
 			j.phase = Ended
 		}
 		j.node.mu.Unlock()
 		j.leave(r.Rank)
+		if news {
+			j.recordEnd(r.Rank, r.Status)
+		}
 		j.messages.Ended(r.Rank)
 	}
 	j.node.config.Sink.Record(j.spec.Job, r)

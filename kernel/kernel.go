@@ -26,6 +26,7 @@ import (
 	"margay/kernel/link"
 	"margay/kernel/message"
 	"margay/kernel/pid1"
+	"margay/kernel/record"
 	"margay/kernel/task"
 	"margay/nimble/engine"
 )
@@ -81,6 +82,7 @@ type Node struct {
 
 	messages   *message.Engine
 	extensions *extension.Manager
+	recorder   *record.Recorder
 
 	mu   sync.Mutex
 	jobs map[uint32]*job
@@ -113,8 +115,10 @@ func New(c Config) (*Node, error) {
 	if n.extensions, err = extension.NewManager(c.Engine, len(n.cores), c.Log); err != nil {
 		return nil, err
 	}
+	n.recorder = record.New(len(n.cores))
+	n.extensions.RecordTo(n.recorder)
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
-	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault})
+	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
 	return n, nil
 }
 

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"margay/kernel/fabric"
+	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/task"
 )
@@ -18,13 +19,18 @@ type Scheduler interface {
 // Started implements task.Handler.
 func (j *job) Started(p task.RankProcess) {
 	t, ok := j.task(p)
-	if !ok || j.node.config.Scheduler == nil {
+	if !ok {
 		p.File.Close()
 		return
 	}
 	j.node.mu.Lock()
-	j.tasks[p.Rank] = t
+	started := process{Task: t, since: record.Now()}
+	j.tasks[p.Rank] = started
 	j.node.mu.Unlock()
+	j.recordStart(&started)
+	if j.node.config.Scheduler == nil {
+		return
+	}
 	if err := j.node.config.Scheduler.Add(t); err != nil {
 		j.node.config.Log("job %d: rank %d cannot share core %d: %v", j.spec.Job, p.Rank, t.Core, err)
 	}
@@ -49,10 +55,13 @@ func (j *job) leave(rank int) {
 	t, ok := j.tasks[rank]
 	delete(j.tasks, rank)
 	j.node.mu.Unlock()
-	if ok {
-		j.node.config.Scheduler.Remove(t.ID)
-		t.Process.Close()
+	if !ok {
+		return
 	}
+	if j.node.config.Scheduler != nil {
+		j.node.config.Scheduler.Remove(t.ID)
+	}
+	t.Process.Close()
 }
 
 // leaveAll takes all ranks off their cores.

@@ -33,6 +33,7 @@ import (
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
 	"margay/kernel/hardware"
+	"margay/kernel/record"
 	"margay/kernel/task"
 )
 
@@ -95,6 +96,8 @@ type Kernel interface {
 	InsertExtension(job uint32, r extension.Request) (handle uint32, err error)
 	RemoveExtension(handle uint32, by string) error
 	Noise(context.Context, time.Duration) ([]kernel.CoreNoise, error)
+	Events(kernel.EventQuery) (record.Batch, error)
+	Sample() (kernel.Sample, error)
 
 	Join(fabric.Transport)
 	Frame(from fabric.Node, frame []byte)

@@ -13,6 +13,7 @@ import (
 	"margay/kernel"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
+	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/kernel/task"
 )
@@ -37,6 +38,12 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
 		conn.Answer(f, &control.Extensions{Extensions: a.extensions(func(extension.Info) bool { return true })}, nil)
+	case *control.ReadClock:
+		conn.Answer(f, &control.Clock{TimeNs: int64(record.Now())}, nil)
+	case *control.ReadEvents:
+		go a.readEvents(conn, f, m)
+	case *control.TakeSamples:
+		go a.takeSamples(conn, f)
 	case *control.RestartKernel:
 		conn.Answer(f, &control.Done{}, nil)
 		conn.Flush(time.Second)

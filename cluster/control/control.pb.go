@@ -408,6 +408,12 @@ type Frame struct {
 	//	*Frame_Extensions
 	//	*Frame_InsertExtension
 	//	*Frame_RemoveExtension
+	//	*Frame_ReadEvents
+	//	*Frame_Events
+	//	*Frame_ReadClock
+	//	*Frame_Clock
+	//	*Frame_TakeSamples
+	//	*Frame_Samples
 	//	*Frame_NodeExit
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
@@ -810,6 +816,60 @@ func (x *Frame) GetRemoveExtension() *RemoveExtension {
 	return nil
 }
 
+func (x *Frame) GetReadEvents() *ReadEvents {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadEvents); ok {
+			return x.ReadEvents
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetEvents() *Events {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Events); ok {
+			return x.Events
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetReadClock() *ReadClock {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadClock); ok {
+			return x.ReadClock
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetClock() *Clock {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Clock); ok {
+			return x.Clock
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetTakeSamples() *TakeSamples {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_TakeSamples); ok {
+			return x.TakeSamples
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetSamples() *Samples {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Samples); ok {
+			return x.Samples
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetNodeExit() *NodeExit {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_NodeExit); ok {
@@ -1006,6 +1066,31 @@ type Frame_RemoveExtension struct {
 	RemoveExtension *RemoveExtension `protobuf:"bytes,83,opt,name=remove_extension,json=removeExtension,proto3,oneof"`
 }
 
+type Frame_ReadEvents struct {
+	// What nodes do: clients ask serve, serve asks nodes.
+	ReadEvents *ReadEvents `protobuf:"bytes,100,opt,name=read_events,json=readEvents,proto3,oneof"`
+}
+
+type Frame_Events struct {
+	Events *Events `protobuf:"bytes,101,opt,name=events,proto3,oneof"`
+}
+
+type Frame_ReadClock struct {
+	ReadClock *ReadClock `protobuf:"bytes,102,opt,name=read_clock,json=readClock,proto3,oneof"`
+}
+
+type Frame_Clock struct {
+	Clock *Clock `protobuf:"bytes,103,opt,name=clock,proto3,oneof"`
+}
+
+type Frame_TakeSamples struct {
+	TakeSamples *TakeSamples `protobuf:"bytes,104,opt,name=take_samples,json=takeSamples,proto3,oneof"`
+}
+
+type Frame_Samples struct {
+	Samples *Samples `protobuf:"bytes,105,opt,name=samples,proto3,oneof"`
+}
+
 type Frame_NodeExit struct {
 	// The holder and serve.
 	NodeExit *NodeExit `protobuf:"bytes,90,opt,name=node_exit,json=nodeExit,proto3,oneof"`
@@ -1098,6 +1183,18 @@ func (*Frame_Extensions) isFrame_Body() {}
 func (*Frame_InsertExtension) isFrame_Body() {}
 
 func (*Frame_RemoveExtension) isFrame_Body() {}
+
+func (*Frame_ReadEvents) isFrame_Body() {}
+
+func (*Frame_Events) isFrame_Body() {}
+
+func (*Frame_ReadClock) isFrame_Body() {}
+
+func (*Frame_Clock) isFrame_Body() {}
+
+func (*Frame_TakeSamples) isFrame_Body() {}
+
+func (*Frame_Samples) isFrame_Body() {}
 
 func (*Frame_NodeExit) isFrame_Body() {}
 
@@ -4708,6 +4805,622 @@ func (x *RemoveExtension) GetHandle() uint32 {
 	return 0
 }
 
+// ReadEvents asks a node for the events that it records, and has it record them for a few seconds more. Answer: Events.
+type ReadEvents struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reader        uint64                 `protobuf:"varint,2,opt,name=reader,proto3" json:"reader,omitempty"`              // who asks: a number of its own choosing
+	Leave         bool                   `protobuf:"varint,3,opt,name=leave,proto3" json:"leave,omitempty"`                // the reader wants no more
+	Generation    uint64                 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`      // of the Events that came before; 0: none did
+	Positions     []uint64               `protobuf:"varint,5,rep,packed,name=positions,proto3" json:"positions,omitempty"` // the same
+	Job           uint32                 `protobuf:"varint,6,opt,name=job,proto3" json:"job,omitempty"`                    // only its events and those of no job; 0: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadEvents) Reset() {
+	*x = ReadEvents{}
+	mi := &file_control_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadEvents) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadEvents) ProtoMessage() {}
+
+func (x *ReadEvents) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
+func (*ReadEvents) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ReadEvents) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadEvents) GetReader() uint64 {
+	if x != nil {
+		return x.Reader
+	}
+	return 0
+}
+
+func (x *ReadEvents) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
+}
+
+func (x *ReadEvents) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ReadEvents) GetPositions() []uint64 {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *ReadEvents) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+type Events struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NowNs         int64                  `protobuf:"varint,1,opt,name=now_ns,json=nowNs,proto3" json:"now_ns,omitempty"`       // of the node's clock, as all times of events
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`          // when it is not that of the question, recording was off in between
+	BegunNs       int64                  `protobuf:"varint,3,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"` // when this generation began
+	Positions     []uint64               `protobuf:"varint,4,rep,packed,name=positions,proto3" json:"positions,omitempty"`     // for the next question
+	Events        []byte                 `protobuf:"bytes,5,opt,name=events,proto3" json:"events,omitempty"`                   // as package record encodes them
+	Lost          uint64                 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`                      // events that were overwritten before they were read
+	More          bool                   `protobuf:"varint,7,opt,name=more,proto3" json:"more,omitempty"`                      // there are more already
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Events) Reset() {
+	*x = Events{}
+	mi := &file_control_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Events) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Events) ProtoMessage() {}
+
+func (x *Events) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Events.ProtoReflect.Descriptor instead.
+func (*Events) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *Events) GetNowNs() int64 {
+	if x != nil {
+		return x.NowNs
+	}
+	return 0
+}
+
+func (x *Events) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Events) GetBegunNs() int64 {
+	if x != nil {
+		return x.BegunNs
+	}
+	return 0
+}
+
+func (x *Events) GetPositions() []uint64 {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *Events) GetEvents() []byte {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *Events) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *Events) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// ReadClock asks for the time of a node's clock. Answer: Clock.
+type ReadClock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadClock) Reset() {
+	*x = ReadClock{}
+	mi := &file_control_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadClock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadClock) ProtoMessage() {}
+
+func (x *ReadClock) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
+func (*ReadClock) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ReadClock) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+type Clock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Clock) Reset() {
+	*x = Clock{}
+	mi := &file_control_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Clock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Clock) ProtoMessage() {}
+
+func (x *Clock) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Clock.ProtoReflect.Descriptor instead.
+func (*Clock) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *Clock) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+// TakeSamples asks what a node, or every node, has done so far. Answer: Samples.
+type TakeSamples struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // -1: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeSamples) Reset() {
+	*x = TakeSamples{}
+	mi := &file_control_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeSamples) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeSamples) ProtoMessage() {}
+
+func (x *TakeSamples) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
+func (*TakeSamples) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *TakeSamples) GetNode() int32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+type Samples struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []*NodeSample          `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Samples) Reset() {
+	*x = Samples{}
+	mi := &file_control_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Samples) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Samples) ProtoMessage() {}
+
+func (x *Samples) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Samples.ProtoReflect.Descriptor instead.
+func (*Samples) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *Samples) GetNodes() []*NodeSample {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeSample holds counts; the difference of two is what happened in between.
+type NodeSample struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,2,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // of the node's clock
+	Cores         []*CoreSample          `protobuf:"bytes,3,rep,name=cores,proto3" json:"cores,omitempty"`
+	Ranks         []*RankSample          `protobuf:"bytes,4,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	Extensions    []*ExtensionState      `protobuf:"bytes,5,rep,name=extensions,proto3" json:"extensions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeSample) Reset() {
+	*x = NodeSample{}
+	mi := &file_control_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSample) ProtoMessage() {}
+
+func (x *NodeSample) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
+func (*NodeSample) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *NodeSample) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodeSample) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *NodeSample) GetCores() []*CoreSample {
+	if x != nil {
+		return x.Cores
+	}
+	return nil
+}
+
+func (x *NodeSample) GetRanks() []*RankSample {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *NodeSample) GetExtensions() []*ExtensionState {
+	if x != nil {
+		return x.Extensions
+	}
+	return nil
+}
+
+type CoreSample struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Core          uint32                 `protobuf:"varint,1,opt,name=core,proto3" json:"core,omitempty"`
+	Shared        bool                   `protobuf:"varint,2,opt,name=shared,proto3" json:"shared,omitempty"` // with what is not this node's
+	Interrupts    uint64                 `protobuf:"varint,3,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CoreSample) Reset() {
+	*x = CoreSample{}
+	mi := &file_control_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CoreSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CoreSample) ProtoMessage() {}
+
+func (x *CoreSample) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
+func (*CoreSample) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *CoreSample) GetCore() uint32 {
+	if x != nil {
+		return x.Core
+	}
+	return 0
+}
+
+func (x *CoreSample) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
+}
+
+func (x *CoreSample) GetInterrupts() uint64 {
+	if x != nil {
+		return x.Interrupts
+	}
+	return 0
+}
+
+type RankSample struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Core          uint32                 `protobuf:"varint,3,opt,name=core,proto3" json:"core,omitempty"`
+	Pid           int64                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`                  // in the node kernel's PID namespace
+	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`                   // why it has the core; empty: nobody knows
+	CpuNs         int64                  `protobuf:"varint,6,opt,name=cpu_ns,json=cpuNs,proto3" json:"cpu_ns,omitempty"` // processor time
+	Threads       uint32                 `protobuf:"varint,7,opt,name=threads,proto3" json:"threads,omitempty"`
+	Voluntary     uint64                 `protobuf:"varint,8,opt,name=voluntary,proto3" json:"voluntary,omitempty"`     // context switches because it had to wait
+	Involuntary   uint64                 `protobuf:"varint,9,opt,name=involuntary,proto3" json:"involuntary,omitempty"` // and because others were to run
+	Sent          uint64                 `protobuf:"varint,10,opt,name=sent,proto3" json:"sent,omitempty"`              // messages
+	Arrived       uint64                 `protobuf:"varint,11,opt,name=arrived,proto3" json:"arrived,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankSample) Reset() {
+	*x = RankSample{}
+	mi := &file_control_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankSample) ProtoMessage() {}
+
+func (x *RankSample) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
+func (*RankSample) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *RankSample) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *RankSample) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *RankSample) GetCore() uint32 {
+	if x != nil {
+		return x.Core
+	}
+	return 0
+}
+
+func (x *RankSample) GetPid() int64 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *RankSample) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *RankSample) GetCpuNs() int64 {
+	if x != nil {
+		return x.CpuNs
+	}
+	return 0
+}
+
+func (x *RankSample) GetThreads() uint32 {
+	if x != nil {
+		return x.Threads
+	}
+	return 0
+}
+
+func (x *RankSample) GetVoluntary() uint64 {
+	if x != nil {
+		return x.Voluntary
+	}
+	return 0
+}
+
+func (x *RankSample) GetInvoluntary() uint64 {
+	if x != nil {
+		return x.Involuntary
+	}
+	return 0
+}
+
+func (x *RankSample) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *RankSample) GetArrived() uint64 {
+	if x != nil {
+		return x.Arrived
+	}
+	return 0
+}
+
 // NodeExit reports that the thing a node runs on has ended.
 type NodeExit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4721,7 +5434,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4733,7 +5446,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4746,7 +5459,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -4789,7 +5502,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4801,7 +5514,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4814,7 +5527,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -4848,7 +5561,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4860,7 +5573,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4873,7 +5586,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -4894,7 +5607,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4906,7 +5619,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4919,7 +5632,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -4933,7 +5646,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xe3\x12\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xb6\x15\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -4984,7 +5697,15 @@ const file_control_proto_rawDesc = "" +
 	"extensions\x18Q \x01(\v2\x1a.margay.control.ExtensionsH\x00R\n" +
 	"extensions\x12L\n" +
 	"\x10insert_extension\x18R \x01(\v2\x1f.margay.control.InsertExtensionH\x00R\x0finsertExtension\x12L\n" +
-	"\x10remove_extension\x18S \x01(\v2\x1f.margay.control.RemoveExtensionH\x00R\x0fremoveExtension\x127\n" +
+	"\x10remove_extension\x18S \x01(\v2\x1f.margay.control.RemoveExtensionH\x00R\x0fremoveExtension\x12=\n" +
+	"\vread_events\x18d \x01(\v2\x1a.margay.control.ReadEventsH\x00R\n" +
+	"readEvents\x120\n" +
+	"\x06events\x18e \x01(\v2\x16.margay.control.EventsH\x00R\x06events\x12:\n" +
+	"\n" +
+	"read_clock\x18f \x01(\v2\x19.margay.control.ReadClockH\x00R\treadClock\x12-\n" +
+	"\x05clock\x18g \x01(\v2\x15.margay.control.ClockH\x00R\x05clock\x12@\n" +
+	"\ftake_samples\x18h \x01(\v2\x1b.margay.control.TakeSamplesH\x00R\vtakeSamples\x123\n" +
+	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12F\n" +
@@ -5275,7 +5996,65 @@ const file_control_proto_rawDesc = "" +
 	"\x06object\x18\x05 \x01(\fR\x06object\"=\n" +
 	"\x0fRemoveExtension\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
-	"\x06handle\x18\x02 \x01(\rR\x06handle\"f\n" +
+	"\x06handle\x18\x02 \x01(\rR\x06handle\"\x9e\x01\n" +
+	"\n" +
+	"ReadEvents\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
+	"\x06reader\x18\x02 \x01(\x04R\x06reader\x12\x14\n" +
+	"\x05leave\x18\x03 \x01(\bR\x05leave\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\x04R\n" +
+	"generation\x12\x1c\n" +
+	"\tpositions\x18\x05 \x03(\x04R\tpositions\x12\x10\n" +
+	"\x03job\x18\x06 \x01(\rR\x03job\"\xb8\x01\n" +
+	"\x06Events\x12\x15\n" +
+	"\x06now_ns\x18\x01 \x01(\x03R\x05nowNs\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x19\n" +
+	"\bbegun_ns\x18\x03 \x01(\x03R\abegunNs\x12\x1c\n" +
+	"\tpositions\x18\x04 \x03(\x04R\tpositions\x12\x16\n" +
+	"\x06events\x18\x05 \x01(\fR\x06events\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x12\n" +
+	"\x04more\x18\a \x01(\bR\x04more\"\x1f\n" +
+	"\tReadClock\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\" \n" +
+	"\x05Clock\x12\x17\n" +
+	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\"!\n" +
+	"\vTakeSamples\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\";\n" +
+	"\aSamples\x120\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\"\xdd\x01\n" +
+	"\n" +
+	"NodeSample\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x17\n" +
+	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x120\n" +
+	"\x05cores\x18\x03 \x03(\v2\x1a.margay.control.CoreSampleR\x05cores\x120\n" +
+	"\x05ranks\x18\x04 \x03(\v2\x1a.margay.control.RankSampleR\x05ranks\x12>\n" +
+	"\n" +
+	"extensions\x18\x05 \x03(\v2\x1e.margay.control.ExtensionStateR\n" +
+	"extensions\"X\n" +
+	"\n" +
+	"CoreSample\x12\x12\n" +
+	"\x04core\x18\x01 \x01(\rR\x04core\x12\x16\n" +
+	"\x06shared\x18\x02 \x01(\bR\x06shared\x12\x1e\n" +
+	"\n" +
+	"interrupts\x18\x03 \x01(\x04R\n" +
+	"interrupts\"\x89\x02\n" +
+	"\n" +
+	"RankSample\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x12\n" +
+	"\x04core\x18\x03 \x01(\rR\x04core\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x03R\x03pid\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12\x15\n" +
+	"\x06cpu_ns\x18\x06 \x01(\x03R\x05cpuNs\x12\x18\n" +
+	"\athreads\x18\a \x01(\rR\athreads\x12\x1c\n" +
+	"\tvoluntary\x18\b \x01(\x04R\tvoluntary\x12 \n" +
+	"\vinvoluntary\x18\t \x01(\x04R\vinvoluntary\x12\x12\n" +
+	"\x04sent\x18\n" +
+	" \x01(\x04R\x04sent\x12\x18\n" +
+	"\aarrived\x18\v \x01(\x04R\aarrived\"f\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -5345,7 +6124,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_control_proto_goTypes = []any{
 	(Role)(0),               // 0: margay.control.Role
 	(Code)(0),               // 1: margay.control.Code
@@ -5407,10 +6186,19 @@ var file_control_proto_goTypes = []any{
 	(*ExtensionState)(nil),  // 57: margay.control.ExtensionState
 	(*InsertExtension)(nil), // 58: margay.control.InsertExtension
 	(*RemoveExtension)(nil), // 59: margay.control.RemoveExtension
-	(*NodeExit)(nil),        // 60: margay.control.NodeExit
-	(*NodeBoot)(nil),        // 61: margay.control.NodeBoot
-	(*NodeUp)(nil),          // 62: margay.control.NodeUp
-	(*RestartKernel)(nil),   // 63: margay.control.RestartKernel
+	(*ReadEvents)(nil),      // 60: margay.control.ReadEvents
+	(*Events)(nil),          // 61: margay.control.Events
+	(*ReadClock)(nil),       // 62: margay.control.ReadClock
+	(*Clock)(nil),           // 63: margay.control.Clock
+	(*TakeSamples)(nil),     // 64: margay.control.TakeSamples
+	(*Samples)(nil),         // 65: margay.control.Samples
+	(*NodeSample)(nil),      // 66: margay.control.NodeSample
+	(*CoreSample)(nil),      // 67: margay.control.CoreSample
+	(*RankSample)(nil),      // 68: margay.control.RankSample
+	(*NodeExit)(nil),        // 69: margay.control.NodeExit
+	(*NodeBoot)(nil),        // 70: margay.control.NodeBoot
+	(*NodeUp)(nil),          // 71: margay.control.NodeUp
+	(*RestartKernel)(nil),   // 72: margay.control.RestartKernel
 }
 var file_control_proto_depIdxs = []int32{
 	7,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -5451,50 +6239,60 @@ var file_control_proto_depIdxs = []int32{
 	56, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
 	58, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
 	59, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	60, // 38: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	61, // 39: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	62, // 40: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	63, // 41: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	0,  // 42: margay.control.Hello.role:type_name -> margay.control.Role
-	1,  // 43: margay.control.Error.code:type_name -> margay.control.Code
-	13, // 44: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	14, // 45: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,  // 46: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18, // 47: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	19, // 48: margay.control.Prepare.places:type_name -> margay.control.Place
-	20, // 49: margay.control.Prepare.members:type_name -> margay.control.Member
-	3,  // 50: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	9,  // 51: margay.control.Loaded.error:type_name -> margay.control.Error
-	9,  // 52: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,  // 53: margay.control.Record.stream:type_name -> margay.control.Stream
-	29, // 54: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	30, // 55: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	18, // 56: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	19, // 57: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,  // 58: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	9,  // 59: margay.control.JobState.error:type_name -> margay.control.Error
-	39, // 60: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	29, // 61: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	42, // 62: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,  // 63: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	13, // 64: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	43, // 65: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	46, // 66: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,  // 67: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	39, // 68: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	18, // 69: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	19, // 70: margay.control.StoredJob.places:type_name -> margay.control.Place
-	20, // 71: margay.control.StoredJob.members:type_name -> margay.control.Member
-	46, // 72: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	38, // 73: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	51, // 74: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	52, // 75: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	57, // 76: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	77, // [77:77] is the sub-list for method output_type
-	77, // [77:77] is the sub-list for method input_type
-	77, // [77:77] is the sub-list for extension type_name
-	77, // [77:77] is the sub-list for extension extendee
-	0,  // [0:77] is the sub-list for field type_name
+	60, // 38: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	61, // 39: margay.control.Frame.events:type_name -> margay.control.Events
+	62, // 40: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	63, // 41: margay.control.Frame.clock:type_name -> margay.control.Clock
+	64, // 42: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	65, // 43: margay.control.Frame.samples:type_name -> margay.control.Samples
+	69, // 44: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	70, // 45: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	71, // 46: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	72, // 47: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	0,  // 48: margay.control.Hello.role:type_name -> margay.control.Role
+	1,  // 49: margay.control.Error.code:type_name -> margay.control.Code
+	13, // 50: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	14, // 51: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,  // 52: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18, // 53: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	19, // 54: margay.control.Prepare.places:type_name -> margay.control.Place
+	20, // 55: margay.control.Prepare.members:type_name -> margay.control.Member
+	3,  // 56: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	9,  // 57: margay.control.Loaded.error:type_name -> margay.control.Error
+	9,  // 58: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,  // 59: margay.control.Record.stream:type_name -> margay.control.Stream
+	29, // 60: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	30, // 61: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	18, // 62: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	19, // 63: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,  // 64: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	9,  // 65: margay.control.JobState.error:type_name -> margay.control.Error
+	39, // 66: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	29, // 67: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	42, // 68: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,  // 69: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	13, // 70: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	43, // 71: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	46, // 72: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	2,  // 73: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	39, // 74: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	18, // 75: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	19, // 76: margay.control.StoredJob.places:type_name -> margay.control.Place
+	20, // 77: margay.control.StoredJob.members:type_name -> margay.control.Member
+	46, // 78: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	38, // 79: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	51, // 80: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	52, // 81: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	57, // 82: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	66, // 83: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	67, // 84: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	68, // 85: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	57, // 86: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	87, // [87:87] is the sub-list for method output_type
+	87, // [87:87] is the sub-list for method input_type
+	87, // [87:87] is the sub-list for extension type_name
+	87, // [87:87] is the sub-list for extension extendee
+	0,  // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -5541,6 +6339,12 @@ func file_control_proto_init() {
 		(*Frame_Extensions)(nil),
 		(*Frame_InsertExtension)(nil),
 		(*Frame_RemoveExtension)(nil),
+		(*Frame_ReadEvents)(nil),
+		(*Frame_Events)(nil),
+		(*Frame_ReadClock)(nil),
+		(*Frame_Clock)(nil),
+		(*Frame_TakeSamples)(nil),
+		(*Frame_Samples)(nil),
 		(*Frame_NodeExit)(nil),
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
@@ -5552,7 +6356,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   58,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 )
@@ -65,6 +66,15 @@ func (c *client) handle(f *control.Frame) {
 			list, err := s.insertExtension(m)
 			c.conn.Answer(f, list, err)
 		})
+	case *control.ReadClock:
+		s.running.Go(func() { c.relay(f, m.Node, m) })
+	case *control.ReadEvents:
+		s.running.Go(func() { c.relay(f, m.Node, m) })
+	case *control.TakeSamples:
+		s.running.Go(func() {
+			samples, err := s.takeSamples(m)
+			c.conn.Answer(f, samples, err)
+		})
 	case *control.RestartKernel:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
 	case *control.RemoveExtension:
@@ -72,6 +82,16 @@ func (c *client) handle(f *control.Frame) {
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
 	}
+}
+
+// relay asks a node what the client asks, and answers with its answer.
+func (c *client) relay(f *control.Frame, node uint32, question proto.Message) {
+	var answer proto.Message
+	nodes, err := c.server.upNodes(int64(node))
+	if err == nil {
+		err = c.server.gather(nodes, gatherTimeout, question, func(_ uint32, m proto.Message) { answer = m })
+	}
+	c.conn.Answer(f, answer, err)
 }
 
 // gone ends what cannot live without the client.

@@ -132,6 +132,23 @@ func (s *Server) gatherExtensions(nodes []uint32, question proto.Message) (*cont
 	return list, err
 }
 
+// takeSamples asks nodes what they have done.
+func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil {
+		return nil, err
+	}
+	samples := new(control.Samples)
+	err = s.gather(nodes, gatherTimeout, m, func(node uint32, answer proto.Message) {
+		if x, ok := answer.(*control.Samples); ok && len(x.Nodes) == 1 {
+			x.Nodes[0].Node = node
+			samples.Nodes = append(samples.Nodes, x.Nodes[0])
+		}
+	})
+	slices.SortFunc(samples.Nodes, func(a, b *control.NodeSample) int { return cmp.Compare(a.Node, b.Node) })
+	return samples, err
+}
+
 // tell asks a node for something that has no result but that it is done.
 func (s *Server) tell(node uint32, request proto.Message) error {
 	nodes, err := s.upNodes(int64(node))

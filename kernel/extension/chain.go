@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
@@ -91,7 +92,9 @@ func (s *Set) Message(context memory.Region) slot.Verdict {
 // Ask runs the extension for an event of its slot. An error is a fault of it, which has been counted, or says that it is gone.
 func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
 	e.Data = x
+	begin := x.set.manager.recorder.Begin()
 	r0, err := x.Run(e)
+	x.ran(begin, e.Core, r0)
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
 		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)
 	}
@@ -101,9 +104,29 @@ func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
 	return slot.Verdict(r0), err
 }
 
+// ran records a run of the extension on behalf of a core.
+func (x *Extension) ran(begin record.Time, core int, r0 uint64) {
+	if begin == 0 {
+		return
+	}
+	e := x.event(record.Run)
+	e.Core, e.What, e.Text = uint16(core), r0, x.name
+	x.set.manager.recorder.End(begin, e)
+}
+
+// event is an event of the extension.
+func (x *Extension) event(kind record.Kind) record.Event {
+	return record.Event{Kind: kind, Slot: x.place, Job: x.set.job, Number: uint64(x.handle)}
+}
+
 // Fault counts a fault and has the extension removed when there were too many.
 func (x *Extension) Fault(err error) {
 	n := x.faults.Add(1)
+	if r := x.set.manager.recorder; r.On() {
+		e := x.event(record.Fault)
+		e.Text = err.Error()
+		r.Add(e)
+	}
 	if n == 1 || n == slot.FaultLimit {
 		x.set.manager.log("%v: extension %d (%s): fault %d: %v", x.set, x.handle, x.name, n, err)
 	}

@@ -26,6 +26,7 @@ import (
 	"sync/atomic"
 
 	"margay/kernel/keep"
+	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/engine"
@@ -58,6 +59,7 @@ type Manager struct {
 	cores    int
 	log      func(format string, args ...any)
 	machine  *Set
+	recorder *record.Recorder // nil: none
 
 	mu      sync.Mutex
 	last    uint32 // handle
@@ -88,6 +90,9 @@ func NewManager(e engine.Engine, cores int, log func(format string, args ...any)
 	m.machine = m.Open(Machine, machineBudget)
 	return m, nil
 }
+
+// RecordTo has the runs and faults of extensions recorded. It is to be called before any is inserted.
+func (m *Manager) RecordTo(r *record.Recorder) { m.recorder = r }
 
 // services makes the table of what extensions in a slot may call.
 func services(row slot.Row) (*service.Table, error) {
@@ -199,6 +204,7 @@ type Extension struct {
 	handle uint32
 	set    *Set
 	row    slot.Row
+	place  uint8 // of row in slot.Table
 	name   string
 	spec   *object.Spec
 	given  nimble.Options
@@ -329,7 +335,8 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	}
 	x := &Extension{
 		Extension: inner, handle: s.manager.newHandle(r.Handle), set: s, row: row, name: cmp.Or(r.Name, spec.Name),
-		spec: spec, given: options,
+		place: uint8(slices.IndexFunc(slot.Table, func(r slot.Row) bool { return r.Name == row.Name })),
+		spec:  spec, given: options,
 	}
 	for _, m := range spec.Maps {
 		x.maps = append(x.maps, m.Name)

@@ -41,6 +41,7 @@ import (
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
+	"margay/kernel/record"
 )
 
 // Config is what an engine needs.
@@ -49,6 +50,8 @@ type Config struct {
 	Log  func(format string, args ...any)
 	// Fault is told that a job cannot go on as it should. It is called on a goroutine of its own.
 	Fault func(job uint32, err error)
+	// Recorder gets the events of messages; nil: nobody wants them.
+	Recorder *record.Recorder
 }
 
 // Engine carries the messages of all jobs of a node. It is safe for concurrent use.
@@ -87,6 +90,7 @@ type JobConfig struct {
 	Nodes   []fabric.Node // of each rank
 	Members []fabric.Node // the nodes of the job, in the order of its tree; this one among them
 	Local   []int         // the ranks on this node
+	Cores   []int         // of those, for the recorder; nil: none
 	Secret  []byte
 	Set     *extension.Set
 	Keeper  keep.Keeper

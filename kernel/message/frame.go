@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"margay/kernel/record"
 	"margay/kernel/wire"
 )
 
@@ -156,8 +157,9 @@ func expect(body []byte, size int) error {
 
 // batch collects the messages for one node until they are sent.
 type batch struct {
-	frame []byte // without its number, which is set when it is sent
-	count uint64
+	frame  []byte // without its number, which is set when it is sent
+	count  uint64
+	events []record.Event // of its messages, in which their numbers count from the first
 }
 
 // maxBatch is the size at which a batch is sent, in bytes.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"margay/kernel/fabric"
+	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/nimble/memory"
 )
@@ -137,7 +138,11 @@ func (j *Job) Close() {
 
 // fault reports once that the job cannot go on.
 func (j *Job) fault(format string, args ...any) {
-	j.faults.Do(func() { go j.engine.config.Fault(j.config.Job, fmt.Errorf(format, args...)) })
+	j.faults.Do(func() {
+		err := fmt.Errorf(format, args...)
+		j.recorder().Add(record.Event{Kind: record.Fault, Job: j.config.Job, Text: err.Error()})
+		go j.engine.config.Fault(j.config.Job, err)
+	})
 }
 
 // send sends a frame that is no message. It never waits for the other node.
@@ -190,7 +195,7 @@ func (j *Job) receive(member int, f *frame) {
 	var grants []byte
 	for i := range f.packets {
 		if r := j.target(member, &f.packets[i]); r != nil {
-			grants = j.handle(r, member, &f.packets[i], grants)
+			grants = j.handle(r, member, f.number+uint64(i), &f.packets[i], grants)
 		}
 	}
 	j.ledger.received[member] += uint64(len(f.packets))
@@ -242,14 +247,16 @@ func (j *Job) target(member int, p *packet) *rank {
 	return r
 }
 
-// handle decides what becomes of a message. It returns grants, a frame to be sent to where the message came from, with what
-// is to be added to it.
-func (j *Job) handle(r *rank, member int, p *packet, grants []byte) []byte {
+// handle decides what becomes of a message, which has that number among those from a member. It returns grants, a frame to be
+// sent to where the message came from, with what is to be added to it.
+func (j *Job) handle(r *rank, member int, number uint64, p *packet, grants []byte) []byte {
+	begin := j.recorder().Begin()
 	verdict := slot.Deliver
 	if !j.config.Set.Empty() {
 		j.fill(p)
 		verdict = j.config.Set.Message(j.event.Region(true))
 	}
+	r.judged(begin, member, number, p, verdict)
 	if verdict == slot.Deliver {
 		return r.deliver(member, p, grants)
 	}

@@ -17,6 +17,7 @@ import (
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/leaktest"
+	"margay/kernel/record"
 	"margay/kernel/wire"
 	"margay/nimble/engine/portable"
 )
@@ -134,6 +135,7 @@ type testNode struct {
 	port    *port
 	kept    *keptItems
 	manager *extension.Manager
+	events  *record.Recorder
 	job     *Job
 }
 
@@ -250,7 +252,11 @@ func (j *testJob) start(i int) {
 	if n.manager, err = extension.NewManager(portable.New(), 1, func(string, ...any) {}); err != nil {
 		j.t.Fatal(err)
 	}
-	n.engine = NewEngine(Config{Self: fabric.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }})
+	n.events = record.New(3)
+	n.manager.RecordTo(n.events)
+	n.engine = NewEngine(Config{
+		Self: fabric.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }, Recorder: n.events,
+	})
 	n.port = &port{net: j.net, self: fabric.Node(i), engine: n.engine, in: make(map[fabric.Node]chan []byte), done: make(chan struct{})}
 	n.engine.Connect(n.port)
 	j.net.mu.Lock()
@@ -310,6 +316,7 @@ func (j *testJob) configOf(i int) JobConfig {
 	for rank, node := range c.Nodes {
 		if node == fabric.Node(i) {
 			c.Local = append(c.Local, rank)
+			c.Cores = append(c.Cores, len(c.Local))
 		}
 	}
 	c.Set = j.nodes[i].manager.Open(c.Job, 64<<20)

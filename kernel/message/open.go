@@ -58,6 +58,9 @@ func (j *Job) newRank(index, number int) *rank {
 		job: j, number: number, index: index, batches: make([]*batch, len(j.config.Members)), costs: make(map[uint32]uint64),
 		rung: make(chan struct{}, 1), ending: make(chan struct{}), pumped: make(chan struct{}),
 	}
+	if index < len(j.config.Cores) {
+		r.core = j.config.Cores[index]
+	}
 	j.local[number] = r
 	return r
 }

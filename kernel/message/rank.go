@@ -5,10 +5,12 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/record"
 	"margay/kernel/wire"
 	"margay/nimble/memory"
 )
@@ -18,6 +20,7 @@ type rank struct {
 	job    *Job
 	number int
 	index  int // among the job's ranks on this node
+	core   int // for the recorder
 
 	socket *net.UnixConn   // this end of the socket for requests
 	bell   *os.File        // this end of the bell
@@ -30,6 +33,9 @@ type rank struct {
 	sent    *wire.Consumer
 	batches []*batch          // by member; nil when there is nothing for it
 	costs   map[uint32]uint64 // by target: bytes of the messages in batches
+
+	counts    counts
+	inBarrier atomic.Int64 // since when it has been in a barrier, for the recorder; 0: it is in none
 
 	seen uint64 // barriers entered when pump last took all messages; pump writes it holding Job.mu
 
@@ -50,6 +56,7 @@ type waiting struct {
 	release uint64 // the barrier; 0 for a message
 	record  wire.Record
 	member  int // where it came from
+	since   record.Time
 	cost    uint64
 }
 
@@ -85,6 +92,7 @@ func (r *rank) pump() {
 			r.job.mu.Lock()
 			r.seen = entered
 			r.job.mu.Unlock()
+			r.inBarrier.Store(int64(r.job.recorder().Begin()))
 			r.job.settle()
 		}
 		if n > 0 {
@@ -144,6 +152,7 @@ func (r *rank) drain() (n int, err error) {
 			r.batches[member] = newBatch(r.job.config.Job, r.job.key)
 		}
 		b := r.batches[member]
+		r.note(b, &p)
 		if b.add(p); len(b.frame) >= maxBatch {
 			r.flush()
 		}
@@ -159,6 +168,7 @@ func (r *rank) flush() {
 	for member, b := range r.batches {
 		if b != nil {
 			b.number(j.ledger.sent[member])
+			j.recordSent(b, j.ledger.sent[member])
 			j.ledger.sent[member] += b.count
 		}
 	}
@@ -219,7 +229,7 @@ func (r *rank) put(member int, p *packet, grants []byte) (_ []byte, waits uint32
 		return r.job.taken(r, member, p.cost(), grants), r.unread
 	}
 	record.Payload = append([]byte(nil), p.payload...)
-	r.overflow = append(r.overflow, waiting{record: record, member: member, cost: p.cost()})
+	r.overflow = append(r.overflow, waiting{record: record, member: member, cost: p.cost(), since: r.job.recorder().Begin()})
 	r.job.ledger.waiting[r.index]++
 	// The rank rings when it has made room, which it may have done just now.
 	if !r.received.Wait(len(p.payload)) {
@@ -274,6 +284,7 @@ func (r *rank) refillLocked() {
 			}
 			continue
 		}
+		r.delivered(&w)
 		r.overflow = r.overflow[1:]
 		r.job.ledger.waiting[r.index]--
 		if g := r.job.taken(r, w.member, w.cost, grants[w.member]); g != nil {
@@ -312,6 +323,7 @@ func (r *rank) release(number uint64) {
 }
 
 func (r *rank) letOut(number uint64) {
+	r.left(number)
 	r.area.Released().Store(number)
 	if r.area.ReceiveWaiting().Load() != 0 {
 		r.ring()

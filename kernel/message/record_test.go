@@ -1,0 +1,151 @@
+package message
+
+import (
+	"testing"
+	"time"
+
+	"margay/kernel/extension/extensiontest"
+	"margay/kernel/record"
+	"margay/kernel/slot"
+)
+
+// recorded reads what a node has recorded of some kinds.
+func (j *testJob) recorded(node int, kinds ...record.Kind) (events []record.Event) {
+	j.t.Helper()
+	b := j.nodes[node].events.Read(record.Cursor{}, 1<<24, func(e *record.Event) bool {
+		for _, k := range kinds {
+			if e.Kind == k {
+				return true
+			}
+		}
+		return false
+	})
+	events, err := record.Parse(b.Events)
+	if err != nil || b.Lost != 0 || b.More {
+		j.t.Fatalf("%v, %d lost, more: %v", err, b.Lost, b.More)
+	}
+	return events
+}
+
+// Each message is recorded where it is sent and where it comes, under the same number.
+func TestRecorded(t *testing.T) {
+	for _, target := range []int{1, 2} { // on the same node, on another
+		j := open(t, 2, 2)
+		there := int(j.config.Nodes[target])
+		a, b := j.join(0), j.join(target)
+		a.post(target, 0, 0, nil) // before recording is on
+		b.next(10 * time.Second)
+		for _, n := range j.nodes {
+			n.events.Follow(1)
+			defer n.events.Leave(1)
+		}
+		reply := b.insert(extensiontest.Object(t, byHandler))
+		const n = 40
+		for i := range n {
+			verdict := []slot.Verdict{slot.Deliver, slot.Consume, slot.Drop, 9}[i%4]
+			a.post(target, uint16(verdict), uint64(i), make([]byte, i))
+		}
+		for range n / 2 {
+			if _, ok := b.next(10 * time.Second); !ok {
+				t.Fatal("a message is missing")
+			}
+		}
+		await(t, "sent messages", func() bool { return len(j.recorded(0, record.Sent)) == n })
+		sent, arrived := j.recorded(0, record.Sent), j.recorded(there, record.Arrived)
+		if len(arrived) != n {
+			t.Fatalf("%d came", len(arrived))
+		}
+		for i, e := range sent {
+			want := record.Event{
+				Kind: record.Sent, Core: 1, Job: 7, Rank: 0, Peer: uint32(target), Node: uint32(there), Size: uint32(i), Number: uint64(1 + i),
+				Time: e.Time,
+			}
+			if e != want {
+				t.Errorf("message %d was sent as %+v, not %+v", i, e, want)
+			}
+			verdict := []slot.Verdict{slot.Deliver, slot.Consume, slot.Drop, slot.Deliver}[i%4]
+			got := arrived[i]
+			want = record.Event{
+				Kind: record.Arrived, Core: uint16(1 + target%2), Job: 7, Rank: uint32(target), Size: uint32(i), Number: uint64(1 + i), What: uint64(verdict),
+				Time: got.Time, Took: got.Took,
+			}
+			if got != want || got.Time < e.Time {
+				t.Errorf("message %d came as %+v, not %+v", i, got, want)
+			}
+		}
+		runs, faults := j.recorded(there, record.Run), j.recorded(there, record.Fault)
+		if len(runs) != n || len(faults) != n/4 {
+			t.Fatalf("%d runs, %d faults", len(runs), len(faults))
+		}
+		for i, e := range runs {
+			if e.Text != "byhandler" || e.Number != uint64(reply.Handle) || e.Job != 7 || slot.Table[e.Slot].Name != slot.Message ||
+				e.Time < arrived[i].Time || e.Time+record.Time(e.Took) > arrived[i].Time+record.Time(arrived[i].Took) {
+				t.Errorf("run %d is %+v, for %+v", i, e, arrived[i])
+			}
+		}
+		if s, _ := j.nodes[0].job.Counts(0); s != n+1 {
+			t.Errorf("rank 0 has sent %d messages", s)
+		}
+		if _, c := j.nodes[there].job.Counts(target); c != n+1 {
+			t.Errorf("%d have come", c)
+		}
+		if s, c := j.nodes[0].job.Counts(99); s != 0 || c != 0 {
+			t.Errorf("a rank that is not there has sent %d and got %d", s, c)
+		}
+	}
+}
+
+// A message that must wait for room is recorded when it gets it.
+func TestRecordedLate(t *testing.T) {
+	j := open(t, 1, 2)
+	a, b := j.join(0), j.join(1)
+	j.nodes[0].events.Follow(1)
+	defer j.nodes[0].events.Leave(1)
+	n := 0
+	for j.waiting(1) == 0 {
+		if a.post(1, 0, uint64(n), make([]byte, 1000)) {
+			n++
+		}
+	}
+	for range n {
+		if _, ok := b.next(10 * time.Second); !ok {
+			t.Fatal("a message is missing")
+		}
+	}
+	late := j.recorded(0, record.Delivered)
+	if len(late) == 0 || len(late) >= n {
+		t.Errorf("%d of %d messages had to wait", len(late), n)
+	}
+	for _, e := range late {
+		if e.Took <= 0 || e.Rank != 1 || e.Peer != 0 || e.Core != 2 {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
+// A barrier lasts from a rank's entry to its release.
+func TestRecordedBarrier(t *testing.T) {
+	j := open(t, 2, 1)
+	a, b := j.join(0), j.join(1)
+	for _, n := range j.nodes {
+		n.events.Follow(1)
+		defer n.events.Leave(1)
+	}
+	for n := range uint64(3) {
+		a.enter()
+		time.Sleep(time.Millisecond)
+		b.enter()
+		await(t, "release", func() bool { return a.area.Released().Load() == n+1 && b.area.Released().Load() == n+1 })
+	}
+	for node := range 2 {
+		events := j.recorded(node, record.Barrier)
+		if len(events) != 3 {
+			t.Fatalf("node %d: %+v", node, events)
+		}
+		for i, e := range events {
+			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != uint32(node) || node == 0 && e.Took < time.Millisecond {
+				t.Errorf("barrier %d of node %d is %+v", i, node, e)
+			}
+		}
+	}
+}

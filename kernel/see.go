@@ -1,0 +1,160 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"margay/kernel/hardware"
+	"margay/kernel/record"
+	"margay/kernel/sched"
+	"margay/kernel/task"
+	"margay/kernel/usage"
+)
+
+// alone is why a process runs that shares its core with no other.
+const alone = "it has the core to itself"
+
+// ErrReaders reports that too many record at a time.
+var ErrReaders = fmt.Errorf("%d others are recording on this node", record.MaxReaders)
+
+// process is a rank's process.
+type process struct {
+	sched.Task
+	since record.Time // when it was started, or when this node kernel has found it running
+}
+
+// startEvent tells that a rank runs.
+func (p *process) startEvent() record.Event {
+	return record.Event{Kind: record.Start, Time: p.since, Core: uint16(p.Core), Job: p.Job, Rank: p.Rank}
+}
+
+// alone reports whether a core has but one rank of the job.
+func (j *job) alone(core int) bool { return j.node.coresOf(j.spec)[core] == 1 }
+
+// recordStart records that a rank runs.
+func (j *job) recordStart(p *process) {
+	r := j.node.recorder
+	r.Add(p.startEvent())
+	if j.alone(p.Core) {
+		r.Switch(p.Core, p.Job, p.Rank, alone)
+	}
+}
+
+// recordEnd records how a rank has ended.
+func (j *job) recordEnd(rank int, s task.Status) {
+	r := j.node.recorder
+	if !r.On() {
+		return
+	}
+	for _, p := range j.spec.Places {
+		if p.Rank == rank {
+			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: uint32(rank), Text: s.String()})
+			if j.alone(p.Core) {
+				r.Switch(p.Core, 0, 0, "the rank has ended")
+			}
+		}
+	}
+}
+
+// EventQuery asks for recorded events.
+type EventQuery struct {
+	Reader uint64 // who asks: a number of its own choosing
+	Leave  bool   // the reader wants no more events
+	Cursor record.Cursor
+	Job    uint32 // only its events and those of no job; 0: all
+	Size   int    // bytes of encoded events to return, about
+}
+
+// Events returns recorded events. Asking for them is what has them recorded (record.Recorder.Follow); those who ask for the
+// first time are told which ranks run.
+func (n *Node) Events(q EventQuery) (record.Batch, error) {
+	if q.Leave {
+		n.recorder.Leave(q.Reader)
+		return record.Batch{}, nil
+	}
+	begins := !n.recorder.On()
+	if !n.recorder.Follow(q.Reader) {
+		return record.Batch{}, ErrReaders
+	}
+	if begins {
+		n.recordRunning()
+	}
+	return n.recorder.Read(q.Cursor, q.Size, func(e *record.Event) bool { return q.Job == 0 || e.Job == 0 || e.Job == q.Job }), nil
+}
+
+// recordRunning records which ranks run already.
+func (n *Node) recordRunning() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, j := range n.jobs {
+		for _, p := range j.tasks {
+			j.recordStart(&p)
+		}
+	}
+}
+
+// Sample is what a node has done so far: counts, of which two make a rate.
+type Sample struct {
+	Time  record.Time
+	Cores []CoreSample
+	Ranks []RankSample
+}
+
+// CoreSample is what has happened on an application core.
+type CoreSample struct {
+	Core       int
+	Shared     bool   // with what is not this node's; its interrupts are those of the host's CPU
+	Interrupts uint64 // of all kinds
+}
+
+// RankSample is what a rank has used and done.
+type RankSample struct {
+	Job, Rank     uint32
+	Core          int
+	PID           int // in the node kernel's PID namespace
+	Why           string
+	Usage         usage.Usage
+	Sent, Arrived uint64 // messages, since this node kernel has the job
+}
+
+// Sample looks at the application cores and the ranks on them.
+func (n *Node) Sample() (Sample, error) {
+	interrupts, err := hardware.ReadInterrupts()
+	if err != nil {
+		return Sample{}, err
+	}
+	s := Sample{Time: record.Now()}
+	for _, c := range n.info.Cores {
+		count, _ := interrupts.Since(hardware.Interrupts{}, c.CPU)
+		s.Cores = append(s.Cores, CoreSample{Core: c.ID, Shared: c.Shared, Interrupts: count})
+	}
+	for _, r := range n.runningRanks() {
+		if r.Usage, err = usage.Of(r.PID); errors.Is(err, usage.ErrEnded) {
+			continue
+		} else if err != nil {
+			return Sample{}, err
+		}
+		s.Ranks = append(s.Ranks, r)
+	}
+	return s, nil
+}
+
+// runningRanks lists the ranks that run, without what they have used.
+func (n *Node) runningRanks() []RankSample {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var ranks []RankSample
+	for _, j := range n.jobs {
+		for number, p := range j.tasks {
+			r := RankSample{Job: p.Job, Rank: p.Rank, Core: p.Core, PID: p.PID}
+			if j.alone(p.Core) {
+				r.Why = alone
+			}
+			if j.messages != nil {
+				r.Sent, r.Arrived = j.messages.Counts(number)
+			}
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}

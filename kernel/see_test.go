@@ -1,0 +1,127 @@
+package kernel
+
+import (
+	"errors"
+	"os"
+	"reflect"
+	"testing"
+	"time"
+
+	"margay/kernel/record"
+	"margay/kernel/task"
+)
+
+// started has the node run two ranks on core 1 and one on core 2, all of them this process.
+func started(t *testing.T) (*Node, *job) {
+	n, _ := node(t, 2)
+	n.recorder = record.New(3)
+	j := n.prepared(7, 1, 1, 2)
+	n.jobs[7] = j
+	t.Cleanup(j.leaveAll)
+	for rank := 1; rank <= 3; rank++ {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.running[rank] = true
+		j.Started(task.RankProcess{Rank: rank, PID: os.Getpid(), File: f})
+	}
+	return n, j
+}
+
+// ask reads events, of which the times do not matter.
+func (n *Node) ask(t *testing.T, q EventQuery) []record.Event {
+	t.Helper()
+	q.Reader, q.Size = 1, 1<<20
+	b, err := n.Events(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := record.Parse(b.Events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range events {
+		events[i].Time = 0
+	}
+	return events
+}
+
+// Who begins to read is told which ranks run, and then what becomes of them.
+func TestEventsOfRanks(t *testing.T) {
+	n, j := started(t)
+	events := n.ask(t, EventQuery{})
+	starts := make(map[uint32]uint16)
+	switches := 0
+	for _, e := range events {
+		switch {
+		case e.Kind == record.Start && e.Job == 7:
+			starts[e.Rank] = e.Core
+		case e == record.Event{Kind: record.Switch, Core: 2, Job: 7, Rank: 3, Text: alone}:
+			switches++
+		default:
+			t.Errorf("%+v", e)
+		}
+	}
+	if want := map[uint32]uint16{1: 1, 2: 1, 3: 2}; !reflect.DeepEqual(starts, want) || switches != 1 {
+		t.Errorf("ranks %v run, and there are %d switches", starts, switches)
+	}
+	b, _ := n.Events(EventQuery{Reader: 1, Size: 1 << 20})
+	j.recordEnd(3, task.Status{Code: 4, Time: time.Second})
+	j.recordEnd(9, task.Status{})
+	want := []record.Event{
+		{Kind: record.End, Core: 2, Job: 7, Rank: 3, Took: time.Second, Text: "exited with status 4"},
+		{Kind: record.Switch, Core: 2, Text: "the rank has ended"},
+	}
+	if got := n.ask(t, EventQuery{Cursor: b.Cursor}); !reflect.DeepEqual(got, want) {
+		t.Errorf("the end of rank 3 is %+v", got)
+	}
+	if got := n.ask(t, EventQuery{Cursor: b.Cursor, Job: 8}); !reflect.DeepEqual(got, want[1:]) {
+		t.Errorf("to those who want job 8 it is %+v", got)
+	}
+	if _, err := n.Events(EventQuery{Reader: 1, Leave: true}); err != nil || n.recorder.On() {
+		t.Errorf("recording goes on, %v", err)
+	}
+	for i := range uint64(record.MaxReaders) {
+		n.recorder.Follow(i)
+	}
+	if _, err := n.Events(EventQuery{Reader: 99}); !errors.Is(err, ErrReaders) {
+		t.Error(err)
+	}
+}
+
+func TestSample(t *testing.T) {
+	n, _ := started(t)
+	s, err := n.Sample()
+	if err != nil || s.Time <= 0 || len(s.Cores) != 2 || s.Cores[1].Core != 2 || len(s.Ranks) != 3 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	for _, r := range s.Ranks {
+		if core := map[uint32]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
+			t.Errorf("%+v", r)
+		}
+	}
+	gone := n.jobs[7].tasks[2]
+	gone.PID = 1 << 22 // which is no process's
+	n.jobs[7].tasks[2] = gone
+	if s, err := n.Sample(); err != nil || len(s.Ranks) != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// What a look at a node with three ranks costs its system core.
+func BenchmarkSample(b *testing.B) {
+	n, _ := node(&testing.T{}, 2)
+	j := n.prepared(7, 1, 1, 2)
+	n.jobs[7] = j
+	for rank := 1; rank <= 3; rank++ {
+		p := process{}
+		p.PID = os.Getpid()
+		j.tasks[rank] = p
+	}
+	for b.Loop() {
+		if _, err := n.Sample(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
