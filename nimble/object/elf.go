@@ -104,7 +104,7 @@ func (l *linker) resolve(i *asm.Instruction) error {
 	case name == "" || l.functions[name] && i.IsFunctionReference():
 		return nil
 	case i.IsFunctionCall() || i.IsKfuncCall():
-		*i = asm.Instruction{OpCode: i.OpCode, Src: asm.Register(isa.CallNamed.Row().Key.Value), Constant: l.extern(name)}
+		replace(i, asm.Instruction{OpCode: i.OpCode, Src: asm.Register(isa.CallNamed.Row().Key.Value), Constant: l.extern(name)})
 		return nil
 	default:
 		return fmt.Errorf("the address of %q cannot be taken", name)
@@ -120,9 +120,13 @@ func (l *linker) resolveMap(i *asm.Instruction, name string) error {
 	if i.Src == asm.PseudoMapValue {
 		op, constant = isa.LdValue, i.Constant&^0xffffffff|int64(index)
 	}
-	*i = asm.Instruction{OpCode: i.OpCode, Dst: i.Dst, Src: asm.Register(op.Row().Key.Value), Offset: i.Offset, Constant: constant}
+	replace(i, asm.Instruction{OpCode: i.OpCode, Dst: i.Dst, Src: asm.Register(op.Row().Key.Value), Offset: i.Offset, Constant: constant})
 	return nil
 }
+
+// replace puts an instruction without a reference in the place of one, which
+// may be the first of a function and so bear its name.
+func replace(i *asm.Instruction, by asm.Instruction) { *i = by.WithSymbol(i.Symbol()) }
 
 // extern returns the index of a service called by name.
 func (l *linker) extern(name string) int64 {

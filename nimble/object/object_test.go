@@ -100,6 +100,28 @@ func TestRelocations(t *testing.T) {
 	}
 }
 
+// TestFunctions links functions that begin with a relocated instruction, and
+// that only other functions call.
+func TestFunctions(t *testing.T) {
+	specs := load(t, "calls.o")
+	for name, want := range map[string][]string{
+		"first":  {"call_local +1", "call_local +6", "call_local +8", "lddw_value r2, 0, 0", "call_named 0", "call_local -11"},
+		"second": {"call_local +1", "lddw_value r2, 0, 0"},
+		"third":  {"call_named 0"},
+	} {
+		var text []string
+		for _, i := range specs[name].Instructions {
+			switch i.Op() {
+			case isa.CallLocal, isa.LdValue, isa.CallNamed:
+				text = append(text, i.String())
+			}
+		}
+		if !slices.Equal(text, want) {
+			t.Errorf("%s: got %q\nwant %q", name, text, want)
+		}
+	}
+}
+
 func TestLines(t *testing.T) {
 	s := load(t, "counter.o")["accumulate"]
 	for _, c := range []struct {
