@@ -32,6 +32,9 @@ func ELF(file []byte) (specs []*Spec, err error) {
 	if err := checkELF(file); err != nil {
 		return nil, fileError(err)
 	}
+	if err := checkRelocations(file); err != nil {
+		return nil, err
+	}
 	collection, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
 	if err != nil {
 		return nil, fileError(err)
@@ -72,7 +75,7 @@ func link(c *ebpf.CollectionSpec, p *ebpf.ProgramSpec) (*Spec, error) {
 	for i := program.Iterate(); i.Next(); {
 		slot := int(i.Offset)
 		if line, ok := i.Ins.Source().(*btf.Line); ok {
-			l.spec.Lines = append(l.spec.Lines, Line{slot, line.FileName(), int(line.LineNumber()), strings.TrimSpace(line.Line())})
+			l.spec.Lines = append(l.spec.Lines, newLine(slot, line))
 		}
 		if err := l.resolve(i.Ins); err != nil {
 			return nil, l.fail(slot, err)
@@ -88,6 +91,11 @@ func link(c *ebpf.CollectionSpec, p *ebpf.ProgramSpec) (*Spec, error) {
 	}
 	l.variables()
 	return l.spec, nil
+}
+
+// newLine says that a slot and those after it come from a line.
+func newLine(slot int, l *btf.Line) Line {
+	return Line{slot, l.FileName(), int(l.LineNumber()), strings.TrimSpace(l.Line())}
 }
 
 func (l *linker) fail(slot int, err error) error {
