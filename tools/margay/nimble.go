@@ -176,7 +176,8 @@ Of the services, test is for programs in hexadecimal: 5 returns its first argume
 length) with 42. linux is what a node offers under the numbers of Linux.
 
 With --batch every line of standard input is MEMHEX CODEHEX, - standing for no memory, and one line answers it: r0,
-reject insn=N: REASON, or fault pc=N addr=0xA kind=KIND fuel=LEFT. A line that is neither is answered with error REASON.
+reject insn=N: REASON, or fault pc=N addr=0xA kind=KIND fuel=LEFT. A line that is neither is answered with error REASON, and
+a program that the engine linux does not take with reject linux: REASON.
 
 What a program prints, by service 6 of linux, trace_printk, goes to standard error.
 
