@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -280,6 +279,8 @@ region is checked when it happens. -v shows which ones are, and why; --json give
 at least as long as --context or the slot of an object says.
 
 Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
+		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble verify
+  margay nimble verify -v --elf accumulate.o --function accumulate`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			o, err := p.options()
@@ -334,9 +335,7 @@ func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool)
 // were accepted for people.
 func (a *app) printReports(reports []driver.Report, verbose bool) error {
 	if a.json {
-		e := json.NewEncoder(a.stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(reports)
+		return printValue(a.stdout, reports)
 	}
 	for _, r := range reports {
 		if !r.Accepted {
@@ -355,28 +354,60 @@ func (a *app) printReports(reports []driver.Report, verbose bool) error {
 	return nil
 }
 
+// engineRow is what margay nimble engines says of an engine.
+type engineRow struct {
+	Name    string `json:"engine"`
+	Here    bool   `json:"here"`
+	Asked   bool   `json:"asked"`            // used only if --engine names it
+	Default bool   `json:"default"`          // the first that a program is offered
+	Reason  string `json:"reason,omitempty"` // why it is not here
+	About   string `json:"about"`
+}
+
+// here says in words whether an engine can be used.
+func (r *engineRow) here() string {
+	switch {
+	case !r.Here:
+		return "no: " + r.Reason
+	case r.Asked:
+		return "yes, with --engine"
+	case r.Default:
+		return "yes, the default"
+	}
+	return "yes"
+}
+
 func (a *app) nimbleEnginesCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.jsonFlag(&cobra.Command{
 		Use:   "engines",
 		Short: "List the engines, which of them can be used here and why not the others",
 		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
 program goes to the first one that is here and takes it; margay ext list says which that was and why not a better one.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
+			var rows []engineRow
 			best := true
 			for _, entry := range list.Engines {
-				here := "yes"
+				r := engineRow{Name: entry.Name, Here: true, Asked: entry.Asked, About: entry.About}
 				if _, err := entry.Make(); err != nil {
-					here = "no: " + err.Error()
-				} else if entry.Asked {
-					here = "yes, with --engine"
-				} else if best {
-					here, best = "yes, the default", false
+					r.Here, r.Reason = false, err.Error()
+				} else if best && !entry.Asked {
+					r.Default, best = true, false
 				}
-				t.row(entry.Name, here, entry.About)
+				rows = append(rows, r)
 			}
-			return t.flush()
+			return a.printEngines(rows)
 		},
+	})
+}
+
+func (a *app) printEngines(rows []engineRow) error {
+	if a.json {
+		return printValue(a.stdout, rows)
 	}
+	t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
+	for _, r := range rows {
+		t.row(r.Name, r.here(), r.About)
+	}
+	return t.flush()
 }

@@ -221,6 +221,23 @@ func TestNimbleEngines(t *testing.T) {
 			t.Errorf("%s is not listed:\n%s", entry.Name, stdout)
 		}
 	}
+	var rows []engineRow
+	_, stdout, _ = margay("", "nimble", "engines", "--json")
+	if err := json.Unmarshal([]byte(stdout), &rows); err != nil || len(rows) != len(list.Engines) {
+		t.Fatalf("%v with\n%s", err, stdout)
+	}
+	defaults := 0
+	for _, r := range rows {
+		if r.Here != (r.Reason == "") || r.Default && (!r.Here || r.Asked) {
+			t.Errorf("%+v", r)
+		}
+		if r.Default {
+			defaults++
+		}
+	}
+	if defaults != 1 {
+		t.Errorf("%d engines are the default", defaults)
+	}
 }
 
 // TestNimbleDisObject takes objects through text: what is read back prints and

@@ -31,6 +31,8 @@ A line of text holds a label, an instruction and a comment, each of which may be
 margay nimble dis prints the same. Programs are not verified. Maps, services called by name and what else the text of an
 object declares (.map, .extern) have no hexadecimal, only their numbers have: run such a text by
 margay nimble run --asm FILE.`,
+		Example: `  echo 'mov r0, 42; exit' | tr ';' '\n' | margay nimble asm | margay nimble run
+  margay nimble asm --raw < sum.s > sum.bin`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			text, err := driver.ReadAll(a.stdin)
@@ -77,6 +79,8 @@ func (a *app) nimbleDisCommand() *cobra.Command {
 ignored, or as bytes (--raw), or from an object (--elf), of which every program is printed unless --section or --function
 chooses. What an object knows beside its instructions, maps, global data and the names of services, is printed as
 declarations, and source lines as comments.`,
+		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble dis
+  margay nimble dis --slots --elf accumulate.o --section message`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			specs, err := a.disassembled(&p, raw)
