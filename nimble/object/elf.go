@@ -21,7 +21,8 @@ import (
 // that it calls linked in. Errors are *Error.
 //
 // Relocations are resolved by cilium/ebpf; type relocations (CO-RE) keep what
-// the compiler wrote, since contexts are Margay's own types.
+// the compiler wrote, since contexts are Margay's own types. Global data cannot
+// hold addresses: a pointer or a table of strings with initial values is refused.
 func ELF(file []byte) (specs []*Spec, err error) {
 	defer func() {
 		// The parser is a library fed with hostile bytes.
