@@ -344,6 +344,11 @@ func TestHostileObjects(t *testing.T) {
 		"names in data": {func(h *elf.Header64, s *sections) {
 			s.named(".symtab").Link = uint32(s.index(".data"))
 		}, "no names of symbols"},
+		"relocations twice": {func(h *elf.Header64, s *sections) {
+			for _, name := range []string{".relmessage", ".rel.BTF"} {
+				s.named(name).Off, s.named(name).Size = 0, h.Shoff
+			}
+		}, "relocations overlap"},
 		"symbols past the end": {func(h *elf.Header64, s *sections) { s.named(".data").Size = 4 }, "not inside its section"},
 	} {
 		var e *Error
