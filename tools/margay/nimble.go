@@ -269,14 +269,14 @@ func (a *app) nimbleVerifyCommand() *cobra.Command {
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "verify",
 		Short: "Say whether a program would be accepted, and what was proved about it",
-		Long: `Say whether a program would be accepted. It is read as by margay nimble run; of a file, every program is verified
-unless --section or --function chooses.
+		Long: `Say whether a program would be accepted. It is read as by margay nimble run; of a file, every program is verified unless
+--section or --function chooses.
 
 A program is accepted when every opcode is known and every field of every instruction is in its bounds, unused ones zero;
 when every jump stays in its function and lands on an instruction; when no function falls off its end; and when every map
 and service exists and may be used. Memory is not a reason to refuse: an access that is not proved to stay inside its
-region is checked when it happens. -v shows which ones are, and why; --json gives all that to programs. The context is taken to be readable and writable, and
-at least as long as --context or the slot of an object says.
+region is checked when it happens. -v shows which ones are, and why; --json gives all that to programs. The context is
+taken to be readable and writable, and at least as long as --context or the slot of an object says.
 
 Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble verify
