@@ -1,5 +1,5 @@
-// Package asm is the text of whole programs: Print writes it and Parse reads it
-// back, to the same bytes.
+// Package asm is the text of whole programs: Print writes it and Programs reads
+// it back, to the same bytes, maps and names. Source lines have no text.
 //
 // A line holds labels, an instruction and a comment, each of which may be
 // missing:
@@ -19,16 +19,24 @@
 // The grammar, with the terminals of a line separated by white space where they
 // would run together:
 //
-//	program     = line { "\n" line } .
-//	line        = { label ":" } [ instruction ] [ "#" comment ] .
+//	text        = line { "\n" line } .
+//	line        = { label ":" } [ instruction | declaration ] [ "#" comment ] .
 //	instruction = mnemonic [ operand { "," operand } ] | "hex" digit{16} .
-//	operand     = register | number | memory | target .
+//	operand     = register | number | memory | target | name .
 //	register    = "r" decimal .                            0 to 15
 //	number      = [ "+" | "-" ] ( decimal | "0x" hex ) .
 //	memory      = "[" register [ ( "+" | "-" ) number ] "]" .
 //	target      = label | number .
 //	label       = first { first | "0" ... "9" | "$" } .
 //	first       = letter | "_" | "." .
+//	name        = label | quoted .
+//	quoted      = a string of Go in which no blank, ":", "," or "#" stands for itself .
+//	declaration = ".program" name name                     function and section
+//	            | ".license" name
+//	            | ".map" name ( "array" | "per_core" ) number number [ "readonly" ]
+//	            | ".bytes" hex                             contents of the last map, continued
+//	            | ".variable" name name number number      its map, offset and size
+//	            | ".extern" name .
 //
 // Mnemonics and their operands are those of the table of package isa, so 64-bit
 // operations have the plain name and 32-bit ones end in 32: add, add32; jeq,
@@ -37,6 +45,13 @@
 // the last operand of jumps, of call_local and of lddw_code; as a number it
 // counts slots of 8 bytes, from the one that follows the first slot of the
 // instruction. hex is one slot, byte by byte, for what has no other text.
+//
+// Declarations say what an object knows beside its instructions. A map has the
+// sizes of an element and their number. Maps and externs, which are services,
+// are declared before they are named: lddw_map r1, counts; lddw_value r1, .data,
+// 8; call_named notify. In the place of a name may be its number, from 0 on. A
+// text holds several programs if .program, which begins one, occurs again;
+// labels and declarations are those of one program.
 //
 // Reading is not verifying: text can hold any instruction that fits its fields.
 // Package verify says whether a program is accepted.
@@ -50,6 +65,7 @@ import (
 	"strings"
 
 	"margay/nimble/isa"
+	"margay/nimble/object"
 )
 
 // Error says where a text is wrong.
@@ -61,35 +77,80 @@ type Error struct {
 // Error names line and column.
 func (e *Error) Error() string { return fmt.Sprintf("%d:%d: %s", e.Line, e.Column, e.Reason) }
 
-// Parse reads a program. Errors are *Error. Time and memory are linear in the
+// Programs reads a text of one program or more. One that .program does not
+// name has no section. Errors are *Error. Time and memory are linear in the
 // length of the text.
-func Parse(text string) ([]isa.Instruction, error) {
-	p := parser{labels: make(map[string]int)}
+func Programs(text string) ([]*object.Spec, error) {
+	p := newParser()
+	var specs []*object.Spec
 	for line := range strings.Lines(text) {
 		p.line++
-		if err := p.read(strings.TrimRight(line, "\r\n")); err != nil {
+		line = strings.TrimRight(line, "\r\n")
+		if p.used && isDeclaration(line, ".program") {
+			if err := p.finish(); err != nil {
+				return nil, err
+			}
+			specs = append(specs, p.spec)
+			next := newParser()
+			next.line = p.line
+			p = next
+		}
+		if err := p.read(line); err != nil {
 			return nil, err
 		}
 	}
-	for _, j := range p.jumps {
-		if err := p.resolve(j); err != nil {
-			return nil, err
-		}
+	if err := p.finish(); err != nil {
+		return nil, err
 	}
-	program, err := isa.Decode(p.code)
-	if wrong, ok := errors.AsType[*isa.DecodeError](err); ok {
-		return nil, &Error{p.places[wrong.Slot].line, p.places[wrong.Slot].column, wrong.Reason}
-	}
-	return program, err
+	return append(specs, p.spec), nil
 }
 
-// parser reads one text.
+// Parse reads the instructions of the only program of a text. Errors are *Error.
+func Parse(text string) ([]isa.Instruction, error) {
+	specs, err := Programs(text)
+	if err != nil {
+		return nil, err
+	}
+	if len(specs) > 1 {
+		return nil, &Error{1, 1, fmt.Sprintf("%d programs, not one", len(specs))}
+	}
+	return specs[0].Instructions, nil
+}
+
+// parser reads one program.
 type parser struct {
 	line   int
+	spec   *object.Spec
+	used   bool // something has been read
 	code   []byte
 	places []place        // of each slot
 	labels map[string]int // slots
 	jumps  []jump
+
+	maps, externs map[string]int // their numbers
+}
+
+func newParser() *parser {
+	return &parser{
+		spec:    &object.Spec{Name: "text"},
+		labels:  make(map[string]int),
+		maps:    make(map[string]int),
+		externs: make(map[string]int),
+	}
+}
+
+// finish resolves the labels and decodes the instructions.
+func (p *parser) finish() (err error) {
+	for _, j := range p.jumps {
+		if err := p.resolve(j); err != nil {
+			return err
+		}
+	}
+	p.spec.Instructions, err = isa.Decode(p.code)
+	if wrong, ok := errors.AsType[*isa.DecodeError](err); ok {
+		return &Error{p.places[wrong.Slot].line, p.places[wrong.Slot].column, wrong.Reason}
+	}
+	return err
 }
 
 // place is where in the text something is.
@@ -128,12 +189,16 @@ func (p *parser) read(line string) error {
 		if _, twice := p.labels[label]; twice {
 			return p.fail(line, left, "label %q exists already", label)
 		}
-		p.labels[label] = len(p.places)
+		p.labels[label], p.used = len(p.places), true
 		left = after
 	}
 	if left == "" {
 		return nil
 	}
+	if left[0] == '.' {
+		return p.declare(line, left)
+	}
+	p.used = true
 	return p.instruction(line, left)
 }
 
@@ -156,6 +221,9 @@ func (p *parser) instruction(line, left string) error {
 	var words []string
 	if rest != "" {
 		words = strings.Split(rest, ",")
+	}
+	if n, err := p.number(name, words); err != nil {
+		return p.fail(line, operand(left, rest, n), "%v", err)
 	}
 	label := target(name, words)
 	i, err := isa.Assemble(name, words)

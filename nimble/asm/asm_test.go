@@ -12,13 +12,14 @@ import (
 
 	"margay/nimble/engine/enginetest"
 	"margay/nimble/isa"
+	"margay/nimble/object"
 )
 
 // print returns the text of a program without comments.
 func print(t testing.TB, program []isa.Instruction) string {
 	t.Helper()
 	var text bytes.Buffer
-	if err := Print(&text, program, Notes{}); err != nil {
+	if err := Print(&text, &object.Spec{Instructions: program}, Notes{}); err != nil {
 		t.Fatal(err)
 	}
 	return text.String()
@@ -120,7 +121,7 @@ func TestPrint(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text bytes.Buffer
-	err = Print(&text, program, Notes{
+	err = Print(&text, &object.Spec{Instructions: program}, Notes{
 		Above:  func(slot int) string { return map[int]string{1: "over\nhere"}[slot] },
 		Beside: func(slot int) string { return fmt.Sprint(slot) },
 	})
@@ -211,7 +212,7 @@ var errBroken = errors.New("broken")
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
 func TestPrintFails(t *testing.T) {
-	if err := Print(broken{}, []isa.Instruction{{Code: 0x95}}, Notes{}); !errors.Is(err, errBroken) {
+	if err := Print(broken{}, &object.Spec{Instructions: []isa.Instruction{{Code: 0x95}}}, Notes{}); !errors.Is(err, errBroken) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -241,10 +242,15 @@ func FuzzParse(f *testing.F) {
 	f.Add("a:b:call_local a\nhex 9500000000000000\nlddw_code r1, b")
 	f.Add("hex 1800000000000000\nexit")
 	f.Add("x:\t\njeq r1,,x")
+	f.Add(objectText)
 	f.Fuzz(func(t *testing.T, text string) {
 		program, err := Parse(text)
 		if err == nil {
 			roundTrip(t, program)
+		}
+		var specs []*object.Spec
+		if specs, err = Programs(text); err == nil {
+			roundTripSpecs(t, specs)
 			return
 		}
 		e, ok := errors.AsType[*Error](err)

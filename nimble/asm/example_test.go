@@ -7,6 +7,7 @@ import (
 
 	"margay/nimble/asm"
 	"margay/nimble/isa"
+	"margay/nimble/object"
 )
 
 // The sum of r2 bytes at r1, read and printed.
@@ -23,7 +24,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%x\n", isa.Encode(program[:1]))
-	if err := asm.Print(os.Stdout, program, asm.Notes{}); err != nil {
+	if err := asm.Print(os.Stdout, &object.Spec{Instructions: program}, asm.Notes{}); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

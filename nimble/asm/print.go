@@ -5,9 +5,12 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"margay/nimble/isa"
+	"margay/nimble/object"
+	"margay/nimble/state"
 )
 
 // Notes are what Print writes as comments. Each function gets the slot of an
@@ -17,11 +20,15 @@ type Notes struct {
 	Beside func(slot int) string // behind the instruction
 }
 
-// Print writes a program that isa.Decode has returned, so that Parse returns
-// the same. The targets of jumps are labels: L and the slot, or f and the slot
-// where a local call or the address of an instruction names it too.
-func Print(w io.Writer, program []isa.Instruction, notes Notes) error {
+// Print writes a program so that Programs returns the same, but for its source
+// lines. Its instructions are what isa.Decode has returned, and its maps, like
+// its externs, have different names. It has a .program if it has a section. The
+// targets of jumps are labels: L and the slot, or f and the slot where a local
+// call or the address of an instruction names it too.
+func Print(w io.Writer, spec *object.Spec, notes Notes) error {
 	out := bufio.NewWriter(w)
+	declare(out, spec)
+	program := spec.Instructions
 	labels := targets(program)
 	for slot := 0; slot < len(program); slot++ {
 		if labels[slot] != 0 {
@@ -30,7 +37,7 @@ func Print(w io.Writer, program []isa.Instruction, notes Notes) error {
 		if text := note(notes.Above, slot); text != "" {
 			fmt.Fprintf(out, "    # %s\n", text)
 		}
-		for _, text := range instruction(program, slot, labels) {
+		for _, text := range instruction(spec, slot, labels) {
 			if beside := note(notes.Beside, slot); beside != "" {
 				text = fmt.Sprintf("%-35s # %s", text, beside)
 			}
@@ -41,6 +48,35 @@ func Print(w io.Writer, program []isa.Instruction, notes Notes) error {
 		}
 	}
 	return out.Flush()
+}
+
+// declare writes what a program has beside its instructions.
+func declare(out *bufio.Writer, spec *object.Spec) {
+	if spec.Section != "" {
+		fmt.Fprintf(out, ".program %s %s\n", quote(spec.Name), quote(spec.Section))
+	}
+	if spec.License != "" {
+		fmt.Fprintf(out, ".license %s\n", quote(spec.License))
+	}
+	for _, m := range spec.Maps {
+		kind, access := "array", ""
+		if m.Kind == state.PerCore {
+			kind = "per_core"
+		}
+		if m.ReadOnly {
+			access = " readonly"
+		}
+		fmt.Fprintf(out, ".map %s %s %d %d%s\n", quote(m.Name), kind, m.ValueSize, m.Entries, access)
+		for line := range slices.Chunk(m.Contents, 32) {
+			fmt.Fprintf(out, ".bytes %x\n", line)
+		}
+	}
+	for _, v := range spec.Variables {
+		fmt.Fprintf(out, ".variable %s %s %d %d\n", quote(v.Name), quote(v.Map), v.Offset, v.Size)
+	}
+	for _, name := range spec.Externs {
+		fmt.Fprintf(out, ".extern %s\n", quote(name))
+	}
 }
 
 // note returns a comment, which must not run on into the next line.
@@ -88,7 +124,8 @@ func jumpsTo(i isa.Instruction, slot int) (to int, ok bool) {
 
 // instruction returns the text of an instruction: one line, or the bytes of its
 // slots if its text would not be read as the same.
-func instruction(program []isa.Instruction, slot int, labels []byte) []string {
+func instruction(spec *object.Spec, slot int, labels []byte) []string {
+	program := spec.Instructions
 	i := program[slot]
 	text := i.String()
 	if back, err := isa.Parse(text); err != nil || back != i {
@@ -101,7 +138,26 @@ func instruction(program []isa.Instruction, slot int, labels []byte) []string {
 	if to, ok := jumpsTo(i, slot); ok && to >= 0 && to < len(program) && labels[to] != 0 {
 		text = fmt.Sprintf("%s %c%d", text[:strings.LastIndexByte(text, ' ')], labels[to], to)
 	}
-	return []string{text}
+	return []string{named(text, i, spec)}
+}
+
+// named puts the name of a map or an extern in the place of its number.
+func named(text string, i isa.Instruction, spec *object.Spec) string {
+	var name string
+	switch n := int(i.Imm); {
+	case reference(i.Op()) < 0 || n < 0:
+		return text
+	case i.Op() == isa.CallNamed && n < len(spec.Externs):
+		name = spec.Externs[n]
+	case i.Op() != isa.CallNamed && n < len(spec.Maps):
+		name = spec.Maps[n].Name
+	default:
+		return text
+	}
+	mnemonic, operands, _ := strings.Cut(text, " ")
+	words := strings.Split(operands, ", ")
+	words[reference(i.Op())] = quote(name)
+	return mnemonic + " " + strings.Join(words, ", ")
 }
 
 // width returns how many slots an instruction takes.

@@ -20,6 +20,7 @@ import (
 //
 //	2a                                                     r0 in hexadecimal
 //	reject insn=N: REASON                                  the program is not accepted
+//	reject ENGINE: REASON                                  the engine does not take it
 //	fault pc=N addr=0xA kind=KIND fuel=LEFT ...            the run was stopped
 //	error REASON                                           no such line, or no memory for it
 //

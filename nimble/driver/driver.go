@@ -16,6 +16,7 @@ import (
 	"unicode"
 
 	"margay/nimble"
+	"margay/nimble/asm"
 	"margay/nimble/memory"
 	"margay/nimble/object"
 	"margay/nimble/verify"
@@ -26,7 +27,8 @@ import (
 const MaxText = 64 << 20
 
 // Rejection is the error for a program that was not accepted. Its text begins
-// with insn=N where the fault is that of an instruction.
+// with the section and function, if it has them, then insn=N where the fault is
+// that of an instruction.
 type Rejection struct{ Err error }
 
 // Error says why, in one line.
@@ -43,10 +45,7 @@ func Run(spec *object.Spec, mem []byte, o nimble.Options) (r0 uint64, err error)
 	o.Context = verify.Context{Size: uint64(len(mem)), Readable: len(mem) > 0, Writable: len(mem) > 0}
 	x, err := nimble.Insert(spec, o)
 	if err != nil {
-		if refusal, ok := errors.AsType[*verify.Refusal](err); ok {
-			err = refusal
-		}
-		return 0, &Rejection{err}
+		return 0, reject(spec, errors.Unwrap(err)) // it has named the program, but not the section
 	}
 	defer func() { err = errors.Join(err, x.Close()) }()
 	var event nimble.Event
@@ -60,6 +59,24 @@ func Run(spec *object.Spec, mem []byte, o nimble.Options) (r0 uint64, err error)
 		event.Context = context.Region(true)
 	}
 	return x.Run(event)
+}
+
+// Verify is the first half of Run: it returns what was proved of a program whose
+// context is what o promises, without an engine. An error is a *Rejection.
+func Verify(spec *object.Spec, o nimble.Options) (*verify.Program, error) {
+	p, err := verify.Verify(spec, verify.Config{Services: o.Services, Trusted: o.Trusted, Context: o.Context})
+	if err != nil {
+		return nil, reject(spec, err)
+	}
+	return p, nil
+}
+
+// reject says which program was not accepted.
+func reject(spec *object.Spec, err error) error {
+	if spec.Section != "" {
+		err = fmt.Errorf("%s: %w", qualified(spec), err)
+	}
+	return &Rejection{err}
 }
 
 // Hex reads a program in hexadecimal; white space is ignored. An error is a
@@ -113,42 +130,76 @@ func Memory(text string) ([]byte, error) {
 	return mem, nil
 }
 
-// Objects reads the programs of an ELF object: those of a section, or all of
-// them if the section is empty. There is at least one. An error that is a
-// *Rejection means the object, any other the choice.
-func Objects(file []byte, section string) ([]*object.Spec, error) {
-	specs, err := object.ELF(file)
+// Object reads the programs of an ELF object, at least one. Errors are
+// *Rejection.
+func Object(file []byte) ([]*object.Spec, error) { return accepted(object.ELF(file)) }
+
+// Text reads the programs of a text of package asm, at least one. Errors are
+// *Rejection.
+func Text(text []byte) ([]*object.Spec, error) { return accepted(asm.Programs(string(text))) }
+
+func accepted(specs []*object.Spec, err error) ([]*object.Spec, error) {
 	if err != nil {
 		return nil, &Rejection{err}
 	}
+	return specs, nil
+}
+
+// Choice says which programs of a file are meant: those of a section, those of a
+// function, all that both allow if one is empty.
+type Choice struct{ Section, Function string }
+
+// String returns the choice as flags.
+func (c Choice) String() string {
+	var flags []string
+	if c.Section != "" {
+		flags = append(flags, "--section "+c.Section)
+	}
+	if c.Function != "" {
+		flags = append(flags, "--function "+c.Function)
+	}
+	return strings.Join(flags, " ")
+}
+
+// All returns the programs that are meant. If there are none the error says what
+// there is.
+func (c Choice) All(specs []*object.Spec) ([]*object.Spec, error) {
 	var chosen []*object.Spec
-	var sections []string
 	for _, spec := range specs {
-		sections = append(sections, spec.Section)
-		if section == "" || spec.Section == section {
+		if (c.Section == "" || spec.Section == c.Section) && (c.Function == "" || spec.Name == c.Function) {
 			chosen = append(chosen, spec)
 		}
 	}
 	if len(chosen) == 0 {
-		return nil, fmt.Errorf("no program in section %q; there are %s", section, strings.Join(sections, ", "))
+		return nil, fmt.Errorf("no program with %v; there are %s", c, programs(specs))
 	}
 	return chosen, nil
 }
 
-// Object is Objects where one program is wanted.
-func Object(file []byte, section string) (*object.Spec, error) {
-	specs, err := Objects(file, section)
+// One is All where one program is wanted.
+func (c Choice) One(specs []*object.Spec) (*object.Spec, error) {
+	chosen, err := c.All(specs)
 	if err != nil {
 		return nil, err
 	}
-	if len(specs) > 1 {
-		var names []string
-		for _, spec := range specs {
-			names = append(names, spec.Section+" "+spec.Name)
-		}
-		return nil, fmt.Errorf("%d programs, choose the section of one: %s", len(specs), strings.Join(names, ", "))
+	if len(chosen) > 1 {
+		return nil, fmt.Errorf("%d programs, choose one by --section or --function: %s", len(chosen), programs(chosen))
 	}
-	return specs[0], nil
+	return chosen[0], nil
+}
+
+// programs lists sections and functions.
+func programs(specs []*object.Spec) string {
+	var names []string
+	for _, spec := range specs {
+		names = append(names, qualified(spec))
+	}
+	return strings.Join(names, ", ")
+}
+
+// qualified names a program: its section, if it has one, and function.
+func qualified(spec *object.Spec) string {
+	return strings.TrimPrefix(spec.Section+" "+spec.Name, " ")
 }
 
 // OneLine replaces what would not stay in a line of a terminal: text that comes

@@ -12,7 +12,6 @@ import (
 	"testing/iotest"
 
 	"margay/nimble"
-	"margay/nimble/asm"
 	"margay/nimble/engine"
 	"margay/nimble/engine/portable"
 	"margay/nimble/isa"
@@ -91,8 +90,11 @@ func TestErrors(t *testing.T) {
 	if _, rejected := errors.AsType[*Rejection](err); rejected || !errors.Is(err, broken) {
 		t.Errorf("a broken reader: %v", err)
 	}
-	if _, err := Objects([]byte("no object"), ""); err == nil {
+	if _, err := Object([]byte("no object")); err == nil {
 		t.Error("text was read as an object")
+	}
+	if _, err := Text([]byte("no text")); err == nil {
+		t.Error("words were read as instructions")
 	}
 }
 
@@ -176,7 +178,8 @@ func TestExplain(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		if err := Explain(&out, p); err != nil {
+		r := NewReport(spec, p, nil)
+		if err := r.Explain(&out); err != nil {
 			t.Fatal(err)
 		}
 		want := []string{"function 0 to 1: no stack frame", "function 2 to 5: a stack frame of 512 bytes", "insn=3 "}
@@ -187,6 +190,40 @@ func TestExplain(t *testing.T) {
 			if !strings.Contains(out.String(), text) {
 				t.Errorf("%q is missing in\n%s", text, out.String())
 			}
+		}
+	}
+}
+
+// TestChoice chooses among programs by section and function.
+func TestChoice(t *testing.T) {
+	var specs []*object.Spec
+	for _, name := range []string{"a one", "a two", "b one"} {
+		section, function, _ := strings.Cut(name, " ")
+		specs = append(specs, &object.Spec{Section: section, Name: function})
+	}
+	for _, c := range []struct {
+		choice Choice
+		all    int
+		one    string // a program or an error
+	}{
+		{Choice{}, 3, "3 programs, choose one by --section or --function: a one, a two, b one"},
+		{Choice{Section: "a"}, 2, "2 programs, choose one by --section or --function: a one, a two"},
+		{Choice{Section: "b"}, 1, "b one"},
+		{Choice{Function: "two"}, 1, "a two"},
+		{Choice{Section: "a", Function: "one"}, 1, "a one"},
+		{Choice{Section: "c"}, 0, "no program with --section c; there are a one, a two, b one"},
+		{Choice{Section: "b", Function: "two"}, 0, "no program with --section b --function two; there are a one, a two, b one"},
+	} {
+		all, _ := c.choice.All(specs)
+		one, err := c.choice.One(specs)
+		got := ""
+		if err != nil {
+			got = err.Error()
+		} else {
+			got = qualified(one)
+		}
+		if len(all) != c.all || got != c.one {
+			t.Errorf("%v: %d, %q", c.choice, len(all), got)
 		}
 	}
 }
@@ -205,7 +242,7 @@ func TestList(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := Objects(file, "")
+		all, err := Object(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,8 +254,9 @@ func TestList(t *testing.T) {
 			if err := List(&text, spec, slots); err != nil {
 				t.Fatal(err)
 			}
-			program, err := asm.Parse(text.String())
-			if err != nil || !bytes.Equal(isa.Encode(program), isa.Encode(spec.Instructions)) {
+			back, err := Text(text.Bytes())
+			if err != nil || len(back) != 1 || back[0].Name != spec.Name || back[0].Section != spec.Section ||
+				!bytes.Equal(isa.Encode(back[0].Instructions), isa.Encode(spec.Instructions)) {
 				t.Errorf("%s: %v in\n%s", spec.Name, err, &text)
 			}
 		}
@@ -227,10 +265,11 @@ func TestList(t *testing.T) {
 	if err := List(&text, specs[0], true); err != nil {
 		t.Fatal(err)
 	}
-	want := "# liar exit, section x exit\n" +
+	want := `.program "liar\x0aexit" "x\x0aexit"` + "\n" +
+		`.extern "a\x0aexit"` + "\n" +
 		"    # f:1: one exit\n" +
 		"    call_named 1                        # 0\n" +
-		"    call_named 0                        # 1 a exit\n" +
+		`    call_named "a\x0aexit"              # 1` + "\n" +
 		"    exit                                # 2\n"
 	if text.String() != want {
 		t.Errorf("got\n%swant\n%s", &text, want)

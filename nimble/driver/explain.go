@@ -1,35 +1,139 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 
 	"margay/nimble/isa"
+	"margay/nimble/object"
 	"margay/nimble/verify"
 )
 
-// Summary says in one line what the verifier found out about a program.
-func Summary(p *verify.Program) string {
-	var instructions, blocks, accesses, proved int
-	for slot := range p.Len() {
-		i := p.At(slot)
-		if i.Op == isa.Invalid {
-			continue
+// Report is what the verifier has found out about a program.
+type Report struct {
+	Section      string     `json:"section"` // empty if the program is not from a file
+	Function     string     `json:"function"`
+	Accepted     bool       `json:"accepted"`
+	Refusal      *Refusal   `json:"refusal,omitempty"` // why it is not accepted
+	Instructions int        `json:"instructions"`      // a wide one counts once
+	Blocks       int        `json:"blocks"`
+	Accesses     int        `json:"accesses"` // of memory
+	Proved       int        `json:"proved"`   // of them
+	Functions    []Function `json:"functions"`
+}
+
+// Refusal says why a program was not accepted.
+type Refusal struct {
+	Slot   int    `json:"insn"`
+	Line   string `json:"line,omitempty"` // file:number
+	Reason string `json:"reason"`
+}
+
+// Function is a function of a program, the slots [Start, End), and what is known
+// of its instructions that are more than arithmetic and jumps.
+type Function struct {
+	Start    int       `json:"start"`
+	End      int       `json:"end"`
+	Stack    int       `json:"stack"` // bytes
+	Findings []Finding `json:"findings"`
+}
+
+// Finding is what is known of an instruction that touches memory, calls or names
+// a map.
+type Finding struct {
+	Slot    int      `json:"insn"`
+	Text    string   `json:"text"` // of the instruction
+	Line    string   `json:"line,omitempty"`
+	Access  string   `json:"access,omitempty"`  // proved, checked or unchecked
+	Why     string   `json:"why,omitempty"`     // what it accesses, or why that is not known
+	Service string   `json:"service,omitempty"` // what it calls
+	Args    []string `json:"args,omitempty"`    // checked before each call
+	Map     string   `json:"map,omitempty"`     // what it names
+}
+
+// How an instruction accesses memory.
+const (
+	proved    = "proved"
+	checked   = "checked"
+	unchecked = "unchecked"
+)
+
+// NewReport reports on a program and what Verify has returned for it.
+func NewReport(spec *object.Spec, p *verify.Program, err error) Report {
+	r := Report{Section: spec.Section, Function: spec.Name, Functions: []Function{}}
+	if err != nil {
+		r.Refusal = &Refusal{Reason: err.Error()}
+		if refused, ok := errors.AsType[*verify.Refusal](err); ok {
+			r.Refusal = &Refusal{refused.Slot, refused.Line.String(), refused.Reason}
 		}
-		instructions++
-		if i.Cost > 0 {
-			blocks++
-		}
-		if i.Op.Size() > 0 {
-			accesses++
-		}
-		if i.Proved {
-			proved++
-		}
+		return r
 	}
-	return fmt.Sprintf("%s in %s and %s, %d of %s proved",
-		count(instructions, "instruction"), count(blocks, "basic block"), count(len(p.Functions()), "function"), proved, count(accesses, "memory access"))
+	r.Accepted = true
+	accesses := p.Explain()
+	for _, f := range p.Functions() {
+		function := Function{Start: f.Start, End: f.End, Findings: []Finding{}}
+		if f.Frame {
+			function.Stack = verify.FrameSize
+		}
+		for slot := f.Start; slot < f.End; slot++ {
+			r.count(p.At(slot))
+			if f, ok := newFinding(p, slot, accesses[slot]); ok {
+				function.Findings = append(function.Findings, f)
+			}
+		}
+		r.Functions = append(r.Functions, function)
+	}
+	return r
+}
+
+// count adds an instruction to the sums.
+func (r *Report) count(i *verify.Instruction) {
+	if i.Op == isa.Invalid {
+		return
+	}
+	r.Instructions++
+	if i.Cost > 0 {
+		r.Blocks++
+	}
+	if i.Op.Size() > 0 {
+		r.Accesses++
+	}
+	if i.Proved {
+		r.Proved++
+	}
+}
+
+// newFinding says what is known of an instruction, if it is of a kind that is
+// reported. access is what the verifier says of an access.
+func newFinding(p *verify.Program, slot int, access string) (f Finding, ok bool) {
+	i := p.At(slot)
+	f = Finding{Slot: slot, Text: i.String(), Line: p.Line(slot).String(), Why: access}
+	switch {
+	case i.Proved:
+		f.Access = proved
+	case i.Op.Size() > 0 && p.Trusted():
+		f.Access = unchecked
+	case i.Op.Size() > 0:
+		f.Access = checked
+	case i.Service != nil:
+		f.Service = i.Service.String()
+		for _, kind := range i.Service.Args {
+			f.Args = append(f.Args, kind.String())
+		}
+	case i.Op == isa.LdMapFD || i.Op == isa.LdMap || i.Op == isa.LdValueFD || i.Op == isa.LdValue:
+		f.Map = p.Maps()[i.Imm].Name
+	default:
+		return Finding{}, false
+	}
+	return f, true
+}
+
+// Summary says in one line that a program was accepted, and what it is.
+func (r *Report) Summary() string {
+	return fmt.Sprintf("%s: accepted: %s in %s and %s, %d of %s proved", OneLine(strings.TrimPrefix(r.Section+" "+r.Function, " ")),
+		count(r.Instructions, "instruction"), count(r.Blocks, "basic block"), count(len(r.Functions), "function"), r.Proved, count(r.Accesses, "memory access"))
 }
 
 // count writes a number of things.
@@ -43,23 +147,18 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Explain writes what the verifier found out about each function, and about
-// each instruction that is more than arithmetic and jumps.
-func Explain(w io.Writer, p *verify.Program) error {
-	accesses := p.Explain()
-	for _, f := range p.Functions() {
-		if _, err := fmt.Fprintf(w, "function %d to %d: %s\n", f.Start, f.End-1, frame(f)); err != nil {
+// Explain writes what the verifier has found out about each function.
+func (r *Report) Explain(w io.Writer) error {
+	for _, f := range r.Functions {
+		stack := "no stack frame"
+		if f.Stack > 0 {
+			stack = fmt.Sprintf("a stack frame of %d bytes", f.Stack)
+		}
+		if _, err := fmt.Fprintf(w, "function %d to %d: %s\n", f.Start, f.End-1, stack); err != nil {
 			return err
 		}
-		for slot := f.Start; slot < f.End; slot++ {
-			finding := finding(p, slot, accesses[slot])
-			if finding == "" {
-				continue
-			}
-			if line := p.Line(slot).String(); line != "" {
-				finding += " (" + OneLine(line) + ")"
-			}
-			if _, err := fmt.Fprintf(w, "  insn=%-6d %-32s %s\n", slot, p.At(slot), finding); err != nil {
+		for _, finding := range f.Findings {
+			if _, err := fmt.Fprintf(w, "  insn=%-6d %-32s %s\n", finding.Slot, finding.Text, OneLine(finding.String())); err != nil {
 				return err
 			}
 		}
@@ -67,38 +166,22 @@ func Explain(w io.Writer, p *verify.Program) error {
 	return nil
 }
 
-func frame(f verify.Function) string {
-	if f.Frame {
-		return fmt.Sprintf("a stack frame of %d bytes", verify.FrameSize)
-	}
-	return "no stack frame"
-}
-
-// finding says what is known of an instruction that touches memory, calls or
-// names a map; it is empty for any other. access is what the verifier says of
-// an access.
-func finding(p *verify.Program, slot int, access string) string {
-	i := p.At(slot)
+// String says what is known, without the instruction.
+func (f Finding) String() (text string) {
 	switch {
-	case i.Proved:
-		return "proved: " + OneLine(access)
-	case i.Op.Size() > 0 && p.Trusted():
-		return "not proved, unchecked since the program is trusted: " + OneLine(access)
-	case i.Op.Size() > 0:
-		return "checked at run time: " + OneLine(access)
-	case i.Service != nil:
-		return "service " + i.Service.String() + typed(i)
-	case i.Op == isa.LdMapFD || i.Op == isa.LdMap || i.Op == isa.LdValueFD || i.Op == isa.LdValue:
-		return fmt.Sprintf("map %q", p.Maps()[i.Imm].Name)
+	case f.Access == proved:
+		text = "proved: " + f.Why
+	case f.Access == unchecked:
+		text = "not proved, unchecked since the program is trusted: " + f.Why
+	case f.Access == checked:
+		text = "checked at run time: " + f.Why
+	case f.Service != "":
+		text = fmt.Sprintf("service %s(%s)", f.Service, strings.Join(f.Args, ", "))
+	default:
+		text = fmt.Sprintf("map %q", f.Map)
 	}
-	return ""
-}
-
-// typed says which arguments of a service are checked before each call.
-func typed(i *verify.Instruction) string {
-	var words []string
-	for _, kind := range i.Service.Args {
-		words = append(words, kind.String())
+	if f.Line != "" {
+		text += " (" + f.Line + ")"
 	}
-	return "(" + strings.Join(words, ", ") + ")"
+	return text
 }

@@ -183,6 +183,7 @@ func FuzzLoad(f *testing.F) {
 	for _, text := range []string{
 		"b70000000700000095000000000000000", "18110000000000000000000000000000 9500000000000000",
 		"mov r0, 1\nx: jeq r0, 1, x\nexit", "lddw_map r1, 0\nexit", "atomic_fetch_add [r10-8], r1\nexit", "hex 3700010001000000\nexit",
+		".program f message\n.map a array 8 1\n.bytes 01\n.extern named\nlddw_value r1, a, 4\ncall_named named\nexit",
 	} {
 		f.Add([]byte(text))
 		if program, err := asm.Parse(text); err == nil {
@@ -204,10 +205,11 @@ func FuzzLoad(f *testing.F) {
 		if spec, err := Hex(bytes.NewReader(data)); err == nil {
 			checkAccepted(t, spec)
 		}
-		if program, err := asm.Parse(string(data)); err == nil {
-			checkAccepted(t, &object.Spec{Instructions: program})
-		}
-		if specs, err := Objects(data, ""); err == nil {
+		for _, read := range []func([]byte) ([]*object.Spec, error){Text, Object} {
+			specs, err := read(data)
+			if err != nil {
+				continue
+			}
 			for _, spec := range specs {
 				checkAccepted(t, spec)
 			}

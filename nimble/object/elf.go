@@ -21,7 +21,8 @@ import (
 // that it calls linked in. Errors are *Error.
 //
 // Relocations are resolved by cilium/ebpf; type relocations (CO-RE) keep what
-// the compiler wrote, since contexts are Margay's own types.
+// the compiler wrote, since contexts are Margay's own types. Global data cannot
+// hold addresses: a pointer or a table of strings with initial values is refused.
 func ELF(file []byte) (specs []*Spec, err error) {
 	defer func() {
 		// The parser is a library fed with hostile bytes.
@@ -31,6 +32,9 @@ func ELF(file []byte) (specs []*Spec, err error) {
 	}()
 	if err := checkELF(file); err != nil {
 		return nil, fileError(err)
+	}
+	if err := checkRelocations(file); err != nil {
+		return nil, err
 	}
 	collection, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
 	if err != nil {
@@ -72,7 +76,7 @@ func link(c *ebpf.CollectionSpec, p *ebpf.ProgramSpec) (*Spec, error) {
 	for i := program.Iterate(); i.Next(); {
 		slot := int(i.Offset)
 		if line, ok := i.Ins.Source().(*btf.Line); ok {
-			l.spec.Lines = append(l.spec.Lines, Line{slot, line.FileName(), int(line.LineNumber()), strings.TrimSpace(line.Line())})
+			l.spec.Lines = append(l.spec.Lines, newLine(slot, line))
 		}
 		if err := l.resolve(i.Ins); err != nil {
 			return nil, l.fail(slot, err)
@@ -90,6 +94,11 @@ func link(c *ebpf.CollectionSpec, p *ebpf.ProgramSpec) (*Spec, error) {
 	return l.spec, nil
 }
 
+// newLine says that a slot and those after it come from a line.
+func newLine(slot int, l *btf.Line) Line {
+	return Line{slot, l.FileName(), int(l.LineNumber()), strings.TrimSpace(l.Line())}
+}
+
 func (l *linker) fail(slot int, err error) error {
 	return &Error{Program: l.spec.Section + " " + l.spec.Name, Slot: slot, Line: l.spec.Lines.At(slot), Reason: err.Error()}
 }
@@ -104,7 +113,7 @@ func (l *linker) resolve(i *asm.Instruction) error {
 	case name == "" || l.functions[name] && i.IsFunctionReference():
 		return nil
 	case i.IsFunctionCall() || i.IsKfuncCall():
-		*i = asm.Instruction{OpCode: i.OpCode, Src: asm.Register(isa.CallNamed.Row().Key.Value), Constant: l.extern(name)}
+		replace(i, asm.Instruction{OpCode: i.OpCode, Src: asm.Register(isa.CallNamed.Row().Key.Value), Constant: l.extern(name)})
 		return nil
 	default:
 		return fmt.Errorf("the address of %q cannot be taken", name)
@@ -120,9 +129,13 @@ func (l *linker) resolveMap(i *asm.Instruction, name string) error {
 	if i.Src == asm.PseudoMapValue {
 		op, constant = isa.LdValue, i.Constant&^0xffffffff|int64(index)
 	}
-	*i = asm.Instruction{OpCode: i.OpCode, Dst: i.Dst, Src: asm.Register(op.Row().Key.Value), Offset: i.Offset, Constant: constant}
+	replace(i, asm.Instruction{OpCode: i.OpCode, Dst: i.Dst, Src: asm.Register(op.Row().Key.Value), Offset: i.Offset, Constant: constant})
 	return nil
 }
+
+// replace puts an instruction without a reference in the place of one, which
+// may be the first of a function and so bear its name.
+func replace(i *asm.Instruction, by asm.Instruction) { *i = by.WithSymbol(i.Symbol()) }
 
 // extern returns the index of a service called by name.
 func (l *linker) extern(name string) int64 {

@@ -68,8 +68,11 @@ func read(file []byte, offset uint64, value any) error {
 }
 
 func checkSections(file []byte, sections []elf.Section64) error {
-	var total, types uint64
+	var total, types, relocations uint64
 	for i, s := range sections {
+		if elf.SectionType(s.Type) == elf.SHT_REL {
+			relocations += min(s.Size, uint64(len(file)))
+		}
 		switch {
 		case elf.SectionType(s.Type) == elf.SHT_NULL:
 		case elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0:
@@ -89,6 +92,9 @@ func checkSections(file []byte, sections []elf.Section64) error {
 	}
 	if total > maxData {
 		return fmt.Errorf("more than %d bytes of data", maxData)
+	}
+	if relocations > uint64(len(file)) {
+		return fmt.Errorf("sections of relocations overlap")
 	}
 	for i, s := range sections {
 		if elf.SectionType(s.Type) == elf.SHT_SYMTAB {

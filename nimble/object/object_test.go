@@ -30,6 +30,19 @@ func readObject(t testing.TB, name string) []byte {
 	return data
 }
 
+// objects returns the names of all objects.
+func objects(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.o")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d objects, %v", len(files), err)
+	}
+	for i := range files {
+		files[i] = filepath.Base(files[i])
+	}
+	return files
+}
+
 func load(t *testing.T, name string) map[string]*Spec {
 	t.Helper()
 	specs, err := ELF(readObject(t, name))
@@ -100,6 +113,28 @@ func TestRelocations(t *testing.T) {
 	}
 }
 
+// TestFunctions links functions that begin with a relocated instruction, and
+// that only other functions call.
+func TestFunctions(t *testing.T) {
+	specs := load(t, "calls.o")
+	for name, want := range map[string][]string{
+		"first":  {"call_local +1", "call_local +6", "call_local +8", "lddw_value r2, 0, 0", "call_named 0", "call_local -11"},
+		"second": {"call_local +1", "lddw_value r2, 0, 0"},
+		"third":  {"call_named 0"},
+	} {
+		var text []string
+		for _, i := range specs[name].Instructions {
+			switch i.Op() {
+			case isa.CallLocal, isa.LdValue, isa.CallNamed:
+				text = append(text, i.String())
+			}
+		}
+		if !slices.Equal(text, want) {
+			t.Errorf("%s: got %q\nwant %q", name, text, want)
+		}
+	}
+}
+
 func TestLines(t *testing.T) {
 	s := load(t, "counter.o")["accumulate"]
 	for _, c := range []struct {
@@ -120,11 +155,25 @@ func TestLines(t *testing.T) {
 	}
 }
 
-func TestUnsupportedMap(t *testing.T) {
-	_, err := ELF(readObject(t, "hash.o"))
-	var e *Error
-	if !errors.As(err, &e) || e.Slot != 4 || !strings.Contains(err.Error(), `map "table" is a Hash`) || !strings.Contains(err.Error(), "hash.c:") {
-		t.Errorf("got %v", err)
+// TestUnsupported says what is wrong with objects in the words of their source.
+func TestUnsupported(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		program string
+		slot    int
+		line    string
+		reason  string
+	}{
+		{"hash.o", "message program", 4, "./hash.c:15", `map "table" is a Hash; there are Array and PerCPUArray`},
+		{"static.o", "message lookup", 4, "./static.c:16", "a map is static"},
+		{"section.o", "message section", 2, "./section.c:18", `"count" is in section .bss.mine`},
+		{"pointer.o", "", -1, "", `section .data: "place" holds the address of ".data"`},
+	} {
+		_, err := ELF(readObject(t, c.name))
+		e, ok := errors.AsType[*Error](err)
+		if !ok || e.Program != c.program || e.Slot != c.slot || !strings.HasPrefix(e.Line.String(), c.line) || !strings.HasPrefix(e.Reason, c.reason) {
+			t.Errorf("%s: got %+v", c.name, err)
+		}
 	}
 }
 
@@ -214,7 +263,7 @@ func TestDamagedObjects(t *testing.T) {
 }
 
 func FuzzELF(f *testing.F) {
-	for _, name := range []string{"counter.o", "faults.o", "hash.o"} {
+	for _, name := range objects(f) {
 		f.Add(readObject(f, name))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -258,7 +307,7 @@ func TestObjectsAreReproducible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"counter.o", "faults.o", "hash.o"} {
+	for _, name := range objects(t) {
 		fresh, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)
@@ -295,6 +344,11 @@ func TestHostileObjects(t *testing.T) {
 		"names in data": {func(h *elf.Header64, s *sections) {
 			s.named(".symtab").Link = uint32(s.index(".data"))
 		}, "no names of symbols"},
+		"relocations twice": {func(h *elf.Header64, s *sections) {
+			for _, name := range []string{".relmessage", ".rel.BTF"} {
+				s.named(name).Off, s.named(name).Size = 0, h.Shoff
+			}
+		}, "relocations overlap"},
 		"symbols past the end": {func(h *elf.Header64, s *sections) { s.named(".data").Size = 4 }, "not inside its section"},
 	} {
 		var e *Error

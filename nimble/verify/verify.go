@@ -217,6 +217,9 @@ func (v *verifier) mapIndex(slot int, index int32) error {
 	if int(index) >= len(v.spec.Maps) {
 		return v.refuse(slot, "unknown map %d, the program has %d", index, len(v.spec.Maps))
 	}
+	if err := v.spec.Maps[index].Validate(); err != nil {
+		return v.refuse(slot, "%v", err)
+	}
 	return nil
 }
 

@@ -235,6 +235,19 @@ func TestSourceLine(t *testing.T) {
 	}
 }
 
+// TestImpossibleMap refuses, where it is named, a map that cannot be made.
+func TestImpossibleMap(t *testing.T) {
+	s := spec(t, "mov r0, 1", "lddw_map r1, 0", "exit")
+	for _, m := range []state.Spec{
+		{Name: "map", ValueSize: 8},
+		{Name: "map", ValueSize: 1 << 31, Entries: 1 << 31},
+		{Name: "map", ValueSize: 8, Entries: 1, Contents: make([]byte, 9)},
+	} {
+		s.Maps = []state.Spec{m}
+		wantRefusal(t, s, Config{}, 1, `map "map": `)
+	}
+}
+
 // TestBrokenWide gives the verifier what no decoder returns.
 func TestBrokenWide(t *testing.T) {
 	wide := spec(t, "lddw r0, 1").Instructions[0]

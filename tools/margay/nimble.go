@@ -38,29 +38,29 @@ func (a *app) nimbleCommand() *cobra.Command {
 
 // programFlags say where a program comes from and what it may use.
 type programFlags struct {
-	elf, section string
-	services     string
-	trusted      bool
+	elf, asm string // files
+	choice   driver.Choice
+	services string
+	trusted  bool
 }
 
 func (f *programFlags) add(c *cobra.Command) {
 	f.addSource(c)
-	c.Flags().StringVar(&f.services, "services", "", "what it may call: test, linux, node or none (default: test, with --elf node)")
+	c.Flags().StringVar(&f.services, "services", "", "what it may call: test, linux, node or none (default: test, with a file node)")
 	c.Flags().BoolVar(&f.trusted, "trusted", false, "treat it as trusted: services for the trusted, no checks of memory")
 }
 
 // addSource adds the flags of a command that only reads.
 func (f *programFlags) addSource(c *cobra.Command) {
 	c.Flags().StringVar(&f.elf, "elf", "", "read an object of clang -target bpf from this file, not standard input")
-	c.Flags().StringVar(&f.section, "section", "", "with --elf: the section of the program")
+	c.Flags().StringVar(&f.asm, "asm", "", "read the text of margay nimble dis from this file, not standard input")
+	addChoice(c, &f.choice, "with --elf or --asm: ")
 }
 
-// check refuses flags that contradict each other.
-func (f *programFlags) check() error {
-	if f.section != "" && f.elf == "" {
-		return fmt.Errorf("--section %s: only an object has sections, give --elf", f.section)
-	}
-	return nil
+// addChoice adds the flags that choose among the programs of a file.
+func addChoice(c *cobra.Command, choice *driver.Choice, when string) {
+	c.Flags().StringVar(&choice.Section, "section", "", when+"the section of the program")
+	c.Flags().StringVar(&choice.Function, "function", "", when+"the function that is the program")
 }
 
 // readFile reads a file that may turn out to be anything.
@@ -73,38 +73,52 @@ func readFile(name string) ([]byte, error) {
 	return driver.ReadAll(file)
 }
 
-// one reads the only program.
-func (f *programFlags) one(a *app) (*object.Spec, error) {
-	if err := f.check(); err != nil {
-		return nil, err
-	}
-	if f.elf == "" {
-		return driver.Hex(a.stdin)
-	}
-	file, err := readFile(f.elf)
-	if err != nil {
-		return nil, err
-	}
-	return driver.Object(file, f.section)
-}
+// file reports whether the program comes from a file.
+func (f *programFlags) file() bool { return f.elf != "" || f.asm != "" }
 
-// all reads all programs.
-func (f *programFlags) all(a *app) ([]*object.Spec, error) {
-	if f.elf == "" {
-		spec, err := f.one(a)
+// read reads the programs that there are.
+func (f *programFlags) read(a *app) ([]*object.Spec, error) {
+	switch {
+	case f.elf != "" && f.asm != "":
+		return nil, fmt.Errorf("--elf %s and --asm %s: only one of them", f.elf, f.asm)
+	case f.choice != driver.Choice{} && !f.file():
+		return nil, fmt.Errorf("%v: only a file has several programs, give --elf or --asm", f.choice)
+	case !f.file():
+		spec, err := driver.Hex(a.stdin)
 		return []*object.Spec{spec}, err
 	}
-	file, err := readFile(f.elf)
+	file, err := readFile(cmp.Or(f.elf, f.asm))
 	if err != nil {
 		return nil, err
 	}
-	return driver.Objects(file, f.section)
+	if f.asm != "" {
+		return driver.Text(file)
+	}
+	return driver.Object(file)
+}
+
+// one reads the only program.
+func (f *programFlags) one(a *app) (*object.Spec, error) {
+	specs, err := f.read(a)
+	if err != nil {
+		return nil, err
+	}
+	return f.choice.One(specs)
+}
+
+// all reads all programs that are chosen.
+func (f *programFlags) all(a *app) ([]*object.Spec, error) {
+	specs, err := f.read(a)
+	if err != nil {
+		return nil, err
+	}
+	return f.choice.All(specs)
 }
 
 // options returns how a program is inserted.
 func (f *programFlags) options() (o nimble.Options, err error) {
 	name := "test"
-	if f.elf != "" {
+	if f.file() {
 		name = "node"
 	}
 	o.Trusted = f.trusted
@@ -152,15 +166,17 @@ func (a *app) nimbleRunCommand() *cobra.Command {
 		Short: "Run a program once and print its r0",
 		Long: `Run a program once and print its r0, in hexadecimal.
 
-The program is read from standard input as hexadecimal, white space ignored, or from an object (--elf). MEM, in
-hexadecimal too, is what its writable memory holds at first; a recorded context can be given as a file (--ctx). At entry r1 is the address of that memory and r2 its length,
-both 0 without MEM; r10 is the end of a stack of 512 bytes.
+The program is read from standard input as hexadecimal, white space ignored, from an object (--elf) or from text (--asm);
+--section or --function chooses one of several. MEM, in hexadecimal too, is what its writable memory holds at first; a
+recorded context can be given as a file (--ctx). At entry r1 is the address of that memory and r2 its length, both 0
+without MEM; r10 is the end of a stack of 512 bytes.
 
 Of the services, test is for programs in hexadecimal: 5 returns its first argument, 1 xors each byte of memory (pointer,
 length) with 42. linux is what a node offers under the numbers of Linux.
 
 With --batch every line of standard input is MEMHEX CODEHEX, - standing for no memory, and one line answers it: r0,
-reject insn=N: REASON, or fault pc=N addr=0xA kind=KIND fuel=LEFT. A line that is neither is answered with error REASON.
+reject insn=N: REASON, or fault pc=N addr=0xA kind=KIND fuel=LEFT. A line that is neither is answered with error REASON, and
+a program that the engine linux does not take with reject linux: REASON.
 
 What a program prints, by service 6 of linux, trace_printk, goes to standard error.
 
@@ -168,7 +184,8 @@ Exit status: 0 when the program, or every line of a batch, has run or was judged
 2 when it was rejected, both with nothing on standard output and a line on standard error; 125 for any other error.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble run
   margay nimble asm < sum.s | margay nimble run --fuel=100 "01 02 03 04"
-  margay nimble run --elf accumulate.o --section message`,
+  margay nimble run --elf accumulate.o --section message
+  margay nimble dis --elf accumulate.o > accumulate.s; margay nimble run --asm accumulate.s`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o, err := p.options()
@@ -228,8 +245,8 @@ func (a *app) nimbleRun(p *programFlags, o nimble.Options, mem []byte) error {
 }
 
 func (a *app) nimbleBatch(p *programFlags, o nimble.Options, context string, args []string) error {
-	if p.elf != "" || p.section != "" || context != "" || len(args) > 0 {
-		return errors.New("--batch: programs and their memory are lines of standard input, not --elf, --ctx or MEM")
+	if p.file() || p.choice != (driver.Choice{}) || context != "" || len(args) > 0 {
+		return errors.New("--batch: programs and their memory are lines of standard input, not --elf, --asm, --ctx or MEM")
 	}
 	return driver.Batch(a.stdin, a.stdout, o)
 }
@@ -249,18 +266,21 @@ func (a *app) nimbleVerifyCommand() *cobra.Command {
 	var p programFlags
 	var verbose bool
 	promise := verify.Context{Readable: true, Writable: true}
-	c := &cobra.Command{
+	c := a.jsonFlag(&cobra.Command{
 		Use:   "verify",
 		Short: "Say whether a program would be accepted, and what was proved about it",
-		Long: `Say whether a program would be accepted. It is read as by margay nimble run; of an object, every program is verified.
+		Long: `Say whether a program would be accepted. It is read as by margay nimble run; of a file, every program is verified unless
+--section or --function chooses.
 
 A program is accepted when every opcode is known and every field of every instruction is in its bounds, unused ones zero;
 when every jump stays in its function and lands on an instruction; when no function falls off its end; and when every map
 and service exists and may be used. Memory is not a reason to refuse: an access that is not proved to stay inside its
-region is checked when it happens. -v shows which ones are, and why. The context is taken to be readable and writable, and
-at least as long as --context or the slot of an object says.
+region is checked when it happens. -v shows which ones are, and why; --json gives all that to programs. The context is
+taken to be readable and writable, and at least as long as --context or the slot of an object says.
 
 Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
+		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble verify
+  margay nimble verify -v --elf accumulate.o --function accumulate`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			o, err := p.options()
@@ -274,7 +294,7 @@ Exit status: 0 when all programs are accepted; 2 when one is not, with a line th
 			o.Context = promise
 			return a.nimbleVerify(specs, o, verbose)
 		},
-	}
+	})
 	p.add(c)
 	c.Flags().Uint64Var(&promise.Size, "context", 0, "how many bytes of context, at least, it is run with")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what is known of each instruction that touches memory or calls")
@@ -291,20 +311,19 @@ func contextOf(spec *object.Spec, c verify.Context) verify.Context {
 
 // nimbleVerify verifies all programs, also those after one that is rejected.
 func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool) error {
+	var reports []driver.Report
 	var rejected []error
 	for _, spec := range specs {
-		program, err := verify.Verify(spec, verify.Config{Services: o.Services, Trusted: o.Trusted, Context: contextOf(spec, o.Context)})
+		each := o
+		each.Context = contextOf(spec, o.Context)
+		program, err := driver.Verify(spec, each)
 		if err != nil {
-			rejected = append(rejected, fmt.Errorf("%s: %s", driver.OneLine(spec.Name), driver.OneLine(err.Error())))
-			continue
+			rejected = append(rejected, err)
 		}
-		fmt.Fprintf(a.stdout, "%s: accepted: %s\n", driver.OneLine(spec.Name), driver.Summary(program))
-		if !verbose {
-			continue
-		}
-		if err := driver.Explain(a.stdout, program); err != nil {
-			return err
-		}
+		reports = append(reports, driver.NewReport(spec, program, err))
+	}
+	if err := a.printReports(reports, verbose); err != nil {
+		return err
 	}
 	if len(rejected) > 0 {
 		return &exitStatus{exitRejected, errors.Join(rejected...)}
@@ -312,28 +331,83 @@ func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool)
 	return nil
 }
 
+// printReports writes what was found out: as JSON, or about those programs that
+// were accepted for people.
+func (a *app) printReports(reports []driver.Report, verbose bool) error {
+	if a.json {
+		return printValue(a.stdout, reports)
+	}
+	for _, r := range reports {
+		if !r.Accepted {
+			continue
+		}
+		if _, err := fmt.Fprintln(a.stdout, r.Summary()); err != nil {
+			return err
+		}
+		if !verbose {
+			continue
+		}
+		if err := r.Explain(a.stdout); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// engineRow is what margay nimble engines says of an engine.
+type engineRow struct {
+	Name    string `json:"engine"`
+	Here    bool   `json:"here"`
+	Asked   bool   `json:"asked"`            // used only if --engine names it
+	Default bool   `json:"default"`          // the first that a program is offered
+	Reason  string `json:"reason,omitempty"` // why it is not here
+	About   string `json:"about"`
+}
+
+// here says in words whether an engine can be used.
+func (r *engineRow) here() string {
+	switch {
+	case !r.Here:
+		return "no: " + r.Reason
+	case r.Asked:
+		return "yes, with --engine"
+	case r.Default:
+		return "yes, the default"
+	}
+	return "yes"
+}
+
 func (a *app) nimbleEnginesCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.jsonFlag(&cobra.Command{
 		Use:   "engines",
 		Short: "List the engines, which of them can be used here and why not the others",
 		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
 program goes to the first one that is here and takes it; margay ext list says which that was and why not a better one.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
+			var rows []engineRow
 			best := true
 			for _, entry := range list.Engines {
-				here := "yes"
+				r := engineRow{Name: entry.Name, Here: true, Asked: entry.Asked, About: entry.About}
 				if _, err := entry.Make(); err != nil {
-					here = "no: " + err.Error()
-				} else if entry.Asked {
-					here = "yes, with --engine"
-				} else if best {
-					here, best = "yes, the default", false
+					r.Here, r.Reason = false, err.Error()
+				} else if best && !entry.Asked {
+					r.Default, best = true, false
 				}
-				t.row(entry.Name, here, entry.About)
+				rows = append(rows, r)
 			}
-			return t.flush()
+			return a.printEngines(rows)
 		},
+	})
+}
+
+func (a *app) printEngines(rows []engineRow) error {
+	if a.json {
+		return printValue(a.stdout, rows)
 	}
+	t := newTable(a.stdout, "ENGINE", "HERE", "WHAT")
+	for _, r := range rows {
+		t.row(r.Name, r.here(), r.About)
+	}
+	return t.flush()
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -43,6 +42,8 @@ func (a *app) nimbleBenchCommand() *cobra.Command {
 
 In each round every engine has its turn; figures are medians of the rounds. A run includes the call from Go. Compare
 figures of one measurement only. The engine linux, which does not count instructions, is measured if it is named.`,
+		Example: `  margay nimble bench                          # every program on every engine
+  margay nimble bench pick --engine=subroutine --json`,
 		ValidArgs: names,
 		Args:      cobra.OnlyValidArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -115,9 +116,7 @@ func newFigure(program string, o nimble.Options, r bench.Result) figure {
 
 func (a *app) printFigures(figures []figure) error {
 	if a.json {
-		e := json.NewEncoder(a.stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(figures)
+		return printValue(a.stdout, figures)
 	}
 	t := newTable(a.stdout, "PROGRAM", "ENGINE", "MEMORY", "INSNS/RUN", "NS/INSN", "NS/RUN", "US TO INSERT", "BYTES")
 	for _, f := range figures {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"maps"
 	"slices"
 	"time"
@@ -43,9 +42,7 @@ func (a *app) nimbleStops(contenders []nimble.Options, d time.Duration) error {
 		}
 	}
 	if a.json {
-		e := json.NewEncoder(a.stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(stops)
+		return printValue(a.stdout, stops)
 	}
 	t := newTable(a.stdout, "LOOP", "ENGINE", "STOPS", "MEDIAN", "99 %", "LONGEST")
 	for _, s := range stops {

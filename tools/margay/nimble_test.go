@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
+	"margay/nimble/driver"
 	"margay/nimble/engine/list"
 )
 
@@ -27,6 +30,20 @@ const (
 	null     = "b701000000000000" + load64 // mov r1, 0
 )
 
+// twoPrograms is a text of two programs, one of which has data.
+const twoPrograms = `
+.program answer timer
+.map .rodata array 4 1 readonly
+.bytes 2a
+    lddw_value r1, .rodata, 0
+    ldxw r0, [r1]
+    exit
+.program double message
+    ldxb r0, [r1]
+    add r0, r0
+    exit
+`
+
 // margay runs the command and returns its exit status and what it wrote.
 func margay(stdin string, args ...string) (status int, stdout, stderr string) {
 	var out, errors bytes.Buffer
@@ -42,6 +59,10 @@ const (
 func TestNimble(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte("no object"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	programs := filepath.Join(t.TempDir(), "programs")
+	if err := os.WriteFile(programs, []byte(twoPrograms), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	context := filepath.Join(t.TempDir(), "context")
@@ -95,8 +116,20 @@ func TestNimble(t *testing.T) {
 		{"object", "run|--elf|" + accumulate, "", 1, "", `pc=2 addr=0x10 kind=memory .* line=./accumulate.c:28`},
 		{"section", "run|--elf|" + accumulate + "|--section=message|" + strings.Repeat("00", 1064), "", 0, "2\n", ""},
 		{"rejected: object", "run|--elf|" + text, "", 2, "", `not an ELF file.*`},
-		{"object: no such section", "run|--elf|" + accumulate + "|--section=timer", "", 125, "", `no program in section "timer"; there are message`},
-		{"object: several programs", "run|--elf|" + faults, "", 125, "", `\d programs, choose the section of one: .*`},
+		{"function", "run|--elf|" + faults + "|--function=null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
+		{"function and section", "run|--elf|" + faults + "|--function=null|--section=message/null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
+		{"rejected: which program", "run|--elf|" + faults + "|--function=unknown_name", "", 2, "",
+			`message/unknown-name unknown_name: insn=1: ./faults.c:\d+: unknown service "no_such_service"`},
+		{"object: no such function", "run|--elf|" + faults + "|--section=message/null|--function=endless", "", 125, "",
+			`no program with --section message/null --function endless; there are message/endless endless, .*`},
+		{"object: no such section", "run|--elf|" + accumulate + "|--section=timer", "", 125, "", `no program with --section timer; there are message accumulate`},
+		{"object: several programs", "run|--elf|" + faults, "", 125, "", `6 programs, choose one by --section or --function: message/endless endless, .*`},
+		{"text", "run|--asm|" + programs + "|--section=timer", "", 0, "2a\n", ""},
+		{"text: function", "run|--asm|" + programs + "|--function=double|15", "", 0, "2a\n", ""},
+		{"text: no such function", "run|--asm|" + programs + "|--function=half", "", 125, "", `no program with --function half; there are timer answer, message double`},
+		{"rejected: text", "run|--asm|" + text, "", 2, "", `1:1: no instruction "no"`},
+		{"usage: two files", "run|--elf=x|--asm=y", "", 125, "", `--elf x and --asm y: only one of them`},
+		{"usage: function", "run|--function=x", return42, 125, "", `--function x: only a file has several programs, give --elf or --asm`},
 		{"object: no file", "run|--elf|/nonexistent", "", 125, "", `open /nonexistent: no such file or directory`},
 
 		{"usage: memory", "run|0x00", return42, 125, "", `"0x00": memory: .*invalid byte.*`},
@@ -108,7 +141,7 @@ func TestNimble(t *testing.T) {
 		{"usage: fuel", "run|--fuel=0", return42, 125, "", `--fuel 0: .*`},
 		{"usage: negative fuel", "run|--fuel=-1", return42, 125, "", `invalid argument "-1" for "--fuel".*`},
 		{"usage: time", "run|--max-time=-1s", return42, 125, "", `--max-time -1s: .*`},
-		{"usage: section", "run|--section=x", return42, 125, "", `--section x: only an object has sections, give --elf`},
+		{"usage: section", "run|--section=x", return42, 125, "", `--section x: only a file has several programs, give --elf or --asm`},
 		{"usage: flag", "run|--nothing", return42, 125, "", `unknown flag: --nothing`},
 		{"usage: command", "walk", "", 125, "", `unknown command "walk" for "margay nimble"`},
 
@@ -130,7 +163,7 @@ func TestNimble(t *testing.T) {
 
 		{"verify", "verify", return42, 0, "raw: accepted: 2 instructions in 1 basic block and 1 function, 0 of 0 memory accesses proved\n", ""},
 		{"verify: object", "verify|--elf|" + accumulate, "", 0,
-			"accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 54 of 54 memory accesses proved\n", ""},
+			"message accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 54 of 54 memory accesses proved\n", ""},
 		{"verify -v", "verify|-v", frob, 0, "raw: accepted: 4 instructions in 1 basic block and 1 function, 0 of 1 memory access proved\n" +
 			"function 0 to 3: no stack frame\n" +
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
@@ -139,20 +172,24 @@ func TestNimble(t *testing.T) {
 			"function 0 to 3: no stack frame\n" +
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
 			"  insn=2      ldxdw r0, [r6+0]                 proved: context+0..7 of at least 8\n", ""},
-		{"verify: rejected", "verify", "ff00000000000000", 2, "", `raw: insn=0: unknown opcode 0xff`},
-		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `accumulate: insn=13: ./accumulate.c:31: unknown service 1`},
+		{"verify: rejected", "verify", "ff00000000000000", 2, "", `insn=0: unknown opcode 0xff`},
+		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message accumulate: insn=13: ./accumulate.c:31: unknown service 1`},
 
 		{"asm", "asm", "mov r0, 1 # one\nx: ja x", 0, "b700000001000000\n0500ffff00000000\n", ""},
 		{"asm: bytes", "asm|--raw", "exit", 0, "\x95\x00\x00\x00\x00\x00\x00\x00", ""},
 		{"asm: nothing", "asm", "", 0, "", ""},
 		{"asm: mistake", "asm", "exit\n add r1, x", 125, "", `2:10: malformed operand "x": want a 32-bit number or a register`},
+		{"asm: several programs", "asm", twoPrograms, 125, "", `2 programs, choose one by --section or --function: timer answer, message double`},
+		{"asm: one of several programs", "asm|--function=double", twoPrograms, 0, "7110000000000000\n0f00000000000000\n" + exit + "\n", ""},
+		{"dis: text", "dis|--section=timer|--asm|" + programs, "", 0, ".program answer timer\n.map .rodata array 4 1 readonly\n.bytes 2a\n" +
+			"    lddw_value r1, .rodata, 0\n    ldxw r0, [r1+0]\n    exit\n", ""},
 		{"dis", "dis", return42 + endless, 0, "    mov r0, 42\n    exit\nL2:\n    ja L2\n", ""},
 		{"dis: slots", "dis|-s", "180000000100000000000000000000009500000000000000", 0,
 			"    lddw r0, 0x1                        # 0\n    exit                                # 2\n", ""},
 		{"dis: bytes", "dis|--raw", "\x95\x00\x00\x00\x00\x00\x00\x00", 0, "    exit\n", ""},
 		{"dis: what would be rejected", "dis", "ff00000000000000b700010000000000", 0, "    hex ff00000000000000\n    hex b700010000000000\n", ""},
 		{"dis: no program", "dis", "xx", 2, "", `insn=0: .*invalid byte.*`},
-		{"dis: bytes of an object", "dis|--raw|--elf|" + accumulate, "", 125, "", `--raw: standard input is read, not --elf`},
+		{"dis: bytes of an object", "dis|--raw|--elf|" + accumulate, "", 125, "", `--raw: standard input is read, not --elf or --asm`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			args := strings.Split(c.args, "|")
@@ -184,20 +221,89 @@ func TestNimbleEngines(t *testing.T) {
 			t.Errorf("%s is not listed:\n%s", entry.Name, stdout)
 		}
 	}
+	var rows []engineRow
+	_, stdout, _ = margay("", "nimble", "engines", "--json")
+	if err := json.Unmarshal([]byte(stdout), &rows); err != nil || len(rows) != len(list.Engines) {
+		t.Fatalf("%v with\n%s", err, stdout)
+	}
+	defaults := 0
+	for _, r := range rows {
+		if r.Here != (r.Reason == "") || r.Default && (!r.Here || r.Asked) {
+			t.Errorf("%+v", r)
+		}
+		if r.Default {
+			defaults++
+		}
+	}
+	if defaults != 1 {
+		t.Errorf("%d engines are the default", defaults)
+	}
 }
 
-// TestNimbleDisObject takes an object through text, hexadecimal and bytes.
+// TestNimbleDisObject takes objects through text: what is read back prints and
+// verifies as before, and with one program gives the same bytes.
 func TestNimbleDisObject(t *testing.T) {
-	_, text, _ := margay("", "nimble", "dis", "--elf", accumulate)
-	if !strings.Contains(text, "# ./accumulate.c:28: ") || !strings.Contains(text, "# totals\n") {
-		t.Errorf("no source lines or maps in\n%s", text)
+	for _, object := range []string{accumulate, faults, "../../nimble/object/testdata/counter.o", "../../nimble/object/testdata/calls.o"} {
+		_, text, _ := margay("", "nimble", "dis", "--elf", object)
+		if !strings.Contains(text, ".program ") || !strings.Contains(text, "# ./"+strings.TrimSuffix(filepath.Base(object), "o")) {
+			t.Errorf("%s: no programs or source lines in\n%s", object, text)
+		}
+		file := filepath.Join(t.TempDir(), "text")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, again, stderr := margay("", "nimble", "dis", "--asm", file)
+		if want := regexp.MustCompile(`(?m)^ *#.*\n`).ReplaceAllString(text, ""); again != want {
+			t.Errorf("%s: %sis printed as\n%swant\n%s", object, stderr, again, want)
+		}
+		wantStatus, want, _ := margay("", "nimble", "verify", "-v", "--elf", object)
+		status, got, _ := margay("", "nimble", "verify", "-v", "--asm", file)
+		want = regexp.MustCompile(`(?m) +\([^ ]+:\d+\)$`).ReplaceAllString(want, "")
+		if status != wantStatus || got != want {
+			t.Errorf("%s: verified with %d as\n%swant %d\n%s", object, status, got, wantStatus, want)
+		}
 	}
+	_, text, _ := margay("", "nimble", "dis", "--elf", accumulate)
 	_, code, stderr := margay(text, "nimble", "asm")
 	_, again, _ := margay(code, "nimble", "dis")
 	_, raw, _ := margay(again, "nimble", "asm", "--raw")
 	_, last, _ := margay(raw, "nimble", "dis", "--raw")
 	if again == "" || again != last {
 		t.Errorf("%s: the text changes on the way:\n%s", stderr, last)
+	}
+}
+
+// TestNimbleVerifyJSON reports on what is accepted, and on what is not.
+func TestNimbleVerifyJSON(t *testing.T) {
+	var reports []driver.Report
+	status, stdout, stderr := margay("", "nimble", "verify", "--json", "--elf", faults)
+	if err := json.Unmarshal([]byte(stdout), &reports); err != nil || status != 2 || strings.Count(stderr, "\n") != 2 {
+		t.Fatalf("exit status %d, %v, %swith\n%s", status, err, stderr, stdout)
+	}
+	accepted := make(map[string]bool)
+	for _, r := range reports {
+		accepted[r.Function] = r.Accepted
+		if r.Accepted != (r.Refusal == nil) || r.Accepted != (r.Instructions > 0) {
+			t.Errorf("%+v", r)
+		}
+		if r.Function == "unknown_name" && (r.Refusal.Slot != 1 || !strings.HasPrefix(r.Refusal.Line, "./faults.c:") || r.Refusal.Reason != `unknown service "no_such_service"`) {
+			t.Errorf("%+v", r.Refusal)
+		}
+	}
+	want := map[string]bool{"past_end": true, "null": true, "endless": true, "recurse": true, "unknown_service": false, "unknown_name": false}
+	if !maps.Equal(accepted, want) {
+		t.Errorf("accepted: %v", accepted)
+	}
+	reports = nil
+	if _, stdout, stderr = margay(frob, "nimble", "verify", "--json"); json.Unmarshal([]byte(stdout), &reports) != nil || len(reports) != 1 {
+		t.Fatalf("%swith\n%s", stderr, stdout)
+	}
+	wantFindings := []driver.Finding{
+		{Slot: 1, Text: "call 1", Service: "memfrob", Args: []string{"writable", "length"}},
+		{Slot: 2, Text: "ldxdw r0, [r6+0]", Access: "checked", Why: "context+0..7 of at least 0"},
+	}
+	if got := reports[0].Functions; len(got) != 1 || got[0].End != 4 || !reflect.DeepEqual(got[0].Findings, wantFindings) {
+		t.Errorf("got %+v", got)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 func (a *app) nimbleAsmCommand() *cobra.Command {
 	var raw bool
+	var choice driver.Choice
 	c := &cobra.Command{
 		Use:   "asm",
 		Short: "Translate a program from text, on standard input, into hexadecimal",
@@ -27,20 +28,29 @@ A line of text holds a label, an instruction and a comment, each of which may be
         call 5
         exit
 
-margay nimble dis prints the same. Programs are not verified.`,
+margay nimble dis prints the same. Programs are not verified. Maps, services called by name and what else the text of an
+object declares (.map, .extern) have no hexadecimal, only their numbers have: run such a text by
+margay nimble run --asm FILE.`,
+		Example: `  echo 'mov r0, 42; exit' | tr ';' '\n' | margay nimble asm | margay nimble run
+  margay nimble asm --raw < sum.s > sum.bin`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			text, err := driver.ReadAll(a.stdin)
 			if err != nil {
 				return err
 			}
-			program, err := asm.Parse(string(text))
+			specs, err := asm.Programs(string(text))
 			if err != nil {
 				return err
 			}
-			return a.printCode(isa.Encode(program), raw)
+			spec, err := choice.One(specs)
+			if err != nil {
+				return err
+			}
+			return a.printCode(isa.Encode(spec.Instructions), raw)
 		},
 	}
+	addChoice(c, &choice, "of several programs: ")
 	c.Flags().BoolVar(&raw, "raw", false, "write bytes, not hexadecimal")
 	return c
 }
@@ -66,8 +76,11 @@ func (a *app) nimbleDisCommand() *cobra.Command {
 		Use:   "dis",
 		Short: "Print a program as text that margay nimble asm reads",
 		Long: `Print a program as text that margay nimble asm reads. It is read from standard input as hexadecimal, white space
-ignored, or as bytes (--raw), or from an object (--elf), of which every program is printed unless --section chooses one.
-What an object knows beside its instructions, source lines and the names of maps and services, is printed as comments.`,
+ignored, or as bytes (--raw), or from an object (--elf), of which every program is printed unless --section or --function
+chooses. What an object knows beside its instructions, maps, global data and the names of services, is printed as
+declarations, and source lines as comments.`,
+		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble dis
+  margay nimble dis --slots --elf accumulate.o --section message`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			specs, err := a.disassembled(&p, raw)
@@ -93,8 +106,8 @@ func (a *app) disassembled(p *programFlags, raw bool) ([]*object.Spec, error) {
 	if !raw {
 		return p.all(a)
 	}
-	if p.elf != "" || p.section != "" {
-		return nil, errors.New("--raw: standard input is read, not --elf")
+	if p.file() || p.choice != (driver.Choice{}) {
+		return nil, errors.New("--raw: standard input is read, not --elf or --asm")
 	}
 	spec, err := driver.Raw(a.stdin)
 	return []*object.Spec{spec}, err

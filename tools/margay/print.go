@@ -26,6 +26,13 @@ func printJSON(w io.Writer, m proto.Message) error {
 	return err
 }
 
+// printValue writes a value that is no message as JSON for programs.
+func printValue(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
 // table prints columns.
 type table struct{ w *tabwriter.Writer }
 

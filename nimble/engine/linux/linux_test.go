@@ -205,6 +205,7 @@ func TestReason(t *testing.T) {
 	}{
 		{&ebpf.VerifierError{Cause: unix.EACCES, Log: log}, "the kernel refuses it: R1 invalid mem access 'scalar', at insn=3 (permission denied)"},
 		{&ebpf.VerifierError{Cause: unix.E2BIG, Log: log[3:]}, "the kernel refuses it: argument list too long"},
+		{&ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"unreachable insn 99"}}, "the kernel refuses it: unreachable added insn (invalid argument)"},
 		{unix.EPERM, "the kernel does not load it: operation not permitted"},
 		{unix.EFAULT, "the kernel refuses it: too many branches are open at the same time (bad address)"},
 	} {

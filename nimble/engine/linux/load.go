@@ -164,14 +164,14 @@ func about(line string) bool {
 var insn = regexp.MustCompile(`\binsn (\d+)`)
 
 // inProgram replaces the index of an instruction by the one in the program that
-// was translated.
+// was translated, if it is not one that was added.
 func (t *translator) inProgram(line string) string {
 	return insn.ReplaceAllStringFunc(line, func(text string) string {
 		n, err := strconv.Atoi(strings.TrimPrefix(text, "insn "))
 		if slot := slices.Index(t.at, n); err == nil && slot >= 0 {
 			return fmt.Sprintf("insn=%d", slot)
 		}
-		return text
+		return "added insn"
 	})
 }
 
