@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -35,7 +36,7 @@ const (
 // it. The others are for engines.
 type Machine struct {
 	Args    [5]uint64     // r1 to r5 at entry: the context's address and length if the program was verified with a Context
-	Context memory.Region // the memory that the event brings, as the program's verify.Context promises it
+	Context memory.Region // the memory that the event brings, as the program's verify.Context promises it; without a name: context
 	Fuel    uint64        // instructions that may be executed; after a run: what is left
 	MaxTime time.Duration // wall clock limit, counted from the first look at the clock; 0: none
 	Call    service.Call  // Core and Data for services
@@ -353,7 +354,7 @@ func (m *Machine) place(addr uint64) (name string, offset int64) {
 // without the region, since comparing names before each run costs too much.
 func (m *Machine) name(i int) string {
 	if i == contextRegion {
-		return m.Context.Name
+		return cmp.Or(m.Context.Name, "context")
 	}
 	return m.regions[i].Name
 }
