@@ -69,10 +69,9 @@ type Machine struct {
 	top           uint64        // end of the stack
 	context       memory.Region // as it is among the regions
 	regions       []memory.Region
-	reads, writes []Window // of each region
-	deadline      time.Time
-	timed         bool // there is a deadline
-	slices        uint // used up in this run
+	reads, writes []Window  // of each region
+	deadline      time.Time // once clockSlices are used up
+	slices        uint      // used up in this run
 }
 
 // Tenant is part of a Code and stands for it in a Machine.
@@ -195,7 +194,7 @@ func (m *Machine) Refresh() {
 
 // FirstSlice takes the first slice of the fuel, and lets the clock start later.
 func (m *Machine) FirstSlice() (left int64) {
-	m.timed, m.slices = false, 0
+	m.slices = 0
 	slice := min(m.Fuel, m.slice)
 	m.Fuel -= slice
 	return int64(slice)
@@ -310,8 +309,8 @@ func (m *Machine) expired() bool {
 		return false
 	}
 	now := time.Now()
-	if !m.timed {
-		m.timed, m.deadline = true, now.Add(m.MaxTime)
+	if m.slices == clockSlices {
+		m.deadline = now.Add(m.MaxTime)
 	}
 	return now.After(m.deadline)
 }
