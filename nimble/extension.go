@@ -80,24 +80,24 @@ func (x *Extension) Run(e Event) (r0 uint64, err error) {
 	if x.closed {
 		return 0, ErrClosed
 	}
-	if r0, err = x.run(e, x.limits.Fuel); err != nil {
+	if r0, err = x.run(&e, x.limits.Fuel); err != nil {
 		x.count(err)
 	}
 	return r0, err
 }
 
 // run runs the extension with so much fuel. The caller holds running.
-func (x *Extension) run(e Event, fuel uint64) (r0 uint64, err error) {
+func (x *Extension) run(e *Event, fuel uint64) (r0 uint64, err error) {
 	m := x.machine
-	m.Fuel, m.MaxTime = fuel, x.limits.MaxTime
-	if !x.context.Kept(e.Context) {
+	m.Fuel = fuel
+	if !x.context.Kept(&e.Context) {
 		return 0, fmt.Errorf("extension %q: %w: %d bytes at %#x, readable %v, writable %v, instead of %+v",
 			x.Name(), ErrContext, e.Context.Length, e.Context.Base, e.Context.Readable, e.Context.Writable, x.context)
 	}
-	m.Context = e.Context
-	if m.Context.Name == "" {
-		m.Context.Name = "context"
-	}
+	// One by one, since a copy of all waits for what the caller has just stored.
+	m.Context.Name = e.Context.Name
+	m.Context.Base, m.Context.Length = e.Context.Base, e.Context.Length
+	m.Context.Readable, m.Context.Writable = e.Context.Readable, e.Context.Writable
 	m.Args[0], m.Args[1] = e.Context.Base, e.Context.Length
 	m.Call.Core, m.Call.Data = e.Core, e.Data
 	if (x.runs.Add(1)-1)%sampling == 0 {

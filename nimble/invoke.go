@@ -42,7 +42,7 @@ func (x *Extension) Invoke(c *service.Call, e Event) (r0 uint64, err error) {
 	fuel := min(x.limits.Fuel, c.Budget.Left())
 	e.Core = c.Core
 	x.machine.Call.Depth = c.Depth + 1
-	r0, err = x.run(e, fuel)
+	r0, err = x.run(&e, fuel)
 	x.machine.Call.Depth = 0
 	c.Budget.Take(fuel - x.machine.Fuel)
 	if f, ok := errors.AsType[*engine.Fault](err); ok && f.Kind == engine.Fuel && fuel < x.limits.Fuel {

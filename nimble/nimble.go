@@ -168,6 +168,7 @@ func (x *Extension) build(o Options) (err error) {
 	if x.machine, err = engine.NewMachine(x.program, x.maps, x.limits.CallDepth); err != nil {
 		return err
 	}
+	x.machine.MaxTime = x.limits.MaxTime
 	if o.Print != nil {
 		x.machine.Call.Print = newPrinter(o.Print).print
 	}

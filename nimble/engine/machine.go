@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -35,7 +36,7 @@ const (
 // it. The others are for engines.
 type Machine struct {
 	Args    [5]uint64     // r1 to r5 at entry: the context's address and length if the program was verified with a Context
-	Context memory.Region // the memory that the event brings, as the program's verify.Context promises it
+	Context memory.Region // the memory that the event brings, as the program's verify.Context promises it; without a name: context
 	Fuel    uint64        // instructions that may be executed; after a run: what is left
 	MaxTime time.Duration // wall clock limit, counted from the first look at the clock; 0: none
 	Call    service.Call  // Core and Data for services
@@ -68,10 +69,9 @@ type Machine struct {
 	top           uint64        // end of the stack
 	context       memory.Region // as it is among the regions
 	regions       []memory.Region
-	reads, writes []Window // of each region
-	deadline      time.Time
-	timed         bool // there is a deadline
-	slices        uint // used up in this run
+	reads, writes []Window  // of each region
+	deadline      time.Time // once clockSlices are used up
+	slices        uint      // used up in this run
 }
 
 // Tenant is part of a Code and stands for it in a Machine.
@@ -194,7 +194,7 @@ func (m *Machine) Refresh() {
 
 // FirstSlice takes the first slice of the fuel, and lets the clock start later.
 func (m *Machine) FirstSlice() (left int64) {
-	m.timed, m.slices = false, 0
+	m.slices = 0
 	slice := min(m.Fuel, m.slice)
 	m.Fuel -= slice
 	return int64(slice)
@@ -309,8 +309,8 @@ func (m *Machine) expired() bool {
 		return false
 	}
 	now := time.Now()
-	if !m.timed {
-		m.timed, m.deadline = true, now.Add(m.MaxTime)
+	if m.slices == clockSlices {
+		m.deadline = now.Add(m.MaxTime)
 	}
 	return now.After(m.deadline)
 }
@@ -353,7 +353,7 @@ func (m *Machine) place(addr uint64) (name string, offset int64) {
 // without the region, since comparing names before each run costs too much.
 func (m *Machine) name(i int) string {
 	if i == contextRegion {
-		return m.Context.Name
+		return cmp.Or(m.Context.Name, "context")
 	}
 	return m.regions[i].Name
 }

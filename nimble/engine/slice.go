@@ -17,12 +17,12 @@ const (
 	slow        = 16
 )
 
-// weights are those of instructions by Op.
+// weights are those of instructions by Op, 0 of what is none.
 var weights = allWeights()
 
 func allWeights() (all [isa.Ops]uint64) {
-	for op := range all {
-		if all[op] = 1; isa.Op(op).Size() > 0 {
+	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
+		if all[op] = 1; op.Size() > 0 {
 			all[op] = slow
 		}
 	}
@@ -39,17 +39,18 @@ func allWeights() (all [isa.Ops]uint64) {
 // Go: less than MaxSlice if a block of it, run again and again, would weigh too
 // much.
 func Slice(p *verify.Program) uint64 {
-	slice := uint64(MaxSlice)
-	weight := uint64(0) // of the block so far
+	cost, weight := uint64(MaxSlice), uint64(sliceWeight) // of the heaviest block
+	sum := uint64(0)                                      // weight of the block so far
 	for slot := p.Len() - 1; slot >= 0; slot-- {
 		i := p.At(slot)
-		if i.Op != isa.Invalid {
-			weight += weights[i.Op]
+		sum += weights[i.Op]
+		if i.Cost == 0 {
+			continue
 		}
-		if i.Cost > 0 {
-			slice = min(slice, sliceWeight*uint64(i.Cost)/weight)
-			weight = 0
+		if sum*cost > weight*uint64(i.Cost) {
+			cost, weight = uint64(i.Cost), sum
 		}
+		sum = 0
 	}
-	return slice
+	return sliceWeight * cost / weight
 }

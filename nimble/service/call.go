@@ -75,13 +75,14 @@ func (e *ArgumentError) Error() string {
 	return fmt.Sprintf("%s: argument %d (%#x): %s", e.Service, e.Argument, e.Value, e.Reason)
 }
 
-// Call checks the arguments in c and runs the service. A refused argument is an
+// Call checks the arguments in c and runs the service, one of a Table. A refused argument is an
 // *ArgumentError, and the service has not run.
-func (s *Service) Call(c *Call) (uint64, error) {
-	if !s.plain {
-		if err := s.check(c); err != nil {
-			return 0, err
-		}
+func (s *Service) Call(c *Call) (uint64, error) { return s.run(c) }
+
+// checked is Call of a service with an argument that is more than a scalar.
+func (s *Service) checked(c *Call) (uint64, error) {
+	if err := s.check(c); err != nil {
+		return 0, err
 	}
 	return s.Func(c)
 }

@@ -14,6 +14,7 @@ package service
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -57,7 +58,7 @@ type Service struct {
 	// arguments point to, and maps: the verifier relies on that and on Element.
 	Func func(*Call) (uint64, error)
 
-	plain bool // all arguments are scalars
+	run func(*Call) (uint64, error) // Func, or checked where there is something to check
 }
 
 // String returns the service's name, or number.
@@ -112,9 +113,9 @@ func NewTable(services ...Service) (*Table, error) {
 		if t.numbers[s.Number] != nil || t.names[s.Name] != nil {
 			return nil, fmt.Errorf("service %v (%d) is declared twice", &s, s.Number)
 		}
-		s.plain = true
-		for _, kind := range s.Args {
-			s.plain = s.plain && kind == Scalar
+		s.run = s.Func
+		if slices.ContainsFunc(s.Args, func(kind Kind) bool { return kind != Scalar }) {
+			s.run = s.checked
 		}
 		if s.Number != 0 {
 			t.numbers[s.Number] = &s

@@ -86,6 +86,16 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// declared returns a service of a table that has no other.
+func declared(t *testing.T, s Service) *Service {
+	t.Helper()
+	table, err := NewTable(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table.Name(s.Name)
+}
+
 // TestArguments runs one service of each kind of argument against good and bad
 // values: a bad one is refused with its number, and the service does not run.
 func TestArguments(t *testing.T) {
@@ -120,10 +130,7 @@ func TestArguments(t *testing.T) {
 		{"two pointers", []Kind{Readable, Length, Writable, Length}, [5]uint64{base, 8, base + 64, 8}, 3},
 	} {
 		ran := false
-		s := Service{Name: "s", Args: tc.kinds, Func: func(c *Call) (uint64, error) { ran = true; return 7, nil }}
-		if err := s.validate(); err != nil {
-			t.Fatal(err)
-		}
+		s := declared(t, Service{Name: "s", Args: tc.kinds, Func: func(c *Call) (uint64, error) { ran = true; return 7, nil }})
 		c.Args = tc.args
 		r0, err := s.Call(c)
 		var e *ArgumentError
@@ -135,7 +142,7 @@ func TestArguments(t *testing.T) {
 		}
 	}
 	c.Space = readOnly
-	write := Service{Name: "w", Args: []Kind{Writable, Length}, Func: func(*Call) (uint64, error) { return 0, nil }}
+	write := declared(t, Service{Name: "w", Args: []Kind{Writable, Length}, Func: func(*Call) (uint64, error) { return 0, nil }})
 	c.Args = [5]uint64{base, 1}
 	if _, err := write.Call(c); err == nil {
 		t.Error("read-only memory was given to a service that writes")
@@ -145,23 +152,18 @@ func TestArguments(t *testing.T) {
 func TestBytesAndMap(t *testing.T) {
 	c, mem, base := newCall(t, array)
 	copy(mem, "key.value...")
-	s := Service{Name: "s", Args: []Kind{Handle, Key, Readable, Length}, Func: func(c *Call) (uint64, error) {
-		if c.Map(0) != c.Maps[0] || string(c.Bytes(1)) != "key." || string(c.Bytes(2)) != "value" {
-			t.Errorf("map %p, key %q, bytes %q", c.Map(0), c.Bytes(1), c.Bytes(2))
+	want := "value"
+	s := declared(t, Service{Name: "s", Args: []Kind{Handle, Key, Readable, Length}, Func: func(c *Call) (uint64, error) {
+		if c.Map(0) != c.Maps[0] || string(c.Bytes(1)) != "key." || string(c.Bytes(2)) != want {
+			t.Errorf("map %p, key %q, bytes %q, want %q", c.Map(0), c.Bytes(1), c.Bytes(2), want)
 		}
 		return 0, nil
-	}}
+	}})
 	c.Args = [5]uint64{MapHandle(0), base, base + 4, 5}
 	if _, err := s.Call(c); err != nil {
 		t.Fatal(err)
 	}
-	s.Func = func(c *Call) (uint64, error) {
-		if len(c.Bytes(2)) != 0 {
-			t.Errorf("bytes of an earlier call: %q", c.Bytes(2))
-		}
-		return 0, nil
-	}
-	c.Args[3] = 0
+	want, c.Args[3] = "", 0 // not the bytes of the call before
 	if _, err := s.Call(c); err != nil {
 		t.Fatal(err)
 	}

@@ -11,14 +11,14 @@ import (
 
 // Kept reports whether a context is as promised. Its addresses must be those
 // that a process can have, at most 2^56: proofs add to them.
-func (c Context) Kept(r memory.Region) bool {
+func (c *Context) Kept(r *memory.Region) bool {
 	return !c.promised() || r.Length >= c.Size && r.Length <= numbers.Far && r.Base <= numbers.Far &&
 		(r.Length == 0 || (r.Readable || !c.Readable) && (r.Writable || !c.Writable))
 }
 
 // promised reports whether there is any promise: then r1 is the address of the
 // context and r2 its length.
-func (c Context) promised() bool { return c != Context{} }
+func (c *Context) promised() bool { return c.Size != 0 || c.Readable || c.Writable }
 
 // bounded returns the promise with a size that numbers of memory can have.
 func (c Context) bounded() Context {

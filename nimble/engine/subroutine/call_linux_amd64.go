@@ -3,6 +3,7 @@ package subroutine
 import (
 	"margay/nimble/engine"
 	"margay/nimble/isa"
+	"margay/nimble/service"
 	"margay/nimble/verify"
 )
 
@@ -12,9 +13,17 @@ var saved = machineRegister[6:10]
 // framePointer is the register r10 lives in.
 const framePointer = r13
 
+// serviceCall is a call of a service. Its site has its number for a slot.
+type serviceCall struct {
+	service *service.Service
+	slot    int
+	next    uint64 // offset of what follows
+}
+
 // callService emits a call of a service, which Go does.
-func (t *threader) callService(slot int) {
-	t.leaveBy(leaving(call, slot), t.toService)
+func (t *threader) callService(slot int, i *verify.Instruction) {
+	t.leaveBy(leaving(call, len(t.services)), t.toService)
+	t.services = append(t.services, serviceCall{i.Service, slot, uint64(t.here())})
 }
 
 // callLocal emits a local call. If the function called has a stack frame, Go makes
@@ -90,9 +99,13 @@ func (k *cpu) pop(m *engine.Machine) (next uint64) {
 }
 
 // stackChanged takes new copies of the windows, one of which may have been that
-// of the stack.
+// of the stack. If the run ends before the stack is as it was, the next one must
+// prepare.
 func (k *cpu) stackChanged(m *engine.Machine) {
 	k.stack, k.changes = m.SP, m.Changes
+	if m.SP != k.begin {
+		k.changes = 0
+	}
 	k.read, k.write = *m.Read, *m.Write
 	k.atomic = engine.Window{}
 }

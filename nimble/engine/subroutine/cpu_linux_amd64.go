@@ -24,7 +24,7 @@ type cpu struct {
 	code    uint64     // address of the emitted code
 	bp      uint64     // BP of Go while emitted code runs
 	begin   uint64     // lowest address of the stack in use when a run begins
-	changes uint64     // changes of the windows when they were copied
+	changes uint64     // changes of the windows when they were copied; 0: the stack in use is not that of begin
 	reg     [11]uint64 // r0 to r10, while Go runs
 }
 

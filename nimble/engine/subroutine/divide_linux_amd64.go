@@ -27,15 +27,10 @@ func (t *threader) divide(i *verify.Instruction, wide, fromRegister, remainder b
 		}
 		return
 	}
-	var ends [2]int
-	t.reg(wide, 0x85, src, src)
-	other := t.skipIf(notEqual)
-	t.divideByZero(dst, wide, remainder)
-	ends[0] = t.skip()
-	t.land(other)
+	ends := [2]int{t.unlessZero(dst, src, wide, remainder)}
 	if signed {
 		t.arithmetic(wide, 7, src, -1)
-		other = t.skipIf(notEqual)
+		other := t.skipIf(notEqual)
 		t.divideByMinusOne(dst, wide, remainder)
 		ends[1] = t.skip()
 		t.land(other)
@@ -45,6 +40,22 @@ func (t *threader) divide(i *verify.Instruction, wide, fromRegister, remainder b
 	if signed {
 		t.land(ends[1])
 	}
+}
+
+// unlessZero emits what a division by src does if that is 0, and skips the rest
+// then. A remainder is the dividend, so that nothing has to be jumped over.
+func (t *threader) unlessZero(dst, src reg, wide, remainder bool) (end int) {
+	if remainder {
+		t.divideByZero(dst, wide, remainder)
+		t.reg(wide, 0x85, src, src)
+		return t.skipIf(equal)
+	}
+	t.reg(wide, 0x85, src, src)
+	other := t.skipIf(notEqual)
+	t.divideByZero(dst, wide, remainder)
+	end = t.skip()
+	t.land(other)
+	return end
 }
 
 func (t *threader) divideByZero(dst reg, wide, remainder bool) {

@@ -35,11 +35,12 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 		return nil, fmt.Errorf("%s: %w", e.Name(), err)
 	}
 	c := &code{
-		program: p,
-		at:      slices.Clone(t.at),
-		memory:  memory,
-		base:    addressOf(memory),
-		frame:   p.Function(0).Frame,
+		program:  p,
+		at:       slices.Clone(t.at),
+		services: t.services,
+		memory:   memory,
+		base:     addressOf(memory),
+		frame:    p.Function(0).Frame,
 	}
 	for way, offset := range t.ways {
 		c.addresses[way] = c.base + uintptr(offset)
@@ -66,6 +67,7 @@ type code struct {
 	frame     bool // the first function has a stack frame
 	program   *verify.Program
 	at        []int32       // offset of each slot
+	services  []serviceCall // by the number in their sites
 	memory    []byte        // the emitted code
 	base      uintptr       // its address
 	addresses [ways]uintptr // of ways

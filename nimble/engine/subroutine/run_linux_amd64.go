@@ -11,7 +11,7 @@ import (
 // Run implements engine.Code.
 func (c *code) Run(m *engine.Machine) (uint64, error) {
 	k := cpuOf(m)
-	if m.Tenant != &c.tenant || k.changes != m.Changes || k.begin != m.SP || !m.SameContext() {
+	if m.Tenant != &c.tenant || k.changes != m.Changes || !m.SameContext() {
 		c.prepare(m, k)
 	} else if c.frame {
 		m.ClearFrame()
@@ -44,18 +44,15 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 // function exits or there is a fault.
 func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64, err error) {
 	for at != done {
+		if at.reason() == call {
+			if r0, at, left, err = c.callServices(m, k, at, left); err != nil {
+				return 0, err
+			}
+			continue
+		}
 		k.at = -1
 		slot := at.slot()
 		i := c.program.At(slot)
-		if at.reason() == call {
-			m.SliceLeft = left
-			r0, err = i.Service.Call(&m.Call)
-			if left = m.SliceLeft; err != nil {
-				return 0, stop(m, left, engine.Service, slot, 0, err)
-			}
-			r0, at, left = c.ways[afterService](k, left, r0, c.address(slot+1))
-			continue
-		}
 		var next uint64
 		var kind engine.Kind
 		switch at.reason() {
@@ -84,6 +81,21 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 	}
 	m.Fuel += uint64(left)
 	return r0, nil
+}
+
+// callServices calls the service that the code was left for, and those that it
+// is left for next.
+func (c *code) callServices(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64, next site, leftNext int64, err error) {
+	for at.reason() == call {
+		k.at = -1
+		each := &c.services[at.slot()]
+		m.SliceLeft = left
+		if r0, err = each.service.Call(&m.Call); err != nil {
+			return 0, done, 0, stop(m, m.SliceLeft, engine.Service, each.slot, 0, err)
+		}
+		r0, at, left = c.ways[afterService](k, m.SliceLeft, r0, uint64(c.base)+each.next)
+	}
+	return r0, at, left, nil
 }
 
 // address returns where the code of an instruction is, with what its block

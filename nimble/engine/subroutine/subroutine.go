@@ -11,7 +11,7 @@
 // registers of the extension from the cpu, which is in the Machine, and goes on.
 // Emitted code never calls Go. What it does not do itself (a service, the next
 // slice of fuel, a stack frame, a fault) it leaves to Go: it puts a site, which
-// is a reason and a slot, into DX and jumps to a way out, which stores registers
+// is a reason and a place, into DX and jumps to a way out, which stores registers
 // in the cpu and returns. Run does what is to be done, and enters the code again.
 // A run that neither leaves nor finds the Machine changed since the last one
 // takes one call and nothing else.

@@ -26,7 +26,7 @@ const (
 )
 
 // site is a place at which code is left: a reason and the slot of an
-// instruction.
+// instruction, or the number of a call of a service.
 type site uint32
 
 const slotBits = 24 // object.MaxInstructions is less than 1<<slotBits
@@ -45,11 +45,12 @@ type threader struct {
 	calls   bool // in the form of subroutine-calls
 	trusted bool
 
-	at     []int32 // offset of each slot
-	jumps  []forward
-	cold   []cold
-	misses []forward // accesses outside their window
-	bodies []forward // calls of the subroutines of slots
+	at       []int32 // offset of each slot
+	jumps    []forward
+	cold     []cold
+	misses   []forward // accesses outside their window
+	bodies   []forward // calls of the subroutines of slots
+	services []serviceCall
 
 	ways      [ways]int // offsets of the ways into the code
 	toService int       // offset of the way out to a service
@@ -192,7 +193,7 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target))
 		return
 	case isa.Call, isa.CallNamed:
-		t.callService(slot)
+		t.callService(slot, i)
 		return
 	case isa.CallLocal:
 		t.callLocal(slot, i)
