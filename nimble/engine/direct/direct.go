@@ -48,8 +48,9 @@
 // that was used last: one for loads, one for stores, one for atomic operations.
 // A load or store that misses goes through the windows of all regions, copies
 // the one that it finds, and is done again; an atomic operation asks Go. An
-// unchecked access notes its cell, address and fuel in the cpu, because nothing
-// of the registers is left when it becomes a panic.
+// unchecked access of a trusted extension notes its cell, address and fuel in the
+// cpu, because nothing of the registers is left when it becomes a panic. What the
+// verifier has proved does neither.
 package direct
 
 import "margay/nimble/engine"

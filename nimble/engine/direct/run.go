@@ -43,9 +43,10 @@ func (k *cpu) stackChanged(m *engine.Machine) {
 	k.atomic = engine.Window{}
 }
 
-// run lets handlers run, and does what they leave for, until the first function
+// Run implements engine.Code. It lets handlers run, and does what they leave for, until the first function
 // exits or there is a fault.
-func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
+func (c *code) Run(m *engine.Machine) (r0 uint64, err error) {
+	k := cpuOf(m)
 	c.begin(m, k)
 	start(k, &c.cells[0], &m.Args)
 	for n := 0; ; enter(k, &c.cells[n]) {

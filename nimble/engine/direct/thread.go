@@ -5,6 +5,7 @@ package direct
 import (
 	"math/bits"
 
+	"margay/nimble/engine"
 	"margay/nimble/isa"
 	"margay/nimble/service"
 	"margay/nimble/state"
@@ -24,14 +25,16 @@ func (f family) number(dst, src int) int {
 }
 
 // entry says what does an instruction: one handler, if it has any that does all
-// of it, checked or not; or a first one that depends on its form, and a second.
-// A jump to the beginning of its own block may have a handler of its own.
-type entry [4]family
+// of it, by what is known of its access; or a first one that depends on its form,
+// and a second. A jump to the beginning of its own block may have a handler of
+// its own.
+type entry [5]family
 
 // The places in an entry and in accesses.
 const (
 	checked = iota
 	unchecked
+	proved
 	second
 	back
 
@@ -64,6 +67,8 @@ type threader struct {
 	function verify.Function // to which the instruction belongs
 	exits    []int32         // cells that end the first function
 	again    bool            // the first function is also called
+	trusted  bool
+	guarded  bool // there are unchecked accesses
 }
 
 // jump is a cell that goes to a slot, which is in its extra, and the first cell
@@ -71,7 +76,7 @@ type threader struct {
 type jump struct{ cell, block int32 }
 
 // thread makes a program.
-func thread(p *verify.Program, maps []*state.Map) *code {
+func thread(p *verify.Program, maps []*state.Map) engine.Code {
 	room := 1 + p.Len() + p.Len()/4 // for entries of blocks and second cells
 	t := &threader{
 		code: &code{
@@ -79,8 +84,8 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 			cells:   make([]cell, 0, room),
 			slots:   make([]int32, 0, room),
 			frame:   p.Function(0).Frame,
-			trusted: p.Trusted(),
 		},
+		trusted:  p.Trusted(),
 		maps:     maps,
 		jumps:    make([]jump, 0, p.Len()/4),
 		handlers: handlers(),
@@ -106,6 +111,9 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 		paid = i.Op == isa.Exit || t.isJump(len(t.cells)-1)
 	}
 	t.link()
+	if t.guarded {
+		return guarded{t.code}
+	}
 	return t.code
 }
 
@@ -144,8 +152,12 @@ func (t *threader) link() {
 func (t *threader) instruction(slot int, i *verify.Instruction) {
 	form := i.Op.Form()
 	of, mode := &entries[i.Op], checked
-	if i.Proved || t.trusted {
+	switch {
+	case i.Proved:
+		mode = proved
+	case t.trusted:
 		mode = unchecked
+		t.guarded = t.guarded || i.Op.Size() > 0
 	}
 	handler := of[mode]
 	if handler.first == 0 {
