@@ -21,7 +21,7 @@ type amd64 struct{ *file }
 
 func writeAMD64(f *file) {
 	a := amd64{f}
-	a.control("FINISH", "FALL", "LEAVE(const_%s)", "POP", "PUSH")
+	a.control("FINISH", "FALL", "LEAVE(const_%s)", "POP", "PUSH", "START", "RESUME")
 	a.firsts()
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
 		if !refused(op) {

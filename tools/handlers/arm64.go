@@ -12,7 +12,7 @@ type arm64 struct{ *file }
 
 func writeARM64(f *file) {
 	a := arm64{f}
-	a.control("LEAVE(const_finished)", "FALL", "LEAVE(const_%s)", "LEAVE(const_exit)", "LEAVE(const_local)")
+	a.control("LEAVE(const_finished)", "FALL", "LEAVE(const_%s)", "LEAVE(const_exit)", "LEAVE(const_local)", "ENTER", "AGAIN")
 	a.atomics("atomic", checked, "CHECK(cpu_atomic, #)", "NEXT", "MISALIGNED", "MISSED(missatomic, #)")
 	a.atomics("atomic_unchecked", unchecked, "NOTE", "NEXT", "MISALIGNED")
 	a.atomics("atomic_proved", proved, "NEXT", "MISALIGNED")

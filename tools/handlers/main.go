@@ -83,6 +83,8 @@ const (
 	handleModify
 	handlePlainExit  // of a function without stack frame
 	handlePlainLocal // a call of one
+	handleStart      // the way in for a run
+	handleEnter      // the way in for what was left
 )
 
 // family is a run of handlers for one thing: that for the registers dst and src
@@ -101,7 +103,7 @@ func (f *file) handler(name string, lines ...string) int {
 }
 
 // control writes the handlers that have numbers.
-func (f *file) control(finish, block, leave, plainExit, plainLocal string) {
+func (f *file) control(finish, block, leave, plainExit, plainLocal, start, enter string) {
 	f.handler("finish", finish)
 	f.handler("block", block)
 	for _, why := range []string{"exit", "call", "local", "modify"} {
@@ -109,6 +111,8 @@ func (f *file) control(finish, block, leave, plainExit, plainLocal string) {
 	}
 	f.handler("plain_exit", plainExit)
 	f.handler("plain_local", plainLocal)
+	f.handler("start", start)
+	f.handler("enter", enter)
 }
 
 // whole lets a family do all of an instruction, whatever is known of it.

@@ -61,7 +61,9 @@ func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
 		r0, err = 0, c.stop(m, k, engine.Memory, c.index(k.at), nil)
 	}()
 	k.at = 0
-	return c.code.Run(m)
+	r0, err = c.code.Run(m)
+	k.at = 0 // recover is not for nothing
+	return r0, err
 }
 
 // stop ends a run with a fault at a cell.

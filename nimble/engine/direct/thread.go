@@ -53,6 +53,8 @@ const (
 	_ // an atomic operation
 	handlePlainExit
 	handlePlainLocal
+	handleStart // pays for the block of its cell
+	handleEnter
 )
 
 // threader makes the cells of one program.
@@ -91,7 +93,7 @@ func thread(p *verify.Program, maps []*state.Map) engine.Code {
 		handlers: handlers(),
 		at:       make([]int32, p.Len()),
 	}
-	functions, paid := p.Functions(), false
+	functions, paid := p.Functions(), true // start pays for the first block
 	for slot := range p.Len() {
 		if len(functions) > 0 && functions[0].Start == slot {
 			t.function, functions = functions[0], functions[1:]
