@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"margay/nimble/isa"
+	"margay/nimble/service"
 	"margay/nimble/verify"
 )
 
@@ -86,8 +87,9 @@ func finding(p *verify.Program, slot int, access string) string {
 		return "not proved, unchecked since the program is trusted: " + OneLine(access)
 	case i.Op.Size() > 0:
 		return "checked at run time: " + OneLine(access)
-	case i.Service != nil:
-		return "service " + i.Service.String() + typed(i)
+	case i.Op == isa.Call || i.Op == isa.CallNamed:
+		called := p.Services()[i.Target]
+		return "service " + called.String() + typed(called)
 	case i.Op == isa.LdMapFD || i.Op == isa.LdMap || i.Op == isa.LdValueFD || i.Op == isa.LdValue:
 		return fmt.Sprintf("map %q", p.Maps()[i.Imm].Name)
 	}
@@ -95,9 +97,9 @@ func finding(p *verify.Program, slot int, access string) string {
 }
 
 // typed says which arguments of a service are checked before each call.
-func typed(i *verify.Instruction) string {
+func typed(called *service.Service) string {
 	var words []string
-	for _, kind := range i.Service.Args {
+	for _, kind := range called.Args {
 		words = append(words, kind.String())
 	}
 	return "(" + strings.Join(words, ", ") + ")"

@@ -31,8 +31,8 @@ func (direct) Thread(p *verify.Program, maps []*state.Map) (engine.Code, error) 
 type code struct {
 	program  *verify.Program
 	cells    []cell
-	slots    []int32 // slot of each cell
-	services []*service.Service
+	slots    []int32            // slot of each cell
+	services []*service.Service // by the operands of calls
 	tenant   engine.Tenant
 	frame    bool // the first function has a stack frame
 }

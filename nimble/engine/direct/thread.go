@@ -93,10 +93,11 @@ func thread(p *verify.Program, maps []*state.Map) engine.Code {
 	t := threaders.Get().(*threader)
 	defer t.recycle()
 	t.code = &code{
-		program: p,
-		cells:   make([]cell, 0, room),
-		slots:   make([]int32, 0, room),
-		frame:   p.Function(0).Frame,
+		program:  p,
+		services: p.Services(),
+		cells:    make([]cell, 0, room),
+		slots:    make([]int32, 0, room),
+		frame:    p.Function(0).Frame,
 	}
 	t.maps, t.handlers, t.trusted = maps, handlers(), p.Trusted()
 	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
@@ -218,8 +219,7 @@ func (t *threader) fill(c *cell, i *verify.Instruction, form isa.Form) {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
 		c.operand, c.extra = uint64(int64(i.Imm)), int32(i.Target)
 	case isa.FormCall:
-		t.services = append(t.services, i.Service)
-		c.operand = uint64(len(t.services) - 1)
+		c.operand = uint64(i.Target)
 	case isa.FormWide:
 		c.operand = i.Const()
 	case isa.FormWideIndex:

@@ -49,7 +49,7 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 		i := c.program.At(slot)
 		if at.reason() == call {
 			m.SliceLeft = left
-			r0, err = i.Service.Call(&m.Call)
+			r0, err = c.program.Services()[i.Target].Call(&m.Call)
 			if left = m.SliceLeft; err != nil {
 				return 0, stop(m, left, engine.Service, slot, 0, err)
 			}
