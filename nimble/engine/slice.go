@@ -39,17 +39,19 @@ func allWeights() (all [isa.Ops]uint64) {
 // Go: less than MaxSlice if a block of it, run again and again, would weigh too
 // much.
 func Slice(p *verify.Program) uint64 {
-	slice := uint64(MaxSlice)
-	weight := uint64(0) // of the block so far
+	cost, heaviest := uint64(1), uint64(0) // of the densest block
+	weight := uint64(0)                    // of the block so far
 	for slot := p.Len() - 1; slot >= 0; slot-- {
 		i := p.At(slot)
 		if i.Op != isa.Invalid {
 			weight += weights[i.Op]
 		}
 		if i.Cost > 0 {
-			slice = min(slice, sliceWeight*uint64(i.Cost)/weight)
+			if weight*cost > heaviest*uint64(i.Cost) {
+				cost, heaviest = uint64(i.Cost), weight
+			}
 			weight = 0
 		}
 	}
-	return slice
+	return min(MaxSlice, sliceWeight*cost/heaviest)
 }

@@ -61,9 +61,11 @@ const (
 
 // threader makes the cells of one program.
 type threader struct {
-	*code
+	program  *verify.Program
 	maps     []*state.Map
 	handlers *[handlerCount]uintptr
+	cells    []cell
+	slots    []int32 // slot of each cell
 	at       []int32 // cell of each slot, after one that pays for a block
 	jumps    []jump
 	start    int     // first slot of the block
@@ -92,14 +94,8 @@ func thread(p *verify.Program, maps []*state.Map) engine.Code {
 	room := 1 + p.Len() + p.Len()/4 // for entries of blocks and second cells
 	t := threaders.Get().(*threader)
 	defer t.recycle()
-	t.code = &code{
-		program:  p,
-		services: p.Services(),
-		cells:    make([]cell, 0, room),
-		slots:    make([]int32, 0, room),
-		frame:    p.Function(0).Frame,
-	}
-	t.maps, t.handlers, t.trusted = maps, handlers(), p.Trusted()
+	t.program, t.maps, t.handlers, t.trusted = p, maps, handlers(), p.Trusted()
+	t.cells, t.slots = make([]cell, 0, room), make([]int32, 0, room)
 	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
 	paid := true // start pays for the first block
 	for slot := range t.at {
@@ -118,10 +114,11 @@ func thread(p *verify.Program, maps []*state.Map) engine.Code {
 		paid = t.instruction(slot, i)
 	}
 	t.link()
+	c := &code{program: p, cells: t.cells, slots: t.slots, services: p.Services(), frame: p.Function(0).Frame}
 	if t.guarded {
-		return guarded{t.code}
+		return guarded{c}
 	}
-	return t.code
+	return c
 }
 
 // add appends a cell of a slot and returns it. It is valid until the next one.
