@@ -28,8 +28,13 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 		}
 		at[slot] = len(c.cells)
 		op := i.Op
-		if op >= isa.LdXB && op <= isa.StXDW && (i.Proved || c.trusted) {
-			op += unchecked
+		if op >= isa.LdXB && op <= isa.StXDW {
+			switch {
+			case i.Proved:
+				op += proved
+			case c.trusted:
+				op += unchecked
+			}
 		}
 		c.add(slot, cell{op: op, dst: uint8(i.Dst), src: uint8(i.Src), cost: i.Cost, imm: operand(i, maps)})
 	}
