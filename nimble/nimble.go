@@ -3,6 +3,7 @@ package nimble
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"margay/nimble/engine"
@@ -76,7 +77,9 @@ func (l Limits) withDefaults() Limits {
 // changed. A refusal by the verifier wraps *verify.Refusal. The Extension must
 // be closed.
 func Insert(spec *object.Spec, o Options) (*Extension, error) {
-	x, err := insert(spec.Copy(), o)
+	own := *spec
+	own.Maps = slices.Clone(spec.Maps) // what options change
+	x, err := insert(&own, o)
 	if err != nil {
 		return nil, fmt.Errorf("insert %q: %w", spec.Name, err)
 	}

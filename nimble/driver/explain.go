@@ -117,9 +117,10 @@ func newFinding(p *verify.Program, slot int, access string) (f Finding, ok bool)
 		f.Access = unchecked
 	case i.Op.Size() > 0:
 		f.Access = checked
-	case i.Service != nil:
-		f.Service = i.Service.String()
-		for _, kind := range i.Service.Args {
+	case i.Op == isa.Call || i.Op == isa.CallNamed:
+		called := p.Services()[i.Target]
+		f.Service = called.String()
+		for _, kind := range called.Args {
 			f.Args = append(f.Args, kind.String())
 		}
 	case i.Op == isa.LdMapFD || i.Op == isa.LdMap || i.Op == isa.LdValueFD || i.Op == isa.LdValue:

@@ -121,20 +121,6 @@ func (s *Spec) SetVariable(name string, value any) error {
 	return nil
 }
 
-// Copy returns a Spec that shares nothing changeable with s.
-func (s *Spec) Copy() *Spec {
-	c := *s
-	c.Instructions = slices.Clone(s.Instructions)
-	c.Maps = slices.Clone(s.Maps)
-	for i := range c.Maps {
-		c.Maps[i].Contents = slices.Clone(c.Maps[i].Contents)
-	}
-	c.Externs = slices.Clone(s.Externs)
-	c.Variables = slices.Clone(s.Variables)
-	c.Lines = slices.Clone(s.Lines)
-	return &c
-}
-
 // Error says what is wrong with an object, as exactly as is known.
 type Error struct {
 	Program string // section and function; empty if the whole file is meant

@@ -16,7 +16,8 @@ type Program struct {
 	name      string
 	trusted   bool
 	code      []Instruction
-	functions []Function // ascending, without gaps
+	functions []Function         // ascending, without gaps
+	services  []*service.Service // of calls
 	maps      []state.Spec
 	lines     object.Lines
 	context   Context
@@ -31,14 +32,14 @@ type Context struct {
 }
 
 // Instruction is an instruction with what the verifier found out about it. The
-// second slot of a wide instruction has Op Invalid and is never executed.
+// second slot of a wide instruction has Op Invalid and is never executed. It has
+// no pointers, since the garbage collector would go through every program.
 type Instruction struct {
 	isa.Instruction
-	Op      isa.Op
-	Proved  bool             // its memory access cannot leave its region
-	Cost    uint32           // instructions in the basic block that starts here; 0: none does
-	Target  int              // slot that a jump or local call goes to, or whose address is loaded
-	Service *service.Service // what a Call or CallNamed calls
+	Op     isa.Op
+	Proved bool   // its memory access cannot leave its region
+	Cost   uint32 // instructions in the basic block that starts here; 0: none does
+	Target int    // slot that a jump or local call goes to, or whose address is loaded; index in Services of what a Call or CallNamed calls
 }
 
 // Function is a function of a program, the slots [Start, End).
@@ -71,6 +72,9 @@ func (p *Program) Function(slot int) Function {
 	after := sort.Search(len(p.functions), func(n int) bool { return p.functions[n].Start > slot })
 	return p.functions[after-1]
 }
+
+// Services returns what instructions call, by their Target. Nobody may change it.
+func (p *Program) Services() []*service.Service { return p.services }
 
 // Maps returns the descriptions of the maps by index.
 func (p *Program) Maps() []state.Spec { return slices.Clone(p.maps) }

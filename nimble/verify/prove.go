@@ -5,6 +5,7 @@ import (
 
 	"margay/nimble/isa"
 	"margay/nimble/memory"
+	"margay/nimble/service"
 	"margay/nimble/state"
 	"margay/nimble/verify/numbers"
 )
@@ -50,6 +51,7 @@ const (
 type prover struct {
 	code      []Instruction
 	functions []Function
+	services  []*service.Service
 	maps      []state.Spec
 	context   Context
 
@@ -87,7 +89,7 @@ type head struct {
 
 // prover returns a prover for a program of which everything else is known.
 func (p *Program) prover(s *scratch) *prover {
-	return &prover{code: p.code, functions: p.functions, maps: p.maps, context: p.context, scratch: s}
+	return &prover{code: p.code, functions: p.functions, services: p.services, maps: p.maps, context: p.context, scratch: s}
 }
 
 // prove marks the accesses that cannot fault.
@@ -111,7 +113,7 @@ func (p *prover) prove() {
 // survey finds the heads of loops, until there are too many, and the registers
 // to follow.
 func (p *prover) survey() {
-	var r relations
+	r := relations{services: p.services}
 	for slot := range p.code {
 		i := &p.code[slot]
 		if r.relate(slot, i); i.Target <= slot && leaves(i.Op) && len(p.heads) <= maxHeads {
@@ -358,7 +360,7 @@ func (p *prover) step(k *knowledge, slot int, i *Instruction) bool {
 		p.flow(slot, i.Target, p.copy(k))
 		return false
 	case isa.FormCall:
-		p.call(k, i.Service)
+		p.call(k, p.services[i.Target])
 	case isa.FormCallLocal:
 		p.callLocal(k, slot, i)
 	case isa.FormNone:

@@ -19,6 +19,7 @@ const allRegisters registers = 1<<isa.FramePointer - 1
 // relations are what the instructions of a program, wherever they are, say
 // about which registers matter to an access.
 type relations struct {
+	services []*service.Service
 	always   registers                // addresses, and what loops compare
 	with     [isa.Registers]registers // those that matter if one does: what goes into it, copies of it, what it is compared with
 	copies   [isa.Registers]registers // of each
@@ -57,8 +58,8 @@ func (r *relations) relate(slot int, i *Instruction) {
 	case isa.FormStoreImm, isa.FormAtomic, isa.FormAtomicFetch:
 		r.always |= dst
 	case isa.FormCall:
-		if i.Service.Element {
-			r.handles |= 2 << slices.Index(i.Service.Args, service.Handle)
+		if called := r.services[i.Target]; called.Element {
+			r.handles |= 2 << slices.Index(called.Args, service.Handle)
 		}
 	}
 }

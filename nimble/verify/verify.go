@@ -196,20 +196,23 @@ func (v *verifier) refer(slot int, i *Instruction) error {
 
 // call finds the service of a call and asks whether the program may call it.
 func (v *verifier) call(slot int, i *Instruction) error {
+	var called *service.Service
 	if i.Op == isa.CallNamed {
 		if int(i.Imm) >= len(v.spec.Externs) {
 			return v.refuse(slot, "extern %d, the program has %d", i.Imm, len(v.spec.Externs))
 		}
 		name := v.spec.Externs[i.Imm]
-		if i.Service = v.config.Services.Name(name); i.Service == nil {
+		if called = v.config.Services.Name(name); called == nil {
 			return v.refuse(slot, "unknown service %q", name)
 		}
-	} else if i.Service = v.config.Services.Number(i.Imm); i.Service == nil {
+	} else if called = v.config.Services.Number(i.Imm); called == nil {
 		return v.refuse(slot, "unknown service %d", i.Imm)
 	}
-	if i.Service.Trusted && !v.config.Trusted {
-		return v.refuse(slot, "service %v is for trusted extensions", i.Service)
+	if called.Trusted && !v.config.Trusted {
+		return v.refuse(slot, "service %v is for trusted extensions", called)
 	}
+	i.Target = len(v.program.services)
+	v.program.services = append(v.program.services, called)
 	return nil
 }
 

@@ -302,7 +302,11 @@ func FuzzVerify(f *testing.F) {
 					t.Errorf("accepted %v: %v", i, err)
 				}
 			}
-			if i.Target < 0 || i.Target >= p.Len() || i.Target != 0 && p.At(i.Target).Op == isa.Invalid {
+			if called := i.Op == isa.Call || i.Op == isa.CallNamed; called {
+				if i.Target >= len(p.Services()) {
+					t.Errorf("%v calls service %d", i, i.Target)
+				}
+			} else if i.Target < 0 || i.Target >= p.Len() || i.Target != 0 && p.At(i.Target).Op == isa.Invalid {
 				t.Errorf("%v goes to %d", i, i.Target)
 			}
 		}

@@ -21,7 +21,7 @@ type amd64 struct{ *file }
 
 func writeAMD64(f *file) {
 	a := amd64{f}
-	a.control("FINISH", "FALL", "LEAVE(const_%s)", "POP", "PUSH")
+	a.control("FINISH", "FALL", "LEAVE(const_%s)", "POP", "PUSH", "START", "RESUME")
 	a.firsts()
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
 		if !refused(op) {
@@ -38,8 +38,10 @@ func (a amd64) firsts() {
 	}
 	a.accesses[loads][checked] = a.addresses("load", 0, "CHECK(cpu_read, #)", "NEXT", "MISSED(cpu_read, missread#)")
 	a.accesses[loads][unchecked] = a.addresses("load_unchecked", 0, "NOTE", "NEXT")
+	a.accesses[loads][proved] = a.addresses("load_proved", 0, "NEXT")
 	a.accesses[atomics][checked] = a.addresses("atomic", 2, "ALIGNED(#)", "CHECK(cpu_atomic, #)", "NEXT", "MISALIGNED", "MISSED(cpu_atomic, missatomic)")
 	a.accesses[atomics][unchecked] = a.addresses("atomic_unchecked", 2, "ALIGNED(#)", "NOTE", "NEXT", "MISALIGNED")
+	a.accesses[atomics][proved] = a.addresses("atomic_proved", 2, "ALIGNED(#)", "NEXT", "MISALIGNED")
 }
 
 // addresses writes handlers of accesses of 1<<n bytes, n from least to 3, by
@@ -306,6 +308,19 @@ func (a amd64) load(op isa.Op) {
 	a.entries[op][unchecked] = a.pairs(op.String()+"_unchecked", isa.Registers-1, func(dst, src string) []string {
 		return []string{"ADDRESS(" + src + ")", "NOTE", move + " (CX), " + dst, "NEXT"}
 	})
+	a.entries[op][proved] = a.pairs(op.String()+"_proved", isa.Registers-1, func(dst, src string) []string {
+		set, at := operand(src)
+		return []string{set, move + " " + at + ", " + dst, "NEXT"}
+	})
+}
+
+// operand returns how a proved access finds its memory, in a register and in the
+// access itself.
+func operand(base string) (set, at string) {
+	if strings.Contains(base, "(") {
+		return "ADDRESS(" + base + ")", "(CX)"
+	}
+	return "MOVQ cell_operand(SI), CX", "(CX)(" + base + "*1)"
 }
 
 // number puts a number into lines.
@@ -320,16 +335,19 @@ func number(n int, lines ...string) []string {
 func (a amd64) store(op isa.Op) {
 	n := bits.TrailingZeros(uint(op.Size()))
 	move := "MOV" + "BWLQ"[n:n+1] + " "
-	put := func(dst, src string) []string { return throughR15(src, move+"%s, (CX)") }
+	put := func(src string) []string { return throughR15(src, move+"%s, (CX)") }
 	check := func(dst, src string) []string {
-		body := append(number(n, "ADDRESS("+dst+")", "CHECK(cpu_write, #)"), put(dst, src)...)
+		body := append(number(n, "ADDRESS("+dst+")", "CHECK(cpu_write, #)"), put(src)...)
 		return append(append(body, "NEXT"), number(n, "MISSED(cpu_write, misswrite#)")...)
 	}
 	note := func(dst, src string) []string {
-		return append(append([]string{"ADDRESS(" + dst + ")", "NOTE"}, put(dst, src)...), "NEXT")
+		return append(append([]string{"ADDRESS(" + dst + ")", "NOTE"}, put(src)...), "NEXT")
 	}
-	for mode, body := range [...]func(dst, src string) []string{check, note} {
-		name := op.String() + [...]string{"", "_unchecked"}[mode]
+	plain := func(dst, src string) []string {
+		return append(append([]string{"ADDRESS(" + dst + ")"}, put(src)...), "NEXT")
+	}
+	for mode, body := range [...]func(dst, src string) []string{check, note, plain} {
+		name := op.String() + [...]string{"", "_unchecked", "_proved"}[mode]
 		if op.Form() == isa.FormStore {
 			a.entries[op][mode] = a.pairs(name, isa.Registers, body)
 		} else {

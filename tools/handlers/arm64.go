@@ -12,9 +12,10 @@ type arm64 struct{ *file }
 
 func writeARM64(f *file) {
 	a := arm64{f}
-	a.control("LEAVE(const_finished)", "FALL", "LEAVE(const_%s)", "LEAVE(const_exit)", "LEAVE(const_local)")
+	a.control("LEAVE(const_finished)", "FALL", "LEAVE(const_%s)", "LEAVE(const_exit)", "LEAVE(const_local)", "ENTER", "AGAIN")
 	a.atomics("atomic", checked, "CHECK(cpu_atomic, #)", "NEXT", "MISALIGNED", "MISSED(missatomic, #)")
 	a.atomics("atomic_unchecked", unchecked, "NOTE", "NEXT", "MISALIGNED")
+	a.atomics("atomic_proved", proved, "NEXT", "MISALIGNED")
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
 		if !refused(op) {
 			a.instruction(op)
@@ -69,13 +70,14 @@ func (a arm64) one(op isa.Op, suffix string, lines ...string) {
 	a.whole(op, family{a.handler(op.String()+suffix, lines...), 0, 0})
 }
 
-// access writes the two handlers of a load or store: the operand that is the
+// access writes the three handlers of a load or store: the operand that is the
 // base, the address, the other operand, the access, and how it ends.
 func (a arm64) access(op isa.Op, window, base, address, other, move, end string) {
 	n := bits.TrailingZeros(uint(op.Size()))
 	check := number(n, base, address, "CHECK(cpu_"+window+", #)", other, move, end, "MISSED(miss"+window+", #)")
 	a.entries[op][checked] = family{a.handler(op.String(), check...), 0, 0}
 	a.entries[op][unchecked] = family{a.handler(op.String()+"_unchecked", base, address, "NOTE", other, move, end), 0, 0}
+	a.entries[op][proved] = family{a.handler(op.String()+"_proved", base, address, other, move, end), 0, 0}
 }
 
 // load returns the load itself: those of 8 bytes or with a sign are plain.

@@ -9,7 +9,8 @@ import "margay/nimble/engine"
 // alive.
 type cpu struct {
 	end     [2]uint64     // zeros: where the runtime stops when it follows BP
-	left    int64         // fuel that the slice still has, while Go runs
+	back    uint64        // BP of Go, amd64 only
+	left    int64         // fuel that the slice still has, while Go does what handlers left for
 	reason  reason        // why handlers were left
 	pc      uint64        // address of the cell at which they were
 	ahead   uint64        // cell to which the block under way jumps, if it does
@@ -70,17 +71,6 @@ type cell struct {
 	extra    int32  // distance of a jump in bytes, or the constant of a store
 	dst, src uint16 // offsets in the cpu of the registers
 }
-
-// start is enter for the first cell of a run: r1 to r5 are the arguments, r10
-// is as it is in k and the other registers are 0.
-//
-//go:noescape
-func start(k *cpu, at *cell, args *[5]uint64)
-
-// enter runs handlers from a cell on until they leave. It keeps nothing of k.
-//
-//go:noescape
-func enter(k *cpu, at *cell)
 
 // handlers returns the addresses of all handlers by number.
 func handlers() *[handlerCount]uintptr

@@ -24,23 +24,25 @@
 //
 // The runtime follows BP from frame to frame when it profiles, so a cpu begins
 // with what it takes for the last frame. R14 and X15 belong to Go. The stack
-// pointer stays where enter has left it: that is what lets the runtime turn a
+// pointer stays where the call has left it: that is what lets the runtime turn a
 // bad access of a trusted extension into a panic, and profile what runs here.
 // So the frames of local calls are in the Machine.
 //
 // # Between Go and handlers
 //
 // Run keeps the state of a run in a cpu, in the Machine, and calls start, later
-// enter, which loads the registers and jumps to the handler of a cell. Handlers
+// enter, which loads the registers and jumps to the handler of a cell. On amd64
+// these two are handlers that look like Go functions: arguments and results are
+// in registers, so that a short run takes one call and nothing else. Handlers
 // never call Go. What they do not do themselves (a service, the next slice of
 // fuel, a local call, some atomic operations, a fault) they leave to Go: they
 // store all registers, the cell and a reason in the cpu and return. They cannot
 // be preempted, so they must come back soon: they have at most engine.Slice of
-// fuel at a time, and start and enter have the stack check at which Go stops a
+// fuel at a time, and Machine.Refill has the stack check at which Go stops a
 // goroutine.
 //
-// A jump pays for the block it goes to; where a block is run into, a cell of its
-// own pays.
+// A jump pays for the block it goes to, start for the first; where a block is run
+// into, a cell of its own pays.
 //
 // # Memory
 //
@@ -48,8 +50,9 @@
 // that was used last: one for loads, one for stores, one for atomic operations.
 // A load or store that misses goes through the windows of all regions, copies
 // the one that it finds, and is done again; an atomic operation asks Go. An
-// unchecked access notes its cell, address and fuel in the cpu, because nothing
-// of the registers is left when it becomes a panic.
+// unchecked access of a trusted extension notes its cell, address and fuel in the
+// cpu, because nothing of the registers is left when it becomes a panic. What the
+// verifier has proved does neither.
 package direct
 
 import "margay/nimble/engine"

@@ -4,7 +4,6 @@ package direct
 
 import (
 	"errors"
-	"runtime"
 	"runtime/debug"
 
 	"margay/nimble/engine"
@@ -32,9 +31,8 @@ func (direct) Thread(p *verify.Program, maps []*state.Map) (engine.Code, error) 
 type code struct {
 	program  *verify.Program
 	cells    []cell
-	slots    []int32 // slot of each cell
-	services []*service.Service
-	trusted  bool
+	slots    []int32            // slot of each cell
+	services []*service.Service // by the operands of calls
 	tenant   engine.Tenant
 	frame    bool // the first function has a stack frame
 }
@@ -45,32 +43,27 @@ func (c *code) Size() int { return len(c.cells) * cellSize }
 // Close implements engine.Code.
 func (*code) Close() error { return nil }
 
-// Run implements engine.Code.
-func (c *code) Run(m *engine.Machine) (uint64, error) {
-	if c.trusted {
-		return c.guard(m, cpuOf(m))
-	}
-	return c.run(m, cpuOf(m))
-}
+// guarded is the code of a trusted program with unchecked accesses.
+type guarded struct{ *code }
 
-// guard runs a trusted program: an access of unmapped memory is a fault of the
+// Run implements engine.Code. An access of unmapped memory is a fault of the
 // extension. Only handlers and what Go does in their place set at, so that
 // other panics are nobody's but ours.
-func (c *code) guard(m *engine.Machine, k *cpu) (r0 uint64, err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
+	k := cpuOf(m)
+	before := debug.SetPanicOnFault(true)
 	defer func() {
-		r := recover()
-		if r == nil {
+		debug.SetPanicOnFault(before)
+		if k.at == 0 || recover() == nil {
 			return
-		}
-		if _, ok := r.(runtime.Error); !ok || k.at == 0 {
-			panic(r)
 		}
 		k.left = k.paid
 		r0, err = 0, c.stop(m, k, engine.Memory, c.index(k.at), nil)
 	}()
 	k.at = 0
-	return c.run(m, k)
+	r0, err = c.code.Run(m)
+	k.at = 0 // recover is not for nothing
+	return r0, err
 }
 
 // stop ends a run with a fault at a cell.

@@ -8,21 +8,18 @@ TEXT ·handlers(SB), NOSPLIT, $0-8
 	MOVD R0, ret+0(FP)
 	RET
 
-// func enter(k *cpu, at *cell)
-//
-// Not NOSPLIT: the stack check is where a goroutine that runs extensions is
-// stopped.
-TEXT ·enter(SB), 0, $8-16
+// func resume(k *cpu, at *cell)
+TEXT ·resume(SB), 0, $8-16
 	NO_LOCAL_POINTERS
 	MOVD k+0(FP), R0
 	MOVD at+8(FP), R1
 	MOVD cpu_left(R0), R2
-	MOVD cell_handler(R1), R7
+	MOVD ·table+8*const_handleEnter(SB), R7
 	CALL (R7)
 	RET
 
-// func start(k *cpu, at *cell, args *[5]uint64)
-TEXT ·start(SB), 0, $8-24
+// func begin(k *cpu, at *cell, args *[5]uint64)
+TEXT ·begin(SB), 0, $8-24
 	NO_LOCAL_POINTERS
 	MOVD k+0(FP), R0
 	MOVD at+8(FP), R1
@@ -37,6 +34,6 @@ TEXT ·start(SB), 0, $8-24
 	MOVD R8, (cpu_reg+40)(R0)
 	STP (ZR, ZR), (cpu_reg+48)(R0)
 	STP (ZR, ZR), (cpu_reg+64)(R0)
-	MOVD cell_handler(R1), R7
+	MOVD ·table+8*const_handleStart(SB), R7
 	CALL (R7)
 	RET

@@ -31,8 +31,45 @@
 #define JUMP MOVQ R13, SI; ENTER
 #define BACK MOVQ R13, SI; PAY
 
+// GO takes what Go gives to every way in, and RETURN goes back, with the reason
+// in BX.
+#define GO MOVQ BP, cpu_back(AX); MOVQ AX, BP; MOVQ BX, SI; MOVQ CX, X2
+#define RETURN MOVQ X2, CX; MOVQ cpu_back(BP), BP; RET
+
+// START is the way in for a run, which pays for its first block. The registers do
+// not go through the cpu, which would make a short run a sixth longer. RESUME is
+// the way in for what has been left.
+#define START \
+	GO; \
+	MOVQ DI, CX; \
+	MOVQ 0(CX), DI; \
+	MOVQ 8(CX), R12; \
+	MOVQ 16(CX), R8; \
+	MOVQ 24(CX), DX; \
+	MOVQ 32(CX), R9; \
+	XORL AX, AX; \
+	XORL BX, BX; \
+	XORL R10, R10; \
+	XORL R11, R11; \
+	XORL R15, R15; \
+	ENTER
+#define RESUME \
+	GO; \
+	MOVQ cpu_ahead(BP), R13; \
+	MOVQ REG(0), AX; \
+	MOVQ REG(1), DI; \
+	MOVQ REG(2), R12; \
+	MOVQ REG(3), R8; \
+	MOVQ REG(4), DX; \
+	MOVQ REG(5), R9; \
+	MOVQ REG(6), BX; \
+	MOVQ REG(7), R10; \
+	MOVQ REG(8), R11; \
+	MOVQ REG(9), R15; \
+	JMP (SI)
+
 // FINISH ends the run.
-#define FINISH MOVQ AX, REG(0); MOVQ X2, cpu_left(BP); MOVQ $const_finished, cpu_reason(BP); RET
+#define FINISH XORL BX, BX; RETURN
 
 // LEAVE goes back to Go.
 #define LEAVE(why) MOVQ $why, cpu_reason(BP); JMP leave<>(SB)
@@ -92,7 +129,6 @@ full: \
 TEXT leave<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVQ SI, cpu_pc(BP)
 	MOVQ CX, cpu_addr(BP)
-	MOVQ X2, cpu_left(BP)
 	MOVQ R13, cpu_ahead(BP)
 	MOVQ AX, REG(0)
 	MOVQ DI, REG(1)
@@ -104,7 +140,8 @@ TEXT leave<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVQ R10, REG(7)
 	MOVQ R11, REG(8)
 	MOVQ R15, REG(9)
-	RET
+	MOVQ cpu_reason(BP), BX
+	RETURN
 
 // refill leaves at a block that could not be paid, and takes the payment back.
 TEXT refill<>(SB), NOSPLIT|NOFRAME, $0-0

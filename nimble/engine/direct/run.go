@@ -22,16 +22,22 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 	k.reads, k.writes, k.frames = place(reads), place(writes), place(m.Frames)
 }
 
-// begin sets up a run.
-func (c *code) begin(m *engine.Machine, k *cpu) {
+// Run implements engine.Code.
+func (c *code) Run(m *engine.Machine) (uint64, error) {
+	k := cpuOf(m)
 	if m.Tenant != &c.tenant || k.changes != m.Changes || k.first != m.SP || !m.SameContext() {
 		c.prepare(m, k)
 	} else if c.frame {
 		m.ClearFrame()
 	}
-	k.left = m.FirstSlice()
 	k.frame = k.frames.first
 	k.reg[isa.FramePointer] = k.top
+	r0, why, left := start(k, &c.cells[0], m.FirstSlice(), &m.Args)
+	if why == finished {
+		m.Fuel += uint64(left)
+		return r0, nil
+	}
+	return c.serve(m, k, why, left)
 }
 
 // stackChanged takes new copies of the windows, one of which may have been that
@@ -43,20 +49,14 @@ func (k *cpu) stackChanged(m *engine.Machine) {
 	k.atomic = engine.Window{}
 }
 
-// run lets handlers run, and does what they leave for, until the first function
-// exits or there is a fault.
-func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
-	c.begin(m, k)
-	start(k, &c.cells[0], &m.Args)
-	for n := 0; ; enter(k, &c.cells[n]) {
-		k.at = 0
-		if k.reason == finished {
-			m.Fuel += uint64(k.left)
-			return k.reg[0], nil
-		}
-		n = c.index(k.pc)
+// serve does what handlers left for and enters them again, until the first
+// function exits or there is a fault.
+func (c *code) serve(m *engine.Machine, k *cpu, why reason, left int64) (r0 uint64, err error) {
+	for why != finished {
+		k.at, k.left = 0, left
+		n := c.index(k.pc)
 		var kind engine.Kind
-		switch k.reason {
+		switch why {
 		case refill:
 			kind = k.pay(m, &c.cells[n])
 		case access:
@@ -90,7 +90,7 @@ func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
 			kind = engine.Depth
 		case exit:
 			if k.frame == k.frames.first {
-				m.Fuel += uint64(k.left)
+				m.Fuel += uint64(left)
 				return k.reg[0], nil
 			}
 			n = c.pop(m, k)
@@ -99,7 +99,10 @@ func (c *code) run(m *engine.Machine, k *cpu) (r0 uint64, err error) {
 		if kind != "" {
 			return 0, c.stop(m, k, kind, n, nil)
 		}
+		r0, why, left = enter(k, &c.cells[n], k.left, nil)
 	}
+	m.Fuel += uint64(left)
+	return r0, nil
 }
 
 // pay pays for the block that a cell begins.

@@ -4,7 +4,10 @@ package direct
 
 import (
 	"math/bits"
+	"slices"
+	"sync"
 
+	"margay/nimble/engine"
 	"margay/nimble/isa"
 	"margay/nimble/service"
 	"margay/nimble/state"
@@ -24,14 +27,16 @@ func (f family) number(dst, src int) int {
 }
 
 // entry says what does an instruction: one handler, if it has any that does all
-// of it, checked or not; or a first one that depends on its form, and a second.
-// A jump to the beginning of its own block may have a handler of its own.
-type entry [4]family
+// of it, by what is known of its access; or a first one that depends on its form,
+// and a second. A jump to the beginning of its own block may have a handler of
+// its own.
+type entry [5]family
 
 // The places in an entry and in accesses.
 const (
 	checked = iota
 	unchecked
+	proved
 	second
 	back
 
@@ -50,47 +55,50 @@ const (
 	_ // an atomic operation
 	handlePlainExit
 	handlePlainLocal
+	handleStart // pays for the block of its cell
+	handleEnter
 )
 
 // threader makes the cells of one program.
 type threader struct {
-	*code
+	program  *verify.Program
 	maps     []*state.Map
 	handlers *[handlerCount]uintptr
+	cells    []cell
+	slots    []int32 // slot of each cell
 	at       []int32 // cell of each slot, after one that pays for a block
 	jumps    []jump
-	start    int             // first slot of the block
-	block    int32           // its first cell
-	function verify.Function // to which the instruction belongs
-	exits    []int32         // cells that end the first function
-	again    bool            // the first function is also called
+	start    int     // first slot of the block
+	block    int32   // its first cell
+	exits    []int32 // cells that end the first function
+	again    bool    // the first function is also called
+	trusted  bool
+	guarded  bool // there are unchecked accesses
 }
 
 // jump is a cell that goes to a slot, which is in its extra, and the first cell
 // of its block.
 type jump struct{ cell, block int32 }
 
+// threaders keeps memory of threaders for the next.
+var threaders = sync.Pool{New: func() any { return new(threader) }}
+
+// recycle ends the use of a threader.
+func (t *threader) recycle() {
+	*t = threader{at: t.at, jumps: t.jumps[:0], exits: t.exits[:0]}
+	threaders.Put(t)
+}
+
 // thread makes a program.
-func thread(p *verify.Program, maps []*state.Map) *code {
+func thread(p *verify.Program, maps []*state.Map) engine.Code {
 	room := 1 + p.Len() + p.Len()/4 // for entries of blocks and second cells
-	t := &threader{
-		code: &code{
-			program: p,
-			cells:   make([]cell, 0, room),
-			slots:   make([]int32, 0, room),
-			frame:   p.Function(0).Frame,
-			trusted: p.Trusted(),
-		},
-		maps:     maps,
-		jumps:    make([]jump, 0, p.Len()/4),
-		handlers: handlers(),
-		at:       make([]int32, p.Len()),
-	}
-	functions, paid := p.Functions(), false
-	for slot := range p.Len() {
-		if len(functions) > 0 && functions[0].Start == slot {
-			t.function, functions = functions[0], functions[1:]
-		}
+	t := threaders.Get().(*threader)
+	defer t.recycle()
+	t.program, t.maps, t.handlers, t.trusted = p, maps, handlers(), p.Trusted()
+	t.cells, t.slots = make([]cell, 0, room), make([]int32, 0, room)
+	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
+	paid := true // start pays for the first block
+	for slot := range t.at {
 		i := p.At(slot)
 		if i.Op == isa.Invalid {
 			continue
@@ -98,20 +106,19 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 		if i.Cost > 0 && !paid {
 			t.add(slot, handleBlock)
 		}
-		t.at[slot] = int32(len(t.cells))
+		n := int32(len(t.cells))
+		t.at[slot] = n
 		if i.Cost > 0 {
-			t.start, t.block = slot, t.at[slot]
+			t.start, t.block = slot, n
 		}
-		t.instruction(slot, i)
-		paid = i.Op == isa.Exit || t.isJump(len(t.cells)-1)
+		paid = t.instruction(slot, i)
 	}
 	t.link()
-	return t.code
-}
-
-// isJump reports whether a cell, the last one, goes to a slot.
-func (t *threader) isJump(n int) bool {
-	return len(t.jumps) > 0 && t.jumps[len(t.jumps)-1].cell == int32(n)
+	c := &code{program: p, cells: t.cells, slots: t.slots, services: p.Services(), frame: p.Function(0).Frame}
+	if t.guarded {
+		return guarded{c}
+	}
+	return c
 }
 
 // add appends a cell of a slot and returns it. It is valid until the next one.
@@ -140,12 +147,17 @@ func (t *threader) link() {
 	}
 }
 
-// instruction makes the cells of an instruction.
-func (t *threader) instruction(slot int, i *verify.Instruction) {
+// instruction makes the cells of an instruction, and reports whether what comes
+// after it is paid for by whoever goes there.
+func (t *threader) instruction(slot int, i *verify.Instruction) (ends bool) {
 	form := i.Op.Form()
 	of, mode := &entries[i.Op], checked
-	if i.Proved || t.trusted {
+	switch {
+	case i.Proved:
+		mode = proved
+	case t.trusted:
 		mode = unchecked
+		t.guarded = t.guarded || i.Op.Size() > 0
 	}
 	handler := of[mode]
 	if handler.first == 0 {
@@ -155,24 +167,28 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 	number := handler.number(int(i.Dst), int(i.Src))
 	switch form {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
+		ends = true
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
 		if i.Target == t.start && of[back].first != 0 {
 			number = of[back].number(int(i.Dst), int(i.Src))
 		}
 	case isa.FormCallLocal:
+		ends = true
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
 		t.again = t.again || i.Target == 0
 		if !t.program.Function(i.Target).Frame {
 			number = handlePlainLocal
 		}
 	case isa.FormNone:
-		if t.function.Start == 0 {
+		ends = true
+		if f := t.program.Function(slot); f.Start == 0 {
 			t.exits = append(t.exits, int32(len(t.cells)))
-		} else if !t.function.Frame {
+		} else if !f.Frame {
 			number = handlePlainExit
 		}
 	}
 	t.fill(t.add(slot, number), i, form)
+	return ends
 }
 
 // first returns the number of the first of two handlers.
@@ -200,8 +216,7 @@ func (t *threader) fill(c *cell, i *verify.Instruction, form isa.Form) {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
 		c.operand, c.extra = uint64(int64(i.Imm)), int32(i.Target)
 	case isa.FormCall:
-		t.services = append(t.services, i.Service)
-		c.operand = uint64(len(t.services) - 1)
+		c.operand = uint64(i.Target)
 	case isa.FormWide:
 		c.operand = i.Const()
 	case isa.FormWideIndex:

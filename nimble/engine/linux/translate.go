@@ -58,8 +58,8 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 		case isa.LdValue, isa.LdValueFD:
 			all[i.Imm].direct = true
 		case isa.Call, isa.CallNamed:
-			if helpers[i.Service.Name] == 0 {
-				return nil, fmt.Errorf("insn=%d: service %v is not one that the kernel has", slot, i.Service)
+			if called := p.Services()[i.Target]; helpers[called.Name] == 0 {
+				return nil, fmt.Errorf("insn=%d: service %v is not one that the kernel has", slot, called)
 			}
 		case isa.CallLocal:
 			if i.Target == 0 {
@@ -185,7 +185,7 @@ func (t *translator) instruction(slot int) isa.Instruction {
 		i.Src = isa.Register(isa.LdValueFD.Row().Key.Value)
 		i.Imm += firstMap
 	case isa.Call, isa.CallNamed:
-		return isa.Instruction{Code: isa.Call.Row().Code, Imm: helpers[i.Service.Name]}
+		return isa.Instruction{Code: isa.Call.Row().Code, Imm: helpers[t.program.Services()[i.Target].Name]}
 	case isa.Exit:
 		if t.program.Function(slot).Start == 0 {
 			return isa.Instruction{Code: isa.JA.Row().Code}

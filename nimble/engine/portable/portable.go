@@ -4,12 +4,12 @@
 //
 // Threading resolves everything that does not change: registers and constants
 // into a 16-byte cell per instruction, jumps into indices of cells, maps into
-// addresses and handles, calls into services. Memory instructions come in two
+// addresses and handles, calls into services. Memory instructions come in three
 // versions. The checked one compares the address with the region that was used
 // last and looks for another region when it misses. The unchecked one is for
-// trusted extensions and for what the verifier has proved; it notes where it is
-// so that a stray access of a trusted extension, which arrives as a Go panic,
-// becomes a fault of the extension.
+// trusted extensions; it notes where it is so that a stray access, which arrives
+// as a Go panic, becomes a fault of the extension. That for what the verifier has
+// proved does neither.
 //
 // What a trusted extension does to mapped memory of this process cannot be
 // caught: it may overwrite anything that is writable.
@@ -51,11 +51,12 @@ type cell struct {
 	imm      uint64 // what op needs: see operand
 }
 
-// Operations that are not instructions: unchecked is added to those that load
-// and store, enterBlock pays for a block that is not jumped to.
+// Operations that are not instructions: unchecked or proved is added to those
+// that load and store, enterBlock pays for a block that is not jumped to.
 const (
 	unchecked  = isa.Op(isa.Ops) - isa.LdXB
-	enterBlock = isa.StXDW + unchecked + 1
+	proved     = unchecked + isa.StXDW - isa.LdXB + 1
+	enterBlock = isa.StXDW + proved + 1
 )
 
 // code is a threaded program.

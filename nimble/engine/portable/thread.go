@@ -11,10 +11,11 @@ import (
 func thread(p *verify.Program, maps []*state.Map) *code {
 	room := p.Len() + p.Len()/4 // for entries of blocks
 	c := &code{
-		cells:   make([]cell, 0, room),
-		slots:   make([]int32, 0, room),
-		trusted: p.Trusted(),
-		frame:   p.Function(0).Frame,
+		cells:    make([]cell, 0, room),
+		slots:    make([]int32, 0, room),
+		services: p.Services(),
+		trusted:  p.Trusted(),
+		frame:    p.Function(0).Frame,
 	}
 	at := make([]int, p.Len()) // cell of each slot
 	for slot := range p.Len() {
@@ -27,10 +28,15 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 		}
 		at[slot] = len(c.cells)
 		op := i.Op
-		if op >= isa.LdXB && op <= isa.StXDW && (i.Proved || c.trusted) {
-			op += unchecked
+		if op >= isa.LdXB && op <= isa.StXDW {
+			switch {
+			case i.Proved:
+				op += proved
+			case c.trusted:
+				op += unchecked
+			}
 		}
-		c.add(slot, cell{op: op, dst: uint8(i.Dst), src: uint8(i.Src), cost: i.Cost, imm: c.operand(i, maps)})
+		c.add(slot, cell{op: op, dst: uint8(i.Dst), src: uint8(i.Src), cost: i.Cost, imm: operand(i, maps)})
 	}
 	for n := range c.cells {
 		i := p.At(int(c.slots[n]))
@@ -74,7 +80,7 @@ func isJump(op isa.Op) bool {
 // operand returns what a cell keeps of an instruction's constants: the 64-bit
 // value of the immediate, the offset of a load or register store, a store's
 // value below its offset, a jump's immediate below its target.
-func (c *code) operand(i *verify.Instruction, maps []*state.Map) uint64 {
+func operand(i *verify.Instruction, maps []*state.Map) uint64 {
 	imm, off := uint64(int64(i.Imm)), uint64(int64(i.Off))
 	switch i.Op {
 	case isa.LdDW:
@@ -86,8 +92,7 @@ func (c *code) operand(i *verify.Instruction, maps []*state.Map) uint64 {
 	case isa.LdCode:
 		return service.CodeAddress(i.Target)
 	case isa.Call, isa.CallNamed:
-		c.services = append(c.services, i.Service)
-		return uint64(len(c.services) - 1)
+		return uint64(i.Target)
 	}
 	switch i.Op.Form() {
 	case isa.FormLoad, isa.FormStore, isa.FormAtomic, isa.FormAtomicFetch:

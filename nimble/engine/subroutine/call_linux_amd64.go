@@ -23,7 +23,7 @@ type serviceCall struct {
 // callService emits a call of a service, which Go does.
 func (t *threader) callService(slot int, i *verify.Instruction) {
 	t.leaveBy(leaving(call, len(t.services)), t.toService)
-	t.services = append(t.services, serviceCall{i.Service, slot, uint64(t.here())})
+	t.services = append(t.services, serviceCall{t.program.Services()[i.Target], slot, uint64(t.here())})
 }
 
 // callLocal emits a local call. If the function called has a stack frame, Go makes
