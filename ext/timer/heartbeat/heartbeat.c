@@ -10,7 +10,8 @@ struct heartbeat {
 	__u64 beats;
 	__u64 missed; /* intervals without a beat */
 	__u64 late;   /* nanoseconds that the latest beat was late */
-	__u64 last;   /* when the last beat was */
+	__u64 first;  /* when the first beat was */
+	__u64 last;   /* and the last */
 };
 
 struct {
@@ -32,6 +33,8 @@ SEC("timer") int heartbeat(struct margay_timer *t)
 
 		if ((__s64)late > (__s64)h->late)
 			h->late = late;
+	} else {
+		h->first = t->now;
 	}
 	h->beats++;
 	h->missed += t->missed;
