@@ -81,4 +81,7 @@ func TestHistory(t *testing.T) {
 	if got := h.after(keptNotes + 10); len(got) != 0 {
 		t.Errorf("after the last: %v", got)
 	}
+	if got := h.after(keptNotes + 11); len(got) != keptNotes {
+		t.Errorf("after one that is not there yet: %d notes", len(got))
+	}
 }

@@ -326,8 +326,8 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	if s.job != Machine && row.Name == slot.Boot {
-		return nil, fmt.Errorf("%w: slot %s takes extensions of the machine only", ErrRefused, row.Name)
+	if row.Name == slot.Boot && !r.Trusted {
+		return nil, fmt.Errorf("%w: slot %s takes only what a node is to insert when it boots (margay machine up --extension)", ErrRefused, row.Name)
 	}
 	if s.job != Machine && r.Trusted {
 		return nil, fmt.Errorf("%w: only the machine has trusted extensions; what a job inserts is checked when it runs", ErrRefused)

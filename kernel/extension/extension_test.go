@@ -138,7 +138,7 @@ func TestRefused(t *testing.T) {
 		"no such slot":       {Request{Slot: "kitchen", Object: extensiontest.Object(t, deliver)}, `no slot "kitchen"`},
 		"slot of the object": {Request{Object: extensiontest.Object(t, trap)}, "takes no extensions yet"},
 		"slot not ready":     {Request{Slot: slot.Interrupt, Object: extensiontest.Object(t, deliver)}, "takes no extensions yet"},
-		"machine's slot":     {Request{Slot: slot.Boot, Object: extensiontest.Object(t, deliver)}, "of the machine only"},
+		"machine's slot":     {Request{Slot: slot.Boot, Object: extensiontest.Object(t, deliver)}, "when it boots"},
 		"trust":              {Request{Trusted: true, Object: extensiontest.Object(t, deliver)}, "only the machine has trusted"},
 		"two programs":       {Request{Object: extensiontest.Object(t, two...)}, "several programs"},
 		"two for the slot":   {Request{Slot: slot.Message, Object: extensiontest.Object(t, two...)}, "several programs"},

@@ -38,10 +38,14 @@ func (h *history) add(n Note) {
 	}
 }
 
-// after returns the notes that came after the one with number seq, and that are still known.
+// after returns the notes that came after the one with number seq, and that are still known. A number that there was not yet is
+// one of another node kernel, before this one: after it came all.
 func (h *history) after(seq uint64) []Note {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if seq > h.last {
+		seq = 0
+	}
 	at, _ := slices.BinarySearchFunc(h.notes, seq+1, func(n Note, seq uint64) int {
 		if n.Seq < seq {
 			return -1
