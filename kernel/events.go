@@ -25,7 +25,11 @@ func (n *Node) Boot() error {
 		return nil
 	}
 	for _, x := range n.config.Boot.Extensions {
-		if _, err := n.extensions.Machine().Insert(extension.Request{Name: x.Name, Object: x.Object, Trusted: true}); err != nil {
+		r := extension.Request{Name: x.Name, Object: x.Object, Trusted: true}
+		for name, value := range x.Constants {
+			r.Settings = append(r.Settings, extension.Setting{Name: name, Value: value})
+		}
+		if _, err := n.extensions.Machine().Insert(r); err != nil {
 			return fmt.Errorf("%w: its extension %s: %w", ErrRefused, x.Name, err)
 		}
 	}

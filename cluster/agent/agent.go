@@ -146,6 +146,7 @@ func (a *Agent) Run(ctx context.Context, node Kernel) error {
 		return err
 	}
 	if err := node.Boot(); err != nil {
+		a.config.Log("%v", err)
 		return errors.Join(err, a.powerOff(ctx))
 	}
 	if err := a.listen(kept); err != nil {

@@ -39,8 +39,9 @@ type Config struct {
 
 // Extension is an extension that a node inserts when it boots. It is trusted, as the whole image is.
 type Extension struct {
-	Name   string `json:"name"`
-	Object []byte `json:"object"` // an ELF file
+	Name      string            `json:"name"`
+	Object    []byte            `json:"object"`              // an ELF file
+	Constants map[string]uint64 `json:"constants,omitempty"` // values of its constants
 }
 
 // Hostname is the node's name.

@@ -188,17 +188,29 @@ func parseSettings(texts []string) ([]*control.ExtensionSetting, error) {
 		name, number, ok := strings.Cut(text, "=")
 		value, err := strconv.ParseUint(number, 0, 64)
 		if !ok || name == "" || err != nil {
-			return nil, fmt.Errorf("--set %s: it is NAME=VALUE, with the name of a constant of the extension and a number that is not negative", text)
+			return nil, fmt.Errorf("setting %q: it is NAME=VALUE, with the name of a constant of the extension and a number that is not negative", text)
 		}
 		settings = append(settings, &control.ExtensionSetting{Name: name, Value: value})
 	}
 	return settings, nil
 }
 
-// bootExtensions reads the extensions that nodes are to insert when they boot, and sees to it that they can.
-func bootExtensions(paths []string) ([]boot.Extension, error) {
+// bootExtensions reads the extensions that nodes are to insert when they boot, given as FILE[,NAME=VALUE...], and sees to it that
+// nodes know their slots.
+func bootExtensions(given []string) ([]boot.Extension, error) {
 	var all []boot.Extension
-	for _, path := range paths {
+	for _, text := range given {
+		path, constants, _ := strings.Cut(text, ",")
+		x := boot.Extension{Name: strings.TrimSuffix(filepath.Base(path), ".o"), Constants: make(map[string]uint64)}
+		if constants != "" {
+			settings, err := parseSettings(strings.Split(constants, ","))
+			if err != nil {
+				return nil, fmt.Errorf("--extension %s: %w", text, err)
+			}
+			for _, s := range settings {
+				x.Constants[s.Name] = s.Value
+			}
+		}
 		file, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
@@ -213,11 +225,11 @@ func bootExtensions(paths []string) ([]boot.Extension, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--extension %s: %w", path, err)
 		}
-		name := strings.TrimSuffix(filepath.Base(path), ".o")
-		if slices.ContainsFunc(all, func(x boot.Extension) bool { return x.Name == name }) {
-			return nil, fmt.Errorf("--extension %s: there are two of the name %s", path, name)
+		if slices.ContainsFunc(all, func(other boot.Extension) bool { return other.Name == x.Name }) {
+			return nil, fmt.Errorf("--extension %s: there are two of the name %s", path, x.Name)
 		}
-		all = append(all, boot.Extension{Name: name, Object: file})
+		x.Object = file
+		all = append(all, x)
 	}
 	return all, nil
 }
