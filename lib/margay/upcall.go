@@ -24,7 +24,11 @@ func (j *Job) Upcalls() {
 // takeUpcalls waits for the alarm and handles upcalls.
 func (j *Job) takeUpcalls() {
 	runtime.LockOSThread() // and never unlocked: the thread ends with this
-	defer j.alarm.Close()
+	defer func() {
+		j.mu.Lock() // stopUpcalls uses it
+		defer j.mu.Unlock()
+		j.alarm.Close()
+	}()
 	alarm := int(j.alarm.Fd())
 	var rung [64]byte
 	for {
@@ -41,7 +45,7 @@ func (j *Job) takeUpcalls() {
 	}
 }
 
-// stopUpcalls ends what waits for the alarm.
+// stopUpcalls ends what waits for the alarm. The caller holds Job.mu.
 func (j *Job) stopUpcalls() {
 	waits := true
 	j.interrupting.Do(func() { waits = false })

@@ -216,6 +216,30 @@ func (k *Kernel) Push(r wire.Record) bool {
 	return ok
 }
 
+// Armed reports whether the rank wants to be interrupted.
+func (k *Kernel) Armed() bool { return k.area.Armed().Load() != 0 }
+
+// Waiting reports whether the rank sleeps in its library, or is about to.
+func (k *Kernel) Waiting() bool { return k.area.ReceiveWaiting().Load() != 0 }
+
+// Sleeps waits until the rank's first thread is in a system call that waits.
+func (k *Kernel) Sleeps() {
+	k.t.Helper()
+	k.Await("sleep", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", k.cmd.Process.Pid))
+		_, rest, ok := strings.Cut(string(b), ") ")
+		return err == nil && ok && strings.HasPrefix(rest, "S")
+	})
+}
+
+// Rendezvous does something while the rank waits for a region.
+func (k *Kernel) Rendezvous(during func()) {
+	k.t.Helper()
+	q, _ := k.expect(wire.OpRegion)
+	during()
+	k.answer(q, wire.Reply{Values: [8]uint64{q.Value}}, k.memory)
+}
+
 // Upcall gives the rank an upcall, if there is room, and reports whether it had to nudge.
 func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
 	k.t.Helper()
