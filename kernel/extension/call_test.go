@@ -26,7 +26,7 @@ func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth 
 	c := &service.Call{
 		Args: [5]uint64{handle, context.Base, context.Length}, Data: caller, Space: anyMemory{}, Budget: budget, Depth: depth,
 	}
-	r0, err := callService.Call(c)
+	r0, err := caller.set.manager.services[slot.Message].Name("extension_call").Call(c)
 	if c.Data != caller {
 		t.Error("the caller is forgotten")
 	}
@@ -71,7 +71,7 @@ func TestCall(t *testing.T) {
 		t.Error("the fault counts against the wrong one")
 	}
 	short := &service.Call{Args: [5]uint64{uint64(callee.handle), event(t).Base, slot.MessageSize - 1}, Data: caller, Space: anyMemory{}, Budget: new(fuel)}
-	if r0, err := callService.Call(short); r0 != service.Errno(unix.EINVAL) || err != nil || callee.Stats().Faults != 0 {
+	if r0, err := caller.set.manager.services[slot.Message].Name("extension_call").Call(short); r0 != service.Errno(unix.EINVAL) || err != nil || callee.Stats().Faults != 0 {
 		t.Errorf("with less memory than a message: %d, %v", int64(r0), err)
 	}
 	budget := fuel(10)
@@ -105,7 +105,7 @@ func TestCallWhileRemoved(t *testing.T) {
 			context := event(t)
 			all.Go(func() {
 				for range 50 {
-					s.Message(context)
+					s.Message(context, nil)
 				}
 			})
 		}

@@ -29,6 +29,7 @@ var same = map[string]string{
 	"offNode": "WIRE_NODE", "offLocalRank": "WIRE_LOCAL_RANK", "offLocalSize": "WIRE_LOCAL_SIZE", "offNodes": "WIRE_NODES",
 	"offTable": "WIRE_TABLE", "offSend": "WIRE_SEND", "offReceive": "WIRE_RECEIVE", "offRingSize": "WIRE_RING_BYTES",
 	"offEntered": "WIRE_ENTERED", "offReleased": "WIRE_RELEASED", "offSendControl": "WIRE_SEND_CONTROL", "offReceiveControl": "WIRE_RECEIVE_CONTROL",
+	"offUpcall": "WIRE_UPCALL", "offUpcallControl": "WIRE_UPCALL_CONTROL",
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
@@ -216,7 +217,7 @@ func TestFields(t *testing.T) {
 	if n != strings.Count(string(header), ";")-4 {
 		t.Errorf("%d fields were found in wire.h", n)
 	}
-	ring := mem[len(mem)-2*wire.RingSize:]
+	ring := mem[len(mem)-3*wire.RingSize:]
 	got := run(t, build(t, source+"\treturn 0;\n}\n"), slices.Concat(ring[:wire.RecordHeader], request, reply))
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if got[name] != want[name] {
