@@ -67,6 +67,10 @@ struct margay_message {
 #define MARGAY_DELIVER 0 /* queue the message for its target rank */
 #define MARGAY_CONSUME 1 /* it has been handled */
 #define MARGAY_DROP 2    /* throw it away */
+#define MARGAY_FORWARD 3 /* send it on to the rank that is now in target_rank; at most MARGAY_MAX_HOPS times */
+#define MARGAY_UPCALL 4  /* have its target rank handle it at once, whatever that does */
+
+#define MARGAY_MAX_HOPS 4
 
 /* The boot slot: whether a node becomes part of the machine. */
 struct margay_boot {

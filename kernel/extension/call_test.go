@@ -110,7 +110,7 @@ func TestCallWhileRemoved(t *testing.T) {
 			context := event(t)
 			all.Go(func() {
 				for range 50 {
-					s.Message(context)
+					s.Message(context, nil)
 				}
 			})
 		}

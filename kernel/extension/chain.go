@@ -74,16 +74,24 @@ func (s *Set) Empty() bool {
 }
 
 // Message asks about a message, whose context is a slot.MessageContext, and returns the first verdict that is not the
-// default.
-func (s *Set) Message(context memory.Region) slot.Verdict {
+// default. One that allow, unless it is nil, has an error for is a fault.
+func (s *Set) Message(context memory.Region, allow func(slot.Verdict) error) slot.Verdict {
 	for _, set := range [...]*Set{s.manager.machine, s} {
 		for _, x := range set.chains[slot.Message].load() {
-			if v, err := x.Ask(nimble.Event{Context: context}); err == nil && v != slot.Deliver {
-				if v == slot.Drop {
-					x.drops.Add(1)
-				}
-				return v
+			v, err := x.Ask(nimble.Event{Context: context})
+			if err != nil || v == slot.Deliver {
+				continue
 			}
+			if allow != nil {
+				if err := allow(v); err != nil {
+					x.Fault(err)
+					continue
+				}
+			}
+			if v == slot.Drop {
+				x.drops.Add(1)
+			}
+			return v
 		}
 	}
 	return slot.Deliver

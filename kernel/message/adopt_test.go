@@ -69,7 +69,7 @@ func TestRestart(t *testing.T) {
 	}
 	for rank, a := range apps {
 		reply, files := a.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}, nil)
-		if reply.Status != wire.StatusOK || len(files) != 2 {
+		if reply.Status != wire.StatusOK || len(files) != 3 {
 			t.Errorf("rank %d: hello again: %+v", rank, reply)
 		}
 		closeAll(files)
@@ -157,7 +157,7 @@ func (j *testJob) waiting(rank int) int {
 	r := j.nodes[j.config.Nodes[rank]].job.local[rank]
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.overflow)
+	return len(r.ordinary.overflow) + len(r.upcalls.overflow)
 }
 
 func TestRestartWithLoss(t *testing.T) {

@@ -54,7 +54,9 @@ func (j *Job) settle() {
 		return
 	}
 	for _, member := range late {
-		j.sendMessages(member, j.question(member))
+		if member != j.self {
+			j.sendMessages(member, j.question(member))
+		}
 	}
 	j.barrier()
 }
@@ -72,17 +74,22 @@ func (j *Job) enteredHere() (uint64, error) {
 	return all, nil
 }
 
-// late returns the members that may not yet have messages which were sent before the barrier. The caller holds Job.mu.
+// late returns the members that may not yet have messages which were sent before the barrier, or be forwarding some. The caller
+// holds Job.mu.
 func (j *Job) late() (members []int) {
 	for member, owed := range j.owed {
-		if member != j.self && owed > j.came[member] {
+		came := j.came[member]
+		if member == j.self {
+			came = j.settled(member)
+		}
+		if owed > came {
 			members = append(members, member)
 		}
 	}
 	return members
 }
 
-// haveCome notes how many messages from here a member has.
+// haveCome notes how many messages of this node's ranks a member has settled.
 func (j *Job) haveCome(member int, number uint64) {
 	j.mu.Lock()
 	j.came[member] = max(j.came[member], number)

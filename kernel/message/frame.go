@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"margay/kernel/record"
+	"margay/kernel/slot"
 	"margay/kernel/wire"
 )
 
@@ -20,22 +21,23 @@ const (
 	kindReleased = 4 // 16 u64 barriers that are complete
 	kindJoined   = 5 // some rank of the job uses messages
 	kindEnded    = 6 // 16 u32 rank, 20 zero[4], 24 u64 barriers that it had entered
-	kindCame     = 7 // 16 u64 messages that the sender of this frame has from its receiver
+	kindCame     = 7 // 16 u64 messages of its receiver's ranks that the sender of this frame has, and that it has settled
 )
 
 const frameHeader = 16
 
-// A message in a frame: 0 u32 source rank, 4 u32 target rank, 8 u16 handler, 10 u16 payload bytes, 12 zero[4], 16 u64 first
-// argument, 24 u64 second argument, 32 payload.
+// A message in a frame: 0 u32 source rank, 4 u32 target rank, 8 u16 handler, 10 u16 payload bytes, 12 u32 how often it was
+// forwarded, 16 u64 first argument, 24 u64 second argument, 32 payload.
 const messageHeader = 32
 
-// A grant in a frame: 0 u32 rank, 4 zero[4], 8 u64 bytes taken.
+// A grant in a frame: 0 u32 rank, 4 u32 how often the messages were forwarded, 8 u64 bytes taken.
 const grantSize = 16
 
 // packet is a message on its way.
 type packet struct {
 	source, target uint32 // ranks
 	handler        uint16
+	hops           uint8 // times that it was forwarded, at most slot.MaxHops
 	args           [2]uint64
 	payload        []byte
 }
@@ -43,9 +45,10 @@ type packet struct {
 // cost is what a packet counts against a window, in bytes.
 func (p packet) cost() uint64 { return uint64(messageHeader + len(p.payload)) }
 
-// grant tells how many bytes of messages for a rank have been taken.
+// grant tells how many bytes of messages for a rank that were forwarded so often have been taken.
 type grant struct {
 	rank  uint32
+	hops  uint8
 	taken uint64
 }
 
@@ -77,7 +80,7 @@ func appendPacket(b []byte, p packet) []byte {
 	b = binary.LittleEndian.AppendUint32(b, p.target)
 	b = binary.LittleEndian.AppendUint16(b, p.handler)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(p.payload)))
-	b = binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.hops))
 	b = binary.LittleEndian.AppendUint64(b, p.args[0])
 	b = binary.LittleEndian.AppendUint64(b, p.args[1])
 	return append(b, p.payload...)
@@ -85,7 +88,7 @@ func appendPacket(b []byte, p packet) []byte {
 
 func appendGrant(b []byte, g grant) []byte {
 	b = binary.LittleEndian.AppendUint32(b, g.rank)
-	b = binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(g.hops))
 	return binary.LittleEndian.AppendUint64(b, g.taken)
 }
 
@@ -114,7 +117,11 @@ func (f *frame) parse(b []byte) error {
 		return nil
 	case kindWindow:
 		for ; len(body) >= grantSize; body = body[grantSize:] {
-			f.grants = append(f.grants, grant{binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:])})
+			hops, err := parseHops(body[4:])
+			if err != nil {
+				return err
+			}
+			f.grants = append(f.grants, grant{binary.LittleEndian.Uint32(body), hops, binary.LittleEndian.Uint64(body[8:])})
 		}
 		return expect(body, 0)
 	case kindMessages:
@@ -136,16 +143,30 @@ func (f *frame) parseMessages(body []byte) error {
 		if size > wire.MaxPayload || len(body) < messageHeader+size {
 			return fmt.Errorf("message: payload of %d bytes in a rest of %d", size, len(body))
 		}
+		hops, err := parseHops(body[12:])
+		if err != nil {
+			return err
+		}
 		f.packets = append(f.packets, packet{
 			source:  binary.LittleEndian.Uint32(body),
 			target:  binary.LittleEndian.Uint32(body[4:]),
 			handler: binary.LittleEndian.Uint16(body[8:]),
+			hops:    hops,
 			args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},
 			payload: body[messageHeader : messageHeader+size],
 		})
 		body = body[messageHeader+size:]
 	}
 	return nil
+}
+
+// parseHops reads how often a message was forwarded.
+func parseHops(b []byte) (uint8, error) {
+	hops := binary.LittleEndian.Uint32(b)
+	if hops > slot.MaxHops {
+		return 0, fmt.Errorf("message: forwarded %d times, at most %d are allowed", hops, slot.MaxHops)
+	}
+	return uint8(hops), nil
 }
 
 func expect(body []byte, size int) error {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"margay/kernel/slot"
 	"margay/kernel/wire"
 )
 
@@ -43,7 +44,7 @@ func goodFrames() map[string]*frame {
 			{payload: bytes.Repeat([]byte{0xff}, wire.MaxPayload)},
 		}},
 		"no grants": {kind: kindWindow, job: job, key: key},
-		"grants":    {kind: kindWindow, job: job, key: key, grants: []grant{{1, 2}, {1<<32 - 1, 1<<64 - 1}}},
+		"grants":    {kind: kindWindow, job: job, key: key, grants: []grant{{1, 0, 2}, {1<<32 - 1, slot.MaxHops, 1<<64 - 1}}},
 		"arrived":   {kind: kindArrived, job: job, key: key, number: 9},
 		"released":  {kind: kindReleased, job: job, key: key, number: 1<<64 - 1},
 		"joined":    {kind: kindJoined, job: job, key: key},

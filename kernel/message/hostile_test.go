@@ -33,7 +33,7 @@ func (a *app) write(at int, v uint64) { binary.LittleEndian.PutUint64(a.memory[a
 
 // record overwrites the beginning of a record in the send ring.
 func (a *app) record(at int, length uint32, kind uint16) {
-	ring := a.memory[len(a.memory)-2*wire.RingSize:]
+	ring := a.memory[len(a.memory)-3*wire.RingSize:]
 	binary.LittleEndian.PutUint32(ring[at:], length)
 	binary.LittleEndian.PutUint16(ring[at+4:], kind)
 }
@@ -198,8 +198,10 @@ func TestHostileRequests(t *testing.T) {
 		"insert a pipe":        {insertion, pipe, 1, wire.StatusInvalid},
 		"insert too much":      {insertion, file(strings.Repeat("x", wire.MaxObject+1)), 1, wire.StatusInvalid},
 		"insert nowhere":       {encode(wire.Request{Op: wire.OpInsert, Where: "kitchen"}), file(string(accumulate.Object)), 1, wire.StatusRefused},
-		"unknown setting": {encode(wire.Request{Op: wire.OpInsert, Settings: []wire.Setting{{Kind: 3, Name: "capacity"}}}),
+		"unknown setting": {encode(wire.Request{Op: wire.OpInsert, Settings: []wire.Setting{{Kind: 4, Name: "capacity"}}}),
 			file(string(accumulate.Object)), 1, wire.StatusInvalid},
+		"trust": {encode(wire.Request{Op: wire.OpInsert, Settings: []wire.Setting{{Kind: wire.SetTrusted}}}),
+			file(string(accumulate.Object)), 1, wire.StatusRefused},
 		"remove what is not":   {encode(wire.Request{Op: wire.OpRemove, Handle: 99}), nil, 0, wire.StatusNotFound},
 		"stats of what is not": {encode(wire.Request{Op: wire.OpStats, Handle: 99}), nil, 0, wire.StatusNotFound},
 		"state of what is not": {encode(wire.Request{Op: wire.OpState, Handle: 99, Name: "table"}), nil, 0, wire.StatusNotFound},
@@ -264,9 +266,9 @@ func TestHostileFrames(t *testing.T) {
 		"no rank":              {node, message(secret, packet{source: math.MaxUint32, target: 0})},
 		"for another's rank":   {node, message(secret, packet{source: 1, target: 1})},
 		"for no rank":          {node, message(secret, packet{source: 1, target: math.MaxUint32})},
-		"window of no rank":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{math.MaxUint32, 1 << 40})},
-		"window of another's":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{2, 0})},
-		"window never used":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 1 << 40})},
+		"window of no rank":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{math.MaxUint32, 0, 1 << 40})},
+		"window of another's":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{2, 0, 0})},
+		"window never used":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 0, 1 << 40})},
 		"release from a child": {node, newFrame(kindReleased, job, secret, 1)},
 		"end of another's":     {node, appendRank(newFrame(kindEnded, job, secret), 2)},
 		"end of ours":          {node, appendRank(newFrame(kindEnded, job, secret), 0)},
@@ -313,7 +315,7 @@ func FuzzFrame(f *testing.F) {
 		f.Add(frameOf(good))
 	}
 	f.Add(appendPacket(newFrame(kindMessages, 7, 0, 0), packet{source: 1, target: 0, payload: []byte("payload")}))
-	f.Add(appendGrant(newFrame(kindWindow, 7, 0), grant{1, 1}))
+	f.Add(appendGrant(newFrame(kindWindow, 7, 0), grant{1, 0, 1}))
 	j := open(f, 3, 1)
 	secret := key(j.config.Secret)
 	f.Fuzz(func(t *testing.T, b []byte) {

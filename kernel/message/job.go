@@ -14,8 +14,8 @@ import (
 	"margay/nimble/memory"
 )
 
-// window is how many bytes of messages from one node to one rank may be on their way or wait for room at its node. A rank's
-// node grants anew when a quarter has been taken.
+// window is how many bytes of messages from one node to one rank may be on their way or wait for room at its node, besides those
+// that were forwarded. A rank's node grants anew when a quarter has been taken.
 const window = 256 << 10
 
 // Job is the messages of one job on this node.
@@ -38,28 +38,37 @@ type Job struct {
 
 	receiving sync.Mutex
 	event     *memory.Memory // a slot.MessageContext
+	judged    *packet        // the message in it
 
 	mu       sync.Mutex
 	changed  sync.Cond
-	granted  []uint64          // by rank: bytes of messages from this node that have been taken
-	granting [][]uint64        // by local rank and member: bytes that the member has been told are taken
-	reserved []uint64          // by rank: bytes of messages that are taken from a ring and not yet sent
+	granted  []uint64          // by lane: bytes of messages from this node that have been taken
+	granting [][]uint64        // by lane of a local rank and member: bytes that the member has been told are taken
+	reserved []uint64          // by lane: bytes of messages that are taken from a ring and not yet sent
 	inUse    bool              // some rank of the job uses messages
 	ended    map[uint32]uint64 // ranks that have ended: the barriers that they had entered
 	entered  uint64            // barriers that all ranks of this node have entered
 	owed     []uint64          // by member: messages sent to it before that
 	came     []uint64          // by member: messages from here that it says it has
+	asked    []uint64          // by member: messages from there that it wants to hear are settled; 0 when it has heard
 	closed   bool
+
+	// What is being forwarded.
+	forwards     map[int][]forward // by lane: what waits for room
+	onward       map[int][]onward  // by lane: what is on its way, in order
+	held         map[flow][]*held  // whose room has not been given back, in order; the first of each is being forwarded
+	isForwarding bool              // there is a goroutine for that
 
 	isMissing bool // a rank that others wait for has ended
 }
 
 func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	j := &Job{
-		engine: e, config: c, key: key(c.Secret), local: make(map[int]*rank), granted: make([]uint64, len(c.Nodes)),
-		reserved: make([]uint64, len(c.Nodes)),
-		ended:    make(map[uint32]uint64),
-		owed:     make([]uint64, len(c.Members)), came: make([]uint64, len(c.Members)),
+		engine: e, config: c, key: key(c.Secret), local: make(map[int]*rank),
+		granted: make([]uint64, lanes*len(c.Nodes)), reserved: make([]uint64, lanes*len(c.Nodes)),
+		ended: make(map[uint32]uint64),
+		owed:  make([]uint64, len(c.Members)), came: make([]uint64, len(c.Members)), asked: make([]uint64, len(c.Members)),
+		forwards: make(map[int][]forward), onward: make(map[int][]onward), held: make(map[flow][]*held),
 	}
 	j.changed.L = &j.mu
 	j.self = slices.Index(c.Members, e.config.Self)
@@ -69,7 +78,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	if j.self < 0 || slices.Contains(j.place, -1) {
 		return nil, fmt.Errorf("messages of job %d: a node is no member of the job", c.Job)
 	}
-	for range c.Local {
+	for range lanes * len(c.Local) {
 		j.granting = append(j.granting, make([]uint64, len(c.Members)))
 	}
 	var err error
@@ -192,23 +201,33 @@ func (j *Job) receive(member int, f *frame) {
 		j.lost(member, f.number, have)
 		return
 	}
-	var grants []byte
+	var back refunds
 	for i := range f.packets {
-		if r := j.target(member, &f.packets[i]); r != nil {
-			grants = j.handle(r, member, f.number+uint64(i), &f.packets[i], grants)
+		p := &f.packets[i]
+		if r := j.target(member, p); r != nil {
+			j.handle(r, origin{flow{r, member, p.hops}, f.number + uint64(i), p.cost()}, p, &back)
 		}
 	}
+	j.mu.Lock()
 	j.ledger.received[member] += uint64(len(f.packets))
-	if grants != nil {
-		j.send(member, grants)
-	}
 	if len(f.packets) == 0 {
-		j.send(member, j.newFrame(kindCame, j.ledger.received[member]))
+		back.came = append(back.came, j.answer(member))
 	}
+	j.mu.Unlock()
+	back.send(j)
 }
 
-// question is a frame without messages, which its receiver answers with the number of those that it has. The caller holds
-// Job.sending.
+// answer answers a question. When not all is settled, another answer follows. The caller holds Job.mu.
+func (j *Job) answer(member int) came {
+	number := j.settled(member)
+	if received := j.ledger.received[member]; number < received {
+		j.asked[member] = received
+	}
+	return came{member, number}
+}
+
+// question is a frame without messages, which its receiver answers with the number of those that it has, and that have come to
+// where it forwarded them. The caller holds Job.sending.
 func (j *Job) question(member int) []byte { return j.newFrame(kindMessages, j.ledger.sent[member]) }
 
 // lost reports that the numbers of the messages from a member do not meet.
@@ -234,9 +253,35 @@ func (j *Job) sendMessages(member int, b []byte) {
 	}
 }
 
+// countBatches numbers the messages of batches and counts them as sent. The caller holds Job.sending.
+func (j *Job) countBatches(batches []*batch) {
+	for member, b := range batches {
+		if b != nil {
+			b.number(j.ledger.sent[member])
+			j.recordSent(b, j.ledger.sent[member])
+			j.ledger.sent[member] += b.count
+		}
+	}
+}
+
+// sendBatches sends batches that have been counted. The caller holds Job.sending.
+func (j *Job) sendBatches(batches []*batch) {
+	for member, b := range batches {
+		if b == nil {
+			continue
+		}
+		batches[member] = nil
+		if member == j.self {
+			j.receiveOwn(b.frame)
+		} else {
+			j.sendMessages(member, b.frame)
+		}
+	}
+}
+
 // target checks who is said to have sent a message and returns the rank that it is for.
 func (j *Job) target(member int, p *packet) *rank {
-	if int(p.source) >= len(j.place) || j.place[p.source] != member {
+	if int(p.source) >= len(j.place) || j.place[p.source] != member && p.hops == 0 {
 		j.engine.config.Log("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], p.source)
 		return nil
 	}
@@ -247,20 +292,26 @@ func (j *Job) target(member int, p *packet) *rank {
 	return r
 }
 
-// handle decides what becomes of a message, which has that number among those from a member. It returns grants, a frame to be
-// sent to where the message came from, with what is to be added to it.
-func (j *Job) handle(r *rank, member int, number uint64, p *packet, grants []byte) []byte {
+// handle decides what becomes of a message to a rank of this node. The caller holds Job.receiving.
+func (j *Job) handle(r *rank, o origin, p *packet, back *refunds) {
 	begin := j.recorder().Begin()
 	verdict := slot.Deliver
 	if !j.config.Set.Empty() {
 		j.fill(p)
-		verdict = j.config.Set.Message(j.event.Region(true))
+		j.judged = p
+		verdict = j.config.Set.Message(j.event.Region(true), j.allow)
 	}
-	r.judged(begin, member, number, p, verdict)
-	if verdict == slot.Deliver {
-		return r.deliver(member, p, grants)
+	r.judged(begin, o.member, o.number, p, verdict)
+	switch verdict {
+	case slot.Deliver:
+		r.deliver(&r.ordinary, o, p, back)
+	case slot.Upcall:
+		r.deliver(&r.upcalls, o, p, back)
+	case slot.Forward:
+		j.forward(o, *p, j.namedTarget())
+	default:
+		j.taken(o, back)
 	}
-	return j.taken(r, member, p.cost(), grants)
 }
 
 // fill writes the context of the message slot.
@@ -277,72 +328,53 @@ func (j *Job) fill(p *packet) {
 	clear(b[40+copy(b[40:], p.payload):]) // an extension may have written there
 }
 
-// taken notes that room for a message from a member is free again, and adds a grant when it is time for one.
-func (j *Job) taken(r *rank, member int, cost uint64, grants []byte) []byte {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	total := &j.ledger.taken[r.index][member]
-	*total += cost
-	if member == j.self {
-		j.granted[r.number] = *total
-		j.changed.Broadcast()
-		return grants
-	}
-	if *total-j.granting[r.index][member] < window/4 {
-		return grants
-	}
-	j.granting[r.index][member] = *total
-	if grants == nil {
-		grants = j.newFrame(kindWindow)
-	}
-	return appendGrant(grants, grant{uint32(r.number), *total})
-}
-
 // grants notes what a node says it has taken.
 func (j *Job) grants(member int, grants []grant) {
+	var back refunds
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	for _, g := range grants {
-		if int(g.rank) < len(j.place) && j.place[g.rank] == member && g.taken <= j.ledger.spent[g.rank] {
-			j.granted[g.rank] = max(j.granted[g.rank], g.taken)
+		if int(g.rank) < len(j.place) && j.place[g.rank] == member && g.taken <= j.ledger.spent[lane(g.rank, g.hops)] {
+			j.grant(lane(g.rank, g.hops), g.taken, &back)
 		}
 	}
 	j.changed.Broadcast()
+	j.mu.Unlock()
+	back.send(j)
 }
 
-// reserve takes room in the window to a rank. It reports whether there was enough.
-func (j *Job) reserve(target uint32, cost uint64) bool {
+// reserve takes room in a lane. It reports whether there was enough.
+func (j *Job) reserve(lane int, cost uint64) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !j.room(target, cost) {
+	if !j.room(lane, cost) {
 		return false
 	}
-	j.reserved[target] += cost
+	j.reserved[lane] += cost
 	return true
 }
 
 // spend notes that messages for which room was taken are sent now. Until then a node kernel that is killed has sent nothing,
 // and its successor finds the room free.
-func (j *Job) spend(costs map[uint32]uint64) {
+func (j *Job) spend(costs map[int]uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for target, cost := range costs {
-		j.reserved[target] -= cost
-		j.ledger.spent[target] += cost
+	for lane, cost := range costs {
+		j.reserved[lane] -= cost
+		j.ledger.spent[lane] += cost
 	}
 	clear(costs)
 }
 
-// room reports whether there is room in the window to a rank. The caller holds Job.mu.
-func (j *Job) room(target uint32, cost uint64) bool {
-	return j.ledger.spent[target]+j.reserved[target]+cost <= j.granted[target]+window
+// room reports whether there is room in a lane. The caller holds Job.mu.
+func (j *Job) room(lane int, cost uint64) bool {
+	return j.ledger.spent[lane]+j.reserved[lane]+cost <= j.granted[lane]+windowOf(lane)
 }
 
-// awaitRoom waits until there is room in the window to a rank. It reports false when the job ends.
-func (j *Job) awaitRoom(target uint32, cost uint64) bool {
+// awaitRoom waits until there is room in a lane. It reports false when the job ends.
+func (j *Job) awaitRoom(lane int, cost uint64) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for !j.closed && !j.room(target, cost) {
+	for !j.closed && !j.room(lane, cost) {
 		j.changed.Wait()
 	}
 	return !j.closed
@@ -359,9 +391,11 @@ func (j *Job) resume(member int) {
 	j.mu.Lock()
 	grants := j.newFrame(kindWindow)
 	for _, r := range j.local {
-		total := j.ledger.taken[r.index][member]
-		j.granting[r.index][member] = total
-		grants = appendGrant(grants, grant{uint32(r.number), total})
+		for hops := range uint8(lanes) {
+			total := j.ledger.takenOf(r.index, hops)[member]
+			j.granting[r.index*lanes+int(hops)][member] = total
+			grants = appendGrant(grants, grant{uint32(r.number), hops, total})
+		}
 	}
 	frames := [][]byte{grants}
 	if member == j.parent() {

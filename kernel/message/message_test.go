@@ -351,8 +351,10 @@ type app struct {
 	header  wire.Header
 	memory  []byte
 	bell    *os.File
+	alarm   *os.File
 	send    *wire.Producer
 	receive *wire.Consumer
+	upcalls *wire.Consumer
 }
 
 // join makes a rank take part, as a library does.
@@ -365,7 +367,7 @@ func (j *testJob) join(rank int) *app {
 	}
 	a := &app{t: j.t, socket: conn.(*net.UnixConn)}
 	reply, files := a.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}, nil)
-	if reply.Status != wire.StatusOK || len(files) != 2 {
+	if reply.Status != wire.StatusOK || len(files) != 3 {
 		j.t.Fatalf("hello of rank %d: %+v", rank, reply)
 	}
 	size := wire.AreaSize(len(j.config.Nodes))
@@ -373,14 +375,15 @@ func (j *testJob) join(rank int) *app {
 		j.t.Fatal(err)
 	}
 	files[0].Close()
-	a.bell = files[1]
+	a.bell, a.alarm = files[1], files[2]
 	if a.area, a.header, err = wire.OpenArea(a.memory); err != nil {
 		j.t.Fatal(err)
 	}
-	a.send, a.receive = a.area.SendProducer(), a.area.ReceiveConsumer()
+	a.send, a.receive, a.upcalls = a.area.SendProducer(), a.area.ReceiveConsumer(), a.area.UpcallConsumer()
 	j.t.Cleanup(func() {
 		a.socket.Close()
 		a.bell.Close()
+		a.alarm.Close()
 		unix.Munmap(a.memory)
 	})
 	return a
@@ -405,7 +408,7 @@ func (a *app) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File) {
 // answer returns the next reply.
 func (a *app) answer() (wire.Reply, []*os.File) {
 	a.t.Helper()
-	buf, oob := make([]byte, wire.ReplySize), make([]byte, unix.CmsgSpace(8))
+	buf, oob := make([]byte, wire.ReplySize), make([]byte, unix.CmsgSpace(12))
 	a.socket.SetReadDeadline(time.Now().Add(10 * time.Second))
 	n, oobn, _, _, err := a.socket.ReadMsgUnix(buf, oob)
 	if err != nil {
@@ -433,16 +436,21 @@ func (a *app) post(target int, handler uint16, arg uint64, payload []byte) bool 
 }
 
 // next returns the next message, if one comes in time. It polls, so nobody need ring.
-func (a *app) next(wait time.Duration) (wire.Record, bool) {
+func (a *app) next(wait time.Duration) (wire.Record, bool) { return a.nextOf(a.receive, wait) }
+
+// nextUpcall is next for the upcall ring.
+func (a *app) nextUpcall(wait time.Duration) (wire.Record, bool) { return a.nextOf(a.upcalls, wait) }
+
+func (a *app) nextOf(ring *wire.Consumer, wait time.Duration) (wire.Record, bool) {
 	for deadline := time.Now().Add(wait); ; {
-		r, ok, err := a.receive.Next()
+		r, ok, err := ring.Next()
 		if err != nil {
 			a.t.Error(err)
 			return r, false
 		}
 		if ok {
 			r.Payload = append([]byte(nil), r.Payload...)
-			if a.receive.Release() {
+			if ring.Release() {
 				a.ring()
 			}
 			return r, true

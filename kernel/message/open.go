@@ -20,7 +20,7 @@ import (
 // socket, and the extensions of the job (package extension).
 const (
 	keptLedger  = "ledger"
-	keptRanks   = "rank/"   // and the rank's number and "/kernel": socket, area, both ends of the bell
+	keptRanks   = "rank/"   // and the rank's number and "/kernel": socket, area, both ends of the bell and of the alarm
 	keptRegions = "region/" // and the region's name: its memory
 )
 
@@ -55,7 +55,7 @@ func (j *Job) create() error {
 
 func (j *Job) newRank(index, number int) *rank {
 	r := &rank{
-		job: j, number: number, index: index, batches: make([]*batch, len(j.config.Members)), costs: make(map[uint32]uint64),
+		job: j, number: number, index: index, batches: make([]*batch, len(j.config.Members)), costs: make(map[int]uint64),
 		rung: make(chan struct{}, 1), ending: make(chan struct{}), pumped: make(chan struct{}),
 	}
 	if index < len(j.config.Cores) {
@@ -107,8 +107,14 @@ func (r *rank) create() error {
 	if err := unix.SetNonblock(int(app.Fd()), false); err != nil {
 		return fmt.Errorf("make socket block: %w", err)
 	}
-	if r.bell, r.far, err = socketPair(unix.SOCK_STREAM); err != nil {
-		return err
+	for _, s := range []*socketEnds{&r.bell, &r.alarm} {
+		if s.near, s.far, err = socketPair(unix.SOCK_STREAM); err != nil {
+			return err
+		}
+	}
+	// So does a thread that waits for upcalls.
+	if err := unix.SetNonblock(int(r.alarm.far.Fd()), false); err != nil {
+		return fmt.Errorf("make alarm block: %w", err)
 	}
 	area, err := keep.File(r.memory)
 	if err != nil {
@@ -118,7 +124,7 @@ func (r *rank) create() error {
 	if err := j.config.Keeper.Keep(keep.Item{Name: task.AppFile(r.number), Files: []*os.File{app}}); err != nil {
 		return err
 	}
-	if err := j.config.Keeper.Keep(keep.Item{Name: rankItem(r.number), Files: []*os.File{near, area, r.bell, r.far}}); err != nil {
+	if err := j.config.Keeper.Keep(keep.Item{Name: rankItem(r.number), Files: []*os.File{near, area, r.bell.near, r.bell.far, r.alarm.near, r.alarm.far}}); err != nil {
 		return err
 	}
 	return r.attach(near)
@@ -145,11 +151,13 @@ func (r *rank) attach(near *os.File) error {
 		return fmt.Errorf("rank %d: its socket is a %T", r.number, conn)
 	}
 	r.socket = socket
-	if r.raw, err = r.bell.SyscallConn(); err != nil {
-		return fmt.Errorf("rank %d: its bell: %w", r.number, err)
+	for _, s := range []*socketEnds{&r.bell, &r.alarm} {
+		if s.raw, err = s.near.SyscallConn(); err != nil {
+			return fmt.Errorf("rank %d: its bell: %w", r.number, err)
+		}
 	}
 	r.sent = r.area.SendConsumer()
-	r.received = r.area.ReceiveProducer()
+	r.ordinary.ring, r.upcalls.ring = r.area.ReceiveProducer(), r.area.UpcallProducer()
 	return nil
 }
 
@@ -214,15 +222,22 @@ func (j *Job) mend() {
 			j.fault("%d messages for rank %d, which had no room for them, were lost when the node kernel of node%d was started again",
 				n, r.number, j.engine.config.Self)
 		}
-		j.granted[r.number] = j.ledger.taken[r.index][j.self]
+		for hops := range uint8(lanes) {
+			j.granted[lane(uint32(r.number), hops)] = j.ledger.takenOf(r.index, hops)[j.self]
+		}
 		r.seen = *j.ledger.released
 		r.release(*j.ledger.released)
-		r.ring() // who has been told to wake up may not have been woken
+		// Who has been told to wake up may not have been woken.
+		r.bell.ring()
+		r.alarm.ring()
+	}
+	if n := *j.ledger.forwarding; n != 0 {
+		j.fault("%d messages that were being forwarded were lost when the node kernel of node%d was started again", n, j.engine.config.Self)
 	}
 }
 
 func (r *rank) adopt(item *keep.Item) error {
-	if item == nil || len(item.Files) != 4 {
+	if item == nil || len(item.Files) != 6 {
 		return fmt.Errorf("rank %d: its area was not kept", r.number)
 	}
 	var err error
@@ -233,7 +248,8 @@ func (r *rank) adopt(item *keep.Item) error {
 		return err
 	}
 	near := item.Files[0]
-	r.bell, r.far = item.Files[2], item.Files[3]
+	r.bell.near, r.bell.far = item.Files[2], item.Files[3]
+	r.alarm.near, r.alarm.far = item.Files[4], item.Files[5]
 	item.Files = []*os.File{near, item.Files[1]}
 	return r.attach(near)
 }
@@ -243,7 +259,8 @@ func (j *Job) release() {
 	j.cancel()
 	for _, r := range j.local {
 		r.closeFiles()
-		r.far.Close()
+		r.bell.far.Close()
+		r.alarm.far.Close()
 		if r.memory != nil {
 			r.memory.Close()
 		}

@@ -22,17 +22,16 @@ type rank struct {
 	index  int // among the job's ranks on this node
 	core   int // for the recorder
 
-	socket *net.UnixConn   // this end of the socket for requests
-	bell   *os.File        // this end of the bell
-	raw    syscall.RawConn // of bell
-	far    *os.File        // the rank's end of the bell, to be handed over
+	socket *net.UnixConn // this end of the socket for requests
+	bell   socketEnds
+	alarm  socketEnds
 	memory *memory.Memory
 	area   *wire.Area
 
 	// Of pump alone.
 	sent    *wire.Consumer
-	batches []*batch          // by member; nil when there is nothing for it
-	costs   map[uint32]uint64 // by target: bytes of the messages in batches
+	batches []*batch       // by member; nil when there is nothing for it
+	costs   map[int]uint64 // by lane: bytes of the messages in batches
 
 	counts    counts
 	inBarrier atomic.Int64 // since when it has been in a barrier, for the recorder; 0: it is in none
@@ -44,20 +43,33 @@ type rank struct {
 	pumped chan struct{} // closed when all its messages have been sent after that
 
 	mu       sync.Mutex
-	received *wire.Producer
-	overflow []waiting // what the receive ring has no room for
-	unread   uint32    // messages put into the ring since it was last seen empty
-	gone     bool      // it takes no more messages
+	ordinary inbox
+	upcalls  inbox
+	gone     bool // it takes no more messages
 	endOnce  sync.Once
+}
+
+// socketEnds are a socket by which this side wakes the rank.
+type socketEnds struct {
+	near *os.File
+	raw  syscall.RawConn // of near
+	far  *os.File        // the rank's end, to be handed over
+}
+
+// inbox is one of the two ways by which a rank gets messages. What waits for room in the upcall ring goes first, so that nothing
+// that was sent later is handled before it.
+type inbox struct {
+	ring     *wire.Producer
+	overflow []waiting // what the ring has no room for
+	unread   uint32    // messages put into the ring since it was last seen empty
 }
 
 // waiting is a message that waits for room in a rank's receive ring, or the release from a barrier behind such messages.
 type waiting struct {
 	release uint64 // the barrier; 0 for a message
 	record  wire.Record
-	member  int // where it came from
+	origin  origin
 	since   record.Time
-	cost    uint64
 }
 
 // takesPart reports whether the rank uses messages, or has ended, which is another matter.
@@ -135,23 +147,19 @@ func (r *rank) drain() (n int, err error) {
 		p := packet{
 			source: uint32(r.number), target: record.Peer, handler: record.Handler, args: record.Args, payload: record.Payload,
 		}
-		cost := p.cost()
-		if !r.job.reserve(p.target, cost) {
+		to, cost := lane(p.target, 0), p.cost()
+		if !r.job.reserve(to, cost) {
 			// It goes back into the ring, where it outlives this node kernel.
 			r.sent.Unread()
 			r.flush()
-			if !r.job.awaitRoom(p.target, cost) {
+			if !r.job.awaitRoom(to, cost) {
 				return n, nil
 			}
 			continue
 		}
-		r.costs[p.target] += cost
+		r.costs[to] += cost
 		n++
-		member := r.job.place[p.target]
-		if r.batches[member] == nil {
-			r.batches[member] = newBatch(r.job.config.Job, r.job.key)
-		}
-		b := r.batches[member]
+		b := batchFor(r.batches, r.job, p.target)
 		r.note(b, &p)
 		if b.add(p); len(b.frame) >= maxBatch {
 			r.flush()
@@ -165,35 +173,19 @@ func (r *rank) flush() {
 	j := r.job
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	for member, b := range r.batches {
-		if b != nil {
-			b.number(j.ledger.sent[member])
-			j.recordSent(b, j.ledger.sent[member])
-			j.ledger.sent[member] += b.count
-		}
-	}
+	j.countBatches(r.batches)
 	j.spend(r.costs)
 	if r.sent.Release() {
-		r.ring()
+		r.bell.ring()
 	}
-	for member, b := range r.batches {
-		if b == nil {
-			continue
-		}
-		r.batches[member] = nil
-		if member == j.self {
-			j.receiveOwn(b.frame)
-		} else {
-			j.sendMessages(member, b.frame)
-		}
-	}
+	j.sendBatches(r.batches)
 }
 
 // listen waits for the rank to ring.
 func (r *rank) listen() {
 	var rung [256]byte
 	for {
-		if _, err := r.bell.Read(rung[:]); err != nil {
+		if _, err := r.bell.near.Read(rung[:]); err != nil {
 			return
 		}
 		r.refill()
@@ -204,38 +196,43 @@ func (r *rank) listen() {
 	}
 }
 
-// deliver gives the rank a message.
-func (r *rank) deliver(member int, p *packet, grants []byte) []byte {
-	grants, waiting := r.put(member, p, grants)
-	if r.job.config.Arrived != nil && waiting > 0 {
-		r.job.config.Arrived(r.number, waiting)
+// deliver gives the rank a message, by one of its inboxes.
+func (r *rank) deliver(in *inbox, o origin, p *packet, back *refunds) {
+	waits := r.put(in, o, p, back)
+	if r.job.config.Arrived != nil && waits > 0 {
+		r.job.config.Arrived(r.number, waits)
 	}
-	return grants
 }
 
-// put puts a message into the receive ring, or behind those that already wait for room there. It returns how many wait now at
-// most, 0 when the rank has ended.
-func (r *rank) put(member int, p *packet, grants []byte) (_ []byte, waits uint32) {
+// put puts a message into a ring, or behind those that already wait for room there. It returns how many wait now at most, 0 when
+// the rank has ended.
+func (r *rank) put(in *inbox, o origin, p *packet, back *refunds) (waits uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gone {
 		r.undeliverable(p.source)
-		return grants, 0
+		return 0
 	}
 	record := wire.Record{
 		Handler: p.handler, Peer: p.source, Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
 	}
-	if len(r.overflow) == 0 && r.push(record) {
-		return r.job.taken(r, member, p.cost(), grants), r.unread
+	if len(in.overflow) == 0 && len(r.upcalls.overflow) == 0 && r.push(in, record) {
+		r.job.taken(o, back)
+		return r.waits()
 	}
 	record.Payload = append([]byte(nil), p.payload...)
-	r.overflow = append(r.overflow, waiting{record: record, member: member, cost: p.cost(), since: r.job.recorder().Begin()})
+	in.overflow = append(in.overflow, waiting{record: record, origin: o, since: r.job.recorder().Begin()})
 	r.job.ledger.waiting[r.index]++
 	// The rank rings when it has made room, which it may have done just now.
-	if !r.received.Wait(len(p.payload)) {
-		r.refillLocked()
+	if !in.ring.Wait(len(p.payload)) {
+		r.refillLocked(back)
 	}
-	return grants, r.unread + uint32(len(r.overflow))
+	return r.waits()
+}
+
+// waits returns how many messages wait for the rank at most. The caller holds the lock.
+func (r *rank) waits() uint32 {
+	return r.ordinary.unread + r.upcalls.unread + uint32(len(r.ordinary.overflow)+len(r.upcalls.overflow))
 }
 
 // undeliverable reports a message to a rank that has ended.
@@ -243,61 +240,76 @@ func (r *rank) undeliverable(source uint32) {
 	r.job.fault("rank %d has sent a message to rank %d on node%d, which has ended", source, r.number, r.job.engine.config.Self)
 }
 
-// push puts a record into the receive ring and wakes the rank. The caller holds the lock.
-func (r *rank) push(record wire.Record) bool {
-	if r.received.Empty() {
-		r.unread = 0
+// push puts a record into a ring and wakes the rank. The caller holds the lock.
+func (r *rank) push(in *inbox, record wire.Record) bool {
+	if in.ring.Empty() {
+		in.unread = 0
 	}
-	ok, wake, err := r.received.Push(record)
+	ok, wake, err := in.ring.Push(record)
 	if err != nil {
 		r.job.fault("rank %d on node%d: %v", r.number, r.job.engine.config.Self, err)
 		return false
 	}
-	if ok {
-		r.unread++
+	if !ok {
+		return false
 	}
-	if wake {
-		r.ring()
+	in.unread++
+	switch {
+	case in == &r.upcalls && wake && in.ring.Claim():
+		r.alarm.ring()
+	case in == &r.upcalls:
+		r.wake() // it may sleep in its library
+	case wake:
+		r.bell.ring()
 	}
-	return ok
+	return true
 }
 
-// refill moves what waits into the receive ring.
+// wake rings the bell for a rank that sleeps.
+func (r *rank) wake() {
+	if r.area.ReceiveWaiting().Load() != 0 {
+		r.bell.ring()
+	}
+}
+
+// refill moves what waits into the rings.
 func (r *rank) refill() {
+	var back refunds
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.refillLocked()
+	r.refillLocked(&back)
+	r.mu.Unlock()
+	back.send(r.job)
 }
 
-func (r *rank) refillLocked() {
-	grants := make(map[int][]byte)
-	for len(r.overflow) > 0 {
-		w := r.overflow[0]
+func (r *rank) refillLocked(back *refunds) {
+	if r.refillInbox(&r.upcalls, back) {
+		r.refillInbox(&r.ordinary, back)
+	}
+}
+
+// refillInbox reports whether nothing waits any more. The caller holds the lock.
+func (r *rank) refillInbox(in *inbox, back *refunds) bool {
+	for len(in.overflow) > 0 {
+		w := in.overflow[0]
 		if w.release != 0 {
 			r.letOut(w.release)
-			r.overflow = r.overflow[1:]
+			in.overflow = in.overflow[1:]
 			continue
 		}
-		if !r.push(w.record) {
-			if r.received.Wait(len(w.record.Payload)) {
-				break
+		if !r.push(in, w.record) {
+			if in.ring.Wait(len(w.record.Payload)) {
+				return false
 			}
 			continue
 		}
 		r.delivered(&w)
-		r.overflow = r.overflow[1:]
+		in.overflow = in.overflow[1:]
 		r.job.ledger.waiting[r.index]--
-		if g := r.job.taken(r, w.member, w.cost, grants[w.member]); g != nil {
-			grants[w.member] = g
-		}
+		r.job.taken(w.origin, back)
 	}
-	if len(r.overflow) == 0 {
-		r.overflow = nil
-		r.received.Awake()
-	}
-	for member, frame := range grants {
-		r.job.send(member, frame)
-	}
+	in.overflow = nil
+	in.ring.Awake()
+	return true
 }
 
 // entered returns how many barriers the rank has entered. The rank can enter only one at a time. The caller holds Job.mu.
@@ -315,8 +327,8 @@ func (r *rank) entered(released uint64) (uint64, error) {
 func (r *rank) release(number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.overflow) > 0 {
-		r.overflow = append(r.overflow, waiting{release: number})
+	if len(r.ordinary.overflow) > 0 || len(r.upcalls.overflow) > 0 {
+		r.ordinary.overflow = append(r.ordinary.overflow, waiting{release: number})
 		return
 	}
 	r.letOut(number)
@@ -325,9 +337,7 @@ func (r *rank) release(number uint64) {
 func (r *rank) letOut(number uint64) {
 	r.left(number)
 	r.area.Released().Store(number)
-	if r.area.ReceiveWaiting().Load() != 0 {
-		r.ring()
-	}
+	r.wake()
 }
 
 // Ended tells that the process of a rank has ended. What it had sent before is still sent.
@@ -350,8 +360,10 @@ func (j *Job) Ended(number int) {
 		}
 		r.mu.Lock()
 		r.gone = true
-		if len(r.overflow) > 0 {
-			r.undeliverable(r.overflow[0].record.Peer)
+		for _, in := range []*inbox{&r.upcalls, &r.ordinary} {
+			if len(in.overflow) > 0 {
+				r.undeliverable(in.overflow[0].record.Peer)
+			}
 		}
 		r.mu.Unlock()
 		r.farewell()
@@ -379,16 +391,17 @@ func (r *rank) farewell() {
 
 // closeFiles ends everything that waits for the rank.
 func (r *rank) closeFiles() {
-	r.bell.Close()
+	r.bell.near.Close()
+	r.alarm.near.Close()
 	if r.socket != nil {
 		r.socket.Close()
 	}
 }
 
-// ring wakes the rank. A bell that can take no more has been rung often enough, and one that nobody holds needs no ringing.
+// ring sends the rank a byte. A socket that can take no more has been rung often enough, and one that nobody holds needs no ringing.
 // One that is being closed is not rung either: its number may be another descriptor's soon.
-func (r *rank) ring() {
-	_ = r.raw.Control(func(fd uintptr) {
+func (s *socketEnds) ring() {
+	_ = s.raw.Control(func(fd uintptr) {
 		_ = unix.Send(int(fd), []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
 }

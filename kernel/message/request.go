@@ -159,14 +159,8 @@ func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {
 		return reply, nil, fmt.Errorf("the library speaks version %d of the application interface, this node kernel version %d: "+
 			"link the program with the library of this Margay", q.Value, wire.Version)
 	}
-	area, err := keep.File(r.memory)
+	give, err := r.openings()
 	if err != nil {
-		reply.Status = wire.StatusFailed
-		return reply, nil, err
-	}
-	bell, err := keep.Duplicate(r.far.Fd(), r.far.Name())
-	if err != nil {
-		area.Close()
 		reply.Status = wire.StatusFailed
 		return reply, nil, err
 	}
@@ -174,7 +168,25 @@ func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {
 	r.job.ledger.joined[r.index] = 1
 	r.job.mu.Unlock()
 	r.job.use(true)
-	return reply, []*os.File{area, bell}, nil
+	return reply, give, nil
+}
+
+// openings are what a rank gets that takes part: its area, and its ends of the bell and of the alarm.
+func (r *rank) openings() (files []*os.File, err error) {
+	area, err := keep.File(r.memory)
+	if err != nil {
+		return nil, err
+	}
+	files = append(files, area)
+	for _, s := range []*socketEnds{&r.bell, &r.alarm} {
+		f, err := keep.Duplicate(s.far.Fd(), s.far.Name())
+		if err != nil {
+			closeAll(files)
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
 }
 
 func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
@@ -187,10 +199,14 @@ func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
 	}
 	request := extension.Request{Name: q.Name, Slot: slot.Name(q.Where), Object: object}
 	for _, s := range q.Settings {
-		if s.Kind != wire.SetConstant && s.Kind != wire.SetEntries {
+		switch s.Kind {
+		case wire.SetConstant, wire.SetEntries:
+			request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value, Entries: s.Kind == wire.SetEntries})
+		case wire.SetTrusted:
+			request.Trusted = true
+		default:
 			return wire.Reply{Status: wire.StatusInvalid}, fmt.Errorf("setting %q is of unknown kind %d", s.Name, s.Kind)
 		}
-		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value, Entries: s.Kind == wire.SetEntries})
 	}
 	x, err := r.job.config.Set.Insert(request)
 	if err != nil {

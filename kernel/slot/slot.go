@@ -49,6 +49,10 @@ const (
 	End  Verdict = 1 // the job has failed, and the rest of it is ended
 )
 
+// MaxHops is how often a message can be forwarded. To forward it once more, to a rank that the job does not have, or to the
+// rank that it has come to, is a fault.
+const MaxHops = 4
+
 // Row declares a slot.
 type Row struct {
 	Name     Name
@@ -117,7 +121,7 @@ var Table = []Row{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
 		Owners:   machineFirst,
 		Context:  MessageSize,
-		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP"},
+		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP", Forward: "FORWARD", Upcall: "UPCALL"},
 		Default:  Deliver,
 		Services: append([]string{"extension_call"}, plain...),
 		Fuel:     100_000,

@@ -80,6 +80,17 @@ func TestVerdictsAgree(t *testing.T) {
 	}
 }
 
+// So does the bound on how often a message is forwarded.
+func TestMaxHopsAgrees(t *testing.T) {
+	header, err := os.ReadFile("../../ext/include/margay.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(header, fmt.Appendf(nil, "#define MARGAY_MAX_HOPS %d\n", MaxHops)) {
+		t.Error("the header has another MARGAY_MAX_HOPS")
+	}
+}
+
 func TestTable(t *testing.T) {
 	seen := make(map[Name]bool)
 	for _, row := range Table {

@@ -32,6 +32,7 @@ func NewArea(mem []byte, h Header, nodes []uint32) (*Area, error) {
 	put(offSend, uint32(rings))
 	put(offReceive, uint32(rings+RingSize))
 	put(offRingSize, RingSize)
+	put(offUpcall, uint32(rings+2*RingSize))
 	for i, node := range nodes {
 		put(HeaderSize+4*i, node)
 	}
@@ -71,28 +72,35 @@ func (a *Area) ReceiveWaiting() *atomic.Uint32 {
 	return a.word32(offReceiveControl + offConsumerWaiting)
 }
 
+// Armed is the word by which the rank says that it wants to be interrupted when an upcall comes.
+func (a *Area) Armed() *atomic.Uint32 { return a.word32(offUpcallControl + offConsumerWaiting) }
+
 // SendWaiting is the word by which the node kernel says that it sleeps until something is sent or a barrier is entered.
 func (a *Area) SendWaiting() *atomic.Uint32 { return a.word32(offSendControl + offConsumerWaiting) }
 
 // SendProducer is the rank's end of the send ring.
-func (a *Area) SendProducer() *Producer {
-	p := &Producer{a.ring(offSendControl, 0)}
-	p.position = p.tail.Load()
-	return p
-}
+func (a *Area) SendProducer() *Producer { return newProducer(a.ring(offSendControl, 0)) }
 
 // SendConsumer is the node kernel's end of the send ring.
 func (a *Area) SendConsumer() *Consumer { return newConsumer(a.ring(offSendControl, 0)) }
 
 // ReceiveProducer is the node kernel's end of the receive ring.
-func (a *Area) ReceiveProducer() *Producer {
-	p := &Producer{a.ring(offReceiveControl, RingSize)}
-	p.position = p.tail.Load()
-	return p
-}
+func (a *Area) ReceiveProducer() *Producer { return newProducer(a.ring(offReceiveControl, RingSize)) }
 
 // ReceiveConsumer is the rank's end of the receive ring.
 func (a *Area) ReceiveConsumer() *Consumer { return newConsumer(a.ring(offReceiveControl, RingSize)) }
+
+// UpcallProducer is the node kernel's end of the upcall ring.
+func (a *Area) UpcallProducer() *Producer { return newProducer(a.ring(offUpcallControl, 2*RingSize)) }
+
+// UpcallConsumer is the rank's end of the upcall ring.
+func (a *Area) UpcallConsumer() *Consumer { return newConsumer(a.ring(offUpcallControl, 2*RingSize)) }
+
+func newProducer(r ring) *Producer {
+	p := &Producer{r}
+	p.position = p.tail.Load()
+	return p
+}
 
 func newConsumer(r ring) *Consumer {
 	c := &Consumer{ring: r}
@@ -102,7 +110,7 @@ func newConsumer(r ring) *Consumer {
 }
 
 func (a *Area) ring(control, offset int) ring {
-	start := len(a.mem) - 2*RingSize + offset
+	start := len(a.mem) - 3*RingSize + offset
 	return ring{
 		data:            a.mem[start : start+RingSize : start+RingSize],
 		tail:            a.word64(control + offTail),

@@ -58,6 +58,10 @@ func (p *Producer) Push(r Record) (ok, wake bool, err error) {
 	return true, p.consumerWaiting.Load() != 0, nil
 }
 
+// Claim takes the peer's announcement that it sleeps back, and reports whether there was one: the peer is then woken once, and
+// not again for each record until it announces that it sleeps again.
+func (p *Producer) Claim() bool { return p.consumerWaiting.Swap(0) != 0 }
+
 // Empty reports whether the peer has taken everything.
 func (p *Producer) Empty() bool { return p.head.Load() == p.position }
 
@@ -118,6 +122,9 @@ func (c *Consumer) Release() (wake bool) {
 	c.head.Store(c.position)
 	return c.producerWaiting.Load() != 0
 }
+
+// Ready reports whether there is a record that was not read.
+func (c *Consumer) Ready() bool { return c.tail.Load() != c.next }
 
 // Wait announces that the consumer is going to sleep. It reports whether there is nothing to read; otherwise sleeping would
 // be wrong.

@@ -4,15 +4,16 @@
 // # Opening
 //
 // A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the environment variable MARGAY_FD
-// names. It sends a Request with OpHello and its Version; the Reply brings two descriptors: the rank's area (shared memory),
-// and its end of the bell, a stream socket. Later requests go the same way, one at a time. A side rings by sending a byte
-// without waiting, and sleeps by reading what there is; each has an end of its own, so that neither can make the other wait.
+// names. It sends a Request with OpHello and its Version; the Reply brings three descriptors: the rank's area (shared memory),
+// and its ends of the bell and of the alarm, which are stream sockets. Later requests go the same way, one at a time. A side
+// rings by sending a byte without waiting, and sleeps by reading what there is; each has an end of its own, so that neither can
+// make the other wait.
 //
 // # The area
 //
-// It begins with a header page (Header), then comes a table of the nodes of all ranks, then two rings: the send ring, which
-// the rank fills, and the receive ring, which the node kernel fills. All numbers are little-endian. The node kernel trusts
-// nothing that a rank can write: it reads each number once, checks it, and works on copies.
+// It begins with a header page (Header), then comes a table of the nodes of all ranks, then three rings: the send ring, which
+// the rank fills, the receive ring and the upcall ring, which the node kernel fills. All numbers are little-endian. The node
+// kernel trusts nothing that a rank can write: it reads each number once, checks it, and works on copies.
 //
 // # Rings
 //
@@ -20,6 +21,14 @@
 // tail, the consumer owns the head. Records are multiples of 8 bytes, do not wrap around the ring's end (a Pad record fills
 // what is left there), and have the layout of Record. A side that is going to sleep sets its waiting word, looks once more,
 // and then reads its end of the bell; the other side, after moving its position, rings if the word is set.
+//
+// # Upcalls
+//
+// Messages in the upcall ring are to be handled at once. Its consumer's waiting word is called armed: the rank sets it, and looks
+// at the ring once more, when it wants to be interrupted. The node kernel, after moving the position, takes the word back to 0
+// and, if it was set, sends a byte through the alarm. If it was not and the rank sleeps, it rings. Whoever finds a record in the
+// receive ring empties the upcall ring before it takes that record, and so handles nothing before an upcall that was sent
+// earlier. A node kernel that was started again sends a byte in any case.
 package wire
 
 import (
@@ -29,7 +38,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 1
+const Version = 2
 
 // Names in a rank's environment.
 const (
@@ -69,12 +78,14 @@ const (
 	offSend      = 40 // offset of the send ring
 	offReceive   = 44 // offset of the receive ring
 	offRingSize  = 48
+	offUpcall    = 52 // offset of the upcall ring
 
 	offEntered  = 64  // barriers that the rank has entered; written by the rank
 	offReleased = 128 // barriers that are complete; written by the node kernel
 
 	offSendControl    = 256
 	offReceiveControl = 512
+	offUpcallControl  = 768
 
 	// In a ring's control block, each on a cache line of its own.
 	offTail            = 0
@@ -92,7 +103,7 @@ type Header struct {
 }
 
 // AreaSize is the size of the area of a job with the given number of ranks, in bytes.
-func AreaSize(ranks int) int { return ringsOffset(ranks) + 2*RingSize }
+func AreaSize(ranks int) int { return ringsOffset(ranks) + 3*RingSize }
 
 func ringsOffset(ranks int) int { return (HeaderSize + 4*ranks + 4095) &^ 4095 }
 
@@ -101,8 +112,8 @@ func ringsOffset(ranks int) int { return (HeaderSize + 4*ranks + 4095) &^ 4095 }
 //	0  u32 length of the record in bytes, a multiple of 8
 //	4  u16 kind: 1 message, 2 pad
 //	6  u16 handler
-//	8  u32 peer: the target rank in the send ring, the source rank in the receive ring
-//	12 u32 node: 0 in the send ring, the source node in the receive ring
+//	8  u32 peer: the target rank in the send ring, the source rank in the others
+//	12 u32 node: 0 in the send ring, the source node in the others
 //	16 u32 size of the payload in bytes
 //	20 u32 zero
 //	24 u64 first argument

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,18 +14,36 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "wire.h"
 
+/* Upcalls interrupt by a signal that is never lost, that does no harm where nobody handles it, and that nobody uses. */
+#define UPCALL_SIGNAL SIGURG
+#define UPCALL_STACK (256 << 10) /* bytes */
+#define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
+
 static struct {
 	int socket; /* for requests */
 	int bell;
+	int alarm;
 	char *area;
 	uint32_t call; /* number of the last request */
 	uint64_t tail; /* of the send ring: this side's own position */
 	uint64_t head; /* of the receive ring: likewise */
+
+	/* Of upcalls, which come in the middle of anything. */
+	volatile uint64_t upcall_head; /* of the upcall ring: likewise */
+	volatile int upcalls;          /* they may interrupt */
+	volatile int masked;           /* but not now */
+	volatile int missed;           /* one wanted to */
+	volatile int running;          /* handlers, each called while the one before it runs */
+	volatile int depth;            /* handlers of the signal, likewise */
+	volatile int unblocked;        /* the innermost handler has let the signal come */
+	struct sigaction action;       /* of UPCALL_SIGNAL, as it was before */
+
 	struct {
 		margay_handler f;
 		void *data;
@@ -32,11 +51,13 @@ static struct {
 	void *fixed[64]; /* where regions have been mapped at their fixed address: a job has no more of them */
 	size_t fixed_count;
 	char error[512];
-} self = {.socket = -1, .bell = -1};
+} self = {.socket = -1, .bell = -1, .alarm = -1};
 
 static int fail(const char *format, ...)
 {
 	va_list args;
+	if (self.depth > 0)
+		return -1; /* printf is for those that have interrupted nobody */
 	va_start(args, format);
 	vsnprintf(self.error, sizeof self.error, format, args);
 	va_end(args);
@@ -94,12 +115,15 @@ static int send_request(const void *request, size_t size, int file)
 	return n == (ssize_t)size ? 0 : fail("ask the node kernel: %s", strerror(errno));
 }
 
+/* The descriptors that can come with a reply. */
+#define MAX_FILES 3
+
 /* receive_reply waits for the reply and puts the descriptors that come with it into files, -1 where there is none. */
-static int receive_reply(struct wire_reply *reply, int files[2])
+static int receive_reply(struct wire_reply *reply, int files[MAX_FILES])
 {
 	struct iovec data = {reply, sizeof *reply};
 	union {
-		char space[CMSG_SPACE(2 * sizeof(int))];
+		char space[CMSG_SPACE(MAX_FILES * sizeof(int))];
 		struct cmsghdr align;
 	} control;
 	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
@@ -116,31 +140,37 @@ static int receive_reply(struct wire_reply *reply, int files[2])
 	return 0;
 }
 
-static void close_files(int files[2])
+static void no_files(int files[MAX_FILES])
 {
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < MAX_FILES; i++)
+		files[i] = -1;
+}
+
+static void close_files(int files[MAX_FILES])
+{
+	for (int i = 0; i < MAX_FILES; i++)
 		if (files[i] >= 0)
 			close(files[i]);
 }
 
 /* ask makes a request. The descriptors that come with the reply go to files, which may be NULL. A request that may be made twice
  * is made again when the node kernel was started again before it answered. */
-static int ask(void *request, size_t size, int file, struct wire_reply *reply, int files[2])
+static int ask(void *request, size_t size, int file, struct wire_reply *reply, int files[MAX_FILES])
 {
 	struct wire_request *r = request;
-	int none[2] = {-1, -1};
+	int none[MAX_FILES];
 	int *got = files ? files : none;
 	if (self.socket < 0)
 		return fail("margay_init has not been called");
 	do {
 		r->call = ++self.call;
-		got[0] = got[1] = -1;
+		no_files(got);
 		if (send_request(request, size, file) != 0 || receive_reply(reply, got) != 0)
 			return -1;
 		/* Another reply is to a request that the node kernel has answered twice. */
 		while (reply->call != r->call) {
 			close_files(got);
-			got[0] = got[1] = -1;
+			no_files(got);
 			if (receive_reply(reply, got) != 0)
 				return -1;
 		}
@@ -174,10 +204,10 @@ int margay_init(void)
 	fcntl(self.socket, F_SETFD, FD_CLOEXEC);
 	struct wire_request request = {.op = WIRE_HELLO, .value = WIRE_VERSION};
 	struct wire_reply reply;
-	int files[2];
+	int files[MAX_FILES];
 	if (ask(&request, sizeof request, -1, &reply, files) != 0)
 		return -1;
-	if (files[0] < 0 || files[1] < 0 || fstat(files[0], &info) != 0)
+	if (files[0] < 0 || files[1] < 0 || files[2] < 0 || fstat(files[0], &info) != 0)
 		return fail("the node kernel sent no area");
 	void *area = mmap(NULL, info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
 	close(files[0]);
@@ -185,10 +215,12 @@ int margay_init(void)
 		return fail("map the area: %s", strerror(errno));
 	self.area = area;
 	self.bell = files[1];
+	self.alarm = files[2];
 	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
 		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
 	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
+	self.upcall_head = atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_HEAD));
 	return 0;
 }
 
@@ -206,7 +238,7 @@ static void *map_region(const char *name, size_t size, size_t *actual, int fixed
 {
 	struct wire_request request = {.op = WIRE_REGION, .value = size};
 	struct wire_reply reply;
-	int files[2];
+	int files[MAX_FILES];
 	if (put_name(request.name, name) != 0 || ask(&request, sizeof request, -1, &reply, files) != 0)
 		return NULL;
 	void *at = fixed ? (void *)(uintptr_t)reply.values[3] : NULL;
@@ -294,7 +326,7 @@ int margay_state(int extension, const char *map, struct margay_state *state)
 {
 	struct wire_request request = {.op = WIRE_STATE, .handle = extension};
 	struct wire_reply reply;
-	int files[2];
+	int files[MAX_FILES];
 	if (put_name(request.name, map) != 0 || ask(&request, sizeof request, -1, &reply, files) != 0)
 		return -1;
 	state->size = reply.values[0];
@@ -323,14 +355,29 @@ static size_t send_room(void)
 	return WIRE_RING_SIZE - (self.tail - atomic_load(word64(WIRE_SEND_CONTROL + WIRE_HEAD)));
 }
 
-int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+/* mask has upcalls wait and returns whether they did already, for unmask. It is what keeps them out of this library's own work. */
+static int mask(void)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
-	if (rank < 0 || rank >= margay_size() || handler < 0 || handler >= MARGAY_MAX_HANDLERS)
-		return fail("there is no rank %d with handler %d", rank, handler);
-	if (length > MARGAY_MAX_PAYLOAD)
-		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
+	int was = self.masked;
+	self.masked = 1;
+	atomic_signal_fence(memory_order_seq_cst);
+	return was;
+}
+
+static void interruptible(void);
+
+/* unmask takes mask back, and makes good for an upcall that came meanwhile. */
+static void unmask(int was)
+{
+	atomic_signal_fence(memory_order_seq_cst);
+	self.masked = was;
+	if (!was && self.missed)
+		interruptible();
+}
+
+/* put puts a message into the send ring and reports whether there was room. */
+static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
 	char *ring_bytes = self.area + header(WIRE_SEND);
 	size_t at = self.tail & (WIRE_RING_SIZE - 1), need = record_length(length), pad = 0;
 	if (at + need > WIRE_RING_SIZE)
@@ -354,27 +401,101 @@ int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 	return 1;
 }
 
+int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	if (rank < 0 || rank >= margay_size() || handler < 0 || handler >= MARGAY_MAX_HANDLERS)
+		return fail("there is no rank %d with handler %d", rank, handler);
+	if (length > MARGAY_MAX_PAYLOAD)
+		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
+	int was = mask();
+	int sent = put(rank, handler, arg0, arg1, payload, length);
+	unmask(was);
+	return sent;
+}
+
 int margay_handle(int number, margay_handler handler, void *data)
 {
 	if (number < 0 || number >= MARGAY_MAX_HANDLERS)
 		return fail("there is no handler %d", number);
+	int was = mask();
 	self.handlers[number].f = handler;
 	self.handlers[number].data = data;
+	unmask(was);
 	return 0;
 }
 
-/* run_handler runs the handler of a record. */
+/* no_handler ends the process, in which a message has come that it has no handler for. */
+static void no_handler(const struct wire_record *r)
+{
+	char text[128]; /* stdio may be what an upcall has interrupted */
+	int n = snprintf(text, sizeof text, "margay: rank %d got a message for handler %d from rank %d, and has no such handler\n", margay_rank(),
+			 r->handler, r->peer);
+	if (write(STDERR_FILENO, text, n) < 0)
+		_exit(1);
+	abort();
+}
+
+static void block_upcalls(int how)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, UPCALL_SIGNAL);
+	sigprocmask(how, &set, NULL);
+}
+
+/* run_handler runs the handler of a record, masked, and leaves it masked, whatever the handler does about that. */
 static void run_handler(const struct wire_record *r)
 {
 	margay_handler f = self.handlers[r->handler % MARGAY_MAX_HANDLERS].f;
-	if (!f) {
-		fprintf(stderr, "margay: rank %d got a message for handler %d from rank %d, and has no such handler\n", margay_rank(),
-			r->handler, r->peer);
-		abort();
-	}
+	if (!f)
+		no_handler(r);
 	struct margay_am message = {.source = r->peer, .node = r->node, .handler = r->handler, .args = {r->args[0], r->args[1]},
 				    .payload = r + 1, .length = r->size};
+	int unblocked = self.unblocked;
+	self.unblocked = 0;
+	self.running++;
 	f(&message, self.handlers[r->handler % MARGAY_MAX_HANDLERS].data);
+	self.running--;
+	self.masked = 1;
+	if (self.unblocked && !unblocked)
+		block_upcalls(SIG_BLOCK);
+	self.unblocked = unblocked;
+}
+
+/* consumed moves a ring's head and wakes the node kernel if that waits for room. */
+static void consumed(size_t control, uint64_t head)
+{
+	atomic_store(word64(control + WIRE_HEAD), head);
+	if (atomic_load(word32(control + WIRE_PRODUCER_WAITING)))
+		ring();
+}
+
+static int upcalls_wait(void) { return atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_TAIL)) != self.upcall_head; }
+
+/* run_upcalls runs the handlers of all upcalls that have come. The caller has masked them. */
+static int run_upcalls(void)
+{
+	struct {
+		struct wire_record head;
+		char payload[MARGAY_MAX_PAYLOAD];
+	} copy; /* since the handler may let other upcalls come */
+	char *ring_bytes = self.area + header(WIRE_UPCALL);
+	int n = 0;
+	while (upcalls_wait()) {
+		const struct wire_record *r = (struct wire_record *)(ring_bytes + (self.upcall_head & (WIRE_RING_SIZE - 1)));
+		uint32_t length = r->length, kind = r->kind;
+		if (kind == WIRE_MESSAGE)
+			memcpy(&copy, r, sizeof copy.head + r->size);
+		self.upcall_head += length;
+		consumed(WIRE_UPCALL_CONTROL, self.upcall_head);
+		if (kind == WIRE_MESSAGE) {
+			run_handler(&copy.head);
+			n++;
+		}
+	}
+	return n;
 }
 
 int margay_poll(void)
@@ -382,8 +503,13 @@ int margay_poll(void)
 	if (!self.area)
 		return fail("margay_init has not been called");
 	char *ring_bytes = self.area + header(WIRE_RECEIVE);
-	int n = 0;
-	while (atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head) {
+	int was = mask(), n = 0;
+	for (;;) {
+		/* An upcall that was sent before the message in the ring has come when that has. */
+		int some = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head;
+		n += run_upcalls();
+		if (!some)
+			break;
 		const struct wire_record *r = (struct wire_record *)(ring_bytes + (self.head & (WIRE_RING_SIZE - 1)));
 		uint32_t length = r->length;
 		if (r->kind == WIRE_MESSAGE) {
@@ -391,13 +517,132 @@ int margay_poll(void)
 			n++;
 		}
 		self.head += length;
-		atomic_store(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD), self.head);
-		/* A sender may wait for the room of this one. */
-		if (atomic_load(word32(WIRE_RECEIVE_CONTROL + WIRE_PRODUCER_WAITING)))
-			ring();
+		consumed(WIRE_RECEIVE_CONTROL, self.head);
 	}
+	unmask(was);
 	return n;
 }
+
+/* ---- Upcalls ---- */
+
+static void arm(int armed) { atomic_store(word32(WIRE_UPCALL_CONTROL + WIRE_CONSUMER_WAITING), armed); }
+
+/* interruptible takes the upcalls that wait and lets further ones interrupt. */
+static void interruptible(void)
+{
+	for (;;) {
+		self.masked = 1;
+		atomic_signal_fence(memory_order_seq_cst);
+		self.missed = 0;
+		if (self.upcalls)
+			run_upcalls();
+		atomic_signal_fence(memory_order_seq_cst);
+		self.masked = 0;
+		if (!self.upcalls)
+			return;
+		arm(1);
+		if (!upcalls_wait() && !self.missed)
+			return;
+	}
+}
+
+/* on_alarm is what upcalls interrupt with. Linux keeps the next one out until it returns. */
+static void on_alarm(int number)
+{
+	int error = errno, unblocked = self.unblocked;
+	char rung[64];
+	(void)number;
+	while (recv(self.alarm, rung, sizeof rung, MSG_DONTWAIT) == sizeof rung)
+		;
+	if (self.masked || !self.upcalls) {
+		self.missed = 1;
+	} else {
+		self.depth++;
+		self.unblocked = 0;
+		interruptible();
+		self.unblocked = unblocked;
+		self.depth--;
+	}
+	errno = error;
+}
+
+/* alternate_stack gives this thread a stack for handlers of signals, with a page behind it that may not be touched. */
+static int alternate_stack(void)
+{
+	const size_t guard = 4096;
+	char *stack = mmap(NULL, guard + UPCALL_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (stack == MAP_FAILED || mprotect(stack, guard, PROT_NONE) != 0)
+		return fail("make a stack for upcalls: %s", strerror(errno));
+	stack_t s = {.ss_sp = stack + guard, .ss_size = UPCALL_STACK};
+	if (sigaltstack(&s, NULL) != 0) {
+		munmap(stack, guard + UPCALL_STACK);
+		return fail("use a stack for upcalls: %s", strerror(errno));
+	}
+	return 0;
+}
+
+/* start_upcalls has Linux send this thread a signal when something comes through the alarm. */
+static int start_upcalls(void)
+{
+	struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART | SA_ONSTACK};
+	struct f_owner_ex owner = {F_OWNER_TID, syscall(SYS_gettid)};
+	stack_t stack;
+	sigemptyset(&action.sa_mask);
+	if (sigaltstack(NULL, &stack) != 0 || (stack.ss_flags & SS_DISABLE) || stack.ss_size < UPCALL_STACK)
+		if (alternate_stack() != 0)
+			return -1;
+	if (sigaction(UPCALL_SIGNAL, &action, &self.action) != 0)
+		return fail("handle upcalls: %s", strerror(errno));
+	if (fcntl(self.alarm, F_SETOWN_EX, &owner) != 0 || fcntl(self.alarm, F_SETSIG, UPCALL_SIGNAL) != 0 ||
+	    fcntl(self.alarm, F_SETFL, fcntl(self.alarm, F_GETFL) | O_ASYNC) != 0) {
+		fail("have upcalls interrupt: %s", strerror(errno));
+		sigaction(UPCALL_SIGNAL, &self.action, NULL);
+		return -1;
+	}
+	block_upcalls(SIG_UNBLOCK);
+	self.upcalls = 1;
+	if (!self.masked)
+		interruptible();
+	return 0;
+}
+
+int margay_upcalls(int on)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	if (self.depth > 0)
+		return -1;
+	if (!on == !self.upcalls)
+		return 0;
+	if (on)
+		return start_upcalls();
+	self.upcalls = 0;
+	arm(0);
+	fcntl(self.alarm, F_SETFL, fcntl(self.alarm, F_GETFL) & ~O_ASYNC);
+	sigaction(UPCALL_SIGNAL, &self.action, NULL);
+	return 0;
+}
+
+int margay_mask(int masked)
+{
+	if (!self.area)
+		return fail("margay_init has not been called");
+	int was = mask();
+	if (masked) {
+		arm(0);
+		return was;
+	}
+	if (self.running >= UPCALL_DEPTH)
+		return was;
+	if (self.depth > 0 && !self.unblocked) {
+		block_upcalls(SIG_UNBLOCK);
+		self.unblocked = 1;
+	}
+	interruptible();
+	return was;
+}
+
+/* ---- Waiting ---- */
 
 static int64_t now_ms(void)
 {
@@ -406,7 +651,7 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* sleep_until reads the bell until it has been rung or the deadline (-1: none) is over, and reports whether it was rung. */
+/* sleep_until reads the bell until it has been rung, or a signal has come, or the deadline (-1: none) is over, which it reports by 0. */
 static int sleep_until(int64_t deadline)
 {
 	for (;;) {
@@ -418,10 +663,13 @@ static int sleep_until(int64_t deadline)
 			wait = left > 1 << 30 ? 1 << 30 : (int)left;
 		}
 		struct pollfd p = {.fd = self.bell, .events = POLLIN};
-		if (poll(&p, 1, wait) > 0) {
+		int n = poll(&p, 1, wait);
+		if (n > 0) {
 			char rung[256];
 			return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 		}
+		if (n < 0)
+			return 1;
 	}
 }
 
@@ -430,20 +678,26 @@ static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeou
 {
 	int64_t deadline = timeout < 0 ? -1 : now_ms() + timeout;
 	_Atomic uint32_t *waiting = word32(WIRE_RECEIVE_CONTROL + WIRE_CONSUMER_WAITING);
-	int n = 0;
+	int n = 0, was = mask(), rung = 1;
 	for (;;) {
 		n += margay_poll();
 		if (done(n, arg))
-			return n;
-		/* Whoever comes after this rings. */
+			break;
+		if (!rung) {
+			n = fail("nothing came in %d ms", timeout);
+			break;
+		}
+		/* Whoever comes after this rings, upcalls too. */
 		atomic_store(waiting, 1);
+		arm(0);
 		int more = margay_poll();
 		n += more;
-		int rung = more || done(n, arg) || sleep_until(deadline);
+		rung = more || done(n, arg) || sleep_until(deadline);
 		atomic_store(waiting, 0);
-		if (!rung)
-			return fail("nothing came in %d ms", timeout);
 	}
+	if (!was)
+		interruptible();
+	return n;
 }
 
 static int some_came(int n, uint64_t arg)
@@ -480,7 +734,12 @@ int margay_barrier(int timeout)
 	return 0;
 }
 
-int margay_finalize(int timeout) { return margay_barrier(timeout); }
+int margay_finalize(int timeout)
+{
+	if (margay_barrier(timeout) != 0)
+		return -1;
+	return margay_upcalls(0);
+}
 
 /* has_room announces that this side waits for room for a record, and reports whether there is some. */
 static int has_room(int n, uint64_t length)

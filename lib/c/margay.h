@@ -13,7 +13,8 @@
  * A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
  * from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with
  * run the handler of their number, inside margay_poll, margay_wait, margay_barrier, margay_finalize, or inside margay_send
- * when that has to wait. A handler may call margay_post, and nothing else that sends or waits.
+ * when that has to wait. A handler may call margay_post, and nothing else that sends or waits. Messages that an extension has
+ * made upcalls run theirs at once, when margay_upcalls has been called.
  *
  * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not safe for use by several
  * threads at a time. Times are in milliseconds; -1 waits for ever. */
@@ -83,6 +84,29 @@ int margay_wait(int timeout);
  * returns 0, the messages that any rank had sent to this one before entering the barrier have been handled. It fails when the
  * time is over; the job can then not use barriers any more. */
 int margay_barrier(int timeout);
+
+/* Upcalls: messages for which an extension has answered MARGAY_UPCALL.
+ *
+ * margay_upcalls(1) has them interrupt this thread, whatever it does; margay_upcalls(0) has them come like all others again, as
+ * before the first call and after margay_finalize. It uses the signal SIGURG, whose handler must not be changed meanwhile, and a
+ * stack of its own. The handler gets whole registers and gives them back: floating point, vectors, flags and errno are as they
+ * were. A system call that was interrupted goes on, except those that Linux never restarts (poll, select, epoll_wait, nanosleep
+ * and the like, see signal(7)): they return EINTR.
+ *
+ * The handler has come in the middle of anything, malloc and stdio included. It may call margay_post, margay_mask, the functions
+ * that tell the place of this process, and what signal-safety(7) lists; not malloc or printf. When margay_post fails there, it
+ * says so, and leaves margay_error as it was.
+ *
+ * While a handler runs, whoever called it, upcalls are masked: the next one comes when it has returned. It may let others
+ * interrupt it, by margay_mask(0), unless eight handlers run in the middle of each other already. While a program waits in this library, they come as fast, one after the other.
+ *
+ * Upcalls from one rank come in the order in which they were sent. They may come before other messages that were sent before
+ * them; a message never comes before an upcall that the same rank has sent before it. */
+int margay_upcalls(int on);
+
+/* margay_mask has upcalls wait (1), or come again (0), at once if there are some, and returns what it was before. It makes no
+ * system call. Polling and waiting take upcalls, masked or not. */
+int margay_mask(int masked);
 
 /* margay_region maps memory that the job's ranks on this node share under a name, zeroes when it is first asked for. An
  * extension that has a map of that name works on it when it is inserted later. A size of 0 asks for one that is there; the

@@ -1,10 +1,10 @@
-/* The layouts of the application interface, version 1: kernel/wire in C. */
+/* The layouts of the application interface, version 2: kernel/wire in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 1
+#define WIRE_VERSION 2
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -24,10 +24,12 @@
 #define WIRE_SEND 40
 #define WIRE_RECEIVE 44
 #define WIRE_RING_BYTES 48
+#define WIRE_UPCALL 52
 #define WIRE_ENTERED 64
 #define WIRE_RELEASED 128
 #define WIRE_SEND_CONTROL 256
 #define WIRE_RECEIVE_CONTROL 512
+#define WIRE_UPCALL_CONTROL 768
 
 /* Places in a ring's control block. */
 #define WIRE_TAIL 0
@@ -63,6 +65,7 @@ struct wire_record {
 
 #define WIRE_SET_CONSTANT 1
 #define WIRE_SET_ENTRIES 2
+#define WIRE_SET_TRUSTED 3
 
 struct wire_request {
 	uint32_t op;

@@ -11,7 +11,8 @@
 // A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
 // from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with run
 // the handler of their number, in whatever call of this package finds them: Poll, Wait, Barrier, Finalize, and Send when it
-// has to wait. A handler must not block and must not call those; it may Send when the window is open, which Post tells.
+// has to wait. A handler must not block and must not call those; it may Send when the window is open, which Post tells. Messages
+// that an extension has made upcalls run theirs at once, when Upcalls has been called.
 package margay
 
 import (
@@ -52,6 +53,7 @@ type Job struct {
 	memory []byte
 	socket *net.UnixConn
 	bell   *os.File
+	alarm  *os.File
 
 	asking sync.Mutex // one request at a time
 	calls  uint32     // requests made; guarded by asking
@@ -61,7 +63,10 @@ type Job struct {
 
 	handling sync.Mutex // held while messages are taken and their handlers run
 	receive  *wire.Consumer
+	upcalls  *wire.Consumer
 	handlers [wire.MaxHandlers]func(Message)
+
+	interrupting sync.Once // Upcalls has been called
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -114,22 +119,23 @@ func (j *Job) open() error {
 	if err != nil {
 		return fmt.Errorf("margay: init: %w", err)
 	}
-	if len(files) != 2 {
+	if len(files) != 3 {
 		closeAll(files)
 		return fmt.Errorf("margay: init: the node kernel sent %d descriptors", len(files))
 	}
 	defer files[0].Close()
 	if j.memory, err = mapFile(files[0]); err != nil {
-		files[1].Close()
+		closeAll(files[1:])
 		return err
 	}
 	if j.area, j.header, err = wire.OpenArea(j.memory); err != nil {
-		files[1].Close()
+		closeAll(files[1:])
 		return fmt.Errorf("margay: init: %w", err)
 	}
 	j.send = j.area.SendProducer()
 	j.receive = j.area.ReceiveConsumer()
-	j.bell = files[1]
+	j.upcalls = j.area.UpcallConsumer()
+	j.bell, j.alarm = files[1], files[2]
 	return nil
 }
 
@@ -223,27 +229,41 @@ func (j *Job) Poll() int {
 	defer j.handling.Unlock()
 	n := 0
 	for {
-		record, ok, err := j.receive.Next()
-		if err != nil {
-			panic(fmt.Sprintf("margay: receive: %v", err)) // this program has written over its own area
+		// An upcall that was sent before the message in the ring has come when that has.
+		some := j.receive.Ready()
+		for j.handleNext(j.upcalls) {
+			n++
 		}
-		if !ok {
-			break
+		if !some {
+			return n
 		}
-		n++
-		handler := j.handlers[record.Handler%wire.MaxHandlers]
-		if handler == nil {
-			panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), record.Handler, record.Peer))
-		}
-		handler(Message{
-			Source: int(record.Peer), Node: int(record.Node), Handler: int(record.Handler), Args: record.Args, Payload: record.Payload,
-		})
-		// A sender may wait for the room of this one.
-		if j.receive.Release() {
-			j.ring()
+		if j.handleNext(j.receive) {
+			n++
 		}
 	}
-	return n
+}
+
+// handleNext runs the handler of the next message in a ring, if there is one. The caller holds Job.handling.
+func (j *Job) handleNext(ring *wire.Consumer) bool {
+	record, ok, err := ring.Next()
+	if err != nil {
+		panic(fmt.Sprintf("margay: receive: %v", err)) // this program has written over its own area
+	}
+	if !ok {
+		return false
+	}
+	handler := j.handlers[record.Handler%wire.MaxHandlers]
+	if handler == nil {
+		panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), record.Handler, record.Peer))
+	}
+	handler(Message{
+		Source: int(record.Peer), Node: int(record.Node), Handler: int(record.Handler), Args: record.Args, Payload: record.Payload,
+	})
+	// A sender may wait for the room of this one.
+	if ring.Release() {
+		j.ring()
+	}
+	return true
 }
 
 // Wait waits until messages have arrived, runs their handlers, and returns how many there were.
@@ -277,6 +297,7 @@ func (j *Job) Finalize(ctx context.Context) error {
 	if !j.closed {
 		j.closed = true
 		j.bell.Close()
+		j.stopUpcalls()
 		j.changed.Broadcast()
 	}
 	return nil

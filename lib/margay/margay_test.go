@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -63,6 +64,12 @@ func rank(mode []string) error {
 			}
 		}
 		return job.Finalize(ctx)
+	case "compute":
+		n, err := strconv.Atoi(mode[1])
+		if err != nil {
+			return err
+		}
+		return compute(ctx, job, n)
 	case "services":
 		return services(job)
 	case "list":
@@ -129,6 +136,26 @@ func list(job *margay.Job, what string) error {
 	return nil
 }
 
+// compute computes until n upcalls have been handled.
+func compute(ctx context.Context, job *margay.Job, n int) error {
+	var handled atomic.Int64
+	var failed atomic.Pointer[error]
+	job.Handle(4, func(m margay.Message) {
+		if ok, err := job.Post(m.Source, 2, [2]uint64{m.Args[0], m.Args[1] + 1}, m.Payload); !ok {
+			err = fmt.Errorf("upcall %d is not sent back: %w", m.Args[0], err)
+			failed.Store(&err)
+		}
+		handled.Add(1)
+	})
+	job.Upcalls()
+	for handled.Load() < int64(n) {
+	}
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return job.Finalize(ctx)
+}
+
 func services(job *margay.Job) error {
 	region, err := job.Region("shared", 4096)
 	if err != nil {
@@ -191,9 +218,9 @@ func TestInitFails(t *testing.T) {
 	}{
 		{"version", wire.Reply{Status: wire.StatusVersion, Text: "another"}, 0, margay.ErrVersion},
 		{"room", wire.Reply{Status: wire.StatusNoRoom, Text: "full"}, 0, margay.ErrNoRoom},
-		{"one descriptor", wire.Reply{}, 1, nil},
-		{"empty area", wire.Reply{}, 2, nil},
-		{"three descriptors", wire.Reply{}, 3, nil},
+		{"two descriptors", wire.Reply{}, 2, nil},
+		{"empty area", wire.Reply{}, 3, nil},
+		{"four descriptors", wire.Reply{}, 4, nil},
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {

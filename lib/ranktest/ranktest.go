@@ -22,8 +22,8 @@ import (
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// kernel is a node kernel as the one rank of a test sees it.
-type kernel struct {
+// Kernel is a node kernel as the one rank of a test sees it.
+type Kernel struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	output  text
@@ -32,9 +32,12 @@ type kernel struct {
 	memory  *os.File // the area
 	bell    *net.UnixConn
 	theirs  *os.File // the rank's end of the bell
+	alarm   *net.UnixConn
+	alarmed *os.File // the rank's end of the alarm
 	area    *wire.Area
 	send    *wire.Consumer
 	receive *wire.Producer
+	upcalls *wire.Producer
 }
 
 // text is what a program has printed so far.
@@ -58,15 +61,19 @@ func (t *text) String() string {
 // header is the place of the rank. Its node is the third of the machine's.
 var header = wire.Header{Job: 7, Rank: 1, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2}
 
-// start starts the program with a mode, as a rank.
-func start(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *kernel {
+// Start starts the program with a mode, as a rank.
+func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *Kernel {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
-	k := &kernel{t: t, cmd: program(ctx, mode...)}
+	k := &Kernel{t: t, cmd: program(ctx, mode...)}
 	var far *os.File
 	k.socket, far = pair(t, unix.SOCK_SEQPACKET)
 	k.bell, k.theirs = pair(t, unix.SOCK_STREAM)
+	k.alarm, k.alarmed = pair(t, unix.SOCK_STREAM)
+	if err := unix.SetNonblock(int(k.alarmed.Fd()), false); err != nil {
+		t.Fatal(err)
+	}
 	fd, err := unix.MemfdCreate("area", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +90,7 @@ func start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	if k.area, err = wire.NewArea(mem, header, []uint32{0, 2, 2}); err != nil {
 		t.Fatal(err)
 	}
-	k.send, k.receive = k.area.SendConsumer(), k.area.ReceiveProducer()
+	k.send, k.receive, k.upcalls = k.area.SendConsumer(), k.area.ReceiveProducer(), k.area.UpcallProducer()
 	k.cmd.ExtraFiles = []*os.File{far}
 	k.cmd.Env = append(os.Environ(), fmt.Sprint(wire.EnvFD, "=", wire.FD))
 	k.cmd.Stdout, k.cmd.Stderr = &k.output, &k.errors
@@ -99,6 +106,8 @@ func start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 		k.socket.Close()
 		k.bell.Close()
 		k.theirs.Close()
+		k.alarm.Close()
+		k.alarmed.Close()
 		k.memory.Close()
 		_ = unix.Munmap(mem)
 	})
@@ -127,7 +136,7 @@ func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
 }
 
 // request waits for the rank's next request, and for the file that comes with it.
-func (k *kernel) request() (wire.Request, *os.File) {
+func (k *Kernel) request() (wire.Request, *os.File) {
 	k.t.Helper()
 	buf, oob := make([]byte, wire.MaxRequest+1), make([]byte, unix.CmsgSpace(4))
 	k.socket.SetReadDeadline(time.Now().Add(patience))
@@ -151,7 +160,7 @@ func (k *kernel) request() (wire.Request, *os.File) {
 }
 
 // answer answers a request.
-func (k *kernel) answer(q wire.Request, r wire.Reply, files ...*os.File) {
+func (k *Kernel) answer(q wire.Request, r wire.Reply, files ...*os.File) {
 	k.t.Helper()
 	r.Call = q.Call
 	var rights []byte
@@ -168,7 +177,7 @@ func (k *kernel) answer(q wire.Request, r wire.Reply, files ...*os.File) {
 }
 
 // expect waits for a request of a kind.
-func (k *kernel) expect(op wire.Op) (wire.Request, *os.File) {
+func (k *Kernel) expect(op wire.Op) (wire.Request, *os.File) {
 	k.t.Helper()
 	q, file := k.request()
 	if q.Op != op {
@@ -177,25 +186,25 @@ func (k *kernel) expect(op wire.Op) (wire.Request, *os.File) {
 	return q, file
 }
 
-// greet answers the rank's first request with all that it needs.
-func (k *kernel) greet() {
+// Greet answers the rank's first request with all that it needs.
+func (k *Kernel) Greet() {
 	k.t.Helper()
 	q, _ := k.expect(wire.OpHello)
 	if q.Value != wire.Version {
 		k.t.Fatalf("the rank speaks version %d", q.Value)
 	}
-	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs)
+	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs, k.alarmed)
 }
 
 // ring wakes the rank.
-func (k *kernel) ring() {
+func (k *Kernel) ring() {
 	if _, err := k.bell.Write([]byte{1}); err != nil {
 		k.t.Errorf("ring: %v", err)
 	}
 }
 
-// push gives the rank a message, if there is room.
-func (k *kernel) push(r wire.Record) bool {
+// Push gives the rank a message, if there is room.
+func (k *Kernel) Push(r wire.Record) bool {
 	k.t.Helper()
 	ok, wake, err := k.receive.Push(r)
 	if err != nil {
@@ -207,8 +216,52 @@ func (k *kernel) push(r wire.Record) bool {
 	return ok
 }
 
-// next takes a message of the rank, if there is one.
-func (k *kernel) next() (wire.Record, bool) {
+// Armed reports whether the rank wants to be interrupted.
+func (k *Kernel) Armed() bool { return k.area.Armed().Load() != 0 }
+
+// Waiting reports whether the rank sleeps in its library, or is about to.
+func (k *Kernel) Waiting() bool { return k.area.ReceiveWaiting().Load() != 0 }
+
+// Sleeps waits until the rank's first thread is in a system call that waits.
+func (k *Kernel) Sleeps() {
+	k.t.Helper()
+	k.Await("sleep", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", k.cmd.Process.Pid))
+		_, rest, ok := strings.Cut(string(b), ") ")
+		return err == nil && ok && strings.HasPrefix(rest, "S")
+	})
+}
+
+// Rendezvous does something while the rank waits for a region.
+func (k *Kernel) Rendezvous(during func()) {
+	k.t.Helper()
+	q, _ := k.expect(wire.OpRegion)
+	during()
+	k.answer(q, wire.Reply{Values: [8]uint64{q.Value}}, k.memory)
+}
+
+// Upcall gives the rank an upcall, if there is room, and reports whether it had to nudge.
+func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
+	k.t.Helper()
+	ok, wake, err := k.upcalls.Push(r)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	switch {
+	case !ok:
+	case wake && k.upcalls.Claim():
+		nudged = true
+		if _, err := k.alarm.Write([]byte{1}); err != nil {
+			k.t.Errorf("nudge: %v", err)
+		}
+	case k.area.ReceiveWaiting().Load() != 0:
+		k.ring()
+	}
+	return ok, nudged
+}
+
+// Next takes a message of the rank, if there is one.
+func (k *Kernel) Next() (wire.Record, bool) {
 	k.t.Helper()
 	r, ok, err := k.send.Next()
 	if err != nil {
@@ -224,11 +277,11 @@ func (k *kernel) next() (wire.Record, bool) {
 	return r, true
 }
 
-// sleep is next that sleeps until the rank rings.
-func (k *kernel) sleep() wire.Record {
+// sleep is Next that sleeps until the rank rings.
+func (k *Kernel) sleep() wire.Record {
 	k.t.Helper()
 	for {
-		if r, ok := k.next(); ok {
+		if r, ok := k.Next(); ok {
 			return r
 		}
 		if !k.send.Wait() {
@@ -242,8 +295,8 @@ func (k *kernel) sleep() wire.Record {
 	}
 }
 
-// await waits until ok holds.
-func (k *kernel) await(what string, ok func() bool) {
+// Await waits until ok holds.
+func (k *Kernel) Await(what string, ok func() bool) {
 	k.t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(deadline) {
@@ -252,18 +305,18 @@ func (k *kernel) await(what string, ok func() bool) {
 	}
 }
 
-// barrier waits until the rank has entered its n-th barrier, and lets it out.
-func (k *kernel) barrier(n uint64) {
+// Barrier waits until the rank has entered its n-th barrier, and lets it out.
+func (k *Kernel) Barrier(n uint64) {
 	k.t.Helper()
-	k.await(fmt.Sprintf("barrier %d", n), func() bool { return k.area.Entered().Load() == n })
+	k.Await(fmt.Sprintf("barrier %d", n), func() bool { return k.area.Entered().Load() == n })
 	k.area.Released().Store(n)
 	if k.area.ReceiveWaiting().Load() != 0 {
 		k.ring()
 	}
 }
 
-// ended waits for the end of the program and returns what it has printed.
-func (k *kernel) ended(code int) (output, errors string) {
+// Ended waits for the end of the program and returns what it has printed.
+func (k *Kernel) Ended(code int) (output, errors string) {
 	k.t.Helper()
 	_ = k.cmd.Wait()
 	if got := k.cmd.ProcessState.ExitCode(); got != code {
@@ -289,6 +342,8 @@ func payload(i int) []byte {
 //	            one for handler 3 comes; then it enters a barrier, finalizes and ends
 //	flood N     sends N messages to rank 0, for handler 7, with the arguments i and ^i and a payload of i modulo 1025 bytes,
 //	            of which byte j is i+j; then it finalizes and ends
+//	compute N   has upcalls interrupt it and computes, without a call of the library, until it has sent N messages for handler 4
+//	            back to their sources, for handler 2, with 1 added to the second argument; then it finalizes and ends
 //	services    takes the region "shared" of 4096 bytes and writes 'R' there; inserts the extension "object" as "x" into the slot
 //	            "message" with the constant "c" 5 and 6 entries of the map "m"; prints its runs, instructions, faults,
 //	            nanoseconds and last fault; writes 'S' into its map "m" and prints its entries and stride; removes it; and inserts
@@ -311,57 +366,59 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 		}
 	})
 	t.Run("who", func(t *testing.T) {
-		k := start(t, program, "who")
-		k.greet()
-		if out, _ := k.ended(0); out != "7 1 3 2 2 1 2 0 2 2" {
+		k := Start(t, program, "who")
+		k.Greet()
+		if out, _ := k.Ended(0); out != "7 1 3 2 2 1 2 0 2 2" {
 			t.Errorf("it is %s", out)
 		}
 	})
 	t.Run("version", func(t *testing.T) {
-		k := start(t, program, "who")
+		k := Start(t, program, "who")
 		q, _ := k.expect(wire.OpHello)
 		k.answer(q, wire.Reply{Status: wire.StatusVersion, Text: "the node kernel speaks version 99"})
-		if _, text := k.ended(1); !strings.Contains(text, "the node kernel speaks version 99") {
+		if _, text := k.Ended(1); !strings.Contains(text, "the node kernel speaks version 99") {
 			t.Errorf("it says %s", text)
 		}
 	})
 	t.Run("no descriptors", func(t *testing.T) {
-		k := start(t, program, "who")
+		k := Start(t, program, "who")
 		q, _ := k.expect(wire.OpHello)
 		k.answer(q, wire.Reply{})
-		if _, text := k.ended(1); !strings.Contains(text, "the node kernel sent") {
+		if _, text := k.Ended(1); !strings.Contains(text, "the node kernel sent") {
 			t.Errorf("it says %s", text)
 		}
 	})
 	t.Run("another area", func(t *testing.T) {
-		k := start(t, program, "who")
+		k := Start(t, program, "who")
 		if _, err := k.memory.WriteAt([]byte{99}, 4); err != nil {
 			t.Fatal(err)
 		}
-		k.greet()
-		if _, text := k.ended(1); !strings.Contains(text, "area") || !strings.Contains(text, "of version 1") {
+		k.Greet()
+		if _, text := k.Ended(1); !strings.Contains(text, "area") || !strings.Contains(text, fmt.Sprint("of version ", wire.Version)) {
 			t.Errorf("it says %s", text)
 		}
 	})
 	t.Run("hang-up", func(t *testing.T) {
-		k := start(t, program, "who")
+		k := Start(t, program, "who")
 		k.expect(wire.OpHello)
 		k.socket.Close()
-		if _, text := k.ended(1); !strings.Contains(text, "the node kernel's answer") {
+		if _, text := k.Ended(1); !strings.Contains(text, "the node kernel's answer") {
 			t.Errorf("it says %s", text)
 		}
 	})
 	t.Run("echo", func(t *testing.T) { echo(t, program) })
 	t.Run("flood", func(t *testing.T) { flood(t, program) })
+	t.Run("upcalls", func(t *testing.T) { upcalls(t, program) })
+	t.Run("upcalls by polling", func(t *testing.T) { polledUpcalls(t, program) })
 	t.Run("services", func(t *testing.T) { services(t, program) })
 	t.Run("list", func(t *testing.T) { list(t, program) })
 	t.Run("fixed address that cannot be had", func(t *testing.T) {
-		k := start(t, program, "list", "write")
-		k.greet()
+		k := Start(t, program, "list", "write")
+		k.Greet()
 		q, _ := k.expect(wire.OpRegion)
 		const beyond = 1 << 60 // what no application can have
 		k.answer(q, wire.Reply{Values: [8]uint64{0: 4096, 3: beyond}}, shared(t, "region"))
-		if _, text := k.ended(1); !strings.Contains(text, "region list at ") {
+		if _, text := k.Ended(1); !strings.Contains(text, "region list at ") {
 			t.Errorf("it says %s", text)
 		}
 	})
@@ -369,8 +426,8 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 
 // echo: messages arrive whole and in order, both when one side sleeps and when the rings are full.
 func echo(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
-	k := start(t, program, "echo")
-	k.greet()
+	k := Start(t, program, "echo")
+	k.Greet()
 	message := func(i int) wire.Record {
 		return wire.Record{Handler: 1, Peer: uint32(i % 3), Node: 2, Args: [2]uint64{uint64(i), 1 << 40}, Payload: payload(i)}
 	}
@@ -381,19 +438,19 @@ func echo(t *testing.T, program func(ctx context.Context, mode ...string) *exec.
 		}
 	}
 	for i := range 300 {
-		if !k.push(message(i)) {
+		if !k.Push(message(i)) {
 			t.Fatal("there is no room for one message")
 		}
 		check(i, k.sleep())
 	}
 	const n = 5000
 	sent, got := 0, 0
-	k.await("echo", func() bool {
-		for sent < n && k.push(message(sent)) {
+	k.Await("echo", func() bool {
+		for sent < n && k.Push(message(sent)) {
 			sent++
 		}
 		for range 100 { // less than has come, so that the rank's ring is full at times
-			r, ok := k.next()
+			r, ok := k.Next()
 			if !ok {
 				break
 			}
@@ -402,27 +459,92 @@ func echo(t *testing.T, program func(ctx context.Context, mode ...string) *exec.
 		}
 		return got == n
 	})
-	if !k.push(wire.Record{Handler: 3}) {
+	if !k.Push(wire.Record{Handler: 3}) {
 		t.Fatal("there is no room for one message")
 	}
-	k.barrier(1)
-	k.barrier(2)
-	k.ended(0)
+	k.Barrier(1)
+	k.Barrier(2)
+	k.Ended(0)
 }
 
 // flood: a sender waits while its ring is full, and loses nothing.
 func flood(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const n = 3000
-	k := start(t, program, "flood", fmt.Sprint(n))
-	k.greet()
+	k := Start(t, program, "flood", fmt.Sprint(n))
+	k.Greet()
 	for i := range n {
 		r := k.sleep()
 		if r.Handler != 7 || r.Peer != 0 || r.Node != 0 || r.Args != [2]uint64{uint64(i), ^uint64(i)} || !bytes.Equal(r.Payload, payload(i)) {
 			t.Fatalf("message %d comes as %+v", i, r)
 		}
 	}
-	k.barrier(1)
-	k.ended(0)
+	k.Barrier(1)
+	k.Ended(0)
+}
+
+// upcalls: a rank that computes is interrupted, by one message and by many, and is nudged no more often than it has armed.
+func upcalls(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	const n, singles = 3000, 100
+	k := Start(t, program, "compute", fmt.Sprint(n))
+	k.Greet()
+	nudges, sent := 0, 0
+	for got := range n {
+		// What is on its way has room in the send ring, since a handler cannot wait.
+		for sent < n && sent < got+200 && (sent <= got || got >= singles) {
+			if sent < singles {
+				k.Await("arming", func() bool { return k.area.Armed().Load() != 0 })
+			}
+			ok, nudged := k.Upcall(wire.Record{Handler: 4, Peer: uint32(sent % 3), Node: 2, Args: [2]uint64{uint64(sent), 1 << 40}, Payload: payload(sent)})
+			if nudged {
+				nudges++
+			}
+			if !ok {
+				break
+			}
+			sent++
+		}
+		r := k.sleep()
+		if r.Handler != 2 || r.Peer != uint32(got%3) || r.Args != [2]uint64{uint64(got), 1<<40 + 1} || !bytes.Equal(r.Payload, payload(got)) {
+			t.Fatalf("upcall %d comes back as %+v", got, r)
+		}
+	}
+	if nudges < singles || nudges > n {
+		t.Errorf("it was nudged %d times", nudges)
+	}
+	k.Barrier(1)
+	k.Ended(0)
+}
+
+// polledUpcalls: a rank that does not want to be interrupted takes upcalls when it waits, before messages that were sent later.
+func polledUpcalls(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	k := Start(t, program, "echo")
+	k.Greet()
+	for i := range 200 {
+		if i%10 == 0 { // it sleeps
+			k.Await("sleep", func() bool { return k.area.ReceiveWaiting().Load() != 0 })
+		}
+		if ok, nudged := k.Upcall(wire.Record{Handler: 1, Peer: 0, Node: 2, Args: [2]uint64{uint64(2 * i)}}); !ok || nudged {
+			t.Fatalf("room %v, nudged %v", ok, nudged)
+		}
+		k.Push(wire.Record{Handler: 1, Peer: 0, Node: 2, Args: [2]uint64{uint64(2*i + 1)}})
+	}
+	upcall, message := 0, 1
+	for range 400 {
+		switch r := k.sleep(); r.Args[0] {
+		case uint64(upcall):
+			upcall += 2
+		case uint64(message):
+			if message += 2; message > upcall+1 {
+				t.Errorf("message %d was handled before upcall %d", r.Args[0], upcall)
+			}
+		default:
+			t.Fatalf("%d came back, neither %d nor %d", r.Args[0], upcall, message)
+		}
+	}
+	k.Push(wire.Record{Handler: 3, Peer: 0, Node: 2})
+	k.Barrier(1)
+	k.Barrier(2)
+	k.Ended(0)
 }
 
 // shared makes a page of memory that can be mapped.
@@ -445,8 +567,8 @@ func list(t *testing.T, program func(ctx context.Context, mode ...string) *exec.
 	region := shared(t, "list")
 	const address = 0x1000_0040_0000
 	for _, what := range []string{"write", "read"} {
-		k := start(t, program, "list", what)
-		k.greet()
+		k := Start(t, program, "list", what)
+		k.Greet()
 		for _, size := range []uint64{4096, 0} {
 			q, _ := k.expect(wire.OpRegion)
 			if q.Name != "list" || q.Value != size {
@@ -454,7 +576,7 @@ func list(t *testing.T, program func(ctx context.Context, mode ...string) *exec.
 			}
 			k.answer(q, wire.Reply{Values: [8]uint64{0: 4096, 3: address}}, region)
 		}
-		if out, _ := k.ended(0); out != fmt.Sprintf("%#x 285", address) {
+		if out, _ := k.Ended(0); out != fmt.Sprintf("%#x 285", address) {
 			t.Errorf("it says %s", out)
 		}
 	}
@@ -462,8 +584,8 @@ func list(t *testing.T, program func(ctx context.Context, mode ...string) *exec.
 
 // services: requests say what the application wants, and replies reach it.
 func services(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
-	k := start(t, program, "services")
-	k.greet()
+	k := Start(t, program, "services")
+	k.Greet()
 	region, state := shared(t, "region"), shared(t, "state")
 	q, _ := k.expect(wire.OpRegion)
 	if q.Name != "shared" || q.Value != 4096 {
@@ -507,7 +629,7 @@ func services(t *testing.T, program func(ctx context.Context, mode ...string) *e
 		t.Errorf("insert %+v", q)
 	}
 	k.answer(q, wire.Reply{Status: wire.StatusRefused, Text: "instruction 3: bad"})
-	output, errors := k.ended(1)
+	output, errors := k.Ended(1)
 	if output != "1 2 3 4 the last fault\n6 16" || !strings.Contains(errors, "instruction 3: bad") {
 		t.Errorf("it says %q and %q", output, errors)
 	}

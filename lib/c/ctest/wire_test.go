@@ -29,11 +29,12 @@ var same = map[string]string{
 	"offNode": "WIRE_NODE", "offLocalRank": "WIRE_LOCAL_RANK", "offLocalSize": "WIRE_LOCAL_SIZE", "offNodes": "WIRE_NODES",
 	"offTable": "WIRE_TABLE", "offSend": "WIRE_SEND", "offReceive": "WIRE_RECEIVE", "offRingSize": "WIRE_RING_BYTES",
 	"offEntered": "WIRE_ENTERED", "offReleased": "WIRE_RELEASED", "offSendControl": "WIRE_SEND_CONTROL", "offReceiveControl": "WIRE_RECEIVE_CONTROL",
+	"offUpcall": "WIRE_UPCALL", "offUpcallControl": "WIRE_UPCALL_CONTROL",
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
 	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",
-	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES",
+	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
 	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
@@ -216,7 +217,7 @@ func TestFields(t *testing.T) {
 	if n != strings.Count(string(header), ";")-4 {
 		t.Errorf("%d fields were found in wire.h", n)
 	}
-	ring := mem[len(mem)-2*wire.RingSize:]
+	ring := mem[len(mem)-3*wire.RingSize:]
 	got := run(t, build(t, source+"\treturn 0;\n}\n"), slices.Concat(ring[:wire.RecordHeader], request, reply))
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if got[name] != want[name] {

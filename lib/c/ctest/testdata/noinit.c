@@ -24,6 +24,8 @@ int main(void)
 	fails("margay_wait", margay_wait(0) == -1);
 	fails("margay_barrier", margay_barrier(0) == -1);
 	fails("margay_finalize", margay_finalize(0) == -1);
+	fails("margay_upcalls", margay_upcalls(1) == -1);
+	fails("margay_mask", margay_mask(1) == -1);
 	fails("margay_region", margay_region("x", 1, NULL) == NULL);
 	fails("margay_fixed_region", margay_fixed_region("x", 1, NULL) == NULL);
 	fails("margay_insert", margay_insert(NULL, NULL, "", 0, NULL, 0) == -1);

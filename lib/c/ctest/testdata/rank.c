@@ -70,6 +70,26 @@ static void flood(int n)
 	check(margay_finalize(20000));
 }
 
+static volatile int handled, failed;
+
+static void on_upcall(const struct margay_am *m, void *data)
+{
+	(void)data;
+	failed |= margay_post(m->source, 2, m->args[0], m->args[1] + 1, m->payload, m->length) != 1;
+	handled++;
+}
+
+static void compute(int n)
+{
+	check(margay_handle(4, on_upcall, NULL));
+	check(margay_upcalls(1));
+	while (handled < n)
+		;
+	if (failed)
+		errx(1, "an upcall is not sent back");
+	check(margay_finalize(20000));
+}
+
 static void services(void)
 {
 	size_t size;
@@ -133,6 +153,8 @@ int main(int argc, char **argv)
 		flood(atoi(argv[2]));
 	} else if (strcmp(argv[1], "list") == 0) {
 		list(argv[2]);
+	} else if (strcmp(argv[1], "compute") == 0) {
+		compute(atoi(argv[2]));
 	} else {
 		services();
 	}

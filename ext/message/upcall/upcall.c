@@ -1,0 +1,14 @@
+//go:build ignore
+
+/* upcall has messages interrupt: those for the handlers from one number on run their handler at once, whatever their rank does.
+ * All others are delivered. */
+#include "margay.h"
+
+const volatile __u32 first = 128; /* of the handlers whose messages interrupt */
+
+SEC("message") int upcall(struct margay_message *m)
+{
+	return m->handler >= first ? MARGAY_UPCALL : MARGAY_DELIVER;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

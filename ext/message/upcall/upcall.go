@@ -1,0 +1,15 @@
+// Package upcall is the extension upcall (upcall.c) for Go programs.
+package upcall
+
+import _ "embed"
+
+// Object is the compiled extension, for slot message.
+//
+//go:embed upcall.o
+var Object []byte
+
+// First is the constant that says from which handler on messages interrupt.
+const First = "first"
+
+// DefaultFirst is its value when nobody sets it.
+const DefaultFirst = 128
