@@ -53,6 +53,7 @@ bench-nimble: bin/peers ## measure the engines of extensions beside wazero and t
 .PHONY: generate
 generate: ## make the generated files anew: the control protocol, handlers of an engine, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct
+	go run ./tools/slots >ext/SLOTS.md
 	$(MAKE) -C ext
 	$(MAKE) -C nimble/object/testdata
 

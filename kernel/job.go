@@ -368,7 +368,8 @@ func (j *job) Record(r task.Record) {
 		j.node.mu.Lock()
 		news := j.running[r.Rank] // the record may come again
 		delete(j.running, r.Rank)
-		if len(j.running) == 0 && j.phase == Running {
+		left := len(j.running)
+		if left == 0 && j.phase == Running {
 			j.phase = Ended
 		}
 		j.node.mu.Unlock()
@@ -377,6 +378,9 @@ func (j *job) Record(r task.Record) {
 			j.recordEnd(r.Rank, r.Status)
 		}
 		j.messages.Ended(r.Rank)
+		if news {
+			j.processEnded(r.Rank, r.Status, left)
+		}
 	}
 	j.node.config.Sink.Record(j.spec.Job, r)
 }

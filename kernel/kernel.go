@@ -28,6 +28,7 @@ import (
 	"margay/kernel/pid1"
 	"margay/kernel/record"
 	"margay/kernel/task"
+	"margay/kernel/timer"
 	"margay/nimble/engine"
 )
 
@@ -83,6 +84,7 @@ type Node struct {
 	messages   *message.Engine
 	extensions *extension.Manager
 	recorder   *record.Recorder
+	booted     bool // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
 	mu   sync.Mutex
 	jobs map[uint32]*job
@@ -118,6 +120,7 @@ func New(c Config) (*Node, error) {
 	n.recorder = record.New(len(n.cores))
 	n.extensions.RecordTo(n.recorder)
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
+	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
 	return n, nil
 }
@@ -290,6 +293,8 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			m.CloseFiles()
 		case item.Name == keptListener && len(item.Files) == 1:
 			listener = item.Files[0]
+		case item.Name == keptBooted:
+			n.booted = true
 		case extension.Kept(item.Name):
 			own = append(own, item)
 		default:

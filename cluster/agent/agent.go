@@ -79,6 +79,8 @@ type Agent struct {
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
 type Kernel interface {
 	Adopt() (listener *os.File, err error)
+	Boot() error
+	PowerOff() error
 	KeepListener(*os.File) error
 	Info() kernel.Info
 	Jobs() []kernel.JobInfo
@@ -95,6 +97,7 @@ type Kernel interface {
 	Extensions() []extension.Info
 	InsertExtension(job uint32, r extension.Request) (handle uint32, err error)
 	RemoveExtension(handle uint32, by string) error
+	ExtensionNotes(seq uint64) []extension.Note
 	Noise(context.Context, time.Duration) ([]kernel.CoreNoise, error)
 	Events(kernel.EventQuery) (record.Batch, error)
 	Sample() (kernel.Sample, error)
@@ -142,6 +145,10 @@ func (a *Agent) Run(ctx context.Context, node Kernel) error {
 	if err != nil {
 		return err
 	}
+	if err := node.Boot(); err != nil {
+		a.config.Log("%v", err)
+		return errors.Join(err, a.powerOff(ctx))
+	}
 	if err := a.listen(kept); err != nil {
 		return err
 	}
@@ -159,6 +166,18 @@ func (a *Agent) Run(ctx context.Context, node Kernel) error {
 		retry = min(2*retry, lastRetry)
 	}
 	return context.Cause(ctx)
+}
+
+// powerOff has the node turned off and waits for that.
+func (a *Agent) powerOff(ctx context.Context) error {
+	if err := a.node.PowerOff(); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(silence):
+	}
+	return nil
 }
 
 // listen opens the fabric's listening socket, or takes the one that was kept.

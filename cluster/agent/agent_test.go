@@ -151,6 +151,13 @@ func (k *playedKernel) InsertExtension(job uint32, r extension.Request) (uint32,
 	return 9, k.note("insert %d %s %s", job, r.Name, r.Slot)
 }
 
+func (k *playedKernel) ExtensionNotes(seq uint64) []extension.Note {
+	return []extension.Note{{Seq: seq + 1, Time: time.Unix(5, 0), Job: 5, Handle: 9, Name: "y", Text: "removed"}}
+}
+
+func (k *playedKernel) Boot() error     { return k.note("boot") }
+func (k *playedKernel) PowerOff() error { return k.note("off") }
+
 func (k *playedKernel) RemoveExtension(handle uint32, _ string) error {
 	return k.note("remove %d", handle)
 }

@@ -44,6 +44,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		go a.readEvents(conn, f, m)
 	case *control.TakeSamples:
 		go a.takeSamples(conn, f)
+	case *control.ExtensionLog:
+		conn.Answer(f, a.extensionNotes(m), nil)
 	case *control.RestartKernel:
 		conn.Answer(f, &control.Done{}, nil)
 		conn.Flush(time.Second)
@@ -177,8 +179,23 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 	return list
 }
 
+// extensionNotes tells what happened to the node's extensions.
+func (a *Agent) extensionNotes(m *control.ExtensionLog) *control.ExtensionNotes {
+	answer := new(control.ExtensionNotes)
+	for _, n := range a.node.ExtensionNotes(m.After[a.config.Boot.Node]) {
+		answer.Notes = append(answer.Notes, &control.ExtensionNote{
+			Node: a.config.Boot.Node, Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: n.Job, Handle: n.Handle, Name: n.Name, Text: n.Text,
+		})
+	}
+	return answer
+}
+
 func (a *Agent) insertExtension(conn *control.Conn, f *control.Frame, m *control.InsertExtension) {
-	handle, err := a.node.InsertExtension(m.Job, extension.Request{Name: m.Name, Slot: slot.Name(m.Slot), Object: m.Object})
+	request := extension.Request{Name: m.Name, Slot: slot.Name(m.Slot), Object: m.Object}
+	for _, s := range m.Settings {
+		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value})
+	}
+	handle, err := a.node.InsertExtension(m.Job, request)
 	if err != nil {
 		conn.Answer(f, a.failure(err), nil)
 		return

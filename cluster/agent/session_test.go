@@ -208,6 +208,9 @@ func TestRequests(t *testing.T) {
 	if x, err := s.ask(conn, new(control.ListExtensions)); err != nil || len(x.(*control.Extensions).Extensions) != 2 {
 		t.Errorf("extensions: %v, %v", x, err)
 	}
+	if x, err := s.ask(conn, &control.ExtensionLog{After: map[uint32]uint64{3: 7, 4: 9}}); err != nil || len(x.(*control.ExtensionNotes).Notes) != 1 || x.(*control.ExtensionNotes).Notes[0].Seq != 8 {
+		t.Errorf("notes: %v, %v", x, err)
+	}
 	if x, err := s.ask(conn, &control.Noise{DurationMs: 1500}); err != nil || len(x.(*control.NoiseReport).Cores) != 1 || x.(*control.NoiseReport).Cores[0].Seconds != 1.5 {
 		t.Errorf("noise: %v, %v", x, err)
 	}

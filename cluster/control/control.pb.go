@@ -408,6 +408,8 @@ type Frame struct {
 	//	*Frame_Extensions
 	//	*Frame_InsertExtension
 	//	*Frame_RemoveExtension
+	//	*Frame_ExtensionLog
+	//	*Frame_ExtensionNotes
 	//	*Frame_ReadEvents
 	//	*Frame_Events
 	//	*Frame_ReadClock
@@ -816,6 +818,24 @@ func (x *Frame) GetRemoveExtension() *RemoveExtension {
 	return nil
 }
 
+func (x *Frame) GetExtensionLog() *ExtensionLog {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ExtensionLog); ok {
+			return x.ExtensionLog
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetExtensionNotes() *ExtensionNotes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ExtensionNotes); ok {
+			return x.ExtensionNotes
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetReadEvents() *ReadEvents {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ReadEvents); ok {
@@ -1066,6 +1086,14 @@ type Frame_RemoveExtension struct {
 	RemoveExtension *RemoveExtension `protobuf:"bytes,83,opt,name=remove_extension,json=removeExtension,proto3,oneof"`
 }
 
+type Frame_ExtensionLog struct {
+	ExtensionLog *ExtensionLog `protobuf:"bytes,84,opt,name=extension_log,json=extensionLog,proto3,oneof"`
+}
+
+type Frame_ExtensionNotes struct {
+	ExtensionNotes *ExtensionNotes `protobuf:"bytes,85,opt,name=extension_notes,json=extensionNotes,proto3,oneof"`
+}
+
 type Frame_ReadEvents struct {
 	// What nodes do: clients ask serve, serve asks nodes.
 	ReadEvents *ReadEvents `protobuf:"bytes,100,opt,name=read_events,json=readEvents,proto3,oneof"`
@@ -1183,6 +1211,10 @@ func (*Frame_Extensions) isFrame_Body() {}
 func (*Frame_InsertExtension) isFrame_Body() {}
 
 func (*Frame_RemoveExtension) isFrame_Body() {}
+
+func (*Frame_ExtensionLog) isFrame_Body() {}
+
+func (*Frame_ExtensionNotes) isFrame_Body() {}
 
 func (*Frame_ReadEvents) isFrame_Body() {}
 
@@ -4683,6 +4715,7 @@ type InsertExtension struct {
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Slot          string                 `protobuf:"bytes,4,opt,name=slot,proto3" json:"slot,omitempty"` // empty: the one that the object's section names
 	Object        []byte                 `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`
+	Settings      []*ExtensionSetting    `protobuf:"bytes,6,rep,name=settings,proto3" json:"settings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4752,6 +4785,255 @@ func (x *InsertExtension) GetObject() []byte {
 	return nil
 }
 
+func (x *InsertExtension) GetSettings() []*ExtensionSetting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+// ExtensionSetting gives a constant of an extension another value.
+type ExtensionSetting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         uint64                 `protobuf:"varint,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtensionSetting) Reset() {
+	*x = ExtensionSetting{}
+	mi := &file_control_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtensionSetting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtensionSetting) ProtoMessage() {}
+
+func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
+func (*ExtensionSetting) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ExtensionSetting) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExtensionSetting) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+// ExtensionLog asks what has happened to the extensions of a node, or of all. Answer: ExtensionNotes.
+type ExtensionLog struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`                                                                              // -1: all
+	After         map[uint32]uint64      `protobuf:"bytes,2,rep,name=after,proto3" json:"after,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // by node: the number of the last note that is known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtensionLog) Reset() {
+	*x = ExtensionLog{}
+	mi := &file_control_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtensionLog) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtensionLog) ProtoMessage() {}
+
+func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
+func (*ExtensionLog) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ExtensionLog) GetNode() int32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ExtensionLog) GetAfter() map[uint32]uint64 {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+type ExtensionNotes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Notes         []*ExtensionNote       `protobuf:"bytes,1,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtensionNotes) Reset() {
+	*x = ExtensionNotes{}
+	mi := &file_control_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtensionNotes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtensionNotes) ProtoMessage() {}
+
+func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
+func (*ExtensionNotes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+type ExtensionNote struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`                     // counts the notes of a node, from 1
+	TimeNs        int64                  `protobuf:"varint,3,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since 1970, by the node's clock
+	Job           uint32                 `protobuf:"varint,4,opt,name=job,proto3" json:"job,omitempty"`                     // whose the extension is; 0: the machine's
+	Handle        uint32                 `protobuf:"varint,5,opt,name=handle,proto3" json:"handle,omitempty"`               // 0: it was never inserted
+	Name          string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
+	Text          string                 `protobuf:"bytes,7,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtensionNote) Reset() {
+	*x = ExtensionNote{}
+	mi := &file_control_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtensionNote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtensionNote) ProtoMessage() {}
+
+func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
+func (*ExtensionNote) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ExtensionNote) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ExtensionNote) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ExtensionNote) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *ExtensionNote) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *ExtensionNote) GetHandle() uint32 {
+	if x != nil {
+		return x.Handle
+	}
+	return 0
+}
+
+func (x *ExtensionNote) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExtensionNote) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // RemoveExtension takes an extension out of its slot. Answer: Done.
 type RemoveExtension struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4763,7 +5045,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4775,7 +5057,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4788,7 +5070,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -4820,7 +5102,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4832,7 +5114,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4845,7 +5127,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -4905,7 +5187,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4917,7 +5199,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4930,7 +5212,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -4992,7 +5274,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5004,7 +5286,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5017,7 +5299,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -5036,7 +5318,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5048,7 +5330,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5061,7 +5343,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -5081,7 +5363,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5093,7 +5375,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5106,7 +5388,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -5125,7 +5407,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5137,7 +5419,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5150,7 +5432,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -5174,7 +5456,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5186,7 +5468,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5199,7 +5481,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -5248,7 +5530,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5260,7 +5542,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5273,7 +5555,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -5316,7 +5598,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5610,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5623,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -5434,7 +5716,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5446,7 +5728,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5459,7 +5741,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -5502,7 +5784,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5514,7 +5796,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5527,7 +5809,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -5561,7 +5843,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5573,7 +5855,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5586,7 +5868,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -5607,7 +5889,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5619,7 +5901,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5632,7 +5914,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -5646,7 +5928,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xb6\x15\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xc6\x16\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -5697,7 +5979,9 @@ const file_control_proto_rawDesc = "" +
 	"extensions\x18Q \x01(\v2\x1a.margay.control.ExtensionsH\x00R\n" +
 	"extensions\x12L\n" +
 	"\x10insert_extension\x18R \x01(\v2\x1f.margay.control.InsertExtensionH\x00R\x0finsertExtension\x12L\n" +
-	"\x10remove_extension\x18S \x01(\v2\x1f.margay.control.RemoveExtensionH\x00R\x0fremoveExtension\x12=\n" +
+	"\x10remove_extension\x18S \x01(\v2\x1f.margay.control.RemoveExtensionH\x00R\x0fremoveExtension\x12C\n" +
+	"\rextension_log\x18T \x01(\v2\x1c.margay.control.ExtensionLogH\x00R\fextensionLog\x12I\n" +
+	"\x0fextension_notes\x18U \x01(\v2\x1e.margay.control.ExtensionNotesH\x00R\x0eextensionNotes\x12=\n" +
 	"\vread_events\x18d \x01(\v2\x1a.margay.control.ReadEventsH\x00R\n" +
 	"readEvents\x120\n" +
 	"\x06events\x18e \x01(\v2\x16.margay.control.EventsH\x00R\x06events\x12:\n" +
@@ -5987,13 +6271,34 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"last_fault\x18\r \x01(\tR\tlastFault\x12\x18\n" +
 	"\adropped\x18\x0e \x01(\x04R\adropped\x12\x16\n" +
-	"\x06passed\x18\x0f \x01(\tR\x06passed\"w\n" +
+	"\x06passed\x18\x0f \x01(\tR\x06passed\"\xb5\x01\n" +
 	"\x0fInsertExtension\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x05R\x04node\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
 	"\x04slot\x18\x04 \x01(\tR\x04slot\x12\x16\n" +
-	"\x06object\x18\x05 \x01(\fR\x06object\"=\n" +
+	"\x06object\x18\x05 \x01(\fR\x06object\x12<\n" +
+	"\bsettings\x18\x06 \x03(\v2 .margay.control.ExtensionSettingR\bsettings\"<\n" +
+	"\x10ExtensionSetting\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value\"\x9b\x01\n" +
+	"\fExtensionLog\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\x12=\n" +
+	"\x05after\x18\x02 \x03(\v2'.margay.control.ExtensionLog.AfterEntryR\x05after\x1a8\n" +
+	"\n" +
+	"AfterEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"E\n" +
+	"\x0eExtensionNotes\x123\n" +
+	"\x05notes\x18\x01 \x03(\v2\x1d.margay.control.ExtensionNoteR\x05notes\"\xa0\x01\n" +
+	"\rExtensionNote\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x17\n" +
+	"\atime_ns\x18\x03 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03job\x18\x04 \x01(\rR\x03job\x12\x16\n" +
+	"\x06handle\x18\x05 \x01(\rR\x06handle\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\x12\x12\n" +
+	"\x04text\x18\a \x01(\tR\x04text\"=\n" +
 	"\x0fRemoveExtension\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06handle\x18\x02 \x01(\rR\x06handle\"\x9e\x01\n" +
@@ -6124,81 +6429,86 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_control_proto_goTypes = []any{
-	(Role)(0),               // 0: margay.control.Role
-	(Code)(0),               // 1: margay.control.Code
-	(JobPhase)(0),           // 2: margay.control.JobPhase
-	(StdinMode)(0),          // 3: margay.control.StdinMode
-	(Stream)(0),             // 4: margay.control.Stream
-	(NodeHealth)(0),         // 5: margay.control.NodeHealth
-	(*Frame)(nil),           // 6: margay.control.Frame
-	(*Hello)(nil),           // 7: margay.control.Hello
-	(*Welcome)(nil),         // 8: margay.control.Welcome
-	(*Error)(nil),           // 9: margay.control.Error
-	(*Done)(nil),            // 10: margay.control.Done
-	(*Register)(nil),        // 11: margay.control.Register
-	(*Registered)(nil),      // 12: margay.control.Registered
-	(*NodeInfo)(nil),        // 13: margay.control.NodeInfo
-	(*HostedJob)(nil),       // 14: margay.control.HostedJob
-	(*Heartbeat)(nil),       // 15: margay.control.Heartbeat
-	(*LogLine)(nil),         // 16: margay.control.LogLine
-	(*Prepare)(nil),         // 17: margay.control.Prepare
-	(*JobSpec)(nil),         // 18: margay.control.JobSpec
-	(*Place)(nil),           // 19: margay.control.Place
-	(*Member)(nil),          // 20: margay.control.Member
-	(*Start)(nil),           // 21: margay.control.Start
-	(*Forget)(nil),          // 22: margay.control.Forget
-	(*Loaded)(nil),          // 23: margay.control.Loaded
-	(*JobFault)(nil),        // 24: margay.control.JobFault
-	(*Rewind)(nil),          // 25: margay.control.Rewind
-	(*FileChunk)(nil),       // 26: margay.control.FileChunk
-	(*FileTaken)(nil),       // 27: margay.control.FileTaken
-	(*Record)(nil),          // 28: margay.control.Record
-	(*ExitStatus)(nil),      // 29: margay.control.ExitStatus
-	(*Usage)(nil),           // 30: margay.control.Usage
-	(*Ack)(nil),             // 31: margay.control.Ack
-	(*Stdin)(nil),           // 32: margay.control.Stdin
-	(*StdinTaken)(nil),      // 33: margay.control.StdinTaken
-	(*Signal)(nil),          // 34: margay.control.Signal
-	(*RunRequest)(nil),      // 35: margay.control.RunRequest
-	(*RunReply)(nil),        // 36: margay.control.RunReply
-	(*Attach)(nil),          // 37: margay.control.Attach
-	(*JobState)(nil),        // 38: margay.control.JobState
-	(*RankState)(nil),       // 39: margay.control.RankState
-	(*ListNodes)(nil),       // 40: margay.control.ListNodes
-	(*Nodes)(nil),           // 41: margay.control.Nodes
-	(*NodeState)(nil),       // 42: margay.control.NodeState
-	(*CoreUse)(nil),         // 43: margay.control.CoreUse
-	(*ListJobs)(nil),        // 44: margay.control.ListJobs
-	(*Jobs)(nil),            // 45: margay.control.Jobs
-	(*JobSummary)(nil),      // 46: margay.control.JobSummary
-	(*StoredJob)(nil),       // 47: margay.control.StoredJob
-	(*Kill)(nil),            // 48: margay.control.Kill
-	(*Noise)(nil),           // 49: margay.control.Noise
-	(*NoiseReport)(nil),     // 50: margay.control.NoiseReport
-	(*CoreNoise)(nil),       // 51: margay.control.CoreNoise
-	(*InterruptRow)(nil),    // 52: margay.control.InterruptRow
-	(*Status)(nil),          // 53: margay.control.Status
-	(*MachineStatus)(nil),   // 54: margay.control.MachineStatus
-	(*ListExtensions)(nil),  // 55: margay.control.ListExtensions
-	(*Extensions)(nil),      // 56: margay.control.Extensions
-	(*ExtensionState)(nil),  // 57: margay.control.ExtensionState
-	(*InsertExtension)(nil), // 58: margay.control.InsertExtension
-	(*RemoveExtension)(nil), // 59: margay.control.RemoveExtension
-	(*ReadEvents)(nil),      // 60: margay.control.ReadEvents
-	(*Events)(nil),          // 61: margay.control.Events
-	(*ReadClock)(nil),       // 62: margay.control.ReadClock
-	(*Clock)(nil),           // 63: margay.control.Clock
-	(*TakeSamples)(nil),     // 64: margay.control.TakeSamples
-	(*Samples)(nil),         // 65: margay.control.Samples
-	(*NodeSample)(nil),      // 66: margay.control.NodeSample
-	(*CoreSample)(nil),      // 67: margay.control.CoreSample
-	(*RankSample)(nil),      // 68: margay.control.RankSample
-	(*NodeExit)(nil),        // 69: margay.control.NodeExit
-	(*NodeBoot)(nil),        // 70: margay.control.NodeBoot
-	(*NodeUp)(nil),          // 71: margay.control.NodeUp
-	(*RestartKernel)(nil),   // 72: margay.control.RestartKernel
+	(Role)(0),                // 0: margay.control.Role
+	(Code)(0),                // 1: margay.control.Code
+	(JobPhase)(0),            // 2: margay.control.JobPhase
+	(StdinMode)(0),           // 3: margay.control.StdinMode
+	(Stream)(0),              // 4: margay.control.Stream
+	(NodeHealth)(0),          // 5: margay.control.NodeHealth
+	(*Frame)(nil),            // 6: margay.control.Frame
+	(*Hello)(nil),            // 7: margay.control.Hello
+	(*Welcome)(nil),          // 8: margay.control.Welcome
+	(*Error)(nil),            // 9: margay.control.Error
+	(*Done)(nil),             // 10: margay.control.Done
+	(*Register)(nil),         // 11: margay.control.Register
+	(*Registered)(nil),       // 12: margay.control.Registered
+	(*NodeInfo)(nil),         // 13: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 14: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 15: margay.control.Heartbeat
+	(*LogLine)(nil),          // 16: margay.control.LogLine
+	(*Prepare)(nil),          // 17: margay.control.Prepare
+	(*JobSpec)(nil),          // 18: margay.control.JobSpec
+	(*Place)(nil),            // 19: margay.control.Place
+	(*Member)(nil),           // 20: margay.control.Member
+	(*Start)(nil),            // 21: margay.control.Start
+	(*Forget)(nil),           // 22: margay.control.Forget
+	(*Loaded)(nil),           // 23: margay.control.Loaded
+	(*JobFault)(nil),         // 24: margay.control.JobFault
+	(*Rewind)(nil),           // 25: margay.control.Rewind
+	(*FileChunk)(nil),        // 26: margay.control.FileChunk
+	(*FileTaken)(nil),        // 27: margay.control.FileTaken
+	(*Record)(nil),           // 28: margay.control.Record
+	(*ExitStatus)(nil),       // 29: margay.control.ExitStatus
+	(*Usage)(nil),            // 30: margay.control.Usage
+	(*Ack)(nil),              // 31: margay.control.Ack
+	(*Stdin)(nil),            // 32: margay.control.Stdin
+	(*StdinTaken)(nil),       // 33: margay.control.StdinTaken
+	(*Signal)(nil),           // 34: margay.control.Signal
+	(*RunRequest)(nil),       // 35: margay.control.RunRequest
+	(*RunReply)(nil),         // 36: margay.control.RunReply
+	(*Attach)(nil),           // 37: margay.control.Attach
+	(*JobState)(nil),         // 38: margay.control.JobState
+	(*RankState)(nil),        // 39: margay.control.RankState
+	(*ListNodes)(nil),        // 40: margay.control.ListNodes
+	(*Nodes)(nil),            // 41: margay.control.Nodes
+	(*NodeState)(nil),        // 42: margay.control.NodeState
+	(*CoreUse)(nil),          // 43: margay.control.CoreUse
+	(*ListJobs)(nil),         // 44: margay.control.ListJobs
+	(*Jobs)(nil),             // 45: margay.control.Jobs
+	(*JobSummary)(nil),       // 46: margay.control.JobSummary
+	(*StoredJob)(nil),        // 47: margay.control.StoredJob
+	(*Kill)(nil),             // 48: margay.control.Kill
+	(*Noise)(nil),            // 49: margay.control.Noise
+	(*NoiseReport)(nil),      // 50: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 51: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 52: margay.control.InterruptRow
+	(*Status)(nil),           // 53: margay.control.Status
+	(*MachineStatus)(nil),    // 54: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 55: margay.control.ListExtensions
+	(*Extensions)(nil),       // 56: margay.control.Extensions
+	(*ExtensionState)(nil),   // 57: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 58: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 59: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 60: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 61: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 62: margay.control.ExtensionNote
+	(*RemoveExtension)(nil),  // 63: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 64: margay.control.ReadEvents
+	(*Events)(nil),           // 65: margay.control.Events
+	(*ReadClock)(nil),        // 66: margay.control.ReadClock
+	(*Clock)(nil),            // 67: margay.control.Clock
+	(*TakeSamples)(nil),      // 68: margay.control.TakeSamples
+	(*Samples)(nil),          // 69: margay.control.Samples
+	(*NodeSample)(nil),       // 70: margay.control.NodeSample
+	(*CoreSample)(nil),       // 71: margay.control.CoreSample
+	(*RankSample)(nil),       // 72: margay.control.RankSample
+	(*NodeExit)(nil),         // 73: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 74: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 75: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 76: margay.control.RestartKernel
+	nil,                      // 77: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	7,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -6238,61 +6548,66 @@ var file_control_proto_depIdxs = []int32{
 	55, // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
 	56, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
 	58, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	59, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	60, // 38: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	61, // 39: margay.control.Frame.events:type_name -> margay.control.Events
-	62, // 40: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	63, // 41: margay.control.Frame.clock:type_name -> margay.control.Clock
-	64, // 42: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	65, // 43: margay.control.Frame.samples:type_name -> margay.control.Samples
-	69, // 44: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	70, // 45: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	71, // 46: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	72, // 47: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	0,  // 48: margay.control.Hello.role:type_name -> margay.control.Role
-	1,  // 49: margay.control.Error.code:type_name -> margay.control.Code
-	13, // 50: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	14, // 51: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,  // 52: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18, // 53: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	19, // 54: margay.control.Prepare.places:type_name -> margay.control.Place
-	20, // 55: margay.control.Prepare.members:type_name -> margay.control.Member
-	3,  // 56: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	9,  // 57: margay.control.Loaded.error:type_name -> margay.control.Error
-	9,  // 58: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,  // 59: margay.control.Record.stream:type_name -> margay.control.Stream
-	29, // 60: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	30, // 61: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	18, // 62: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	19, // 63: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,  // 64: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	9,  // 65: margay.control.JobState.error:type_name -> margay.control.Error
-	39, // 66: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	29, // 67: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	42, // 68: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,  // 69: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	13, // 70: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	43, // 71: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	46, // 72: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,  // 73: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	39, // 74: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	18, // 75: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	19, // 76: margay.control.StoredJob.places:type_name -> margay.control.Place
-	20, // 77: margay.control.StoredJob.members:type_name -> margay.control.Member
-	46, // 78: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	38, // 79: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	51, // 80: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	52, // 81: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	57, // 82: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	66, // 83: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	67, // 84: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	68, // 85: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	57, // 86: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	87, // [87:87] is the sub-list for method output_type
-	87, // [87:87] is the sub-list for method input_type
-	87, // [87:87] is the sub-list for extension type_name
-	87, // [87:87] is the sub-list for extension extendee
-	0,  // [0:87] is the sub-list for field type_name
+	63, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	60, // 38: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	61, // 39: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	64, // 40: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	65, // 41: margay.control.Frame.events:type_name -> margay.control.Events
+	66, // 42: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	67, // 43: margay.control.Frame.clock:type_name -> margay.control.Clock
+	68, // 44: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	69, // 45: margay.control.Frame.samples:type_name -> margay.control.Samples
+	73, // 46: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	74, // 47: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	75, // 48: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	76, // 49: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	0,  // 50: margay.control.Hello.role:type_name -> margay.control.Role
+	1,  // 51: margay.control.Error.code:type_name -> margay.control.Code
+	13, // 52: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	14, // 53: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,  // 54: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18, // 55: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	19, // 56: margay.control.Prepare.places:type_name -> margay.control.Place
+	20, // 57: margay.control.Prepare.members:type_name -> margay.control.Member
+	3,  // 58: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	9,  // 59: margay.control.Loaded.error:type_name -> margay.control.Error
+	9,  // 60: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,  // 61: margay.control.Record.stream:type_name -> margay.control.Stream
+	29, // 62: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	30, // 63: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	18, // 64: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	19, // 65: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,  // 66: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	9,  // 67: margay.control.JobState.error:type_name -> margay.control.Error
+	39, // 68: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	29, // 69: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	42, // 70: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,  // 71: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	13, // 72: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	43, // 73: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	46, // 74: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	2,  // 75: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	39, // 76: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	18, // 77: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	19, // 78: margay.control.StoredJob.places:type_name -> margay.control.Place
+	20, // 79: margay.control.StoredJob.members:type_name -> margay.control.Member
+	46, // 80: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	38, // 81: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	51, // 82: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	52, // 83: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	57, // 84: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	59, // 85: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	77, // 86: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	62, // 87: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	70, // 88: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	71, // 89: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	72, // 90: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	57, // 91: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	92, // [92:92] is the sub-list for method output_type
+	92, // [92:92] is the sub-list for method input_type
+	92, // [92:92] is the sub-list for extension type_name
+	92, // [92:92] is the sub-list for extension extendee
+	0,  // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -6339,6 +6654,8 @@ func file_control_proto_init() {
 		(*Frame_Extensions)(nil),
 		(*Frame_InsertExtension)(nil),
 		(*Frame_RemoveExtension)(nil),
+		(*Frame_ExtensionLog)(nil),
+		(*Frame_ExtensionNotes)(nil),
 		(*Frame_ReadEvents)(nil),
 		(*Frame_Events)(nil),
 		(*Frame_ReadClock)(nil),
@@ -6356,7 +6673,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   67,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -39,6 +39,8 @@ type Spec struct {
 	Lacks   []string `json:"lacks,omitempty"`   // what the guest kernel lacks
 	Token   string   `json:"token"`             // join token
 
+	Extensions []boot.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
+
 	Timing serve.Timing `json:"timing,omitzero"`
 }
 
@@ -132,7 +134,7 @@ func (s Spec) bootConfig(node uint32, certificate []byte) boot.Config {
 		Machine: s.Name, Node: node, Substrate: s.Substrate, Profile: s.Profile,
 		MAC: nodeMAC(node).String(), Address: nodeAddress(node).String(), MTU: s.MTU,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
-		CA:    certificate, Token: s.Token, Lacks: s.Lacks,
+		CA:    certificate, Token: s.Token, Lacks: s.Lacks, Extensions: s.Extensions,
 	}
 	if s.Substrate == Hosted {
 		c.Profile = "shared"

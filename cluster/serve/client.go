@@ -61,6 +61,11 @@ func (c *client) handle(f *control.Frame) {
 			list, err := s.listExtensions(m)
 			c.conn.Answer(f, list, err)
 		})
+	case *control.ExtensionLog:
+		s.running.Go(func() {
+			notes, err := s.extensionNotes(m)
+			c.conn.Answer(f, notes, err)
+		})
 	case *control.InsertExtension:
 		s.running.Go(func() {
 			list, err := s.insertExtension(m)

@@ -90,6 +90,25 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 	return s.gatherExtensions(nodes, m)
 }
 
+// extensionNotes asks nodes what has happened to their extensions.
+func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNotes, error) {
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil {
+		return nil, err
+	}
+	all := new(control.ExtensionNotes)
+	err = s.gather(nodes, gatherTimeout, m, func(node uint32, answer proto.Message) {
+		if a, ok := answer.(*control.ExtensionNotes); ok {
+			for _, n := range a.Notes {
+				n.Node = node
+			}
+			all.Notes = append(all.Notes, a.Notes...)
+		}
+	})
+	slices.SortStableFunc(all.Notes, func(a, b *control.ExtensionNote) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
+	return all, err
+}
+
 // insertExtension puts an extension into a slot of a running job, or of the machine, on its nodes or on the one that is named.
 func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
 	if m.Job == 0 {

@@ -72,6 +72,46 @@ struct margay_message {
 
 #define MARGAY_MAX_HOPS 4
 
+/* The boot slot: whether a node becomes part of the machine. */
+struct margay_boot {
+	__u32 node;
+	__u32 cores;      /* for applications */
+	__u64 memory;     /* bytes for jobs */
+	char machine[64]; /* its name; the rest is zero */
+};
+
+#define MARGAY_GO 0     /* the node registers */
+#define MARGAY_REFUSE 1 /* it does not, and is turned off */
+
+/* The timer slot: something to be done when the extension has been inserted, and then at intervals. */
+struct margay_timer {
+	__u32 node;
+	__u32 job;      /* whose the extension is; 0: the machine's */
+	__u64 now;      /* nanoseconds of a clock that never goes back */
+	__u64 runs;     /* times that it was run before */
+	__u64 missed;   /* times that it should have been run since the last time */
+	__u64 interval; /* in and out: nanoseconds until the next time, at least a million; at first one second */
+};
+
+#define MARGAY_CONTINUE 0 /* run it again after its interval */
+#define MARGAY_STOP 1     /* do not */
+
+/* The slots fault and exit: a process has ended, in slot fault by a fault of its own. */
+struct margay_exit {
+	__u32 job;
+	__u32 rank;
+	__u32 node;
+	__u32 core;
+	__u32 code;   /* exit status, when signal is 0 */
+	__u32 signal; /* that ended it */
+	__u32 left;   /* ranks of the job that still run on this node */
+	__u32 unused;
+	__u64 time;   /* nanoseconds for which it ran */
+};
+
+#define MARGAY_PASS 0 /* it means what it would mean without extensions */
+#define MARGAY_END 1  /* the job has failed: end the rest of it */
+
 /* The sched slot: which of the processes that share a core is to run. The answer is the index of a task, or MARGAY_DEFAULT. */
 #define MARGAY_TASKS 8
 

@@ -16,7 +16,7 @@ import (
 const Path = "/margay/node.json"
 
 // maxSize bounds the file, in bytes.
-const maxSize = 64 << 10
+const maxSize = 8 << 20
 
 // Config is the content of the file.
 type Config struct {
@@ -33,6 +33,15 @@ type Config struct {
 	Lacks     []string `json:"lacks,omitempty"`  // what the node's Linux kernel lacks
 	Cores     int      `json:"cores,omitempty"`  // hosted only: how many application cores this node plays
 	Memory    int64    `json:"memory,omitempty"` // hosted only: bytes for jobs
+
+	Extensions []Extension `json:"extensions,omitempty"` // the machine's own, in the order of their insertion
+}
+
+// Extension is an extension that a node inserts when it boots. It is trusted, as the whole image is.
+type Extension struct {
+	Name      string            `json:"name"`
+	Object    []byte            `json:"object"`              // an ELF file
+	Constants map[string]uint64 `json:"constants,omitempty"` // values of its constants
 }
 
 // Hostname is the node's name.

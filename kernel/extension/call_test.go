@@ -19,6 +19,11 @@ type fuel uint64
 func (f *fuel) Left() uint64  { return uint64(*f) }
 func (f *fuel) Take(n uint64) { *f -= fuel(n) }
 
+// offered is the service as the extension's slot offers it.
+func offered(x *Extension) *service.Service {
+	return x.set.manager.services[x.row.Name].Name(callService.Name)
+}
+
 // called has an extension call another one, with fuel, in the middle of a run.
 func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth int) (uint64, error) {
 	t.Helper()
@@ -26,7 +31,7 @@ func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth 
 	c := &service.Call{
 		Args: [5]uint64{handle, context.Base, context.Length}, Data: caller, Space: anyMemory{}, Budget: budget, Depth: depth,
 	}
-	r0, err := caller.set.manager.services[slot.Message].Name("extension_call").Call(c)
+	r0, err := offered(caller).Call(c)
 	if c.Data != caller {
 		t.Error("the caller is forgotten")
 	}
@@ -71,7 +76,7 @@ func TestCall(t *testing.T) {
 		t.Error("the fault counts against the wrong one")
 	}
 	short := &service.Call{Args: [5]uint64{uint64(callee.handle), event(t).Base, slot.MessageSize - 1}, Data: caller, Space: anyMemory{}, Budget: new(fuel)}
-	if r0, err := caller.set.manager.services[slot.Message].Name("extension_call").Call(short); r0 != service.Errno(unix.EINVAL) || err != nil || callee.Stats().Faults != 0 {
+	if r0, err := offered(caller).Call(short); r0 != service.Errno(unix.EINVAL) || err != nil || callee.Stats().Faults != 0 {
 		t.Errorf("with less memory than a message: %d, %v", int64(r0), err)
 	}
 	budget := fuel(10)

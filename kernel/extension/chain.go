@@ -136,7 +136,7 @@ func (x *Extension) Fault(err error) {
 		r.Add(e)
 	}
 	if n == 1 || n == slot.FaultLimit {
-		x.set.manager.log("%v: extension %d (%s): fault %d: %v", x.set, x.handle, x.name, n, err)
+		x.set.manager.note(x.set, x.handle, x.name, "fault %d: %v", n, err)
 	}
 	if n == slot.FaultLimit {
 		// Not on this goroutine, which is in the middle of the chain.

@@ -60,6 +60,7 @@ type Manager struct {
 	log      func(format string, args ...any)
 	machine  *Set
 	recorder *record.Recorder // nil: none
+	history  history
 
 	mu      sync.Mutex
 	last    uint32 // handle
@@ -221,6 +222,12 @@ type Extension struct {
 // Handle is the extension's number on this node.
 func (x *Extension) Handle() uint32 { return x.handle }
 
+// Job is the job whose the extension is, or Machine.
+func (x *Extension) Job() uint32 { return x.set.job }
+
+// Label names the extension for people.
+func (x *Extension) Label() string { return fmt.Sprintf("extension %d (%s)", x.handle, x.name) }
+
 // Stats returns what the extension has done. An answer that is no verdict of its slot is a fault.
 func (x *Extension) Stats() nimble.Stats {
 	s := x.Extension.Stats()
@@ -288,17 +295,19 @@ type Request struct {
 	Slot     slot.Name
 	Object   []byte // an ELF file
 	Settings []Setting
+	Trusted  bool // run it unchecked; for the machine alone
 
 	// For an extension that a node kernel before this one had inserted: its handle and the memory of its maps.
 	Handle   uint32
 	Memories map[string]*memory.Memory
 }
 
-// Insert verifies an extension, puts it at the end of its slot's chain and leaves it with the set's keeper. Untrusted is all
-// that can be had here. A map that bears the name of a region is that region.
+// Insert verifies an extension, puts it at the end of its slot's chain and leaves it with the set's keeper. A map that
+// bears the name of a region is that region.
 func (s *Set) Insert(r Request) (*Extension, error) {
 	x, err := s.insert(r)
 	if err != nil {
+		s.manager.note(s, 0, r.Name, "refused: %v", err)
 		return nil, err
 	}
 	s.manager.changed(s.job, x.row.Name)
@@ -317,6 +326,12 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
+	if row.Name == slot.Boot && !r.Trusted {
+		return nil, fmt.Errorf("%w: slot %s takes only what a node is to insert when it boots (margay machine up --extension)", ErrRefused, row.Name)
+	}
+	if s.job != Machine && r.Trusted {
+		return nil, fmt.Errorf("%w: only the machine has trusted extensions; what a job inserts is checked when it runs", ErrRefused)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -325,7 +340,11 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if len(s.extensions()) >= MaxExtensions {
 		return nil, fmt.Errorf("%w: a job has at most %d extensions on a node", ErrNoRoom, MaxExtensions)
 	}
-	options, err := s.options(r, spec, row)
+	x := &Extension{
+		set: s, row: row, name: cmp.Or(r.Name, spec.Name), spec: spec,
+		place: uint8(slices.IndexFunc(slot.Table, func(r slot.Row) bool { return r.Name == row.Name })),
+	}
+	options, err := s.options(x, r, spec, row)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
@@ -333,11 +352,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	x := &Extension{
-		Extension: inner, handle: s.manager.newHandle(r.Handle), set: s, row: row, name: cmp.Or(r.Name, spec.Name),
-		place: uint8(slices.IndexFunc(slot.Table, func(r slot.Row) bool { return r.Name == row.Name })),
-		spec:  spec, given: options,
-	}
+	x.Extension, x.handle, x.given = inner, s.manager.newHandle(r.Handle), options
 	for _, m := range spec.Maps {
 		x.maps = append(x.maps, m.Name)
 		own := inner.Map(m.Name).Memory()
@@ -353,7 +368,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 		x.lent = append(x.lent, m)
 	}
 	s.chains[row.Name].add(x)
-	s.manager.log("%v: extension %d (%s) inserted into slot %s, engine %s", s, x.handle, x.name, row.Name, x.Engine())
+	s.manager.note(s, x.handle, x.name, "inserted into slot %s, engine %s", row.Name, x.Engine())
 	return x, nil
 }
 
@@ -387,15 +402,15 @@ func slotOf(r Request, spec *object.Spec) slot.Name {
 }
 
 // options works out how a program is inserted. The caller holds the lock.
-func (s *Set) options(r Request, spec *object.Spec, row slot.Row) (nimble.Options, error) {
+func (s *Set) options(x *Extension, r Request, spec *object.Spec, row slot.Row) (nimble.Options, error) {
 	o := nimble.Options{
-		Engine: s.manager.engine, Services: s.manager.services[row.Name], Cores: s.manager.cores,
+		Trusted: r.Trusted, Engine: s.manager.engine, Services: s.manager.services[row.Name], Cores: s.manager.cores,
 		Limits:    nimble.Limits{Fuel: row.Fuel, MaxTime: row.Time, MaxMemory: uint64(max(1, s.budget-s.used))},
 		Context:   verify.Context{Size: uint64(row.Context), Readable: true, Writable: true},
 		Maps:      make(map[string]nimble.MapOptions),
 		Variables: make(map[string]any),
 		Print: func(line string) {
-			s.manager.log("%v: extension %s prints: %s", s, cmp.Or(r.Name, spec.Name), line)
+			s.manager.note(s, x.handle, x.name, "prints: %s", line)
 		},
 	}
 	for _, m := range spec.Maps {
@@ -459,7 +474,7 @@ func (s *Set) Remove(handle uint32, by string) error {
 	s.removing.Add(1)
 	defer s.removing.Done()
 	s.mu.Unlock()
-	s.manager.log("%v: extension %d (%s) removed: %s", s, handle, x.name, by)
+	s.manager.note(s, handle, x.name, "removed: %s", by)
 	s.manager.changed(s.job, x.row.Name)
 	err = x.release()
 	if by == jobEnded {

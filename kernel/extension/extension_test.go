@@ -71,8 +71,8 @@ var (
 	consume = extensiontest.Answer("consume", "1")
 	drop    = extensiontest.Answer("drop", "2")
 	nothing = extensiontest.Answer("nothing", "5")
-	timer   = extensiontest.Program{Section: "timer", Name: "tick", Code: deliver.Code}
-	timer2  = extensiontest.Program{Section: "timer/second", Name: "tock", Code: deliver.Code}
+	trap    = extensiontest.Program{Section: "trap", Name: "tick", Code: deliver.Code}
+	trap2   = extensiontest.Program{Section: "trap/second", Name: "tock", Code: deliver.Code}
 )
 
 // await waits until ok holds.
@@ -136,11 +136,13 @@ func TestRefused(t *testing.T) {
 		"garbage":            {Request{Object: []byte("\x7fELF, but no more")}, "ELF"},
 		"nothing":            {Request{}, "ELF"},
 		"no such slot":       {Request{Slot: "kitchen", Object: extensiontest.Object(t, deliver)}, `no slot "kitchen"`},
-		"slot of the object": {Request{Object: extensiontest.Object(t, timer)}, "takes no extensions yet"},
-		"slot not ready":     {Request{Slot: slot.Timer, Object: extensiontest.Object(t, deliver)}, "takes no extensions yet"},
+		"slot of the object": {Request{Object: extensiontest.Object(t, trap)}, "takes no extensions yet"},
+		"slot not ready":     {Request{Slot: slot.Interrupt, Object: extensiontest.Object(t, deliver)}, "takes no extensions yet"},
+		"machine's slot":     {Request{Slot: slot.Boot, Object: extensiontest.Object(t, deliver)}, "when it boots"},
+		"trust":              {Request{Trusted: true, Object: extensiontest.Object(t, deliver)}, "only the machine has trusted"},
 		"two programs":       {Request{Object: extensiontest.Object(t, two...)}, "several programs"},
 		"two for the slot":   {Request{Slot: slot.Message, Object: extensiontest.Object(t, two...)}, "several programs"},
-		"none for the slot":  {Request{Slot: slot.Message, Object: extensiontest.Object(t, timer, timer2)}, "no program for slot"},
+		"none for the slot":  {Request{Slot: slot.Message, Object: extensiontest.Object(t, trap, trap2)}, "no program for slot"},
 		"verifier":           {Request{Object: extensiontest.Object(t, extensiontest.Message("off", "mov r0, 0"))}, "insn"},
 		"unknown service":    {Request{Object: extensiontest.Object(t, extensiontest.Message("call", "call 4000", "exit"))}, "4000"},
 		"no such variable":   {Request{Object: accumulate.Object, Settings: []Setting{{Name: "colour", Value: 1}}}, `no variable "colour"`},
@@ -160,13 +162,16 @@ func TestRefused(t *testing.T) {
 			if !s.Empty() || len(m.List()) != 0 || s.used != 0 {
 				t.Errorf("something is left of it: %+v, %d bytes", m.List(), s.used)
 			}
+			if notes := m.Notes(0); len(notes) != 1 || notes[0].Job != 1 || !strings.Contains(notes[0].Text, c.says) {
+				t.Errorf("noted %+v", notes)
+			}
 		})
 	}
 }
 
 func TestSlotChoosesTheProgram(t *testing.T) {
 	s := open(t, newManager(t), 1)
-	x, err := s.Insert(Request{Slot: slot.Message, Object: extensiontest.Object(t, timer2, consume)})
+	x, err := s.Insert(Request{Slot: slot.Message, Object: extensiontest.Object(t, trap2, consume)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -695,7 +700,7 @@ func TestPrint(t *testing.T) {
 	if verdict := s.Message(event(t), nil); verdict != slot.Deliver {
 		t.Errorf("verdict %d", verdict)
 	}
-	if want := "job 7: extension talker prints: 0"; !slices.Contains(log, want) {
+	if want := "job 7: extension 1 (talker): prints: 0"; !slices.Contains(log, want) {
 		t.Errorf("the log %q does not say %q", log, want)
 	}
 }

@@ -199,10 +199,14 @@ func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
 	}
 	request := extension.Request{Name: q.Name, Slot: slot.Name(q.Where), Object: object}
 	for _, s := range q.Settings {
-		if s.Kind != wire.SetConstant && s.Kind != wire.SetEntries {
+		switch s.Kind {
+		case wire.SetConstant, wire.SetEntries:
+			request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value, Entries: s.Kind == wire.SetEntries})
+		case wire.SetTrusted:
+			request.Trusted = true
+		default:
 			return wire.Reply{Status: wire.StatusInvalid}, fmt.Errorf("setting %q is of unknown kind %d", s.Name, s.Kind)
 		}
-		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value, Entries: s.Kind == wire.SetEntries})
 	}
 	x, err := r.job.config.Set.Insert(request)
 	if err != nil {

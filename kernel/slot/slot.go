@@ -37,6 +37,18 @@ const (
 	Upcall  Verdict = 4 // have its target rank handle it at once
 )
 
+// The verdicts of the slots boot, timer, fault and exit.
+const (
+	Go     Verdict = 0 // the node registers; the default
+	Refuse Verdict = 1 // it does not, and is turned off
+
+	Continue Verdict = 0 // the extension is run again after its interval; the default
+	Stop     Verdict = 1 // it is not
+
+	Pass Verdict = 0 // the end of the process means what it would mean without extensions; the default
+	End  Verdict = 1 // the job has failed, and the rest of it is ended
+)
+
 // MaxHops is how often a message can be forwarded. To forward it once more, to a rank that the job does not have, or to the
 // rank that it has come to, is a fault.
 const MaxHops = 4
@@ -45,6 +57,7 @@ const MaxHops = 4
 type Row struct {
 	Name     Name
 	What     string // when an extension there is run
+	Owners   string // whose extensions it takes, and in which order they are asked
 	Ready    bool   // it can be used; the others are declared for what is to come
 	Context  int    // size of the context, in bytes; it is readable and writable
 	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
@@ -58,6 +71,13 @@ type Row struct {
 // Allows reports whether an extension in the slot may answer v.
 func (r *Row) Allows(v Verdict) bool { return uint64(v) < r.Choices || r.Verdicts[v] != "" }
 
+// Whose extensions a slot takes.
+const (
+	machineFirst = "the machine's first, then the job's, each in the order of insertion; the first verdict that is not the default counts"
+	machineOnly  = "the machine's, in the order of insertion; the first verdict that is not the default counts"
+	eachAlone    = "the machine's and every job's; each is run for itself"
+)
+
 // plain are the services that touch nothing but the extension's own state.
 var plain = []string{
 	"map_lookup_elem", "map_update_elem", "map_delete_elem", "ktime_get_ns", "trace_printk", "get_prandom_u32", "get_smp_processor_id",
@@ -65,11 +85,30 @@ var plain = []string{
 
 // Table declares all slots.
 var Table = []Row{
-	{Name: Boot, What: "once, before the node registers"},
-	{Name: Timer, What: "at intervals"},
+	{
+		Name: Boot, What: "once, before the node registers", Ready: true,
+		Owners:   machineOnly,
+		Context:  BootSize,
+		Verdicts: map[Verdict]string{Go: "GO", Refuse: "REFUSE"},
+		Default:  Go,
+		Services: plain,
+		Fuel:     1_000_000,
+		Time:     time.Second,
+	},
+	{
+		Name: Timer, What: "when it has been inserted, and then at intervals that it chooses", Ready: true,
+		Owners:   eachAlone,
+		Context:  TimerSize,
+		Verdicts: map[Verdict]string{Continue: "CONTINUE", Stop: "STOP"},
+		Default:  Continue,
+		Services: plain,
+		Fuel:     100_000,
+		Time:     20 * time.Millisecond,
+	},
 	{Name: Interrupt, What: "at an interrupt"},
 	{
 		Name: Sched, What: "when a core that processes share is to be given to one of them", Ready: true,
+		Owners:   machineFirst,
 		Context:  SchedSize,
 		Choices:  MaxTasks,
 		Verdicts: map[Verdict]string{Default: "DEFAULT"},
@@ -80,6 +119,7 @@ var Table = []Row{
 	},
 	{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
+		Owners:   machineFirst,
 		Context:  MessageSize,
 		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP", Forward: "FORWARD", Upcall: "UPCALL"},
 		Default:  Deliver,
@@ -89,8 +129,27 @@ var Table = []Row{
 	},
 	{Name: Packet, What: "when a frame arrives from the network"},
 	{Name: Trap, What: "when a process enters the kernel"},
-	{Name: Fault, What: "when a process makes a fault"},
-	{Name: Exit, What: "when a process ends"},
+	{
+		Name: Fault, What: "when a process has been ended by a fault of its own (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGABRT)",
+		Ready:    true,
+		Owners:   machineFirst,
+		Context:  ExitSize,
+		Verdicts: map[Verdict]string{Pass: "PASS", End: "END"},
+		Default:  Pass,
+		Services: plain,
+		Fuel:     100_000,
+		Time:     20 * time.Millisecond,
+	},
+	{
+		Name: Exit, What: "when a process has ended, after slot fault", Ready: true,
+		Owners:   machineFirst,
+		Context:  ExitSize,
+		Verdicts: map[Verdict]string{Pass: "PASS", End: "END"},
+		Default:  Pass,
+		Services: plain,
+		Fuel:     100_000,
+		Time:     20 * time.Millisecond,
+	},
 	{Name: PlaceSlot, What: "when a job is given its cores"},
 }
 

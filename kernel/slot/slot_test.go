@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path"
 	"reflect"
 	"regexp"
 	"testing"
@@ -11,26 +12,45 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// The C structure of a context, as the compiler laid it out, is the Go structure.
+// The C structures of the contexts, as the compiler laid them out, are the Go structures.
 func TestContextsAgree(t *testing.T) {
-	file, err := os.ReadFile("../../ext/message/accumulate/accumulate.o")
-	if err != nil {
-		t.Fatal(err)
+	for _, test := range []struct {
+		object, name string
+		context      reflect.Type
+		size         int
+	}{
+		{"message/accumulate", "margay_message", reflect.TypeFor[MessageContext](), MessageSize},
+		{"sched/roundrobin", "margay_sched", reflect.TypeFor[SchedContext](), SchedSize},
+		{"sched/roundrobin", "margay_task", reflect.TypeFor[SchedTask](), (SchedSize - 40) / MaxTasks},
+		{"boot/minimum", "margay_boot", reflect.TypeFor[BootContext](), BootSize},
+		{"timer/heartbeat", "margay_timer", reflect.TypeFor[TimerContext](), TimerSize},
+		{"fault/tolerate", "margay_exit", reflect.TypeFor[ExitContext](), ExitSize},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			file, err := os.ReadFile(fmt.Sprintf("../../ext/%s/%s.o", test.object, path.Base(test.object)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec, err := btf.LoadSpecFromReader(bytes.NewReader(file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var c *btf.Struct
+			if err := spec.TypeByName(test.name, &c); err != nil {
+				t.Fatal(err)
+			}
+			if int(c.Size) != test.size || int(test.context.Size()) != test.size {
+				t.Errorf("struct %s has %d bytes, %v %d, want %d", test.name, c.Size, test.context, test.context.Size(), test.size)
+			}
+			agree(t, c, test.context)
+		})
 	}
-	spec, err := btf.LoadSpecFromReader(bytes.NewReader(file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var c *btf.Struct
-	if err := spec.TypeByName("margay_message", &c); err != nil {
-		t.Fatal(err)
-	}
-	goType := reflect.TypeFor[MessageContext]()
-	if int(c.Size) != int(goType.Size()) || goType.Size() != MessageSize {
-		t.Errorf("struct margay_message has %d bytes, MessageContext %d, MessageSize is %d", c.Size, goType.Size(), MessageSize)
-	}
+}
+
+// agree compares the members of a structure.
+func agree(t *testing.T, c *btf.Struct, goType reflect.Type) {
 	if len(c.Members) != goType.NumField() {
-		t.Fatalf("struct margay_message has %d members, MessageContext %d", len(c.Members), goType.NumField())
+		t.Fatalf("%v has %d members, %v %d", c, len(c.Members), goType, goType.NumField())
 	}
 	for i, m := range c.Members {
 		f := goType.Field(i)

@@ -71,6 +71,7 @@ type SettingKind uint32
 const (
 	SetConstant SettingKind = 1
 	SetEntries  SettingKind = 2
+	SetTrusted  SettingKind = 3 // the extension is to be trusted, which is refused
 )
 
 // Reply is what the node kernel answers. On the wire it is ReplySize bytes:

@@ -65,6 +65,7 @@ struct wire_record {
 
 #define WIRE_SET_CONSTANT 1
 #define WIRE_SET_ENTRIES 2
+#define WIRE_SET_TRUSTED 3
 
 struct wire_request {
 	uint32_t op;

@@ -305,7 +305,7 @@ func TestExtensionCallsExtension(t *testing.T) {
 			t.Error(r)
 		}
 		log, err := os.ReadFile(m.file("log", "node0.console"))
-		if err != nil || !strings.Contains(string(log), "extension caller prints: helper ") || !strings.Contains(string(log), " answered 0 and left 105") {
+		if err != nil || !strings.Contains(string(log), "(caller): prints: helper ") || !strings.Contains(string(log), " answered 0 and left 105") {
 			t.Errorf("the log does not say what the extension printed: %v", err)
 		}
 	})

@@ -13,18 +13,17 @@ import (
 )
 
 func (a *app) extCommand() *cobra.Command {
-	c := &cobra.Command{Use: "ext", Short: "Insert, list and remove extensions"}
-	c.AddCommand(a.extListCommand(), a.extInsertCommand(), a.extRemoveCommand())
+	c := &cobra.Command{Use: "ext", Short: "Insert, watch and remove extensions"}
+	c.AddCommand(a.extSlotsCommand(), a.extListCommand(), a.extStatsCommand(), a.extLogCommand(), a.extInsertCommand(), a.extRemoveCommand())
 	return c
 }
 
 func (a *app) extListCommand() *cobra.Command {
 	node := control.None
 	c := a.jsonFlag(&cobra.Command{
-		Use:     "list",
-		Aliases: []string{"stats"},
-		Short:   "List extensions, what they have done, and those that were removed lately and why",
-		Args:    cobra.NoArgs,
+		Use:   "list",
+		Short: "List extensions, what they have done, and those that were removed lately and why",
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := ask[*control.Extensions](c.Context(), a, &control.ListExtensions{Node: int32(node)})
 			if err != nil {
@@ -39,6 +38,7 @@ func (a *app) extListCommand() *cobra.Command {
 
 func (a *app) extInsertCommand() *cobra.Command {
 	var m control.InsertExtension
+	var settings []string
 	node := control.None
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "insert [JOB] OBJECT",
@@ -47,6 +47,7 @@ func (a *app) extInsertCommand() *cobra.Command {
 the machine's own: it acts on the events of all jobs, before their extensions, on all nodes that are up, until it is removed or
 the node boots anew.`,
 		Example: `  margay ext insert 7 accumulate.o
+  margay ext insert 7 ext/sched/weighted/weighted.o --set weight0=5
   margay ext insert roundrobin.o --node=2`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -63,6 +64,9 @@ the node boots anew.`,
 			if m.Name == "" {
 				m.Name = strings.TrimSuffix(filepath.Base(object), ".o")
 			}
+			if m.Settings, err = parseSettings(settings); err != nil {
+				return err
+			}
 			m.Node = int32(node)
 			list, err := ask[*control.Extensions](c.Context(), a, &m)
 			if err != nil {
@@ -72,6 +76,7 @@ the node boots anew.`,
 		},
 	})
 	c.Flags().StringVar(&m.Name, "name", "", "what it is called (default: the name of the file)")
+	c.Flags().StringArrayVar(&settings, "set", nil, "the value of a constant of the extension, as NAME=VALUE; may be given again")
 	c.Flags().StringVar(&m.Slot, "slot", "", "the slot (default: the one that the object's section names)")
 	c.Flags().IntVar(&node, "node", control.None, "only on this node")
 	return c

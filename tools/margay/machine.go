@@ -27,6 +27,7 @@ func (a *app) machineCommand() *cobra.Command {
 func (a *app) upCommand() *cobra.Command {
 	var spec machine.Spec
 	var program string
+	var extensions []string
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Make a machine and wait until its nodes are up",
@@ -35,7 +36,8 @@ func (a *app) upCommand() *cobra.Command {
 A node has one system core and the application cores that --cores asks for. On the substrate qemu each node
 is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.`,
 		Example: `  margay machine up --nodes 4 --cores 2
-  margay machine up -m test --substrate hosted --nodes 16 --cores 1`,
+  margay machine up -m test --substrate hosted --nodes 16 --cores 1
+  margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
@@ -43,6 +45,9 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 			spec.Name = a.machine
 			var err error
 			if spec.Program, err = nodeProgram(program); err != nil {
+				return err
+			}
+			if spec.Extensions, err = bootExtensions(extensions); err != nil {
 				return err
 			}
 			return machine.Up(ctx, machine.UpOptions{
@@ -63,6 +68,7 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
 	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
 	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
+	f.StringArrayVar(&extensions, "extension", nil, "an extension that every node inserts when it boots, trusted, for all jobs: FILE or FILE,CONSTANT=VALUE,...; may be given again")
 	f.StringVar(&program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	return c
 }

@@ -34,7 +34,7 @@ var same = map[string]string{
 
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
 	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",
-	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES",
+	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
 	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",

@@ -1,0 +1,12 @@
+// Package tolerate is the extension tolerate (tolerate.c), which ends a job when too many of its ranks have made a fault.
+package tolerate
+
+import _ "embed"
+
+// Object is the compiled extension, for slot fault.
+//
+//go:embed tolerate.o
+var Object []byte
+
+// Faults is the name of the constant that says how many faults a job may have on a node.
+const Faults = "faults"

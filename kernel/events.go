@@ -1,0 +1,79 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/extension"
+	"margay/kernel/keep"
+	"margay/kernel/slot"
+	"margay/kernel/task"
+)
+
+// keptBooted is the name under which PID 1 keeps that the node has booted, so that no node kernel after this one does it again.
+const keptBooted = "booted"
+
+// ErrRefused reports that an extension in slot boot keeps the node out of the machine.
+var ErrRefused = errors.New("the node stays out of the machine")
+
+// Boot inserts the machine's own extensions, which the boot configuration holds, and asks those in slot boot whether the node is
+// to be part of the machine. It is to be called once, after Adopt, and does nothing when an earlier node kernel has done it.
+func (n *Node) Boot() error {
+	if n.booted {
+		return nil
+	}
+	for _, x := range n.config.Boot.Extensions {
+		r := extension.Request{Name: x.Name, Object: x.Object, Trusted: true}
+		for name, value := range x.Constants {
+			r.Settings = append(r.Settings, extension.Setting{Name: name, Value: value})
+		}
+		if _, err := n.extensions.Machine().Insert(r); err != nil {
+			return fmt.Errorf("%w: its extension %s: %w", ErrRefused, x.Name, err)
+		}
+	}
+	context := slot.BootContext{Node: n.config.Boot.Node, Cores: uint32(len(n.info.Cores)), Memory: uint64(n.info.Memory)}
+	copy(context.Machine[:], n.config.Boot.Machine)
+	d, err := n.extensions.Decide(extension.Machine, slot.Boot, context)
+	if err != nil {
+		return err
+	}
+	if d.Verdict == slot.Refuse {
+		return fmt.Errorf("%w: %s in slot boot has refused it (what it prints is above)", ErrRefused, d.By.Label())
+	}
+	n.booted = true
+	return keep.Keep(n.config.Link, keep.Item{Name: keptBooted})
+}
+
+// ExtensionNotes returns what has happened to the node's extensions after the note with number seq.
+func (n *Node) ExtensionNotes(seq uint64) []extension.Note { return n.extensions.Notes(seq) }
+
+// faults are the signals that a process gets for what it does itself.
+var faults = map[unix.Signal]bool{
+	unix.SIGSEGV: true, unix.SIGBUS: true, unix.SIGILL: true, unix.SIGFPE: true, unix.SIGTRAP: true, unix.SIGSYS: true, unix.SIGABRT: true,
+}
+
+// processEnded asks the extensions what the end of a rank means, of which left others still run here. It is not called for one
+// that ended while the node kernel was started again.
+func (j *job) processEnded(rank int, s task.Status, left int) {
+	node := j.node
+	context := slot.ExitContext{
+		Job: j.spec.Job, Rank: uint32(rank), Node: node.config.Boot.Node, Core: uint32(j.spec.Places[rank].Core),
+		Code: uint32(s.Code), Signal: uint32(s.Signal), Left: uint32(left), Time: uint64(s.Time),
+	}
+	for _, name := range []slot.Name{slot.Fault, slot.Exit} {
+		if name == slot.Fault && !faults[s.Signal] {
+			continue
+		}
+		d, err := node.extensions.Decide(j.spec.Job, name, context)
+		if err != nil {
+			node.config.Log("job %d: slot %s: %v", j.spec.Job, name, err)
+			continue
+		}
+		if d.Verdict == slot.End {
+			node.config.Sink.Fault(j.spec.Job, fmt.Errorf("%s in slot %s has ended it after the end of rank %d", d.By.Label(), name, rank))
+			return
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package extension
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"margay/kernel/slot"
+	"margay/nimble"
+	"margay/nimble/memory"
+)
+
+// Decision is what the extensions in a slot have answered.
+type Decision struct {
+	Verdict slot.Verdict
+	By      *Extension // whose answer it is; nil: it is the slot's default
+}
+
+// Decide asks the extensions in a slot about an event of a job that is rare, such as the end of a process. context is a
+// structure of package slot, or a pointer to one.
+func (m *Manager) Decide(job uint32, name slot.Name, context any) (Decision, error) {
+	row, err := slot.Find(name)
+	if err != nil {
+		return Decision{}, err
+	}
+	decision := Decision{Verdict: row.Default}
+	chain := m.Chain(job, name)
+	if len(chain) == 0 {
+		return decision, nil
+	}
+	event, err := memory.Map(string(name), row.Context)
+	if err != nil {
+		return decision, err
+	}
+	defer event.Close()
+	for _, x := range chain {
+		if n, err := binary.Encode(event.Bytes(), binary.LittleEndian, context); err != nil || n != row.Context {
+			return decision, errors.Join(err, fmt.Errorf("the context of slot %s takes %d bytes, not %d", name, row.Context, n))
+		}
+		if v, err := x.Ask(nimble.Event{Context: event.Region(true)}); err == nil && v != row.Default {
+			return Decision{v, x}, nil
+		}
+	}
+	return decision, nil
+}

@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// object is the path of an extension of the tree.
+func object(t *testing.T, name string) string {
+	t.Helper()
+	absolute, err := filepath.Abs(fmt.Sprintf("../../ext/%s/%s.o", name, path.Base(name)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return absolute
+}
+
+// Nodes insert the extensions that the machine was made with, and those are run when their slots say.
+func TestMachineExtensions(t *testing.T) {
+	for _, substrate := range []string{"hosted", "qemu"} {
+		t.Run(substrate, func(t *testing.T) {
+			m := up(t, substrate, 2, 2, "--extension", object(t, "boot/minimum")+",cores=2,memory=1000000", "--extension", object(t, "timer/heartbeat"),
+				"--extension", object(t, "exit/account"), "--extension", object(t, "fault/tolerate")+",faults=0")
+			list := m.margay("ext", "list").stdout
+			for _, name := range []string{"boot +minimum", "timer +heartbeat", "exit +account", "fault +tolerate"} {
+				if n := len(regexp.MustCompile(name).FindAllString(list, -1)); n != 2 {
+					t.Errorf("%q is there %d times on 2 nodes:\n%s", name, n, list)
+				}
+			}
+			m.run(3, "-n", "4", "--keep-going", "/bin/sh", "-c", "exit 3")
+			r := m.run(125, "-n", "4", "--keep-going", "/bin/sh", "-c", "[ $MARGAY_RANK = 2 ] && kill -SEGV $$; while :; do :; done")
+			if !strings.Contains(r.stderr, "(tolerate) in slot fault has ended it after the end of rank 2") {
+				t.Error(r)
+			}
+			log := m.margay("ext", "log")
+			if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
+				t.Error(log)
+			}
+			// One run for each process of the first job, at least one on node1 for the second.
+			runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
+			if runs == nil || runs[1] != "3" && runs[1] != "4" {
+				t.Errorf("runs of account on node1: %q", runs)
+			}
+			before := m.margay("ext", "stats", "--interval", "1s")
+			if !regexp.MustCompile(`timer +heartbeat +\S+ +[1-9]\d+ `).MatchString(before.stdout) {
+				t.Errorf("heartbeat every 10 ms: %v", before)
+			}
+			// The next node kernel has them all, and does not boot again.
+			m.margay("machine", "restart", "0")
+			eventually(t, 30*time.Second, "extensions of the next node kernel", func() bool {
+				return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
+			}, func() string { return m.margay("ext", "list").stdout })
+			if again := m.margay("ext", "list", "--node", "0").stdout; !regexp.MustCompile(`boot +minimum +\S+ +0 `).MatchString(again) {
+				t.Errorf("slot boot was asked again:\n%s", again)
+			}
+			m.usable()
+		})
+	}
+}
+
+// A node that an extension keeps out does not come up, and the user is told why.
+func TestBootRefused(t *testing.T) {
+	m := &machine{t: t, name: "refused", nodes: 1, cores: 1}
+	r := m.up("hosted", "--extension", object(t, "boot/minimum")+",cores=99")
+	if r.code == 0 || !strings.Contains(r.stderr, "(minimum) in slot boot has refused it") ||
+		!strings.Contains(r.stderr, "node0 has 1 application cores, the machine asks for 99") {
+		t.Error(r)
+	}
+	m.gone()
+	for _, wrong := range []string{object(t, "boot/minimum") + ",cores", "nothing.o", object(t, "boot/minimum") + ",colour=1"} {
+		if r := m.up("hosted", "--extension", wrong); r.code == 0 {
+			m.margay("machine", "down")
+			t.Errorf("--extension %s: %v", wrong, r)
+		}
+	}
+}
+
+// What is inserted and refused can be read, and constants can be set.
+func TestExtensionLog(t *testing.T) {
+	m := up(t, "hosted", 2, 1)
+	if r := m.margay("ext", "insert", object(t, "timer/heartbeat"), "--set", "beats=3", "--set", "interval=0x200000"); r.code != 0 {
+		t.Fatal(r)
+	}
+	if r := m.margay("ext", "insert", object(t, "timer/heartbeat"), "--set", "colour=3"); r.code == 0 || !strings.Contains(r.stderr, `no variable "colour"`) {
+		t.Error(r)
+	}
+	if r := m.margay("ext", "insert", object(t, "boot/minimum")); r.code == 0 || !strings.Contains(r.stderr, "when it boots") {
+		t.Error(r)
+	}
+	eventually(t, 10*time.Second, "three beats", func() bool {
+		return regexp.MustCompile(`1\.1 +machine +timer +heartbeat +\S+ +3 `).MatchString(m.margay("ext", "list").stdout)
+	}, func() string { return m.margay("ext", "list").stdout })
+	m.margay("ext", "remove", "1.1")
+	log := m.margay("ext", "log", "--node", "1").stdout
+	for _, line := range []string{
+		`machine 1\.1 \(heartbeat\): inserted into slot timer, engine \S+\n`, `machine 1\.0 \(heartbeat\): refused: .*no variable "colour"`,
+		`machine 1\.0 \(minimum\): refused: .*when it boots`, `machine 1\.1 \(heartbeat\): removed: an operator has removed it\n`,
+	} {
+		if !regexp.MustCompile(line).MatchString(log) {
+			t.Errorf("the log does not have %s:\n%s", line, log)
+		}
+	}
+	slots := m.margay("ext", "slots").stdout
+	for _, line := range []string{`(?m)^boot +80 `, `(?m)^sched +360 .*DEFAULT \(255\), an index \(0 to 7\)`, `(?m)^packet +- +- +- +later`} {
+		if !regexp.MustCompile(line).MatchString(slots) {
+			t.Errorf("slots have no %s:\n%s", line, slots)
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/control"
+	"margay/kernel/boot"
+	"margay/kernel/slot"
+	"margay/nimble/object"
+)
+
+// slotState is a line of margay ext slots for programs.
+type slotState struct {
+	Slot         slot.Name `json:"slot"`
+	Ready        bool      `json:"ready"`
+	When         string    `json:"when"`
+	Owners       string    `json:"owners,omitempty"`
+	Context      int       `json:"context_bytes,omitempty"`
+	Verdicts     string    `json:"verdicts,omitempty"`
+	Services     []string  `json:"services,omitempty"`
+	Instructions uint64    `json:"instructions,omitempty"`
+	TimeNs       int64     `json:"time_ns,omitempty"`
+}
+
+func (a *app) extSlotsCommand() *cobra.Command {
+	return a.jsonFlag(&cobra.Command{
+		Use:   "slots",
+		Short: "Print where extensions can be attached, what they may answer, and what a run may cost",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if a.json {
+				var all []slotState
+				for _, r := range slot.Table {
+					s := slotState{Slot: r.Name, Ready: r.Ready, When: r.What}
+					if r.Ready {
+						s.Owners, s.Context, s.Verdicts, s.Services = r.Owners, r.Context, r.Answers(), r.Services
+						s.Instructions, s.TimeNs = r.Fuel, int64(r.Time)
+					}
+					all = append(all, s)
+				}
+				return json.NewEncoder(a.stdout).Encode(all)
+			}
+			t := newTable(a.stdout, "SLOT", "CONTEXT", "INSNS", "TIME", "VERDICTS (DEFAULT FIRST)", "WHEN")
+			for _, r := range slot.Table {
+				if r.Ready {
+					t.row(r.Name, r.Context, r.Fuel, r.Time, r.Answers(), r.What)
+				} else {
+					t.row(r.Name, "-", "-", "-", "later", r.What)
+				}
+			}
+			return t.flush()
+		},
+	})
+}
+
+func (a *app) extStatsCommand() *cobra.Command {
+	node, interval := control.None, time.Second
+	c := &cobra.Command{
+		Use:     "stats",
+		Short:   "Show how often extensions run and what that costs, measured for a moment",
+		Example: "  margay ext stats --interval 5s",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if interval <= 0 {
+				return fmt.Errorf("--interval %v: it is a time, such as 1s", interval)
+			}
+			question := &control.ListExtensions{Node: int32(node)}
+			before, err := ask[*control.Extensions](c.Context(), a, question)
+			if err != nil {
+				return err
+			}
+			started := time.Now()
+			select {
+			case <-time.After(interval):
+			case <-c.Context().Done():
+				return c.Context().Err()
+			}
+			after, err := ask[*control.Extensions](c.Context(), a, question)
+			if err != nil {
+				return err
+			}
+			return a.printRates(before, after, time.Since(started))
+		},
+	}
+	c.Flags().IntVar(&node, "node", control.None, "only those of this node")
+	c.Flags().DurationVar(&interval, "interval", interval, "how long to measure")
+	return c
+}
+
+// printRates prints what active extensions did between two lists.
+func (a *app) printRates(before, after *control.Extensions, took time.Duration) error {
+	type id struct{ node, handle uint32 }
+	then := make(map[id]*control.ExtensionState)
+	for _, x := range before.Extensions {
+		then[id{x.Node, x.Handle}] = x
+	}
+	t := newTable(a.stdout, "ID", "JOB", "SLOT", "NAME", "ENGINE", "RUNS/S", "INSNS/RUN", "NS/RUN", "CORE %", "FAULTS")
+	for _, x := range after.Extensions {
+		if x.State != "active" {
+			continue
+		}
+		was := then[id{x.Node, x.Handle}]
+		if was == nil {
+			was = new(control.ExtensionState) // it is new
+		}
+		runs, ns := x.Runs-was.Runs, uint64(max(0, x.TimeNs-was.TimeNs))
+		t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), x.Job, x.Slot, x.Name, x.Engine, fmt.Sprintf("%.0f", float64(runs)/took.Seconds()),
+			perRun(x.Instructions-was.Instructions, runs), perRun(ns, runs),
+			fmt.Sprintf("%.1f", 100*float64(ns)/float64(took)), x.Faults-was.Faults)
+	}
+	return t.flush()
+}
+
+func (a *app) extLogCommand() *cobra.Command {
+	node, follow := control.None, false
+	c := a.jsonFlag(&cobra.Command{
+		Use:   "log",
+		Short: "Show what has happened to extensions: insertions, refusals, faults, removals, and what they print",
+		Long: `Show what has happened to the extensions of the nodes: who was inserted, refused or removed and why, the first and the last fault of
+each, and the lines that they print. A node remembers the last 1024 of these since its node kernel was started.`,
+		Example: `  margay ext log
+  margay ext log --node 2 --follow`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			question := &control.ExtensionLog{Node: int32(node), After: make(map[uint32]uint64)}
+			for {
+				notes, err := ask[*control.ExtensionNotes](c.Context(), a, question)
+				if err != nil {
+					return err
+				}
+				if err := a.printNotes(notes); err != nil {
+					return err
+				}
+				if !follow {
+					return nil
+				}
+				for _, n := range notes.Notes {
+					question.After[n.Node] = n.Seq
+				}
+				select {
+				case <-time.After(logPause):
+				case <-c.Context().Done():
+					return nil
+				}
+			}
+		},
+	})
+	c.Flags().IntVar(&node, "node", control.None, "only this node")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until Ctrl-C")
+	return c
+}
+
+// logPause is how long margay ext log waits before it asks again.
+const logPause = 500 * time.Millisecond
+
+func (a *app) printNotes(notes *control.ExtensionNotes) error {
+	if a.json {
+		return printJSON(a.stdout, notes)
+	}
+	for _, n := range notes.Notes {
+		whose := "machine"
+		if n.Job != 0 {
+			whose = fmt.Sprintf("job %d", n.Job)
+		}
+		_, err := fmt.Fprintf(a.stdout, "%s %s %d.%d (%s): %s\n",
+			time.Unix(0, n.TimeNs).Format("15:04:05.000"), whose, n.Node, n.Handle, n.Name, n.Text)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseSettings reads what --set says: NAME=VALUE.
+func parseSettings(texts []string) ([]*control.ExtensionSetting, error) {
+	var settings []*control.ExtensionSetting
+	for _, text := range texts {
+		name, number, ok := strings.Cut(text, "=")
+		value, err := strconv.ParseUint(number, 0, 64)
+		if !ok || name == "" || err != nil {
+			return nil, fmt.Errorf("setting %q: it is NAME=VALUE, with the name of a constant of the extension and a number that is not negative", text)
+		}
+		settings = append(settings, &control.ExtensionSetting{Name: name, Value: value})
+	}
+	return settings, nil
+}
+
+// bootExtensions reads the extensions that nodes are to insert when they boot, given as FILE[,NAME=VALUE...], and sees to it that
+// nodes know their slots.
+func bootExtensions(given []string) ([]boot.Extension, error) {
+	var all []boot.Extension
+	for _, text := range given {
+		path, constants, _ := strings.Cut(text, ",")
+		x := boot.Extension{Name: strings.TrimSuffix(filepath.Base(path), ".o"), Constants: make(map[string]uint64)}
+		if constants != "" {
+			settings, err := parseSettings(strings.Split(constants, ","))
+			if err != nil {
+				return nil, fmt.Errorf("--extension %s: %w", text, err)
+			}
+			for _, s := range settings {
+				x.Constants[s.Name] = s.Value
+			}
+		}
+		file, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		specs, err := object.ELF(file)
+		if err == nil && len(specs) != 1 {
+			err = errors.New("it holds several programs, and a node inserts one")
+		}
+		if err == nil {
+			_, err = slot.Find(slot.Name(specs[0].Slot()))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--extension %s: %w", path, err)
+		}
+		if slices.ContainsFunc(all, func(other boot.Extension) bool { return other.Name == x.Name }) {
+			return nil, fmt.Errorf("--extension %s: there are two of the name %s", path, x.Name)
+		}
+		x.Object = file
+		all = append(all, x)
+	}
+	return all, nil
+}
