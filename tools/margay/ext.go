@@ -108,6 +108,14 @@ func (a *app) extRemoveCommand() *cobra.Command {
 	}
 }
 
+// whose names the owner of an extension.
+func whose(job uint32) string {
+	if job == 0 {
+		return "machine"
+	}
+	return strconv.FormatUint(uint64(job), 10)
+}
+
 func (a *app) printExtensions(list *control.Extensions) error {
 	if a.json {
 		return printJSON(a.stdout, list)
@@ -116,11 +124,7 @@ func (a *app) printExtensions(list *control.Extensions) error {
 	var notes []string
 	for _, x := range list.Extensions {
 		id := fmt.Sprintf("%d.%d", x.Node, x.Handle)
-		job := "machine"
-		if x.Job != 0 {
-			job = strconv.FormatUint(uint64(x.Job), 10)
-		}
-		t.row(id, job, x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
+		t.row(id, whose(x.Job), x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
 		if x.LastFault != "" {
 			notes = append(notes, fmt.Sprintf("%s: last fault: %s", id, x.LastFault))
 		}

@@ -114,7 +114,7 @@ func (a *app) printRates(before, after *control.Extensions, took time.Duration) 
 			was = new(control.ExtensionState) // it is new
 		}
 		runs, ns := x.Runs-was.Runs, uint64(max(0, x.TimeNs-was.TimeNs))
-		t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), x.Job, x.Slot, x.Name, x.Engine, fmt.Sprintf("%.0f", float64(runs)/took.Seconds()),
+		t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), whose(x.Job), x.Slot, x.Name, x.Engine, fmt.Sprintf("%.0f", float64(runs)/took.Seconds()),
 			perRun(x.Instructions-was.Instructions, runs), perRun(ns, runs),
 			fmt.Sprintf("%.1f", 100*float64(ns)/float64(took)), x.Faults-was.Faults)
 	}
@@ -168,12 +168,12 @@ func (a *app) printNotes(notes *control.ExtensionNotes) error {
 		return printJSON(a.stdout, notes)
 	}
 	for _, n := range notes.Notes {
-		whose := "machine"
+		owner := whose(n.Job)
 		if n.Job != 0 {
-			whose = fmt.Sprintf("job %d", n.Job)
+			owner = "job " + owner
 		}
 		_, err := fmt.Fprintf(a.stdout, "%s %s %d.%d (%s): %s\n",
-			time.Unix(0, n.TimeNs).Format("15:04:05.000"), whose, n.Node, n.Handle, n.Name, n.Text)
+			time.Unix(0, n.TimeNs).Format("15:04:05.000"), owner, n.Node, n.Handle, n.Name, n.Text)
 		if err != nil {
 			return err
 		}
