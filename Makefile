@@ -28,7 +28,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain ## build everything into bin/
+build: bin/margay bin/nodekernel bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/latency ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -96,3 +96,6 @@ bin/hello-c: examples/hello/c/hello.c
 
 bin/histogram-c: examples/histogram/c/histogram.c lib/c/margay.h bin/libmargay.a ext/message/accumulate/accumulate.o
 	$(CC) $(CFLAGS) -static -I lib/c -DACCUMULATE='"ext/message/accumulate/accumulate.o"' $< bin/libmargay.a -o $@
+
+bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o
+	$(CC) $(CFLAGS) -static -I lib/c -DSTAMP='"ext/message/stamp/stamp.o"' $< bin/libmargay.a -o $@

@@ -69,7 +69,7 @@ func (u *upcalls) ends() (says string) {
 	u.t.Helper()
 	u.Barrier(1)
 	output, errors := u.Ended(0)
-	if want := fmt.Sprintf("%d upcalls, sum %d", u.sent, u.sum); !strings.HasSuffix(output, want) {
+	if want := fmt.Sprintf("rank 1: %d upcalls, sum %d", u.sent, u.sum); !strings.HasSuffix(output, want) {
 		u.t.Errorf("it says %q and %q, not %q", output, errors, want)
 	}
 	return output

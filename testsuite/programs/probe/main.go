@@ -13,8 +13,10 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -49,6 +51,8 @@ var commands = map[string]func(args []string) error{
 	"compute":   compute,
 	"touch":     touch,
 	"pointers":  pointers,
+	"spread":    spread,
+	"upcalls":   upcalls,
 }
 
 func main() {
@@ -484,6 +488,88 @@ func insertFile(job *margay.Job, file string, spec margay.Spec) (*margay.Extensi
 		return nil, err
 	}
 	return job.Insert(spec)
+}
+
+// spread FILE N has the ranks send N messages each, to anybody, which an extension sends on to those who own their numbers.
+func spread(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	const handler = 9
+	if job.LocalRank() == 0 {
+		_, err := insertFile(job, args[0], margay.Spec{Constants: map[string]uint64{"handler": handler, "ranks": uint64(job.Size())}})
+		if err != nil {
+			return err
+		}
+	}
+	came := make([]int, job.Size())
+	job.Handle(handler, func(m margay.Message) {
+		if m.Args[0]%uint64(job.Size()) != uint64(job.Rank()) || m.Args[1] != uint64(m.Source) || job.NodeOf(m.Source) != m.Node {
+			panic(fmt.Sprintf("rank %d got %+v", job.Rank(), m))
+		}
+		came[m.Source]++
+	})
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	for i := range number(args, 1, 1000) {
+		// Not to the owner's neighbour each time: i goes by eights, and the targets by sevens.
+		if err := job.Send(ctx, i%7%job.Size(), handler, [2]uint64{uint64(i), uint64(job.Rank())}, nil); err != nil {
+			return err
+		}
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	sum := 0
+	for _, n := range came {
+		sum += n
+	}
+	fmt.Printf("rank %d owns %d messages, %d of each rank\n", job.Rank(), sum, slices.Max(came))
+	if slices.Min(came) != slices.Max(came) {
+		return fmt.Errorf("messages came unevenly: %v", came)
+	}
+	return job.Finalize(ctx)
+}
+
+// upcalls FILE N has rank 0 interrupt the others N times while they compute.
+func upcalls(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	const handler = 200
+	if job.LocalRank() == 0 {
+		if _, err := insertFile(job, args[0], margay.Spec{}); err != nil {
+			return err
+		}
+	}
+	n := number(args, 1, 1000)
+	var came atomic.Int64
+	job.Handle(handler, func(m margay.Message) {
+		if m.Args[0] != uint64(came.Add(1)) {
+			panic(fmt.Sprintf("upcall %d came as %d", came.Load(), m.Args[0]))
+		}
+	})
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	if job.Rank() != 0 {
+		job.Upcalls()
+		for came.Load() < int64(n) {
+		}
+		fmt.Printf("rank %d was interrupted for %d messages\n", job.Rank(), came.Load())
+		return job.Finalize(ctx)
+	}
+	for i := range n {
+		for rank := 1; rank < job.Size(); rank++ {
+			if err := job.Send(ctx, rank, handler, [2]uint64{uint64(i + 1)}, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return job.Finalize(ctx)
 }
 
 // hog FILE SECONDS inserts an extension and sends messages to this rank, as many as there is room for, until the time is over.

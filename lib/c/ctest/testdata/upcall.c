@@ -1,5 +1,5 @@
-/* Upcalls in the middle of what a program can do: upcall MODE, or upcall MODE N for N upcalls. Each mode ends with a line that
- * says how many came and the sum of their first arguments. */
+/* Upcalls in the middle of what a program can do: upcall MODE N, for N upcalls in modes that count them. Each mode ends with a line
+ * that says how many came and the sum of their first arguments. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 #include "margay.h"
 
-enum { PLAIN = 1, WRITES, OPENS, STOPS, DIVES };
+enum { PLAIN = 1, WRITES, OPENS, STOPS, DIVES, OVER_THE_MACHINE = 200 };
 
 static volatile uint64_t count, sum;
 static volatile int running, deepest, stopped, pipe_end;
@@ -329,16 +329,40 @@ static void nests(uint64_t n)
 		errx(1, "%d handlers ran at a time", deepest);
 }
 
+/* job: rank 0 sends n upcalls to each other rank, which computes. The file holds an extension that makes them upcalls. */
+static void job(uint64_t n, const char *file, int microseconds)
+{
+	static char object[1 << 16];
+	FILE *f = fopen(file, "rb");
+	size_t size = f ? fread(object, 1, sizeof object, f) : 0;
+	if (margay_local_rank() == 0)
+		check(margay_insert("upcall", NULL, object, size, NULL, 0));
+	check(margay_barrier(-1));
+	if (margay_rank() != 0) {
+		until(n, 1, 1);
+		return;
+	}
+	puts("sending");
+	fflush(stdout);
+	for (uint64_t i = 0; i < n; i++) {
+		for (int rank = 1; rank < margay_size(); rank++)
+			check(margay_send(rank, OVER_THE_MACHINE, i, 0, &i, sizeof i));
+		if (microseconds)
+			usleep(microseconds);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 3)
-		errx(2, "usage: upcall MODE N");
+		errx(2, "usage: upcall MODE N [FILE MICROSECONDS]");
 	const char *mode = argv[1];
 	uint64_t n = atoll(argv[2]);
 	computing = pthread_self();
 	check(margay_init());
 	for (int i = PLAIN; i <= DIVES; i++)
 		check(margay_handle(i, on_upcall, NULL));
+	check(margay_handle(OVER_THE_MACHINE, on_upcall, NULL));
 	if (strcmp(mode, "vectors") == 0)
 		until(n, 1, 0);
 	else if (strcmp(mode, "malloc") == 0)
@@ -353,9 +377,11 @@ int main(int argc, char **argv)
 		waits(n);
 	else if (strcmp(mode, "nest") == 0)
 		nests(n);
+	else if (strcmp(mode, "job") == 0 && argc == 5)
+		job(n, argv[3], atoi(argv[4]));
 	else
 		errx(2, "there is no mode %s", mode);
 	check(margay_finalize(-1));
-	printf("%llu upcalls, sum %llu\n", (unsigned long long)count, (unsigned long long)sum);
+	printf("rank %d: %llu upcalls, sum %llu\n", margay_rank(), (unsigned long long)count, (unsigned long long)sum);
 	return 0;
 }

@@ -1,0 +1,28 @@
+//go:build ignore
+
+/* stamp notes when messages arrive at their node, for those who measure what happens behind that. A message for one of the handlers
+ * from a number on interrupts its rank, the others are delivered. */
+#include "margay.h"
+
+#define STAMPS 1024
+
+const volatile __u32 first = 128; /* of the handlers whose messages interrupt */
+
+/* Nanoseconds of CLOCK_MONOTONIC, by the message's first argument modulo the number of entries. */
+struct {
+	MAP_ARRAY;
+	MAP_VALUE(__u64);
+	MAP_ENTRIES(STAMPS);
+} stamps SEC(".maps");
+
+SEC("message") int stamp(struct margay_message *m)
+{
+	__u32 at = m->args[0] % STAMPS;
+	__u64 *s = map_lookup(&stamps, &at);
+
+	if (s)
+		*s = time_ns();
+	return m->handler >= first ? MARGAY_UPCALL : MARGAY_DELIVER;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// upcallProgram compiles the program that is interrupted in the middle of all that a program does.
+func upcallProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(scratch, "upcall")
+	out, err := exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", "../../lib/c/ctest/testdata/upcall.c", filepath.Join(bin, "libmargay.a"),
+		"-lm", "-lpthread", "-o", program).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// extensionFile is the object of an extension for slot message.
+func extensionFile(t *testing.T, name string) string {
+	t.Helper()
+	file, err := filepath.Abs(filepath.Join("../../ext/message", name, name+".o"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// upcallJob runs the program with n upcalls for each of 3 ranks.
+func upcallJob(t *testing.T, m *machine, program string, n, microseconds int) *command {
+	t.Helper()
+	object := extensionFile(t, "upcall")
+	return m.start("run", "-n", "4", "--with", object, program, "job", fmt.Sprint(n), object, fmt.Sprint(microseconds))
+}
+
+// isWhole reports whether each upcall came once to each rank.
+func isWhole(r result, n int) bool {
+	for rank := 1; rank < 4; rank++ {
+		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d: %d upcalls, sum %d\n", rank, n, n*(n-1)/2)) {
+			return false
+		}
+	}
+	return r.code == 0
+}
+
+// Upcalls come, each once, into processes that compute with all registers that there are and use malloc, whose results are the same
+// bit for bit.
+func TestUpcalls(t *testing.T) {
+	program := upcallProgram(t)
+	onBoth(t, func(t *testing.T, m *machine) {
+		n := 20_000
+		if strings.HasSuffix(t.Name(), "hosted") {
+			n = 1_000_000
+		}
+		r := upcallJob(t, m, program, n, 0).wait()
+		if !isWhole(r, n) {
+			t.Fatal(r)
+		}
+		t.Log(r.stdout)
+	})
+}
+
+// When a node kernel is killed meanwhile, its job goes on with each upcall handled once, or it ends and says why.
+func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
+	program := upcallProgram(t)
+	m := use(t, "hosted")
+	lost, whole := 0, 0
+	for i := range 6 {
+		const n = 1000
+		m.awaitUp()
+		c := upcallJob(t, m, program, n, 1000)
+		c.awaitOutput("sending\n")
+		time.Sleep(200 * time.Millisecond)
+		kernels := m.nodeKernels()
+		kill(t, kernels[i%len(kernels)])
+		r := c.wait()
+		switch {
+		case isWhole(r, n):
+			whole++
+		case r.code == 125 && strings.Contains(r.stderr, "lost when"):
+			lost++
+		default:
+			t.Fatal(r)
+		}
+	}
+	t.Logf("%d jobs went on, %d lost a message and were ended", whole, lost)
+	m.usable()
+}
+
+// Messages go on to their owners, from whichever rank they were sent to and with their true source, before a barrier is passed; and
+// a Go program takes upcalls while it computes.
+func TestForwardAndUpcallInGo(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		object := extensionFile(t, "spread")
+		r := m.run(0, "-n", "8", "--with", object, probe(), "spread", object, "2000")
+		for rank := range 8 {
+			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d owns 2000 messages, 250 of each rank\n", rank)) {
+				t.Fatal(r)
+			}
+		}
+		object = extensionFile(t, "upcall")
+		r = m.run(0, "-n", "8", "--with", object, probe(), "upcalls", object, "2000")
+		for rank := 1; rank < 8; rank++ {
+			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d was interrupted for 2000 messages\n", rank)) {
+				t.Fatal(r)
+			}
+		}
+	})
+}
+
+// The example that measures how long messages take to their handlers does so for each way there is.
+func TestLatency(t *testing.T) {
+	r := use(t, "hosted").run(0, "-n", "2", filepath.Join(bin, "latency"), "40", "100")
+	for _, mechanism := range []string{"polling", "blocking receive", "signal into a computing process"} {
+		var times [4]float64
+		_, rest, found := strings.Cut(r.stdout, mechanism)
+		if n, err := fmt.Sscan(rest, &times[0], &times[1], &times[2], &times[3]); !found || n != 4 || times[0] <= 0 || times[2] < times[0] {
+			t.Errorf("%s: %v, %v\n%v", mechanism, times, err, r)
+		}
+	}
+}
