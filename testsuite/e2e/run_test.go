@@ -422,7 +422,7 @@ func TestDuties(t *testing.T) {
 		m.run(0, "-n", "8", probe(), "hello")
 		d := m.start("run", "-n", "8", probe(), "sleep")
 		d.awaitRanks("sleeping", 8)
-		cores(125, "node0: core 2: core is not free: job ", "--message-core", "on")
+		cores(125, "core 2: core is not free: job ", "--message-core", "on")
 		cores(125, "core 0: core is not free: job ", "--all", "off", "--node", "1")
 		cores(125, "there is nothing to change")
 		cores(125, "it is on or off", "--all", "perhaps")
