@@ -128,7 +128,10 @@ func New(c Config) (*Node, error) {
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
-	return n, n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore})
+	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("what its cores were to do: %v", err))
+	}
+	return n, nil
 }
 
 // Join makes the node a member of the fabric, and tells the transport where the nodes of adopted jobs are. The transport's
