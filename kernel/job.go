@@ -171,6 +171,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	if s.HugePages && n.hugePages != nil {
 		return task.Spec{}, n.hugePages
 	}
+	info := n.Info()
 	uid := firstUID + int(s.Job%uidCount)
 	t := task.Spec{
 		Job: s.Job, Hostname: n.config.Boot.Hostname(), UID: uid, GID: uid, User: s.User,
@@ -184,7 +185,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		if p.Node != fabric.Node(n.config.Boot.Node) {
 			continue
 		}
-		if p.Core < 1 || p.Core >= len(n.cores) {
+		if !has(info.Cores, p.Core) {
 			return t, fmt.Errorf("there is no application core %d", p.Core)
 		}
 		t.Ranks = append(t.Ranks, task.Rank{
@@ -199,7 +200,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	}
 	t.Memory = s.Memory
 	if t.Memory == 0 {
-		t.Memory = n.info.Memory * int64(len(n.coresOf(s))) / int64(len(n.info.Cores))
+		t.Memory = info.Memory * int64(len(n.coresOf(s))) / int64(len(info.Cores))
 	}
 	if t.Memory > n.info.Memory {
 		return t, fmt.Errorf("%w: %d MiB asked for, the node has %d MiB for jobs", ErrRoom, t.Memory>>20, n.info.Memory>>20)
@@ -239,6 +240,9 @@ func (n *Node) claim(j *job) error {
 		}
 	}
 	for core, ranks := range n.coresOf(j.spec) {
+		if !has(n.info.Cores, core) { // it was one when the job came
+			return fmt.Errorf("core %d: %w: it has another duty now", core, ErrBusy)
+		}
 		if by, ok := taken[core]; ok {
 			return fmt.Errorf("core %d: %w: job %d has it", core, ErrBusy, by)
 		}

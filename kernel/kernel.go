@@ -2,7 +2,7 @@
 // messages and runs their extensions. Who asks it to do so, and who is told what happens, is the caller's (Sink): the node
 // kernel knows no control protocol.
 //
-// Locks: Node.mu guards the table of jobs and what each job's cores are; it is not held while a container is asked anything.
+// Locks: Node.mu guards the table of jobs, which cores are for applications, and what each job's cores are; it is not held while a container is asked anything.
 package kernel
 
 import (
@@ -86,6 +86,9 @@ type Node struct {
 	recorder   *record.Recorder
 	booted     bool // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
+	changingDuties sync.Mutex // outermost; held while duties changes
+	duties         Duties
+
 	mu   sync.Mutex
 	jobs map[uint32]*job
 }
@@ -97,6 +100,9 @@ type Info struct {
 	Memory int64           // bytes for jobs
 	Limits string          // what bounds a job: "cgroup" or "rlimit"
 	Lacks  []string        // what jobs will miss here, and why
+
+	AllCores    bool           // core 0 is for applications, too
+	MessageCore *hardware.Core // that handles messages alone; nil for none
 }
 
 // New takes possession of the node.
@@ -122,6 +128,9 @@ func New(c Config) (*Node, error) {
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
+	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("what its cores were to do: %v", err))
+	}
 	return n, nil
 }
 
@@ -261,7 +270,11 @@ func release() string {
 }
 
 // Info returns what the node found out about itself.
-func (n *Node) Info() Info { return n.info }
+func (n *Node) Info() Info {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.info
+}
 
 // Adopt takes over what an earlier node kernel has left with PID 1: its jobs, and its listening socket, which is returned
 // when there is one. It is to be called once, before anything else is asked of the node.
@@ -295,6 +308,10 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			listener = item.Files[0]
 		case item.Name == keptBooted:
 			n.booted = true
+		case item.Name == keptDuties:
+			if err := n.adoptDuties(item); err != nil {
+				n.config.Log("%v", err)
+			}
 		case extension.Kept(item.Name):
 			own = append(own, item)
 		default:
@@ -339,8 +356,9 @@ func (n *Node) Noise(ctx context.Context, d time.Duration) ([]CoreNoise, error) 
 		return nil, err
 	}
 	elapsed := time.Since(started)
-	noise := make([]CoreNoise, len(n.info.Cores))
-	for i, c := range n.info.Cores {
+	cores := n.Info().Cores
+	noise := make([]CoreNoise, len(cores))
+	for i, c := range cores {
 		noise[i] = CoreNoise{Core: c.ID, Elapsed: elapsed}
 		noise[i].Interrupts, noise[i].Rows = after.Since(before, c.CPU)
 	}

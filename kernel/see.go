@@ -124,7 +124,7 @@ func (n *Node) Sample() (Sample, error) {
 		return Sample{}, err
 	}
 	s := Sample{Time: record.Now()}
-	for _, c := range n.info.Cores {
+	for _, c := range n.Info().Cores {
 		count, _ := interrupts.Since(hardware.Interrupts{}, c.CPU)
 		s.Cores = append(s.Cores, CoreSample{Core: c.ID, Shared: c.Shared, Interrupts: count})
 	}

@@ -98,6 +98,7 @@ type Kernel interface {
 	InsertExtension(job uint32, r extension.Request) (handle uint32, err error)
 	RemoveExtension(handle uint32, by string) error
 	ExtensionNotes(seq uint64) []extension.Note
+	SetDuties(change func(*kernel.Duties)) error
 	Noise(context.Context, time.Duration) ([]kernel.CoreNoise, error)
 	Events(kernel.EventQuery) (record.Batch, error)
 	Sample() (kernel.Sample, error)
@@ -312,6 +313,10 @@ func (a *Agent) info() *control.NodeInfo {
 		Address: address.String(), Hostname: a.config.Boot.Hostname(), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
 		Lacks: info.Lacks, Version: a.config.Version,
+	}
+	out.AllCores = info.AllCores
+	if info.MessageCore != nil {
+		out.MessageCore = uint32(info.MessageCore.ID)
 	}
 	for _, c := range info.Cores {
 		out.Cores = append(out.Cores, uint32(c.ID))

@@ -162,6 +162,12 @@ func (k *playedKernel) RemoveExtension(handle uint32, _ string) error {
 	return k.note("remove %d", handle)
 }
 
+func (k *playedKernel) SetDuties(change func(*kernel.Duties)) error {
+	d := kernel.Duties{All: true}
+	change(&d)
+	return k.note("duties %+v", d)
+}
+
 func (k *playedKernel) Noise(_ context.Context, d time.Duration) ([]kernel.CoreNoise, error) {
 	return []kernel.CoreNoise{{Core: 1, Interrupts: 3, Elapsed: d}}, k.refuse
 }

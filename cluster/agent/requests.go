@@ -50,6 +50,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		conn.Answer(f, &control.Done{}, nil)
 		conn.Flush(time.Second)
 		a.config.Restart()
+	case *control.SetDuties:
+		go a.setDuties(conn, f, m)
 	case *control.InsertExtension:
 		go a.insertExtension(conn, f, m)
 	case *control.RemoveExtension:
@@ -154,6 +156,26 @@ func (a *Agent) noise(ctx context.Context, conn *control.Conn, f *control.Frame,
 		report.Cores = append(report.Cores, out)
 	}
 	conn.Answer(f, report, err)
+}
+
+func (a *Agent) setDuties(conn *control.Conn, f *control.Frame, m *control.SetDuties) {
+	err := a.node.SetDuties(func(d *kernel.Duties) {
+		d.All = switched(d.All, m.AllCores)
+		d.Message = switched(d.Message, m.MessageCore)
+	})
+	if err != nil {
+		conn.Answer(f, a.failure(err), nil)
+		return
+	}
+	conn.Answer(f, &control.DutiesSet{Info: a.info()}, nil)
+}
+
+// switched is what a switch makes of what is.
+func switched(is bool, to control.Switch) bool {
+	if to == control.Switch_SWITCH_KEEP {
+		return is
+	}
+	return to == control.Switch_SWITCH_ON
 }
 
 // extensions describes those extensions of the node that are wanted.

@@ -267,6 +267,28 @@ func TestPrepareRightAfterRegistration(t *testing.T) {
 	}
 }
 
+// A switch that is not touched leaves things as they are.
+func TestSetDuties(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	k := new(playedKernel)
+	s.run(k)
+	conn := s.next()
+	for _, c := range []struct {
+		all, message control.Switch
+		want         string
+	}{
+		{control.Switch_SWITCH_KEEP, control.Switch_SWITCH_ON, "duties {All:true Message:true}"},
+		{control.Switch_SWITCH_OFF, control.Switch_SWITCH_KEEP, "duties {All:false Message:false}"},
+		{control.Switch_SWITCH_ON, control.Switch_SWITCH_OFF, "duties {All:true Message:false}"},
+	} {
+		answer, err := s.ask(conn, &control.SetDuties{AllCores: c.all, MessageCore: c.message})
+		if set, ok := answer.(*control.DutiesSet); err != nil || !ok || set.Info.Hostname != "node3" || !k.called(c.want) {
+			t.Errorf("%v: %v, %v, not %s", c, answer, err, c.want)
+		}
+	}
+}
+
 // The node kernel is restarted only once serve has its answer.
 func TestRestartKernel(t *testing.T) {
 	leaktest.Check(t)

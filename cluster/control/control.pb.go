@@ -364,6 +364,55 @@ func (NodeHealth) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{5}
 }
 
+type Switch int32
+
+const (
+	Switch_SWITCH_KEEP Switch = 0 // as it is
+	Switch_SWITCH_ON   Switch = 1
+	Switch_SWITCH_OFF  Switch = 2
+)
+
+// Enum value maps for Switch.
+var (
+	Switch_name = map[int32]string{
+		0: "SWITCH_KEEP",
+		1: "SWITCH_ON",
+		2: "SWITCH_OFF",
+	}
+	Switch_value = map[string]int32{
+		"SWITCH_KEEP": 0,
+		"SWITCH_ON":   1,
+		"SWITCH_OFF":  2,
+	}
+)
+
+func (x Switch) Enum() *Switch {
+	p := new(Switch)
+	*p = x
+	return p
+}
+
+func (x Switch) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Switch) Descriptor() protoreflect.EnumDescriptor {
+	return file_control_proto_enumTypes[6].Descriptor()
+}
+
+func (Switch) Type() protoreflect.EnumType {
+	return &file_control_proto_enumTypes[6]
+}
+
+func (x Switch) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Switch.Descriptor instead.
+func (Switch) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{6}
+}
+
 type Frame struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Call   uint64                 `protobuf:"varint,1,opt,name=call,proto3" json:"call,omitempty"`     // number of a request that wants an answer, chosen by its sender; 0: none wanted
@@ -420,6 +469,8 @@ type Frame struct {
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
 	//	*Frame_RestartKernel
+	//	*Frame_SetDuties
+	//	*Frame_DutiesSet
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -926,6 +977,24 @@ func (x *Frame) GetRestartKernel() *RestartKernel {
 	return nil
 }
 
+func (x *Frame) GetSetDuties() *SetDuties {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_SetDuties); ok {
+			return x.SetDuties
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetDutiesSet() *DutiesSet {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_DutiesSet); ok {
+			return x.DutiesSet
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1136,6 +1205,14 @@ type Frame_RestartKernel struct {
 	RestartKernel *RestartKernel `protobuf:"bytes,95,opt,name=restart_kernel,json=restartKernel,proto3,oneof"`
 }
 
+type Frame_SetDuties struct {
+	SetDuties *SetDuties `protobuf:"bytes,96,opt,name=set_duties,json=setDuties,proto3,oneof"`
+}
+
+type Frame_DutiesSet struct {
+	DutiesSet *DutiesSet `protobuf:"bytes,97,opt,name=duties_set,json=dutiesSet,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -1235,6 +1312,10 @@ func (*Frame_NodeBoot) isFrame_Body() {}
 func (*Frame_NodeUp) isFrame_Body() {}
 
 func (*Frame_RestartKernel) isFrame_Body() {}
+
+func (*Frame_SetDuties) isFrame_Body() {}
+
+func (*Frame_DutiesSet) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -1604,15 +1685,17 @@ type NodeInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // host:port of its fabric
 	Hostname      string                 `protobuf:"bytes,2,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Substrate     string                 `protobuf:"bytes,3,opt,name=substrate,proto3" json:"substrate,omitempty"` // qemu, hosted, metal
-	Kernel        string                 `protobuf:"bytes,4,opt,name=kernel,proto3" json:"kernel,omitempty"`       // release of its Linux kernel
-	Arch          string                 `protobuf:"bytes,5,opt,name=arch,proto3" json:"arch,omitempty"`           // as Go names it
-	Profile       string                 `protobuf:"bytes,6,opt,name=profile,proto3" json:"profile,omitempty"`     // isolated, sched, or shared when cores are not its own
-	Cores         []uint32               `protobuf:"varint,7,rep,packed,name=cores,proto3" json:"cores,omitempty"` // application cores
-	Memory        int64                  `protobuf:"varint,8,opt,name=memory,proto3" json:"memory,omitempty"`      // bytes for jobs
-	Limits        string                 `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`       // what bounds a job: cgroup or rlimit
-	Lacks         []string               `protobuf:"bytes,10,rep,name=lacks,proto3" json:"lacks,omitempty"`        // what a job or an extension will miss here, and why
-	Version       string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`    // of the node image
+	Substrate     string                 `protobuf:"bytes,3,opt,name=substrate,proto3" json:"substrate,omitempty"`                          // qemu, hosted, metal
+	Kernel        string                 `protobuf:"bytes,4,opt,name=kernel,proto3" json:"kernel,omitempty"`                                // release of its Linux kernel
+	Arch          string                 `protobuf:"bytes,5,opt,name=arch,proto3" json:"arch,omitempty"`                                    // as Go names it
+	Profile       string                 `protobuf:"bytes,6,opt,name=profile,proto3" json:"profile,omitempty"`                              // isolated, sched, or shared when cores are not its own
+	Cores         []uint32               `protobuf:"varint,7,rep,packed,name=cores,proto3" json:"cores,omitempty"`                          // application cores
+	Memory        int64                  `protobuf:"varint,8,opt,name=memory,proto3" json:"memory,omitempty"`                               // bytes for jobs
+	Limits        string                 `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`                                // what bounds a job: cgroup or rlimit
+	Lacks         []string               `protobuf:"bytes,10,rep,name=lacks,proto3" json:"lacks,omitempty"`                                 // what a job or an extension will miss here, and why
+	Version       string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`                             // of the node image
+	AllCores      bool                   `protobuf:"varint,12,opt,name=all_cores,json=allCores,proto3" json:"all_cores,omitempty"`          // core 0, which serves the node, is one of the application cores
+	MessageCore   uint32                 `protobuf:"varint,13,opt,name=message_core,json=messageCore,proto3" json:"message_core,omitempty"` // that handles messages and nothing else; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1722,6 +1805,20 @@ func (x *NodeInfo) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *NodeInfo) GetAllCores() bool {
+	if x != nil {
+		return x.AllCores
+	}
+	return false
+}
+
+func (x *NodeInfo) GetMessageCore() uint32 {
+	if x != nil {
+		return x.MessageCore
+	}
+	return 0
 }
 
 // HostedJob is a job that a registering node has.
@@ -5924,11 +6021,118 @@ func (x *RestartKernel) GetNode() uint32 {
 	return 0
 }
 
+// SetDuties changes what the cores of a node do, or of all nodes. Clients ask serve, which answers Done; serve asks nodes, which
+// answer DutiesSet.
+type SetDuties struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`                                                             // -1: all
+	AllCores      Switch                 `protobuf:"varint,2,opt,name=all_cores,json=allCores,proto3,enum=margay.control.Switch" json:"all_cores,omitempty"`          // core 0 computes for applications, too
+	MessageCore   Switch                 `protobuf:"varint,3,opt,name=message_core,json=messageCore,proto3,enum=margay.control.Switch" json:"message_core,omitempty"` // the last core handles messages and nothing else
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetDuties) Reset() {
+	*x = SetDuties{}
+	mi := &file_control_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetDuties) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetDuties) ProtoMessage() {}
+
+func (x *SetDuties) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
+func (*SetDuties) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *SetDuties) GetNode() int32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *SetDuties) GetAllCores() Switch {
+	if x != nil {
+		return x.AllCores
+	}
+	return Switch_SWITCH_KEEP
+}
+
+func (x *SetDuties) GetMessageCore() Switch {
+	if x != nil {
+		return x.MessageCore
+	}
+	return Switch_SWITCH_KEEP
+}
+
+// DutiesSet says what a node is after a change.
+type DutiesSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Info          *NodeInfo              `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DutiesSet) Reset() {
+	*x = DutiesSet{}
+	mi := &file_control_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DutiesSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DutiesSet) ProtoMessage() {}
+
+func (x *DutiesSet) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
+func (*DutiesSet) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *DutiesSet) GetInfo() *NodeInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
 var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xc6\x16\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xbe\x17\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -5993,7 +6197,11 @@ const file_control_proto_rawDesc = "" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12F\n" +
-	"\x0erestart_kernel\x18_ \x01(\v2\x1d.margay.control.RestartKernelH\x00R\rrestartKernelB\x06\n" +
+	"\x0erestart_kernel\x18_ \x01(\v2\x1d.margay.control.RestartKernelH\x00R\rrestartKernel\x12:\n" +
+	"\n" +
+	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
+	"\n" +
+	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSetB\x06\n" +
 	"\x04body\"\x8f\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -6020,7 +6228,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\x9a\x02\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xda\x02\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1c\n" +
@@ -6033,7 +6241,9 @@ const file_control_proto_rawDesc = "" +
 	"\x06limits\x18\t \x01(\tR\x06limits\x12\x14\n" +
 	"\x05lacks\x18\n" +
 	" \x03(\tR\x05lacks\x12\x18\n" +
-	"\aversion\x18\v \x01(\tR\aversion\"M\n" +
+	"\aversion\x18\v \x01(\tR\aversion\x12\x1b\n" +
+	"\tall_cores\x18\f \x01(\bR\ballCores\x12!\n" +
+	"\fmessage_core\x18\r \x01(\rR\vmessageCore\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"D\n" +
@@ -6372,7 +6582,13 @@ const file_control_proto_rawDesc = "" +
 	"\x06NodeUp\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\"#\n" +
 	"\rRestartKernel\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\rR\x04node*I\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\"\x8f\x01\n" +
+	"\tSetDuties\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\x123\n" +
+	"\tall_cores\x18\x02 \x01(\x0e2\x16.margay.control.SwitchR\ballCores\x129\n" +
+	"\fmessage_core\x18\x03 \x01(\x0e2\x16.margay.control.SwitchR\vmessageCore\"9\n" +
+	"\tDutiesSet\x12,\n" +
+	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info*I\n" +
 	"\x04Role\x12\x10\n" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
@@ -6414,7 +6630,12 @@ const file_control_proto_rawDesc = "" +
 	"\aNODE_UP\x10\x01\x12\r\n" +
 	"\tNODE_LATE\x10\x02\x12\r\n" +
 	"\tNODE_DEAD\x10\x03\x12\x10\n" +
-	"\fNODE_REFUSED\x10\x04B\x18Z\x16margay/cluster/controlb\x06proto3"
+	"\fNODE_REFUSED\x10\x04*8\n" +
+	"\x06Switch\x12\x0f\n" +
+	"\vSWITCH_KEEP\x10\x00\x12\r\n" +
+	"\tSWITCH_ON\x10\x01\x12\x0e\n" +
+	"\n" +
+	"SWITCH_OFF\x10\x02B\x18Z\x16margay/cluster/controlb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -6428,8 +6649,8 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -6437,177 +6658,185 @@ var file_control_proto_goTypes = []any{
 	(StdinMode)(0),           // 3: margay.control.StdinMode
 	(Stream)(0),              // 4: margay.control.Stream
 	(NodeHealth)(0),          // 5: margay.control.NodeHealth
-	(*Frame)(nil),            // 6: margay.control.Frame
-	(*Hello)(nil),            // 7: margay.control.Hello
-	(*Welcome)(nil),          // 8: margay.control.Welcome
-	(*Error)(nil),            // 9: margay.control.Error
-	(*Done)(nil),             // 10: margay.control.Done
-	(*Register)(nil),         // 11: margay.control.Register
-	(*Registered)(nil),       // 12: margay.control.Registered
-	(*NodeInfo)(nil),         // 13: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 14: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 15: margay.control.Heartbeat
-	(*LogLine)(nil),          // 16: margay.control.LogLine
-	(*Prepare)(nil),          // 17: margay.control.Prepare
-	(*JobSpec)(nil),          // 18: margay.control.JobSpec
-	(*Place)(nil),            // 19: margay.control.Place
-	(*Member)(nil),           // 20: margay.control.Member
-	(*Start)(nil),            // 21: margay.control.Start
-	(*Forget)(nil),           // 22: margay.control.Forget
-	(*Loaded)(nil),           // 23: margay.control.Loaded
-	(*JobFault)(nil),         // 24: margay.control.JobFault
-	(*Rewind)(nil),           // 25: margay.control.Rewind
-	(*FileChunk)(nil),        // 26: margay.control.FileChunk
-	(*FileTaken)(nil),        // 27: margay.control.FileTaken
-	(*Record)(nil),           // 28: margay.control.Record
-	(*ExitStatus)(nil),       // 29: margay.control.ExitStatus
-	(*Usage)(nil),            // 30: margay.control.Usage
-	(*Ack)(nil),              // 31: margay.control.Ack
-	(*Stdin)(nil),            // 32: margay.control.Stdin
-	(*StdinTaken)(nil),       // 33: margay.control.StdinTaken
-	(*Signal)(nil),           // 34: margay.control.Signal
-	(*RunRequest)(nil),       // 35: margay.control.RunRequest
-	(*RunReply)(nil),         // 36: margay.control.RunReply
-	(*Attach)(nil),           // 37: margay.control.Attach
-	(*JobState)(nil),         // 38: margay.control.JobState
-	(*RankState)(nil),        // 39: margay.control.RankState
-	(*ListNodes)(nil),        // 40: margay.control.ListNodes
-	(*Nodes)(nil),            // 41: margay.control.Nodes
-	(*NodeState)(nil),        // 42: margay.control.NodeState
-	(*CoreUse)(nil),          // 43: margay.control.CoreUse
-	(*ListJobs)(nil),         // 44: margay.control.ListJobs
-	(*Jobs)(nil),             // 45: margay.control.Jobs
-	(*JobSummary)(nil),       // 46: margay.control.JobSummary
-	(*StoredJob)(nil),        // 47: margay.control.StoredJob
-	(*Kill)(nil),             // 48: margay.control.Kill
-	(*Noise)(nil),            // 49: margay.control.Noise
-	(*NoiseReport)(nil),      // 50: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 51: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 52: margay.control.InterruptRow
-	(*Status)(nil),           // 53: margay.control.Status
-	(*MachineStatus)(nil),    // 54: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 55: margay.control.ListExtensions
-	(*Extensions)(nil),       // 56: margay.control.Extensions
-	(*ExtensionState)(nil),   // 57: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 58: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 59: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 60: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 61: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 62: margay.control.ExtensionNote
-	(*RemoveExtension)(nil),  // 63: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 64: margay.control.ReadEvents
-	(*Events)(nil),           // 65: margay.control.Events
-	(*ReadClock)(nil),        // 66: margay.control.ReadClock
-	(*Clock)(nil),            // 67: margay.control.Clock
-	(*TakeSamples)(nil),      // 68: margay.control.TakeSamples
-	(*Samples)(nil),          // 69: margay.control.Samples
-	(*NodeSample)(nil),       // 70: margay.control.NodeSample
-	(*CoreSample)(nil),       // 71: margay.control.CoreSample
-	(*RankSample)(nil),       // 72: margay.control.RankSample
-	(*NodeExit)(nil),         // 73: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 74: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 75: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 76: margay.control.RestartKernel
-	nil,                      // 77: margay.control.ExtensionLog.AfterEntry
+	(Switch)(0),              // 6: margay.control.Switch
+	(*Frame)(nil),            // 7: margay.control.Frame
+	(*Hello)(nil),            // 8: margay.control.Hello
+	(*Welcome)(nil),          // 9: margay.control.Welcome
+	(*Error)(nil),            // 10: margay.control.Error
+	(*Done)(nil),             // 11: margay.control.Done
+	(*Register)(nil),         // 12: margay.control.Register
+	(*Registered)(nil),       // 13: margay.control.Registered
+	(*NodeInfo)(nil),         // 14: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 15: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 16: margay.control.Heartbeat
+	(*LogLine)(nil),          // 17: margay.control.LogLine
+	(*Prepare)(nil),          // 18: margay.control.Prepare
+	(*JobSpec)(nil),          // 19: margay.control.JobSpec
+	(*Place)(nil),            // 20: margay.control.Place
+	(*Member)(nil),           // 21: margay.control.Member
+	(*Start)(nil),            // 22: margay.control.Start
+	(*Forget)(nil),           // 23: margay.control.Forget
+	(*Loaded)(nil),           // 24: margay.control.Loaded
+	(*JobFault)(nil),         // 25: margay.control.JobFault
+	(*Rewind)(nil),           // 26: margay.control.Rewind
+	(*FileChunk)(nil),        // 27: margay.control.FileChunk
+	(*FileTaken)(nil),        // 28: margay.control.FileTaken
+	(*Record)(nil),           // 29: margay.control.Record
+	(*ExitStatus)(nil),       // 30: margay.control.ExitStatus
+	(*Usage)(nil),            // 31: margay.control.Usage
+	(*Ack)(nil),              // 32: margay.control.Ack
+	(*Stdin)(nil),            // 33: margay.control.Stdin
+	(*StdinTaken)(nil),       // 34: margay.control.StdinTaken
+	(*Signal)(nil),           // 35: margay.control.Signal
+	(*RunRequest)(nil),       // 36: margay.control.RunRequest
+	(*RunReply)(nil),         // 37: margay.control.RunReply
+	(*Attach)(nil),           // 38: margay.control.Attach
+	(*JobState)(nil),         // 39: margay.control.JobState
+	(*RankState)(nil),        // 40: margay.control.RankState
+	(*ListNodes)(nil),        // 41: margay.control.ListNodes
+	(*Nodes)(nil),            // 42: margay.control.Nodes
+	(*NodeState)(nil),        // 43: margay.control.NodeState
+	(*CoreUse)(nil),          // 44: margay.control.CoreUse
+	(*ListJobs)(nil),         // 45: margay.control.ListJobs
+	(*Jobs)(nil),             // 46: margay.control.Jobs
+	(*JobSummary)(nil),       // 47: margay.control.JobSummary
+	(*StoredJob)(nil),        // 48: margay.control.StoredJob
+	(*Kill)(nil),             // 49: margay.control.Kill
+	(*Noise)(nil),            // 50: margay.control.Noise
+	(*NoiseReport)(nil),      // 51: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 52: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 53: margay.control.InterruptRow
+	(*Status)(nil),           // 54: margay.control.Status
+	(*MachineStatus)(nil),    // 55: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 56: margay.control.ListExtensions
+	(*Extensions)(nil),       // 57: margay.control.Extensions
+	(*ExtensionState)(nil),   // 58: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 59: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 60: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 61: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 62: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 63: margay.control.ExtensionNote
+	(*RemoveExtension)(nil),  // 64: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 65: margay.control.ReadEvents
+	(*Events)(nil),           // 66: margay.control.Events
+	(*ReadClock)(nil),        // 67: margay.control.ReadClock
+	(*Clock)(nil),            // 68: margay.control.Clock
+	(*TakeSamples)(nil),      // 69: margay.control.TakeSamples
+	(*Samples)(nil),          // 70: margay.control.Samples
+	(*NodeSample)(nil),       // 71: margay.control.NodeSample
+	(*CoreSample)(nil),       // 72: margay.control.CoreSample
+	(*RankSample)(nil),       // 73: margay.control.RankSample
+	(*NodeExit)(nil),         // 74: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 75: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 76: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 77: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 78: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 79: margay.control.DutiesSet
+	nil,                      // 80: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	7,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	8,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	9,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	10, // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	11, // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	12, // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	15, // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	16, // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	17, // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	21, // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	22, // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	23, // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	24, // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	25, // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	26, // 14: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	28, // 15: margay.control.Frame.record:type_name -> margay.control.Record
-	31, // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
-	32, // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	33, // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	34, // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
-	27, // 20: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	35, // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	36, // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	37, // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
-	38, // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	40, // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	41, // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	44, // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	45, // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	48, // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
-	49, // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
-	50, // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	53, // 32: margay.control.Frame.status:type_name -> margay.control.Status
-	54, // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	55, // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	56, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	58, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	63, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	60, // 38: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	61, // 39: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	64, // 40: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	65, // 41: margay.control.Frame.events:type_name -> margay.control.Events
-	66, // 42: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	67, // 43: margay.control.Frame.clock:type_name -> margay.control.Clock
-	68, // 44: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	69, // 45: margay.control.Frame.samples:type_name -> margay.control.Samples
-	73, // 46: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	74, // 47: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	75, // 48: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	76, // 49: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	0,  // 50: margay.control.Hello.role:type_name -> margay.control.Role
-	1,  // 51: margay.control.Error.code:type_name -> margay.control.Code
-	13, // 52: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	14, // 53: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,  // 54: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18, // 55: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	19, // 56: margay.control.Prepare.places:type_name -> margay.control.Place
-	20, // 57: margay.control.Prepare.members:type_name -> margay.control.Member
-	3,  // 58: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	9,  // 59: margay.control.Loaded.error:type_name -> margay.control.Error
-	9,  // 60: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,  // 61: margay.control.Record.stream:type_name -> margay.control.Stream
-	29, // 62: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	30, // 63: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	18, // 64: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	19, // 65: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,  // 66: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	9,  // 67: margay.control.JobState.error:type_name -> margay.control.Error
-	39, // 68: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	29, // 69: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	42, // 70: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,  // 71: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	13, // 72: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	43, // 73: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	46, // 74: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,  // 75: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	39, // 76: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	18, // 77: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	19, // 78: margay.control.StoredJob.places:type_name -> margay.control.Place
-	20, // 79: margay.control.StoredJob.members:type_name -> margay.control.Member
-	46, // 80: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	38, // 81: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	51, // 82: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	52, // 83: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	57, // 84: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	59, // 85: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	77, // 86: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	62, // 87: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	70, // 88: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	71, // 89: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	72, // 90: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	57, // 91: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	92, // [92:92] is the sub-list for method output_type
-	92, // [92:92] is the sub-list for method input_type
-	92, // [92:92] is the sub-list for extension type_name
-	92, // [92:92] is the sub-list for extension extendee
-	0,  // [0:92] is the sub-list for field type_name
+	8,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	9,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	10, // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	11, // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	12, // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	13, // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	16, // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	17, // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	18, // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	22, // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	23, // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	24, // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	25, // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	26, // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	27, // 14: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	29, // 15: margay.control.Frame.record:type_name -> margay.control.Record
+	32, // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
+	33, // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	34, // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	35, // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
+	28, // 20: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	36, // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	37, // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	38, // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
+	39, // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	41, // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	42, // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	45, // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	46, // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	49, // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
+	50, // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
+	51, // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	54, // 32: margay.control.Frame.status:type_name -> margay.control.Status
+	55, // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	56, // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	57, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	59, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	64, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	61, // 38: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	62, // 39: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	65, // 40: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	66, // 41: margay.control.Frame.events:type_name -> margay.control.Events
+	67, // 42: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	68, // 43: margay.control.Frame.clock:type_name -> margay.control.Clock
+	69, // 44: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	70, // 45: margay.control.Frame.samples:type_name -> margay.control.Samples
+	74, // 46: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	75, // 47: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	76, // 48: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	77, // 49: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	78, // 50: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	79, // 51: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,  // 52: margay.control.Hello.role:type_name -> margay.control.Role
+	1,  // 53: margay.control.Error.code:type_name -> margay.control.Code
+	14, // 54: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	15, // 55: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,  // 56: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19, // 57: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	20, // 58: margay.control.Prepare.places:type_name -> margay.control.Place
+	21, // 59: margay.control.Prepare.members:type_name -> margay.control.Member
+	3,  // 60: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	10, // 61: margay.control.Loaded.error:type_name -> margay.control.Error
+	10, // 62: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,  // 63: margay.control.Record.stream:type_name -> margay.control.Stream
+	30, // 64: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	31, // 65: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	19, // 66: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	20, // 67: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,  // 68: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	10, // 69: margay.control.JobState.error:type_name -> margay.control.Error
+	40, // 70: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	30, // 71: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	43, // 72: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,  // 73: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	14, // 74: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	44, // 75: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	47, // 76: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	2,  // 77: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	40, // 78: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	19, // 79: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	20, // 80: margay.control.StoredJob.places:type_name -> margay.control.Place
+	21, // 81: margay.control.StoredJob.members:type_name -> margay.control.Member
+	47, // 82: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	39, // 83: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	52, // 84: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	53, // 85: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	58, // 86: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	60, // 87: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	80, // 88: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	63, // 89: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	71, // 90: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	72, // 91: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	73, // 92: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	58, // 93: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	6,  // 94: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	6,  // 95: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	14, // 96: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	97, // [97:97] is the sub-list for method output_type
+	97, // [97:97] is the sub-list for method input_type
+	97, // [97:97] is the sub-list for extension type_name
+	97, // [97:97] is the sub-list for extension extendee
+	0,  // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -6666,14 +6895,16 @@ func file_control_proto_init() {
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
 		(*Frame_RestartKernel)(nil),
+		(*Frame_SetDuties)(nil),
+		(*Frame_DutiesSet)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   72,
+			NumEnums:      7,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -27,6 +27,9 @@ type Spec struct {
 	Nodes     int    `json:"nodes"`
 	Cores     int    `json:"cores"` // for applications, on each node
 
+	AllCores    bool `json:"all_cores,omitempty"`    // core 0 computes for applications, too
+	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
+
 	Profile   string `json:"profile"` // boot profile of virtual nodes
 	MemoryMiB int    `json:"memory_mib"`
 	Accel     string `json:"accel,omitempty"`
@@ -95,6 +98,8 @@ func (s *Spec) complete() error {
 		return fmt.Errorf("a machine has 1 to %d nodes, not %d", MaxNodes, s.Nodes)
 	case s.Cores < 1 || s.Cores > 254:
 		return fmt.Errorf("a node has 1 to 254 application cores, not %d", s.Cores)
+	case s.MessageCore && s.Cores < 2 && !s.AllCores:
+		return errors.New("a node with one application core has none for messages alone: use --cores 2 or more, or --cores all")
 	case s.Accel != AccelAuto && s.Accel != string(qemu.TCG) && s.Accel != string(qemu.KVM):
 		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
 	case s.MemoryMiB < 128:
@@ -135,6 +140,7 @@ func (s Spec) bootConfig(node uint32, certificate []byte) boot.Config {
 		MAC: nodeMAC(node).String(), Address: nodeAddress(node).String(), MTU: s.MTU,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
 		CA:    certificate, Token: s.Token, Lacks: s.Lacks, Extensions: s.Extensions,
+		AllCores: s.AllCores, MessageCore: s.MessageCore,
 	}
 	if s.Substrate == Hosted {
 		c.Profile = "shared"

@@ -80,6 +80,8 @@ func (c *client) handle(f *control.Frame) {
 			samples, err := s.takeSamples(m)
 			c.conn.Answer(f, samples, err)
 		})
+	case *control.SetDuties:
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.setDuties(m)) })
 	case *control.RestartKernel:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
 	case *control.RemoveExtension:

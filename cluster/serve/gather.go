@@ -176,3 +176,24 @@ func (s *Server) tell(node uint32, request proto.Message) error {
 	}
 	return s.gather(nodes, gatherTimeout, request, func(uint32, proto.Message) {})
 }
+
+// setDuties has nodes change what their cores do. What those that refuse say does not hide that others have done it.
+func (s *Server) setDuties(m *control.SetDuties) error {
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil {
+		return err
+	}
+	return s.gather(nodes, gatherTimeout, m, func(number uint32, answer proto.Message) {
+		set, ok := answer.(*control.DutiesSet)
+		if !ok || set.Info == nil {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		n := s.nodes[number]
+		n.info = set.Info
+		if err := s.store.saveNode(n); err != nil {
+			s.config.Log("%v", err)
+		}
+	})
+}

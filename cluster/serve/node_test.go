@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -439,6 +440,17 @@ func TestQuestionsToNodes(t *testing.T) {
 			t.Errorf("removed: %v", r)
 		}
 		none[*control.RemoveExtension](t, &m.played[0].recorder, "another node was asked")
+
+		// A change of what cores do counts from then on, also for the next serve.
+		m.played[2].answers["SetDuties"] = &control.DutiesSet{Info: &control.NodeInfo{Arch: runtime.GOARCH, Cores: []uint32{0, 1}, AllCores: true, MessageCore: 2}}
+		must[*control.Done](c, &control.SetDuties{Node: 2, AllCores: control.Switch_SWITCH_ON})
+		if info := c.node(2).Info; !info.AllCores || info.MessageCore != 2 || len(c.node(2).Cores) != 2 {
+			t.Errorf("node 2 is %v", info)
+		}
+		m.played[0].refused["SetDuties"] = errors.New("job 7 has it")
+		if _, err := c.ask(&control.SetDuties{Node: control.None}); err == nil || !strings.Contains(err.Error(), "node0: job 7 has it") {
+			t.Errorf("a change that node 0 refuses: %v", err)
+		}
 
 		// The error of one node does not hide what others say, and names the node. So does silence.
 		m.played[1].refused["RestartKernel"] = errors.New("not now")

@@ -34,6 +34,9 @@ type Config struct {
 	Cores     int      `json:"cores,omitempty"`  // hosted only: how many application cores this node plays
 	Memory    int64    `json:"memory,omitempty"` // hosted only: bytes for jobs
 
+	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is to compute, too
+	MessageCore bool `json:"message_core,omitempty"` // the last core is to handle messages alone
+
 	Extensions []Extension `json:"extensions,omitempty"` // the machine's own, in the order of their insertion
 }
 

@@ -22,6 +22,9 @@ const (
 	User Class = iota
 	System
 	Classes // how many there are
+
+	// Prompt frames are user frames for which Send does not wait: the sender bounds by itself what is on its way.
+	Prompt Class = -1
 )
 
 // ErrUnknownNode reports a node whose address was never told (Meet).

@@ -36,6 +36,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"margay/kernel/extension"
@@ -65,6 +66,10 @@ type Engine struct {
 	transport fabric.Transport // nil until Connect
 	jobs      map[uint32]*Job
 	frames    sync.Pool // of *frame
+
+	spinning sync.Mutex // held while the spinner begins or ends
+	spinner  atomic.Pointer[spinner]
+	prompt   atomic.Bool // frames of messages never wait
 }
 
 // NewEngine makes an engine that cannot send before Connect.
@@ -167,6 +172,9 @@ func (e *Engine) Frame(from fabric.Node, b []byte) {
 		return // it has ended here, and will there
 	}
 	defer j.running.Done()
+	if s := e.spinner.Load(); s != nil && f.kind == kindMessages && s.do(func() { j.frame(from, f) }) {
+		return
+	}
 	j.frame(from, f)
 }
 

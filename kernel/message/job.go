@@ -248,7 +248,7 @@ func (j *Job) receiveOwn(b []byte) {
 
 // sendMessages sends a frame of messages, and waits while much is queued for that node already.
 func (j *Job) sendMessages(member int, b []byte) {
-	if err := j.engine.send(j.context, j.config.Members[member], fabric.User, b); err != nil && j.context.Err() == nil {
+	if err := j.engine.send(j.context, j.config.Members[member], j.engine.class(), b); err != nil && j.context.Err() == nil {
 		j.fault("messages from node%d to node%d: %v", j.engine.config.Self, j.config.Members[member], err)
 	}
 }
@@ -383,7 +383,7 @@ func (j *Job) awaitRoom(lane int, cost uint64) bool {
 // resume tells a member, after frames between here and there may have been lost, everything that it must know.
 func (j *Job) resume(member int) {
 	j.sending.Lock()
-	err := j.engine.send(j.context, j.config.Members[member], fabric.User, j.question(member))
+	err := j.engine.send(j.context, j.config.Members[member], j.engine.class(), j.question(member))
 	j.sending.Unlock()
 	if err != nil {
 		return

@@ -104,7 +104,7 @@ func (p *port) from(node fabric.Node) chan []byte {
 	defer p.mu.Unlock()
 	c := p.in[node]
 	if c == nil && !p.closed {
-		c = make(chan []byte, 1024)
+		c = make(chan []byte, 1<<14) // more than the windows of a job of some ranks allow, so that Send never waits
 		p.in[node] = c
 		p.running.Go(func() {
 			for {

@@ -84,36 +84,50 @@ func (r *rank) takesPart() bool {
 	}
 }
 
-// pump sends what the rank puts into its send ring, until the rank has ended and all is sent.
+// pump sends what the rank puts into its send ring, until the rank has ended and all is sent. While there is a spinner, that does
+// it.
 func (r *rank) pump() {
 	defer close(r.pumped)
 	for {
-		ending := false
-		select {
-		case <-r.ending:
-			ending = true
-		default:
-		}
-		entered := r.area.Entered().Load() // what was sent before that is in the ring
-		n, err := r.drain()
-		if err != nil {
-			r.job.fault("rank %d on node%d: %v", r.number, r.job.engine.config.Self, err)
+		if s := r.job.engine.spinner.Load(); s != nil && s.attend(r) {
 			return
 		}
-		if entered != r.seen {
-			r.job.mu.Lock()
-			r.seen = entered
-			r.job.mu.Unlock()
-			r.inBarrier.Store(int64(r.job.recorder().Begin()))
-			r.job.settle()
-		}
-		if n > 0 {
-			continue
-		}
-		if ending || r.job.context.Err() != nil {
+		did, over := r.step(true)
+		if over {
 			return
 		}
-		r.sleep()
+		if !did && r.job.engine.spinner.Load() == nil {
+			r.sleep()
+		}
+	}
+}
+
+// step sends what is in the send ring. It reports whether there was anything, and whether there will never be any more. It waits
+// for room in the windows only if it may.
+func (r *rank) step(mayWait bool) (did, over bool) {
+	ending := r.isEnding()
+	entered := r.area.Entered().Load() // what was sent before that is in the ring
+	n, blocked, err := r.drain(mayWait)
+	if err != nil {
+		r.job.fault("rank %d on node%d: %v", r.number, r.job.engine.config.Self, err)
+		return false, true
+	}
+	if entered != r.seen && !blocked {
+		r.job.mu.Lock()
+		r.seen = entered
+		r.job.mu.Unlock()
+		r.inBarrier.Store(int64(r.job.recorder().Begin()))
+		r.job.settle()
+	}
+	return n > 0, n == 0 && !blocked && ending || r.job.context.Err() != nil
+}
+
+func (r *rank) isEnding() bool {
+	select {
+	case <-r.ending:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -133,16 +147,17 @@ func (r *rank) sleep() {
 	}
 }
 
-// drain sends all messages that are in the send ring and returns how many there were.
-func (r *rank) drain() (n int, err error) {
+// drain sends all messages that are in the send ring and returns how many there were. Where a window is closed it waits, or is
+// blocked if it may not.
+func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 	defer r.flush()
 	for {
 		record, ok, err := r.sent.Next()
 		if err != nil || !ok {
-			return n, err
+			return n, false, err
 		}
 		if int(record.Peer) >= len(r.job.place) {
-			return n, fmt.Errorf("%w: message to rank %d of %d", wire.ErrCorrupt, record.Peer, len(r.job.place))
+			return n, false, fmt.Errorf("%w: message to rank %d of %d", wire.ErrCorrupt, record.Peer, len(r.job.place))
 		}
 		p := packet{
 			source: uint32(r.number), target: record.Peer, handler: record.Handler, args: record.Args, payload: record.Payload,
@@ -152,8 +167,8 @@ func (r *rank) drain() (n int, err error) {
 			// It goes back into the ring, where it outlives this node kernel.
 			r.sent.Unread()
 			r.flush()
-			if !r.job.awaitRoom(to, cost) {
-				return n, nil
+			if !mayWait || !r.job.awaitRoom(to, cost) {
+				return n, true, nil
 			}
 			continue
 		}
@@ -189,10 +204,7 @@ func (r *rank) listen() {
 			return
 		}
 		r.refill()
-		select {
-		case r.rung <- struct{}{}:
-		default:
-		}
+		r.stir()
 	}
 }
 

@@ -378,6 +378,65 @@ func TestFixedRegion(t *testing.T) {
 	})
 }
 
+// What cores do is changed beside running jobs, but not under them, and a node kernel that is started again keeps to it.
+func TestDuties(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		cores := func(want int, says string, flags ...string) {
+			t.Helper()
+			if r := m.margay(append([]string{"machine", "cores"}, flags...)...); r.code != want || !strings.Contains(r.stderr, says) {
+				t.Errorf("machine cores %v: %v", flags, r)
+			}
+		}
+		defer cores(0, "", "--all", "off", "--message-core", "off")
+		text := filepath.Join(bin, "..", "README.md")
+		histogram := func(ranks string) string {
+			t.Helper()
+			r := m.run(0, "-n", ranks, "--with", text, filepath.Join(bin, "histogram"), text)
+			counts, _, _ := cutLast(r.stdout)
+			return counts
+		}
+		want := histogram("4")
+		c := m.start("run", "-n", "4", "--ppn", "1", probe(), "sleep") // on the first core of each node
+		c.awaitRanks("sleeping", 4)
+		cores(0, "", "--message-core", "on", "--node", "0") // of four that look all the time, two processors would do nothing else
+		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "node0 handles messages on core 2, which does nothing else\n") {
+			t.Error(nodes)
+		}
+		m.run(125, "-n", "4", probe(), "hello")
+		cores(0, "", "--all", "on")
+		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "computes on core 0 as well") {
+			t.Error(nodes)
+		}
+		if got := histogram("4"); got != want || want == "" {
+			t.Errorf("with a core for messages: %s\nwant %s", got, want)
+		}
+		if r := m.margay("machine", "restart", "0"); r.code != 0 {
+			t.Error(r)
+		}
+		time.Sleep(time.Second)
+		m.awaitUp()
+		if got := histogram("4"); got != want {
+			t.Errorf("after a restart: %s\nwant %s", got, want)
+		}
+		cores(0, "", "--message-core", "off")
+		m.run(0, "-n", "8", probe(), "hello")
+		d := m.start("run", "-n", "8", probe(), "sleep")
+		d.awaitRanks("sleeping", 8)
+		cores(125, "core 2: core is not free: job ", "--message-core", "on")
+		cores(125, "core 0: core is not free: job ", "--all", "off", "--node", "1")
+		cores(125, "there is nothing to change")
+		cores(125, "it is on or off", "--all", "perhaps")
+		for _, c := range []*command{c, d} {
+			c.signal(unix.SIGTERM)
+			if r := c.wait(); r.code != 143 {
+				t.Error(r)
+			}
+		}
+		cores(0, "", "--all", "off")
+		m.usable()
+	})
+}
+
 // cutLast cuts the last line off a text.
 func cutLast(text string) (before, last string, ok bool) {
 	at := strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")

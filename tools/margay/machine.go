@@ -20,7 +20,7 @@ import (
 
 func (a *app) machineCommand() *cobra.Command {
 	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
-	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.consoleCommand(), a.restartCommand())
+	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.consoleCommand(), a.restartCommand(), a.coresCommand())
 	return c
 }
 
@@ -33,7 +33,8 @@ func (a *app) upCommand() *cobra.Command {
 		Short: "Make a machine and wait until its nodes are up",
 		Long: `Make a machine of compute nodes and wait until all of them are up. It stays up until margay machine down.
 
-A node has one system core and the application cores that --cores asks for. On the substrate qemu each node
+A node has one system core and the application cores that --cores asks for. With --cores all, core 0 computes for
+applications as well; margay machine cores changes that later. On the substrate qemu each node
 is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
@@ -60,7 +61,9 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	}
 	f := c.Flags()
 	f.IntVar(&spec.Nodes, "nodes", 4, "how many nodes")
-	f.IntVar(&spec.Cores, "cores", 2, "application cores of each node")
+	spec.Cores = 2
+	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
+	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
 	f.StringVar(&spec.Substrate, "substrate", machine.Virtual, "what nodes run on: qemu or hosted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")

@@ -71,6 +71,12 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 		}
 		t.row(name, healthNames[n.Health], len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile, n.Info.Kernel,
 			strings.Join(jobs, " "))
+		if n.Info.AllCores {
+			notes = append(notes, name+" computes on core 0 as well, which serves the node: it is interrupted, and the timer ticks there")
+		}
+		if n.Info.MessageCore != 0 {
+			notes = append(notes, fmt.Sprintf("%s handles messages on core %d, which does nothing else", name, n.Info.MessageCore))
+		}
 		for _, lack := range n.Info.Lacks {
 			notes = append(notes, name+" lacks "+lack)
 		}

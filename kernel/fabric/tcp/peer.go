@@ -74,6 +74,9 @@ func (p *peer) send(ctx context.Context, class fabric.Class, frame []byte) error
 	case p.address == "" && p.conn == nil:
 		return fmt.Errorf("%w %d", fabric.ErrUnknownNode, p.node)
 	}
+	if class == fabric.Prompt {
+		class = fabric.User
+	}
 	p.queues[class] = append(p.queues[class], frame)
 	p.queued += len(frame)
 	if p.conn == nil && !p.connecting {

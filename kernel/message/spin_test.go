@@ -1,0 +1,175 @@
+package message
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// cpu is the CPU that this goroutine runs on now.
+func cpu() int {
+	var n uint32
+	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
+	return int(n)
+}
+
+// lastCPU is a CPU that this process may use.
+func lastCPU(t *testing.T) int {
+	t.Helper()
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	last := 0
+	for i := range 1024 {
+		if set.IsSet(i) {
+			last = i
+		}
+	}
+	return last
+}
+
+// exchange has every rank send n messages to all ranks and checks that all come, in order.
+func exchange(apps []*app, n int) {
+	var all sync.WaitGroup
+	for _, a := range apps {
+		all.Go(func() {
+			sent, next := 0, make([]uint64, len(apps))
+			for got := 0; got < n*len(apps); {
+				if sent < n*len(apps) && a.post(sent%len(apps), 1, uint64(sent/len(apps)), []byte("payload")) {
+					sent++
+				}
+				wait := time.Duration(0)
+				if sent == n*len(apps) {
+					wait = 20 * time.Second
+				}
+				r, ok := a.next(wait)
+				if !ok {
+					if wait > 0 {
+						a.t.Errorf("%d of %d messages came", got, n*len(apps))
+						return
+					}
+					continue
+				}
+				if r.Args[0] != next[r.Peer] {
+					a.t.Errorf("message %d of rank %d came, %d was to come", r.Args[0], r.Peer, next[r.Peer])
+				}
+				next[r.Peer]++
+				got++
+			}
+		})
+	}
+	all.Wait()
+}
+
+// While there is a spinner, all messages are handled by its thread, on its CPU, and no rank need ring.
+func TestSpinner(t *testing.T) {
+	want := lastCPU(t)
+	var spinning atomic.Bool
+	var here, elsewhere atomic.Int64
+	j := openWith(t, 2, 2, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Arrived: func(int, uint32) {
+		if !spinning.Load() {
+			return
+		}
+		if cpu() == want {
+			here.Add(1)
+		} else {
+			elsewhere.Add(1)
+		}
+	}})
+	var apps []*app
+	for rank := range 4 {
+		apps = append(apps, j.join(rank))
+	}
+	exchange(apps, 100)
+	for _, n := range j.nodes {
+		if err := n.engine.Spin(want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range apps {
+		await(t, "attention", func() bool { return a.area.SendWaiting().Load() == 0 })
+	}
+	spinning.Store(true)
+	exchange(apps, 500)
+	spinning.Store(false)
+	if here.Load() != 4*4*500 || elsewhere.Load() != 0 {
+		t.Errorf("%d messages were handled on CPU %d, %d elsewhere", here.Load(), want, elsewhere.Load())
+	}
+	for _, a := range apps {
+		if a.area.SendWaiting().Load() != 0 {
+			t.Error("a rank is to ring, although somebody looks")
+		}
+	}
+	for _, n := range j.nodes {
+		n.engine.Rest()
+	}
+	exchange(apps, 100)
+	j.noFault()
+}
+
+// Spinners come and go under full load, and no message is lost, doubled or late. What ranks send last is sent.
+func TestSpinnerComesAndGoes(t *testing.T) {
+	cpu := lastCPU(t)
+	j := open(t, 3, 2)
+	var apps []*app
+	for rank := range 6 {
+		apps = append(apps, j.join(rank))
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				for _, n := range j.nodes {
+					n.engine.Rest()
+				}
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			e := j.nodes[i%3].engine
+			if i/3%2 == 0 {
+				if err := e.Spin(cpu); err != nil {
+					t.Error(err)
+				}
+			} else {
+				e.Rest()
+			}
+		}
+	}()
+	exchange(apps, 2000)
+	close(stop)
+	<-stopped
+	if err := j.nodes[0].engine.Spin(cpu); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		if !apps[0].post(5, 1, uint64(i), nil) {
+			t.Fatal("no room")
+		}
+	}
+	j.nodes[0].job.Ended(0)
+	for i := range 50 {
+		if r, ok := apps[5].next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+			t.Errorf("message %d is %+v, %v", i, r, ok)
+		}
+	}
+	j.nodes[0].engine.Rest()
+	j.noFault()
+}
+
+// A CPU that is not there is refused, and all goes on as before.
+func TestSpinNowhere(t *testing.T) {
+	j := open(t, 1, 2)
+	a, b := j.join(0), j.join(1)
+	if err := j.nodes[0].engine.Spin(1000); err == nil {
+		t.Error("it spins on CPU 1000")
+	}
+	j.nodes[0].engine.Rest()
+	exchange([]*app{a, b}, 100)
+}

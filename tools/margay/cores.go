@@ -1,0 +1,92 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/control"
+	"margay/cluster/machine"
+)
+
+func (a *app) coresCommand() *cobra.Command {
+	var all, message, node string
+	c := &cobra.Command{
+		Use:   "cores",
+		Short: "Change what the cores of nodes do, without a reboot",
+		Long: `Change what the cores of nodes do, without a reboot and beside running jobs.
+
+At first core 0 of a node serves the node, and the others compute for applications. With --all on core 0 computes as
+well; it cannot be free of interrupts and of the timer's tick, as the others are. With --message-core on the last core
+handles messages and does nothing else: it always looks for them, so that ranks send without a system call.
+
+A core that a job has is not taken from it; the refusal names the job. margay nodes shows what is in force, and a
+node kernel that is started again keeps to it.`,
+		Example: `  margay machine cores --message-core on
+  margay machine cores --all on --node 3
+  margay machine cores --all off --message-core off`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			request := &control.SetDuties{Node: control.None}
+			var err1, err2, err3 error
+			request.AllCores, err1 = parseSwitch("--all", all)
+			request.MessageCore, err2 = parseSwitch("--message-core", message)
+			if node != "" {
+				var number uint32
+				number, err3 = parseNode(node)
+				request.Node = int32(number)
+			}
+			if err := errors.Join(err1, err2, err3); err != nil {
+				return err
+			}
+			if request.AllCores == control.Switch_SWITCH_KEEP && request.MessageCore == control.Switch_SWITCH_KEEP {
+				return errors.New("there is nothing to change: say --all or --message-core, on or off (margay nodes shows what is)")
+			}
+			_, err := ask[*control.Done](c.Context(), a, request)
+			return err
+		},
+	}
+	c.Flags().StringVar(&all, "all", "", "whether core 0 computes for applications, too: on or off")
+	c.Flags().StringVar(&message, "message-core", "", "whether the last core handles messages and nothing else: on or off")
+	c.Flags().StringVar(&node, "node", "", "only on this node")
+	return c
+}
+
+// parseSwitch reads the value of a flag that is on or off, or is not given.
+func parseSwitch(flag, text string) (control.Switch, error) {
+	switch text {
+	case "":
+		return control.Switch_SWITCH_KEEP, nil
+	case "on":
+		return control.Switch_SWITCH_ON, nil
+	case "off":
+		return control.Switch_SWITCH_OFF, nil
+	}
+	return 0, fmt.Errorf("%s %s: it is on or off", flag, text)
+}
+
+// coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the usual number.
+type coresFlag struct{ spec *machine.Spec }
+
+func (f coresFlag) Set(text string) error {
+	if f.spec.AllCores = text == "all"; f.spec.AllCores {
+		return nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return errors.New("it is a number of cores, or all")
+	}
+	f.spec.Cores = n
+	return nil
+}
+
+func (f coresFlag) String() string {
+	if f.spec == nil || f.spec.Cores == 0 {
+		return ""
+	}
+	return strconv.Itoa(f.spec.Cores)
+}
+
+func (f coresFlag) Type() string { return "number|all" }
