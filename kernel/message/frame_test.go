@@ -39,7 +39,7 @@ func goodFrames() map[string]*frame {
 	return map[string]*frame{
 		"no messages": {kind: kindMessages, job: job, key: key, number: 1 << 63},
 		"messages": {kind: kindMessages, job: job, key: key, number: 3, packets: []packet{
-			{source: 1, target: 2, handler: 3, args: [2]uint64{4, 1 << 63}, payload: []byte("payload")},
+			{source: 1, target: 2, handler: 3, hops: slot.MaxHops, args: [2]uint64{4, 1 << 63}, payload: []byte("payload")},
 			{source: 1<<32 - 1, target: 0, handler: 1<<16 - 1, payload: []byte{}},
 			{payload: bytes.Repeat([]byte{0xff}, wire.MaxPayload)},
 		}},
@@ -86,6 +86,8 @@ func TestBadFrames(t *testing.T) {
 		"arrived nowhere":   newFrame(kindArrived, 1, 2),
 		"released twice":    newFrame(kindReleased, 1, 2, 3, 4),
 		"ended, who knows":  newFrame(kindEnded, 1, 2, 3),
+		"too many hops":     appendPacket(newFrame(kindMessages, 1, 2, 0), packet{hops: slot.MaxHops + 1}),
+		"grant of such":     appendGrant(newFrame(kindWindow, 1, 2), grant{1, slot.MaxHops + 1, 2}),
 		"half a grant":      newFrame(kindWindow, 1, 2, 3),
 		"a grant and half":  newFrame(kindWindow, 1, 2, 3, 4, 5),
 		"no number":         newFrame(kindMessages, 1, 2),

@@ -24,6 +24,7 @@ import (
 const (
 	sendControl    = 256
 	receiveControl = 512
+	upcallControl  = 768
 	tail           = 0
 	head           = 64
 )
@@ -80,6 +81,12 @@ func TestHostileArea(t *testing.T) {
 		"head far back": {func(a *app) {
 			a.write(receiveControl+head, 1<<63)
 			a.post(0, 1, 0, nil)
+		}, "written over"},
+		"head of upcalls": {func(a *app) {
+			a.insert(extensiontest.Object(t, upcallsAlone))
+			a.area.Armed().Store(math.MaxUint32)
+			a.write(upcallControl+head, 8)
+			a.post(0, upcall, 0, nil)
 		}, "written over"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -269,6 +276,9 @@ func TestHostileFrames(t *testing.T) {
 		"window of no rank":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{math.MaxUint32, 0, 1 << 40})},
 		"window of another's":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{2, 0, 0})},
 		"window never used":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 0, 1 << 40})},
+		"forwards never used":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 2, 1 << 40})},
+		"forward of no rank":   {node, message(secret, packet{source: math.MaxUint32, target: 0, hops: 1})},
+		"forward for no rank":  {node, message(secret, packet{source: 1, target: math.MaxUint32, hops: 1})},
 		"release from a child": {node, newFrame(kindReleased, job, secret, 1)},
 		"end of another's":     {node, appendRank(newFrame(kindEnded, job, secret), 2)},
 		"end of ours":          {node, appendRank(newFrame(kindEnded, job, secret), 0)},

@@ -17,6 +17,14 @@ const (
 	upcall  = uint16(slot.Upcall)
 )
 
+// upcallsAlone makes upcalls of the messages for their handler and delivers the others.
+var upcallsAlone = extensiontest.Message("upcallsalone",
+	"ldxw r2, [r1+16]",
+	"mov r0, 0",
+	"jne r2, 4, +1",
+	"mov r0, 4",
+	"exit")
+
 // insertEverywhere has all nodes run an extension.
 func (j *testJob) insertEverywhere(p extensiontest.Program) {
 	j.t.Helper()
