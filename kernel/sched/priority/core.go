@@ -29,6 +29,7 @@ type core struct {
 	tasks    []*task // in the order of decision
 	policies int
 	active   bool // the core is shared, or there is a policy
+	stops    bool // while it is: by stopping everybody but the chosen task
 	started  bool // the thread
 	closed   bool
 	armed    uint64 // when the timer rings; slot.Infinite: not at all
@@ -162,7 +163,7 @@ func (c *core) update() {
 		if active {
 			c.activate()
 		} else {
-			c.take(-1)
+			c.leave()
 			for _, t := range c.tasks {
 				c.check(c.release(t))
 			}
@@ -190,13 +191,13 @@ func (c *core) update() {
 // enforce gives a task what the plan has for it.
 func (c *core) enforce(t *task, plan sched.Plan, i int) {
 	held := plan.Hold>>i&1 != 0
-	if c.enforcer.stops != nil {
+	if c.stops {
 		held = held || plan.Run >= 0 && plan.Run != i
 	}
 	if held != t.held {
 		c.check(t.hold(held))
 	}
-	if c.enforcer.stops != nil {
+	if c.stops {
 		return
 	}
 	switch {
@@ -209,17 +210,21 @@ func (c *core) enforce(t *task, plan sched.Plan, i int) {
 	}
 }
 
-// take tells that the core's CPU is one where tasks are real-time, or is no more.
-func (c *core) take(by int) {
-	if c.enforcer.stops == nil {
-		c.enforcer.take(c.cpu, by)
+// leave gives the core's CPU back to the node kernel.
+func (c *core) leave() {
+	if !c.stops {
+		c.enforcer.leave(c.cpu)
 	}
 }
 
 // activate begins to share the core.
 func (c *core) activate() {
 	c.cpu = c.tasks[0].CPU
-	c.take(1)
+	c.stops = c.enforcer.stops != nil
+	if !c.stops && !c.enforcer.take(c.cpu) {
+		c.stops = true
+		c.enforcer.log("core %d: whoever is not to run is stopped: with priorities the node kernel would have no CPU left", c.number)
+	}
 	for _, t := range c.tasks {
 		c.attach(t)
 	}
@@ -232,7 +237,7 @@ func (c *core) activate() {
 // attach begins to hear of a task.
 func (c *core) attach(t *task) {
 	t.find()
-	if c.enforcer.deaf != nil {
+	if c.enforcer.deaf != nil || c.stops {
 		return
 	}
 	if err := t.watch(); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -349,7 +354,7 @@ func (c *core) close() error {
 		errs = append(errs, c.release(t))
 	}
 	if c.active {
-		c.take(-1)
+		c.leave()
 	}
 	started := c.started
 	c.ring()

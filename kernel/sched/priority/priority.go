@@ -12,10 +12,11 @@
 // (the fair server, since Linux 6.12; before, sched_rt_runtime_us leaves 5 % to nobody). That is the host's to change. Of the
 // node kernel only the threads that watch cores are real-time, above the tasks. The others must not be: a thread that reaps
 // a process waits in a loop inside Linux for threads that it would keep from running. They keep away from the CPUs of shared
-// cores, where there are others; where there are none, the node kernel has to do with the part that Linux keeps.
+// cores.
 //
-// Without the right to give real-time priorities, everybody but the chosen task is stopped. Then nothing is known of blocking
-// and waking, and the core is idle while the chosen task waits. Lacks says so.
+// Without the right to give real-time priorities, and on a core whose CPU is the only one that the node kernel has left,
+// everybody but the chosen task is stopped. Then nothing is known of blocking and waking, and the core is idle while the chosen
+// task waits. Lacks or the log says so.
 //
 // Locks, outermost first: core.mu guards everything of a core, also while a policy is asked; Enforcer.mu guards the table of
 // cores. Nobody who holds either waits for a goroutine.
@@ -45,14 +46,13 @@ type Enforcer struct {
 	mu      sync.Mutex
 	cores   map[int]*core
 	tasks   map[sched.ID]*core
-	allowed []int       // CPUs that the node kernel had at first
+	allowed []int       // CPUs that the node kernel had before it left any to tasks
 	taken   map[int]int // CPUs where tasks are real-time: on how many cores
 }
 
 // Open finds out what can be had here.
 func Open(log func(format string, args ...any)) *Enforcer {
 	e := &Enforcer{log: log, cores: make(map[int]*core), tasks: make(map[sched.ID]*core), taken: make(map[int]int)}
-	e.allowed = allowedCPUs()
 	e.stops = tryPriorities()
 	if e.deaf = e.stops; e.deaf == nil {
 		e.deaf = tryEvents()
@@ -203,20 +203,49 @@ func allowedCPUs() []int {
 	return cpus
 }
 
-// take notes that tasks on a CPU are real-time, or are no more, and keeps the node kernel away from such CPUs as long as there
-// are others: what it does on one of them would wait for its turn there, and all of it for that.
-func (e *Enforcer) take(cpu, by int) {
+// take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does there would wait for its turn,
+// and all of it for that. It reports false when the node kernel would have no CPU left.
+func (e *Enforcer) take(cpu int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.taken[cpu] += by
-	left := slices.DeleteFunc(slices.Clone(e.allowed), func(cpu int) bool { return e.taken[cpu] > 0 })
-	if len(left) == 0 {
-		left = e.allowed
+	if len(e.taken) == 0 {
+		e.allowed = allowedCPUs()
 	}
-	if !slices.Contains(e.allowed, cpu) || len(left) == 0 {
-		return
+	e.taken[cpu]++
+	if len(e.left()) == 0 {
+		e.give(cpu)
+		return false
 	}
-	if err := hardware.Confine(left); err != nil {
+	e.confine(cpu)
+	return true
+}
+
+// leave undoes take.
+func (e *Enforcer) leave(cpu int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.give(cpu)
+	e.confine(cpu)
+}
+
+// give counts a core less on a CPU. The caller holds the lock.
+func (e *Enforcer) give(cpu int) {
+	if e.taken[cpu]--; e.taken[cpu] == 0 {
+		delete(e.taken, cpu)
+	}
+}
+
+// left are the CPUs for the node kernel. The caller holds the lock.
+func (e *Enforcer) left() []int {
+	return slices.DeleteFunc(slices.Clone(e.allowed), func(cpu int) bool { return e.taken[cpu] > 0 })
+}
+
+// confine has the node kernel use the CPUs that are left, after a change of one. The caller holds the lock.
+func (e *Enforcer) confine(changed int) {
+	if !slices.Contains(e.allowed, changed) {
+		return // it never was there
+	}
+	if err := hardware.Confine(e.left()); err != nil {
 		e.log("the node kernel may be kept waiting by what it schedules: %v", err)
 	}
 }
