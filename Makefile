@@ -56,6 +56,7 @@ generate: ## make the generated files anew: the control protocol, handlers of an
 	go run ./tools/slots >ext/SLOTS.md
 	$(MAKE) -C ext
 	$(MAKE) -C nimble/object/testdata
+	$(MAKE) -C kernel/sched/schedtest/testdata
 
 .PHONY: clean
 clean: ## remove what was built

@@ -99,6 +99,7 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
+	shares     bool            // some of its ranks share a core
 	phase      Phase           // guarded by Node.mu
 	running    map[int]bool    // ranks that have not ended; guarded by Node.mu
 	tasks      map[int]process // by rank: those that run; guarded by Node.mu
@@ -158,6 +159,12 @@ func (j *job) messageConfig() message.JobConfig {
 	}
 	for _, m := range j.spec.Members {
 		c.Members = append(c.Members, m.Node)
+	}
+	if j.node.config.Scheduler != nil {
+		for _, ranks := range j.node.coresOf(j.spec) {
+			j.shares = j.shares || ranks > 1
+		}
+		c.Arrived = j.arrived
 	}
 	return c
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +28,8 @@ import (
 	"margay/kernel/message"
 	"margay/kernel/pid1"
 	"margay/kernel/record"
+	"margay/kernel/sched"
+	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/kernel/timer"
 	"margay/nimble/engine"
@@ -89,6 +92,9 @@ type Node struct {
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties
 
+	scheduling sync.Mutex  // held while the policies of a core are set; taken without mu
+	policies   atomic.Bool // there is a sched extension, or was one
+
 	mu   sync.Mutex
 	jobs map[uint32]*job
 }
@@ -103,6 +109,8 @@ type Info struct {
 
 	AllCores    bool           // core 0 is for applications, too
 	MessageCore *hardware.Core // that handles messages alone; nil for none
+
+	Scheduler string // what shares cores among processes (sched.Enforcer.Name); empty: Linux alone
 }
 
 // New takes possession of the node.
@@ -125,6 +133,11 @@ func New(c Config) (*Node, error) {
 	}
 	n.recorder = record.New(len(n.cores))
 	n.extensions.RecordTo(n.recorder)
+	if c.Scheduler != nil {
+		n.info.Scheduler = c.Scheduler.Name()
+		n.info.Lacks = append(n.info.Lacks, sched.Lacks(c.Scheduler)...)
+		n.extensions.Watch(slot.Sched, n.policiesChanged)
+	}
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})

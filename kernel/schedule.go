@@ -1,19 +1,23 @@
 package kernel
 
 import (
+	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/record"
 	"margay/kernel/sched"
+	"margay/kernel/slot"
 	"margay/kernel/task"
 )
 
-// Scheduler is told which processes are on the application cores. A sched.Enforcer is one.
+// Scheduler shares the application cores among their processes: a sched.Enforcer, as far as the node kernel needs it. A task's
+// pidfd stays the node kernel's, and is open until Remove has returned.
 type Scheduler interface {
-	// Add has a task share its core from now on. Its pidfd stays the node kernel's, and open until Remove has returned.
+	Name() string
+	Lacks() map[slot.Why]string
 	Add(sched.Task) error
-
-	// Remove lets go of a task, which may have ended.
 	Remove(sched.ID)
+	SetPolicies(core int, policies []*sched.Policy) error
+	Arrived(id sched.ID, waiting uint32)
 }
 
 // Started implements task.Handler.
@@ -31,6 +35,7 @@ func (j *job) Started(p task.RankProcess) {
 	if j.node.config.Scheduler == nil {
 		return
 	}
+	j.node.setPolicies(j.spec.Job, t.Core)
 	if err := j.node.config.Scheduler.Add(t); err != nil {
 		j.node.config.Log("job %d: rank %d cannot share core %d: %v", j.spec.Job, p.Rank, t.Core, err)
 	}
@@ -43,10 +48,45 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 			return sched.Task{
 				ID: sched.ID{Job: j.spec.Job, Rank: uint32(p.Rank)}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
 				PID: p.PID, Process: p.File, Group: p.Group,
+				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
 			}, true
 		}
 	}
 	return sched.Task{}, false
+}
+
+// policiesChanged gives the scheduler the extensions in the sched slot of a job, or of the machine.
+func (n *Node) policiesChanged(job uint32) {
+	n.policies.Store(true)
+	n.mu.Lock()
+	cores := make(map[int]uint32)
+	for number, j := range n.jobs {
+		if number == job || job == extension.Machine {
+			for core := range n.coresOf(j.spec) {
+				cores[core] = number
+			}
+		}
+	}
+	n.mu.Unlock()
+	for core, number := range cores {
+		n.setPolicies(number, core)
+	}
+}
+
+// setPolicies gives the scheduler the policies of a core that a job has.
+func (n *Node) setPolicies(job uint32, core int) {
+	n.scheduling.Lock() // or old ones might come after new ones
+	defer n.scheduling.Unlock()
+	if err := n.config.Scheduler.SetPolicies(core, sched.Policies(n.extensions.Chain(job, slot.Sched))); err != nil {
+		n.config.Log("policies of core %d: %v", core, err)
+	}
+}
+
+// arrived tells the scheduler of a message, unless the rank has its core to itself and there are no policies.
+func (j *job) arrived(rank int, waiting uint32) {
+	if j.shares || j.node.policies.Load() {
+		j.node.config.Scheduler.Arrived(sched.ID{Job: j.spec.Job, Rank: uint32(rank)}, waiting)
+	}
 }
 
 // leave takes a rank that has ended off its core.

@@ -5,12 +5,17 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"testing"
 
 	"margay/kernel/boot"
+	"margay/kernel/extension"
+	"margay/kernel/extension/extensiontest"
 	"margay/kernel/hardware"
 	"margay/kernel/sched"
+	"margay/kernel/slot"
 	"margay/kernel/task"
+	"margay/nimble/engine/portable"
 )
 
 // heard is a scheduler that notes what it is told.
@@ -24,6 +29,20 @@ func (h *heard) Add(t sched.Task) error {
 	return nil
 }
 
+func (h *heard) Name() string               { return "heard" }
+func (h *heard) Lacks() map[slot.Why]string { return nil }
+
+func (h *heard) SetPolicies(core int, policies []*sched.Policy) error {
+	if len(policies) > 0 {
+		h.words = append(h.words, fmt.Sprintf("policies of core %d: %d", core, len(policies)))
+	}
+	return nil
+}
+
+func (h *heard) Arrived(id sched.ID, waiting uint32) {
+	h.words = append(h.words, fmt.Sprintf("%d for %d.%d", waiting, id.Job, id.Rank))
+}
+
 func (h *heard) Remove(id sched.ID) {
 	h.words = append(h.words, fmt.Sprintf("remove %d.%d", id.Job, id.Rank))
 }
@@ -31,11 +50,16 @@ func (h *heard) Remove(id sched.ID) {
 // node is node 1, with so many application cores and nothing else.
 func node(t *testing.T, cores int) (*Node, *heard) {
 	h := new(heard)
-	n := &Node{config: Config{Boot: boot.Config{Node: 1}, Scheduler: h, Log: t.Logf}, jobs: make(map[uint32]*job)}
+	m, err := extension.NewManager(portable.New(), cores+1, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{extensions: m, config: Config{Boot: boot.Config{Node: 1}, Scheduler: h, Log: t.Logf}, jobs: make(map[uint32]*job)}
 	for i := range cores + 1 {
 		n.cores = append(n.cores, hardware.Core{ID: i, CPU: 10 + i})
 	}
 	n.info.Cores = n.cores[1:]
+	m.Watch(slot.Sched, n.policiesChanged)
 	return n, h
 }
 
@@ -115,4 +139,53 @@ func TestScheduler(t *testing.T) {
 			t.Errorf("the descriptor of rank %d is still open: %v", p.Rank, err)
 		}
 	}
+}
+
+// Cores get the policies of the machine and of the job that has them, whenever those come and go, and messages are told only
+// where they can matter.
+func TestPolicies(t *testing.T) {
+	n, h := node(t, 3)
+	alone, shared := n.prepared(7, 1), n.prepared(8, 2, 2)
+	for _, j := range []*job{alone, shared} {
+		if err := n.claim(j); err != nil {
+			t.Fatal(err)
+		}
+		j.extensions = n.extensions.Open(j.spec.Job, 1<<20)
+		j.messageConfig()
+	}
+	alone.arrived(1, 5)
+	shared.arrived(1, 6)
+	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
+	insert := func(job uint32) uint32 {
+		handle, err := n.extensions.Set(job).Insert(extension.Request{Object: object})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return handle.Handle()
+	}
+	handle := insert(7)
+	alone.arrived(1, 7)
+	h.expect(t, "6 for 8.1", "policies of core 1: 1", "7 for 7.1")
+	insert(extension.Machine)
+	h.expectInAnyOrder(t, "policies of core 1: 2", "policies of core 2: 1")
+	if err := n.RemoveExtension(handle, "a test"); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(t, "policies of core 1: 1")
+	n.setPolicies(8, 2)
+	h.expect(t, "policies of core 2: 1")
+}
+
+func (h *heard) expect(t *testing.T, words ...string) {
+	t.Helper()
+	if !slices.Equal(h.words, words) {
+		t.Errorf("%q\nwant %q", h.words, words)
+	}
+	h.words = nil
+}
+
+func (h *heard) expectInAnyOrder(t *testing.T, words ...string) {
+	t.Helper()
+	slices.Sort(h.words)
+	h.expect(t, words...)
 }

@@ -312,7 +312,7 @@ func (a *Agent) info() *control.NodeInfo {
 	out := &control.NodeInfo{
 		Address: address.String(), Hostname: a.config.Boot.Hostname(), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
-		Lacks: info.Lacks, Version: a.config.Version,
+		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version,
 	}
 	out.AllCores = info.AllCores
 	if info.MessageCore != nil {

@@ -1696,6 +1696,7 @@ type NodeInfo struct {
 	Version       string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`                             // of the node image
 	AllCores      bool                   `protobuf:"varint,12,opt,name=all_cores,json=allCores,proto3" json:"all_cores,omitempty"`          // core 0, which serves the node, is one of the application cores
 	MessageCore   uint32                 `protobuf:"varint,13,opt,name=message_core,json=messageCore,proto3" json:"message_core,omitempty"` // that handles messages and nothing else; 0: none
+	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: priority, stop
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1819,6 +1820,13 @@ func (x *NodeInfo) GetMessageCore() uint32 {
 		return x.MessageCore
 	}
 	return 0
+}
+
+func (x *NodeInfo) GetScheduler() string {
+	if x != nil {
+		return x.Scheduler
+	}
+	return ""
 }
 
 // HostedJob is a job that a registering node has.
@@ -6228,7 +6236,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xda\x02\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xf8\x02\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1c\n" +
@@ -6243,7 +6251,8 @@ const file_control_proto_rawDesc = "" +
 	" \x03(\tR\x05lacks\x12\x18\n" +
 	"\aversion\x18\v \x01(\tR\aversion\x12\x1b\n" +
 	"\tall_cores\x18\f \x01(\bR\ballCores\x12!\n" +
-	"\fmessage_core\x18\r \x01(\rR\vmessageCore\"M\n" +
+	"\fmessage_core\x18\r \x01(\rR\vmessageCore\x12\x1c\n" +
+	"\tscheduler\x18\x0e \x01(\tR\tscheduler\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"D\n" +

@@ -139,7 +139,11 @@ func (x *Extension) Fault(err error) {
 		x.set.manager.note(x.set, x.handle, x.name, "fault %d: %v", n, err)
 	}
 	if n == slot.FaultLimit {
-		// Not on this goroutine, which is in the middle of the chain.
-		go func() { _ = x.set.Remove(x.handle, fmt.Sprintf("it made %d faults, the last: %v", n, err)) }()
+		x.Expel(fmt.Sprintf("it made %d faults, the last: %v", n, err))
 	}
+}
+
+// Expel has the extension removed soon. It does not wait for that, so it can be called in the middle of the chain.
+func (x *Extension) Expel(why string) {
+	go func() { _ = x.set.Remove(x.handle, why) }()
 }

@@ -145,6 +145,20 @@ func (j *Job) Close() {
 	j.release()
 }
 
+// Waiting returns how many messages wait for a rank of this node, at most.
+func (j *Job) Waiting(rank int) uint32 {
+	r := j.local[rank]
+	if r == nil || !j.enter() {
+		return 0
+	}
+	defer j.running.Done()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ordinary.look()
+	r.upcalls.look()
+	return r.waits()
+}
+
 // fault reports once that the job cannot go on.
 func (j *Job) fault(format string, args ...any) {
 	j.faults.Do(func() {

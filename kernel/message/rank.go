@@ -64,6 +64,13 @@ type inbox struct {
 	unread   uint32    // messages put into the ring since it was last seen empty
 }
 
+// look notes when the ring is empty. The caller holds the lock.
+func (in *inbox) look() {
+	if in.ring.Empty() {
+		in.unread = 0
+	}
+}
+
 // waiting is a message that waits for room in a rank's receive ring, or the release from a barrier behind such messages.
 type waiting struct {
 	release uint64 // the barrier; 0 for a message
@@ -254,9 +261,7 @@ func (r *rank) undeliverable(source uint32) {
 
 // push puts a record into a ring and wakes the rank. The caller holds the lock.
 func (r *rank) push(in *inbox, record wire.Record) bool {
-	if in.ring.Empty() {
-		in.unread = 0
-	}
+	in.look()
 	ok, wake, err := in.ring.Push(record)
 	if err != nil {
 		r.job.fault("rank %d on node%d: %v", r.number, r.job.engine.config.Self, err)

@@ -108,9 +108,18 @@ func TestArrived(t *testing.T) {
 				t.Errorf("round %d: %+v has come, not %+v", round, got, want)
 			}
 		}
-		for range 3 {
+		for i := range 3 {
+			if n := j.nodes[1].job.Waiting(1); n != 3 {
+				t.Errorf("after %d of 3 were taken, at most %d wait", i, n)
+			}
 			b.next(10 * time.Second)
 		}
+		if n := j.nodes[1].job.Waiting(1); n != 0 {
+			t.Errorf("when all are taken %d wait", n)
+		}
+	}
+	if n := j.nodes[1].job.Waiting(0); n != 0 {
+		t.Errorf("%d wait for a rank that is elsewhere", n)
 	}
 	if len(came) != 0 {
 		t.Errorf("and %+v", <-came)

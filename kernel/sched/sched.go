@@ -5,7 +5,10 @@
 package sched
 
 import (
+	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"margay/kernel/slot"
 	"margay/nimble"
@@ -27,6 +30,9 @@ type Task struct {
 	PID     int      // in the node kernel's PID namespace
 	Process *os.File // a pidfd of it
 	Group   string   // directory of its control group; empty where there is none, and signals have to hold it
+
+	// Waiting tells how many messages wait for it now. nil: only Arrived tells.
+	Waiting func() uint32
 }
 
 // Policy is an extension in the sched slot.
@@ -38,8 +44,11 @@ type Policy struct {
 
 	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the extension, which has been counted.
 	Decide func(context memory.Region, core int) (slot.Verdict, error)
-	// Fault tells that it answered nonsense or had tasks wait too long. Enough of that has it removed.
+	// Fault tells that it answered nonsense or had a task wait too long. Enough of that has it removed. Neither it nor Remove
+	// waits for the policies to be set anew.
 	Fault func(err error)
+	// Remove has it removed now.
+	Remove func(why string)
 }
 
 // Enforcer makes Linux run on the application cores what their policies decide. It is safe for concurrent use.
@@ -69,6 +78,19 @@ type Enforcer interface {
 	Close() error
 }
 
+// Lacks says in words what an enforcer cannot do.
+func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
+	what := map[slot.Why]string{
+		slot.Tick: "the end of a quantum", slot.Block: "a process that begins to wait", slot.Wake: "a process that wakes up",
+		slot.Arrival: "a message", slot.Ending: "the end of a process", slot.Change: "a new scheduler",
+	}
+	var words []string
+	for _, why := range slices.Sorted(maps.Keys(e.Lacks())) {
+		words = append(words, fmt.Sprintf("asking schedulers about %s: %s", what[why], e.Lacks()[why]))
+	}
+	return words
+}
+
 // CoreInfo describes a core.
 type CoreInfo struct {
 	Core     int
@@ -77,5 +99,5 @@ type CoreInfo struct {
 	Switches uint64 // times that it has changed hands
 	Asked    uint64 // times that a policy was asked
 	Rescues  uint64 // times that a task got its turn only from the floor
-	Why      string // why the task that runs was chosen
+	Why      string // who has decided last: a policy by its name, "turns" when none has an opinion, "floor" for a rescue
 }

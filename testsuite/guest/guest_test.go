@@ -19,6 +19,18 @@ var (
 	profiles = flag.String("profiles", "", "write the coverage profiles of the tests in the guest to `folder`")
 )
 
+// Processes share the application core of a guest. What they get of it is measured, which takes a while.
+func TestSharedCore(t *testing.T) {
+	needQEMU(t)
+	results, err := Run(inTime(t), Spec{
+		Packages: []string{"margay/kernel/sched/priority"}, Dir: t.TempDir(), Pattern: *pattern, Timeout: 10 * time.Minute, Told: t.Logf,
+	})
+	Show(t, results)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // What needs root, control groups or a network of its own is tested in here.
 func TestInGuest(t *testing.T) {
 	needQEMU(t)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -49,7 +50,7 @@ var healthNames = map[control.NodeHealth]string{
 }
 
 func (a *app) printNodes(nodes *control.Nodes) error {
-	t := newTable(a.stdout, "NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "KERNEL", "JOBS")
+	t := newTable(a.stdout, "NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "KERNEL", "JOBS")
 	var notes []string
 	for _, n := range nodes.Nodes {
 		name := fmt.Sprintf("node%d", n.Node)
@@ -57,7 +58,7 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 			notes = append(notes, name+": "+n.Reason)
 		}
 		if n.Info == nil {
-			t.row(name, healthNames[n.Health], "-", "-", "-", "-", "-", "-")
+			t.row(name, healthNames[n.Health], "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
 		free := 0
@@ -69,7 +70,8 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, ranges(core.Ranks)))
 			}
 		}
-		t.row(name, healthNames[n.Health], len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile, n.Info.Kernel,
+		t.row(name, healthNames[n.Health], len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+			cmp.Or(n.Info.Scheduler, "-"), n.Info.Kernel,
 			strings.Join(jobs, " "))
 		if n.Info.AllCores {
 			notes = append(notes, name+" computes on core 0 as well, which serves the node: it is interrupted, and the timer ticks there")

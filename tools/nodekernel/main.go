@@ -20,6 +20,7 @@ import (
 	"margay/kernel/klog"
 	"margay/kernel/link"
 	"margay/kernel/pid1"
+	schedulers "margay/kernel/sched/list"
 	"margay/kernel/task/jobinit"
 	"margay/nimble/engine/list"
 )
@@ -70,7 +71,7 @@ func runKernel() error {
 		return err
 	}
 	node, err := kernel.New(kernel.Config{
-		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Log: logf,
+		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Scheduler: schedulers.Open(logf), Log: logf,
 	})
 	if err != nil {
 		return err

@@ -28,6 +28,7 @@ import (
 var commands = map[string]func(args []string) error{
 	"hello":     hello,
 	"exit":      exit,
+	"share":     share,
 	"count":     count,
 	"stdin":     stdin,
 	"signals":   signals,
@@ -90,6 +91,29 @@ func hello(args []string) error {
 	fmt.Printf("rank %s of %s on %s uid %d dir %s umask %03o env %s args %q\n", rank(), os.Getenv("MARGAY_SIZE"), host, os.Getuid(),
 		dir, umask, os.Getenv("PROBE_ENV"), args)
 	return err
+}
+
+// share WAIT_S TIME_S says that it is there, waits, and computes for some time. Then it says how much processor time it has had
+// in that.
+func share(args []string) error {
+	fmt.Printf("waits %s\n", rank())
+	start := time.Now().Add(time.Duration(number(args, 0, 1)) * time.Second)
+	time.Sleep(time.Until(start))
+	before, err := processorTime()
+	if err != nil {
+		return err
+	}
+	for time.Since(start) < time.Duration(number(args, 1, 1))*time.Second {
+	}
+	after, err := processorTime()
+	fmt.Printf("rank %s had %d ms\n", rank(), (after - before).Milliseconds())
+	return err
+}
+
+func processorTime() (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err
 }
 
 // exit CODE [RANK] ends with a status, in one rank or in all.

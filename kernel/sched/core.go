@@ -1,0 +1,398 @@
+package sched
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"margay/kernel/slot"
+	"margay/nimble/memory"
+)
+
+// What no policy can change.
+const (
+	// Turn is how long tasks have the core in turns when no policy has an opinion, and how long a rescued task has it.
+	Turn = 10 * time.Millisecond
+	// MinQuantum is the shortest quantum that is granted. Those above MaxQuantum are infinite.
+	MinQuantum = 100 * time.Microsecond
+	MaxQuantum = time.Hour
+	// Floor is how long a task that is ready and not held can be kept waiting.
+	Floor = 2 * time.Second
+	// RescueLimit is how many tasks in need of the floor cost a policy its place.
+	RescueLimit = 4
+)
+
+// Plan is what is to happen on a core. Tasks are named by their index in Core.Tasks.
+type Plan struct {
+	Run  int    // who is to have the core; -1: nobody
+	Hold uint64 // bit i is set when task i is to be kept off the core
+	Next uint64 // when Tick is to be called; slot.Infinite: not at all
+}
+
+// Meter tells how much processor time a task has had, and how many messages wait for it.
+type Meter func(ID) (ran time.Duration, messages uint32)
+
+// Core decides who is to have one core. It knows nothing of Linux: an enforcer tells it what happens and does what it plans.
+// All times are nanoseconds of one clock that never goes back. It is not safe for concurrent use.
+type Core struct {
+	number int
+	meter  Meter
+	event  *memory.Memory // a slot.SchedContext
+
+	policies []*judged
+	tasks    []*entry // in the order in which they came
+	running  *entry   // nil: nobody
+	decider  *judged  // who has chosen running; nil: this package
+	plan     Plan
+	rescue   uint64 // until when a rescued task has the core; 0: none has
+	info     CoreInfo
+}
+
+// judged is a policy and what became of its tasks.
+type judged struct {
+	*Policy
+	rescues int
+	data    map[ID]uint64 // what it left in SchedTask.Data
+}
+
+// entry is a task of a core.
+type entry struct {
+	ID
+	state  slot.TaskState
+	since  uint64
+	origin time.Duration // its processor time when it came
+}
+
+// NewCore makes an empty core, of whose number its policies are told.
+func NewCore(number int, meter Meter) (*Core, error) {
+	event, err := memory.Map("sched", slot.SchedSize)
+	if err != nil {
+		return nil, err
+	}
+	return &Core{number: number, meter: meter, event: event, plan: Plan{Run: -1, Next: slot.Infinite}}, nil
+}
+
+// Close releases what the core has.
+func (c *Core) Close() error { return c.event.Close() }
+
+// Tasks returns the tasks of the core in the order in which they came.
+func (c *Core) Tasks() []ID {
+	ids := make([]ID, len(c.tasks))
+	for i, t := range c.tasks {
+		ids[i] = t.ID
+	}
+	return ids
+}
+
+// Plan returns what was decided last.
+func (c *Core) Plan() Plan { return c.plan }
+
+// Add has a task share the core. There is no room for more than slot.MaxTasks.
+func (c *Core) Add(now uint64, id ID) error {
+	if len(c.tasks) == slot.MaxTasks {
+		return fmt.Errorf("core %d: job %d rank %d: at most %d processes can share a core", c.number, id.Job, id.Rank, slot.MaxTasks)
+	}
+	if c.find(id) != nil {
+		return fmt.Errorf("core %d: job %d rank %d is there already", c.number, id.Job, id.Rank)
+	}
+	ran, _ := c.meter(id)
+	c.tasks = append(c.tasks, &entry{ID: id, since: now, origin: ran})
+	c.decide(now, slot.Wake, id)
+	return nil
+}
+
+// Remove forgets a task that has ended or is to share the core no more.
+func (c *Core) Remove(now uint64, id ID) {
+	t := c.find(id)
+	if t == nil {
+		return
+	}
+	c.tasks = slices.DeleteFunc(c.tasks, func(other *entry) bool { return other == t })
+	for _, p := range c.policies {
+		delete(p.data, id)
+	}
+	c.leave(t)
+	c.decide(now, slot.Ending, ID{})
+}
+
+// SetPolicies has these policies decide from now on, the first that has an opinion. One that was there before keeps its record.
+func (c *Core) SetPolicies(now uint64, policies []*Policy) {
+	var list []*judged
+	for _, p := range policies {
+		at := slices.IndexFunc(c.policies, func(j *judged) bool { return j.Handle == p.Handle })
+		if at < 0 {
+			list = append(list, &judged{Policy: p, data: make(map[ID]uint64)})
+		} else {
+			list = append(list, c.policies[at])
+		}
+	}
+	c.policies = list
+	c.decide(now, slot.Change, ID{})
+}
+
+// Block tells that a task waits for something. What is held does nothing, so nothing is known of it.
+func (c *Core) Block(now uint64, id ID) {
+	if t := c.find(id); t != nil && (t.state == slot.Ready || t.state == slot.Running) {
+		t.become(now, slot.Blocked)
+		c.leave(t)
+		c.decide(now, slot.Block, id)
+	}
+}
+
+// Wake tells that a task does not wait any more.
+func (c *Core) Wake(now uint64, id ID) {
+	if t := c.find(id); t != nil && t.state == slot.Blocked {
+		t.become(now, slot.Ready)
+		c.decide(now, slot.Wake, id)
+	}
+}
+
+// Arrived tells that a message has come for a task.
+func (c *Core) Arrived(now uint64, id ID) {
+	if c.find(id) != nil {
+		c.decide(now, slot.Arrival, id)
+	}
+}
+
+// Tick tells that the time of the plan has come.
+func (c *Core) Tick(now uint64) {
+	if now >= c.plan.Next {
+		c.decide(now, slot.Tick, ID{})
+	}
+}
+
+// Info describes the core.
+func (c *Core) Info() CoreInfo {
+	info := c.info
+	info.Core, info.Running = c.number, -1
+	for i, t := range c.tasks {
+		info.Tasks = append(info.Tasks, c.describe(t))
+		if t == c.running {
+			info.Running = i
+		}
+	}
+	return info
+}
+
+func (c *Core) find(id ID) *entry {
+	for _, t := range c.tasks {
+		if t.ID == id {
+			return t
+		}
+	}
+	return nil
+}
+
+// leave notes that a task does not have the core any more.
+func (c *Core) leave(t *entry) {
+	if t == c.running {
+		c.running, c.rescue = nil, 0
+	}
+}
+
+func (t *entry) become(now uint64, state slot.TaskState) {
+	if t.state != state {
+		t.state, t.since = state, now
+	}
+}
+
+func (c *Core) describe(t *entry) slot.SchedTask {
+	ran, messages := c.meter(t.ID)
+	return slot.SchedTask{
+		Job: t.Job, Rank: t.Rank, State: t.state, Messages: messages, Ran: uint64(max(0, ran-t.origin)), Since: t.since,
+	}
+}
+
+// decide makes a new plan.
+func (c *Core) decide(now uint64, why slot.Why, target ID) {
+	if now < c.rescue {
+		c.arm(now, c.rescue-now)
+		return
+	}
+	c.rescue = 0
+	if t := c.starved(now); t != nil {
+		c.save(now, t)
+		return
+	}
+	for _, p := range c.policies {
+		c.info.Asked++
+		if o, ok := c.ask(now, p, why, target); ok {
+			c.decider, c.info.Why = p, p.Name
+			c.obey(now, o)
+			return
+		}
+	}
+	c.decider, c.info.Why = nil, "turns"
+	c.obey(now, c.turns(now, why))
+}
+
+// starved returns the task that has waited for longer than the floor, the longest if there are several, nil if there is none.
+func (c *Core) starved(now uint64) *entry {
+	if t := c.longest(); t != nil && now-t.since >= uint64(Floor) {
+		return t
+	}
+	return nil
+}
+
+// longest returns the task that has been ready for the longest time, nil if none is.
+func (c *Core) longest() *entry {
+	var found *entry
+	for _, t := range c.tasks {
+		if t.state == slot.Ready && (found == nil || t.since < found.since) {
+			found = t
+		}
+	}
+	return found
+}
+
+// save gives a starved task a turn, and has whoever let it starve answer for it.
+func (c *Core) save(now uint64, t *entry) {
+	c.info.Rescues++
+	c.info.Why = "floor"
+	if p := c.decider; p != nil {
+		p.rescues++
+		err := fmt.Errorf("job %d rank %d was ready and not held, and had to wait for %v", t.Job, t.Rank, Floor)
+		if p.rescues < RescueLimit {
+			p.Fault(err)
+		} else if p.rescues == RescueLimit {
+			p.Remove(fmt.Sprintf("it let tasks starve %d times, the last: %v", RescueLimit, err))
+		}
+	}
+	c.give(now, t)
+	c.rescue = now + uint64(Turn)
+	c.arm(now, uint64(Turn))
+}
+
+// opinion is an answer that makes sense.
+type opinion struct {
+	task    *entry // nil: nobody
+	quantum uint64
+	hold    uint64
+}
+
+// ask asks a policy. It reports whether that has an opinion.
+func (c *Core) ask(now uint64, p *judged, why slot.Why, target ID) (opinion, bool) {
+	s := slot.SchedContext{
+		Core: uint32(c.number), Why: why, Count: uint32(len(c.tasks)), Target: slot.NoTask, Now: now, Quantum: slot.Infinite,
+	}
+	for i, t := range c.tasks {
+		s.Tasks[i] = c.describe(t)
+		s.Tasks[i].Data = p.data[t.ID]
+		if t.state == slot.Held {
+			s.Hold |= 1 << i
+		}
+		if t.ID == target && (why == slot.Block || why == slot.Wake || why == slot.Arrival) {
+			s.Target = uint32(i)
+		}
+	}
+	// The context has a fixed size, so neither can fail.
+	_, _ = binary.Encode(c.event.Bytes(), binary.LittleEndian, &s)
+	verdict, err := p.Decide(c.event.Region(true), c.number)
+	if err != nil {
+		return opinion{}, false
+	}
+	_, _ = binary.Decode(c.event.Bytes(), binary.LittleEndian, &s)
+	for i, t := range c.tasks {
+		p.data[t.ID] = s.Tasks[i].Data
+	}
+	if verdict == slot.Default {
+		return opinion{}, false
+	}
+	o := opinion{quantum: s.Quantum, hold: s.Hold & (1<<len(c.tasks) - 1)}
+	if err := Check(verdict, len(c.tasks), o.hold); err != nil {
+		p.Fault(err)
+		return opinion{}, false
+	}
+	if t := c.tasks[verdict]; t.state != slot.Blocked {
+		o.task = t
+	}
+	return o, true
+}
+
+// Check says what is wrong with an answer about so many tasks, nil if it makes sense.
+func Check(answer slot.Verdict, tasks int, hold uint64) error {
+	switch {
+	case answer >= slot.Verdict(tasks):
+		return fmt.Errorf("it chose task %d of %d", answer, tasks)
+	case hold>>answer&1 != 0:
+		return fmt.Errorf("it chose task %d, which it holds", answer)
+	}
+	return nil
+}
+
+// turns is the opinion of who has no policy: ready tasks take turns, who has waited for the longest time first.
+func (c *Core) turns(now uint64, why slot.Why) opinion {
+	for _, t := range c.tasks {
+		if t.state == slot.Held {
+			t.become(now, slot.Ready)
+		}
+	}
+	next, o := c.longest(), opinion{task: c.running, quantum: slot.Infinite}
+	if next == nil {
+		return o
+	}
+	if c.running == nil || why == slot.Tick || now-c.running.since >= uint64(Turn) {
+		o.task = next
+	}
+	if o.task != next || c.running != nil || c.others(next) {
+		o.quantum = uint64(Turn)
+		if o.task == c.running {
+			o.quantum -= now - o.task.since
+		}
+	}
+	return o
+}
+
+// others reports whether another task is ready.
+func (c *Core) others(except *entry) bool {
+	return slices.ContainsFunc(c.tasks, func(t *entry) bool { return t != except && t.state == slot.Ready })
+}
+
+// obey gives the core to whom somebody has chosen.
+func (c *Core) obey(now uint64, o opinion) {
+	for i, t := range c.tasks {
+		if o.hold>>i&1 != 0 {
+			t.become(now, slot.Held)
+			c.leave(t)
+		} else if t.state == slot.Held {
+			t.become(now, slot.Ready)
+		}
+	}
+	c.give(now, o.task)
+	c.arm(now, o.quantum)
+}
+
+// give makes a task the one that runs, nobody if it is nil.
+func (c *Core) give(now uint64, t *entry) {
+	if c.running == t {
+		return
+	}
+	if c.running != nil {
+		c.running.become(now, slot.Ready)
+	}
+	c.running = t
+	if t != nil {
+		t.become(now, slot.Running)
+		c.info.Switches++
+	}
+}
+
+// arm makes the plan: the task that runs has the core for a quantum, unless another one starves before that.
+func (c *Core) arm(now, quantum uint64) {
+	c.plan = Plan{Run: -1, Next: slot.Infinite}
+	if quantum <= uint64(MaxQuantum) {
+		c.plan.Next = now + max(quantum, uint64(MinQuantum))
+	}
+	if t := c.longest(); t != nil && c.rescue == 0 {
+		c.plan.Next = min(c.plan.Next, t.since+uint64(Floor))
+	}
+	for i, t := range c.tasks {
+		if t == c.running {
+			c.plan.Run = i
+		}
+		if t.state == slot.Held {
+			c.plan.Hold |= 1 << i
+		}
+	}
+}

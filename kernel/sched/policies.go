@@ -1,0 +1,24 @@
+package sched
+
+import (
+	"margay/kernel/extension"
+	"margay/kernel/slot"
+	"margay/nimble"
+	"margay/nimble/memory"
+)
+
+// Policies makes policies of the extensions in a sched slot, in their order.
+func Policies(chain []*extension.Extension) []*Policy {
+	policies := make([]*Policy, len(chain))
+	for i, x := range chain {
+		policies[i] = &Policy{
+			Handle: x.Handle(), Name: x.Label(), Spec: x.Spec(), Insert: x.Options(),
+			Decide: func(context memory.Region, core int) (slot.Verdict, error) {
+				return x.Ask(nimble.Event{Context: context, Core: core})
+			},
+			Fault:  x.Fault,
+			Remove: x.Expel,
+		}
+	}
+	return policies
+}

@@ -1,0 +1,253 @@
+// Package priority shares cores among processes by real-time priorities. It decides in the node kernel (sched.Core) and needs
+// nothing of Linux that an ordinary kernel does not have.
+//
+// The threads of the task that a policy has chosen are of a higher priority than those of tasks that are ready. These are not
+// stopped, so that the core is not idle when the chosen task leaves it. Linux's records of context switches (perf_event_open)
+// tell when a task blocks. A task that waits is of a still higher priority: when it wakes up it gets the core for the moment
+// that it takes to ask the policy, and its first context switch is the news. Held tasks are frozen, by their control group or
+// by SIGSTOP.
+//
+// All of that happens only on a core that several tasks share or for which there is a policy; otherwise a task runs as Linux
+// likes. Linux itself keeps a part for others where they are on the same CPU: what is not real-time gets 5 % of it
+// (the fair server, since Linux 6.12; before, sched_rt_runtime_us leaves 5 % to nobody). That is the host's to change. Of the
+// node kernel only the threads that watch cores are real-time, above the tasks. The others must not be: a thread that reaps
+// a process waits in a loop inside Linux for threads that it would keep from running. They keep away from the CPUs of shared
+// cores.
+//
+// Without the right to give real-time priorities, and on a core whose CPU is the only one that the node kernel has left,
+// everybody but the chosen task is stopped. Then nothing is known of blocking and waking, and the core is idle while the chosen
+// task waits. Lacks or the log says so.
+//
+// Locks, outermost first: core.mu guards everything of a core, also while a policy is asked; Enforcer.mu guards the table of
+// cores. Nobody who holds either waits for a goroutine.
+package priority
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/hardware"
+	"margay/kernel/sched"
+	"margay/kernel/slot"
+)
+
+// Enforcer shares cores. It implements sched.Enforcer.
+type Enforcer struct {
+	log   func(format string, args ...any)
+	stops error // why priorities cannot be had; nil: they can
+	deaf  error // why context switches cannot be seen
+
+	mu      sync.Mutex
+	cores   map[int]*core
+	tasks   map[sched.ID]*core
+	allowed []int       // CPUs that the node kernel had before it left any to tasks
+	taken   map[int]int // CPUs where tasks are real-time: on how many cores
+}
+
+// Open finds out what can be had here.
+func Open(log func(format string, args ...any)) *Enforcer {
+	e := &Enforcer{log: log, cores: make(map[int]*core), tasks: make(map[sched.ID]*core), taken: make(map[int]int)}
+	e.stops = tryPriorities()
+	if e.deaf = e.stops; e.deaf == nil {
+		e.deaf = tryEvents()
+	}
+	return e
+}
+
+// tryPriorities finds out whether threads can be given priorities.
+func tryPriorities() error {
+	tried := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends
+		tried <- set(0, ready)
+	}()
+	return <-tried
+}
+
+// tryEvents finds out whether context switches can be seen.
+func tryEvents() error {
+	cpus := allowedCPUs()
+	if len(cpus) == 0 {
+		return errors.New("no CPU is known")
+	}
+	r, err := openRing(os.Getpid(), cpus[0])
+	if err == nil {
+		r.close()
+	}
+	return err
+}
+
+// Name implements sched.Enforcer.
+func (e *Enforcer) Name() string {
+	if e.stops != nil {
+		return "stop"
+	}
+	return "priority"
+}
+
+// Lacks implements sched.Enforcer.
+func (e *Enforcer) Lacks() map[slot.Why]string {
+	if e.deaf == nil {
+		return nil
+	}
+	return map[slot.Why]string{slot.Block: e.deaf.Error(), slot.Wake: e.deaf.Error()}
+}
+
+// Add implements sched.Enforcer.
+func (e *Enforcer) Add(t sched.Task) error {
+	c, err := e.core(t.Core)
+	if err != nil {
+		return err
+	}
+	if err := c.add(&task{Task: t}); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.tasks[t.ID] = c
+	return nil
+}
+
+// core returns a core, made anew if need be.
+func (e *Enforcer) core(number int) (*core, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.cores[number]; c != nil {
+		return c, nil
+	}
+	c, err := newCore(e, number)
+	if err == nil {
+		e.cores[number] = c
+	}
+	return c, err
+}
+
+func (e *Enforcer) of(id sched.ID) *core {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.tasks[id]
+}
+
+// Remove implements sched.Enforcer.
+func (e *Enforcer) Remove(id sched.ID) {
+	if c := e.of(id); c != nil {
+		c.remove(id)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.tasks, id)
+	}
+}
+
+// SetPolicies implements sched.Enforcer.
+func (e *Enforcer) SetPolicies(core int, policies []*sched.Policy) error {
+	c, err := e.core(core)
+	if err != nil {
+		return err
+	}
+	c.setPolicies(policies)
+	return nil
+}
+
+// Arrived implements sched.Enforcer.
+func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
+	if c := e.of(id); c != nil {
+		c.arrived(id, waiting)
+	}
+}
+
+// Cores implements sched.Enforcer.
+func (e *Enforcer) Cores() []sched.CoreInfo {
+	e.mu.Lock()
+	cores := slices.Collect(maps.Values(e.cores))
+	e.mu.Unlock()
+	slices.SortFunc(cores, func(a, b *core) int { return a.number - b.number })
+	infos := make([]sched.CoreInfo, len(cores))
+	for i, c := range cores {
+		infos[i] = c.describe()
+	}
+	return infos
+}
+
+// Close implements sched.Enforcer.
+func (e *Enforcer) Close() error {
+	e.mu.Lock()
+	cores := slices.Collect(maps.Values(e.cores))
+	clear(e.cores)
+	clear(e.tasks)
+	e.mu.Unlock()
+	var errs []error
+	for _, c := range cores {
+		errs = append(errs, c.close())
+	}
+	return errors.Join(errs...)
+}
+
+// allowedCPUs are those that this process may use.
+func allowedCPUs() []int {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(os.Getpid(), &set); err != nil {
+		return nil
+	}
+	var cpus []int
+	for cpu := range 64 * len(set) {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}
+
+// take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does there would wait for its turn,
+// and all of it for that. It reports false when the node kernel would have no CPU left.
+func (e *Enforcer) take(cpu int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.taken) == 0 {
+		e.allowed = allowedCPUs()
+	}
+	e.taken[cpu]++
+	if len(e.left()) == 0 {
+		e.give(cpu)
+		return false
+	}
+	e.confine(cpu)
+	return true
+}
+
+// leave undoes take.
+func (e *Enforcer) leave(cpu int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.give(cpu)
+	e.confine(cpu)
+}
+
+// give counts a core less on a CPU. The caller holds the lock.
+func (e *Enforcer) give(cpu int) {
+	if e.taken[cpu]--; e.taken[cpu] == 0 {
+		delete(e.taken, cpu)
+	}
+}
+
+// left are the CPUs for the node kernel. The caller holds the lock.
+func (e *Enforcer) left() []int {
+	return slices.DeleteFunc(slices.Clone(e.allowed), func(cpu int) bool { return e.taken[cpu] > 0 })
+}
+
+// confine has the node kernel use the CPUs that are left, after a change of one. The caller holds the lock.
+func (e *Enforcer) confine(changed int) {
+	if !slices.Contains(e.allowed, changed) {
+		return // it never was there
+	}
+	if err := hardware.Confine(e.left()); err != nil {
+		e.log("the node kernel may be kept waiting by what it schedules: %v", err)
+	}
+}
+
+var _ sched.Enforcer = (*Enforcer)(nil)

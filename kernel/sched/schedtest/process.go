@@ -1,0 +1,191 @@
+package schedtest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/sched"
+)
+
+// Kind says what a process does.
+type Kind string
+
+// The kinds.
+const (
+	Spin        Kind = "spin"    // computes for ever
+	SpinThreads Kind = "threads" // computes for ever on two threads
+	Wait        Kind = "wait"    // waits for Poke, computes for a millisecond, answers
+)
+
+// kindEnv has the test binary be such a process.
+const kindEnv = "MARGAY_SCHEDTEST_KIND"
+
+// Main is to be called at the beginning of TestMain: a process of a test is the binary of the test.
+func Main() {
+	kind := Kind(os.Getenv(kindEnv))
+	if kind == "" {
+		return
+	}
+	runtime.LockOSThread()
+	fmt.Print("r")
+	switch kind {
+	case Spin:
+		spin(forever)
+	case SpinThreads:
+		go func() {
+			runtime.LockOSThread()
+			spin(forever)
+		}()
+		spin(forever)
+	case Wait:
+		wait()
+	}
+	os.Exit(0)
+}
+
+const forever = 1 << 62
+
+// spun keeps the compiler from leaving out what spin does.
+var spun atomic.Uint64
+
+// spin computes for so many nanoseconds of processor time.
+func spin(d int64) {
+	for {
+		x := uint64(d)
+		for range 10_000 {
+			x = x*6364136223846793005 + 1
+		}
+		spun.Store(x)
+		if d == forever {
+			continue
+		}
+		var ts unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil || ts.Nano() > d {
+			return
+		}
+	}
+}
+
+func wait() {
+	var b [1]byte
+	for {
+		if n, err := unix.Read(0, b[:]); n != 1 || err != nil {
+			return
+		}
+		var ts unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+			return
+		}
+		spin(ts.Nano() + int64(time.Millisecond))
+		if _, err := unix.Write(1, b[:]); err != nil {
+			return
+		}
+	}
+}
+
+// Process is a process of a test.
+type Process struct {
+	Task     sched.Task
+	cmd      *exec.Cmd
+	poke     *os.File
+	answers  *os.File
+	messages atomic.Uint32
+	end      sync.Once
+	t        testing.TB
+}
+
+// Start starts a process on a CPU. It ends with the test.
+func Start(t testing.TB, kind Kind, cpu int) *Process {
+	t.Helper()
+	p := &Process{t: t, cmd: exec.Command("/proc/self/exe")}
+	p.cmd.Env = append(os.Environ(), kindEnv+"="+string(kind), "GOMAXPROCS=2", "GODEBUG=asyncpreemptoff=1")
+	p.cmd.Stderr = os.Stderr
+	in, out := pipe(t), pipe(t)
+	p.cmd.Stdin, p.poke = in[0], in[1]
+	p.answers, p.cmd.Stdout = out[0], out[1]
+	pidfd := -1
+	p.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL, PidFD: &pidfd}
+	started := make(chan error)
+	go func() {
+		// The thread stays until the process has ended: it is the parent.
+		runtime.LockOSThread()
+		var set unix.CPUSet
+		set.Set(cpu)
+		err := unix.SchedSetaffinity(0, &set)
+		if err == nil {
+			err = p.cmd.Start()
+		}
+		started <- err
+		if err == nil {
+			_ = p.cmd.Wait() // it is killed
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	in[0].Close()
+	out[1].Close()
+	p.Task = sched.Task{CPU: cpu, PID: p.cmd.Process.Pid, Process: os.NewFile(uintptr(pidfd), "process"), Waiting: p.messages.Load}
+	t.Cleanup(func() {
+		p.Kill()
+		p.poke.Close()
+		p.answers.Close()
+		p.Task.Process.Close()
+	})
+	if !p.Answered(30 * time.Second) {
+		t.Fatal("the process does not start")
+	}
+	return p
+}
+
+func pipe(t testing.TB) [2]*os.File {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return [2]*os.File{r, w}
+}
+
+// Kill ends the process.
+func (p *Process) Kill() {
+	p.end.Do(func() {
+		if err := unix.Kill(p.Task.PID, unix.SIGKILL); err != nil {
+			p.t.Error(err)
+		}
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, 10_000)
+	})
+}
+
+// Poke has a waiting process go on.
+func (p *Process) Poke() {
+	if _, err := p.poke.Write([]byte{1}); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// Answered waits for what a waiting process says.
+func (p *Process) Answered(d time.Duration) bool {
+	var b [1]byte
+	if err := p.answers.SetReadDeadline(time.Now().Add(d)); err != nil {
+		p.t.Fatal(err)
+	}
+	n, err := p.answers.Read(b[:])
+	return n == 1 && err == nil
+}
+
+// Ran returns how much processor time the process has had.
+func (p *Process) Ran() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^p.Task.PID<<3|2), &ts); err != nil {
+		return 0 // it has ended
+	}
+	return time.Duration(ts.Nano())
+}

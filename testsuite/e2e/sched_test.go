@@ -1,0 +1,67 @@
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Two processes that compute share a core as the scheduler says that is inserted while they run. The processor time that each
+// had is what it says itself.
+func TestSchedulers(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		for _, c := range []struct {
+			policy  string
+			seconds int
+			share   float64 // of the first rank
+		}{
+			{"", 10, 1. / 2},
+			{"weighted", 10, 3. / 4},
+			{"roundrobin", 10, 1. / 2},
+			{"infinite", 31, 1}, // longer than anything that looks for processes that starve
+		} {
+			first, second := m.share(c.policy, c.seconds)
+			t.Logf("%q: %v ms and %v ms of %d s", c.policy, first, second, c.seconds)
+			if first < second {
+				first, second = second, first // nobody knows who came first
+			}
+			if share := first / (first + second); math.Abs(share-c.share) > 0.05*c.share {
+				t.Errorf("scheduler %q: %v ms and %v ms, which is a share of %.3f, not of %.3f", c.policy, first, second, share, c.share)
+			}
+			if first+second < float64(c.seconds)*500 {
+				t.Errorf("scheduler %q: of %d s they had only %v ms", c.policy, c.seconds, first+second)
+			}
+		}
+	})
+}
+
+// share runs two ranks on one core and a scheduler, and returns the processor time of each in milliseconds.
+func (m *machine) share(policy string, seconds int) (first, second float64) {
+	m.t.Helper()
+	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "8", fmt.Sprint(seconds))
+	c.awaitRanks("waits", 2)
+	if policy != "" {
+		object := filepath.Join(bin, "..", "ext", "sched", policy, policy+".o")
+		if r := m.margay("ext", "insert", m.onlyJob(), object); r.code != 0 || !strings.Contains(r.stdout, "active") {
+			m.t.Fatal(r)
+		}
+	}
+	r := c.wait()
+	if r.code != 0 {
+		m.t.Fatal(r)
+	}
+	for line := range strings.Lines(r.stdout) {
+		var rank int
+		var ms float64
+		if n, _ := fmt.Sscanf(line, "rank %d had %f ms", &rank, &ms); n == 2 {
+			if rank == 0 {
+				first = ms
+			} else {
+				second = ms
+			}
+		}
+	}
+	return first, second
+}
