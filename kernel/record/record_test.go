@@ -268,7 +268,7 @@ func TestNothingWhenOff(t *testing.T) {
 
 func TestEncoding(t *testing.T) {
 	e := Event{1, 2, Fault, 4, 5, 6, 7, 8, 9, 10, 11, 12, "thirteen"}
-	other := Event{Time: 1 << 62, Kind: Switch, Text: strings.Repeat("x", maxText+1)}
+	other := Event{Time: maxTime, Kind: Switch, Text: strings.Repeat("x", maxText+1)}
 	b := other.Append(e.Append(nil))
 	if len(b) != 2*fixed+8+maxText {
 		t.Errorf("%d bytes", len(b))
@@ -285,6 +285,8 @@ func TestEncoding(t *testing.T) {
 		"kind":          bad(func(b []byte) []byte { b[16] = byte(kinds); return b }),
 		"negative time": bad(func(b []byte) []byte { b[7] = 0x80; return b }),
 		"negative took": bad(func(b []byte) []byte { b[15] = 0x80; return b }),
+		"late":          bad(func(b []byte) []byte { b[7] = 0x21; return b }),
+		"long":          bad(func(b []byte) []byte { b[15] = 0x21; return b }),
 		"long text":     bad(func(b []byte) []byte { b[57] = 0xff; return append(b, make([]byte, 1<<16)...) }),
 	} {
 		if list, err := Parse(b); !errors.Is(err, ErrEncoding) {
