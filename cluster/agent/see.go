@@ -23,7 +23,7 @@ func (a *Agent) readEvents(conn *control.Conn, f *control.Frame, m *control.Read
 		return
 	}
 	conn.Answer(f, &control.Events{
-		NowNs: int64(record.Now()), Generation: b.Cursor.Generation, BegunNs: int64(b.Begun), Positions: b.Cursor.Positions,
+		NowNs: int64(record.Now()), Generation: b.Cursor.Generation, BegunNs: int64(b.Begun), KernelNs: int64(b.Made), Positions: b.Cursor.Positions,
 		Events: b.Events, Lost: b.Lost, More: b.More,
 	}, nil)
 }

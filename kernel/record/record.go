@@ -38,6 +38,7 @@ const MaxReaders = 16
 // Recorder records the events of a node. It is safe for concurrent use; a nil one records nothing.
 type Recorder struct {
 	cores int
+	made  Time
 	rings atomic.Pointer[rings] // nil: off
 
 	mu      sync.Mutex
@@ -62,7 +63,8 @@ type ring struct {
 
 // New makes a recorder for a node with so many cores, that of the system included.
 func New(cores int) *Recorder {
-	return &Recorder{cores: cores, readers: make(map[uint64]time.Time), last: uint64(Now())}
+	now := Now()
+	return &Recorder{cores: cores, made: now, readers: make(map[uint64]time.Time), last: uint64(now)}
 }
 
 // On reports whether events are recorded.
@@ -190,6 +192,7 @@ func newRings(generation uint64, cores int) *rings {
 // Batch is what a reader gets.
 type Batch struct {
 	Cursor Cursor // for the next read
+	Made   Time   // when the recorder was made: it has no other before that
 	Begun  Time   // when this generation began
 	Events []byte // see Parse
 	Lost   uint64 // events that were overwritten before they were read
@@ -203,7 +206,7 @@ func (r *Recorder) Read(c Cursor, size int, want func(*Event) bool) Batch {
 	if rings == nil {
 		return Batch{}
 	}
-	b := Batch{Begun: rings.begun, Cursor: Cursor{Generation: rings.generation, Positions: make([]uint64, len(rings.rings))}}
+	b := Batch{Made: r.made, Begun: rings.begun, Cursor: Cursor{Generation: rings.generation, Positions: make([]uint64, len(rings.rings))}}
 	if c.Generation == rings.generation && len(c.Positions) == len(rings.rings) {
 		b.Cursor.Positions = slices.Clone(c.Positions)
 	}
