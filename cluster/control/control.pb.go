@@ -5563,6 +5563,7 @@ type NodeSample struct {
 	Cores         []*CoreSample          `protobuf:"bytes,3,rep,name=cores,proto3" json:"cores,omitempty"`
 	Ranks         []*RankSample          `protobuf:"bytes,4,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	Extensions    []*ExtensionState      `protobuf:"bytes,5,rep,name=extensions,proto3" json:"extensions,omitempty"`
+	Recording     bool                   `protobuf:"varint,6,opt,name=recording,proto3" json:"recording,omitempty"` // somebody has its events recorded
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5630,6 +5631,13 @@ func (x *NodeSample) GetExtensions() []*ExtensionState {
 		return x.Extensions
 	}
 	return nil
+}
+
+func (x *NodeSample) GetRecording() bool {
+	if x != nil {
+		return x.Recording
+	}
+	return false
 }
 
 type CoreSample struct {
@@ -6557,7 +6565,7 @@ const file_control_proto_rawDesc = "" +
 	"\vTakeSamples\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\";\n" +
 	"\aSamples\x120\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\"\xdd\x01\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\"\xfb\x01\n" +
 	"\n" +
 	"NodeSample\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x17\n" +
@@ -6566,7 +6574,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x04 \x03(\v2\x1a.margay.control.RankSampleR\x05ranks\x12>\n" +
 	"\n" +
 	"extensions\x18\x05 \x03(\v2\x1e.margay.control.ExtensionStateR\n" +
-	"extensions\"X\n" +
+	"extensions\x12\x1c\n" +
+	"\trecording\x18\x06 \x01(\bR\trecording\"X\n" +
 	"\n" +
 	"CoreSample\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x16\n" +

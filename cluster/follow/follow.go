@@ -202,6 +202,8 @@ func (n *node) leave(ctx context.Context) {
 // writeError is an error of writing the trace.
 type writeError struct{ error }
 
+func (e *writeError) Unwrap() error { return e.error }
+
 // fetch asks the node once, and reports whether it has more.
 func (n *node) fetch(ctx context.Context) (more bool, err error) {
 	m, err := n.ask(ctx, &control.ReadEvents{

@@ -11,7 +11,8 @@ import (
 
 // View is what the machine did in some time. All rates are per second.
 type View struct {
-	Seconds    float64     `json:"seconds"` // the time, as the first node's clock has it
+	Seconds    float64     `json:"seconds"`   // the time, as the first node's clock has it
+	Recording  []uint32    `json:"recording"` // nodes whose events somebody records
 	Cores      []Core      `json:"cores"`
 	Extensions []Extension `json:"extensions"`
 }
@@ -56,7 +57,7 @@ type rankKey struct{ job, rank uint32 }
 // Between tells what happened between two samples. A node that is not in both is left out; a process that is not in both has no
 // rates yet.
 func Between(before, after *control.Samples) *View {
-	v := &View{Cores: []Core{}, Extensions: []Extension{}}
+	v := &View{Recording: []uint32{}, Cores: []Core{}, Extensions: []Extension{}}
 	for _, now := range after.Nodes {
 		at := slices.IndexFunc(before.Nodes, func(n *control.NodeSample) bool { return n.Node == now.Node })
 		if at < 0 || before.Nodes[at].TimeNs < 0 || now.TimeNs <= before.Nodes[at].TimeNs {
@@ -64,6 +65,9 @@ func Between(before, after *control.Samples) *View {
 		}
 		n := node{was: before.Nodes[at], is: now, seconds: time.Duration(now.TimeNs - before.Nodes[at].TimeNs).Seconds()}
 		v.Seconds = cmp.Or(v.Seconds, n.seconds)
+		if now.Recording {
+			v.Recording = append(v.Recording, now.Node)
+		}
 		n.cores(v)
 		n.extensions(v)
 	}

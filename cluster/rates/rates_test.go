@@ -24,6 +24,7 @@ func TestBetween(t *testing.T) {
 		n.Extensions = []*control.ExtensionState{{Handle: 1, Runs: 10}}
 	})
 	after := samples(3e9, func(n *control.NodeSample) {
+		n.Recording = true
 		n.Cores = []*control.CoreSample{{Core: 1, Interrupts: 140}, {Core: 2, Interrupts: 5, Shared: true}, {Core: 3, Interrupts: 9}}
 		n.Ranks = []*control.RankSample{
 			{Job: 7, Rank: 3, Core: 1, Pid: 10, CpuNs: 5.5e9, Voluntary: 14, Involuntary: 20, Sent: 3000, Arrived: 40, Threads: 2, Why: "why"}, // messages counted anew
@@ -37,7 +38,8 @@ func TestBetween(t *testing.T) {
 	after.Nodes = append(after.Nodes, &control.NodeSample{Node: 5, TimeNs: 1}) // it was not there before
 	got := Between(before, after)
 	want := &View{
-		Seconds: 2,
+		Seconds:   2,
+		Recording: []uint32{2},
 		Cores: []Core{
 			{Node: 2, Core: 1, Interrupts: 20, Ranks: []Rank{
 				{Job: 7, Rank: 4, PID: 11, CPU: 75},

@@ -12,6 +12,9 @@ import (
 // event writes one event. The caller holds the lock.
 func (t *Writer) event(n *node, e *record.Event) {
 	end := e.Time + record.Time(e.Took)
+	if n.before(end) && e.Kind != record.Start && e.Kind != record.Switch {
+		return // somebody else has had it recorded
+	}
 	r := rank{e.Job, e.Rank}
 	switch e.Kind {
 	case record.Switch:
@@ -121,6 +124,9 @@ func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to 
 	}
 	t.put(arrow)
 }
+
+// before reports whether a time of the node was before the trace began.
+func (n *node) before(t record.Time) bool { return micros(t) < micros(n.clock.Ahead) }
 
 func slotName(place uint8) slot.Name {
 	if int(place) < len(slot.Table) {

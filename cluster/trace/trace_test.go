@@ -53,6 +53,7 @@ func TestTrace(t *testing.T) {
 	there := func(us float64) record.Time { return 3600*second + record.Time(us*1000) }
 	if err := w.Events(0, at(42), []record.Event{
 		{Kind: record.Start, Time: at(-500), Core: 1, Job: 7, Rank: 1}, // before the trace
+		{Kind: record.Sent, Time: at(-100), Core: 1, Job: 7, Rank: 1},  // the same
 		{Kind: record.Switch, Time: at(1), Core: 1, Job: 7, Rank: 1, Text: "it is alone"},
 		{Kind: record.Sent, Time: at(2.5), Core: 1, Job: 7, Rank: 1, Peer: 4, Node: 3, Size: 8, Number: 12},
 		{Kind: record.Barrier, Time: at(10), Took: 5000, Core: 1, Job: 7, Rank: 1, Number: 3},
@@ -106,7 +107,7 @@ func TestTrace(t *testing.T) {
 		t.Errorf("the trace has\n%s\nnot\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	nodes := trace.Other.Nodes
-	if len(nodes) != 2 || len(summaries) != 2 || nodes[0].Lost != 4 || nodes[0].Events != 11 || nodes[0].ClockAhead != 100e9 || nodes[0].ClockError != 1000 ||
+	if len(nodes) != 2 || len(summaries) != 2 || nodes[0].Lost != 4 || nodes[0].Events != 12 || nodes[0].ClockAhead != 100e9 || nodes[0].ClockError != 1000 ||
 		nodes[1].Node != 3 || nodes[1].ClockDrift != -7 || len(nodes[1].Gaps) != 1 || nodes[1].Gaps[0].To != 60 || summaries[0].Lost != 4 {
 		t.Errorf("otherData: %+v", trace.Other)
 	}

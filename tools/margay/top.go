@@ -112,7 +112,11 @@ func (a *app) printTop(v *rates.View) error {
 func (a *app) topLines(v *rates.View) []string {
 	t := v.Totals()
 	lines := []string{fmt.Sprintf("machine %s: %d nodes, %d of %d cores busy, %s messages/s sent, %s arrived, %s extension runs/s",
-		a.machine, t.Nodes, t.Busy, t.Cores, perSecond(t.Sent), perSecond(t.Arrived), perSecond(t.Runs)), ""}
+		a.machine, t.Nodes, t.Busy, t.Cores, perSecond(t.Sent), perSecond(t.Arrived), perSecond(t.Runs))}
+	if len(v.Recording) > 0 {
+		lines[0] += ", recording on nodes " + ranges(v.Recording)
+	}
+	lines = append(lines, "")
 	lines = append(lines, tableLines(coreTable(v))...)
 	if len(v.Extensions) > 0 {
 		lines = append(lines, "")
