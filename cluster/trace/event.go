@@ -29,8 +29,12 @@ func (t *Writer) event(n *node, e *record.Event) {
 		tid := t.rankThread(n, r)
 		t.slice(n, tid, fmt.Sprintf("send to rank %d", e.Peer), "message", e.Time, e.Time, map[string]any{"bytes": e.Size})
 		t.flow(n, tid, phaseFlow, e, n.number, e.Node)
+	case record.Forwarded:
+		tid := t.messageThread(n, e.Job)
+		t.slice(n, tid, fmt.Sprintf("forward to rank %d", e.Peer), "message", e.Time, e.Time, map[string]any{"bytes": e.Size})
+		t.flow(n, tid, phaseFlow, e, n.number, e.Node)
 	case record.Arrived:
-		tid := t.thread(n, sortMessages+int(e.Job&0xffff), fmt.Sprintf("messages of job %d", e.Job))
+		tid := t.messageThread(n, e.Job)
 		name := fmt.Sprintf("message for rank %d: %s", e.Rank, verdict(slot.Message, e.What))
 		t.slice(n, tid, name, "message", e.Time, end, map[string]any{"from_rank": e.Peer, "from_node": e.Node, "bytes": e.Size})
 		t.flow(n, tid, phaseFlowEnd, e, e.Node, n.number)
@@ -96,6 +100,10 @@ func (t *Writer) run(n *node, e *record.Event, end record.Time) {
 
 func (t *Writer) extensionThread(n *node, handle uint64) int {
 	return t.thread(n, sortExtension+int(handle&0xffff), fmt.Sprintf("extension %d.%d", n.number, handle))
+}
+
+func (t *Writer) messageThread(n *node, job uint32) int {
+	return t.thread(n, sortMessages+int(job&0xffff), fmt.Sprintf("messages of job %d", job))
 }
 
 func (t *Writer) fault(n *node, e *record.Event) {

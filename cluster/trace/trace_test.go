@@ -72,6 +72,7 @@ func TestTrace(t *testing.T) {
 		{Kind: record.Run, Time: there(5), Took: 2000, Slot: place(slot.Message), Job: 7, What: uint64(slot.Consume), Number: 2, Text: "accumulate"},
 		{Kind: record.Arrived, Time: there(4), Took: 4000, Core: 2, Job: 7, Rank: 4, Peer: 1, Size: 8, What: uint64(slot.Consume), Number: 12},
 		{Kind: record.Run, Time: there(6), Took: 3000, Slot: 200, Job: 7, What: 77, Number: 2}, // it had to wait for the first
+		{Kind: record.Forwarded, Time: there(8.5), Core: 2, Job: 7, Rank: 4, Peer: 1, Node: 0, Number: 5},
 		{Kind: record.Fault, Time: there(9), Job: 7, Number: 2, Text: "kind=memory"},
 	}, 0); err != nil {
 		t.Fatal(err)
@@ -98,6 +99,8 @@ func TestTrace(t *testing.T) {
 		"3 messages of job 7: X 4.000+4.000 message for rank 4: CONSUME",
 		"3 messages of job 7: f 4.000 message 7:0>3:12",
 		"3 extension 3.2: X 7.000+2.000 run",
+		"3 messages of job 7: X 8.500+0.001 forward to rank 1",
+		"3 messages of job 7: s 8.500 message 7:3>0:5",
 		"3 extension 3.2: i 9.000 fault",
 		"3 job 7 rank 4: X 1.000+49.000 runs",
 		"3 node kernel: X 50.000+10.000 nothing is known",
@@ -174,7 +177,7 @@ func TestCheck(t *testing.T) {
 // Whatever a node says, the trace is one that can be read, or there is none.
 func FuzzEvents(f *testing.F) {
 	e := record.Event{Kind: record.Arrived, Time: 5, Took: 6, Job: 7, Rank: 8, What: 1, Number: 3, Text: "text"}
-	for kind := record.Switch; kind <= record.Barrier; kind++ {
+	for kind := record.Switch; kind <= record.Forwarded; kind++ {
 		e.Kind = kind
 		f.Add(e.Append(nil), int64(3))
 	}

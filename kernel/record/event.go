@@ -21,10 +21,11 @@ const (
 	Run                       // extension Number, called Text, ran for Took and answered What; Slot: where
 	Fault                     // something went wrong with Job, or with its extension Number; Text: what
 	Barrier                   // Rank was in barrier Number for Took
+	Forwarded                 // a message that has come for Rank goes on to Peer, like one that is Sent
 )
 
 // kinds is how many there are, and the one that is none.
-const kinds = Barrier + 1
+const kinds = Forwarded + 1
 
 // Event is something that happened on a node.
 type Event struct {
