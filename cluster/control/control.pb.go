@@ -5514,6 +5514,7 @@ func (x *TakeSamples) GetNode() int32 {
 type Samples struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []*NodeSample          `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Trouble       string                 `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"` // why some are not there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5553,6 +5554,13 @@ func (x *Samples) GetNodes() []*NodeSample {
 		return x.Nodes
 	}
 	return nil
+}
+
+func (x *Samples) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
 }
 
 // NodeSample holds counts; the difference of two is what happened in between.
@@ -6563,9 +6571,10 @@ const file_control_proto_rawDesc = "" +
 	"\x05Clock\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\"!\n" +
 	"\vTakeSamples\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\x05R\x04node\";\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\"U\n" +
 	"\aSamples\x120\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\"\xfb\x01\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\x12\x18\n" +
+	"\atrouble\x18\x02 \x01(\tR\atrouble\"\xfb\x01\n" +
 	"\n" +
 	"NodeSample\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x17\n" +

@@ -13,6 +13,7 @@ import (
 type View struct {
 	Seconds    float64     `json:"seconds"`   // the time, as the first node's clock has it
 	Recording  []uint32    `json:"recording"` // nodes whose events somebody records
+	Trouble    string      `json:"trouble"`   // why nodes are not there
 	Cores      []Core      `json:"cores"`
 	Extensions []Extension `json:"extensions"`
 }
@@ -57,7 +58,7 @@ type rankKey struct{ job, rank uint32 }
 // Between tells what happened between two samples. A node that is not in both is left out; a process that is not in both has no
 // rates yet.
 func Between(before, after *control.Samples) *View {
-	v := &View{Recording: []uint32{}, Cores: []Core{}, Extensions: []Extension{}}
+	v := &View{Trouble: after.Trouble, Recording: []uint32{}, Cores: []Core{}, Extensions: []Extension{}}
 	for _, now := range after.Nodes {
 		at := slices.IndexFunc(before.Nodes, func(n *control.NodeSample) bool { return n.Node == now.Node })
 		if at < 0 || before.Nodes[at].TimeNs < 0 || now.TimeNs <= before.Nodes[at].TimeNs {

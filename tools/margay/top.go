@@ -122,6 +122,9 @@ func (a *app) topLines(v *rates.View) []string {
 		lines = append(lines, "")
 		lines = append(lines, tableLines(extensionTable(v))...)
 	}
+	if v.Trouble != "" {
+		lines = append(lines, "", v.Trouble)
+	}
 	return lines
 }
 
