@@ -11,7 +11,7 @@ import (
 )
 
 // eventBytes is about how much of events an answer carries, far from control.MaxFrame.
-const eventBytes = 512 << 10
+const eventBytes = 1 << 20
 
 func (a *Agent) readEvents(conn *control.Conn, f *control.Frame, m *control.ReadEvents) {
 	b, err := a.node.Events(kernel.EventQuery{

@@ -225,7 +225,7 @@ func TestRequests(t *testing.T) {
 		t.Errorf("noise: %v, %v", x, err)
 	}
 	question := &control.ReadEvents{Reader: 2, Leave: true, Generation: 3, Positions: []uint64{4, 5}, Job: 6}
-	if x, err := s.ask(conn, question); err != nil || !k.called("events 2 true {3 [4 5]} job 6 524288") || !sameExceptNow(x, &control.Events{
+	if x, err := s.ask(conn, question); err != nil || !k.called("events 2 true {3 [4 5]} job 6 1048576") || !sameExceptNow(x, &control.Events{
 		Generation: 6, BegunNs: 5, KernelNs: 4, Positions: []uint64{7, 8}, Events: []byte("events"), Lost: 9, More: true,
 	}) {
 		t.Errorf("events: %v, %v", x, err)

@@ -30,7 +30,7 @@ import (
 
 // Bounds of how nodes are asked.
 const (
-	pause    = 50 * time.Millisecond // between two questions to a node that had nothing more
+	pause    = 20 * time.Millisecond // between two questions to a node that had nothing more
 	retry    = 200 * time.Millisecond
 	readings = 16               // of a clock
 	final    = 64               // questions at the end, more than it takes to fetch all that rings can hold

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"margay/kernel/record"
 	"margay/kernel/slot"
@@ -24,28 +25,29 @@ func (t *Writer) event(n *node, e *record.Event) {
 			n.ranks[r] = e.Time
 		}
 	case record.End:
-		t.rankEnds(n, r, e.Time, map[string]any{"end": e.Text, "ran_s": e.Took.Seconds()})
+		t.rankEnds(n, r, e.Time, text("end", e.Text), number("ran_s", e.Took.Seconds()))
 	case record.Sent:
 		tid := t.rankThread(n, r)
-		t.slice(n, tid, fmt.Sprintf("send to rank %d", e.Peer), "message", e.Time, e.Time, map[string]any{"bytes": e.Size})
+		t.slice(n, tid, "send to rank "+decimal(e.Peer), "message", e.Time, e.Time, count("bytes", uint64(e.Size)))
 		t.flow(n, tid, phaseFlow, e, n.number, e.Node)
 	case record.Forwarded:
 		tid := t.messageThread(n, e.Job)
-		t.slice(n, tid, fmt.Sprintf("forward to rank %d", e.Peer), "message", e.Time, e.Time, map[string]any{"bytes": e.Size})
+		t.slice(n, tid, "forward to rank "+decimal(e.Peer), "message", e.Time, e.Time, count("bytes", uint64(e.Size)))
 		t.flow(n, tid, phaseFlow, e, n.number, e.Node)
 	case record.Arrived:
 		tid := t.messageThread(n, e.Job)
-		name := fmt.Sprintf("message for rank %d: %s", e.Rank, verdict(slot.Message, e.What))
-		t.slice(n, tid, name, "message", e.Time, end, map[string]any{"from_rank": e.Peer, "from_node": e.Node, "bytes": e.Size})
+		name := "message for rank " + decimal(e.Rank) + ": " + verdict(slot.Message, e.What)
+		t.slice(n, tid, name, "message", e.Time, end,
+			count("from_rank", uint64(e.Peer)), count("from_node", uint64(e.Node)), count("bytes", uint64(e.Size)))
 		t.flow(n, tid, phaseFlowEnd, e, e.Node, n.number)
 	case record.Delivered:
-		t.instant(n, t.rankThread(n, r), "delivered late", "message", end, map[string]any{"from_rank": e.Peer, "waited_us": float64(e.Took) / 1000})
+		t.instant(n, t.rankThread(n, r), "delivered late", "message", end, count("from_rank", uint64(e.Peer)), number("waited_us", float64(e.Took)/1000))
 	case record.Run:
 		t.run(n, e, end)
 	case record.Fault:
 		t.fault(n, e)
 	case record.Barrier:
-		t.slice(n, t.rankThread(n, r), fmt.Sprintf("barrier %d", e.Number), "barrier", e.Time, end, nil)
+		t.slice(n, t.rankThread(n, r), fmt.Sprintf("barrier %d", e.Number), "barrier", e.Time, end)
 	}
 }
 
@@ -67,16 +69,17 @@ func (t *Writer) turnEnds(n *node, core uint16, at record.Time) {
 		return
 	}
 	delete(n.cores, core)
-	t.slice(n, t.coreThread(n, core), fmt.Sprintf("job %d rank %d", had.Job, had.Rank), "core", had.Time, at, map[string]any{"why": had.Text})
+	tid := t.thread(n, thread{of: ofCore, number: uint64(core)})
+	t.slice(n, tid, fmt.Sprintf("job %d rank %d", had.Job, had.Rank), "core", had.Time, at, text("why", had.Text))
 }
 
-func (t *Writer) rankEnds(n *node, r rank, at record.Time, args map[string]any) {
+func (t *Writer) rankEnds(n *node, r rank, at record.Time, args ...arg) {
 	since, ok := n.ranks[r]
 	if !ok {
 		return // its beginning was lost
 	}
 	delete(n.ranks, r)
-	t.slice(n, t.rankThread(n, r), "runs", "rank", since, at, args)
+	t.slice(n, t.rankThread(n, r), "runs", "rank", since, at, args...)
 }
 
 // closeAll ends what is open on a node.
@@ -85,7 +88,7 @@ func (t *Writer) closeAll(n *node, at record.Time) {
 		t.turnEnds(n, core, at)
 	}
 	for r := range n.ranks {
-		t.rankEnds(n, r, at, nil)
+		t.rankEnds(n, r, at)
 	}
 }
 
@@ -94,43 +97,40 @@ func (t *Writer) run(n *node, e *record.Event, end record.Time) {
 	begin := max(e.Time, min(n.busy[e.Number], end))
 	n.busy[e.Number] = end
 	where := slotName(e.Slot)
-	args := map[string]any{"slot": where, "answer": verdict(where, e.What), "core": e.Core}
-	t.slice(n, t.extensionThread(n, e.Number), cmp.Or(e.Text, "run"), "extension", begin, end, args)
+	t.slice(n, t.extensionThread(n, e.Number), cmp.Or(e.Text, "run"), "extension", begin, end,
+		text("slot", string(where)), text("answer", verdict(where, e.What)), count("core", uint64(e.Core)))
 }
 
 func (t *Writer) extensionThread(n *node, handle uint64) int {
-	return t.thread(n, sortExtension+int(handle&0xffff), fmt.Sprintf("extension %d.%d", n.number, handle))
+	return t.thread(n, thread{of: ofExtension, number: handle})
+}
+
+func (t *Writer) rankThread(n *node, r rank) int {
+	return t.thread(n, thread{of: ofRank, number: uint64(r.rank), job: r.job})
 }
 
 func (t *Writer) messageThread(n *node, job uint32) int {
-	return t.thread(n, sortMessages+int(job&0xffff), fmt.Sprintf("messages of job %d", job))
+	return t.thread(n, thread{of: ofMessages, job: job})
 }
 
 func (t *Writer) fault(n *node, e *record.Event) {
-	tid, args := 0, map[string]any{"job": e.Job, "text": e.Text}
+	where := thread{of: ofNode}
 	if e.Number != 0 {
-		tid = t.extensionThread(n, e.Number)
-	} else {
-		tid = t.thread(n, sortNode, nodeThread)
+		where = thread{of: ofExtension, number: e.Number}
 	}
-	t.instant(n, tid, "fault", "fault", e.Time, args)
+	t.instant(n, t.thread(n, where), "fault", "fault", e.Time, count("job", uint64(e.Job)), text("text", e.Text))
 }
 
-func (t *Writer) instant(n *node, tid int, name, cat string, at record.Time, args map[string]any) {
-	t.put(&entry{Name: name, Cat: cat, Phase: phaseInstant, Time: n.at(at), PID: n.pid(), TID: tid, Scope: "t", Args: args})
+func (t *Writer) instant(n *node, tid int, name, cat string, at record.Time, args ...arg) {
+	t.put(&entry{name: name, cat: cat, phase: phaseInstant, time: n.at(at), pid: n.pid(), tid: tid, args: args})
 }
 
 // flow writes one end of the arrow of a message; it is attached to the slice that begins then. Both ends know the message by its
-// number among those of its job from one node to the other.
+// number.
 func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to uint32) {
-	arrow := &entry{
-		Name: "message", Cat: "message", Phase: phase, Time: n.at(e.Time), PID: n.pid(), TID: tid,
-		ID: fmt.Sprintf("%d:%d>%d:%d", e.Job, from, to, e.Number),
-	}
-	if phase == phaseFlowEnd {
-		arrow.Bind = "e"
-	}
-	t.put(arrow)
+	t.put(&entry{
+		name: "message", cat: "message", phase: phase, time: n.at(e.Time), pid: n.pid(), tid: tid, flow: flowID{e.Job, from, to, e.Number},
+	})
 }
 
 // before reports whether a time of the node was before the trace began.
@@ -145,13 +145,18 @@ func slotName(place uint8) slot.Name {
 
 // verdict names an answer of an extension in a slot.
 func verdict(name slot.Name, v uint64) string {
-	for _, row := range slot.Table {
-		if text := row.Verdicts[slot.Verdict(v)]; row.Name == name && text != "" {
+	for i := range slot.Table {
+		if slot.Table[i].Name != name {
+			continue
+		}
+		if text := slot.Table[i].Verdicts[slot.Verdict(v)]; text != "" {
 			return text
 		}
 	}
-	return fmt.Sprint(v)
+	return strconv.FormatUint(v, 10)
 }
+
+func decimal(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
 func sortSummaries(s []Summary) {
 	slices.SortFunc(s, func(a, b Summary) int { return cmp.Compare(a.Node, b.Node) })

@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"sync"
 	"time"
 
@@ -29,6 +28,7 @@ type Writer struct {
 	mu    sync.Mutex
 	out   *bufio.Writer
 	first bool
+	line  []byte
 	err   error // the first of writing
 	begun time.Time
 	nodes map[uint32]*node
@@ -38,7 +38,7 @@ type Writer struct {
 type node struct {
 	number  uint32
 	clock   Clock
-	threads map[string]int          // by name
+	threads map[thread]int          // their numbers
 	cores   map[uint16]record.Event // who has each core: its Switch
 	ranks   map[rank]record.Time    // those that run, and since when
 	busy    map[uint64]record.Time  // by extension: until when it ran
@@ -66,29 +66,6 @@ type Gap struct {
 	Why  string  `json:"why"`
 }
 
-// entry is an event of the trace-event format.
-type entry struct {
-	Name  string         `json:"name"`
-	Cat   string         `json:"cat,omitempty"`
-	Phase string         `json:"ph"`
-	Time  micros         `json:"ts"`
-	Took  *micros        `json:"dur,omitempty"`
-	PID   uint32         `json:"pid"`
-	TID   int            `json:"tid"`
-	ID    string         `json:"id,omitempty"`
-	Bind  string         `json:"bp,omitempty"`
-	Scope string         `json:"s,omitempty"`
-	Args  map[string]any `json:"args,omitempty"`
-}
-
-// micros are nanoseconds that are written as microseconds.
-type micros int64
-
-// MarshalJSON implements json.Marshaler.
-func (m micros) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, "%d.%03d", int64(m)/1000, int64(m)%1000), nil
-}
-
 // The phases of the trace-event format that are used.
 const (
 	phaseComplete = "X"
@@ -98,9 +75,12 @@ const (
 	phaseMetadata = "M"
 )
 
+// micros are nanoseconds that are written as microseconds.
+type micros int64
+
 // NewWriter begins a trace. Close completes it.
 func NewWriter(w io.Writer, begun time.Time) *Writer {
-	t := &Writer{out: bufio.NewWriterSize(w, 1<<16), first: true, begun: begun, nodes: make(map[uint32]*node)}
+	t := &Writer{out: bufio.NewWriterSize(w, 1<<18), first: true, begun: begun, nodes: make(map[uint32]*node)}
 	_, t.err = t.out.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`)
 	return t
 }
@@ -112,12 +92,12 @@ func (t *Writer) SetClock(number uint32, c Clock) {
 	n := t.nodes[number]
 	if n == nil {
 		n = &node{
-			number: number, threads: make(map[string]int), cores: make(map[uint16]record.Event), ranks: make(map[rank]record.Time),
+			number: number, threads: make(map[thread]int), cores: make(map[uint16]record.Event), ranks: make(map[rank]record.Time),
 			busy: make(map[uint64]record.Time), summary: Summary{Node: number},
 		}
 		t.nodes[number] = n
-		t.put(&entry{Name: "process_name", Phase: phaseMetadata, PID: n.pid(), Args: map[string]any{"name": fmt.Sprintf("node%d", number)}})
-		t.put(&entry{Name: "process_sort_index", Phase: phaseMetadata, PID: n.pid(), Args: map[string]any{"sort_index": number}})
+		t.put(&entry{name: "process_name", phase: phaseMetadata, pid: n.pid(), args: []arg{text("name", fmt.Sprintf("node%d", number))}})
+		t.put(&entry{name: "process_sort_index", phase: phaseMetadata, pid: n.pid(), args: []arg{count("sort_index", uint64(number))}})
 	}
 	n.clock = c
 	n.summary.ClockAhead, n.summary.ClockError = int64(c.Ahead), int64(c.Error)
@@ -152,7 +132,7 @@ func (t *Writer) Gap(number uint32, from, to record.Time, why string) {
 	t.closeAll(n, from)
 	g := Gap{From: n.at(from).float(), To: n.at(to).float(), Why: why}
 	n.summary.Gaps = append(n.summary.Gaps, g)
-	t.slice(n, t.thread(n, sortNode, nodeThread), "nothing is known", "lost", from, to, map[string]any{"why": why})
+	t.slice(n, t.thread(n, thread{of: ofNode}), "nothing is known", "lost", from, to, text("why", why))
 }
 
 // Close completes the trace; what is open then ends when the node's events were read last. It does not close the writer below.
@@ -194,54 +174,63 @@ func (t *Writer) put(e *entry) {
 	if t.err != nil {
 		return
 	}
-	text, err := json.Marshal(e)
-	if err != nil {
-		t.err = err
-		return
-	}
 	separator := ",\n"
 	if t.first {
 		separator, t.first = "\n", false
 	}
-	if _, t.err = t.out.WriteString(separator); t.err == nil {
-		_, t.err = t.out.Write(text)
-	}
+	t.line = e.append(append(t.line[:0], separator...))
+	_, t.err = t.out.Write(t.line)
 }
 
-// The order of a node's threads: by what they are for, then by number.
+// thread is a thread of a node's process: what it is for, and for which. They are shown in this order.
+type thread struct {
+	of     use
+	number uint64
+	job    uint32
+}
+
+// use is what a thread is for.
+type use uint32
+
+// The uses of threads.
 const (
-	sortNode = (1 + iota) << 24
-	sortCore
-	sortExtension
-	sortMessages
-	sortRank
+	ofNode use = iota
+	ofCore
+	ofExtension
+	ofMessages
+	ofRank
 )
 
-const nodeThread = "node kernel"
+// name is the name of a thread of a node.
+func (h thread) name(node uint32) string {
+	switch h.of {
+	case ofCore:
+		return fmt.Sprintf("core %d", h.number)
+	case ofExtension:
+		return fmt.Sprintf("extension %d.%d", node, h.number)
+	case ofMessages:
+		return fmt.Sprintf("messages of job %d", h.job)
+	case ofRank:
+		return fmt.Sprintf("job %d rank %d", h.job, h.number)
+	}
+	return "node kernel"
+}
 
 // thread returns the number of a thread, which it introduces when it is new.
-func (t *Writer) thread(n *node, order int, name string) int {
-	tid, ok := n.threads[name]
+func (t *Writer) thread(n *node, h thread) int {
+	tid, ok := n.threads[h]
 	if !ok {
 		tid = len(n.threads) + 1
-		n.threads[name] = tid
-		t.put(&entry{Name: "thread_name", Phase: phaseMetadata, PID: n.pid(), TID: tid, Args: map[string]any{"name": name}})
-		t.put(&entry{Name: "thread_sort_index", Phase: phaseMetadata, PID: n.pid(), TID: tid, Args: map[string]any{"sort_index": order}})
+		n.threads[h] = tid
+		order := uint64(h.of)<<20 | h.number&0xfffff
+		t.put(&entry{name: "thread_name", phase: phaseMetadata, pid: n.pid(), tid: tid, args: []arg{text("name", h.name(n.number))}})
+		t.put(&entry{name: "thread_sort_index", phase: phaseMetadata, pid: n.pid(), tid: tid, args: []arg{count("sort_index", order)}})
 	}
 	return tid
 }
 
-func (t *Writer) coreThread(n *node, core uint16) int {
-	return t.thread(n, sortCore+int(core), "core "+strconv.Itoa(int(core)))
-}
-
-func (t *Writer) rankThread(n *node, r rank) int {
-	return t.thread(n, sortRank+int(r.rank&0xffff), fmt.Sprintf("job %d rank %d", r.job, r.rank))
-}
-
 // slice writes something that takes time. Viewers see nothing of, and attach no arrow to, what takes none.
-func (t *Writer) slice(n *node, tid int, name, cat string, from, to record.Time, args map[string]any) {
+func (t *Writer) slice(n *node, tid int, name, cat string, from, to record.Time, args ...arg) {
 	start := n.at(from)
-	took := max(1, n.at(to)-start)
-	t.put(&entry{Name: name, Cat: cat, Phase: phaseComplete, Time: start, Took: &took, PID: n.pid(), TID: tid, Args: args})
+	t.put(&entry{name: name, cat: cat, phase: phaseComplete, time: start, took: max(1, n.at(to)-start), pid: n.pid(), tid: tid, args: args})
 }

@@ -26,7 +26,7 @@ const Lease = 5 * time.Second
 
 // memory bounds what all rings of a node take together, in bytes, unless that were less than minRing events for a core.
 const (
-	memory  = 8 << 20
+	memory  = 16 << 20
 	minRing = 1 << 10
 )
 
