@@ -30,7 +30,10 @@ import (
 
 // Bounds of how nodes are asked.
 const (
-	pause    = 20 * time.Millisecond // between two questions to a node that had nothing more
+	shortest = 20 * time.Millisecond  // between two questions to a node that had much
+	longest  = 200 * time.Millisecond // between two to one that had little: rings last for longer
+	much     = 64 << 10               // bytes of events
+	maxDrift = 1000                   // a clock that runs wrong by more than a part in so many is worth a warning
 	retry    = 200 * time.Millisecond
 	readings = 16               // of a clock
 	final    = 64               // questions at the end, more than it takes to fetch all that rings can hold
@@ -75,7 +78,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}, ready func()) err
 	var recording, following sync.WaitGroup
 	recording.Add(len(o.Nodes))
 	for _, number := range o.Nodes {
-		n := &node{Follower: f, number: number, recording: sync.OnceFunc(recording.Done)}
+		n := &node{Follower: f, number: number, pause: shortest, recording: sync.OnceFunc(recording.Done)}
 		following.Go(func() {
 			if err := n.follow(ctx, stop); err != nil {
 				cancel(err)
@@ -141,7 +144,8 @@ type node struct {
 	now        int64 // when it was asked last
 	generation uint64
 	positions  []uint64
-	silent     bool // it was not to be reached when it was asked last
+	pause      time.Duration // until the next question
+	silent     bool          // it was not to be reached when it was asked last
 }
 
 // follow follows the node. An error is one of writing.
@@ -150,8 +154,8 @@ func (n *node) follow(ctx context.Context, stop <-chan struct{}) error {
 	for {
 		more, err := n.fetch(ctx)
 		n.recording()
+		wait := n.pause
 		var writing *writeError
-		wait := pause
 		switch {
 		case errors.As(err, &writing):
 			return err
@@ -193,7 +197,11 @@ func (n *node) lost(err error) {
 // leave tells the node that no more is wanted, and notes how far its clock has drifted.
 func (n *node) leave(ctx context.Context) {
 	if c, err := n.readClock(ctx); err == nil {
-		n.Trace.SetDrift(n.number, c.Ahead-n.clock.Ahead)
+		drift := c.Ahead - n.clock.Ahead
+		n.Trace.SetDrift(n.number, drift)
+		if drift.Abs() > c.Error+n.clock.Error+time.Since(n.begun)/maxDrift {
+			n.Warn("node%d: its clock went %v too far meanwhile: its times cannot be compared with those of others", n.number, drift)
+		}
 	}
 	// When it does not hear of that, it finds out.
 	_, _ = n.ask(ctx, &control.ReadEvents{Node: n.number, Reader: n.reader, Leave: true})
@@ -234,6 +242,10 @@ func (n *node) fetch(ctx context.Context) (more bool, err error) {
 	}
 	n.gap(answer)
 	n.silent = false
+	n.pause = min(2*n.pause, longest)
+	if len(answer.Events) > much {
+		n.pause = shortest
+	}
 	n.kernel, n.generation, n.positions, n.now = answer.KernelNs, answer.Generation, answer.Positions, answer.NowNs
 	if err := n.Trace.Events(n.number, record.Time(answer.NowNs), events, answer.Lost); err != nil {
 		return false, &writeError{err}

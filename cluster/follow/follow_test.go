@@ -261,6 +261,22 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// A clock that does not run as others do is reported.
+func TestDrift(t *testing.T) {
+	p := play(t, 0, 1)
+	tr, err := p.follow([]uint32{0, 1}, func() {
+		p.mu.Lock()
+		p.ahead[1] += time.Minute
+		p.mu.Unlock()
+	})
+	if err != nil || len(p.said) != 1 || !p.warned("node1: its clock went 1m0") {
+		t.Errorf("%v, %q", err, p.said)
+	}
+	if n := tr.Other.Nodes[1]; n.ClockDrift < int64(59*time.Second) || n.ClockDrift > int64(61*time.Second) {
+		t.Errorf("%+v", n)
+	}
+}
+
 // When nobody asks for longer than the lease, that is said.
 func TestPaused(t *testing.T) {
 	p := play(t, 0)
