@@ -200,7 +200,7 @@ func (n *node) leave(ctx context.Context) {
 		drift := c.Ahead - n.clock.Ahead
 		n.Trace.SetDrift(n.number, drift)
 		if drift.Abs() > c.Error+n.clock.Error+time.Since(n.begun)/maxDrift {
-			n.Warn("node%d: its clock went %v too far meanwhile: its times cannot be compared with those of others", n.number, drift)
+			n.Warn("node%d: its clock went %v too far meanwhile: its times cannot be compared with those of others", n.number, drift.Round(time.Millisecond))
 		}
 	}
 	// When it does not hear of that, it finds out.
