@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"errors"
-	"fmt"
 
 	"margay/kernel/hardware"
 	"margay/kernel/record"
@@ -13,9 +12,6 @@ import (
 
 // alone is why a process runs that shares its core with no other.
 const alone = "it has the core to itself"
-
-// ErrReaders reports that too many record at a time.
-var ErrReaders = fmt.Errorf("%d others are recording on this node", record.MaxReaders)
 
 // process is a rank's process.
 type process struct {
@@ -72,9 +68,9 @@ func (n *Node) Events(q EventQuery) (record.Batch, error) {
 		n.recorder.Leave(q.Reader)
 		return record.Batch{}, nil
 	}
-	begins := !n.recorder.On()
-	if !n.recorder.Follow(q.Reader) {
-		return record.Batch{}, ErrReaders
+	begins, err := n.recorder.Follow(q.Reader)
+	if err != nil {
+		return record.Batch{}, err
 	}
 	if begins {
 		n.recordRunning()
@@ -95,9 +91,10 @@ func (n *Node) recordRunning() {
 
 // Sample is what a node has done so far: counts, of which two make a rate.
 type Sample struct {
-	Time  record.Time
-	Cores []CoreSample
-	Ranks []RankSample
+	Time      record.Time
+	Recording bool // somebody has the node's events recorded
+	Cores     []CoreSample
+	Ranks     []RankSample
 }
 
 // CoreSample is what has happened on an application core.
@@ -123,7 +120,7 @@ func (n *Node) Sample() (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	s := Sample{Time: record.Now()}
+	s := Sample{Time: record.Now(), Recording: n.recorder.On()}
 	for _, c := range n.Info().Cores {
 		count, _ := interrupts.Since(hardware.Interrupts{}, c.CPU)
 		s.Cores = append(s.Cores, CoreSample{Core: c.ID, Shared: c.Shared, Interrupts: count})

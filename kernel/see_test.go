@@ -85,7 +85,7 @@ func TestEventsOfRanks(t *testing.T) {
 	for i := range uint64(record.MaxReaders) {
 		n.recorder.Follow(i)
 	}
-	if _, err := n.Events(EventQuery{Reader: 99}); !errors.Is(err, ErrReaders) {
+	if _, err := n.Events(EventQuery{Reader: 99}); !errors.Is(err, record.ErrReaders) {
 		t.Error(err)
 	}
 }
@@ -95,6 +95,9 @@ func TestSample(t *testing.T) {
 	s, err := n.Sample()
 	if err != nil || s.Time <= 0 || len(s.Cores) != 2 || s.Cores[1].Core != 2 || len(s.Ranks) != 3 {
 		t.Fatalf("%+v, %v", s, err)
+	}
+	if s.Recording {
+		t.Error("nobody records")
 	}
 	for _, r := range s.Ranks {
 		if core := map[uint32]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {

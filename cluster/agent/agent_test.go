@@ -20,6 +20,8 @@ import (
 	"margay/kernel/boot"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
+	"margay/kernel/record"
+	"margay/kernel/usage"
 )
 
 // patience bounds every wait of these tests.
@@ -166,6 +168,22 @@ func (k *playedKernel) SetDuties(change func(*kernel.Duties)) error {
 	d := kernel.Duties{All: true}
 	change(&d)
 	return k.note("duties %+v", d)
+}
+
+func (k *playedKernel) Events(q kernel.EventQuery) (record.Batch, error) {
+	return record.Batch{
+		Cursor: record.Cursor{Generation: 6, Positions: []uint64{7, 8}}, Made: 4, Begun: 5, Events: []byte("events"), Lost: 9, More: true,
+	}, k.note("events %d %v %v job %d %d", q.Reader, q.Leave, q.Cursor, q.Job, q.Size)
+}
+
+func (k *playedKernel) Sample() (kernel.Sample, error) {
+	return kernel.Sample{
+		Time: 5, Recording: true, Cores: []kernel.CoreSample{{Core: 1, Shared: true, Interrupts: 2}},
+		Ranks: []kernel.RankSample{
+			{Job: 5, Rank: 4, Core: 2, PID: 9, Why: "why", Usage: usage.Usage{CPU: 1, Threads: 2, Voluntary: 3, Involuntary: 4}, Sent: 5, Arrived: 6},
+			{Job: 5, Rank: 3, Core: 1},
+		},
+	}, k.note("sample")
 }
 
 func (k *playedKernel) Noise(_ context.Context, d time.Duration) ([]kernel.CoreNoise, error) {

@@ -11,7 +11,7 @@ import (
 )
 
 // eventBytes is about how much of events an answer carries, far from control.MaxFrame.
-const eventBytes = 512 << 10
+const eventBytes = 1 << 20
 
 func (a *Agent) readEvents(conn *control.Conn, f *control.Frame, m *control.ReadEvents) {
 	b, err := a.node.Events(kernel.EventQuery{
@@ -23,7 +23,7 @@ func (a *Agent) readEvents(conn *control.Conn, f *control.Frame, m *control.Read
 		return
 	}
 	conn.Answer(f, &control.Events{
-		NowNs: int64(record.Now()), Generation: b.Cursor.Generation, BegunNs: int64(b.Begun), Positions: b.Cursor.Positions,
+		NowNs: int64(record.Now()), Generation: b.Cursor.Generation, BegunNs: int64(b.Begun), KernelNs: int64(b.Made), Positions: b.Cursor.Positions,
 		Events: b.Events, Lost: b.Lost, More: b.More,
 	}, nil)
 }
@@ -35,7 +35,7 @@ func (a *Agent) takeSamples(conn *control.Conn, f *control.Frame) {
 		return
 	}
 	out := &control.NodeSample{
-		Node: a.config.Boot.Node, TimeNs: int64(s.Time),
+		Node: a.config.Boot.Node, TimeNs: int64(s.Time), Recording: s.Recording,
 		Extensions: a.extensions(func(x extension.Info) bool { return x.Removed == "" }),
 	}
 	for _, c := range s.Cores {

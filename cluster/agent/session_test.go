@@ -19,6 +19,7 @@ import (
 	"margay/kernel"
 	"margay/kernel/extension"
 	"margay/kernel/leaktest"
+	"margay/kernel/record"
 	"margay/kernel/task"
 )
 
@@ -179,6 +180,15 @@ func TestSession(t *testing.T) {
 	}
 }
 
+// sameExceptNow compares events, but not when they were read.
+func sameExceptNow(got proto.Message, want *control.Events) bool {
+	events, ok := got.(*control.Events)
+	if ok {
+		want.NowNs = events.NowNs
+	}
+	return ok && events.NowNs > 0 && proto.Equal(events, want)
+}
+
 // Requests are passed to the node kernel and answered with what it says. What needs no answer is done in order.
 func TestRequests(t *testing.T) {
 	leaktest.Check(t)
@@ -214,6 +224,26 @@ func TestRequests(t *testing.T) {
 	if x, err := s.ask(conn, &control.Noise{DurationMs: 1500}); err != nil || len(x.(*control.NoiseReport).Cores) != 1 || x.(*control.NoiseReport).Cores[0].Seconds != 1.5 {
 		t.Errorf("noise: %v, %v", x, err)
 	}
+	question := &control.ReadEvents{Reader: 2, Leave: true, Generation: 3, Positions: []uint64{4, 5}, Job: 6}
+	if x, err := s.ask(conn, question); err != nil || !k.called("events 2 true {3 [4 5]} job 6 1048576") || !sameExceptNow(x, &control.Events{
+		Generation: 6, BegunNs: 5, KernelNs: 4, Positions: []uint64{7, 8}, Events: []byte("events"), Lost: 9, More: true,
+	}) {
+		t.Errorf("events: %v, %v", x, err)
+	}
+	if x, err := s.ask(conn, new(control.TakeSamples)); err != nil || !proto.Equal(x, &control.Samples{Nodes: []*control.NodeSample{{
+		Node: 3, TimeNs: 5, Recording: true, Cores: []*control.CoreSample{{Core: 1, Shared: true, Interrupts: 2}},
+		Ranks: []*control.RankSample{
+			{Job: 5, Rank: 3, Core: 1},
+			{Job: 5, Rank: 4, Core: 2, Pid: 9, Why: "why", CpuNs: 1, Threads: 2, Voluntary: 3, Involuntary: 4, Sent: 5, Arrived: 6},
+		},
+		Extensions: []*control.ExtensionState{{Node: 3, Job: 5, Handle: 8, Name: "x", State: "active"}},
+	}}}) {
+		t.Errorf("samples: %v, %v", x, err)
+	}
+	before := int64(record.Now())
+	if x, err := s.ask(conn, new(control.ReadClock)); err != nil || x.(*control.Clock).TimeNs < before || x.(*control.Clock).TimeNs > int64(record.Now()) {
+		t.Errorf("clock: %v, %v", x, err)
+	}
 	for _, m := range []proto.Message{
 		&control.Stdin{Job: 5, Rank: 1, Offset: 9, Data: []byte("in"), Eof: true}, &control.Signal{Job: 5, Rank: -1, Signal: 15},
 		&control.Ack{Job: 5, Seq: 8}, &control.Rewind{Job: 5}, &control.FileChunk{Job: 99, Data: []byte("of no job")},
@@ -237,6 +267,11 @@ func TestRequests(t *testing.T) {
 	k.mu.Lock()
 	k.refuse = fmt.Errorf("job 6: %w", kernel.ErrNoJob)
 	k.mu.Unlock()
+	for _, m := range []proto.Message{new(control.ReadEvents), new(control.TakeSamples)} {
+		if _, err := s.ask(conn, m); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+			t.Errorf("an error of the node kernel to %T: %v", m, err)
+		}
+	}
 	if _, err := s.ask(conn, &control.Start{Job: 6}); err == nil || err.Error() != "node3: job 6: no such job on this node" {
 		t.Errorf("an error of the node kernel: %v", err)
 	}

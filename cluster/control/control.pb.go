@@ -5279,13 +5279,14 @@ func (x *ReadEvents) GetJob() uint32 {
 
 type Events struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	NowNs         int64                  `protobuf:"varint,1,opt,name=now_ns,json=nowNs,proto3" json:"now_ns,omitempty"`       // of the node's clock, as all times of events
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`          // when it is not that of the question, recording was off in between
-	BegunNs       int64                  `protobuf:"varint,3,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"` // when this generation began
-	Positions     []uint64               `protobuf:"varint,4,rep,packed,name=positions,proto3" json:"positions,omitempty"`     // for the next question
-	Events        []byte                 `protobuf:"bytes,5,opt,name=events,proto3" json:"events,omitempty"`                   // as package record encodes them
-	Lost          uint64                 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`                      // events that were overwritten before they were read
-	More          bool                   `protobuf:"varint,7,opt,name=more,proto3" json:"more,omitempty"`                      // there are more already
+	NowNs         int64                  `protobuf:"varint,1,opt,name=now_ns,json=nowNs,proto3" json:"now_ns,omitempty"`          // of the node's clock, as all times of events
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`             // when it is not that of the question, recording was off in between
+	BegunNs       int64                  `protobuf:"varint,3,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"`    // when this generation began
+	Positions     []uint64               `protobuf:"varint,4,rep,packed,name=positions,proto3" json:"positions,omitempty"`        // for the next question
+	Events        []byte                 `protobuf:"bytes,5,opt,name=events,proto3" json:"events,omitempty"`                      // as package record encodes them
+	Lost          uint64                 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`                         // events that were overwritten before they were read
+	More          bool                   `protobuf:"varint,7,opt,name=more,proto3" json:"more,omitempty"`                         // there are more already
+	KernelNs      int64                  `protobuf:"varint,8,opt,name=kernel_ns,json=kernelNs,proto3" json:"kernel_ns,omitempty"` // when this node kernel was started
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5367,6 +5368,13 @@ func (x *Events) GetMore() bool {
 		return x.More
 	}
 	return false
+}
+
+func (x *Events) GetKernelNs() int64 {
+	if x != nil {
+		return x.KernelNs
+	}
+	return 0
 }
 
 // ReadClock asks for the time of a node's clock. Answer: Clock.
@@ -5506,6 +5514,7 @@ func (x *TakeSamples) GetNode() int32 {
 type Samples struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []*NodeSample          `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Trouble       string                 `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"` // why some are not there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5547,6 +5556,13 @@ func (x *Samples) GetNodes() []*NodeSample {
 	return nil
 }
 
+func (x *Samples) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
 // NodeSample holds counts; the difference of two is what happened in between.
 type NodeSample struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5555,6 +5571,7 @@ type NodeSample struct {
 	Cores         []*CoreSample          `protobuf:"bytes,3,rep,name=cores,proto3" json:"cores,omitempty"`
 	Ranks         []*RankSample          `protobuf:"bytes,4,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	Extensions    []*ExtensionState      `protobuf:"bytes,5,rep,name=extensions,proto3" json:"extensions,omitempty"`
+	Recording     bool                   `protobuf:"varint,6,opt,name=recording,proto3" json:"recording,omitempty"` // somebody has its events recorded
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5622,6 +5639,13 @@ func (x *NodeSample) GetExtensions() []*ExtensionState {
 		return x.Extensions
 	}
 	return nil
+}
+
+func (x *NodeSample) GetRecording() bool {
+	if x != nil {
+		return x.Recording
+	}
+	return false
 }
 
 type CoreSample struct {
@@ -6530,7 +6554,7 @@ const file_control_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12\x1c\n" +
 	"\tpositions\x18\x05 \x03(\x04R\tpositions\x12\x10\n" +
-	"\x03job\x18\x06 \x01(\rR\x03job\"\xb8\x01\n" +
+	"\x03job\x18\x06 \x01(\rR\x03job\"\xd5\x01\n" +
 	"\x06Events\x12\x15\n" +
 	"\x06now_ns\x18\x01 \x01(\x03R\x05nowNs\x12\x1e\n" +
 	"\n" +
@@ -6540,15 +6564,17 @@ const file_control_proto_rawDesc = "" +
 	"\tpositions\x18\x04 \x03(\x04R\tpositions\x12\x16\n" +
 	"\x06events\x18\x05 \x01(\fR\x06events\x12\x12\n" +
 	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x12\n" +
-	"\x04more\x18\a \x01(\bR\x04more\"\x1f\n" +
+	"\x04more\x18\a \x01(\bR\x04more\x12\x1b\n" +
+	"\tkernel_ns\x18\b \x01(\x03R\bkernelNs\"\x1f\n" +
 	"\tReadClock\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\" \n" +
 	"\x05Clock\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\"!\n" +
 	"\vTakeSamples\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\x05R\x04node\";\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\"U\n" +
 	"\aSamples\x120\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\"\xdd\x01\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.margay.control.NodeSampleR\x05nodes\x12\x18\n" +
+	"\atrouble\x18\x02 \x01(\tR\atrouble\"\xfb\x01\n" +
 	"\n" +
 	"NodeSample\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x17\n" +
@@ -6557,7 +6583,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x04 \x03(\v2\x1a.margay.control.RankSampleR\x05ranks\x12>\n" +
 	"\n" +
 	"extensions\x18\x05 \x03(\v2\x1e.margay.control.ExtensionStateR\n" +
-	"extensions\"X\n" +
+	"extensions\x12\x1c\n" +
+	"\trecording\x18\x06 \x01(\bR\trecording\"X\n" +
 	"\n" +
 	"CoreSample\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x16\n" +

@@ -151,7 +151,7 @@ func (s *Server) gatherExtensions(nodes []uint32, question proto.Message) (*cont
 	return list, err
 }
 
-// takeSamples asks nodes what they have done.
+// takeSamples asks nodes what they have done. It is no error when some do not answer.
 func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 	nodes, err := s.upNodes(int64(m.Node))
 	if err != nil {
@@ -164,6 +164,9 @@ func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 			samples.Nodes = append(samples.Nodes, x.Nodes[0])
 		}
 	})
+	if err != nil && len(samples.Nodes) > 0 {
+		samples.Trouble, err = err.Error(), nil
+	}
 	slices.SortFunc(samples.Nodes, func(a, b *control.NodeSample) int { return cmp.Compare(a.Node, b.Node) })
 	return samples, err
 }

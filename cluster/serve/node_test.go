@@ -403,6 +403,9 @@ func TestQuestionsToNodes(t *testing.T) {
 			n.answers = map[string]proto.Message{
 				"Noise":           &control.NoiseReport{Cores: []*control.CoreNoise{{Node: n.number, Core: 2}, {Node: n.number, Core: 1}}},
 				"ListExtensions":  &control.Extensions{Extensions: []*control.ExtensionState{{Handle: 4}, {Handle: 3}}},
+				"ReadEvents":      &control.Events{Lost: uint64(n.number)},
+				"ReadClock":       &control.Clock{TimeNs: int64(n.number)},
+				"TakeSamples":     &control.Samples{Nodes: []*control.NodeSample{{Node: 77}}},
 				"InsertExtension": &control.Extensions{Extensions: []*control.ExtensionState{{Handle: 9}}},
 			}
 		}
@@ -450,6 +453,31 @@ func TestQuestionsToNodes(t *testing.T) {
 		m.played[0].refused["SetDuties"] = errors.New("job 7 has it")
 		if _, err := c.ask(&control.SetDuties{Node: control.None}); err == nil || !strings.Contains(err.Error(), "node0: job 7 has it") {
 			t.Errorf("a change that node 0 refuses: %v", err)
+		}
+
+		if x := must[*control.Events](c, &control.ReadEvents{Node: 2, Reader: 5, Positions: []uint64{6}}); x.Lost != 2 {
+			t.Errorf("events of node 2: %v", x)
+		}
+		if r := one[*control.ReadEvents](t, &m.played[2].recorder); r.Reader != 5 || len(r.Positions) != 1 {
+			t.Errorf("node 2 was asked %v", r)
+		}
+		if x := must[*control.Clock](c, &control.ReadClock{Node: 1}); x.TimeNs != 1 {
+			t.Errorf("clock of node 1: %v", x)
+		}
+		for _, q := range []proto.Message{&control.ReadEvents{Node: 3}, &control.ReadClock{Node: ^uint32(0)}, &control.TakeSamples{Node: 3}} {
+			if _, err := c.ask(q); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+				t.Errorf("%T to a node that is not: %v", q, err)
+			}
+		}
+		if x := must[*control.Samples](c, &control.TakeSamples{Node: control.None}); len(x.Nodes) != 3 || x.Nodes[1].Node != 1 || x.Trouble != "" {
+			t.Errorf("samples: %v", x)
+		}
+		m.played[1].refused["TakeSamples"] = errors.New("not now")
+		if x := must[*control.Samples](c, &control.TakeSamples{Node: control.None}); len(x.Nodes) != 2 || x.Trouble != "node1: not now" {
+			t.Errorf("samples of two: %v", x)
+		}
+		if _, err := c.ask(&control.TakeSamples{Node: 1}); err == nil || err.Error() != "node1: not now" {
+			t.Errorf("samples of none: %v", err)
 		}
 
 		// The error of one node does not hide what others say, and names the node. So does silence.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"margay/kernel/record"
 	"margay/kernel/slot"
 )
 
@@ -120,6 +121,7 @@ func (j *Job) awaitForwards(batches []*batch) (on []forward) {
 					break
 				}
 				j.reserved[l] += queue[0].packet.cost()
+				queue[0].held.rank.note(record.Forwarded, b, &queue[0].packet)
 				b.add(queue[0].packet)
 				on = append(on, queue[0])
 				queue = queue[1:]

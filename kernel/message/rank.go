@@ -182,7 +182,7 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 		r.costs[to] += cost
 		n++
 		b := batchFor(r.batches, r.job, p.target)
-		r.note(b, &p)
+		r.sends(b, &p)
 		if b.add(p); len(b.frame) >= maxBatch {
 			r.flush()
 		}

@@ -27,13 +27,18 @@ func (r *rank) event(kind record.Kind) record.Event {
 	return record.Event{Kind: kind, Core: uint16(r.core), Job: r.job.config.Job, Rank: uint32(r.number)}
 }
 
-// note counts a message that goes into a batch, and remembers it until the batch is numbered if events are recorded.
-func (r *rank) note(b *batch, p *packet) {
+// sends counts a message of the rank that goes into a batch, and has it recorded.
+func (r *rank) sends(b *batch, p *packet) {
 	r.counts.sent.Add(1)
+	r.note(record.Sent, b, p)
+}
+
+// note remembers a message that goes into a batch until the batch is numbered, if events are recorded.
+func (r *rank) note(kind record.Kind, b *batch, p *packet) {
 	if !r.job.recorder().On() {
 		return
 	}
-	e := r.event(record.Sent)
+	e := r.event(kind)
 	e.Time = record.Now()
 	e.Peer, e.Node, e.Size, e.Number = p.target, uint32(r.job.config.Nodes[p.target]), uint32(len(p.payload)), b.count
 	b.events = append(b.events, e)

@@ -150,3 +150,35 @@ func TestRecordedBarrier(t *testing.T) {
 		}
 	}
 }
+
+// A message that is forwarded is recorded where that happens, under the number by which it comes to the next node.
+func TestRecordedForward(t *testing.T) {
+	j := open(t, 3, 1)
+	a, b, c := j.join(0), j.join(1), j.join(2)
+	for _, n := range j.nodes {
+		n.events.Follow(1)
+		defer n.events.Leave(1)
+	}
+	b.insert(extensiontest.Object(t, byArgument))
+	const n = 5
+	for range n {
+		a.post(1, 0, 2, nil)
+	}
+	for range n {
+		if _, ok := c.next(10 * time.Second); !ok {
+			t.Fatal("a message is missing")
+		}
+	}
+	on, arrived := j.recorded(1, record.Forwarded), j.recorded(2, record.Arrived)
+	if len(on) != n || len(arrived) != n || len(j.recorded(1, record.Sent)) != 0 {
+		t.Fatalf("%+v\n%+v", on, arrived)
+	}
+	for i, e := range on {
+		if e.Rank != 1 || e.Peer != 2 || e.Node != 2 || e.Number != uint64(i) || arrived[i].Number != e.Number || arrived[i].Node != 1 || arrived[i].Peer != 0 {
+			t.Errorf("%+v came as %+v", e, arrived[i])
+		}
+	}
+	if sent, _ := j.nodes[1].job.Counts(1); sent != 0 {
+		t.Errorf("rank 1 has sent %d messages", sent)
+	}
+}

@@ -21,10 +21,11 @@ const (
 	Run                       // extension Number, called Text, ran for Took and answered What; Slot: where
 	Fault                     // something went wrong with Job, or with its extension Number; Text: what
 	Barrier                   // Rank was in barrier Number for Took
+	Forwarded                 // a message that has come for Rank goes on to Peer, like one that is Sent
 )
 
 // kinds is how many there are, and the one that is none.
-const kinds = Barrier + 1
+const kinds = Forwarded + 1
 
 // Event is something that happened on a node.
 type Event struct {
@@ -52,6 +53,9 @@ const fixed = 8 + 8 + 1 + 1 + 2 + 5*4 + 2*8 + 2
 
 // maxText is how much of a text is kept when it is encoded, in bytes.
 const maxText = 1024
+
+// maxTime is later than any clock of a node shows; two of them can be added.
+const maxTime Time = 1 << 61
 
 // ErrEncoding reports bytes that are no events.
 var ErrEncoding = errors.New("no events")
@@ -100,7 +104,7 @@ func parse(b []byte) (e Event, n int, err error) {
 	switch {
 	case e.Kind == 0 || e.Kind >= kinds:
 		return e, 0, fmt.Errorf("%w: there is no kind %d", ErrEncoding, e.Kind)
-	case e.Time < 0 || e.Took < 0:
+	case e.Time < 0 || e.Took < 0 || e.Time > maxTime || Time(e.Took) > maxTime:
 		return e, 0, fmt.Errorf("%w: time %d, took %d", ErrEncoding, e.Time, e.Took)
 	case n > len(b) || n > fixed+maxText:
 		return e, 0, fmt.Errorf("%w: text of %d bytes", ErrEncoding, n-fixed)

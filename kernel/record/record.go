@@ -14,6 +14,7 @@
 package record
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,7 @@ const Lease = 5 * time.Second
 
 // memory bounds what all rings of a node take together, in bytes, unless that were less than minRing events for a core.
 const (
-	memory  = 8 << 20
+	memory  = 16 << 20
 	minRing = 1 << 10
 )
 
@@ -38,6 +39,7 @@ const MaxReaders = 16
 // Recorder records the events of a node. It is safe for concurrent use; a nil one records nothing.
 type Recorder struct {
 	cores int
+	made  Time
 	rings atomic.Pointer[rings] // nil: off
 
 	mu      sync.Mutex
@@ -62,7 +64,8 @@ type ring struct {
 
 // New makes a recorder for a node with so many cores, that of the system included.
 func New(cores int) *Recorder {
-	return &Recorder{cores: cores, readers: make(map[uint64]time.Time), last: uint64(Now())}
+	now := Now()
+	return &Recorder{cores: cores, made: now, readers: make(map[uint64]time.Time), last: uint64(now)}
 }
 
 // On reports whether events are recorded.
@@ -123,13 +126,16 @@ type Cursor struct {
 	Positions  []uint64 // by core: number of the next event
 }
 
-// Follow has recording on for reader, a number of its own choosing, until Lease from now. It reports false when there are
-// MaxReaders others.
-func (r *Recorder) Follow(reader uint64) bool {
+// ErrReaders reports that MaxReaders others are recording.
+var ErrReaders = fmt.Errorf("%d others are recording", MaxReaders)
+
+// Follow has recording on for reader, a number of its own choosing, until Lease from now. It reports whether the reader is new.
+func (r *Recorder) Follow(reader uint64) (begins bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.readers[reader]; !ok && len(r.readers) >= MaxReaders {
-		return false
+	_, had := r.readers[reader]
+	if !had && len(r.readers) >= MaxReaders {
+		return false, ErrReaders
 	}
 	r.readers[reader] = time.Now().Add(Lease)
 	if r.rings.Load() == nil {
@@ -139,7 +145,7 @@ func (r *Recorder) Follow(reader uint64) bool {
 	if r.expiry == nil {
 		r.expiry = time.AfterFunc(Lease, r.expire)
 	}
-	return true
+	return !had, nil
 }
 
 // expire ends recording when nobody has it on any more.
@@ -190,6 +196,7 @@ func newRings(generation uint64, cores int) *rings {
 // Batch is what a reader gets.
 type Batch struct {
 	Cursor Cursor // for the next read
+	Made   Time   // when the recorder was made: it has no other before that
 	Begun  Time   // when this generation began
 	Events []byte // see Parse
 	Lost   uint64 // events that were overwritten before they were read
@@ -197,15 +204,15 @@ type Batch struct {
 }
 
 // Read returns about size bytes of the events behind a cursor, those that want accepts. A cursor of another generation begins
-// anew, with all that there is. Nothing is returned while recording is off.
+// with the oldest event that there is. Nothing is returned while recording is off.
 func (r *Recorder) Read(c Cursor, size int, want func(*Event) bool) Batch {
 	rings := r.rings.Load()
 	if rings == nil {
 		return Batch{}
 	}
-	b := Batch{Begun: rings.begun, Cursor: Cursor{Generation: rings.generation, Positions: make([]uint64, len(rings.rings))}}
-	if c.Generation == rings.generation && len(c.Positions) == len(rings.rings) {
-		b.Cursor.Positions = slices.Clone(c.Positions)
+	b := Batch{Made: r.made, Begun: rings.begun, Cursor: Cursor{Generation: rings.generation, Positions: slices.Clone(c.Positions)}}
+	if c.Generation != rings.generation || len(c.Positions) != len(rings.rings) {
+		b.Cursor.Positions = rings.oldest()
 	}
 	var events [copied]Event
 	for core := range rings.rings {
@@ -231,14 +238,30 @@ func (r *Recorder) Read(c Cursor, size int, want func(*Event) bool) Batch {
 	return b
 }
 
+// oldest are the positions of the oldest events.
+func (r *rings) oldest() []uint64 {
+	positions := make([]uint64, len(r.rings))
+	for i := range r.rings {
+		ring := &r.rings[i]
+		ring.mu.Lock()
+		positions[i] = ring.oldest()
+		ring.mu.Unlock()
+	}
+	return positions
+}
+
+// oldest is the position of the oldest event. The caller holds the lock.
+func (r *ring) oldest() uint64 { return r.next - min(r.next, uint64(len(r.events))) }
+
 // read copies events from a position on and advances it. A position that is none is taken for the oldest event.
 func (r *ring) read(position *uint64, to []Event) (n int, lost uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	oldest := r.oldest()
 	if *position > r.next {
-		*position = 0
+		*position = oldest
 	}
-	if oldest := r.next - min(r.next, uint64(len(r.events))); *position < oldest {
+	if *position < oldest {
 		lost, *position = oldest-*position, oldest
 	}
 	for n < len(to) && *position < r.next {

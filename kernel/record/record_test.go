@@ -42,8 +42,11 @@ func TestOffAndOn(t *testing.T) {
 	if b := r.Read(Cursor{}, 1000, all); b.Events != nil || b.Cursor.Generation != 0 {
 		t.Errorf("it has %+v", b)
 	}
-	if !r.Follow(1) || !r.On() {
+	if begins, err := r.Follow(1); !begins || err != nil || !r.On() {
 		t.Fatal("it does not record")
+	}
+	if begins, err := r.Follow(1); begins || err != nil {
+		t.Error("reader 1 is new for a second time")
 	}
 	before := Now()
 	r.Switch(1, 7, 4, "it is alone")
@@ -117,8 +120,11 @@ func TestReaders(t *testing.T) {
 	for i := range uint64(MaxReaders) {
 		r.Follow(i)
 	}
-	if r.Follow(MaxReaders) || !r.Follow(0) {
+	if _, err := r.Follow(MaxReaders); !errors.Is(err, ErrReaders) {
 		t.Error("the number of readers is not bounded")
+	}
+	if _, err := r.Follow(0); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -132,11 +138,15 @@ func TestOverwritten(t *testing.T) {
 		r.Add(Event{Kind: Sent, Core: 1, Number: uint64(i)})
 	}
 	r.Switch(0, 1, 2, "")
-	b := r.Read(Cursor{}, 4000, all) // which is less than there is
+	if b := r.Read(Cursor{}, 4000, all); b.Lost != 0 {
+		t.Errorf("who begins now has lost %d events", b.Lost)
+	}
+	begin := Cursor{Generation: r.rings.Load().generation, Positions: make([]uint64, 2)}
+	b := r.Read(begin, 4000, all) // which is less than there is
 	if b.Lost != 10 || !b.More || len(b.Events) > 4000+2*copied*fixed {
 		t.Errorf("%d lost, %d bytes, more: %v", b.Lost, len(b.Events), b.More)
 	}
-	events, lost, _ := drain(t, r, Cursor{})
+	events, lost, _ := drain(t, r, begin)
 	if len(events) != size+1 || lost != 10 {
 		t.Fatalf("%d events, %d lost", len(events), lost)
 	}
@@ -210,7 +220,7 @@ func TestConcurrent(t *testing.T) {
 	go func() { group.Wait(); close(done) }()
 	next := make(map[uint32]uint64)
 	var total, lost uint64
-	for c, last := (Cursor{}), false; ; {
+	for c, last := (Cursor{Generation: r.rings.Load().generation, Positions: make([]uint64, 3)}), false; ; {
 		events, l, after := drain(t, r, c)
 		c, lost, total = after, lost+l, total+uint64(len(events))
 		for _, e := range events {
@@ -268,7 +278,7 @@ func TestNothingWhenOff(t *testing.T) {
 
 func TestEncoding(t *testing.T) {
 	e := Event{1, 2, Fault, 4, 5, 6, 7, 8, 9, 10, 11, 12, "thirteen"}
-	other := Event{Time: 1 << 62, Kind: Switch, Text: strings.Repeat("x", maxText+1)}
+	other := Event{Time: maxTime, Kind: Switch, Text: strings.Repeat("x", maxText+1)}
 	b := other.Append(e.Append(nil))
 	if len(b) != 2*fixed+8+maxText {
 		t.Errorf("%d bytes", len(b))
@@ -285,6 +295,8 @@ func TestEncoding(t *testing.T) {
 		"kind":          bad(func(b []byte) []byte { b[16] = byte(kinds); return b }),
 		"negative time": bad(func(b []byte) []byte { b[7] = 0x80; return b }),
 		"negative took": bad(func(b []byte) []byte { b[15] = 0x80; return b }),
+		"late":          bad(func(b []byte) []byte { b[7] = 0x21; return b }),
+		"long":          bad(func(b []byte) []byte { b[15] = 0x21; return b }),
 		"long text":     bad(func(b []byte) []byte { b[57] = 0xff; return append(b, make([]byte, 1<<16)...) }),
 	} {
 		if list, err := Parse(b); !errors.Is(err, ErrEncoding) {

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/cluster/follow"
+	"margay/cluster/launch"
+	"margay/cluster/trace"
+)
+
+// recordFlags are the flags of margay record.
+type recordFlags struct {
+	out      string
+	job      uint
+	duration time.Duration
+}
+
+func (a *app) recordCommand() *cobra.Command {
+	var f recordFlags
+	c := &cobra.Command{
+		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
+		Short: "Record what the nodes do as a time line for a browser's trace viewer",
+		Long: `Record what the nodes do: who has each core, what becomes of messages, which extensions run, when ranks start, end and wait
+in barriers. It ends with the command that it is given and has its exit status; without one, after --duration or with Ctrl-C.
+
+The result is a file of the trace-event format, which https://ui.perfetto.dev and chrome://tracing open. Nodes record only
+while somebody asks for it. One that is faster than its events can be fetched throws the oldest away and counts them.`,
+		Example: `  margay record -- margay run -n 8 ./app
+  margay record -o app.json --job 7 --duration 10s`,
+		RunE: func(c *cobra.Command, args []string) error { return a.record(c.Context(), f, args) },
+	}
+	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
+	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long (default: until Ctrl-C, or the end of the command)")
+	return c
+}
+
+func (a *app) record(ctx context.Context, f recordFlags, args []string) (err error) {
+	socket, err := a.socket()
+	if err != nil {
+		return err
+	}
+	nodes, err := a.recorded(ctx, socket, uint32(f.job))
+	if err != nil {
+		return err
+	}
+	file, err := os.Create(f.out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer signal.Stop(signals)
+	status := &launch.Status{W: a.stderr}
+	writer := trace.NewWriter(file, time.Now())
+	stop := make(chan struct{})
+	var run error // what the command has ended with
+	began := time.Now()
+	err = follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, func() {
+		go func() {
+			defer close(stop)
+			run = a.recordedCommand(f.duration, signals, args)
+		}()
+	})
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	summaries, err := writer.Close()
+	if err != nil {
+		return err
+	}
+	var events, lost uint64
+	for _, s := range summaries {
+		events += s.Events
+		lost += s.Lost
+	}
+	fmt.Fprintf(a.stderr, "margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it\n",
+		f.out, events, len(summaries), took.Seconds(), lost)
+	return run
+}
+
+// recorded lists the nodes to record: those of a job, or all that are up.
+func (a *app) recorded(ctx context.Context, socket string, job uint32) (nodes []uint32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if job != 0 {
+		list, err := client.Ask[*control.Jobs](ctx, socket, &control.ListJobs{Job: job})
+		if err != nil {
+			return nil, err
+		}
+		for _, j := range list.Jobs {
+			nodes = append(nodes, j.Nodes...)
+		}
+		return nodes, nil
+	}
+	list, err := client.Ask[*control.Nodes](ctx, socket, &control.ListNodes{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range list.Nodes {
+		if n.Health == control.NodeHealth_NODE_UP {
+			nodes = append(nodes, n.Node)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, errors.New("no node is up")
+	}
+	return nodes, nil
+}
+
+// recordedCommand waits until recording is to end: with the command if there is one, after a time if one is given, or with a
+// signal. A terminal sends its signals to the command as well, which decides what to do.
+func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []string) error {
+	var timeout <-chan time.Time
+	if d > 0 {
+		timeout = time.After(d)
+	}
+	if len(args) == 0 {
+		select {
+		case <-timeout:
+		case <-signals:
+		}
+		return nil
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.stdin, a.stdout, a.stderr
+	cmd.Env = append(os.Environ(), "MARGAY_MACHINE="+a.machine)
+	if err := cmd.Start(); err != nil {
+		code := 127
+		if errors.Is(err, unix.EACCES) {
+			code = 126
+		}
+		return &exitStatus{code, err}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			return commandStatus(err)
+		case <-timeout:
+			return nil // the command goes on
+		case s := <-signals:
+			if s != unix.SIGINT {
+				_ = cmd.Process.Signal(s)
+			}
+		}
+	}
+}
+
+// commandStatus turns the end of a command into this one's.
+func commandStatus(err error) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return err
+	}
+	code := exit.ExitCode()
+	if s, ok := exit.Sys().(syscall.WaitStatus); ok && s.Signaled() {
+		code = 128 + int(s.Signal())
+	}
+	return &exitStatus{code: code}
+}

@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/cluster/rates"
+)
+
+// What a terminal is told (ECMA-48, and the private modes of xterm).
+const (
+	enterScreen = "\x1b[?1049h\x1b[?25l" // the alternate screen, without a cursor
+	leaveScreen = "\x1b[?25h\x1b[?1049l"
+	home        = "\x1b[H"
+	clearLine   = "\x1b[K"
+	clearBelow  = "\x1b[J"
+	bold        = "\x1b[1m"
+	plain       = "\x1b[m"
+)
+
+// screen is a terminal that a command fills.
+type screen struct {
+	in, out *os.File
+	before  *unix.Termios // as in was; nil: it is no terminal
+}
+
+// openScreen takes the terminal. Keys come one by one then, and are not shown.
+func openScreen(in, out *os.File) *screen {
+	s := &screen{in: in, out: out}
+	s.enter()
+	return s
+}
+
+func (s *screen) enter() {
+	if t, err := unix.IoctlGetTermios(int(s.in.Fd()), unix.TCGETS); err == nil {
+		s.before = t
+		raw := *t
+		raw.Lflag &^= unix.ICANON | unix.ECHO
+		raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
+		_ = unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETSW, &raw)
+	}
+	fmt.Fprint(s.out, enterScreen)
+}
+
+// leave gives the terminal back as it was.
+func (s *screen) leave() {
+	fmt.Fprint(s.out, leaveScreen)
+	if s.before != nil {
+		_ = unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETSW, s.before)
+	}
+}
+
+// size returns the terminal's, or a usual one when it does not know.
+func (s *screen) size() (columns, lines int) {
+	w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ)
+	if err != nil || w.Col == 0 || w.Row == 0 {
+		return 80, 24
+	}
+	return int(w.Col), int(w.Row)
+}
+
+// draw shows lines, those from top on below the first; the last line of the terminal is for status.
+func (s *screen) draw(lines []string, top int, status string) {
+	columns, rows := s.size()
+	var b strings.Builder
+	b.WriteString(home)
+	line := func(text, end string) {
+		b.WriteString(cut(text, columns) + clearLine + end)
+	}
+	for i := range rows - 1 {
+		at := i
+		if i > 0 {
+			at += top
+		}
+		if at < len(lines) {
+			line(lines[at], "\r\n")
+		} else {
+			line("", "\r\n")
+		}
+	}
+	b.WriteString(bold)
+	line(status, plain+clearBelow)
+	fmt.Fprint(s.out, b.String())
+}
+
+// cut shortens a text to so many characters.
+func cut(text string, columns int) string {
+	runes := []rune(text)
+	return string(runes[:min(len(runes), columns)])
+}
+
+// keys reads the keys that are pressed, until there are no more.
+func (s *screen) keys() <-chan byte {
+	keys := make(chan byte)
+	go func() {
+		defer close(keys)
+		var b [1]byte
+		for {
+			if n, err := s.in.Read(b[:]); err != nil || n == 0 {
+				return
+			}
+			keys <- b[0]
+		}
+	}()
+	return keys
+}
+
+// orderKeys are the keys that sort.
+var orderKeys = map[byte]rates.Order{
+	'n': rates.ByCore, 'c': rates.ByCPU, 'm': rates.ByMessages, 's': rates.BySwitches, 'i': rates.ByInterrupts,
+}
+
+// topScreen fills the terminal with what goes on, until q or a signal.
+func (a *app) topScreen(ctx context.Context, interval time.Duration, order rates.Order) error {
+	out := a.stdout.(*os.File)
+	in, ok := a.stdin.(*os.File)
+	if !ok {
+		in = os.Stdin
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT)
+	defer signal.Stop(signals)
+	s := openScreen(in, out)
+	defer s.leave()
+	t := &topLoop{app: a, screen: s, order: order, interval: interval}
+	return t.run(ctx, signals)
+}
+
+// topLoop is what is on the screen.
+type topLoop struct {
+	*app
+	screen   *screen
+	order    rates.Order
+	interval time.Duration
+	top      int // lines that are scrolled away
+	view     *rates.View
+	trouble  error
+}
+
+// looked is the answer of the nodes.
+type looked struct {
+	samples *control.Samples
+	err     error
+}
+
+func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	keys := t.screen.keys()
+	answers := make(chan looked)
+	go t.look(ctx, answers)
+	var before *control.Samples
+	t.draw()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case a := <-answers:
+			t.trouble = a.err
+			if a.err == nil && before != nil {
+				t.view = rates.Between(before, a.samples)
+			}
+			if a.err == nil {
+				before = a.samples
+			}
+		case key, ok := <-keys:
+			switch {
+			case !ok && t.screen.before == nil:
+				keys = nil // there is nobody to press any
+			case !ok || key == 'q':
+				return nil
+			}
+			t.key(key)
+		case sig := <-signals:
+			switch sig {
+			case unix.SIGWINCH:
+			case unix.SIGTSTP:
+				t.screen.leave()
+				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+				t.screen.enter()
+			case unix.SIGCONT:
+			default:
+				return &exitStatus{code: 128 + int(sig.(unix.Signal))}
+			}
+		}
+		t.draw()
+	}
+}
+
+// look asks the nodes again and again.
+func (t *topLoop) look(ctx context.Context, answers chan<- looked) {
+	for {
+		samples, err := t.samples(ctx)
+		select {
+		case answers <- looked{samples, err}:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(t.interval):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (t *topLoop) key(key byte) {
+	if order, ok := orderKeys[key]; ok {
+		t.order, t.top = order, 0
+	}
+	switch key {
+	case 'j':
+		t.top++
+	case 'k':
+		t.top = max(0, t.top-1)
+	}
+}
+
+func (t *topLoop) draw() {
+	lines := []string{fmt.Sprintf("machine %s: looking for %v", t.machine, t.interval)}
+	if t.view != nil {
+		t.view.Sort(t.order)
+		lines = t.topLines(t.view)
+	}
+	t.top = min(t.top, max(0, len(lines)-2))
+	status := fmt.Sprintf("by %s · q quit · sort: n core, c CPU, m messages, s switches, i interrupts · j k scroll", t.order)
+	if t.trouble != nil {
+		status = t.trouble.Error()
+	}
+	t.screen.draw(lines, t.top, status)
+}

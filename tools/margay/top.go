@@ -1,0 +1,180 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/cluster/rates"
+)
+
+// minInterval bounds what looking at nodes costs them.
+const minInterval = 100 * time.Millisecond
+
+// topFlags are the flags of margay top.
+type topFlags struct {
+	interval time.Duration
+	once     bool
+	sort     string
+}
+
+func (a *app) topCommand() *cobra.Command {
+	var f topFlags
+	c := a.jsonFlag(&cobra.Command{
+		Use:   "top",
+		Short: "Show what every core does: who runs and why, switches, interrupts and messages a second",
+		Long: `Show what every application core does: which ranks have it and why, how much of it they use, how often they give it up (SWITCH/S)
+or lose it (LOST/S), interrupts, messages sent and arrived; and below what extensions do.
+
+On a terminal it fills the screen: q quits; c, m, s, i sort by CPU, messages, switches, interrupts, n by node and core; j and k
+scroll. Elsewhere it prints a table at each interval. Interrupts of a core that is not the node's alone (hosted nodes) are
+those of the host's processor, and marked with ~.`,
+		Example: `  margay top
+  margay top --once --sort=cpu
+  margay top --once --json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return a.top(c.Context(), f) },
+	})
+	c.Flags().DurationVar(&f.interval, "interval", time.Second, "the time between two looks")
+	c.Flags().BoolVar(&f.once, "once", false, "print one table, of one interval, and end")
+	c.Flags().StringVar(&f.sort, "sort", string(rates.ByCore), fmt.Sprintf("what is first: %v", rates.Orders))
+	return c
+}
+
+func (a *app) top(ctx context.Context, f topFlags) error {
+	order := rates.Order(f.sort)
+	if !slices.Contains(rates.Orders, order) {
+		return fmt.Errorf("--sort=%s: it is one of %v", f.sort, rates.Orders)
+	}
+	if f.interval < minInterval {
+		return fmt.Errorf("--interval=%v: it is at least %v", f.interval, minInterval)
+	}
+	if !f.once && !a.json && isTerminal(a.stdout) {
+		return a.topScreen(ctx, f.interval, order)
+	}
+	before, err := a.samples(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-time.After(f.interval):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		after, err := a.samples(ctx)
+		if err != nil {
+			return err
+		}
+		view := rates.Between(before, after)
+		before = after
+		view.Sort(order)
+		if err := a.printTop(view); err != nil || f.once {
+			return err
+		}
+	}
+}
+
+// samples asks all nodes what they have done so far.
+func (a *app) samples(ctx context.Context) (*control.Samples, error) {
+	socket, err := a.socket()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	return client.Ask[*control.Samples](ctx, socket, &control.TakeSamples{Node: control.None})
+}
+
+func (a *app) printTop(v *rates.View) error {
+	if a.json {
+		text, err := json.MarshalIndent(v, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.stdout, string(text))
+		return err
+	}
+	_, err := fmt.Fprintln(a.stdout, strings.Join(a.topLines(v), "\n"))
+	return err
+}
+
+// topLines are what there is to see, a headline first.
+func (a *app) topLines(v *rates.View) []string {
+	t := v.Totals()
+	lines := []string{fmt.Sprintf("machine %s: %d nodes, %d of %d cores busy, %s messages/s sent, %s arrived, %s extension runs/s",
+		a.machine, t.Nodes, t.Busy, t.Cores, perSecond(t.Sent), perSecond(t.Arrived), perSecond(t.Runs))}
+	if len(v.Recording) > 0 {
+		lines[0] += ", recording on nodes " + ranges(v.Recording)
+	}
+	lines = append(lines, "")
+	lines = append(lines, tableLines(coreTable(v))...)
+	if len(v.Extensions) > 0 {
+		lines = append(lines, "")
+		lines = append(lines, tableLines(extensionTable(v))...)
+	}
+	if v.Trouble != "" {
+		lines = append(lines, "", v.Trouble)
+	}
+	return lines
+}
+
+// tableLines draws a table.
+func tableLines(draw func(w io.Writer) error) []string {
+	var text bytes.Buffer
+	_ = draw(&text) // which takes everything
+	return strings.Split(strings.TrimRight(text.String(), "\n"), "\n")
+}
+
+func coreTable(v *rates.View) func(io.Writer) error {
+	return func(w io.Writer) error {
+		t := newTable(w, "NODE", "CORE", "INTR/S", "RANK", "CPU%", "SWITCH/S", "LOST/S", "SENT/S", "ARRIVED/S", "PID", "WHY")
+		for _, c := range v.Cores {
+			interrupts := perSecond(c.Interrupts)
+			if c.Shared {
+				interrupts = "~" + interrupts
+			}
+			place := []any{fmt.Sprintf("node%d", c.Node), c.Core, interrupts}
+			if len(c.Ranks) == 0 {
+				t.row(append(place, "-", "-", "-", "-", "-", "-", "-", "free")...)
+			}
+			for _, r := range c.Ranks {
+				t.row(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
+					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why)...)
+				place = []any{"", "", ""}
+			}
+		}
+		return t.flush()
+	}
+}
+
+func extensionTable(v *rates.View) func(io.Writer) error {
+	return func(w io.Writer) error {
+		t := newTable(w, "EXTENSION", "JOB", "SLOT", "NAME", "RUNS/S", "NS/RUN", "FAULTS")
+		for _, x := range v.Extensions {
+			job := "machine"
+			if x.Job != 0 {
+				job = fmt.Sprint(x.Job)
+			}
+			t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), job, x.Slot, x.Name, perSecond(x.Runs), fmt.Sprintf("%.0f", x.Time), x.Faults)
+		}
+		return t.flush()
+	}
+}
+
+// perSecond writes a rate with as many digits as tell something.
+func perSecond(rate float64) string {
+	if rate > 0 && rate < 9.95 {
+		return fmt.Sprintf("%.1f", rate)
+	}
+	return fmt.Sprintf("%.0f", rate)
+}
