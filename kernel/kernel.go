@@ -135,6 +135,9 @@ func New(c Config) (*Node, error) {
 	n.extensions.RecordTo(n.recorder)
 	if c.Scheduler != nil {
 		n.info.Scheduler = c.Scheduler.Name()
+		if w, ok := c.Scheduler.(watchable); ok {
+			w.Watch(n.switched)
+		}
 		n.info.Lacks = append(n.info.Lacks, sched.Lacks(c.Scheduler)...)
 		n.extensions.Watch(slot.Sched, n.policiesChanged)
 	}

@@ -18,6 +18,15 @@ type Scheduler interface {
 	Remove(sched.ID)
 	SetPolicies(core int, policies []*sched.Policy) error
 	Arrived(id sched.ID, waiting uint32)
+	Cores() []sched.CoreInfo
+}
+
+// watchable is a scheduler that tells who has the cores.
+type watchable interface{ Watch(sched.Watcher) }
+
+// switched records that a core has changed hands.
+func (n *Node) switched(core int, to sched.ID, why string) {
+	n.recorder.Switch(core, to.Job, to.Rank, why)
 }
 
 // Started implements task.Handler.

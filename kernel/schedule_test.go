@@ -19,7 +19,12 @@ import (
 )
 
 // heard is a scheduler that notes what it is told.
-type heard struct{ words []string }
+type heard struct {
+	words []string
+	cores []sched.CoreInfo
+}
+
+func (h *heard) Cores() []sched.CoreInfo { return h.cores }
 
 func (h *heard) Add(t sched.Task) error {
 	if _, err := t.Process.Stat(); err != nil {

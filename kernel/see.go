@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"slices"
 
 	"margay/kernel/hardware"
 	"margay/kernel/record"
@@ -102,6 +103,11 @@ type CoreSample struct {
 	Core       int
 	Shared     bool   // with what is not this node's; its interrupts are those of the host's CPU
 	Interrupts uint64 // of all kinds
+
+	// Of a core that the scheduler gives to one rank after the other; zero for others.
+	Switches uint64 // times that it has changed hands
+	Asked    uint64 // times that an extension was asked
+	Rescues  uint64 // times that a rank got its turn only because it had waited for too long
 }
 
 // RankSample is what a rank has used and done.
@@ -125,7 +131,9 @@ func (n *Node) Sample() (Sample, error) {
 		count, _ := interrupts.Since(hardware.Interrupts{}, c.CPU)
 		s.Cores = append(s.Cores, CoreSample{Core: c.ID, Shared: c.Shared, Interrupts: count})
 	}
-	for _, r := range n.runningRanks() {
+	ranks := n.runningRanks()
+	n.sampleShared(s.Cores, ranks)
+	for _, r := range ranks {
 		if r.Usage, err = usage.Of(r.PID); errors.Is(err, usage.ErrEnded) {
 			continue
 		} else if err != nil {
@@ -134,6 +142,28 @@ func (n *Node) Sample() (Sample, error) {
 		s.Ranks = append(s.Ranks, r)
 	}
 	return s, nil
+}
+
+// sampleShared adds what the scheduler knows of the cores that ranks share.
+func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
+	if n.config.Scheduler == nil {
+		return
+	}
+	for _, info := range n.config.Scheduler.Cores() {
+		if i := slices.IndexFunc(cores, func(c CoreSample) bool { return c.Core == info.Core }); i >= 0 {
+			cores[i].Switches, cores[i].Asked, cores[i].Rescues = info.Switches, info.Asked, info.Rescues
+		}
+		for i, t := range info.Tasks {
+			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == t.Job && r.Rank == t.Rank })
+			switch {
+			case at < 0 || ranks[at].Why != "":
+			case i == info.Running:
+				ranks[at].Why = "has the core: " + info.Why
+			default:
+				ranks[at].Why = t.State.String()
+			}
+		}
+	}
 }
 
 // runningRanks lists the ranks that run, without what they have used.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"margay/kernel/record"
+	"margay/kernel/sched"
+	"margay/kernel/slot"
 	"margay/kernel/task"
 )
 
@@ -102,6 +104,18 @@ func TestSample(t *testing.T) {
 	for _, r := range s.Ranks {
 		if core := map[uint32]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
 			t.Errorf("%+v", r)
+		}
+	}
+	n.config.Scheduler = &heard{cores: []sched.CoreInfo{{
+		Core: 1, Tasks: []slot.SchedTask{{Job: 7, Rank: 2, State: slot.Held}, {Job: 7, Rank: 1, State: slot.Running}},
+		Running: 1, Switches: 5, Asked: 6, Rescues: 7, Why: "edf",
+	}}}
+	if s, err = n.Sample(); err != nil || s.Cores[0].Switches != 5 || s.Cores[0].Asked != 6 || s.Cores[0].Rescues != 7 || s.Cores[1].Switches != 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, r := range s.Ranks {
+		if want := map[uint32]string{1: "has the core: edf", 2: "held", 3: alone}[r.Rank]; r.Why != want {
+			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, want)
 		}
 	}
 	gone := n.jobs[7].tasks[2]

@@ -39,7 +39,9 @@ func (a *Agent) takeSamples(conn *control.Conn, f *control.Frame) {
 		Extensions: a.extensions(func(x extension.Info) bool { return x.Removed == "" }),
 	}
 	for _, c := range s.Cores {
-		out.Cores = append(out.Cores, &control.CoreSample{Core: uint32(c.Core), Shared: c.Shared, Interrupts: c.Interrupts})
+		out.Cores = append(out.Cores, &control.CoreSample{
+			Core: uint32(c.Core), Shared: c.Shared, Interrupts: c.Interrupts, Switches: c.Switches, Asked: c.Asked, Rescues: c.Rescues,
+		})
 	}
 	for _, r := range s.Ranks {
 		out.Ranks = append(out.Ranks, &control.RankSample{

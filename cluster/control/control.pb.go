@@ -5653,6 +5653,9 @@ type CoreSample struct {
 	Core          uint32                 `protobuf:"varint,1,opt,name=core,proto3" json:"core,omitempty"`
 	Shared        bool                   `protobuf:"varint,2,opt,name=shared,proto3" json:"shared,omitempty"` // with what is not this node's
 	Interrupts    uint64                 `protobuf:"varint,3,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
+	Switches      uint64                 `protobuf:"varint,4,opt,name=switches,proto3" json:"switches,omitempty"` // times that the scheduler gave it to another rank
+	Asked         uint64                 `protobuf:"varint,5,opt,name=asked,proto3" json:"asked,omitempty"`       // times that an extension was asked who is to have it
+	Rescues       uint64                 `protobuf:"varint,6,opt,name=rescues,proto3" json:"rescues,omitempty"`   // times that a rank got its turn only because it had waited for too long
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5704,6 +5707,27 @@ func (x *CoreSample) GetShared() bool {
 func (x *CoreSample) GetInterrupts() uint64 {
 	if x != nil {
 		return x.Interrupts
+	}
+	return 0
+}
+
+func (x *CoreSample) GetSwitches() uint64 {
+	if x != nil {
+		return x.Switches
+	}
+	return 0
+}
+
+func (x *CoreSample) GetAsked() uint64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *CoreSample) GetRescues() uint64 {
+	if x != nil {
+		return x.Rescues
 	}
 	return 0
 }
@@ -6584,14 +6608,17 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"extensions\x18\x05 \x03(\v2\x1e.margay.control.ExtensionStateR\n" +
 	"extensions\x12\x1c\n" +
-	"\trecording\x18\x06 \x01(\bR\trecording\"X\n" +
+	"\trecording\x18\x06 \x01(\bR\trecording\"\xa4\x01\n" +
 	"\n" +
 	"CoreSample\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x16\n" +
 	"\x06shared\x18\x02 \x01(\bR\x06shared\x12\x1e\n" +
 	"\n" +
 	"interrupts\x18\x03 \x01(\x04R\n" +
-	"interrupts\"\x89\x02\n" +
+	"interrupts\x12\x1a\n" +
+	"\bswitches\x18\x04 \x01(\x04R\bswitches\x12\x14\n" +
+	"\x05asked\x18\x05 \x01(\x04R\x05asked\x12\x18\n" +
+	"\arescues\x18\x06 \x01(\x04R\arescues\"\x89\x02\n" +
 	"\n" +
 	"RankSample\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +

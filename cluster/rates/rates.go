@@ -24,7 +24,9 @@ type Core struct {
 	Core       uint32  `json:"core"`
 	Shared     bool    `json:"shared"` // with what is not this node's, whose interrupts are counted too
 	Interrupts float64 `json:"interrupts"`
-	Ranks      []Rank  `json:"ranks"` // those that have it, the one that uses most of it first
+	Turns      float64 `json:"turns"`   // times that the scheduler gave it to another rank
+	Rescues    uint64  `json:"rescues"` // ranks that had waited for too long, since the node kernel was started
+	Ranks      []Rank  `json:"ranks"`   // those that have it, the one that uses most of it first
 }
 
 // Rank is a process.
@@ -90,18 +92,18 @@ func (n *node) rate(was, is uint64) float64 {
 }
 
 func (n *node) cores(v *View) {
-	was := make(map[uint32]uint64)
+	was := make(map[uint32]*control.CoreSample)
 	for _, c := range n.was.Cores {
-		was[c.Core] = c.Interrupts
+		was[c.Core] = c
 	}
 	had := make(map[rankKey]*control.RankSample)
 	for _, r := range n.was.Ranks {
 		had[rankKey{r.Job, r.Rank}] = r
 	}
 	for _, c := range n.is.Cores {
-		core := Core{Node: n.is.Node, Core: c.Core, Shared: c.Shared, Ranks: []Rank{}}
-		if count, ok := was[c.Core]; ok {
-			core.Interrupts = n.rate(count, c.Interrupts)
+		core := Core{Node: n.is.Node, Core: c.Core, Shared: c.Shared, Rescues: c.Rescues, Ranks: []Rank{}}
+		if was := was[c.Core]; was != nil {
+			core.Interrupts, core.Turns = n.rate(was.Interrupts, c.Interrupts), n.rate(was.Switches, c.Switches)
 		}
 		for _, r := range n.is.Ranks {
 			if r.Core == c.Core {

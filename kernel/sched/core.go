@@ -36,6 +36,9 @@ type Meter func(ID) (ran time.Duration, messages uint32)
 // Core decides who is to have one core. It knows nothing of Linux: an enforcer tells it what happens and does what it plans.
 // All times are nanoseconds of one clock that never goes back. It is not safe for concurrent use.
 type Core struct {
+	// Switched is told when the core goes to another task, or to nobody: the zero ID. nil: nobody wants to know.
+	Switched func(to ID, why string)
+
 	number int
 	meter  Meter
 	event  *memory.Memory // a slot.SchedContext
@@ -43,6 +46,7 @@ type Core struct {
 	policies []*judged
 	tasks    []*entry // in the order in which they came
 	running  *entry   // nil: nobody
+	told     ID       // what Switched was told last
 	decider  *judged  // who has chosen running; nil: this package
 	plan     Plan
 	rescue   uint64 // until when a rescued task has the core; 0: none has
@@ -378,8 +382,21 @@ func (c *Core) give(now uint64, t *entry) {
 	}
 }
 
+// tell tells who has the core, if that is new.
+func (c *Core) tell() {
+	var now ID
+	if c.running != nil {
+		now = c.running.ID
+	}
+	if now != c.told && c.Switched != nil {
+		c.Switched(now, c.info.Why)
+	}
+	c.told = now
+}
+
 // arm makes the plan: the task that runs has the core for a quantum, unless another one starves before that.
 func (c *Core) arm(now, quantum uint64) {
+	c.tell()
 	c.plan = Plan{Run: -1, Next: slot.Infinite}
 	if quantum <= uint64(MaxQuantum) {
 		c.plan.Next = now + max(quantum, uint64(MinQuantum))

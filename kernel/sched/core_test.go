@@ -16,6 +16,7 @@ import (
 type bench struct {
 	t testing.TB
 	*Core
+	has     ID // who has the core, as the watcher was told
 	now     uint64
 	ran     map[ID]time.Duration
 	waiting map[ID]uint32
@@ -31,6 +32,12 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 	}
 	t.Cleanup(func() { c.Close() })
 	b.Core = c
+	c.Switched = func(to ID, why string) {
+		if to == b.has || why == "" {
+			t.Errorf("told that the core goes from %v to %v: %q", b.has, to, why)
+		}
+		b.has = to
+	}
 	c.SetPolicies(b.now, policies)
 	for rank := range ranks {
 		if err := c.Add(b.now, rankID(rank)); err != nil {
@@ -399,6 +406,9 @@ func (b *bench) check() {
 	p, info := b.Plan(), b.Info()
 	if p.Run != info.Running || p.Run >= len(info.Tasks) || p.Next < b.now {
 		b.t.Fatalf("plan %+v of %+v", p, info)
+	}
+	if running := (ID{}); p.Run < 0 && b.has != running || p.Run >= 0 && b.has != (ID{info.Tasks[p.Run].Job, info.Tasks[p.Run].Rank}) {
+		b.t.Fatalf("the watcher was told %v, the plan is %+v", b.has, p)
 	}
 	for i, x := range info.Tasks {
 		if p.Hold>>i&1 != 0 != (x.State == slot.Held) || (p.Run == i) != (x.State == slot.Running) || x.Since > b.now {

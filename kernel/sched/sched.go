@@ -78,6 +78,9 @@ type Enforcer interface {
 	Close() error
 }
 
+// Watcher is told when a core goes to another task, or to nobody, which is the zero ID, and who has decided so. It must not wait.
+type Watcher func(core int, to ID, why string)
+
 // Lacks says in words what an enforcer cannot do.
 func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
 	what := map[slot.Why]string{

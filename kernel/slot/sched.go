@@ -1,5 +1,7 @@
 package slot
 
+import "fmt"
+
 // MaxTasks is how many processes can share a core.
 const MaxTasks = 8
 
@@ -54,6 +56,14 @@ const (
 	Blocked TaskState = 2 // it waits for something; what it is told to do when chosen is nothing
 	Held    TaskState = 3 // it is kept off the core
 )
+
+// String names the state.
+func (s TaskState) String() string {
+	if s > Held {
+		return fmt.Sprintf("state %d", uint32(s))
+	}
+	return [...]string{"ready", "running", "waits", "held"}[s]
+}
 
 // NoTask is the Target of a reason that is about no task.
 const NoTask = 1<<32 - 1

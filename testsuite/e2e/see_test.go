@@ -233,6 +233,35 @@ func TestTop(t *testing.T) {
 	}
 }
 
+// Of a core that ranks share it is told who has it and why, and a record has their turns.
+func TestSeeSharedCore(t *testing.T) {
+	m := use(t, "hosted")
+	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "1", "10")
+	c.awaitRanks("waits", 2)
+	if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/roundrobin")); r.code != 0 {
+		t.Fatal(r)
+	}
+	var shared rates.Core
+	eventually(t, 10*time.Second, "turns of 10 ms", func() bool {
+		shared = m.topView("--interval=500ms").Cores[0]
+		return len(shared.Ranks) == 2 && shared.Turns > 20 && shared.Turns <= 200
+	}, func() string { return fmt.Sprintf("%+v", shared) })
+	why := shared.Ranks[0].Why + ", " + shared.Ranks[1].Why
+	if chosen := "has the core: extension 1 (roundrobin)"; why != chosen+", ready" && why != "ready, "+chosen {
+		t.Errorf("why: %s", why)
+	}
+	file := filepath.Join(t.TempDir(), "trace.json")
+	record := m.start("record", "-o", file, "--duration", "2s")
+	if r := record.wait(); r.code != 0 {
+		t.Fatal(r)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || strings.Count(string(text), "(roundrobin)") < 20 {
+		t.Errorf("turns in the trace: %d, %v", strings.Count(string(text), "(roundrobin)"), err)
+	}
+	c.wait()
+}
+
 // On a terminal top fills the screen, knows its keys, and gives the terminal back as it was, whatever ends it.
 func TestTopOnTerminal(t *testing.T) {
 	m := use(t, "hosted")

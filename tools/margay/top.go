@@ -137,20 +137,20 @@ func tableLines(draw func(w io.Writer) error) []string {
 
 func coreTable(v *rates.View) func(io.Writer) error {
 	return func(w io.Writer) error {
-		t := newTable(w, "NODE", "CORE", "INTR/S", "RANK", "CPU%", "SWITCH/S", "LOST/S", "SENT/S", "ARRIVED/S", "PID", "WHY")
+		t := newTable(w, "NODE", "CORE", "INTR/S", "TURNS/S", "RANK", "CPU%", "SWITCH/S", "LOST/S", "SENT/S", "ARRIVED/S", "PID", "WHY")
 		for _, c := range v.Cores {
 			interrupts := perSecond(c.Interrupts)
 			if c.Shared {
 				interrupts = "~" + interrupts
 			}
-			place := []any{fmt.Sprintf("node%d", c.Node), c.Core, interrupts}
+			place := []any{fmt.Sprintf("node%d", c.Node), c.Core, interrupts, perSecond(c.Turns)}
 			if len(c.Ranks) == 0 {
 				t.row(append(place, "-", "-", "-", "-", "-", "-", "-", "free")...)
 			}
 			for _, r := range c.Ranks {
 				t.row(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
 					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why)...)
-				place = []any{"", "", ""}
+				place = []any{"", "", "", ""}
 			}
 		}
 		return t.flush()

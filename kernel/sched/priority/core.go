@@ -42,6 +42,11 @@ func newCore(e *Enforcer, number int) (*core, error) {
 	if c.decision, err = sched.NewCore(number, c.meter); err != nil {
 		return nil, err
 	}
+	c.decision.Switched = func(to sched.ID, why string) {
+		if watch := e.watch.Load(); watch != nil {
+			(*watch)(number, to, why)
+		}
+	}
 	if c.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
 		return nil, errors.Join(fmt.Errorf("core %d: make timer: %w", number, err), c.decision.Close())
 	}

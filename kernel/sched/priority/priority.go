@@ -29,6 +29,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -40,6 +41,7 @@ import (
 // Enforcer shares cores. It implements sched.Enforcer.
 type Enforcer struct {
 	log   func(format string, args ...any)
+	watch atomic.Pointer[sched.Watcher]
 	stops error // why priorities cannot be had; nil: they can
 	deaf  error // why context switches cannot be seen
 
@@ -82,6 +84,9 @@ func tryEvents() error {
 	}
 	return err
 }
+
+// Watch has w told of every core that changes hands from now on.
+func (e *Enforcer) Watch(w sched.Watcher) { e.watch.Store(&w) }
 
 // Name implements sched.Enforcer.
 func (e *Enforcer) Name() string {
