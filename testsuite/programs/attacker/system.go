@@ -141,6 +141,7 @@ var files = []try{
 	{"read the node's configuration", open("/margay/node.json")},
 	{"read the victim's file", open("/tmp/victim")},
 	{"read /dev/mem", open("/dev/mem")},
+	{"read /dev/port", open("/dev/port")},
 	{"read /dev/kmsg", open("/dev/kmsg")},
 	{"read the log of Linux", func() error { _, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, make([]byte, 64)); return err }},
 	{"make /dev/mem", func() error { return unix.Mknod("/tmp/mem", unix.S_IFCHR|0o666, 1<<8|1) }},
@@ -201,7 +202,6 @@ var privileges = []try{
 	{"swap", swap},
 	{"set the clock", func() error { return unix.ClockSettime(unix.CLOCK_REALTIME, &unix.Timespec{Sec: 1}) }},
 	{"change the host name", func() error { return unix.Sethostname([]byte("mine")) }},
-	{"reach devices' ports", func() error { return unix.Ioperm(0x70, 2, 1) }},
 	{"open a file by its handle", func() error {
 		_, err := unix.OpenByHandleAt(unix.AT_FDCWD, unix.NewFileHandle(1, make([]byte, 8)), 0)
 		return err
