@@ -24,7 +24,13 @@ var callService = service.Service{
 func call(c *service.Call) (uint64, error) {
 	caller := c.Data.(*Extension)
 	x, err := caller.set.Find(uint32(c.Args[0]))
-	if err != nil || c.Args[0] != uint64(x.handle) || x.handle >= caller.handle {
+	if err != nil {
+		if err := caller.set.Stray(uint32(c.Args[0])); err != nil {
+			caller.set.manager.note(caller.set, caller.handle, caller.name, "its call is refused: %v", err)
+		}
+		return service.Errno(unix.ENOENT), nil
+	}
+	if c.Args[0] != uint64(x.handle) || x.handle >= caller.handle {
 		return service.Errno(unix.ENOENT), nil
 	}
 	r0, err := x.Invoke(c, nimble.Event{

@@ -110,7 +110,7 @@ func services(row slot.Row) (*service.Table, error) {
 func (m *Manager) Open(job uint32, budget int64) *Set {
 	s := &Set{
 		manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory), places: make(map[string]Place),
-		chains: make(map[slot.Name]*chain),
+		chains: make(map[slot.Name]*chain), pace: newPace(),
 	}
 	for _, row := range slot.Table {
 		s.chains[row.Name] = new(chain)
@@ -263,6 +263,7 @@ type Set struct {
 	job     uint32
 	budget  int64                // bytes
 	chains  map[slot.Name]*chain // of all slots
+	pace    *pace
 
 	removing sync.WaitGroup // extensions that are out of the chain and not yet released
 
@@ -332,6 +333,10 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if s.job != Machine && r.Trusted {
 		return nil, fmt.Errorf("%w: only the machine has trusted extensions; what a job inserts is checked when it runs", ErrRefused)
 	}
+	name := cmp.Or(r.Name, spec.Name)
+	if printable(name) != name {
+		return nil, fmt.Errorf("%w: its name %q cannot be printed", ErrRefused, name)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -341,7 +346,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 		return nil, fmt.Errorf("%w: a job has at most %d extensions on a node", ErrNoRoom, MaxExtensions)
 	}
 	x := &Extension{
-		set: s, row: row, name: cmp.Or(r.Name, spec.Name), spec: spec,
+		set: s, row: row, name: name, spec: spec,
 		place: uint8(slices.IndexFunc(slot.Table, func(r slot.Row) bool { return r.Name == row.Name })),
 	}
 	options, err := s.options(x, r, spec, row)

@@ -2,9 +2,14 @@ package extension
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
+
+	"golang.org/x/time/rate"
 )
 
 // Note is something that happened to an extension, for people.
@@ -12,9 +17,9 @@ type Note struct {
 	Seq    uint64 // counts the notes of a node, from 1
 	Time   time.Time
 	Job    uint32
-	Handle uint32
+	Handle uint32 // 0: it is about none in particular
 	Name   string
-	Text   string // inserted, removed and why, a fault, a line that it has printed
+	Text   string // inserted, removed and why, a fault, a line that it has printed, what a rank was refused
 }
 
 // keptNotes is how many notes a node remembers.
@@ -58,9 +63,86 @@ func (h *history) after(seq uint64) []Note {
 // Notes returns what happened to the node's extensions after the note with number seq, as far as it is still known.
 func (m *Manager) Notes(seq uint64) []Note { return m.history.after(seq) }
 
-// note logs and remembers what happens to an extension of a set.
+// Bounds of what is noted of one set, so that a job that goes wrong again and again drowns nobody's log.
+const (
+	notesAtOnce    = 256
+	notesPerSecond = 4
+)
+
+// pace bounds the notes of a set.
+type pace struct {
+	limit *rate.Limiter
+
+	mu      sync.Mutex
+	omitted int // since the last note
+}
+
+func newPace() *pace { return &pace{limit: rate.NewLimiter(notesPerSecond, notesAtOnce)} }
+
+// next reports whether there may be another note, and how many were left out before it.
+func (p *pace) next() (omitted int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.limit.Allow() {
+		p.omitted++
+		return 0, false
+	}
+	omitted, p.omitted = p.omitted, 0
+	return omitted, true
+}
+
+// note logs and remembers what happens to an extension of a set, or to the set itself when name is empty.
 func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	m.log("%v: extension %d (%s): %s", s, handle, name, text)
+	omitted, ok := s.pace.next()
+	if !ok {
+		return
+	}
+	if omitted > 0 {
+		m.tell(s, 0, "", fmt.Sprintf("%d notes before this were left out: it has too many", omitted))
+	}
+	m.tell(s, handle, name, fmt.Sprintf(format, args...))
+}
+
+func (m *Manager) tell(s *Set, handle uint32, name, text string) {
+	name, text = printable(name), printable(text)
+	if name == "" {
+		m.log("%v: %s", s, text)
+	} else {
+		m.log("%v: extension %d (%s): %s", s, handle, name, text)
+	}
 	m.history.add(Note{Time: time.Now(), Job: s.job, Handle: handle, Name: name, Text: text})
+}
+
+// printable replaces what would not stay in a line.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// Refuse notes that a rank has asked for what it must not have, or for what makes no sense.
+func (s *Set) Refuse(rank int, err error) {
+	s.manager.note(s, 0, "", "rank %d is refused: %v", rank, err)
+}
+
+// Stray returns an error when a handle that is none of the set's cannot have been one: it is that of another job's extension,
+// or was never given out.
+func (s *Set) Stray(handle uint32) error {
+	m := s.manager
+	m.mu.Lock()
+	never := handle == 0 || handle > m.last
+	sets := slices.Collect(maps.Values(m.sets))
+	m.mu.Unlock()
+	if never {
+		return fmt.Errorf("there has never been an extension %d", handle)
+	}
+	for _, other := range sets {
+		if _, err := other.Find(handle); err == nil && other != s {
+			return fmt.Errorf("extension %d is one of %v", handle, other)
+		}
+	}
+	return nil
 }

@@ -55,13 +55,16 @@ func (s *Set) keep(x *Extension, r Request) error {
 	}
 	item, err := s.item(x, r)
 	defer item.CloseFiles()
+	if _, gone := s.Find(x.handle); gone != nil {
+		return nil // its faults were faster
+	}
 	if err != nil {
 		return err
 	}
 	if err := keeper.Keep(item); err != nil {
 		return err
 	}
-	if _, err := s.Find(x.handle); err != nil { // its faults were faster
+	if _, gone := s.Find(x.handle); gone != nil { // or as fast
 		return keeper.Drop(item.Name)
 	}
 	return nil

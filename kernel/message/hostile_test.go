@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/ext/message/accumulate"
+	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
 	"margay/kernel/leaktest"
@@ -102,6 +103,62 @@ func TestHostileArea(t *testing.T) {
 				t.Errorf("insert: %+v", reply)
 			}
 		})
+	}
+}
+
+// What a rank must not ask for is refused, and noted; what it may ask for in vain is not.
+func TestRefusedRequestsAreNoted(t *testing.T) {
+	j := open(t, 1, 1)
+	a := j.join(0)
+	manager := j.nodes[0].manager
+	victim := manager.Open(99, 1<<20)
+	defer victim.Close()
+	theirs, err := victim.Insert(extension.Request{Object: extensiontest.Object(t, byHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := a.insert(extensiontest.Object(t, byHandler))
+	notes := func() (texts []string) {
+		for _, n := range manager.Notes(0) {
+			if n.Job == j.config.Job {
+				texts = append(texts, n.Text)
+			}
+		}
+		return texts
+	}
+	before := len(notes())
+	for _, q := range []wire.Request{
+		{Op: wire.OpRemove, Handle: theirs.Handle()}, {Op: wire.OpStats, Handle: theirs.Handle()}, {Op: wire.OpState, Handle: theirs.Handle(), Name: "m"},
+	} {
+		if reply, _ := a.ask(q, nil); reply.Status != wire.StatusNotFound || strings.Contains(reply.Text, "99") {
+			t.Errorf("request %d for another job's extension: %+v", q.Op, reply)
+		}
+	}
+	if reply, _ := a.ask(wire.Request{Op: 77}, nil); reply.Status != wire.StatusInvalid {
+		t.Errorf("unknown request: %+v", reply)
+	}
+	if reply, _ := a.ask(wire.Request{Op: wire.OpRegion, Name: "none"}, nil); reply.Status != wire.StatusNotFound {
+		t.Errorf("no region: %+v", reply)
+	}
+	if reply := a.insert(extensiontest.Object(t, byHandler), wire.Setting{Kind: wire.SetTrusted}); reply.Status != wire.StatusRefused {
+		t.Errorf("trusted: %+v", reply)
+	}
+	for range 2 { // the second time it is gone
+		a.ask(wire.Request{Op: wire.OpRemove, Handle: mine.Handle}, nil)
+	}
+	says := fmt.Sprintf("rank 0 is refused: extension %d is one of job 99", theirs.Handle())
+	wants := []string{says, says, says, "rank 0 is refused: request 77 is unknown", "refused: the extension is refused: only the machine has trusted", "removed: rank 0"}
+	got := notes()[before:]
+	if len(got) != len(wants) {
+		t.Fatalf("%d notes: %q", len(got), got)
+	}
+	for i, want := range wants {
+		if !strings.HasPrefix(got[i], want) {
+			t.Errorf("note %q, want %q", got[i], want)
+		}
+	}
+	if _, err := victim.Find(theirs.Handle()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -47,6 +47,7 @@ func (r *rank) serve() {
 		}
 		if err != nil {
 			reply.Text = err.Error()
+			r.complain(request, reply.Status, err)
 		}
 		closeAll(files)
 		err = r.reply(reply, give)
@@ -150,6 +151,22 @@ func status(err error) wire.Status {
 		return wire.StatusNoRoom
 	}
 	return wire.StatusFailed
+}
+
+// complain has a request noted that the rank must not make, or that makes no sense. Why an extension was refused is noted where
+// that is found out, and one that is gone may be asked for.
+func (r *rank) complain(q wire.Request, status wire.Status, err error) {
+	switch {
+	case q.Op == wire.OpInsert && status != wire.StatusInvalid:
+		return
+	case status == wire.StatusNotFound && q.Op == wire.OpRegion:
+		return
+	case status == wire.StatusNotFound:
+		if err = r.job.config.Set.Stray(q.Handle); err == nil {
+			return
+		}
+	}
+	r.job.config.Set.Refuse(r.number, err)
 }
 
 func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {

@@ -33,6 +33,11 @@ func TestMachine(t *testing.T) {
 			t.Errorf("no %q in:\n%s", want, said)
 		}
 	}
+	for name, want := range map[string]string{"user/max_user_namespaces": "0\n", "kernel/keys/maxbytes": "1\n"} {
+		if value, err := os.ReadFile("/proc/sys/" + name); string(value) != want {
+			t.Errorf("%s is %q, want %q: %v", name, value, want, err)
+		}
+	}
 }
 
 // The guest was booted from a node image, so its modules are loaded. To load them again is no error.

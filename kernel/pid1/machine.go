@@ -35,12 +35,27 @@ var mounts = []mount{
 	{"cgroup", "/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 }
 
-// SetUp mounts, loads the image's modules, and configures the network.
+// withheld is what Linux gives to everybody and no job is to have, with how much of it there is from now on, which cannot be nothing for keys: user namespaces, in
+// which a process has all privileges among its own and reaches parts of Linux that it has no business with; and keys, which
+// outlive whoever has made them.
+var withheld = map[string]string{"user/max_user_namespaces": "0", "kernel/keys/maxbytes": "1"}
+
+func withhold() error {
+	var errs []error
+	for name, value := range withheld {
+		if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil {
+			errs = append(errs, fmt.Errorf("withhold %s from jobs: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and configures the network.
 func (m Machine) SetUp(log func(format string, args ...any)) (boot.Config, error) {
 	if err := m.Mount(); err != nil {
 		return boot.Config{}, err
 	}
-	if err := m.LoadModules(); err != nil {
+	if err := errors.Join(m.LoadModules(), withhold()); err != nil {
 		log("%v", err)
 	}
 	config, err := boot.Read(boot.Path)

@@ -60,7 +60,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
 	}
-	for _, program := range []string{"probe", "oldnode", "oldlib"} {
+	for _, program := range []string{"probe", "attacker", "oldnode", "oldlib"} {
 		if err := build(program); err != nil {
 			fmt.Fprintln(os.Stderr, "e2e:", err)
 			return 1

@@ -172,8 +172,11 @@ func (a *app) printNotes(notes *control.ExtensionNotes) error {
 		if n.Job != 0 {
 			owner = "job " + owner
 		}
-		_, err := fmt.Fprintf(a.stdout, "%s %s %d.%d (%s): %s\n",
-			time.Unix(0, n.TimeNs).Format("15:04:05.000"), owner, n.Node, n.Handle, n.Name, n.Text)
+		what := fmt.Sprintf("%d.%d (%s)", n.Node, n.Handle, n.Name)
+		if n.Name == "" {
+			what = fmt.Sprintf("node%d", n.Node)
+		}
+		_, err := fmt.Fprintf(a.stdout, "%s %s %s: %s\n", time.Unix(0, n.TimeNs).Format("15:04:05.000"), owner, what, n.Text)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -47,9 +48,20 @@ func (t *table) row(cells ...any) {
 		if i > 0 {
 			fmt.Fprint(t.w, "\t")
 		}
-		fmt.Fprint(t.w, cell)
+		fmt.Fprint(t.w, printable(fmt.Sprint(cell)))
 	}
 	fmt.Fprintln(t.w)
+}
+
+// printable replaces what would not stay in its cell, or would say something to a terminal: names and reasons come from
+// applications.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
 }
 
 func (t *table) flush() error { return t.w.Flush() }

@@ -1,0 +1,307 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func attacker() string { return filepath.Join(scratch, "attacker") }
+
+// What an application tries by Linux, and what it is told on a node that has a Linux of its own.
+const systemTries = `signal PID 1: operation not permitted
+signal PID 1 by a descriptor: operation not permitted
+signal any other process: there is none
+trace PID 1: operation not permitted
+seize PID 1: operation not permitted
+trace any other process: there is none
+read memory of PID 1: operation not permitted
+take a descriptor of PID 1: operation not permitted
+limit PID 1: operation not permitted
+move PID 1: operation not permitted
+slow PID 1 down: operation not permitted
+see other processes: there is none
+watch PID 1: permission denied
+watch core 0: permission denied
+read /proc/1/mem: permission denied
+read /proc/1/environ: permission denied
+read /proc/1/maps: permission denied
+read /proc/1/fd: permission denied
+read /proc/1/root: permission denied
+enter the mounts of PID 1: permission denied
+enter the network of PID 1: permission denied
+read the node's configuration: no such file or directory
+read the victim's file: no such file or directory
+read /dev/mem: no such file or directory
+read /dev/port: no such file or directory
+read /dev/kmsg: no such file or directory
+read the log of Linux: operation not permitted
+make /dev/mem: operation not permitted
+read control groups: no such file or directory
+mount control groups: operation not permitted
+mount anything: operation not permitted
+mount by a descriptor: operation not permitted
+unmount /proc: operation not permitted
+change the root: operation not permitted
+exchange the root: operation not permitted
+write /etc/passwd: permission denied
+write /proc/sys/kernel/panic: permission denied
+write /proc/sys/kernel/core_pattern: permission denied
+write /proc/sys/kernel/hostname: permission denied
+write /proc/sysrq-trigger: permission denied
+be spared when memory runs out: permission denied
+become root: operation not permitted
+join groups: operation not permitted
+take a capability: operation not permitted
+allow new privileges: invalid argument
+raise an ambient capability: operation not permitted
+lie about its own memory: operation not permitted
+run in real time: operation not permitted
+run with a deadline: operation not permitted
+run before others: permission denied
+leave its cores: invalid argument
+make namespaces: operation not permitted
+be root in a user namespace: no space left on device
+make a map of BPF: operation not permitted
+list programs of BPF: operation not permitted
+leave a key behind: required key not available
+load a module: operation not permitted
+load another kernel: operation not permitted
+switch off: operation not permitted
+swap: operation not permitted
+set the clock: operation not permitted
+change the host name: operation not permitted
+open a file by its handle: operation not permitted
+read frames: operation not permitted
+make packets: operation not permitted
+use an interface: there is none
+reach the host by vsock: address family not supported by protocol
+see sockets of others: there is none
+connect to 10.66.0.1:7117: network is unreachable
+connect to 10.66.1.0:7118: network is unreachable
+`
+
+// hostMay is what the Linux of a host may give to everybody, and a hosted node cannot take away for its jobs alone. None of it
+// reaches anything of the node or of another job.
+var hostMay = []string{"leave its cores", "be root in a user namespace", "leave a key behind", "reach the host by vsock"}
+
+// What an application asks its node kernel for, what it is told, and what the log of extensions says about it; in the log V is the
+// victim's extension. Where nothing is said, the try has reached nothing but the application's own.
+var nodeTries = []struct{ name, told, logged string }{
+	{"insert a trusted extension", "only the machine has trusted extensions", "(attack): refused: the extension is refused: only the machine has trusted"},
+	{"insert into slot boot", "slot boot takes only", "(attack): refused: the extension is refused: slot boot takes only"},
+	{"insert into slot packet", "slot packet takes no extensions", "(attack): refused: the extension is refused: slot packet takes"},
+	{"insert into no slot", `there is no slot "victim/message"`, `(attack): refused: the extension is refused: there is no slot "victim/message"`},
+	{"set what is no variable", `it has no variable "victim"`, `(attack): refused: the extension is refused: it has no variable "victim"`},
+	{"set more entries than there is memory", "bytes of maps", `bytes of maps`},
+	{"forge a name", "cannot be printed", `(x?margay: all is well?[2J): refused: `},
+	{"remove the victim's extension", "no such extension", "rank 0 is refused: extension V is one of job "},
+	{"read the victim's statistics", "no such extension", "rank 0 is refused: extension V is one of job "},
+	{"read the victim's state", "no such extension", "rank 0 is refused: extension V is one of job "},
+	{"read the victim's region", `region "secret": no such`, ""},
+	{"make a region of all memory", "no room for more", `rank 0 is refused: region "all": no room for more`},
+	{"remove an extension that is not", "no such extension", "rank 0 is refused: there has never been an extension 4294967295"},
+	{"remove extension 0", "no such extension", "rank 0 is refused: there has never been an extension 0"},
+	{"ask in 3 bytes", "request of 3 bytes", "rank 0 is refused: wire: request of 3 bytes"},
+	{"ask in too many bytes", "request of 1433 bytes", "rank 0 is refused: wire: request of 1433 bytes"},
+	{"ask for what is not", "request 4242 is unknown", "rank 0 is refused: request 4242 is unknown"},
+	{"ask with settings that are not there", "with 200 settings", "rank 0 is refused: wire: request of 152 bytes with 200 settings"},
+	{"insert nothing", "as one file", "rank 0 is refused: the extension's object is to come as one file"},
+	{"insert a pipe", "is no file", "rank 0 is refused: the extension's object is no file"},
+	{"insert three files", "as one file", "rank 0 is refused: the extension's object is to come as one file"},
+	{"call the victim's extension", "its handle is none in this job", "(caller): its call is refused: extension V is one of job "},
+	{"send in the name of another", "it comes from who has sent it", ""},
+	{"shrink what the node kernel maps", "operation not permitted", ""},
+}
+
+// An application that tries to get at the node, and at the job beside it, is refused each single thing, what it asks the node kernel
+// for is logged, and the other job has noticed nothing. Linux itself says no to the rest, and the node is not told of that.
+func TestAttacker(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		victim := m.start("run", attacker(), "victim")
+		victim.awaitOutput("victim ")
+		eventually(t, 10*time.Second, "a line", func() bool { return strings.HasSuffix(victim.stdout.String(), "\n") }, victim.stdout.String)
+		handle := strings.TrimSpace(strings.TrimPrefix(victim.stdout.String(), "victim "))
+
+		r := m.run(0, attacker(), "system", "10.66.0.1:7117", "10.66.1.0:7118")
+		checkSystem(t, m.name == "shared-hosted", r.stdout)
+
+		caller := extension(t, "caller", "0")
+		r = m.run(0, "--with", caller, attacker(), "node", handle, caller)
+		log := m.margay("ext", "log", "--node", "0").stdout
+		lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+		if len(lines) != len(nodeTries) {
+			t.Fatalf("%d lines, want %d: %v", len(lines), len(nodeTries), r)
+		}
+		for i, try := range nodeTries {
+			t.Log(lines[i])
+			if !strings.HasPrefix(lines[i], try.name+": refused: ") || !strings.Contains(lines[i], try.told) {
+				t.Errorf("%s, want %s: refused: ... %s", lines[i], try.name, try.told)
+			}
+			if want := strings.ReplaceAll(try.logged, "V", handle); !strings.Contains(log, want) {
+				t.Errorf("%s: the log does not have %q:\n%s", try.name, want, log)
+			}
+		}
+		if strings.Contains(log, "\nmargay: all is well") {
+			t.Error("it has written a line of its own into the log")
+		}
+		if console, err := os.ReadFile(m.file("log", "node0.console")); err != nil || !strings.Contains(string(console), "rank 0 is refused: extension "+handle+" is one of job ") {
+			t.Errorf("the console of node0 does not have it: %v", err)
+		}
+
+		if r := m.run(125, attacker(), "ring"); !strings.Contains(r.stderr, "the area was written over") {
+			t.Error(r)
+		}
+		victim.signal(15)
+		if r := victim.wait(); r.code != 0 || !strings.HasSuffix(r.stdout, "\nmessages counted: true region whole: true file whole: true <nil>\n") {
+			t.Errorf("the victim: %v", r)
+		}
+		m.usable()
+	})
+}
+
+// checkSystem holds what an application was told against systemTries.
+func checkSystem(t *testing.T, hosted bool, said string) {
+	t.Helper()
+	lines, wants := strings.Split(said, "\n"), strings.Split(systemTries, "\n")
+	if len(lines) != len(wants) {
+		t.Fatalf("%d lines, want %d:\n%s", len(lines), len(wants), said)
+	}
+	for i, want := range wants {
+		if want == "" {
+			continue
+		}
+		t.Log(lines[i])
+		name, reason, _ := strings.Cut(want, ": ")
+		if strings.HasPrefix(name, "connect to") { // an address has colons, too
+			name, reason = want[:strings.LastIndex(want, ": ")], want[strings.LastIndex(want, ": ")+2:]
+		}
+		switch {
+		case !hosted && lines[i] != name+": refused: "+reason:
+			t.Errorf("%s, want %s: refused: %s", lines[i], name, reason)
+		case hosted && !strings.HasPrefix(lines[i], name+": refused: ") && !(lines[i] == name+": DONE" && slices.Contains(hostMay, name)):
+			t.Errorf("%s", lines[i])
+		}
+	}
+}
+
+// Whatever an application leaves behind ends with it: processes that hide, hold its memory and sockets, and will not go; extensions,
+// regions, mounts. It does not matter how the application ends.
+func TestNothingIsLeft(t *testing.T) {
+	ends := map[string]func(m *machine, c *command){
+		"by itself": func(*machine, *command) {},
+		"ranks killed": func(m *machine, _ *command) {
+			job := m.onlyJob()
+			for _, rank := range []string{"0", "1"} {
+				m.margay("kill", "-s", "KILL", "--rank", rank, job)
+			}
+		},
+		"margay run killed": func(m *machine, c *command) { kill(m.t, c.cmd.Process.Pid) },
+		"init killed": func(m *machine, _ *command) {
+			if m.name != "shared-hosted" {
+				m.margay("kill", "-s", "KILL", m.onlyJob()) // nobody can reach the init of a job in a guest
+				return
+			}
+			for _, pid := range pids(m.t, attacker()+" stay wait") {
+				if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); strings.HasPrefix(string(name), "attacker") {
+					kill(m.t, parent(pid))
+				}
+			}
+		},
+	}
+	onBoth(t, func(t *testing.T, m *machine) {
+		m.run(0, "-n", "8", attacker(), "remains") // what is made once is there
+		before := m.remains()
+		for name, end := range ends {
+			t.Run(name, func(t *testing.T) {
+				m := *m
+				m.t = t
+				args := []string{"run", "-n", "2", attacker(), "stay"}
+				if name != "by itself" {
+					args = append(args, "wait")
+				}
+				c := m.start(args...)
+				eventually(t, 30*time.Second, "both ranks", func() bool { return strings.Count(c.stdout.String(), "staying as extension") == 2 },
+					func() string { return c.stdout.String() + c.stderr.String() })
+				end(&m, c)
+				if r := c.wait(); name == "by itself" && r.code != 0 {
+					t.Error(r)
+				}
+				m.awaitIdle(30 * time.Second)
+				var after leftovers
+				eventually(t, 30*time.Second, "end of all that it left", func() bool {
+					after = m.remains()
+					return after.within(before)
+				}, func() string { return fmt.Sprintf("before %+v, after %+v", before, after) })
+				if list := m.margay("ext", "list", "--node", "0").stdout; regexp.MustCompile(`(?m) stay .* active`).MatchString(list) {
+					t.Errorf("its extensions are left:\n%s", list)
+				}
+			})
+		}
+		m.usable()
+	})
+}
+
+// leftovers are what there is of jobs on a machine, or on node0 of one.
+type leftovers struct {
+	processes, mounts, memories int // of hosted nodes
+	threads, groups, shared     int // of the Linux of a guest; shared memory in KiB
+}
+
+// within reports whether nothing has been added. Linux counts the memory of a guest for each processor, and adds that up now and
+// then; it keeps some dead groups whose memory a processor has put aside for the next use; a node kernel has now and then a thread
+// more. What one of the jobs here leaves, or all that only look, is more than that.
+func (l leftovers) within(before leftovers) bool {
+	return l.processes <= before.processes && l.threads <= before.threads+4 && l.mounts <= before.mounts && l.memories <= before.memories &&
+		l.groups <= before.groups+16 && l.shared <= before.shared+256
+}
+
+// remains looks for what is left: on the host for what the processes of hosted nodes have, in a guest by what Linux counts.
+func (m *machine) remains() (l leftovers) {
+	m.t.Helper()
+	if m.name != "shared-hosted" {
+		r := m.run(0, attacker(), "remains")
+		if n, err := fmt.Sscanf(r.stdout, "remains %d %d %d", &l.shared, &l.threads, &l.groups); n != 3 {
+			m.t.Fatalf("%v: %v", err, r)
+		}
+		return l
+	}
+	namespaces := make(map[string]bool)
+	for _, pid := range m.processes() {
+		l.processes++
+		if name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil {
+			namespaces[name] = true
+		}
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, f := range files {
+			if name, err := os.Readlink(f); err == nil && strings.HasPrefix(name, "/memfd:") {
+				l.memories++
+			}
+		}
+	}
+	l.mounts = len(namespaces)
+	return l
+}
+
+// processes returns the processes below the machine's holder.
+func (m *machine) processes() []int {
+	m.t.Helper()
+	holder, _ := m.status()
+	children := make(map[int][]int)
+	files, _ := filepath.Glob("/proc/[0-9]*")
+	for _, f := range files {
+		var pid int
+		fmt.Sscan(filepath.Base(f), &pid)
+		children[parent(pid)] = append(children[parent(pid)], pid)
+	}
+	all := []int{holder}
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[all[i]]...)
+	}
+	return all
+}
