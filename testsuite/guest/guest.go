@@ -36,6 +36,7 @@ type Spec struct {
 	Pattern   string            // of the tests to run, as in go test -run; empty: all
 	Timeout   time.Duration     // for the tests of one package; 0: DefaultTimeout
 	CPUs      int               // 0: 2, of which the second is isolated as on a node
+	InTurn    bool              // see qemu.Config
 	MemoryMiB int               // 0: 512
 	Boot      initramfs.Profile // how the second CPU is kept quiet
 	Profile   bool              // make coverage profiles; they do not count what tests start
@@ -111,7 +112,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	}
 	config := qemu.Config{
 		Name: "test-guest", Kernel: image.Kernel.Image, Initrd: filepath.Join(s.Dir, "guest.img"),
-		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs,
+		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs, InTurn: s.InTurn,
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
 	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
