@@ -55,6 +55,7 @@ generate: ## make the generated files anew: the control protocol, handlers of an
 	go generate ./cluster/control ./nimble/engine/direct
 	go run ./tools/slots >ext/SLOTS.md
 	$(MAKE) -C ext
+	$(MAKE) -C kernel/sched/schedext
 	$(MAKE) -C nimble/object/testdata
 	$(MAKE) -C kernel/sched/schedtest/testdata
 

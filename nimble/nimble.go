@@ -77,9 +77,7 @@ func (l Limits) withDefaults() Limits {
 // changed. A refusal by the verifier wraps *verify.Refusal. The Extension must
 // be closed.
 func Insert(spec *object.Spec, o Options) (*Extension, error) {
-	own := *spec
-	own.Maps = slices.Clone(spec.Maps) // what options change
-	x, err := insert(&own, o)
+	x, err := insert(spec, o)
 	if err != nil {
 		return nil, fmt.Errorf("insert %q: %w", spec.Name, err)
 	}
@@ -93,25 +91,41 @@ func insert(spec *object.Spec, o Options) (*Extension, error) {
 	if o.Cores == 0 {
 		o.Cores = 1
 	}
-	limits := o.Limits.withDefaults()
-	if err := configure(spec, o); err != nil {
-		return nil, err
-	}
-	program, err := verify.Verify(spec, verify.Config{
-		Services:        o.Services,
-		Trusted:         o.Trusted,
-		MaxInstructions: limits.MaxInstructions,
-		Context:         o.Context,
-		NoProofs:        o.NoProofs,
-	})
+	program, err := verified(spec, o)
 	if err != nil {
 		return nil, err
 	}
-	x := &Extension{program: program, limits: limits, context: o.Context}
+	x := &Extension{program: program, limits: o.Limits.withDefaults(), context: o.Context}
 	if err := x.build(o); err != nil {
 		return nil, errors.Join(err, x.release())
 	}
 	return x, nil
+}
+
+// Verify returns the program that Insert would thread, for those who have it
+// run elsewhere. Engine need not be set.
+func Verify(spec *object.Spec, o Options) (*verify.Program, error) {
+	p, err := verified(spec, o)
+	if err != nil {
+		return nil, fmt.Errorf("verify %q: %w", spec.Name, err)
+	}
+	return p, nil
+}
+
+// verified configures and verifies a copy of a description.
+func verified(spec *object.Spec, o Options) (*verify.Program, error) {
+	own := *spec
+	own.Maps = slices.Clone(spec.Maps) // what options change
+	if err := configure(&own, o); err != nil {
+		return nil, err
+	}
+	return verify.Verify(&own, verify.Config{
+		Services:        o.Services,
+		Trusted:         o.Trusted,
+		MaxInstructions: o.Limits.MaxInstructions,
+		Context:         o.Context,
+		NoProofs:        o.NoProofs,
+	})
 }
 
 // configure applies the options to the description of the program.

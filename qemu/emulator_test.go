@@ -113,6 +113,10 @@ func TestArguments(t *testing.T) {
 	if got := e.args(&cfg); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
+	cfg.InTurn = true
+	if line := strings.Join(e.args(&cfg), " "); !strings.Contains(line, "-accel tcg,thread=single ") {
+		t.Errorf("CPUs in turn: %s", line)
+	}
 	small := Config{Name: "n1", Kernel: image, Accel: KVM}
 	if err := small.validate(); err != nil {
 		t.Fatal(err)

@@ -31,13 +31,15 @@ import (
 
 // Spec says what to run, and in what guest. The zero value of all but Packages and Dir is good.
 type Spec struct {
-	Packages  []string      // import paths
-	Dir       string        // a folder for what is built
-	Pattern   string        // of the tests to run, as in go test -run; empty: all
-	Timeout   time.Duration // for the tests of one package; 0: DefaultTimeout
-	CPUs      int           // 0: 2, of which the second is isolated as on a node
-	MemoryMiB int           // 0: 512
-	Profile   bool          // make coverage profiles; they do not count what tests start
+	Packages  []string          // import paths
+	Dir       string            // a folder for what is built
+	Pattern   string            // of the tests to run, as in go test -run; empty: all
+	Timeout   time.Duration     // for the tests of one package; 0: DefaultTimeout
+	CPUs      int               // 0: 2, of which the second is isolated as on a node
+	InTurn    bool              // see qemu.Config
+	MemoryMiB int               // 0: 512
+	Boot      initramfs.Profile // how the second CPU is kept quiet
+	Profile   bool              // make coverage profiles; they do not count what tests start
 	Told      func(format string, args ...any)
 }
 
@@ -110,11 +112,11 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	}
 	config := qemu.Config{
 		Name: "test-guest", Kernel: image.Kernel.Image, Initrd: filepath.Join(s.Dir, "guest.img"),
-		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs,
+		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs, InTurn: s.InTurn,
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
 	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
-	config.Cmdline, err = initramfs.Cmdline(image.Kernel, initramfs.Isolated, s.CPUs, "loglevel=2", "panic_on_oops=1")
+	config.Cmdline, err = initramfs.Cmdline(image.Kernel, s.Boot, s.CPUs, "loglevel=2", "panic_on_oops=1")
 	if err != nil {
 		return qemu.Config{}, err
 	}

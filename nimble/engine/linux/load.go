@@ -46,41 +46,56 @@ func load(p *verify.Program, maps []*state.Map) (*code, error) {
 	if err := c.makeTwins(all); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	if err := c.loadProgram(p); err != nil {
+	if err := c.loadProgram(translate(p)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-// makeTwins makes the maps in the kernel. Without a context its map is there
-// all the same, so that every map keeps its place.
+// makeTwins makes the maps in the kernel.
 func (c *code) makeTwins(all []use) error {
-	if c.context.Size > math.MaxUint32 {
-		return fmt.Errorf("a context of %d bytes", c.context.Size)
-	}
-	specs := []twinSpec{
-		{"control", controlSize, 1, true},
-		{"context", max(uint32(c.context.Size), 1), 1, c.context.Writable},
+	if err := c.makeOwn(); err != nil {
+		return err
 	}
 	for n, m := range c.maps {
-		spec := m.Spec()
-		t := twinSpec{spec.Name, spec.ValueSize, spec.Entries, !spec.ReadOnly}
-		if all[n].direct && !all[n].handle {
-			if spec.Length() > math.MaxUint32 {
-				return fmt.Errorf("map %q: %d bytes in one piece", spec.Name, spec.Length())
-			}
-			t.size, t.entries = uint32(spec.Length()), 1
-		}
-		specs = append(specs, t)
-	}
-	for _, spec := range specs {
-		t, err := newTwin(spec)
+		t, err := newMapTwin(m.Spec(), all[n])
 		if err != nil {
-			return fmt.Errorf("map %q in the kernel: %w", spec.name, err)
+			return err
 		}
 		c.twins = append(c.twins, t)
 	}
 	return nil
+}
+
+// makeOwn makes control and context. Without a context its map is there all the
+// same, so that every map keeps its place.
+func (c *code) makeOwn() error {
+	if c.context.Size > math.MaxUint32 {
+		return fmt.Errorf("a context of %d bytes", c.context.Size)
+	}
+	for _, spec := range []twinSpec{
+		{"control", controlSize, 1, true},
+		{"context", max(uint32(c.context.Size), 1), 1, c.context.Writable},
+	} {
+		t, err := newTwin(spec)
+		if err != nil {
+			return err
+		}
+		c.twins = append(c.twins, t)
+	}
+	return nil
+}
+
+// newMapTwin makes the twin of a map of a program that uses it in that way.
+func newMapTwin(spec state.Spec, u use) (*twin, error) {
+	t := twinSpec{spec.Name, spec.ValueSize, spec.Entries, !spec.ReadOnly}
+	if u.direct && !u.handle {
+		if spec.Length() > math.MaxUint32 {
+			return nil, fmt.Errorf("map %q: %d bytes in one piece", spec.Name, spec.Length())
+		}
+		t.size, t.entries = uint32(spec.Length()), 1
+	}
+	return newTwin(t)
 }
 
 // license is that of what loads programs. They use no service that asks for
@@ -89,15 +104,9 @@ const license = "BSD"
 
 // loadProgram has the kernel verify the program. The error is what the kernel
 // says.
-func (c *code) loadProgram(p *verify.Program) error {
-	t := translate(p)
-	for at := range t.code {
-		switch i := &t.code[at]; i.Op() {
-		case isa.LdMapFD, isa.LdValueFD:
-			i.Imm = int32(c.twins[i.Imm].FD())
-		}
-	}
-	code, err := asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(t.code)), binary.LittleEndian, "linux")
+func (c *code) loadProgram(t *translator) error {
+	p := t.program
+	code, err := t.instructions(c.twins)
 	if err != nil {
 		return err
 	}
@@ -128,6 +137,17 @@ func (c *code) loadProgram(p *verify.Program) error {
 		c.size = int(size)
 	}
 	return nil
+}
+
+// instructions returns the code with its maps, in the form of cilium/ebpf.
+func (t *translator) instructions(maps []*twin) (asm.Instructions, error) {
+	for at := range t.code {
+		switch i := &t.code[at]; i.Op() {
+		case isa.LdMapFD, isa.LdValueFD:
+			i.Imm = int32(maps[i.Imm].FD())
+		}
+	}
+	return asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(t.code)), binary.LittleEndian, "linux")
 }
 
 // reason returns what the kernel has against a program.

@@ -46,10 +46,23 @@ type use struct {
 	direct bool // by the address of its memory
 }
 
-// uses looks at the maps and services of a program. The error is a reason to
-// refuse it.
+// thisCore is the service that says which core the event is for.
+const thisCore = "get_smp_processor_id"
+
+// uses looks at the maps and services of a program whose runs are tests. The
+// error is a reason to refuse it.
 func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
-	all := make([]use, len(maps))
+	all, err := findUses(p, false)
+	if err != nil {
+		return nil, err
+	}
+	return all, private(maps)
+}
+
+// findUses looks at the maps and services of a program. The error is a reason
+// to refuse it. A program for one core may ask which that is.
+func findUses(p *verify.Program, oneCore bool) ([]use, error) {
+	all := make([]use, len(p.Maps()))
 	for slot := range p.Len() {
 		i := p.At(slot)
 		switch i.Op {
@@ -58,7 +71,8 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 		case isa.LdValue, isa.LdValueFD:
 			all[i.Imm].direct = true
 		case isa.Call, isa.CallNamed:
-			if called := p.Services()[i.Target]; helpers[called.Name] == 0 {
+			called := p.Services()[i.Target]
+			if helpers[called.Name] == 0 && !(oneCore && called.Name == thisCore) {
 				return nil, fmt.Errorf("insn=%d: service %v is not one that the kernel has", slot, called)
 			}
 		case isa.CallLocal:
@@ -67,24 +81,33 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 			}
 		}
 	}
-	for n, m := range maps {
-		spec := m.Spec()
-		_, shared := m.Memory().FD()
-		switch {
-		case spec.Kind != state.Array:
-			return nil, fmt.Errorf("map %q: the core of a %v is the event's, not the kernel's", spec.Name, spec.Kind)
-		case shared:
-			return nil, fmt.Errorf("map %q: it is shared with other processes, which would not see what the kernel does", spec.Name)
-		case all[n].handle && all[n].direct && spec.Entries > 1:
+	for n, spec := range p.Maps() {
+		if all[n].handle && all[n].direct && spec.Entries > 1 {
 			return nil, fmt.Errorf("map %q: the kernel has no address for the whole of a map that services use", spec.Name)
 		}
 	}
 	return all, nil
 }
 
+// private refuses maps whose twins in the kernel would not do.
+func private(maps []*state.Map) error {
+	for _, m := range maps {
+		spec := m.Spec()
+		if spec.Kind != state.Array {
+			return fmt.Errorf("map %q: the core of a %v is the event's, not the kernel's", spec.Name, spec.Kind)
+		}
+		if _, shared := m.Memory().FD(); shared {
+			return fmt.Errorf("map %q: it is shared with other processes, which would not see what the kernel does", spec.Name)
+		}
+	}
+	return nil
+}
+
 // translator makes the kernel's form of a program.
 type translator struct {
 	program *verify.Program
+	part    bool  // of another program, which calls it with the context in r1
+	core    int32 // what it is told when it asks for the core that the event is for
 	code    []isa.Instruction
 	at      []int       // of each slot, where it is in code
 	entry   map[int]int // of the first slot of each function, where the function is in code
@@ -93,23 +116,32 @@ type translator struct {
 // translate returns the program as the kernel is to have it. Maps are referred
 // to by index: an instruction that loads one is an LdMapFD or LdValueFD.
 func translate(p *verify.Program) *translator {
-	t := &translator{program: p, at: make([]int, p.Len()), entry: make(map[int]int)}
+	t := &translator{program: p}
+	t.translate()
+	return t
+}
+
+func (t *translator) translate() {
+	p := t.program
+	t.at, t.entry = make([]int, p.Len()), make(map[int]int)
 	for n, f := range p.Functions() {
 		t.entry[f.Start] = len(t.code)
 		t.clearStack(f)
-		if n == 0 {
+		switch {
+		case n == 0 && t.part:
+			t.arguments()
+		case n == 0:
 			t.prologue()
 		}
 		for slot := f.Start; slot < f.End; slot++ {
 			t.at[slot] = len(t.code)
 			t.code = append(t.code, t.instruction(slot))
 		}
-		if n == 0 {
+		if n == 0 && !t.part {
 			t.epilogue()
 		}
 	}
 	t.link()
-	return t
 }
 
 // emit adds an instruction written as text.
@@ -160,7 +192,17 @@ func (t *translator) prologue() {
 	if t.program.Context().Size > 0 {
 		t.emit("lddw_value_fd r1, %d, 0", contextMap)
 	}
-	for _, r := range []int{0, 6, 7, 8, 9} {
+	t.clear(0, 6, 7, 8, 9)
+}
+
+// arguments sets up the registers of a part: r1 is what it was called with.
+func (t *translator) arguments() {
+	t.emit("mov r2, %d", t.program.Context().Size)
+	t.clear(0, 3, 4, 5, 6, 7, 8, 9)
+}
+
+func (t *translator) clear(registers ...int) {
+	for _, r := range registers {
 		t.emit("mov r%d, 0", r)
 	}
 }
@@ -185,9 +227,13 @@ func (t *translator) instruction(slot int) isa.Instruction {
 		i.Src = isa.Register(isa.LdValueFD.Row().Key.Value)
 		i.Imm += firstMap
 	case isa.Call, isa.CallNamed:
-		return isa.Instruction{Code: isa.Call.Row().Code, Imm: helpers[t.program.Services()[i.Target].Name]}
+		called := t.program.Services()[i.Target]
+		if called.Name == thisCore {
+			return isa.Instruction{Code: isa.MovK.Row().Code, Imm: t.core}
+		}
+		return isa.Instruction{Code: isa.Call.Row().Code, Imm: helpers[called.Name]}
 	case isa.Exit:
-		if t.program.Function(slot).Start == 0 {
+		if t.program.Function(slot).Start == 0 && !t.part {
 			return isa.Instruction{Code: isa.JA.Row().Code}
 		}
 	}
@@ -203,7 +249,7 @@ func (t *translator) link() {
 		case isa.CallLocal, isa.LdCode:
 			out.Imm = int32(t.entry[i.Target] - at - 1)
 		case isa.Exit:
-			if t.program.Function(slot).Start == 0 {
+			if t.program.Function(slot).Start == 0 && !t.part {
 				jump(out, t.entry[-1]-at-1)
 			}
 		}

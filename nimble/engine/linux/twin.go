@@ -2,6 +2,7 @@ package linux
 
 import (
 	"bytes"
+	"fmt"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -33,13 +34,13 @@ func newTwin(s twinSpec) (*twin, error) {
 	}
 	m, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("map %q in the kernel: %w", s.name, err)
 	}
 	t := &twin{Map: m, stride: int(s.size+7) &^ 7}
 	if s.writable {
 		if t.memory, err = m.Memory(); err != nil {
 			m.Close()
-			return nil, err
+			return nil, fmt.Errorf("map %q in the kernel: %w", s.name, err)
 		}
 	}
 	return t, nil

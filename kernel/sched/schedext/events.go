@@ -1,0 +1,195 @@
+package schedext
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"margay/kernel/slot"
+)
+
+// listen does what the skeleton asks for until the enforcer is closed.
+func (e *Enforcer) listen() {
+	for {
+		record, err := e.skeleton.reader.Read()
+		if errors.Is(err, ringbuf.ErrClosed) {
+			return
+		}
+		var ev event
+		if err == nil {
+			_, err = binary.Decode(record.RawSample, binary.NativeEndian, &ev)
+		}
+		if err != nil {
+			e.log("sched_ext: read event: %v", err)
+			return
+		}
+		if tell := e.heard(ev); tell != nil {
+			tell()
+		}
+	}
+}
+
+// heard does what one event asks for. It returns what there is to be told without the lock.
+func (e *Enforcer) heard(ev event) func() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil
+	}
+	if ev.Kind == eventExit {
+		e.evict()
+		return nil
+	}
+	for _, c := range e.cores {
+		if c.cpu != int(ev.CPU) {
+			continue
+		}
+		switch p := c.chain.judged(ev.Epoch, ev.Who); {
+		case ev.Kind == eventHold:
+			e.hold(c)
+		case p == nil: // it has been replaced meanwhile
+		case ev.Kind == eventFault:
+			return func() { p.Fault(nonsense(ev)) }
+		case ev.Kind == eventRescue:
+			return e.rescued(c, p, ev)
+		}
+	}
+	return nil
+}
+
+// nonsense says what is wrong with an answer.
+func nonsense(ev event) error {
+	if ev.Answer >= uint64(ev.Count) {
+		return fmt.Errorf("it chose task %d of %d", ev.Answer, ev.Count)
+	}
+	return fmt.Errorf("it chose task %d, which it holds", ev.Answer)
+}
+
+// rescued has the policy that has let a task starve answer for it.
+func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
+	name := "a task"
+	for _, t := range c.order {
+		if t.owner.Serial == ev.Serial {
+			name = fmt.Sprintf("job %d rank %d", t.Job, t.Rank)
+		}
+	}
+	p.rescues++
+	err := fmt.Errorf("%s was ready and not held, and had to wait for %v", name, floor)
+	if p.rescues == maxRescues {
+		err = fmt.Errorf("%w: that was the case %d times, and it decides no more on core %d", err, maxRescues, c.number)
+		e.running.Go(func() { e.takeOut(c, p) })
+	}
+	return func() { p.Fault(err) }
+}
+
+// hold stops the processes that are to be held on a core, and has the others go on. The caller holds the lock.
+func (e *Enforcer) hold(c *core) {
+	given, want := e.skeleton.given(c.cpu), e.skeleton.core(c.cpu).hold().Load()
+	var signals uint64
+	told := false
+	for _, t := range c.order {
+		bit := uint64(1) << t.place
+		switch on := want&bit != 0; {
+		case on == t.held:
+			continue
+		case on:
+			// Threads that are let run from now on must find that they are to stop.
+			e.report(t, t.stop(true))
+			given.frozen().Or(bit)
+		default:
+			given.frozen().And(^bit)
+			e.report(t, t.stop(false))
+			signals |= bit << thawed
+		}
+		told = true
+	}
+	if told {
+		e.signal(c, signals)
+	}
+}
+
+// watchInterval is how often cores are looked at on which nothing happens.
+const watchInterval = 250 * time.Millisecond
+
+// watch has cores decide anew on which a task waits for too long while nobody runs: Linux calls the skeleton for events, and there
+// is none then.
+func (e *Enforcer) watch() {
+	ticker := time.NewTicker(watchInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-e.done:
+			return
+		case <-ticker.C:
+		}
+		e.mu.Lock()
+		for _, c := range e.cores {
+			if e.usable() == nil && c.cpu >= 0 {
+				e.hold(c)
+				if e.starves(c) {
+					e.kick(c)
+				}
+			}
+		}
+		e.mu.Unlock()
+	}
+}
+
+// starves reports whether a task of a core has waited for too long.
+func (e *Enforcer) starves(c *core) bool {
+	state, now := e.skeleton.core(c.cpu), monotonic()
+	for _, t := range c.order {
+		p := &state.Places[t.place]
+		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(floor) {
+			return true
+		}
+	}
+	return false
+}
+
+// attachAgain puts the skeleton in force once more. The caller holds the lock.
+func (e *Enforcer) attachAgain() error {
+	if err := e.skeleton.attach(); err != nil {
+		return err
+	}
+	for _, t := range e.tasks { // Linux has forgotten whose threads they are
+		e.report(t, e.skeleton.adopt(t))
+	}
+	return nil
+}
+
+// evict comes to terms with the end of the skeleton. The caller holds the lock.
+func (e *Enforcer) evict() {
+	end := e.skeleton.allEnding.all[0]
+	reason, message := text(end.Reason[:]), text(end.Message[:])
+	if message != "" {
+		reason += ": " + message
+	}
+	_ = e.skeleton.detach()
+	e.evicted++
+	if e.evicted < maxEvictions {
+		e.log("sched_ext: Linux has ended the scheduler (%d of %d times): %s", e.evicted, maxEvictions, reason)
+		err := e.attachAgain()
+		if err == nil {
+			return
+		}
+		reason = err.Error()
+	}
+	e.broken = fmt.Errorf("sched_ext: Linux has ended the scheduler %d times, the last: %s", e.evicted, reason)
+	e.log("%v; tasks run as Linux likes", e.broken)
+	for _, t := range e.tasks {
+		if t.held {
+			e.report(t, t.stop(false))
+		}
+	}
+}
+
+// text returns a string of C.
+func text(b []byte) string {
+	before, _, _ := bytes.Cut(b, []byte{0})
+	return string(before)
+}

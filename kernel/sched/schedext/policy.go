@@ -1,0 +1,371 @@
+package schedext
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+
+	"margay/kernel/sched"
+	"margay/kernel/slot"
+	"margay/nimble"
+	"margay/nimble/engine/linux"
+	"margay/nimble/memory"
+	"margay/nimble/state"
+)
+
+// loaded is a policy that can decide in Linux.
+type loaded struct {
+	*sched.Policy
+	part   *linux.Part
+	shared []*linux.Map         // by index; nil where each core has its own
+	own    map[int][]*linux.Map // those, by core
+	kept   map[int]*ebpf.Map    // struct keep, by core
+	users  int                  // chains that it is in
+}
+
+// judged is a policy in a chain and what became of its tasks.
+type judged struct {
+	*loaded
+	rescues int
+}
+
+// chain is what decides on a core.
+type chain struct {
+	epoch   uint32
+	list    []*judged
+	program *ebpf.Program
+}
+
+// judged returns the policy that an event is about, nil if it has been replaced.
+func (c *chain) judged(epoch, who uint32) *judged {
+	if c == nil || c.epoch != epoch || int(who) >= len(c.list) {
+		return nil
+	}
+	return c.list[who]
+}
+
+func (c *chain) policy(epoch, who uint32) *sched.Policy {
+	if p := c.judged(epoch, who); p != nil {
+		return p.Policy
+	}
+	return nil
+}
+
+// SetPolicies implements sched.Enforcer. When Linux does not take one of them, the error says why, and those that were there before
+// go on.
+func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	c, err := e.coreFor(number)
+	if err == nil {
+		err = e.setPolicies(c, policies)
+	}
+	return err
+}
+
+// coreFor returns the core of that number, if anything can be done to it.
+func (e *Enforcer) coreFor(number int) (*core, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.usable(); err != nil {
+		return nil, err
+	}
+	return e.core(number), nil
+}
+
+// setPolicies does what SetPolicies does. The caller holds loading.
+func (e *Enforcer) setPolicies(c *core, policies []*sched.Policy) error {
+	next, err := e.chain(c, policies)
+	if err != nil {
+		return fmt.Errorf("sched_ext: core %d: %w", c.number, err)
+	}
+	last, err := e.replace(c, next)
+	if err != nil {
+		return errors.Join(fmt.Errorf("sched_ext: core %d: %w", c.number, err), e.drop(next))
+	}
+	return e.drop(last)
+}
+
+// replace puts a chain in force and returns the one that was there before.
+func (e *Enforcer) replace(c *core, next *chain) (last *chain, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.usable(); err != nil {
+		return nil, err
+	}
+	last, c.chain = c.chain, next
+	if c.cpu < 0 {
+		return last, nil
+	}
+	var program *ebpf.Program
+	if next != nil {
+		program = next.program
+	}
+	if err := e.skeleton.setPolicy(c.cpu, program); err != nil {
+		c.chain = last
+		return nil, err
+	}
+	e.signal(c, changed)
+	return last, nil
+}
+
+// takeOut has a policy decide no more on a core.
+func (e *Enforcer) takeOut(c *core, p *judged) {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	if c.chain == nil || !slices.Contains(c.chain.list, p) {
+		return // somebody else was faster
+	}
+	var rest []*sched.Policy
+	for _, j := range c.chain.list {
+		if j != p {
+			rest = append(rest, j.Policy)
+		}
+	}
+	if err := e.setPolicies(c, rest); err != nil {
+		e.log("take out policy %q: %v", p.Name, err)
+	}
+}
+
+// chain gives policies to Linux, as the chain of a core. Without policies there is none. The caller holds loading.
+func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
+	if len(policies) == 0 {
+		return nil, nil
+	}
+	e.epoch++
+	next := &chain{epoch: e.epoch}
+	for _, p := range policies {
+		l, err := e.load(p, c.number)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("policy %q: %w", p.Name, err), e.drop(next))
+		}
+		l.users++
+		j := &judged{loaded: l}
+		if c.chain != nil { // one that was there before keeps its record
+			if i := slices.IndexFunc(c.chain.list, func(j *judged) bool { return j.Handle == p.Handle }); i >= 0 {
+				j.rescues = c.chain.list[i].rescues
+			}
+		}
+		next.list = append(next.list, j)
+	}
+	if err := e.build(next, c.number); err != nil {
+		return nil, errors.Join(err, e.drop(next))
+	}
+	return next, nil
+}
+
+// drop forgets a chain, and policies that are in none then. The caller holds loading.
+func (e *Enforcer) drop(c *chain) error {
+	if c == nil {
+		return nil
+	}
+	var errs []error
+	if c.program != nil {
+		errs = append(errs, c.program.Close())
+	}
+	for _, j := range c.list {
+		if j.users--; j.users == 0 {
+			delete(e.loaded, j.Handle)
+			errs = append(errs, j.close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// load gives what a policy has on a core to Linux.
+func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
+	l := e.loaded[p.Handle]
+	if l == nil {
+		program, err := nimble.Verify(p.Spec, p.Insert)
+		if err != nil {
+			return nil, err
+		}
+		if size := program.Context().Size; size != slot.SchedSize {
+			return nil, fmt.Errorf("it was verified for a context of %d bytes, not %d", size, slot.SchedSize)
+		}
+		part, err := linux.NewPart(program)
+		if err != nil {
+			return nil, err
+		}
+		l = &loaded{Policy: p, part: part, own: make(map[int][]*linux.Map), kept: make(map[int]*ebpf.Map)}
+		l.shared = make([]*linux.Map, len(part.Program().Maps()))
+	}
+	if l.kept[core] == nil {
+		if err := l.enter(core); err != nil {
+			if l.users == 0 {
+				err = errors.Join(err, l.close())
+			}
+			return nil, err
+		}
+	}
+	e.loaded[p.Handle] = l
+	return l, nil
+}
+
+// enter makes what a policy needs on one more core.
+func (l *loaded) enter(core int) error {
+	own := make([]*linux.Map, len(l.shared))
+	l.own[core] = own
+	for i, spec := range l.part.Program().Maps() {
+		at := &l.shared[i]
+		if spec.Kind == state.PerCore {
+			at = &own[i]
+		}
+		if *at != nil {
+			continue
+		}
+		contents, _ := l.contents(spec, core)
+		m, err := l.part.NewMap(i, contents)
+		if err != nil {
+			return err
+		}
+		*at = m
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "kept", Type: ebpf.Array, KeySize: 4, ValueSize: keepSize, MaxEntries: 1})
+	if err != nil {
+		return fmt.Errorf("make map: %w", err)
+	}
+	l.kept[core] = m
+	return nil
+}
+
+// contents returns what a map begins with on a core, and whether that is memory which gets it back.
+func (l *loaded) contents(spec state.Spec, core int) (b []byte, given bool) {
+	if m := l.Insert.Maps[spec.Name].Memory; m != nil {
+		if m, err := state.New(spec, state.Options{Cores: max(l.Insert.Cores, 1), Memory: m}); err == nil {
+			if first, ok := m.Element(core, 0); ok {
+				return memory.View(first, spec.Length()), true
+			}
+		}
+	}
+	return spec.Contents, false
+}
+
+// maps returns the maps that a policy has on a core.
+func (l *loaded) maps(core int) []*linux.Map {
+	all := slices.Clone(l.shared)
+	for i, m := range l.own[core] {
+		if m != nil {
+			all[i] = m
+		}
+	}
+	return all
+}
+
+// close gives what the maps of a trusted policy hold back to the memory that they come from, and forgets them. What others hold may
+// be addresses of Linux's, and ranks can see that memory.
+func (l *loaded) close() error {
+	var errs []error
+	give := func(i, core int, m *linux.Map) {
+		if m == nil {
+			return
+		}
+		if b, memory := l.contents(l.part.Program().Maps()[i], core); memory && l.part.Program().Trusted() {
+			errs = append(errs, m.Read(b))
+		}
+		errs = append(errs, m.Close())
+	}
+	for i, m := range l.shared {
+		give(i, 0, m)
+	}
+	for core, own := range l.own {
+		for i, m := range own {
+			give(i, core, m)
+		}
+	}
+	for _, m := range l.kept {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// build makes the program of a chain: that of the skeleton with the policies in it.
+func (e *Enforcer) build(c *chain, core int) error {
+	spec := e.skeleton.policy.Copy()
+	var parts []part
+	for _, j := range c.list {
+		code, starts, err := j.part.Functions(j.maps(core), uint32(core))
+		if err != nil {
+			return err
+		}
+		parts = append(parts, part{code: code, starts: starts, kept: j.kept[core].FD()})
+	}
+	var err error
+	if spec.Instructions, err = splice(spec.Instructions, c.epoch, parts); err != nil {
+		return err
+	}
+	for name, m := range e.skeleton.collection.Maps {
+		if err := spec.Instructions.AssociateMap(name, m); err != nil && !errors.Is(err, asm.ErrUnreferencedSymbol) {
+			return err
+		}
+	}
+	c.program, err = ebpf.NewProgram(spec)
+	if err != nil {
+		return fmt.Errorf("refused by Linux, as a chain: %w", refusal(err))
+	}
+	return nil
+}
+
+// part is a policy in a chain.
+type part struct {
+	code   asm.Instructions
+	starts []int // where its functions begin
+	kept   int   // descriptor of its struct keep
+}
+
+// Names in skeleton.c.
+const (
+	symbolChain = "chain"
+	symbolAsk   = "ask"
+	symbolJudge = "judge"
+)
+
+// splice replaces the function chain of a program by one that asks these policies, and adds their functions.
+func splice(program asm.Instructions, epoch uint32, parts []part) (asm.Instructions, error) {
+	start := slices.IndexFunc(program, func(i asm.Instruction) bool { return i.Symbol() == symbolChain })
+	if start < 0 {
+		return nil, fmt.Errorf("the skeleton has no function %s", symbolChain)
+	}
+	end := start + 1
+	for end < len(program) && program[end].Symbol() == "" {
+		end++
+	}
+	first := program[start]
+	function, code := btf.FuncMetadata(&first), chainCode(epoch, parts)
+	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(symbolChain), function).WithSource(first.Source())
+	out := slices.Concat(program[:start], code, program[end:])
+	for n, p := range parts {
+		for i, at := range p.starts {
+			described := &btf.Func{Name: fmt.Sprintf("policy_%d_%d", n, i), Type: function.Type, Linkage: btf.StaticFunc}
+			p.code[at] = btf.WithFuncMetadata(p.code[at].WithSymbol(described.Name), described).WithSource(first.Source())
+		}
+		out = append(out, p.code...)
+	}
+	return out, nil
+}
+
+// chainCode is the function that asks the policies: u64 chain(struct margay_sched *s, u64 cpu).
+func chainCode(epoch uint32, parts []part) asm.Instructions {
+	call := func(name string) asm.Instruction {
+		op := asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call)
+		return asm.Instruction{OpCode: op, Src: asm.PseudoCall, Constant: -1}.WithReference(name)
+	}
+	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), asm.Mov.Reg(asm.R7, asm.R2)}
+	for n, p := range parts {
+		code = append(code,
+			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Reg(asm.R2, asm.R7), asm.LoadMapValue(asm.R3, p.kept, 0),
+			call(symbolAsk),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			call(fmt.Sprintf("policy_%d_0", n)),
+			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Reg(asm.R2, asm.R7), asm.LoadMapValue(asm.R3, p.kept, 0),
+			asm.Mov.Reg(asm.R4, asm.R0), asm.LoadImm(asm.R5, int64(epoch)<<32|int64(n), asm.DWord),
+			call(symbolJudge),
+			asm.JNE.Imm(asm.R0, none, "decided"),
+		)
+	}
+	return append(code, asm.Return().WithSymbol("decided"))
+}

@@ -1,0 +1,339 @@
+// Package schedext is the sched.Enforcer that decides inside Linux, by sched_ext.
+//
+// A fixed skeleton (skeleton.c) is the machine's sched_ext scheduler for the threads of the tasks, and for nobody else
+// (SCX_OPS_SWITCH_PARTIAL). When a core is to be given away it calls the core's policies by a tail call through a slot per core.
+// What is in the slot is a copy of the skeleton's program `policy` into which the instructions of the extensions were put, those
+// that package verify has accepted. So a policy is replaced without detaching anything, and where the slot is empty tasks take
+// turns. Linux has verified all of that, so no answer can do harm; what makes no sense is counted as a fault.
+//
+// # What is shared
+//
+// The node kernel and the skeleton share the memory of some maps (table_unsafe.go): what the node kernel says about tasks, and
+// what the skeleton has made of that. The skeleton tells of the rest through a ring of events: whom to stop or let go on (the
+// freezer or signals do that, so that Linux's watchdog does not take held tasks for starved ones), faults, tasks that only the
+// floor has given a turn, and its own end.
+//
+// # State of extensions
+//
+// The maps of an extension are Linux's own as long as it decides here: they begin with what its memory held. Neither the ranks
+// nor the node kernel see what it writes, because Linux lets it write addresses of its own; when it is a trusted one its memory
+// gets it back at the end. Its runs on two cores can happen at the same time. Services other than maps, clock, random numbers and
+// the core do not exist in Linux; an extension that needs them is refused, and so is what Linux's verifier refuses.
+//
+// # When Linux ends it
+//
+// Linux takes sched_ext away from a scheduler that makes an error or lets a thread wait for 30 seconds. Tasks then run on Linux's
+// default scheduler. The reason is logged and the skeleton attached anew, maxEvictions times.
+//
+// Locks, in this order: Enforcer.loading is held while chains of policies are made and forgotten, which takes long;
+// Enforcer.mu guards all tables. Policies are told of faults without either.
+package schedext
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"margay/kernel/sched"
+	"margay/kernel/slot"
+)
+
+const (
+	// floor is how long a task that is ready and not held may have to wait.
+	floor = sched.Floor
+	// maxRescues is how many turns from the floor cost a policy its place on a core.
+	maxRescues = sched.RescueLimit
+)
+
+// maxEvictions is how often Linux may end the skeleton before it is not attached again.
+const maxEvictions = 3
+
+// Enforcer is a sched.Enforcer.
+type Enforcer struct {
+	log func(format string, args ...any)
+
+	loading sync.Mutex
+	loaded  map[uint32]*loaded // by handle
+	epoch   uint32             // the last that was given to a chain
+
+	mu       sync.Mutex
+	skeleton *skeleton
+	cores    map[int]*core // by number
+	tasks    map[sched.ID]*task
+	serial   uint32 // the last that was given to a task
+	evicted  int
+	broken   error // why the skeleton is not attached any more
+	closed   bool
+
+	done    chan struct{} // closed by Close
+	running sync.WaitGroup
+}
+
+// core is a core with tasks or policies.
+type core struct {
+	number int
+	cpu    int // -1: not known before the first task comes
+	places [slot.MaxTasks]*task
+	order  []*task
+	chain  *chain // written with both locks held
+}
+
+// task is a task with its place.
+type task struct {
+	sched.Task
+	core  *core
+	place int
+	owner identity // of its threads
+	held  bool     // it has been told to stop
+}
+
+var _ sched.Enforcer = (*Enforcer)(nil)
+
+// New makes the enforcer, for a machine that is the node kernel's own: sched_ext is there for all of Linux. An error says what is
+// missing here. The skeleton is in force from now on, while the node has little to do: attaching changes code of Linux, and
+// emulated machines do not always stand that when all cores are busy. Without tasks it does nothing.
+func New(log func(format string, args ...any)) (*Enforcer, error) {
+	if err := available(); err != nil {
+		return nil, fmt.Errorf("sched_ext: %w", err)
+	}
+	s, err := load()
+	if err != nil {
+		return nil, fmt.Errorf("sched_ext: %w", err)
+	}
+	if err := s.attach(); err != nil {
+		return nil, errors.Join(fmt.Errorf("sched_ext: %w", err), s.Close())
+	}
+	e := &Enforcer{
+		log: log, skeleton: s, cores: make(map[int]*core), tasks: make(map[sched.ID]*task), loaded: make(map[uint32]*loaded),
+		done: make(chan struct{}),
+	}
+	e.running.Go(e.listen)
+	e.running.Go(e.watch)
+	return e, nil
+}
+
+// Name implements sched.Enforcer.
+func (e *Enforcer) Name() string { return "sched_ext" }
+
+// Lacks implements sched.Enforcer: it notices everything.
+func (e *Enforcer) Lacks() map[slot.Why]string { return nil }
+
+// errClosed is returned after Close.
+var errClosed = errors.New("sched_ext: the enforcer is closed")
+
+// usable returns why nothing can be done, if so. The caller holds the lock.
+func (e *Enforcer) usable() error {
+	if e.closed {
+		return errClosed
+	}
+	return e.broken
+}
+
+// Add implements sched.Enforcer.
+func (e *Enforcer) Add(t sched.Task) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.add(t); err != nil {
+		return fmt.Errorf("job %d rank %d on core %d: %w", t.Job, t.Rank, t.Core, err)
+	}
+	return nil
+}
+
+func (e *Enforcer) add(t sched.Task) error {
+	if err := e.usable(); err != nil {
+		return err
+	}
+	if e.tasks[t.ID] != nil {
+		return errors.New("it shares a core already")
+	}
+	if t.CPU < 0 || t.CPU >= e.skeleton.cpus {
+		return fmt.Errorf("there is no core %d in Linux", t.CPU)
+	}
+	c := e.core(t.Core)
+	if c.cpu >= 0 && c.cpu != t.CPU {
+		return fmt.Errorf("the core is Linux's core %d, not %d", c.cpu, t.CPU)
+	}
+	place := slices.Index(c.places[:], nil)
+	if place < 0 {
+		return fmt.Errorf("at most %d processes can share a core", slot.MaxTasks)
+	}
+	if c.cpu < 0 {
+		if err := e.open(c, t.CPU); err != nil {
+			return err
+		}
+	}
+	e.serial++
+	added := &task{Task: t, core: c, place: place, owner: identity{Serial: e.serial, CPU: uint16(t.CPU), Place: uint16(place)}}
+	c.places[place], c.order, e.tasks[t.ID] = added, append(c.order, added), added
+	e.skeleton.given(c.cpu).enter(added)
+	e.reorder(c, 0)
+	if err := e.skeleton.adopt(added); err != nil {
+		e.remove(added)
+		return err
+	}
+	return nil
+}
+
+// core returns the core of that number, which it makes if there is none.
+func (e *Enforcer) core(number int) *core {
+	c := e.cores[number]
+	if c == nil {
+		c = &core{number: number, cpu: -1}
+		e.cores[number] = c
+	}
+	return c
+}
+
+// open connects a core to Linux's.
+func (e *Enforcer) open(c *core, cpu int) error {
+	c.cpu = cpu
+	g := e.skeleton.given(cpu)
+	g.Core = uint32(c.number)
+	if c.chain == nil {
+		return nil
+	}
+	return e.skeleton.setPolicy(cpu, c.chain.program)
+}
+
+// reorder tells the skeleton which tasks a core has, and that something has changed. What it cannot be told at once it notices
+// when the core is given away for the next time.
+func (e *Enforcer) reorder(c *core, signals uint64) {
+	order := ^uint64(0)
+	for i := len(c.order) - 1; i >= 0; i-- {
+		order = order<<8 | uint64(c.order[i].place)
+	}
+	g := e.skeleton.given(c.cpu)
+	g.order().Store(order)
+	e.signal(c, signals)
+}
+
+// signal has a core look at what has changed.
+func (e *Enforcer) signal(c *core, signals uint64) {
+	e.skeleton.given(c.cpu).signals().Or(signals)
+	e.kick(c)
+}
+
+func (e *Enforcer) kick(c *core) {
+	if err := e.skeleton.kick(c.cpu); err != nil {
+		e.log("sched_ext: core %d: %v", c.number, err)
+	}
+}
+
+// Remove implements sched.Enforcer.
+func (e *Enforcer) Remove(id sched.ID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if t := e.tasks[id]; t != nil && !e.closed {
+		e.remove(t)
+	}
+}
+
+func (e *Enforcer) remove(t *task) {
+	c := t.core
+	delete(e.tasks, t.ID)
+	c.places[t.place] = nil
+	c.order = slices.DeleteFunc(c.order, func(other *task) bool { return other == t })
+	g := e.skeleton.given(c.cpu)
+	g.Places[t.place].Serial = 0
+	g.frozen().And(^(1 << t.place))
+	e.reorder(c, ended)
+	e.letGo(t)
+}
+
+// letGo gives a task back to Linux.
+func (e *Enforcer) letGo(t *task) {
+	if t.held {
+		e.report(t, t.stop(false))
+	}
+	e.report(t, e.skeleton.release(t))
+}
+
+func (e *Enforcer) report(t *task, err error) {
+	if err != nil {
+		e.log("sched_ext: job %d rank %d on core %d: %v", t.Job, t.Rank, t.Core, err)
+	}
+}
+
+// Arrived implements sched.Enforcer. A policy is not interrupted to tell it of a message for the task that has the core: it hears
+// of that when it is asked for the next time.
+func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.tasks[id]
+	if t == nil || e.usable() != nil {
+		return
+	}
+	g := e.skeleton.given(t.core.cpu)
+	g.Places[t.place].messages().Store(waiting)
+	g.signals().Or(1 << (arrived + t.place))
+	if e.skeleton.core(t.core.cpu).current().Load() != uint32(t.place) {
+		e.kick(t.core)
+	}
+}
+
+// Cores implements sched.Enforcer.
+func (e *Enforcer) Cores() []sched.CoreInfo {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var all []sched.CoreInfo
+	for _, c := range e.cores {
+		if c.cpu >= 0 && len(c.order) > 0 && !e.closed {
+			all = append(all, e.describe(c))
+		}
+	}
+	slices.SortFunc(all, func(a, b sched.CoreInfo) int { return a.Core - b.Core })
+	return all
+}
+
+func (e *Enforcer) describe(c *core) sched.CoreInfo {
+	state, given := e.skeleton.core(c.cpu), e.skeleton.given(c.cpu)
+	info := sched.CoreInfo{
+		Core: c.number, Running: -1, Switches: state.Switches, Asked: state.Asked, Rescues: state.Rescues, Why: "turns",
+	}
+	for i, t := range c.order {
+		p := &state.Places[t.place]
+		described := slot.SchedTask{Job: t.Job, Rank: t.Rank, State: slot.Blocked, Messages: given.Places[t.place].Messages}
+		if p.Serial == t.owner.Serial {
+			described.State, described.Ran, described.Since = slot.TaskState(p.State), p.Ran, p.Since
+		}
+		info.Tasks = append(info.Tasks, described)
+		if state.Current == uint32(t.place) {
+			info.Running = i
+		}
+	}
+	switch {
+	case state.Decider == theFloor:
+		info.Why = "floor"
+	case state.Decider != nobody:
+		if p := c.chain.policy(state.Epoch, state.Decider); p != nil {
+			info.Why = p.Name
+		}
+	}
+	return info
+}
+
+// Close implements sched.Enforcer.
+func (e *Enforcer) Close() error {
+	e.loading.Lock()
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		e.loading.Unlock()
+		return nil
+	}
+	e.closed = true
+	close(e.done)
+	err := e.skeleton.detach()
+	for _, t := range e.tasks {
+		e.letGo(t)
+	}
+	for _, c := range e.cores {
+		err = errors.Join(err, e.drop(c.chain))
+	}
+	e.skeleton.wake()
+	e.mu.Unlock()
+	e.loading.Unlock()
+	e.running.Wait()
+	return errors.Join(err, e.skeleton.Close())
+}

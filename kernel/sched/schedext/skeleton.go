@@ -1,0 +1,219 @@
+package schedext
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+)
+
+// skeletonObject is skeleton.c, compiled.
+//
+//go:embed skeleton.o
+var skeletonObject []byte
+
+// ops is the type of sched_ext's table of functions.
+const ops = "sched_ext_ops"
+
+// firstNamespace is the inode of the machine's first PID namespace (include/linux/proc_ns.h).
+const firstNamespace = "pid:[4026531836]"
+
+// available returns what is missing here.
+func available() error {
+	if ns, err := os.Readlink("/proc/self/ns/pid"); err != nil || ns != firstNamespace {
+		return fmt.Errorf("it is there for the whole machine, and this node is not one: it is in a PID namespace of its own (%s)", ns)
+	}
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
+		return fmt.Errorf("no description of Linux by itself (CONFIG_DEBUG_INFO_BTF): %w", err)
+	}
+	state, err := os.ReadFile("/sys/kernel/sched_ext/state")
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("there is none in this Linux (CONFIG_SCHED_CLASS_EXT)")
+	}
+	if err != nil {
+		return err
+	}
+	if s := strings.TrimSpace(string(state)); s != "disabled" {
+		return fmt.Errorf("another scheduler is attached: its state is %s", s)
+	}
+	line, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	return checkBoot(string(line))
+}
+
+// checkBoot refuses a boot line with which sched_ext does not attach.
+func checkBoot(line string) error {
+	for _, word := range strings.Fields(line) {
+		list, ok := strings.CutPrefix(word, "isolcpus=")
+		if !ok {
+			continue
+		}
+		flags := strings.Split(list, ",")
+		// Without any flag a list of cores means domain.
+		named := slices.ContainsFunc(flags, func(f string) bool { return f == "managed_irq" || f == "nohz" })
+		if slices.Contains(flags, "domain") || !named {
+			return fmt.Errorf("booted with %s, Linux does not attach it: boot the node with profile sched", word)
+		}
+	}
+	return nil
+}
+
+// skeleton is the skeleton in Linux.
+type skeleton struct {
+	cpus       int
+	policy     *ebpf.ProgramSpec // a copy of which each chain is put into
+	collection *ebpf.Collection
+	link       link.Link // nil: not attached
+	reader     *ringbuf.Reader
+
+	allGiven  shared[given]
+	allCores  shared[coreState]
+	allEnding shared[ending]
+}
+
+// maxCPUs is MAX_CPUS of skeleton.c.
+const maxCPUs = 512
+
+// load gives the skeleton to Linux.
+func load() (*skeleton, error) {
+	spec, err := readSpec()
+	if err != nil {
+		return nil, err
+	}
+	s := &skeleton{policy: spec.Programs["policy"].Copy()}
+	if s.cpus, err = ebpf.PossibleCPU(); err != nil {
+		return nil, err
+	}
+	if s.cpus > maxCPUs {
+		return nil, fmt.Errorf("at most %d cores, not %d", maxCPUs, s.cpus)
+	}
+	for _, name := range []string{"given", "cores", "contexts", "policies"} {
+		spec.Maps[name].MaxEntries = uint32(s.cpus)
+	}
+	for name, value := range map[string]any{"cpus": uint32(s.cpus), "longest_wait": uint64(floor)} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("variable %s of the skeleton: %w", name, err)
+		}
+	}
+	// The program policy is loaded with each chain.
+	delete(spec.Programs, "policy")
+	if s.collection, err = ebpf.NewCollection(spec); err != nil {
+		return nil, fmt.Errorf("this Linux does not take the skeleton: %w", refusal(err))
+	}
+	if err := s.share(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// readSpec reads the object.
+func readSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(skeletonObject))
+	if err != nil {
+		return nil, err
+	}
+	// It is in no table of functions, but called like one that is.
+	spec.Programs["policy"].AttachTo = ops + ":dispatch"
+	return spec, nil
+}
+
+func (s *skeleton) share() (err error) {
+	if s.allGiven, err = share[given](s.collection.Maps["given"]); err != nil {
+		return err
+	}
+	if s.allCores, err = share[coreState](s.collection.Maps["cores"]); err != nil {
+		return err
+	}
+	if s.allEnding, err = share[ending](s.collection.Maps["endings"]); err != nil {
+		return err
+	}
+	s.reader, err = ringbuf.NewReader(s.collection.Maps["events"])
+	for i := range s.allGiven.all {
+		s.allGiven.all[i].Order = ^uint64(0)
+	}
+	return err
+}
+
+func (s *skeleton) given(cpu int) *given    { return &s.allGiven.all[cpu] }
+func (s *skeleton) core(cpu int) *coreState { return &s.allCores.all[cpu] }
+
+// attach puts the skeleton in force, with what it knew of tasks.
+func (s *skeleton) attach() (err error) {
+	for i := range s.allCores.all {
+		c := &s.allCores.all[i]
+		c.Current, c.Runner, c.Decider = none, none, nobody
+		c.Ready, c.Woken, c.Blocked, c.Until, c.Alone, c.Guest, c.Again = 0, 0, 0, 0, 0, 0, 0
+	}
+	s.allEnding.all[0] = ending{}
+	if s.link, err = link.AttachStructOps(link.StructOpsOptions{Map: s.collection.Maps["margay"]}); err != nil {
+		s.link = nil
+		return fmt.Errorf("attach: %w", err)
+	}
+	return nil
+}
+
+// detach ends the skeleton. Threads run on Linux's default scheduler then.
+func (s *skeleton) detach() error {
+	if s.link == nil {
+		return nil
+	}
+	err := s.link.Close()
+	s.link = nil
+	return err
+}
+
+// setPolicy puts a program into a core's slot, or takes out what is there.
+func (s *skeleton) setPolicy(cpu int, p *ebpf.Program) error {
+	slots := s.collection.Maps["policies"]
+	if p != nil {
+		return slots.Put(uint32(cpu), p)
+	}
+	if err := slots.Delete(uint32(cpu)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// kick has a core decide anew.
+func (s *skeleton) kick(cpu int) error {
+	if s.link == nil {
+		return nil
+	}
+	_, err := s.collection.Programs["kick"].Run(&ebpf.RunOptions{Context: uint32(cpu)})
+	return err
+}
+
+// wake has the reader of events return.
+func (s *skeleton) wake() { _ = s.reader.Close() }
+
+// Close forgets the skeleton.
+func (s *skeleton) Close() error {
+	errs := []error{s.detach(), s.allGiven.Close(), s.allCores.Close(), s.allEnding.Close()}
+	if s.reader != nil {
+		errs = append(errs, s.reader.Close())
+	}
+	s.collection.Close()
+	return errors.Join(errs...)
+}
+
+// refusal shortens what Linux's verifier says to its last lines, which have the reason.
+func refusal(err error) error {
+	refused, ok := errors.AsType[*ebpf.VerifierError](err)
+	if !ok {
+		return err
+	}
+	lines := slices.DeleteFunc(slices.Clone(refused.Log), func(l string) bool {
+		return strings.TrimSpace(l) == "" || strings.HasPrefix(l, "processed ")
+	})
+	return fmt.Errorf("%s (%w)", strings.Join(lines[max(0, len(lines)-3):], "; "), refused.Cause)
+}

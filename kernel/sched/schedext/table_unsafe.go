@@ -1,0 +1,156 @@
+package schedext
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/slot"
+)
+
+// The types here are those of skeleton.c, with which a test compares them. The memory of three of them is shared with it.
+
+// given is what the node kernel says about a core.
+type given struct {
+	Order   uint64
+	Signals uint64
+	Frozen  uint64
+	Core    uint32
+	_       uint32
+	Places  [slot.MaxTasks]givenPlace
+}
+
+type givenPlace struct {
+	Serial   uint32
+	Job      uint32
+	Rank     uint32
+	Messages uint32
+}
+
+// Bits of given.Signals. Of the first two there is one for each place.
+const (
+	arrived        = 0
+	thawed         = 8
+	ended   uint64 = 1 << 16
+	changed uint64 = 1 << 17
+)
+
+// coreState is what the skeleton knows about a core.
+type coreState struct {
+	Order, Ready, Hold, Woken, Blocked uint64
+	Now, Until, Mark, Served           uint64
+	Switches, Asked, Rescues, Lost     uint64
+	Current, Runner, Alone             uint32
+	Decider, Epoch, Guest, Again, _    uint32
+	Places                             [slot.MaxTasks]placeState
+}
+
+type placeState struct {
+	Serial uint32
+	State  uint32
+	Ran    uint64
+	Since  uint64
+}
+
+// Values of coreState.
+const (
+	none     = 0xff
+	nobody   = 0xffffffff
+	theFloor = 0xfffffffe
+)
+
+// identity says to which task a thread belongs.
+type identity struct {
+	Serial uint32
+	CPU    uint16
+	Place  uint16
+}
+
+// keepSize is the size of what a policy has left in the contexts of a core, in bytes: struct keep.
+const keepSize = slot.MaxTasks * 16
+
+// event is what the skeleton tells.
+type event struct {
+	Kind   uint32
+	CPU    uint32
+	Epoch  uint32
+	Who    uint32
+	Answer uint64
+	Hold   uint64
+	Count  uint32
+	Serial uint32
+}
+
+// Kinds of event.
+const (
+	eventHold = iota
+	eventFault
+	eventRescue
+	eventExit
+)
+
+// ending is how Linux has ended the skeleton.
+type ending struct {
+	Kind    uint32
+	_       uint32
+	Code    int64
+	Reason  [128]byte
+	Message [1024]byte
+}
+
+func (g *given) order() *atomic.Uint64   { return (*atomic.Uint64)(unsafe.Pointer(&g.Order)) }
+func (g *given) signals() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&g.Signals)) }
+func (g *given) frozen() *atomic.Uint64  { return (*atomic.Uint64)(unsafe.Pointer(&g.Frozen)) }
+
+func (p *givenPlace) messages() *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&p.Messages))
+}
+
+func (s *coreState) current() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&s.Current)) }
+func (s *coreState) hold() *atomic.Uint64    { return (*atomic.Uint64)(unsafe.Pointer(&s.Hold)) }
+
+// enter writes a new task down. The serial comes last: with it the place is the task's.
+func (g *given) enter(t *task) {
+	p := &g.Places[t.place]
+	p.Job, p.Rank = t.Job, t.Rank
+	p.messages().Store(0)
+	(*atomic.Uint32)(unsafe.Pointer(&p.Serial)).Store(t.owner.Serial)
+}
+
+// shared is the memory of an array of T in Linux.
+type shared[T any] struct {
+	bytes []byte
+	all   []T
+}
+
+// share maps an array.
+func share[T any](m *ebpf.Map) (s shared[T], err error) {
+	var t T
+	if m.ValueSize() != uint32(unsafe.Sizeof(t)) {
+		return s, fmt.Errorf("map %v: elements of %d bytes, not %d", m, m.ValueSize(), unsafe.Sizeof(t))
+	}
+	n := int(m.MaxEntries())
+	s.bytes, err = unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(t)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return s, fmt.Errorf("map %v into memory: %w", m, err)
+	}
+	s.all = unsafe.Slice((*T)(unsafe.Pointer(&s.bytes[0])), n)
+	return s, nil
+}
+
+// Close unmaps the memory.
+func (s *shared[T]) Close() error {
+	if s.bytes == nil {
+		return nil
+	}
+	b := s.bytes
+	s.bytes, s.all = nil, nil
+	if err := unix.Munmap(b); err != nil {
+		return errors.New("unmap: " + err.Error())
+	}
+	return nil
+}
