@@ -384,4 +384,3 @@ func microseconds(ns float64) string {
 	}
 	return fmt.Sprintf("%.1f", ns/1e3)
 }
-
