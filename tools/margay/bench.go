@@ -77,7 +77,7 @@ type switchCost struct {
 	Place      string  `json:"place"`
 	EnforcedBy string  `json:"enforced_by"`
 	Switches   int64   `json:"switches"`
-	Processor  float64 `json:"processor_ns"` // of each switch
+	Processor  float64 `json:"processor_ns"` // of each switch; 0: lost in noise
 	Elapsed    float64 `json:"elapsed_ns"`
 
 	rounds []switchRound
@@ -111,8 +111,8 @@ virtual node with boot profile sched) and qemu-isolated (with boot profile isola
 In each round every machine has its turn, and in each turn every mechanism; times are over all rounds. While a process
 computes beside, its results are compared with that of an undisturbed run. A message has arrived when the first extension of
 its node sees it. The cost of a switch is how much longer two processes need that take turns on a core than one after the
-other, divided by how often Linux took the core away from one of them: in processor time, and in all. Where that is not
-above what else disturbs them, there is no figure. Compare figures of one measurement only.`,
+other, divided by how often Linux took the core away from one of them: in processor time, and in all; the median. Where what
+else goes on hides it, there is no figure. Compare figures of one measurement only.`,
 		Example: `  margay bench sched
   margay bench sched --substrate hosted --messages 5000
   margay bench sched --substrate hosted,qemu --json`,
@@ -340,7 +340,7 @@ func (s *schedFigures) finish() {
 	}
 }
 
-// finish makes the median of the rounds in which there were switches.
+// finish makes the medians of the rounds in which there were switches.
 func (c *switchCost) finish() {
 	var processor, elapsed []float64
 	for _, r := range c.rounds {
@@ -350,11 +350,20 @@ func (c *switchCost) finish() {
 			elapsed = append(elapsed, float64(r.Elapsed)/float64(r.Switches))
 		}
 	}
-	if n := len(processor); n > 0 {
-		slices.Sort(processor)
-		slices.Sort(elapsed)
-		c.Processor, c.Elapsed = processor[n/2], elapsed[n/2]
+	c.Processor, c.Elapsed = clearMedian(processor), clearMedian(elapsed)
+}
+
+// clearMedian is the median of figures, 0 when it is lost in their noise: the quartiles are not within half of it.
+func clearMedian(x []float64) float64 {
+	n := len(x)
+	if n == 0 {
+		return 0
 	}
+	slices.Sort(x)
+	if median := x[n/2]; x[n/4] >= median/2 && x[n*3/4] <= median*3/2 {
+		return max(0, median)
+	}
+	return 0
 }
 
 func (a *app) printSched(s *schedFigures) error {
@@ -377,9 +386,9 @@ func (a *app) printSched(s *schedFigures) error {
 	return err
 }
 
-// microseconds is a time that may be lost in what else goes on.
+// microseconds is a time that may be lost in noise.
 func microseconds(ns float64) string {
-	if ns <= 0 {
+	if ns == 0 {
 		return "-"
 	}
 	return fmt.Sprintf("%.1f", ns/1e3)
