@@ -50,6 +50,10 @@ bench: ## run the benchmarks of the packages
 bench-nimble: bin/peers ## measure the engines of extensions beside wazero and the Linux kernel; writes bin/bench-nimble.json and .md
 	@bin/peers -json bin/bench-nimble.json -markdown bin/bench-nimble.md
 
+.PHONY: bench-sched
+bench-sched: deps-run build ## measure how fast messages reach their handlers, and what a switch costs, on hosted and on virtual nodes
+	@bin/margay bench sched
+
 .PHONY: generate
 generate: ## make the generated files anew: the control protocol, handlers of an engine, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct
@@ -99,5 +103,5 @@ bin/hello-c: examples/hello/c/hello.c
 bin/histogram-c: examples/histogram/c/histogram.c lib/c/margay.h bin/libmargay.a ext/message/accumulate/accumulate.o
 	$(CC) $(CFLAGS) -static -I lib/c -DACCUMULATE='"ext/message/accumulate/accumulate.o"' $< bin/libmargay.a -o $@
 
-bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o
-	$(CC) $(CFLAGS) -static -I lib/c -DSTAMP='"ext/message/stamp/stamp.o"' $< bin/libmargay.a -o $@
+bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o ext/sched/messagefirst/messagefirst.o ext/sched/roundrobin/roundrobin.o
+	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	for _, name := range []string{"margay", "nodekernel", "histogram", "histogram-c", "hello-c"} {
+	for _, name := range []string{"margay", "nodekernel", "histogram", "histogram-c", "hello-c", "latency"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
 			fmt.Fprintf(os.Stderr, "e2e: %v: make build makes it\n", err)
 			return 1

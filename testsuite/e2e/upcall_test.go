@@ -112,15 +112,3 @@ func TestForwardAndUpcallInGo(t *testing.T) {
 		}
 	})
 }
-
-// The example that measures how long messages take to their handlers does so for each way there is.
-func TestLatency(t *testing.T) {
-	r := use(t, "hosted").run(0, "-n", "2", filepath.Join(bin, "latency"), "40", "100")
-	for _, mechanism := range []string{"polling", "blocking receive", "signal into a computing process"} {
-		var times [4]float64
-		_, rest, found := strings.Cut(r.stdout, mechanism)
-		if n, err := fmt.Sscan(rest, &times[0], &times[1], &times[2], &times[3]); !found || n != 4 || times[0] <= 0 || times[2] < times[0] {
-			t.Errorf("%s: %v, %v\n%v", mechanism, times, err, r)
-		}
-	}
-}

@@ -78,19 +78,24 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 
 // nodeProgram finds the program that nodes run.
 func nodeProgram(path string) (string, error) {
+	return besideMargay("nodekernel", path, "the program that nodes run", "--node-program")
+}
+
+// besideMargay finds a program that is beside this one unless path, from a flag, names another.
+func besideMargay(name, path, what, flag string) (string, error) {
 	if path == "" {
 		self, err := os.Executable()
 		if err != nil {
 			return "", err
 		}
-		path = filepath.Join(filepath.Dir(self), "nodekernel")
+		path = filepath.Join(filepath.Dir(self), name)
 	}
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
 	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("the program that nodes run: %w; make build makes it, --node-program names another", err)
+		return "", fmt.Errorf("%s: %w; make build makes it, %s names another", what, err, flag)
 	}
 	return path, nil
 }

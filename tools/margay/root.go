@@ -48,7 +48,7 @@ executed, 127 when it is not found, 128+N when signal N ended it.`,
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.PersistentFlags().StringVarP(&a.machine, "machine", "m", cmp.Or(os.Getenv("MARGAY_MACHINE"), machine.DefaultName), "the machine to use (environment: MARGAY_MACHINE)")
-	root.AddCommand(a.machineCommand(), a.runCommand(), a.psCommand(), a.killCommand(), a.logsCommand(), a.nodesCommand(), a.topCommand(), a.recordCommand(), a.extCommand(), a.nimbleCommand(), a.imageCommand(),
+	root.AddCommand(a.machineCommand(), a.runCommand(), a.psCommand(), a.killCommand(), a.logsCommand(), a.nodesCommand(), a.topCommand(), a.recordCommand(), a.extCommand(), a.nimbleCommand(), a.benchCommand(), a.imageCommand(),
 		a.serveCommand(), a.holderCommand())
 	return root
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -66,7 +67,7 @@ rank fails, the others are ended, and the job has its exit status.`,
   margay run -n 8 --huge-pages -v ./app       # and say what each rank has used
   margay run --detach -n 8 ./app && margay ps`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error { return a.run(c, f, args) },
+		RunE: func(c *cobra.Command, args []string) error { return a.run(c.Context(), f, args) },
 	}
 	c.Flags().SetInterspersed(false)
 	fs := c.Flags()
@@ -93,7 +94,7 @@ var stdinModes = map[string]control.StdinMode{
 	"none":  control.StdinMode_STDIN_NONE,
 }
 
-func (a *app) run(c *cobra.Command, f runFlags, args []string) error {
+func (a *app) run(ctx context.Context, f runFlags, args []string) error {
 	mode, ok := stdinModes[f.stdin]
 	if !ok {
 		return fmt.Errorf("--stdin %s: it is first, all or none", f.stdin)
@@ -133,7 +134,7 @@ func (a *app) run(c *cobra.Command, f runFlags, args []string) error {
 	if f.detach {
 		o.Started = func(job uint32) { fmt.Fprintln(a.stdout, job) }
 	}
-	code, err := launch.Run(c.Context(), o)
+	code, err := launch.Run(ctx, o)
 	if code == 0 && err == nil {
 		return nil
 	}
