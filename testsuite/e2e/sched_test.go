@@ -30,15 +30,21 @@ func (m *machine) schedulers(enforcer string) {
 		{"roundrobin", 10, 1. / 2},
 		{"infinite", 31, 1}, // longer than anything that looks for processes that starve
 	} {
-		first, second := m.share(c.policy, c.seconds)
-		t.Logf("%q: %v ms and %v ms of %d s", c.policy, first, second, c.seconds)
-		if c.share > 0.5 && first < second {
-			first, second = second, first // nobody knows who came first
+		// What else this machine does falls on one process or the other, and evens out in the sum of a few runs.
+		var first, second, share float64
+		for run := 1; run == 1 || run <= 5 && math.Abs(share-c.share) > 0.05*c.share; run++ {
+			a, b := m.share(c.policy, c.seconds)
+			t.Logf("%q: %v ms and %v ms of %d s", c.policy, a, b, c.seconds)
+			if c.share > 0.5 && a < b {
+				a, b = b, a // nobody knows who came first
+			}
+			if a+b < float64(c.seconds)*500 {
+				t.Errorf("scheduler %q: of %d s they had only %v ms", c.policy, c.seconds, a+b)
+			}
+			first, second = first+a, second+b
+			share = first / (first + second)
 		}
-		if first+second < float64(c.seconds)*500 {
-			t.Errorf("scheduler %q: of %d s they had only %v ms", c.policy, c.seconds, first+second)
-		}
-		if share := first / (first + second); math.Abs(share-c.share) > 0.05*c.share {
+		if math.Abs(share-c.share) > 0.05*c.share {
 			t.Errorf("scheduler %q: %v ms and %v ms, which is a share of %.3f, not of %.3f", c.policy, first, second, share, c.share)
 		}
 	}
