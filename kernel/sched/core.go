@@ -66,6 +66,7 @@ type entry struct {
 	state  slot.TaskState
 	since  uint64
 	origin time.Duration // its processor time when it came
+	spent  time.Duration // processor time of all tasks when it came into its state
 }
 
 // NewCore makes an empty core, of whose number its policies are told.
@@ -101,7 +102,7 @@ func (c *Core) Add(now uint64, id ID) error {
 		return fmt.Errorf("core %d: job %d rank %d is there already", c.number, id.Job, id.Rank)
 	}
 	ran, _ := c.meter(id)
-	c.tasks = append(c.tasks, &entry{ID: id, since: now, origin: ran})
+	c.tasks = append(c.tasks, &entry{ID: id, since: now, origin: ran, spent: c.spent()})
 	c.decide(now, slot.Wake, id)
 	return nil
 }
@@ -138,7 +139,7 @@ func (c *Core) SetPolicies(now uint64, policies []*Policy) {
 // Block tells that a task waits for something. What is held does nothing, so nothing is known of it.
 func (c *Core) Block(now uint64, id ID) {
 	if t := c.find(id); t != nil && (t.state == slot.Ready || t.state == slot.Running) {
-		t.become(now, slot.Blocked)
+		c.become(t, now, slot.Blocked)
 		c.leave(t)
 		c.decide(now, slot.Block, id)
 	}
@@ -147,7 +148,7 @@ func (c *Core) Block(now uint64, id ID) {
 // Wake tells that a task does not wait any more.
 func (c *Core) Wake(now uint64, id ID) {
 	if t := c.find(id); t != nil && t.state == slot.Blocked {
-		t.become(now, slot.Ready)
+		c.become(t, now, slot.Ready)
 		c.decide(now, slot.Wake, id)
 	}
 }
@@ -195,10 +196,20 @@ func (c *Core) leave(t *entry) {
 	}
 }
 
-func (t *entry) become(now uint64, state slot.TaskState) {
+func (c *Core) become(t *entry, now uint64, state slot.TaskState) {
 	if t.state != state {
-		t.state, t.since = state, now
+		t.state, t.since, t.spent = state, now, c.spent()
 	}
+}
+
+// spent is the processor time of all tasks.
+func (c *Core) spent() time.Duration {
+	var sum time.Duration
+	for _, t := range c.tasks {
+		ran, _ := c.meter(t.ID)
+		sum += ran - t.origin
+	}
+	return sum
 }
 
 func (c *Core) describe(t *entry) slot.SchedTask {
@@ -250,11 +261,12 @@ func (c *Core) longest() *entry {
 	return found
 }
 
-// save gives a starved task a turn, and has whoever let it starve answer for it.
+// save gives a starved task a turn, and has whoever let it starve answer for it, unless no task had much of the core meanwhile:
+// then it was somebody else who had the CPU.
 func (c *Core) save(now uint64, t *entry) {
 	c.info.Rescues++
 	c.info.Why = "floor"
-	if p := c.decider; p != nil {
+	if p := c.decider; p != nil && c.spent()-t.spent >= Floor/2 {
 		p.rescues++
 		err := fmt.Errorf("job %d rank %d was ready and not held, and had to wait for %v", t.Job, t.Rank, Floor)
 		if p.rescues < RescueLimit {
@@ -329,7 +341,7 @@ func Check(answer slot.Verdict, tasks int, hold uint64) error {
 func (c *Core) turns(now uint64, why slot.Why) opinion {
 	for _, t := range c.tasks {
 		if t.state == slot.Held {
-			t.become(now, slot.Ready)
+			c.become(t, now, slot.Ready)
 		}
 	}
 	next, o := c.longest(), opinion{task: c.running, quantum: slot.Infinite}
@@ -357,10 +369,10 @@ func (c *Core) others(except *entry) bool {
 func (c *Core) obey(now uint64, o opinion) {
 	for i, t := range c.tasks {
 		if o.hold>>i&1 != 0 {
-			t.become(now, slot.Held)
+			c.become(t, now, slot.Held)
 			c.leave(t)
 		} else if t.state == slot.Held {
-			t.become(now, slot.Ready)
+			c.become(t, now, slot.Ready)
 		}
 	}
 	c.give(now, o.task)
@@ -373,11 +385,11 @@ func (c *Core) give(now uint64, t *entry) {
 		return
 	}
 	if c.running != nil {
-		c.running.become(now, slot.Ready)
+		c.become(c.running, now, slot.Ready)
 	}
 	c.running = t
 	if t != nil {
-		t.become(now, slot.Running)
+		c.become(t, now, slot.Running)
 		c.info.Switches++
 	}
 }

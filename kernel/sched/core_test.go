@@ -303,6 +303,22 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
+// A policy does not answer for a CPU that none of its tasks had.
+func TestFloorWithoutCPU(t *testing.T) {
+	b := newBench(t, 2)
+	b.SetPolicies(b.now, []*Policy{b.policy(1, func(*slot.SchedContext) slot.Verdict { return 0 })})
+	for range 2 * RescueLimit {
+		b.now += uint64(Floor)
+		b.Tick(b.now)
+		b.runs("a rescue", 1, Turn)
+		b.now += uint64(Turn)
+		b.Tick(b.now)
+	}
+	if len(b.faults) != 0 || b.removed != "" || b.Info().Rescues != 2*RescueLimit {
+		t.Errorf("faults %q, removed %q, %+v", b.faults, b.removed, b.Info())
+	}
+}
+
 // Whoever is ready and not held gets a turn, and a policy that needs telling is told, and goes.
 func TestFloor(t *testing.T) {
 	b := newBench(t, 3)

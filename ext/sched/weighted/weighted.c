@@ -49,6 +49,9 @@ SEC("sched") int weighted(struct margay_sched *s)
 {
 	__u32 target = s->target;
 
+	if (s->why == MARGAY_CHANGE) /* what was before does not count */
+		for_each_task(i, s)
+			s->tasks[i].data = s->tasks[i].ran;
 	if (s->why == MARGAY_WAKE && target < MARGAY_TASKS) {
 		__u32 other = least(s, target);
 

@@ -252,11 +252,11 @@ func (c *core) attach(t *task) {
 	c.settle(t)
 }
 
-// settle tells the decision when a task has begun or ceased to wait.
-func (c *core) settle(t *task) {
+// settle tells the decision when a task has begun or ceased to wait. It reports whether it has.
+func (c *core) settle(t *task) bool {
 	waiting := t.waiting()
 	if t.held || waiting == t.blocked {
-		return
+		return false
 	}
 	t.blocked = waiting
 	if waiting {
@@ -264,6 +264,7 @@ func (c *core) settle(t *task) {
 	} else {
 		c.decision.Wake(now(), t.ID)
 	}
+	return true
 }
 
 // ring has the thread look again what to wait for.
@@ -295,18 +296,28 @@ func (c *core) run() {
 			c.enforcer.log("core %d: %v", c.number, err)
 		}
 	}
-	for {
-		fds := c.waitable()
+	for news := true; ; {
+		fds, timeout := c.waitable(), -1
 		if fds == nil {
 			return
 		}
-		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
+		if !news {
+			fds, timeout = fds[:always], calm
+		}
+		if _, err := unix.Poll(fds, timeout); err != nil && err != unix.EINTR {
 			c.enforcer.log("core %d is shared no more: %v", c.number, err)
 			return
 		}
-		c.happened(fds)
+		news = c.happened(fds) || !news
 	}
 }
+
+// calm is for how many milliseconds the thread does not hear of context switches after some that meant nothing. Where it runs on
+// a CPU of tasks, the thread itself makes such switches by hearing of them.
+const calm = 1
+
+// always is how many descriptors the thread always waits for: the timer and the bell, which come first.
+const always = 2
 
 // waitable is what the thread waits for, nil when the core is closed.
 func (c *core) waitable() []unix.PollFd {
@@ -324,16 +335,19 @@ func (c *core) waitable() []unix.PollFd {
 	return fds
 }
 
-// happened takes in what there is to know. fds say who has nothing to tell any more.
-func (c *core) happened(fds []unix.PollFd) {
+// happened takes in what there is to know, and reports whether that was anything new. fds say who has nothing to tell any more.
+func (c *core) happened(fds []unix.PollFd) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return
+		return true
 	}
 	var counter [8]byte
-	_, _ = unix.Read(c.bell, counter[:])  // to be there is all that they have to say,
-	_, _ = unix.Read(c.timer, counter[:]) // and they may have nothing
+	for _, fd := range []int{c.bell, c.timer} {
+		if _, err := unix.Read(fd, counter[:]); err == nil { // that there is something is all that they say
+			news = true
+		}
+	}
 	for _, t := range c.tasks {
 		if t.ring == nil {
 			continue
@@ -344,10 +358,11 @@ func (c *core) happened(fds []unix.PollFd) {
 		if lost {
 			t.find()
 		}
-		c.settle(t)
+		news = c.settle(t) || news
 	}
 	c.decision.Tick(now())
 	c.update()
+	return news
 }
 
 // close gives the tasks back to Linux.
