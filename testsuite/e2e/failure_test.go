@@ -367,7 +367,7 @@ func TestOldNodeImage(t *testing.T) {
 func TestOldLibrary(t *testing.T) {
 	m := use(t, "hosted")
 	r := m.run(3, filepath.Join(scratch, "oldlib"))
-	if !strings.Contains(r.stdout, "the library speaks version 42 of the application interface, this node kernel version 1") {
+	if !strings.Contains(r.stdout, "the library speaks version 43 of the application interface, this node kernel version 2") {
 		t.Error(r)
 	}
 }

@@ -41,9 +41,9 @@ func TestMachineExtensions(t *testing.T) {
 			if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
 				t.Error(log)
 			}
-			// One run for each process of the first job, at least one on node1 for the second.
+			// One run for each process of the first job on node1; those of the second are ended with it, after slot fault.
 			runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
-			if runs == nil || runs[1] != "3" && runs[1] != "4" {
+			if runs == nil || runs[1] < "2" || runs[1] > "4" {
 				t.Errorf("runs of account on node1: %q", runs)
 			}
 			before := m.margay("ext", "stats", "--interval", "1s")
