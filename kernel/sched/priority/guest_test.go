@@ -31,7 +31,7 @@ func config() schedtest.Config {
 		Engine: list.Automatic(), CPU: 1, Watchdog: 31 * time.Second,
 		// A processor of an emulated guest is a thread of its host: a turn that is ended late goes to whoever had it.
 		Tolerance: 0.2,
-		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
+		Weighted:  weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
 	}
 }
 
