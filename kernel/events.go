@@ -18,12 +18,15 @@ const keptBooted = "booted"
 // ErrRefused reports that an extension in slot boot keeps the node out of the machine.
 var ErrRefused = errors.New("the node stays out of the machine")
 
-// Boot inserts the machine's own extensions, which the boot configuration holds, and asks those in slot boot whether the node is
-// to be part of the machine. It is to be called once, after Adopt, and does nothing when an earlier node kernel has done it.
+// Boot has the cores shared, inserts the machine's own extensions, which the boot configuration holds, and asks those in slot boot
+// whether the node is to be part of the machine. It is to be called once, after Adopt. When an earlier node kernel has done that, it
+// waits for nothing: cores are shared as soon as that can be.
 func (n *Node) Boot() error {
 	if n.booted {
+		go n.share()
 		return nil
 	}
+	n.share()
 	for _, x := range n.config.Boot.Extensions {
 		r := extension.Request{Name: x.Name, Object: x.Object, Trusted: true}
 		for name, value := range x.Constants {

@@ -160,12 +160,10 @@ func (j *job) messageConfig() message.JobConfig {
 	for _, m := range j.spec.Members {
 		c.Members = append(c.Members, m.Node)
 	}
-	if j.node.config.Scheduler != nil {
-		for _, ranks := range j.node.coresOf(j.spec) {
-			j.shares = j.shares || ranks > 1
-		}
-		c.Arrived = j.arrived
+	for _, ranks := range j.node.coresOf(j.spec) {
+		j.shares = j.shares || ranks > 1
 	}
+	c.Arrived = j.arrived
 	return c
 }
 
@@ -384,9 +382,9 @@ func (j *job) Record(r task.Record) {
 			j.phase = Ended
 		}
 		j.node.mu.Unlock()
-		j.leave(r.Rank)
+		told := j.leave(r.Rank)
 		if news {
-			j.recordEnd(r.Rank, r.Status)
+			j.recordEnd(r.Rank, r.Status, told)
 		}
 		j.messages.Ended(r.Rank)
 		if news {

@@ -2,7 +2,8 @@
 // messages and runs their extensions. Who asks it to do so, and who is told what happens, is the caller's (Sink): the node
 // kernel knows no control protocol.
 //
-// Locks: Node.mu guards the table of jobs, which cores are for applications, and what each job's cores are; it is not held while a container is asked anything.
+// Locks: Node.mu guards the table of jobs, which cores are for applications, and what each job's cores are; it is not held while
+// a container is asked anything.
 package kernel
 
 import (
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -28,7 +30,6 @@ import (
 	"margay/kernel/message"
 	"margay/kernel/pid1"
 	"margay/kernel/record"
-	"margay/kernel/sched"
 	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/kernel/timer"
@@ -66,12 +67,15 @@ type Sink interface {
 
 // Config is what a node kernel needs.
 type Config struct {
-	Boot      boot.Config
-	Program   []string      // command that becomes a job init
-	Engine    engine.Engine // that runs extensions
-	Link      *link.Conn
-	Sink      Sink
-	Scheduler Scheduler // that gives shared cores to their processes; nil: Linux does as it likes
+	Boot    boot.Config
+	Program []string      // command that becomes a job init
+	Engine  engine.Engine // that runs extensions
+	Link    *link.Conn
+	Sink    Sink
+
+	// Scheduler opens what gives shared cores to their processes, which may take long, and says what is missing. nil: Linux does
+	// as it likes.
+	Scheduler func() (s Scheduler, lacks []string)
 	Log       func(format string, args ...any)
 }
 
@@ -92,8 +96,11 @@ type Node struct {
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties
 
-	scheduling sync.Mutex  // held while the policies of a core are set; taken without mu
-	policies   atomic.Bool // there is a sched extension, or was one
+	scheduler  atomic.Pointer[Scheduler] // nil until it is open; set with mu held
+	shared     atomic.Bool               // the scheduler has all that runs; set with mu held
+	scheduling sync.Mutex                // held while the policies of a core are set; taken without mu
+	handing    sync.Mutex                // held while a task that waits for the scheduler comes, goes, or is given to it; taken before mu
+	policies   atomic.Bool               // there is a sched extension, or was one
 
 	mu   sync.Mutex
 	jobs map[uint32]*job
@@ -110,7 +117,7 @@ type Info struct {
 	AllCores    bool           // core 0 is for applications, too
 	MessageCore *hardware.Core // that handles messages alone; nil for none
 
-	Scheduler string // what shares cores among processes (sched.Enforcer.Name); empty: Linux alone
+	Scheduler string // what shares cores among processes (sched.Enforcer.Name); empty: Linux alone, maybe until that is open
 }
 
 // New takes possession of the node.
@@ -133,14 +140,7 @@ func New(c Config) (*Node, error) {
 	}
 	n.recorder = record.New(len(n.cores))
 	n.extensions.RecordTo(n.recorder)
-	if c.Scheduler != nil {
-		n.info.Scheduler = c.Scheduler.Name()
-		if w, ok := c.Scheduler.(watchable); ok {
-			w.Watch(n.switched)
-		}
-		n.info.Lacks = append(n.info.Lacks, sched.Lacks(c.Scheduler)...)
-		n.extensions.Watch(slot.Sched, n.policiesChanged)
-	}
+	n.extensions.Watch(slot.Sched, n.policiesChanged)
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
@@ -170,7 +170,15 @@ func (n *Node) Frame(from fabric.Node, frame []byte) { n.messages.Frame(from, fr
 func (n *Node) Broken(node fabric.Node) { n.messages.Broken(node) }
 
 // Extensions describes the extensions of all jobs on the node, those that were removed last.
-func (n *Node) Extensions() []extension.Info { return n.extensions.List() }
+func (n *Node) Extensions() []extension.Info {
+	list := n.extensions.List()
+	for i := range list {
+		if list[i].Slot == slot.Sched && list[i].Removed == "" && n.opening() {
+			list[i].Waits = beingStarted
+		}
+	}
+	return list
+}
 
 // InsertExtension puts an extension into a slot of a job, or of the machine (extension.Machine).
 func (n *Node) InsertExtension(job uint32, r extension.Request) (handle uint32, err error) {
@@ -262,7 +270,7 @@ func (n *Node) findLimits() {
 	if err != nil {
 		n.host.Cgroups = nil
 		n.info.Limits = "rlimit"
-		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("memory and process limits of whole jobs: %v; each process has resource limits", err))
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("memory and process limits of whole jobs: %v; each process has resource limits, of the memory an even part", err))
 	}
 	n.host.UserNS = singleUser()
 }
@@ -289,19 +297,24 @@ func release() string {
 func (n *Node) Info() Info {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.info
+	info := n.info
+	if n.opening() {
+		info.Lacks = append(slices.Clone(info.Lacks), "turns on shared cores, where ranks run as Linux likes: "+beingStarted)
+	}
+	return info
 }
 
 // Adopt takes over what an earlier node kernel has left with PID 1: its jobs, and its listening socket, which is returned
 // when there is one. It is to be called once, before anything else is asked of the node.
 func (n *Node) Adopt() (listener *os.File, err error) {
-	n.config.Link.SetDeadline(time.Now().Add(adoptTimeout))
 	defer n.config.Link.SetDeadline(time.Time{})
+	n.config.Link.SetDeadline(time.Now().Add(adoptTimeout))
 	if err := n.config.Link.Send(link.New(pid1.Resync, nil)); err != nil {
 		return nil, err
 	}
 	var own []*keep.Item // extensions of the machine itself
 	for {
+		n.config.Link.SetDeadline(time.Now().Add(adoptTimeout)) // anew for each, which may take long
 		m, err := n.config.Link.Recv()
 		if err != nil {
 			return listener, err

@@ -13,20 +13,105 @@ import (
 // pidfd stays the node kernel's, and is open until Remove has returned.
 type Scheduler interface {
 	Name() string
-	Lacks() map[slot.Why]string
 	Add(sched.Task) error
 	Remove(sched.ID)
 	SetPolicies(core int, policies []*sched.Policy) error
 	Arrived(id sched.ID, waiting uint32)
 	Cores() []sched.CoreInfo
+	Watch(sched.Watcher)
 }
 
-// watchable is a scheduler that tells who has the cores.
-type watchable interface{ Watch(sched.Watcher) }
+// beingStarted is why cores are not shared yet.
+const beingStarted = "the scheduler is being started"
+
+// opening reports whether the cores are not shared yet. The caller may hold the lock.
+func (n *Node) opening() bool { return n.config.Scheduler != nil && !n.shared.Load() }
+
+// opened returns the scheduler, nil while there is none.
+func (n *Node) opened() Scheduler {
+	if s := n.scheduler.Load(); s != nil {
+		return *s
+	}
+	return nil
+}
+
+// sharedCores describes the cores that ranks share.
+func (n *Node) sharedCores() []sched.CoreInfo {
+	if s := n.opened(); s != nil {
+		return s.Cores()
+	}
+	return nil
+}
+
+// share opens the scheduler and gives it the ranks that run already, each core under its policies from the beginning.
+func (n *Node) share() {
+	if n.config.Scheduler == nil {
+		return
+	}
+	s, lacks := n.config.Scheduler()
+	n.mu.Lock()
+	n.scheduler.Store(&s)
+	cores := make(map[int]uint32)
+	var ranks []sched.ID
+	for number, j := range n.jobs {
+		for _, p := range j.tasks { // Started gives it who comes from now on
+			cores[p.Core] = number
+			ranks = append(ranks, p.ID)
+		}
+	}
+	n.mu.Unlock()
+	n.watchCores(s)
+	for core, job := range cores {
+		n.setPolicies(job, core)
+	}
+	for _, id := range ranks {
+		n.hand(s, id)
+	}
+	n.mu.Lock()
+	n.info.Scheduler = s.Name()
+	n.info.Lacks = append(n.info.Lacks, lacks...)
+	n.shared.Store(true)
+	n.mu.Unlock()
+	n.config.Log("cores are shared by %s", s.Name())
+}
+
+// hand gives a rank to the scheduler that ran before there was one, if it runs still.
+func (n *Node) hand(s Scheduler, id sched.ID) {
+	n.handing.Lock()
+	defer n.handing.Unlock()
+	n.mu.Lock()
+	var p process
+	j, ok := n.jobs[id.Job]
+	if ok {
+		p, ok = j.tasks[int(id.Rank)]
+	}
+	n.mu.Unlock()
+	if ok {
+		n.add(s, p.Task)
+	}
+}
+
+// add gives a task to the scheduler.
+func (n *Node) add(s Scheduler, t sched.Task) {
+	if err := s.Add(t); err != nil {
+		n.config.Log("job %d: rank %d cannot share core %d: %v", t.Job, t.Rank, t.Core, err)
+	}
+}
+
+// watchCores has the scheduler tell who gets the cores while that is recorded.
+func (n *Node) watchCores(s Scheduler) {
+	n.recorder.Watch(func(on bool) {
+		if on {
+			s.Watch(n.switched)
+		} else {
+			s.Watch(nil)
+		}
+	})
+}
 
 // switched records that a core has changed hands.
-func (n *Node) switched(core int, to sched.ID, why string) {
-	n.recorder.Switch(core, to.Job, to.Rank, why)
+func (n *Node) switched(core int, at uint64, to sched.ID, why string) {
+	n.recorder.Switch(record.Time(at), core, to.Job, to.Rank, why)
 }
 
 // Started implements task.Handler.
@@ -36,18 +121,31 @@ func (j *job) Started(p task.RankProcess) {
 		p.File.Close()
 		return
 	}
-	j.node.mu.Lock()
 	started := process{Task: t, since: record.Now()}
-	j.tasks[p.Rank] = started
-	j.node.mu.Unlock()
+	s := j.enter(started)
 	j.recordStart(&started)
-	if j.node.config.Scheduler == nil {
-		return
+	if s != nil {
+		j.node.setPolicies(j.spec.Job, t.Core)
+		j.node.add(s, t)
 	}
-	j.node.setPolicies(j.spec.Job, t.Core)
-	if err := j.node.config.Scheduler.Add(t); err != nil {
-		j.node.config.Log("job %d: rank %d cannot share core %d: %v", j.spec.Job, p.Rank, t.Core, err)
+}
+
+// enter notes that a rank runs, and returns the scheduler that it is to be given to. Until there is one it runs as Linux likes, also
+// when the node kernel before this one has left it stopped.
+func (j *job) enter(p process) Scheduler {
+	n := j.node
+	n.handing.Lock()
+	defer n.handing.Unlock()
+	n.mu.Lock()
+	j.tasks[int(p.Rank)] = p
+	s := n.opened()
+	n.mu.Unlock()
+	if n.opening() {
+		if err := p.Stop(false, p.PID); err != nil {
+			n.config.Log("job %d: rank %d may be stopped until cores are shared: %v", p.Job, p.Rank, err)
+		}
 	}
+	return s
 }
 
 // task describes the process of a rank to the scheduler. It reports false when no rank of that number is to be here.
@@ -58,6 +156,7 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 				ID: sched.ID{Job: j.spec.Job, Rank: uint32(p.Rank)}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
 				PID: p.PID, Process: p.File, Group: p.Group,
 				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
+				Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
 			}, true
 		}
 	}
@@ -86,31 +185,39 @@ func (n *Node) policiesChanged(job uint32) {
 func (n *Node) setPolicies(job uint32, core int) {
 	n.scheduling.Lock() // or old ones might come after new ones
 	defer n.scheduling.Unlock()
-	if err := n.config.Scheduler.SetPolicies(core, sched.Policies(n.extensions.Chain(job, slot.Sched))); err != nil {
+	s := n.opened()
+	if s == nil {
+		return
+	}
+	if err := s.SetPolicies(core, sched.Policies(n.extensions.Chain(job, slot.Sched))); err != nil {
 		n.config.Log("policies of core %d: %v", core, err)
 	}
 }
 
 // arrived tells the scheduler of a message, unless the rank has its core to itself and there are no policies.
 func (j *job) arrived(rank int, waiting uint32) {
-	if j.shares || j.node.policies.Load() {
-		j.node.config.Scheduler.Arrived(sched.ID{Job: j.spec.Job, Rank: uint32(rank)}, waiting)
+	if s := j.node.opened(); s != nil && (j.shares || j.node.policies.Load()) {
+		s.Arrived(sched.ID{Job: j.spec.Job, Rank: uint32(rank)}, waiting)
 	}
 }
 
-// leave takes a rank that has ended off its core.
-func (j *job) leave(rank int) {
+// leave takes a rank that has ended off its core. It reports whether its start had been told: nothing is of a process that has
+// ended before anybody looks.
+func (j *job) leave(rank int) bool {
+	j.node.handing.Lock()
+	defer j.node.handing.Unlock()
 	j.node.mu.Lock()
 	t, ok := j.tasks[rank]
 	delete(j.tasks, rank)
 	j.node.mu.Unlock()
 	if !ok {
-		return
+		return false
 	}
-	if j.node.config.Scheduler != nil {
-		j.node.config.Scheduler.Remove(t.ID)
+	if s := j.node.opened(); s != nil {
+		s.Remove(t.ID)
 	}
 	t.Process.Close()
+	return true
 }
 
 // leaveAll takes all ranks off their cores.

@@ -4,14 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"margay/kernel/boot"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/hardware"
+	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/slot"
 	"margay/kernel/task"
@@ -25,6 +29,7 @@ type heard struct {
 }
 
 func (h *heard) Cores() []sched.CoreInfo { return h.cores }
+func (h *heard) Watch(sched.Watcher)     {}
 
 func (h *heard) Add(t sched.Task) error {
 	if _, err := t.Process.Stat(); err != nil {
@@ -34,8 +39,10 @@ func (h *heard) Add(t sched.Task) error {
 	return nil
 }
 
-func (h *heard) Name() string               { return "heard" }
-func (h *heard) Lacks() map[slot.Why]string { return nil }
+func (h *heard) Name() string { return "heard" }
+
+// open returns it at once, as what is to be opened.
+func (h *heard) open() (Scheduler, []string) { return h, nil }
 
 func (h *heard) SetPolicies(core int, policies []*sched.Policy) error {
 	if len(policies) > 0 {
@@ -59,12 +66,16 @@ func node(t *testing.T, cores int) (*Node, *heard) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Node{extensions: m, config: Config{Boot: boot.Config{Node: 1}, Scheduler: h, Log: t.Logf}, jobs: make(map[uint32]*job)}
+	n := &Node{
+		extensions: m, config: Config{Boot: boot.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[uint32]*job),
+		recorder: record.New(cores + 1),
+	}
 	for i := range cores + 1 {
 		n.cores = append(n.cores, hardware.Core{ID: i, CPU: 10 + i})
 	}
 	n.info.Cores = n.cores[1:]
 	m.Watch(slot.Sched, n.policiesChanged)
+	n.share()
 	return n, h
 }
 
@@ -143,6 +154,89 @@ func TestScheduler(t *testing.T) {
 		if err := p.File.Close(); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("the descriptor of rank %d is still open: %v", p.Rank, err)
 		}
+	}
+}
+
+// Where a node kernel has been before, the next one does not wait for its scheduler. Ranks run meanwhile, also those that were left
+// stopped, and the scheduler is given those that are left, under the policies that there are then.
+func TestScheduledLater(t *testing.T) {
+	n, h := node(t, 2)
+	n.scheduler.Store(nil)
+	n.shared.Store(false)
+	n.info.Scheduler, n.booted = "", true
+	answer := make(chan struct{})
+	n.config.Scheduler = func() (Scheduler, []string) {
+		<-answer
+		return h, []string{"something"}
+	}
+	if err := n.Boot(); err != nil {
+		t.Fatal(err)
+	}
+	j := n.prepared(7, 1, 1, 2)
+	j.extensions = n.extensions.Open(7, 1<<20)
+	if err := n.claim(j); err != nil {
+		t.Fatal(err)
+	}
+	start := func(rank int) (frozen string) {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		group := t.TempDir()
+		frozen = filepath.Join(group, "cgroup.freeze")
+		if err := os.WriteFile(frozen, []byte("1"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j.Started(task.RankProcess{Rank: rank, PID: os.Getpid(), File: f, Group: group})
+		return frozen
+	}
+	t.Cleanup(j.leaveAll)
+	for rank := 1; rank <= 3; rank++ {
+		if state, err := os.ReadFile(start(rank)); string(state) != "0" {
+			t.Errorf("rank %d is stopped: %q, %v", rank, state, err)
+		}
+	}
+	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
+	if _, err := j.extensions.Insert(extension.Request{Object: object}); err != nil {
+		t.Fatal(err)
+	}
+	j.messageConfig()
+	j.arrived(1, 5)
+	j.leave(1)
+	if x := n.Extensions(); len(x) != 1 || x[0].Waits != beingStarted {
+		t.Errorf("extensions %+v", x)
+	}
+	if info := n.Info(); info.Scheduler != "" || len(info.Lacks) != 1 || !strings.HasSuffix(info.Lacks[0], beingStarted) {
+		t.Errorf("the node is %+v", info)
+	}
+	s, err := n.Sample()
+	for _, r := range s.Ranks {
+		if why := map[uint32]string{2: "as Linux likes: " + beingStarted, 3: alone}[r.Rank]; r.Why != why {
+			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, why)
+		}
+	}
+	if err != nil || len(s.Ranks) != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	h.expect(t)
+
+	close(answer)
+	for end := time.Now().Add(time.Minute); n.opening(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the scheduler does not get the cores")
+		}
+	}
+	for i, word := range h.words {
+		h.words[i], _, _ = strings.Cut(word, " cpu")
+	}
+	h.expectInAnyOrder(t, "add 7.2 core 1", "add 7.3 core 2", "policies of core 1: 1", "policies of core 2: 1")
+	j.arrived(2, 5)
+	h.expect(t, "5 for 7.2")
+	if x := n.Extensions(); x[0].Waits != "" {
+		t.Errorf("extensions %+v", x)
+	}
+	if info := n.Info(); info.Scheduler != "heard" || !slices.Equal(info.Lacks, []string{"something"}) {
+		t.Errorf("the node is %+v", info)
 	}
 }
 

@@ -20,34 +20,33 @@ type process struct {
 	since record.Time // when it was started, or when this node kernel has found it running
 }
 
-// startEvent tells that a rank runs.
-func (p *process) startEvent() record.Event {
-	return record.Event{Kind: record.Start, Time: p.since, Core: uint16(p.Core), Job: p.Job, Rank: p.Rank}
-}
-
 // alone reports whether a core has but one rank of the job.
 func (j *job) alone(core int) bool { return j.node.coresOf(j.spec)[core] == 1 }
 
 // recordStart records that a rank runs.
 func (j *job) recordStart(p *process) {
 	r := j.node.recorder
-	r.Add(p.startEvent())
+	r.Add(record.Event{Kind: record.Start, Time: p.since, Core: uint16(p.Core), Job: p.Job, Rank: p.Rank})
 	if j.alone(p.Core) {
-		r.Switch(p.Core, p.Job, p.Rank, alone)
+		r.Switch(p.since, p.Core, p.Job, p.Rank, alone)
 	}
 }
 
-// recordEnd records how a rank has ended.
-func (j *job) recordEnd(rank int, s task.Status) {
+// recordEnd records how a rank has ended, and before that its start when that had not been told.
+func (j *job) recordEnd(rank int, s task.Status, told bool) {
 	r := j.node.recorder
 	if !r.On() {
 		return
 	}
 	for _, p := range j.spec.Places {
 		if p.Rank == rank {
+			if !told {
+				id := sched.ID{Job: j.spec.Job, Rank: uint32(rank)}
+				j.recordStart(&process{Task: sched.Task{ID: id, Core: p.Core}, since: record.Now() - record.Time(s.Time)})
+			}
 			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: uint32(rank), Text: s.String()})
 			if j.alone(p.Core) {
-				r.Switch(p.Core, 0, 0, "the rank has ended")
+				r.Switch(0, p.Core, 0, 0, "the rank has ended")
 			}
 		}
 	}
@@ -79,13 +78,19 @@ func (n *Node) Events(q EventQuery) (record.Batch, error) {
 	return n.recorder.Read(q.Cursor, q.Size, func(e *record.Event) bool { return q.Job == 0 || e.Job == 0 || e.Job == q.Job }), nil
 }
 
-// recordRunning records which ranks run already.
+// recordRunning records which ranks run already, and who has the cores that they share.
 func (n *Node) recordRunning() {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	for _, j := range n.jobs {
 		for _, p := range j.tasks {
 			j.recordStart(&p)
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range n.sharedCores() {
+		if len(c.Tasks) > 1 && c.Running >= 0 {
+			t := c.Tasks[c.Running]
+			n.recorder.Switch(0, c.Core, t.Job, t.Rank, c.Why)
 		}
 	}
 }
@@ -146,10 +151,7 @@ func (n *Node) Sample() (Sample, error) {
 
 // sampleShared adds what the scheduler knows of the cores that ranks share.
 func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
-	if n.config.Scheduler == nil {
-		return
-	}
-	for _, info := range n.config.Scheduler.Cores() {
+	for _, info := range n.sharedCores() {
 		if i := slices.IndexFunc(cores, func(c CoreSample) bool { return c.Core == info.Core }); i >= 0 {
 			cores[i].Switches, cores[i].Asked, cores[i].Rescues = info.Switches, info.Asked, info.Rescues
 		}
@@ -174,8 +176,11 @@ func (n *Node) runningRanks() []RankSample {
 	for _, j := range n.jobs {
 		for number, p := range j.tasks {
 			r := RankSample{Job: p.Job, Rank: p.Rank, Core: p.Core, PID: p.PID}
-			if j.alone(p.Core) {
+			switch {
+			case j.alone(p.Core):
 				r.Why = alone
+			case n.opening():
+				r.Why = "as Linux likes: " + beingStarted
 			}
 			if j.messages != nil {
 				r.Sent, r.Arrived = j.messages.Counts(number)

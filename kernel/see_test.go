@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/message"
 	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/slot"
@@ -16,7 +17,6 @@ import (
 // started has the node run two ranks on core 1 and one on core 2, all of them this process.
 func started(t *testing.T) (*Node, *job) {
 	n, _ := node(t, 2)
-	n.recorder = record.New(3)
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
 	t.Cleanup(j.leaveAll)
@@ -69,8 +69,8 @@ func TestEventsOfRanks(t *testing.T) {
 		t.Errorf("ranks %v run, and there are %d switches", starts, switches)
 	}
 	b, _ := n.Events(EventQuery{Reader: 1, Size: 1 << 20})
-	j.recordEnd(3, task.Status{Code: 4, Time: time.Second})
-	j.recordEnd(9, task.Status{})
+	j.recordEnd(3, task.Status{Code: 4, Time: time.Second}, true)
+	j.recordEnd(9, task.Status{}, false) // which is not of this node
 	want := []record.Event{
 		{Kind: record.End, Core: 2, Job: 7, Rank: 3, Took: time.Second, Text: "exited with status 4"},
 		{Kind: record.Switch, Core: 2, Text: "the rank has ended"},
@@ -92,6 +92,42 @@ func TestEventsOfRanks(t *testing.T) {
 	}
 }
 
+// deaf is a sink that takes everything.
+type deaf struct{ Sink }
+
+func (deaf) Record(uint32, task.Record) {}
+
+// A rank that has ended before anybody could look at its process has a life all the same, of the length that its end tells.
+func TestEventsOfBriefRank(t *testing.T) {
+	n, j := started(t)
+	n.config.Sink = deaf{}
+	j.messages = new(message.Job)
+	n.ask(t, EventQuery{})
+	b, _ := n.Events(EventQuery{Reader: 1, Size: 1 << 20})
+	j.leave(3) // as if it had never been here
+	end := task.Record{Rank: 3, Stream: task.Exit, Status: task.Status{Time: time.Second}}
+	j.Record(end)
+	j.Record(end) // as it comes again when it was not acknowledged
+	b, err := n.Events(EventQuery{Reader: 1, Size: 1 << 20, Cursor: b.Cursor})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := record.Parse(b.Events)
+	if err != nil || len(events) != 4 {
+		t.Fatalf("%+v, %v", events, err)
+	}
+	began, ended := events[0].Time, events[2].Time
+	want := []record.Event{
+		{Kind: record.Start, Time: began, Core: 2, Job: 7, Rank: 3},
+		{Kind: record.Switch, Time: began, Core: 2, Job: 7, Rank: 3, Text: alone},
+		{Kind: record.End, Time: ended, Core: 2, Job: 7, Rank: 3, Took: time.Second, Text: "exited with status 0"},
+		{Kind: record.Switch, Time: events[3].Time, Core: 2, Text: "the rank has ended"},
+	}
+	if !reflect.DeepEqual(events, want) || ended-began < record.Time(time.Second) {
+		t.Errorf("%+v\nwant %+v", events, want)
+	}
+}
+
 func TestSample(t *testing.T) {
 	n, _ := started(t)
 	s, err := n.Sample()
@@ -106,10 +142,10 @@ func TestSample(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	n.config.Scheduler = &heard{cores: []sched.CoreInfo{{
+	n.opened().(*heard).cores = []sched.CoreInfo{{
 		Core: 1, Tasks: []slot.SchedTask{{Job: 7, Rank: 2, State: slot.Held}, {Job: 7, Rank: 1, State: slot.Running}},
 		Running: 1, Switches: 5, Asked: 6, Rescues: 7, Why: "edf",
-	}}}
+	}}
 	if s, err = n.Sample(); err != nil || s.Cores[0].Switches != 5 || s.Cores[0].Asked != 6 || s.Cores[0].Rescues != 7 || s.Cores[1].Switches != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}

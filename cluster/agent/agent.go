@@ -234,7 +234,8 @@ func (a *Agent) session(ctx context.Context) error {
 			}
 		}))
 	}()
-	beat, err := a.register(dialing, conn)
+	info := a.info()
+	beat, err := a.register(dialing, conn, info)
 	if err != nil {
 		return err
 	}
@@ -242,7 +243,7 @@ func (a *Agent) session(ctx context.Context) error {
 	defer a.setConn(nil)
 	close(joined)
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
-	return a.heartbeat(ctx, conn, beat)
+	return a.heartbeat(ctx, conn, beat, info)
 }
 
 func (a *Agent) setConn(conn *control.Conn) {
@@ -252,13 +253,13 @@ func (a *Agent) setConn(conn *control.Conn) {
 }
 
 // register tells serve what this node is and has, and becomes a member of the fabric.
-func (a *Agent) register(ctx context.Context, conn *control.Conn) (time.Duration, error) {
+func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.NodeInfo) (time.Duration, error) {
 	public, err := a.key.Public()
 	if err != nil {
 		return 0, err
 	}
 	request := &control.Register{
-		Node: a.config.Boot.Node, Boot: a.bootID, Info: a.info(), PublicKey: public,
+		Node: a.config.Boot.Node, Boot: a.bootID, Info: info, PublicKey: public,
 	}
 	for _, j := range a.node.Jobs() {
 		request.Jobs = append(request.Jobs, &control.HostedJob{Job: j.Job, Phase: phases[j.Phase]})
@@ -324,8 +325,9 @@ func (a *Agent) info() *control.NodeInfo {
 	return out
 }
 
-// heartbeat tells serve regularly that the node lives, and ends the session when serve is silent.
-func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration) error {
+// heartbeat tells serve regularly that the node lives, and what it is when that is no more what serve was told. It ends the session
+// when serve is silent.
+func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, told *control.NodeInfo) error {
 	tick := time.NewTicker(max(every, 10*time.Millisecond))
 	defer tick.Stop()
 	answered := time.Now()
@@ -352,6 +354,9 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 				return err
 			}
 			beat := &control.Heartbeat{Number: number, FreeMemory: free}
+			if info := a.info(); !proto.Equal(info, told) {
+				beat.Info, told = info, info
+			}
 			number++
 			waiting = true
 			go func() {

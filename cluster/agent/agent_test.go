@@ -78,6 +78,7 @@ type playedKernel struct {
 
 	mu     sync.Mutex
 	calls  []string // requests, in short
+	shares string   // by what it shares cores
 	loaded []byte
 }
 
@@ -105,7 +106,9 @@ func (k *playedKernel) Adopt() (*os.File, error) {
 }
 
 func (k *playedKernel) Info() kernel.Info {
-	return kernel.Info{Kernel: "9.9", Memory: 1 << 20, Limits: "none"}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return kernel.Info{Kernel: "9.9", Memory: 1 << 20, Limits: "none", Scheduler: k.shares}
 }
 func (k *playedKernel) Jobs() []kernel.JobInfo {
 	return []kernel.JobInfo{{Job: 5, Phase: kernel.Ended}}
@@ -146,11 +149,11 @@ func (k *playedKernel) Input(job uint32, rank int, offset uint64, data []byte, e
 }
 
 func (k *playedKernel) Extensions() []extension.Info {
-	return []extension.Info{{Handle: 8, Job: 5, Name: "x"}, {Handle: 9, Job: 5, Name: "y", Removed: "too many faults"}}
+	return []extension.Info{{Handle: 8, Job: 5, Name: "x", Number: 3}, {Handle: 9, Job: 5, Name: "y", Removed: "too many faults"}}
 }
 
 func (k *playedKernel) InsertExtension(job uint32, r extension.Request) (uint32, error) {
-	return 9, k.note("insert %d %s %s", job, r.Name, r.Slot)
+	return 9, k.note("insert %d %s %s %d", job, r.Name, r.Slot, r.Number)
 }
 
 func (k *playedKernel) ExtensionNotes(seq uint64) []extension.Note {

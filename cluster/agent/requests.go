@@ -188,7 +188,7 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 		state := &control.ExtensionState{
 			Node: a.config.Boot.Node, Job: x.Job, Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
 			Engine: x.Engine, Trusted: x.Trusted, Runs: x.Stats.Runs, Instructions: x.Stats.Instructions, Faults: x.Stats.Faults,
-			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped, Passed: x.Passed,
+			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped, Passed: x.Passed, Number: x.Number, Waits: x.Waits,
 		}
 		if x.Removed != "" {
 			state.State = "removed: " + x.Removed
@@ -213,7 +213,7 @@ func (a *Agent) extensionNotes(m *control.ExtensionLog) *control.ExtensionNotes 
 }
 
 func (a *Agent) insertExtension(conn *control.Conn, f *control.Frame, m *control.InsertExtension) {
-	request := extension.Request{Name: m.Name, Slot: slot.Name(m.Slot), Object: m.Object}
+	request := extension.Request{Name: m.Name, Slot: slot.Name(m.Slot), Object: m.Object, Number: m.Number}
 	for _, s := range m.Settings {
 		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value})
 	}

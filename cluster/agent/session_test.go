@@ -135,7 +135,8 @@ func (s *playedServe) run(k *playedKernel) (*Agent, *lines) {
 func TestSession(t *testing.T) {
 	leaktest.Check(t)
 	s := newServe(t)
-	a, log := s.run(new(playedKernel))
+	k := new(playedKernel)
+	a, log := s.run(k)
 	conn := s.next()
 	if hello := first[*control.Hello](t, &s.recorder); hello.Role != control.Role_ROLE_NODE || hello.Token != s.token || hello.Node != 3 ||
 		hello.Program != "the image of node3 (margay v1)" {
@@ -147,8 +148,26 @@ func TestSession(t *testing.T) {
 		t.Errorf("the agent registers %v", r)
 	}
 	await(t, "two heartbeats", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > 1 })
-	if beats := all[*control.Heartbeat](&s.recorder); beats[0].Number != 1 || beats[1].Number != 2 || beats[0].FreeMemory <= 0 {
+	if beats := all[*control.Heartbeat](&s.recorder); beats[0].Number != 1 || beats[1].Number != 2 || beats[0].FreeMemory <= 0 || beats[0].Info != nil {
 		t.Errorf("heartbeats %v", beats)
+	}
+	// What a node is is told again when it has changed.
+	k.mu.Lock()
+	k.shares = "a scheduler"
+	k.mu.Unlock()
+	told := func() (infos []*control.NodeInfo, later int) {
+		for _, beat := range all[*control.Heartbeat](&s.recorder) {
+			if beat.Info != nil {
+				infos = append(infos, beat.Info)
+			} else if len(infos) > 0 {
+				later++
+			}
+		}
+		return infos, later
+	}
+	await(t, "two heartbeats after a change", func() bool { _, later := told(); return later > 1 })
+	if infos, _ := told(); len(infos) != 1 || infos[0].Scheduler != "a scheduler" || infos[0].Kernel != "9.9" {
+		t.Errorf("serve was told %v", infos)
 	}
 
 	await(t, "registered agent", func() bool { return strings.Contains(log.String(), "registered with serve") })
@@ -202,7 +221,7 @@ func TestRequests(t *testing.T) {
 	}{
 		{&control.Prepare{Job: 6, Spec: new(control.JobSpec), Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}}}, "prepare 6"},
 		{&control.Start{Job: 6}, "start 6"},
-		{&control.InsertExtension{Job: 5, Name: "y", Slot: "message"}, "insert 5 y message"},
+		{&control.InsertExtension{Job: 5, Name: "y", Slot: "message", Number: 4}, "insert 5 y message 4"},
 		{&control.RemoveExtension{Handle: 4}, "remove 4"},
 		{&control.Forget{Job: 6}, "forget 6"},
 	}
@@ -215,7 +234,7 @@ func TestRequests(t *testing.T) {
 			t.Errorf("inserted: %v", x)
 		}
 	}
-	if x, err := s.ask(conn, new(control.ListExtensions)); err != nil || len(x.(*control.Extensions).Extensions) != 2 {
+	if x, err := s.ask(conn, new(control.ListExtensions)); err != nil || len(x.(*control.Extensions).Extensions) != 2 || x.(*control.Extensions).Extensions[0].Number != 3 {
 		t.Errorf("extensions: %v, %v", x, err)
 	}
 	if x, err := s.ask(conn, &control.ExtensionLog{After: map[uint32]uint64{3: 7, 4: 9}}); err != nil || len(x.(*control.ExtensionNotes).Notes) != 1 || x.(*control.ExtensionNotes).Notes[0].Seq != 8 {
@@ -236,7 +255,7 @@ func TestRequests(t *testing.T) {
 			{Job: 5, Rank: 3, Core: 1},
 			{Job: 5, Rank: 4, Core: 2, Pid: 9, Why: "why", CpuNs: 1, Threads: 2, Voluntary: 3, Involuntary: 4, Sent: 5, Arrived: 6},
 		},
-		Extensions: []*control.ExtensionState{{Node: 3, Job: 5, Handle: 8, Name: "x", State: "active"}},
+		Extensions: []*control.ExtensionState{{Node: 3, Job: 5, Handle: 8, Name: "x", State: "active", Number: 3}},
 	}}}) {
 		t.Errorf("samples: %v, %v", x, err)
 	}
@@ -360,6 +379,7 @@ func TestRefusedAgent(t *testing.T) {
 func TestSilentServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newMachine(t).agent(3, new(lines))
+		a.node = new(playedKernel)
 		near, far := net.Pipe()
 		conn, serve := control.NewConn(near), control.NewConn(far)
 		defer conn.Close()
@@ -368,7 +388,7 @@ func TestSilentServe(t *testing.T) {
 		go serve.Serve(func(*control.Frame) {})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		if err := a.heartbeat(ctx, conn, time.Second); err == nil || err.Error() != "agent: serve has been silent for 5s" {
+		if err := a.heartbeat(ctx, conn, time.Second, a.info()); err == nil || err.Error() != "agent: serve has been silent for 5s" {
 			t.Errorf("the heartbeat ended with %v", err)
 		}
 	})

@@ -39,7 +39,7 @@ type Conn struct {
 	lastID  uint64
 
 	done    chan struct{}
-	writers sync.WaitGroup
+	writers sync.WaitGroup // the writer, and who closes net
 }
 
 // NewConn makes a connection of an established stream, whose opening conversation has not been held.
@@ -232,7 +232,7 @@ func (c *Conn) wake() {
 	c.changed.Broadcast()
 }
 
-// Close ends the connection at once and waits for its writer.
+// Close ends the connection at once and waits for its writer, and for its stream to be closed.
 func (c *Conn) Close() {
 	c.fail(ErrClosed)
 	c.writers.Wait()
@@ -293,12 +293,14 @@ func (c *Conn) fail(err error) {
 	c.failLocked(err)
 }
 
+// failLocked ends the connection. Nobody but Close waits for its stream to be closed: TLS says goodbye first, which takes seconds
+// when the other side does not listen.
 func (c *Conn) failLocked(err error) {
 	if c.err != nil {
 		return
 	}
 	c.err = err
-	c.net.Close()
+	c.writers.Go(func() { c.net.Close() })
 	close(c.done)
 	c.changed.Broadcast()
 }

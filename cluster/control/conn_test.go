@@ -95,6 +95,33 @@ func TestFlushIsBounded(t *testing.T) {
 	}
 }
 
+// slowClose is a stream that takes a while to close, as one of TLS does whose other side does not read.
+type slowClose struct{ net.Conn }
+
+func (s slowClose) Close() error {
+	time.Sleep(5 * time.Second)
+	return s.Conn.Close()
+}
+
+// Nobody but Close waits for a stream to be closed.
+func TestEndIsQuick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		c := NewConn(slowClose{near})
+		begin := time.Now()
+		go c.Serve(func(*Frame) {})
+		far.Close()
+		<-c.Done()
+		if err := c.Send(new(Done)); !errors.Is(err, ErrClosed) || time.Since(begin) != 0 {
+			t.Errorf("after %v Send says %v", time.Since(begin), err)
+		}
+		c.Close()
+		if d := time.Since(begin); d != 5*time.Second {
+			t.Errorf("it was closed after %v", d)
+		}
+	})
+}
+
 func TestFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := connect(t)

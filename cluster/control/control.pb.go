@@ -93,7 +93,7 @@ const (
 	Code_CODE_TIMEOUT        Code = 7
 	Code_CODE_BAD_REQUEST    Code = 8
 	Code_CODE_FAILED         Code = 9  // anything else
-	Code_CODE_RESTARTED      Code = 10 // serve was started again at a bad moment: the request can be made anew
+	Code_CODE_RESTARTED      Code = 10 // serve was started again, or a node was lost and found, at a bad moment: the request can be made anew
 )
 
 // Enum value maps for Code.
@@ -1696,7 +1696,7 @@ type NodeInfo struct {
 	Version       string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`                             // of the node image
 	AllCores      bool                   `protobuf:"varint,12,opt,name=all_cores,json=allCores,proto3" json:"all_cores,omitempty"`          // core 0, which serves the node, is one of the application cores
 	MessageCore   uint32                 `protobuf:"varint,13,opt,name=message_core,json=messageCore,proto3" json:"message_core,omitempty"` // that handles messages and nothing else; 0: none
-	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: priority, stop
+	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: sched_ext, priority, stop; empty: Linux alone, maybe until that is open
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1886,6 +1886,7 @@ type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                           // counts up; serve sends it back
 	FreeMemory    int64                  `protobuf:"varint,2,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes
+	Info          *NodeInfo              `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`                                // what the node is, when that is not what it was when serve was told last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1932,6 +1933,13 @@ func (x *Heartbeat) GetFreeMemory() int64 {
 		return x.FreeMemory
 	}
 	return 0
+}
+
+func (x *Heartbeat) GetInfo() *NodeInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
 }
 
 type LogLine struct {
@@ -4672,6 +4680,8 @@ type ExtensionState struct {
 	LastFault     string                 `protobuf:"bytes,13,opt,name=last_fault,json=lastFault,proto3" json:"last_fault,omitempty"`
 	Dropped       uint64                 `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"` // messages that it has thrown away
 	Passed        string                 `protobuf:"bytes,15,opt,name=passed,proto3" json:"passed,omitempty"`    // why not a better engine; empty: there is none
+	Number        uint64                 `protobuf:"varint,16,opt,name=number,proto3" json:"number,omitempty"`   // of what an operator has inserted into the machine; 0: it is something else
+	Waits         string                 `protobuf:"bytes,17,opt,name=waits,proto3" json:"waits,omitempty"`      // why an active one is not asked yet; empty: it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4811,6 +4821,20 @@ func (x *ExtensionState) GetPassed() string {
 	return ""
 }
 
+func (x *ExtensionState) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ExtensionState) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
 // InsertExtension puts an extension into a slot of a job or of the machine, on all nodes or on one. Answer: Extensions, those
 // inserted.
 type InsertExtension struct {
@@ -4821,6 +4845,7 @@ type InsertExtension struct {
 	Slot          string                 `protobuf:"bytes,4,opt,name=slot,proto3" json:"slot,omitempty"` // empty: the one that the object's section names
 	Object        []byte                 `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`
 	Settings      []*ExtensionSetting    `protobuf:"bytes,6,rep,name=settings,proto3" json:"settings,omitempty"`
+	Number        uint64                 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"` // by which serve knows what it has inserted into the machine
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4895,6 +4920,13 @@ func (x *InsertExtension) GetSettings() []*ExtensionSetting {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *InsertExtension) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 // ExtensionSetting gives a constant of an extension another value.
@@ -5139,6 +5171,75 @@ func (x *ExtensionNote) GetText() string {
 	return ""
 }
 
+// MachineExtension is how serve records what an operator has inserted into the machine.
+type MachineExtension struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Request       *InsertExtension       `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Placed        []*ExtensionState      `protobuf:"bytes,2,rep,name=placed,proto3" json:"placed,omitempty"`         // on each node: as it was inserted there last
+	Except        []uint32               `protobuf:"varint,3,rep,packed,name=except,proto3" json:"except,omitempty"` // nodes that are not to have it: it was removed there, or they refuse it
+	Untold        []uint32               `protobuf:"varint,4,rep,packed,name=untold,proto3" json:"untold,omitempty"` // those of them that may have it still
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineExtension) Reset() {
+	*x = MachineExtension{}
+	mi := &file_control_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineExtension) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineExtension) ProtoMessage() {}
+
+func (x *MachineExtension) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
+func (*MachineExtension) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *MachineExtension) GetRequest() *InsertExtension {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *MachineExtension) GetPlaced() []*ExtensionState {
+	if x != nil {
+		return x.Placed
+	}
+	return nil
+}
+
+func (x *MachineExtension) GetExcept() []uint32 {
+	if x != nil {
+		return x.Except
+	}
+	return nil
+}
+
+func (x *MachineExtension) GetUntold() []uint32 {
+	if x != nil {
+		return x.Untold
+	}
+	return nil
+}
+
 // RemoveExtension takes an extension out of its slot. Answer: Done.
 type RemoveExtension struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5150,7 +5251,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5162,7 +5263,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5175,7 +5276,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -5207,7 +5308,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5219,7 +5320,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5232,7 +5333,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -5293,7 +5394,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5305,7 +5406,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5318,7 +5419,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -5387,7 +5488,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5399,7 +5500,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5412,7 +5513,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -5431,7 +5532,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5443,7 +5544,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5456,7 +5557,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -5476,7 +5577,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5488,7 +5589,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5501,7 +5602,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -5521,7 +5622,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5533,7 +5634,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5546,7 +5647,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -5578,7 +5679,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5590,7 +5691,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5603,7 +5704,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -5662,7 +5763,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5775,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +5788,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -5751,7 +5852,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5763,7 +5864,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5776,7 +5877,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -5869,7 +5970,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5881,7 +5982,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5894,7 +5995,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -5937,7 +6038,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5949,7 +6050,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5962,7 +6063,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -5996,7 +6097,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6008,7 +6109,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6021,7 +6122,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -6042,7 +6143,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6054,7 +6155,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6067,7 +6168,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -6090,7 +6191,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6102,7 +6203,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6115,7 +6216,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -6149,7 +6250,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6161,7 +6262,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6174,7 +6275,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -6303,11 +6404,12 @@ const file_control_proto_rawDesc = "" +
 	"\tscheduler\x18\x0e \x01(\tR\tscheduler\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
-	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"D\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"r\n" +
 	"\tHeartbeat\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1f\n" +
 	"\vfree_memory\x18\x02 \x01(\x03R\n" +
-	"freeMemory\"`\n" +
+	"freeMemory\x12,\n" +
+	"\x04info\x18\x03 \x01(\v2\x18.margay.control.NodeInfoR\x04info\"`\n" +
 	"\aLogLine\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
@@ -6520,7 +6622,7 @@ const file_control_proto_rawDesc = "" +
 	"Extensions\x12>\n" +
 	"\n" +
 	"extensions\x18\x01 \x03(\v2\x1e.margay.control.ExtensionStateR\n" +
-	"extensions\"\xf8\x02\n" +
+	"extensions\"\xa6\x03\n" +
 	"\x0eExtensionState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\x12\x16\n" +
@@ -6538,14 +6640,17 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"last_fault\x18\r \x01(\tR\tlastFault\x12\x18\n" +
 	"\adropped\x18\x0e \x01(\x04R\adropped\x12\x16\n" +
-	"\x06passed\x18\x0f \x01(\tR\x06passed\"\xb5\x01\n" +
+	"\x06passed\x18\x0f \x01(\tR\x06passed\x12\x16\n" +
+	"\x06number\x18\x10 \x01(\x04R\x06number\x12\x14\n" +
+	"\x05waits\x18\x11 \x01(\tR\x05waits\"\xcd\x01\n" +
 	"\x0fInsertExtension\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x05R\x04node\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
 	"\x04slot\x18\x04 \x01(\tR\x04slot\x12\x16\n" +
 	"\x06object\x18\x05 \x01(\fR\x06object\x12<\n" +
-	"\bsettings\x18\x06 \x03(\v2 .margay.control.ExtensionSettingR\bsettings\"<\n" +
+	"\bsettings\x18\x06 \x03(\v2 .margay.control.ExtensionSettingR\bsettings\x12\x16\n" +
+	"\x06number\x18\a \x01(\x04R\x06number\"<\n" +
 	"\x10ExtensionSetting\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\x9b\x01\n" +
@@ -6565,7 +6670,12 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x04 \x01(\rR\x03job\x12\x16\n" +
 	"\x06handle\x18\x05 \x01(\rR\x06handle\x12\x12\n" +
 	"\x04name\x18\x06 \x01(\tR\x04name\x12\x12\n" +
-	"\x04text\x18\a \x01(\tR\x04text\"=\n" +
+	"\x04text\x18\a \x01(\tR\x04text\"\xb5\x01\n" +
+	"\x10MachineExtension\x129\n" +
+	"\arequest\x18\x01 \x01(\v2\x1f.margay.control.InsertExtensionR\arequest\x126\n" +
+	"\x06placed\x18\x02 \x03(\v2\x1e.margay.control.ExtensionStateR\x06placed\x12\x16\n" +
+	"\x06except\x18\x03 \x03(\rR\x06except\x12\x16\n" +
+	"\x06untold\x18\x04 \x03(\rR\x06untold\"=\n" +
 	"\x0fRemoveExtension\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06handle\x18\x02 \x01(\rR\x06handle\"\x9e\x01\n" +
@@ -6713,7 +6823,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -6779,127 +6889,131 @@ var file_control_proto_goTypes = []any{
 	(*ExtensionLog)(nil),     // 61: margay.control.ExtensionLog
 	(*ExtensionNotes)(nil),   // 62: margay.control.ExtensionNotes
 	(*ExtensionNote)(nil),    // 63: margay.control.ExtensionNote
-	(*RemoveExtension)(nil),  // 64: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 65: margay.control.ReadEvents
-	(*Events)(nil),           // 66: margay.control.Events
-	(*ReadClock)(nil),        // 67: margay.control.ReadClock
-	(*Clock)(nil),            // 68: margay.control.Clock
-	(*TakeSamples)(nil),      // 69: margay.control.TakeSamples
-	(*Samples)(nil),          // 70: margay.control.Samples
-	(*NodeSample)(nil),       // 71: margay.control.NodeSample
-	(*CoreSample)(nil),       // 72: margay.control.CoreSample
-	(*RankSample)(nil),       // 73: margay.control.RankSample
-	(*NodeExit)(nil),         // 74: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 75: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 76: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 77: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 78: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 79: margay.control.DutiesSet
-	nil,                      // 80: margay.control.ExtensionLog.AfterEntry
+	(*MachineExtension)(nil), // 64: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 65: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 66: margay.control.ReadEvents
+	(*Events)(nil),           // 67: margay.control.Events
+	(*ReadClock)(nil),        // 68: margay.control.ReadClock
+	(*Clock)(nil),            // 69: margay.control.Clock
+	(*TakeSamples)(nil),      // 70: margay.control.TakeSamples
+	(*Samples)(nil),          // 71: margay.control.Samples
+	(*NodeSample)(nil),       // 72: margay.control.NodeSample
+	(*CoreSample)(nil),       // 73: margay.control.CoreSample
+	(*RankSample)(nil),       // 74: margay.control.RankSample
+	(*NodeExit)(nil),         // 75: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 76: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 77: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 78: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 79: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 80: margay.control.DutiesSet
+	nil,                      // 81: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	8,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	9,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	10, // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	11, // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	12, // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	13, // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	16, // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	17, // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	18, // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	22, // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	23, // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	24, // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	25, // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	26, // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	27, // 14: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	29, // 15: margay.control.Frame.record:type_name -> margay.control.Record
-	32, // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
-	33, // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	34, // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	35, // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
-	28, // 20: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	36, // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	37, // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	38, // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
-	39, // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	41, // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	42, // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	45, // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	46, // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	49, // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
-	50, // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
-	51, // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	54, // 32: margay.control.Frame.status:type_name -> margay.control.Status
-	55, // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	56, // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	57, // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	59, // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	64, // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	61, // 38: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	62, // 39: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	65, // 40: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	66, // 41: margay.control.Frame.events:type_name -> margay.control.Events
-	67, // 42: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	68, // 43: margay.control.Frame.clock:type_name -> margay.control.Clock
-	69, // 44: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	70, // 45: margay.control.Frame.samples:type_name -> margay.control.Samples
-	74, // 46: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	75, // 47: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	76, // 48: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	77, // 49: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	78, // 50: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	79, // 51: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,  // 52: margay.control.Hello.role:type_name -> margay.control.Role
-	1,  // 53: margay.control.Error.code:type_name -> margay.control.Code
-	14, // 54: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	15, // 55: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,  // 56: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	19, // 57: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	20, // 58: margay.control.Prepare.places:type_name -> margay.control.Place
-	21, // 59: margay.control.Prepare.members:type_name -> margay.control.Member
-	3,  // 60: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	10, // 61: margay.control.Loaded.error:type_name -> margay.control.Error
-	10, // 62: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,  // 63: margay.control.Record.stream:type_name -> margay.control.Stream
-	30, // 64: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	31, // 65: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	19, // 66: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	20, // 67: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,  // 68: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	10, // 69: margay.control.JobState.error:type_name -> margay.control.Error
-	40, // 70: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	30, // 71: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	43, // 72: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,  // 73: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	14, // 74: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	44, // 75: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	47, // 76: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,  // 77: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	40, // 78: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	19, // 79: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	20, // 80: margay.control.StoredJob.places:type_name -> margay.control.Place
-	21, // 81: margay.control.StoredJob.members:type_name -> margay.control.Member
-	47, // 82: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	39, // 83: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	52, // 84: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	53, // 85: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	58, // 86: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	60, // 87: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	80, // 88: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	63, // 89: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	71, // 90: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	72, // 91: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	73, // 92: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	58, // 93: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	6,  // 94: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	6,  // 95: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	14, // 96: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	97, // [97:97] is the sub-list for method output_type
-	97, // [97:97] is the sub-list for method input_type
-	97, // [97:97] is the sub-list for extension type_name
-	97, // [97:97] is the sub-list for extension extendee
-	0,  // [0:97] is the sub-list for field type_name
+	8,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	9,   // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	10,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	11,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	12,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	13,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	16,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	17,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	18,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	22,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	23,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	24,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	25,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	26,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	27,  // 14: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	29,  // 15: margay.control.Frame.record:type_name -> margay.control.Record
+	32,  // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
+	33,  // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	34,  // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	35,  // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
+	28,  // 20: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	36,  // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	37,  // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	38,  // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
+	39,  // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	41,  // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	42,  // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	45,  // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	46,  // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	49,  // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
+	50,  // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
+	51,  // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	54,  // 32: margay.control.Frame.status:type_name -> margay.control.Status
+	55,  // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	56,  // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	57,  // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	59,  // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	65,  // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	61,  // 38: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	62,  // 39: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	66,  // 40: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	67,  // 41: margay.control.Frame.events:type_name -> margay.control.Events
+	68,  // 42: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	69,  // 43: margay.control.Frame.clock:type_name -> margay.control.Clock
+	70,  // 44: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	71,  // 45: margay.control.Frame.samples:type_name -> margay.control.Samples
+	75,  // 46: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	76,  // 47: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	77,  // 48: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	78,  // 49: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	79,  // 50: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	80,  // 51: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 52: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 53: margay.control.Error.code:type_name -> margay.control.Code
+	14,  // 54: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	15,  // 55: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 56: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	14,  // 57: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	19,  // 58: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	20,  // 59: margay.control.Prepare.places:type_name -> margay.control.Place
+	21,  // 60: margay.control.Prepare.members:type_name -> margay.control.Member
+	3,   // 61: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	10,  // 62: margay.control.Loaded.error:type_name -> margay.control.Error
+	10,  // 63: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 64: margay.control.Record.stream:type_name -> margay.control.Stream
+	30,  // 65: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	31,  // 66: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	19,  // 67: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	20,  // 68: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 69: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	10,  // 70: margay.control.JobState.error:type_name -> margay.control.Error
+	40,  // 71: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	30,  // 72: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	43,  // 73: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,   // 74: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	14,  // 75: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	44,  // 76: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	47,  // 77: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	2,   // 78: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	40,  // 79: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	19,  // 80: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	20,  // 81: margay.control.StoredJob.places:type_name -> margay.control.Place
+	21,  // 82: margay.control.StoredJob.members:type_name -> margay.control.Member
+	47,  // 83: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	39,  // 84: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	52,  // 85: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	53,  // 86: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	58,  // 87: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	60,  // 88: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	81,  // 89: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	63,  // 90: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	59,  // 91: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	58,  // 92: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	72,  // 93: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	73,  // 94: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	74,  // 95: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	58,  // 96: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	6,   // 97: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	6,   // 98: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	14,  // 99: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	100, // [100:100] is the sub-list for method output_type
+	100, // [100:100] is the sub-list for method input_type
+	100, // [100:100] is the sub-list for extension type_name
+	100, // [100:100] is the sub-list for extension extendee
+	0,   // [0:100] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -6967,7 +7081,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

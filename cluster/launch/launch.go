@@ -58,7 +58,7 @@ type session struct {
 	conn *control.Conn
 }
 
-// launchTries is how often a job is asked for whose launch a restart of serve has spoilt.
+// launchTries is how often a job is asked for whose launch is spoilt.
 const launchTries = 3
 
 // Run runs a job and returns its exit status. The error says what went wrong, a rank's failure included.
@@ -72,8 +72,17 @@ func Run(ctx context.Context, o Options) (int, error) {
 	}
 }
 
-// errSpoilt reports that serve was started again while the job was being launched. None of its ranks has run.
-var errSpoilt = errors.New("the launch was spoilt by a restart of serve")
+// errSpoilt reports that serve was started again, or that a node has lost its connection to serve, while the job was being
+// launched. None of its ranks has run.
+var errSpoilt = errors.New("the launch was spoilt")
+
+// spoilt makes err one of errSpoilt when it is what serve says of such a launch.
+func spoilt(err error) error {
+	if errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) {
+		return fmt.Errorf("%w: %w", errSpoilt, err)
+	}
+	return err
+}
 
 func run(ctx context.Context, o Options) (int, error) {
 	s := &session{
@@ -124,7 +133,7 @@ func (s *session) begin(ctx context.Context) error {
 	}
 	if err != nil {
 		conn.Close()
-		return err
+		return spoilt(err)
 	}
 	s.job = reply.Job
 	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
@@ -236,11 +245,7 @@ func (s *session) result(state *control.JobState) (int, error) {
 		r := state.Ranks[first]
 		return int(state.ExitCode), fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
 	}
-	err := state.Error.Err()
-	if errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) {
-		err = fmt.Errorf("%w: %w", errSpoilt, err)
-	}
-	return int(state.ExitCode), err
+	return int(state.ExitCode), spoilt(state.Error.Err())
 }
 
 // handle takes what serve sends about the job.

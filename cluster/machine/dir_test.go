@@ -25,6 +25,12 @@ const patience = 20 * time.Second
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 {
 		switch os.Args[1] {
+		case plugged:
+			if err := plugTwice(); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		case "hold":
 			lock, err := Dir(os.Args[2]).lock()
 			if err != nil {

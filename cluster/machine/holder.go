@@ -105,7 +105,7 @@ func (h *holder) run(ctx context.Context) {
 	all.Wait()
 }
 
-// keepNode starts a node, once more when it ends before it was up, and stops it at the end.
+// keepNode starts a node, again when it ends before it was up, and stops it at the end.
 func (h *holder) keepNode(ctx context.Context, node uint32) {
 	for boots := uint32(1); ; boots++ {
 		pid, ended, err := h.substrate.start(node)

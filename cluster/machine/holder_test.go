@@ -175,7 +175,7 @@ func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string
 	return h
 }
 
-// A node that ends before it was up is started once more, one that ends later is not.
+// A node that ends before it was up is started again, one that ends later is not.
 func TestHolderKeepsNodes(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -213,7 +213,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	}
 }
 
-// A node that never comes up is given up after its second start.
+// A node that never comes up is given up after its third start.
 func TestHolderGivesUp(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -225,6 +225,8 @@ func TestHolderGivesUp(t *testing.T) {
 	s.heard(t, "node3 boots 1")
 	p.end(3, "bad kernel")
 	s.heard(t, "node3 boots 2")
+	p.end(3, "bad kernel")
+	s.heard(t, "node3 boots 3")
 	p.end(3, "bad kernel")
 	s.heard(t, "node3 exits: bad kernel, [Oops], retry false")
 }

@@ -150,6 +150,9 @@ func (h *hosted) plugIn(node uint32, pid int) error {
 	attrs.MasterIndex = br.Attrs().Index
 	mac := nodeMAC(node)
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac[:], PeerNamespace: netlink.NsPid(pid)}
+	if err := unplug(attrs.Name); err != nil {
+		return fmt.Errorf("node%d: take its last network card away: %w", node, err)
+	}
 	if err := netlink.LinkAdd(pair); err != nil {
 		return fmt.Errorf("node%d: make its network card: %w", node, err)
 	}
@@ -157,6 +160,19 @@ func (h *hosted) plugIn(node uint32, pid int) error {
 		return fmt.Errorf("node%d: turn on its network card: %w", node, err)
 	}
 	return nil
+}
+
+// unplug takes a card away if there is one of that name: Linux takes those of a network namespace away with it, but only
+// some time after its last process has ended.
+func unplug(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if errors.As(err, new(netlink.LinkNotFoundError)) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
 }
 
 // stop implements substrate.

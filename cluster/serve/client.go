@@ -85,7 +85,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.RestartKernel:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
 	case *control.RemoveExtension:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.removeExtension(m)) })
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
 	}
@@ -210,7 +210,9 @@ func (s *Server) kill(m *control.Kill) error {
 	if m.Signal <= 0 || m.Signal > 64 {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "there is no signal %d", m.Signal)
 	}
-	s.signal(j, int(m.Rank), unix.Signal(m.Signal))
+	if away := s.signal(j, int(m.Rank), unix.Signal(m.Signal)); len(away) > 0 {
+		return control.Failf(control.Code_CODE_RESTARTED, "its ranks did not get the signal: the node is away, its node kernel may just be started again").At(away[0])
+	}
 	return nil
 }
 

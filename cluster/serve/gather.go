@@ -22,7 +22,7 @@ func (s *Server) upNodes(named int64) ([]uint32, error) {
 	defer s.mu.Unlock()
 	var nodes []uint32
 	for _, n := range s.nodes {
-		if n.conn != nil && n.health == control.NodeHealth_NODE_UP && (named == control.None || named == int64(n.number)) {
+		if n.up() && (named == control.None || named == int64(n.number)) {
 			nodes = append(nodes, n.number)
 		}
 	}
@@ -81,15 +81,6 @@ func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 	return report, err
 }
 
-// listExtensions asks nodes for their extensions.
-func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions, error) {
-	nodes, err := s.upNodes(int64(m.Node))
-	if err != nil {
-		return nil, err
-	}
-	return s.gatherExtensions(nodes, m)
-}
-
 // extensionNotes asks nodes what has happened to their extensions.
 func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNotes, error) {
 	nodes, err := s.upNodes(int64(m.Node))
@@ -107,48 +98,6 @@ func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNote
 	})
 	slices.SortStableFunc(all.Notes, func(a, b *control.ExtensionNote) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
 	return all, err
-}
-
-// insertExtension puts an extension into a slot of a running job, or of the machine, on its nodes or on the one that is named.
-func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
-	if m.Job == 0 {
-		nodes, err := s.upNodes(int64(m.Node))
-		if err != nil {
-			return nil, err
-		}
-		return s.gatherExtensions(nodes, m)
-	}
-	s.mu.Lock()
-	j := s.jobs[m.Job]
-	var nodes []uint32
-	if j != nil && j.phase == control.JobPhase_JOB_RUNNING {
-		for _, member := range j.members {
-			if m.Node == control.None || uint32(m.Node) == member.Node {
-				nodes = append(nodes, member.Node)
-			}
-		}
-	}
-	s.mu.Unlock()
-	if len(nodes) == 0 {
-		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "no job %d runs there", m.Job)
-	}
-	return s.gatherExtensions(nodes, m)
-}
-
-func (s *Server) gatherExtensions(nodes []uint32, question proto.Message) (*control.Extensions, error) {
-	list := new(control.Extensions)
-	err := s.gather(nodes, gatherTimeout, question, func(node uint32, answer proto.Message) {
-		if x, ok := answer.(*control.Extensions); ok {
-			for _, e := range x.Extensions {
-				e.Node = node
-			}
-			list.Extensions = append(list.Extensions, x.Extensions...)
-		}
-	})
-	slices.SortFunc(list.Extensions, func(a, b *control.ExtensionState) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Handle, b.Handle))
-	})
-	return list, err
 }
 
 // takeSamples asks nodes what they have done. It is no error when some do not answer.
@@ -193,10 +142,14 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		n := s.nodes[number]
-		n.info = set.Info
-		if err := s.store.saveNode(n); err != nil {
-			s.config.Log("%v", err)
-		}
+		s.changed(s.nodes[number], set.Info)
 	})
+}
+
+// changed takes in what a node is now. The caller holds Server.mu.
+func (s *Server) changed(n *node, info *control.NodeInfo) {
+	n.info = info
+	if err := s.store.saveNode(n); err != nil {
+		s.config.Log("%v", err)
+	}
 }

@@ -261,15 +261,21 @@ func (s *Server) killRanks(j *job) {
 	})
 }
 
-// signal sends a signal to one rank of a job, or to all. The caller holds Server.mu.
-func (s *Server) signal(j *job, rank int, sig unix.Signal) {
+// signal sends a signal to one rank of a job, or to all. It returns the nodes that are away, whose ranks do not get it. The caller
+// holds Server.mu.
+func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 	told := make(map[uint32]bool)
 	for i, r := range j.ranks {
 		if (rank == control.None || rank == i) && r.exit == nil && !told[r.place.Node] {
 			told[r.place.Node] = rank == control.None
-			s.nodes[r.place.Node].send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
+			n := s.nodes[r.place.Node]
+			if n.conn == nil {
+				away = append(away, n.number)
+			}
+			n.send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
 		}
 	}
+	return away
 }
 
 // finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. The caller holds Server.mu.

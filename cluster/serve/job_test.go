@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -219,6 +220,26 @@ func TestKill(t *testing.T) {
 		if _, err := other.ask(&control.Kill{Job: job, Force: true}); err == nil || err.Error() != "job 1 has ended" {
 			t.Errorf("a job that has ended is killed: %v", err)
 		}
+	})
+}
+
+// Ranks whose node is away do not get a signal, and whoever sends it is told.
+func TestKillOnNodeThatIsAway(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(3))
+		m.played[1].conn.Close()
+		synctest.Wait()
+		_, err := c.ask(&control.Kill{Job: job, Rank: control.None, Signal: int32(unix.SIGUSR1)})
+		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) || !strings.HasPrefix(err.Error(), "node1: its ranks did not get the signal") {
+			t.Errorf("it was answered with %v", err)
+		}
+		one[*control.Signal](t, &m.played[0].recorder)
+		m.played[1].hosts(job, control.JobPhase_JOB_RUNNING)
+		m.played[1].connect()
+		must[*control.Done](c, &control.Kill{Job: job, Rank: 2, Signal: int32(unix.SIGUSR1)})
+		one[*control.Signal](t, &m.played[1].recorder)
 	})
 }
 

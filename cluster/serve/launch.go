@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -63,7 +64,7 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 func (s *Server) offers() []offer {
 	var offers []offer
 	for _, n := range s.nodes {
-		if n.health != control.NodeHealth_NODE_UP || n.conn == nil {
+		if !n.up() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
@@ -146,12 +147,15 @@ func (s *Server) runs(j *job) bool {
 	return true
 }
 
-// step asks all nodes of a job for something and reports whether all have done it. Otherwise the job has failed.
+// step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed. A node that is
+// lost meanwhile is dead before long, or back: then a running job's does it, and a launch is spoilt.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool {
 	s.onAll(j, timeout, request, func(_ uint32, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.fail(j, toFailure(err))
+		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) {
+			s.fail(j, toFailure(err))
+		}
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -25,7 +26,7 @@ type node struct {
 	free   int64     // memory, in bytes
 	boots  uint32
 	uses   map[uint32]use // cores that have been given away
-	ending int            // jobs on it that are none any more and that it is ending
+	owes   int            // things that it is to do before it can be given jobs
 }
 
 // use says what a core has been given to.
@@ -37,6 +38,9 @@ type use struct {
 func newNode(number uint32) *node {
 	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use)}
 }
+
+// up reports whether the node can be asked. The caller holds Server.mu.
+func (n *node) up() bool { return n.conn != nil && n.health == control.NodeHealth_NODE_UP }
 
 // use gives a core to a rank of a job. The caller holds Server.mu.
 func (n *node) use(job uint32, p *control.Place) {
@@ -146,15 +150,17 @@ func (s *Server) register(conn *control.Conn, f *control.Frame, m *control.Regis
 	if err := s.store.saveNode(n); err != nil {
 		s.config.Log("%v", err)
 	}
+	n.owes = 0
 	s.reconcile(n, m)
+	s.catchUp(n)
 	s.ready(n)
 	return n, nil
 }
 
 // ready makes a node one that can be given jobs, unless it has something to end first. The caller holds Server.mu.
 func (s *Server) ready(n *node) {
-	if n.ending > 0 {
-		n.health, n.reason = control.NodeHealth_NODE_LATE, "it is ending jobs that are none any more"
+	if n.owes > 0 {
+		n.health, n.reason = control.NodeHealth_NODE_LATE, "it ends jobs that are none any more, or gets the machine's extensions"
 		return
 	}
 	n.health, n.reason = control.NodeHealth_NODE_UP, ""
@@ -163,7 +169,6 @@ func (s *Server) ready(n *node) {
 
 // reconcile brings what serve and a node that has just registered know of jobs together. The caller holds Server.mu.
 func (s *Server) reconcile(n *node, m *control.Register) {
-	n.ending = 0
 	has := make(map[uint32]bool)
 	for _, hosted := range m.Jobs {
 		has[hosted.Job] = true
@@ -180,31 +185,44 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		}
 	}
 	for _, j := range s.jobs {
+		if j.on(n.number) && j.phase == control.JobPhase_JOB_PREPARED {
+			// Pieces of its files may be lost, or the word that they have come, for which all others would wait.
+			s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "it has connected anew while the job was being launched").At(n.number))
+		}
 		if j.on(n.number) && !has[j.number] && j.phase == control.JobPhase_JOB_RUNNING && !j.finishing && !j.endedOn(n.number) {
 			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "it was restarted and has lost the job").At(n.number))
 		}
 	}
 }
 
-// forgetOn has a node end a job that is none any more, and counts that. The caller holds Server.mu.
+// forgetOn has a node end a job that is none any more. The caller holds Server.mu.
 func (s *Server) forgetOn(n *node, job uint32) {
-	n.ending++
-	conn := n.conn
-	s.running.Go(func() {
+	s.owe(n, fmt.Sprintf("end job %d", job), func(conn *control.Conn) error {
 		ctx, cancel := context.WithTimeout(s.context, forgetTimeout)
 		defer cancel()
 		_, err := conn.Call(ctx, &control.Forget{Job: job})
+		return err
+	})
+}
+
+// owe has a node do something before it can be given jobs. One that fails is to register, and to try, again. The caller holds
+// Server.mu.
+func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
+	n.owes++
+	conn := n.conn
+	s.running.Go(func() {
+		err := do(conn)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if n.conn != conn || s.context.Err() != nil {
 			return
 		}
 		if err != nil {
-			s.config.Log("node%d: end job %d: %v", n.number, job, err)
-			n.disconnect() // it will register, and try, again
+			s.config.Log("node%d: %s: %v", n.number, what, err)
+			n.disconnect()
 			return
 		}
-		if n.ending--; n.ending == 0 {
+		if n.owes--; n.owes == 0 {
 			s.ready(n)
 		}
 	})
@@ -231,14 +249,18 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 		return // a newer connection has taken its place
 	}
 	n.heard = time.Now()
-	if n.health == control.NodeHealth_NODE_LATE && n.ending == 0 {
+	if n.health == control.NodeHealth_NODE_LATE && n.owes == 0 {
 		s.config.Log("node%d is heard again", n.number)
-		n.health, n.reason = control.NodeHealth_NODE_UP, ""
+		s.catchUp(n)
+		s.ready(n)
 	}
 	switch m := f.Message().(type) {
 	case *control.Heartbeat:
 		n.free = m.FreeMemory
-		conn.Answer(f, m, nil)
+		if m.Info != nil {
+			s.changed(n, m.Info)
+		}
+		conn.Answer(f, &control.Heartbeat{Number: m.Number}, nil)
 	case *control.LogLine:
 		s.config.Log("node%d: %s: %s", n.number, m.Level, m.Text)
 	default:
@@ -261,6 +283,10 @@ func (s *Server) call(ctx context.Context, number uint32, request proto.Message)
 	m, err := conn.Call(ctx, request)
 	if err != nil && ctx.Err() != nil {
 		return nil, control.Failf(control.Code_CODE_TIMEOUT, "no answer to %T: %v", request, context.Cause(ctx)).At(number)
+	}
+	var answered *control.Failure
+	if err != nil && conn.Err() != nil && !errors.As(err, &answered) {
+		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%v", err).At(number)
 	}
 	if err != nil {
 		failure := control.FromError(err)

@@ -56,6 +56,16 @@ func TestHealth(t *testing.T) {
 		is(control.NodeHealth_NODE_LATE, "it is silent")
 		n.tell(&control.Heartbeat{Number: 1})
 		is(control.NodeHealth_NODE_UP, "")
+		info := n.register().Info
+		info.Scheduler = "sched_ext"
+		n.tell(&control.Heartbeat{Number: 2, Info: info})
+		if state := c.node(0); state.Info.Scheduler != "sched_ext" || len(state.Cores) != 2 {
+			t.Errorf("after its scheduler has been started node 0 is %v", state)
+		}
+		n.tell(&control.Heartbeat{Number: 3})
+		if state := c.node(0); state.Info.Scheduler != "sched_ext" {
+			t.Errorf("then node 0 is %v", state)
+		}
 		time.Sleep(3 * time.Second)
 		is(control.NodeHealth_NODE_LATE, "it is silent")
 		time.Sleep(8 * time.Second)
@@ -185,6 +195,83 @@ func TestNodeReconnects(t *testing.T) {
 			t.Errorf("it ended as %v", state)
 		}
 	})
+}
+
+// What a node that connects anew has lost of a launch cannot be known, so the job can be asked for anew. One whose launch is over
+// goes on.
+func TestNodeReconnectsDuringLaunch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		running := c.run(spec(1))
+		reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(3)})
+		m.played[1].tell(&control.Loaded{Job: reply.Job})
+		m.played[0].jobs = []*control.HostedJob{{Job: running, Phase: control.JobPhase_JOB_RUNNING}, {Job: reply.Job, Phase: control.JobPhase_JOB_PREPARED}}
+		m.played[0].connect()
+		state := c.ended()
+		if state.Job != reply.Job || !errors.Is(state.Error.Err(), &control.Failure{Code: control.Code_CODE_RESTARTED}) ||
+			state.Error.Err().Error() != "node0: it has connected anew while the job was being launched" {
+			t.Errorf("it ended as %v", state)
+		}
+		if s := c.summary(running); s.Phase != control.JobPhase_JOB_RUNNING || c.freeCores() != 3 {
+			t.Errorf("the other job is %v", s)
+		}
+	})
+}
+
+// The same when it loses its connection while it is told to prepare the job, whenever it comes back. One that does not is dead.
+func TestNodeReconnectsAtPrepare(t *testing.T) {
+	for _, back := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			m := up(t, 2)
+			c := m.client()
+			n := m.played[1]
+			n.mute["Prepare"] = true
+			if err := c.conn.Send(&control.RunRequest{Spec: spec(4)}); err != nil {
+				t.Fatal(err)
+			}
+			one[*control.Prepare](t, &n.recorder)
+			n.conn.Close()
+			time.Sleep(time.Second)
+			none[*control.JobState](t, &c.recorder, "the node may come back")
+			code, says := control.Code_CODE_NODE_LOST, "node1: it has been silent for 10s"
+			if back {
+				code, says = control.Code_CODE_RESTARTED, "node1: it has connected anew while the job was being launched"
+				n.connect()
+			} else {
+				time.Sleep(13 * time.Second)
+			}
+			if state := c.ended(); !errors.Is(state.Error.Err(), &control.Failure{Code: code}) || state.Error.Err().Error() != says {
+				t.Errorf("it ended as %v", state)
+			}
+			none[*control.Start](t, &m.played[0].recorder, "it was started")
+		})
+	}
+}
+
+// A node that loses its connection while it is told to start a job is told again, unless it has heard that.
+func TestNodeReconnectsAtStart(t *testing.T) {
+	for phase, starts := range map[control.JobPhase]int{control.JobPhase_JOB_PREPARED: 2, control.JobPhase_JOB_RUNNING: 1} {
+		bubble(t, func(t *testing.T) {
+			m := up(t, 2)
+			c := m.client()
+			n := m.played[1]
+			n.mute["Start"] = true
+			reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(4)})
+			for _, n := range m.played {
+				n.tell(&control.Loaded{Job: reply.Job})
+			}
+			n.mute["Start"] = false
+			n.hosts(reply.Job, phase)
+			n.connect()
+			if state := one[*control.JobState](t, &c.recorder); state.Phase != control.JobPhase_JOB_RUNNING {
+				t.Errorf("the job is %v", state)
+			}
+			if got := take[*control.Start](&n.recorder); len(got) != starts {
+				t.Errorf("a node that had the job as %v was told to start it %d times", phase, len(got))
+			}
+		})
+	}
 }
 
 func TestRefusedNodes(t *testing.T) {

@@ -17,6 +17,9 @@ func (s *Server) restore() error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.extensions, err = s.store.extensions(); err != nil {
+		return err
+	}
 	for _, m := range members {
 		if int(m.Node) < len(s.nodes) {
 			n := s.nodes[m.Node]

@@ -5,7 +5,8 @@
 // nodes and clients connect anew and say what they have, and the store says what was asked for.
 //
 // Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which is safe because sending
-// never waits (control.Conn.Send); calls that wait are made without it.
+// never waits (control.Conn.Send); calls that wait are made without it. Server.placing, which is taken before it, has the
+// machine's extensions inserted and removed one after the other.
 package serve
 
 import (
@@ -85,6 +86,9 @@ type Server struct {
 	absent map[uint32]bool // nodes of an earlier serve that have not been heard yet
 	jobs   map[uint32]*job
 	holder *control.Conn
+
+	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
+	extensions []*control.MachineExtension // in the order of insertion; changed with both held
 }
 
 // New opens the store, and finds in it the jobs that an earlier serve left running.

@@ -18,16 +18,17 @@ const keepEnded = 1000
 
 // The buckets of the store, and the keys of meta.
 var (
-	bucketMeta  = []byte("meta")
-	bucketJobs  = []byte("jobs")
-	bucketNodes = []byte("nodes")
-	keyStarts   = []byte("starts")
+	bucketMeta       = []byte("meta")
+	bucketJobs       = []byte("jobs")
+	bucketNodes      = []byte("nodes")
+	bucketExtensions = []byte("extensions")
+	keyStarts        = []byte("starts")
 )
 
 // openTimeout bounds how long a serve waits for the store of one that is just ending.
 const openTimeout = 5 * time.Second
 
-// store is what survives a serve: jobs, nodes, and the number of the next job.
+// store is what survives a serve: jobs, nodes, the machine's extensions, and the number of the next job.
 type store struct{ db *bbolt.DB }
 
 func openStore(dir string) (*store, error) {
@@ -38,7 +39,7 @@ func openStore(dir string) (*store, error) {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -100,6 +101,42 @@ func (s *store) nodes() (nodes []*control.NodeState, err error) {
 		})
 	})
 	return nodes, err
+}
+
+// nextExtension returns a number that nothing which was inserted into this machine has had.
+func (s *store) nextExtension() (number uint64, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		number, err = tx.Bucket(bucketExtensions).NextSequence()
+		return err
+	})
+	return number, err
+}
+
+// saveExtension records an extension of the machine, or forgets it.
+func (s *store) saveExtension(x *control.MachineExtension, wanted bool) error {
+	value, err := proto.Marshal(x)
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		b, k := tx.Bucket(bucketExtensions), binary.BigEndian.AppendUint64(nil, x.Request.Number)
+		if !wanted {
+			return b.Delete(k)
+		}
+		return b.Put(k, value)
+	})
+}
+
+// extensions returns the recorded extensions of the machine, in the order of insertion.
+func (s *store) extensions() (list []*control.MachineExtension, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketExtensions).ForEach(func(_, v []byte) error {
+			x := new(control.MachineExtension)
+			list = append(list, x)
+			return proto.Unmarshal(v, x)
+		})
+	})
+	return list, err
 }
 
 // saveJob records a job as it is now.

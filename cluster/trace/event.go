@@ -22,7 +22,7 @@ func (t *Writer) event(n *node, e *record.Event) {
 		t.coreTo(n, e)
 	case record.Start:
 		if _, ok := n.ranks[r]; !ok {
-			n.ranks[r] = e.Time
+			n.ranks[r] = max(e.Time, n.since)
 		}
 	case record.End:
 		t.rankEnds(n, r, e.Time, text("end", e.Text), number("ran_s", e.Took.Seconds()))
@@ -44,6 +44,8 @@ func (t *Writer) event(n *node, e *record.Event) {
 		t.instant(n, t.rankThread(n, r), "delivered late", "message", end, count("from_rank", uint64(e.Peer)), number("waited_us", float64(e.Took)/1000))
 	case record.Run:
 		t.run(n, e, end)
+	case record.Called:
+		t.run(n, e, end, text("called_by", fmt.Sprintf("extension %d.%d", n.number, e.Peer)))
 	case record.Fault:
 		t.fault(n, e)
 	case record.Barrier:
@@ -53,13 +55,13 @@ func (t *Writer) event(n *node, e *record.Event) {
 
 // coreTo ends the turn of who has a core and begins the next one's.
 func (t *Writer) coreTo(n *node, e *record.Event) {
-	had, ok := n.cores[e.Core]
-	if ok && had.Job == e.Job && had.Rank == e.Rank {
+	r := rank{e.Job, e.Rank}
+	if n.cores[e.Core].rank == r {
 		return
 	}
 	t.turnEnds(n, e.Core, e.Time)
-	if e.Job != 0 {
-		n.cores[e.Core] = *e
+	if r.job != 0 {
+		n.cores[e.Core] = turn{r, max(e.Time, n.since), e.Text}
 	}
 }
 
@@ -70,7 +72,7 @@ func (t *Writer) turnEnds(n *node, core uint16, at record.Time) {
 	}
 	delete(n.cores, core)
 	tid := t.thread(n, thread{of: ofCore, number: uint64(core)})
-	t.slice(n, tid, fmt.Sprintf("job %d rank %d", had.Job, had.Rank), "core", had.Time, at, text("why", had.Text))
+	t.slice(n, tid, fmt.Sprintf("job %d rank %d", had.job, had.rank.rank), "core", had.since, at, text("why", had.why))
 }
 
 func (t *Writer) rankEnds(n *node, r rank, at record.Time, args ...arg) {
@@ -93,12 +95,12 @@ func (t *Writer) closeAll(n *node, at record.Time) {
 }
 
 // run writes a run of an extension. It began when the one before it was over, however long it has waited for that.
-func (t *Writer) run(n *node, e *record.Event, end record.Time) {
+func (t *Writer) run(n *node, e *record.Event, end record.Time, args ...arg) {
 	begin := max(e.Time, min(n.busy[e.Number], end))
 	n.busy[e.Number] = end
 	where := slotName(e.Slot)
-	t.slice(n, t.extensionThread(n, e.Number), cmp.Or(e.Text, "run"), "extension", begin, end,
-		text("slot", string(where)), text("answer", verdict(where, e.What)), count("core", uint64(e.Core)))
+	args = append(args, text("slot", string(where)), text("answer", verdict(where, e.What)), count("core", uint64(e.Core)))
+	t.slice(n, t.extensionThread(n, e.Number), cmp.Or(e.Text, "run"), "extension", begin, end, args...)
 }
 
 func (t *Writer) extensionThread(n *node, handle uint64) int {

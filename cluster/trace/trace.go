@@ -38,15 +38,23 @@ type Writer struct {
 type node struct {
 	number  uint32
 	clock   Clock
-	threads map[thread]int          // their numbers
-	cores   map[uint16]record.Event // who has each core: its Switch
-	ranks   map[rank]record.Time    // those that run, and since when
-	busy    map[uint64]record.Time  // by extension: until when it ran
-	now     record.Time             // until when its events are known
+	threads map[thread]int         // their numbers
+	cores   map[uint16]turn        // who has each core
+	ranks   map[rank]record.Time   // those that run, and since when
+	busy    map[uint64]record.Time // by extension: until when it ran
+	since   record.Time            // end of its last gap, after which what had begun before is told again
+	now     record.Time            // until when its events are known
 	summary Summary
 }
 
 type rank struct{ job, rank uint32 }
+
+// turn is a rank's time on a core.
+type turn struct {
+	rank
+	since record.Time
+	why   string
+}
 
 // Summary is what otherData says of a node.
 type Summary struct {
@@ -92,7 +100,7 @@ func (t *Writer) SetClock(number uint32, c Clock) {
 	n := t.nodes[number]
 	if n == nil {
 		n = &node{
-			number: number, threads: make(map[thread]int), cores: make(map[uint16]record.Event), ranks: make(map[rank]record.Time),
+			number: number, threads: make(map[thread]int), cores: make(map[uint16]turn), ranks: make(map[rank]record.Time),
 			busy: make(map[uint64]record.Time), summary: Summary{Node: number},
 		}
 		t.nodes[number] = n
@@ -130,6 +138,7 @@ func (t *Writer) Gap(number uint32, from, to record.Time, why string) {
 	defer t.mu.Unlock()
 	n := t.nodes[number]
 	t.closeAll(n, from)
+	n.since = to
 	g := Gap{From: n.at(from).float(), To: n.at(to).float(), Why: why}
 	n.summary.Gaps = append(n.summary.Gaps, g)
 	t.slice(n, t.thread(n, thread{of: ofNode}), "nothing is known", "lost", from, to, text("why", why))

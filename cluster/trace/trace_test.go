@@ -37,6 +37,9 @@ func lines(t *tracetest.Trace) (list []string) {
 		if e.ID != "" {
 			text += " " + e.ID
 		}
+		if by, ok := e.Args["called_by"]; ok {
+			text += fmt.Sprint(" by ", by)
+		}
 		list = append(list, text)
 	}
 	return list
@@ -74,10 +77,19 @@ func TestTrace(t *testing.T) {
 		{Kind: record.Run, Time: there(6), Took: 3000, Slot: 200, Job: 7, What: 77, Number: 2}, // it had to wait for the first
 		{Kind: record.Forwarded, Time: there(8.5), Core: 2, Job: 7, Rank: 4, Peer: 1, Node: 0, Number: 5},
 		{Kind: record.Fault, Time: there(9), Job: 7, Number: 2, Text: "kind=memory"},
+		{Kind: record.Called, Time: there(9), Took: 500, Slot: place(slot.Message), Job: 7, What: uint64(slot.Drop), Number: 2, Peer: 5, Text: "accumulate"},
 	}, 0); err != nil {
 		t.Fatal(err)
 	}
 	w.Gap(3, there(50), there(60), "the node kernel was started again")
+	if err := w.Events(3, there(70), []record.Event{ // who began to run before is told again
+		{Kind: record.Start, Time: there(1), Core: 2, Job: 7, Rank: 4},
+		{Kind: record.Switch, Time: there(1), Core: 2, Job: 7, Rank: 4, Text: "it is alone"},
+		{Kind: record.End, Time: there(65), Core: 2, Job: 7, Rank: 4},
+		{Kind: record.Switch, Time: there(70), Core: 2},
+	}, 0); err != nil {
+		t.Fatal(err)
+	}
 	w.SetDrift(3, -7)
 	summaries, err := w.Close()
 	if err != nil {
@@ -102,8 +114,11 @@ func TestTrace(t *testing.T) {
 		"3 messages of job 7: X 8.500+0.001 forward to rank 1",
 		"3 messages of job 7: s 8.500 message 7:3>0:5",
 		"3 extension 3.2: i 9.000 fault",
+		"3 extension 3.2: X 9.000+0.500 accumulate by extension 3.5",
 		"3 job 7 rank 4: X 1.000+49.000 runs",
 		"3 node kernel: X 50.000+10.000 nothing is known",
+		"3 job 7 rank 4: X 60.000+5.000 runs",
+		"3 core 2: X 60.000+10.000 job 7 rank 4",
 		"0 core 1: X 40.000+2.000 job 8 rank 0",
 	}
 	if got := lines(trace); strings.Join(got, "\n") != strings.Join(want, "\n") {
@@ -177,7 +192,7 @@ func TestCheck(t *testing.T) {
 // Whatever a node says, the trace is one that can be read, or there is none.
 func FuzzEvents(f *testing.F) {
 	e := record.Event{Kind: record.Arrived, Time: 5, Took: 6, Job: 7, Rank: 8, What: 1, Number: 3, Text: "text"}
-	for kind := record.Switch; kind <= record.Forwarded; kind++ {
+	for kind := record.Switch; kind <= record.Called; kind++ {
 		e.Kind = kind
 		f.Add(e.Append(nil), int64(3))
 	}

@@ -50,7 +50,8 @@ static __u32 (*const this_core)(void) = (void *)8;
  * negative error. Its handle is what inserting it returned, before this one; the memory must be as long as its slot's context. */
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
-/* The message slot. */
+/* The message slot. A message stays what its sender has sent: what is written here is seen by the extensions that are asked
+ * next and by nobody else, but for target_rank, where MARGAY_FORWARD goes. */
 #define MARGAY_MESSAGE_MAX 1024
 
 struct margay_message {

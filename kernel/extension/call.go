@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/record"
 	"margay/nimble"
 	"margay/nimble/engine"
 	"margay/nimble/memory"
@@ -33,16 +34,20 @@ func call(c *service.Call) (uint64, error) {
 	if c.Args[0] != uint64(x.handle) || x.handle >= caller.handle {
 		return service.Errno(unix.ENOENT), nil
 	}
+	begin := x.set.manager.recorder.Begin()
 	r0, err := x.Invoke(c, nimble.Event{
 		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: x,
 	})
-	if _, fault := errors.AsType[*engine.Fault](err); fault {
-		x.Fault(err)
-		return service.Errno(unix.EFAULT), nil
+	_, fault := errors.AsType[*engine.Fault](err)
+	if fault || err == nil || errors.Is(err, nimble.ErrBudget) {
+		x.ran(begin, record.Event{Kind: record.Called, Core: uint16(c.Core), Peer: caller.handle, What: r0})
 	}
 	switch {
 	case err == nil:
 		return r0, nil
+	case fault:
+		x.Fault(err)
+		return service.Errno(unix.EFAULT), nil
 	case errors.Is(err, nimble.ErrClosed):
 		return service.Errno(unix.ENOENT), nil
 	case errors.Is(err, nimble.ErrUntrusted):

@@ -2,12 +2,14 @@ package extension
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/extension/extensiontest"
+	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/service"
@@ -88,6 +90,92 @@ func TestCall(t *testing.T) {
 		_, _ = called(t, caller, uint64(broken.handle), &budget, 0)
 	}
 	await(t, "removal", func() bool { _, err := s.Find(broken.handle); return err != nil })
+}
+
+// recording has a manager record, and returns what reads it.
+func recording(t testing.TB, m *Manager) (read func() []record.Event) {
+	t.Helper()
+	r := record.New(2)
+	m.RecordTo(r)
+	if _, err := r.Follow(1); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Leave(1) })
+	var c record.Cursor
+	return func() []record.Event {
+		b := r.Read(c, 1<<20, func(*record.Event) bool { return true })
+		c = b.Cursor
+		events, err := record.Parse(b.Events)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return events
+	}
+}
+
+// A run that another extension has asked for is recorded as such, one that does not happen is not.
+func TestCallRecorded(t *testing.T) {
+	m := newManager(t)
+	read := recording(t, m)
+	s := open(t, m, 7)
+	callee := insert(t, s, extensiontest.Message("callee", "ldxdw r0, [r1+24]", "add r0, 5", "exit"))
+	loop := insert(t, s, endless)
+	broken := insert(t, s, faulty)
+	caller := insert(t, s, deliver)
+	run := func(x *Extension, what uint64) record.Event {
+		return record.Event{Kind: record.Called, Slot: x.place, Job: 7, Number: uint64(x.handle), Peer: caller.handle, What: what, Text: x.name}
+	}
+	for name, c := range map[string]struct {
+		callee *Extension
+		fuel   fuel
+		depth  int
+		want   []record.Event
+	}{
+		"an answer":      {callee, 1 << 20, 0, []record.Event{run(callee, 5)}},
+		"too deep":       {callee, 1 << 20, nimble.MaxInvocations, nil},
+		"too late":       {loop, 10, 0, []record.Event{run(loop, 0)}},
+		"not there":      {caller, 1 << 20, 0, nil},
+		"with a fault":   {broken, 1 << 20, 0, []record.Event{run(broken, 0), {Kind: record.Fault}}},
+		"another answer": {callee, 1 << 20, 1, []record.Event{run(callee, 5)}},
+	} {
+		_, _ = called(t, caller, uint64(c.callee.handle), &c.fuel, c.depth)
+		got := read()
+		for i := range got {
+			if got[i].Time <= 0 || got[i].Kind == record.Called && got[i].Took <= 0 {
+				t.Errorf("%s: %+v", name, got[i])
+			}
+			if got[i].Time, got[i].Took = 0, 0; got[i].Kind == record.Fault {
+				got[i] = record.Event{Kind: record.Fault}
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// What a call costs, and its event when that is recorded.
+func BenchmarkCall(b *testing.B) {
+	for _, recorded := range []bool{false, true} {
+		m := newManager(b)
+		if recorded {
+			recording(b, m)
+		}
+		s := open(b, m, 7)
+		callee, caller := insert(b, s, deliver), insert(b, s, deliver)
+		context, budget := event(b), fuel(1<<60)
+		offer := offered(caller)
+		c := &service.Call{
+			Args: [5]uint64{uint64(callee.handle), context.Base, context.Length}, Data: caller, Space: anyMemory{}, Budget: &budget,
+		}
+		b.Run(map[bool]string{false: "off", true: "on"}[recorded], func(b *testing.B) {
+			for b.Loop() {
+				if _, err := offer.Call(c); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
 
 // Extensions call one that runs for messages of its own and is removed meanwhile.

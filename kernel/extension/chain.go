@@ -102,7 +102,7 @@ func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
 	e.Data = x
 	begin := x.set.manager.recorder.Begin()
 	r0, err := x.Run(e)
-	x.ran(begin, e.Core, r0)
+	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
 		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)
 	}
@@ -112,28 +112,19 @@ func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
 	return slot.Verdict(r0), err
 }
 
-// ran records a run of the extension on behalf of a core.
-func (x *Extension) ran(begin record.Time, core int, r0 uint64) {
-	if begin == 0 {
-		return
+// ran records a run of the extension, which e describes but for the extension itself.
+func (x *Extension) ran(begin record.Time, e record.Event) {
+	if begin != 0 {
+		e.Slot, e.Job, e.Number, e.Text = x.place, x.set.job, uint64(x.handle), x.name
+		x.set.manager.recorder.End(begin, e)
 	}
-	e := x.event(record.Run)
-	e.Core, e.What, e.Text = uint16(core), r0, x.name
-	x.set.manager.recorder.End(begin, e)
-}
-
-// event is an event of the extension.
-func (x *Extension) event(kind record.Kind) record.Event {
-	return record.Event{Kind: kind, Slot: x.place, Job: x.set.job, Number: uint64(x.handle)}
 }
 
 // Fault counts a fault and has the extension removed when there were too many.
 func (x *Extension) Fault(err error) {
 	n := x.faults.Add(1)
 	if r := x.set.manager.recorder; r.On() {
-		e := x.event(record.Fault)
-		e.Text = err.Error()
-		r.Add(e)
+		r.Add(record.Event{Kind: record.Fault, Slot: x.place, Job: x.set.job, Number: uint64(x.handle), Text: err.Error()})
 	}
 	if n == 1 || n == slot.FaultLimit {
 		x.set.manager.note(x.set, x.handle, x.name, "fault %d: %v", n, err)

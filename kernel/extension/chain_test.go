@@ -140,7 +140,7 @@ func TestKept(t *testing.T) {
 	}
 	m := newManager(t)
 	m.Machine().KeepWith(k)
-	if _, err := m.Machine().Insert(Request{Name: "words", Object: accumulate.Object, Settings: []Setting{{Name: "capacity", Value: 64}}}); err != nil {
+	if _, err := m.Machine().Insert(Request{Name: "words", Number: 7, Object: accumulate.Object, Settings: []Setting{{Name: "capacity", Value: 64}}}); err != nil {
 		t.Fatal(err)
 	}
 	insert(t, m.Machine(), drop)
@@ -148,6 +148,9 @@ func TestKept(t *testing.T) {
 		t.Errorf("what cannot be kept: %v, %d are there", err, len(m.Chain(0, slot.Message)))
 	}
 	before := m.List()[:2]
+	if before[0].Number != 7 || before[1].Number != 0 {
+		t.Errorf("they have the numbers %d and %d", before[0].Number, before[1].Number)
+	}
 	if err := m.Machine().Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"margay/kernel/keep"
 	"margay/kernel/record"
@@ -188,6 +189,7 @@ func (m *Manager) forget(job uint32) {
 // Info describes an extension.
 type Info struct {
 	Handle  uint32
+	Number  uint64 // of the Request
 	Job     uint32
 	Slot    slot.Name
 	Name    string
@@ -197,12 +199,14 @@ type Info struct {
 	Stats   nimble.Stats
 	Dropped uint64 // messages that it had thrown away
 	Removed string // why it is no longer there; empty while it is
+	Waits   string // why it is not asked yet; empty: it is
 }
 
 // Extension is an extension in a slot.
 type Extension struct {
 	*nimble.Extension
 	handle uint32
+	number uint64 // of the Request
 	set    *Set
 	row    slot.Row
 	place  uint8 // of row in slot.Table
@@ -214,6 +218,8 @@ type Extension struct {
 	own    int64            // bytes of its maps that are no regions
 	faults atomic.Uint64    // answers that are no verdicts among them
 	drops  atomic.Uint64
+
+	elsewhere struct{ runs, time atomic.Uint64 } // of Ran
 
 	lending  sync.RWMutex // held for reading while memory of its maps is used outside a run
 	released bool
@@ -232,12 +238,20 @@ func (x *Extension) Label() string { return fmt.Sprintf("extension %d (%s)", x.h
 func (x *Extension) Stats() nimble.Stats {
 	s := x.Extension.Stats()
 	s.Faults = x.faults.Load()
+	s.Runs += x.elsewhere.runs.Load()
+	s.Time += time.Duration(x.elsewhere.time.Load())
 	return s
+}
+
+// Ran counts runs that somebody else has made of its program, and that took so long together. Nobody counts their instructions.
+func (x *Extension) Ran(runs uint64, took time.Duration) {
+	x.elsewhere.runs.Add(runs)
+	x.elsewhere.time.Add(uint64(took))
 }
 
 func (x *Extension) info() Info {
 	return Info{
-		Handle: x.handle, Job: x.set.job, Slot: x.row.Name, Name: x.name, Engine: x.Engine(), Trusted: x.Trusted(), Stats: x.Stats(),
+		Handle: x.handle, Number: x.number, Job: x.set.job, Slot: x.row.Name, Name: x.name, Engine: x.Engine(), Trusted: x.Trusted(), Stats: x.Stats(),
 		Passed: passed(x.Extension), Dropped: x.drops.Load(),
 	}
 }
@@ -296,7 +310,8 @@ type Request struct {
 	Slot     slot.Name
 	Object   []byte // an ELF file
 	Settings []Setting
-	Trusted  bool // run it unchecked; for the machine alone
+	Trusted  bool   // run it unchecked; for the machine alone
+	Number   uint64 // of whoever inserts, who finds it in Info again
 
 	// For an extension that a node kernel before this one had inserted: its handle and the memory of its maps.
 	Handle   uint32
@@ -311,10 +326,10 @@ func (s *Set) Insert(r Request) (*Extension, error) {
 		s.manager.note(s, 0, r.Name, "refused: %v", err)
 		return nil, err
 	}
-	s.manager.changed(s.job, x.row.Name)
 	if err := s.keep(x, r); err != nil {
 		return nil, errors.Join(err, s.Remove(x.handle, "it cannot be kept"))
 	}
+	s.manager.changed(s.job, x.row.Name) // after it was kept: whoever is told may have it removed
 	return x, nil
 }
 
@@ -334,7 +349,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 		return nil, fmt.Errorf("%w: only the machine has trusted extensions; what a job inserts is checked when it runs", ErrRefused)
 	}
 	name := cmp.Or(r.Name, spec.Name)
-	if printable(name) != name {
+	if Printable(name) != name {
 		return nil, fmt.Errorf("%w: its name %q cannot be printed", ErrRefused, name)
 	}
 	s.mu.Lock()
@@ -346,7 +361,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 		return nil, fmt.Errorf("%w: a job has at most %d extensions on a node", ErrNoRoom, MaxExtensions)
 	}
 	x := &Extension{
-		set: s, row: row, name: name, spec: spec,
+		set: s, row: row, name: name, spec: spec, number: r.Number,
 		place: uint8(slices.IndexFunc(slot.Table, func(r slot.Row) bool { return r.Name == row.Name })),
 	}
 	options, err := s.options(x, r, spec, row)

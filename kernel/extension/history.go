@@ -104,7 +104,7 @@ func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) 
 }
 
 func (m *Manager) tell(s *Set, handle uint32, name, text string) {
-	name, text = printable(name), printable(text)
+	name, text = Printable(name), Printable(text)
 	if name == "" {
 		m.log("%v: %s", s, text)
 	} else {
@@ -113,8 +113,8 @@ func (m *Manager) tell(s *Set, handle uint32, name, text string) {
 	m.history.add(Note{Time: time.Now(), Job: s.job, Handle: handle, Name: name, Text: text})
 }
 
-// printable replaces what would not stay in a line.
-func printable(text string) string {
+// Printable replaces what would not stay in a line, or would say something to a terminal: names and reasons come from applications.
+func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'

@@ -36,7 +36,7 @@ func TestNamesArePrinted(t *testing.T) {
 		t.Errorf("%d lines, want 7 in the log and 7 notes", len(logged))
 	}
 	for _, line := range logged {
-		if printable(line) != line {
+		if Printable(line) != line {
 			t.Errorf("line %q", line)
 		}
 	}

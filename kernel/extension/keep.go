@@ -31,6 +31,7 @@ type words struct {
 	Slot     slot.Name
 	Settings []Setting
 	Trusted  bool
+	Number   uint64
 	Maps     []string // in the order of the files after the first
 }
 
@@ -84,7 +85,7 @@ func (s *Set) item(x *Extension, r Request) (keep.Item, error) {
 		return item, err
 	}
 	item.Files = []*os.File{f}
-	w := words{Name: r.Name, Slot: r.Slot, Settings: r.Settings, Trusted: r.Trusted}
+	w := words{Name: r.Name, Slot: r.Slot, Settings: r.Settings, Trusted: r.Trusted, Number: r.Number}
 	for _, name := range x.Maps() {
 		err := x.Lend(name, func(m *state.Map) error {
 			if region, err := s.Region(name, 0); err == nil && region == m.Memory() {
@@ -141,7 +142,7 @@ func (s *Set) adopt(handle uint32, item *keep.Item) error {
 	}
 	defer object.Close()
 	r := Request{
-		Name: w.Name, Slot: w.Slot, Object: slices.Clone(object.Bytes()), Settings: w.Settings, Trusted: w.Trusted,
+		Name: w.Name, Slot: w.Slot, Object: slices.Clone(object.Bytes()), Settings: w.Settings, Trusted: w.Trusted, Number: w.Number,
 		Handle: handle, Memories: make(map[string]*memory.Memory),
 	}
 	for i, name := range w.Maps {

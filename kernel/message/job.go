@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -138,11 +139,14 @@ func (j *Job) Close() {
 	j.mu.Unlock()
 	j.cancel()
 	j.changed.Broadcast()
+	var held []*os.File
 	for _, r := range j.local {
+		held = append(held, r.holdFiles()...)
 		r.closeFiles()
 	}
 	j.running.Wait()
 	j.release()
+	closeForeign(held) // and what nobody has read
 }
 
 // Waiting returns how many messages wait for a rank of this node, at most.

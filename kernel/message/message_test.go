@@ -571,6 +571,21 @@ func TestBarrier(t *testing.T) {
 	j.noFault()
 }
 
+// holdsBarrier checks that nobody is let out of a barrier before what is held on a way has come, and then everybody is.
+func (j *testJob) holdsBarrier(apps []*app, way hold) {
+	j.t.Helper()
+	time.Sleep(100 * time.Millisecond)
+	for rank, a := range apps {
+		if a.area.Released().Load() != 0 {
+			j.t.Errorf("rank %d is out of the barrier, and a message from before it is on its way", rank)
+		}
+	}
+	close(way.release)
+	for rank, a := range apps {
+		await(j.t, fmt.Sprint("release of rank ", rank), func() bool { return a.area.Released().Load() == 1 })
+	}
+}
+
 // A barrier is complete only when messages from before it have come, though nothing but they go the way that is held.
 func TestBarrierAwaitsMessages(t *testing.T) {
 	for _, restart := range []int{-1, 1, 3} {
@@ -591,16 +606,7 @@ func TestBarrierAwaitsMessages(t *testing.T) {
 			if restart >= 0 {
 				j.restart(restart)
 			}
-			time.Sleep(100 * time.Millisecond)
-			for rank, a := range apps {
-				if a.area.Released().Load() != 0 {
-					t.Errorf("rank %d is out of the barrier, and a message from before it is on its way", rank)
-				}
-			}
-			close(way.release)
-			for rank, a := range apps {
-				await(t, fmt.Sprint("release of rank ", rank), func() bool { return a.area.Released().Load() == 1 })
-			}
+			j.holdsBarrier(apps, way)
 			if r, ok := apps[0].next(0); !ok || r.Args[0] != 42 {
 				t.Errorf("rank 0 is out of the barrier with message %+v, %v", r, ok)
 			}

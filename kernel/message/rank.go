@@ -205,11 +205,13 @@ func (r *rank) flush() {
 
 // listen waits for the rank to ring.
 func (r *rank) listen() {
-	var rung [256]byte
+	data, rights := make([]byte, 256), make([]byte, rightsSpace)
 	for {
-		if _, err := r.bell.near.Read(rung[:]); err != nil {
+		files, err := takeForeign(r.bell.raw, data, rights)
+		if err != nil {
 			return
 		}
+		closeForeign(files)
 		r.refill()
 		r.stir()
 	}
@@ -404,6 +406,22 @@ func (r *rank) farewell() {
 			j.send(member, j.newFrame(kindEnded, uint64(r.number), entered))
 		}
 	}
+}
+
+// holdFiles has the sockets stay that the rank may have sent something through.
+func (r *rank) holdFiles() (held []*os.File) {
+	sockets := []syscall.RawConn{r.bell.raw, r.alarm.raw}
+	if r.socket != nil {
+		if raw, err := r.socket.SyscallConn(); err == nil {
+			sockets = append(sockets, raw)
+		}
+	}
+	for _, s := range sockets {
+		if f, err := holdSocket(s); err == nil { // or it is closed already
+			held = append(held, f)
+		}
+	}
+	return held
 }
 
 // closeFiles ends everything that waits for the rank.

@@ -20,7 +20,7 @@ import (
 // serve answers the requests of a rank until its socket is closed.
 func (r *rank) serve() {
 	buf := make([]byte, wire.MaxRequest+1)
-	rights := make([]byte, unix.CmsgSpace(4*4))
+	rights := make([]byte, rightsSpace)
 	asking := &r.job.ledger.asking[r.index]
 	if *asking != 0 {
 		_ = r.reply(wire.Reply{Call: uint32(*asking - 1), Status: wire.StatusAgain, Text: "the node kernel was started again before it answered"}, nil)
@@ -49,7 +49,7 @@ func (r *rank) serve() {
 			reply.Text = err.Error()
 			r.complain(request, reply.Status, err)
 		}
-		closeAll(files)
+		closeForeign(files)
 		err = r.reply(reply, give)
 		closeAll(give)
 		if err != nil {
@@ -87,26 +87,6 @@ func (r *rank) reply(reply wire.Reply, give []*os.File) error {
 	}
 	_, _, err := r.socket.WriteMsgUnix(reply.Encode(), rights, nil)
 	return err
-}
-
-// received takes the descriptors that came with a request.
-func received(oob []byte) []*os.File {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "request"))
-		}
-	}
-	return files
 }
 
 func closeAll(files []*os.File) {

@@ -22,10 +22,11 @@ const (
 	Fault                     // something went wrong with Job, or with its extension Number; Text: what
 	Barrier                   // Rank was in barrier Number for Took
 	Forwarded                 // a message that has come for Rank goes on to Peer, like one that is Sent
+	Called                    // extension Number, called Text, ran for Took because extension Peer has called it, and answered What; Slot: its own
 )
 
 // kinds is how many there are, and the one that is none.
-const kinds = Forwarded + 1
+const kinds = Called + 1
 
 // Event is something that happened on a node.
 type Event struct {
@@ -36,7 +37,7 @@ type Event struct {
 	Core   uint16
 	Job    uint32
 	Rank   uint32
-	Peer   uint32 // rank
+	Peer   uint32 // rank, or the handle of an extension
 	Node   uint32
 	Size   uint32 // bytes
 	What   uint64

@@ -46,6 +46,7 @@ type Recorder struct {
 	readers map[uint64]time.Time // until when each has recording on
 	expiry  *time.Timer
 	last    uint64 // generation of rings
+	watch   func(on bool)
 }
 
 // rings are those of one time that recording was on.
@@ -66,6 +67,25 @@ type ring struct {
 func New(cores int) *Recorder {
 	now := Now()
 	return &Recorder{cores: cores, made: now, readers: make(map[uint64]time.Time), last: uint64(now)}
+}
+
+// Watch has f called when recording begins, which may have been before, and when it ends. It may add events, and do nothing else with
+// the recorder.
+func (r *Recorder) Watch(f func(on bool)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watch = f
+	if r.On() {
+		f(true)
+	}
+}
+
+// turn turns recording on, into these rings, or off. The caller holds the lock.
+func (r *Recorder) turn(to *rings) {
+	r.rings.Store(to)
+	if r.watch != nil {
+		r.watch(to != nil)
+	}
 }
 
 // On reports whether events are recorded.
@@ -95,10 +115,10 @@ func (r *Recorder) Add(e Event) {
 	}
 }
 
-// Switch records that a core goes to a rank, or to nobody when job is 0, and why.
-func (r *Recorder) Switch(core int, job, rank uint32, why string) {
+// Switch records that a core goes to a rank, or to nobody when job is 0, and why; at 0 that is now.
+func (r *Recorder) Switch(at Time, core int, job, rank uint32, why string) {
 	if r.On() {
-		r.add(&Event{Kind: Switch, Core: uint16(core), Job: job, Rank: rank, Text: why})
+		r.add(&Event{Kind: Switch, Time: at, Core: uint16(core), Job: job, Rank: rank, Text: why})
 	}
 }
 
@@ -140,7 +160,7 @@ func (r *Recorder) Follow(reader uint64) (begins bool, err error) {
 	r.readers[reader] = time.Now().Add(Lease)
 	if r.rings.Load() == nil {
 		r.last++
-		r.rings.Store(newRings(r.last, r.cores))
+		r.turn(newRings(r.last, r.cores))
 	}
 	if r.expiry == nil {
 		r.expiry = time.AfterFunc(Lease, r.expire)
@@ -162,7 +182,7 @@ func (r *Recorder) expire() {
 		}
 	}
 	if latest.IsZero() {
-		r.rings.Store(nil)
+		r.turn(nil)
 		r.expiry = nil
 		return
 	}
@@ -175,7 +195,7 @@ func (r *Recorder) Leave(reader uint64) {
 	defer r.mu.Unlock()
 	delete(r.readers, reader)
 	if len(r.readers) == 0 && r.expiry != nil {
-		r.rings.Store(nil)
+		r.turn(nil)
 		r.expiry.Stop()
 		r.expiry = nil
 	}

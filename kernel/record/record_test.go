@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,7 +36,7 @@ func drain(t testing.TB, r *Recorder, c Cursor) (events []Event, lost uint64, _ 
 func TestOffAndOn(t *testing.T) {
 	r := New(3)
 	r.Add(Event{Kind: Switch})
-	r.Switch(1, 7, 0, "")
+	r.Switch(0, 1, 7, 0, "")
 	if r.On() || r.Begin() != 0 {
 		t.Error("a recorder that nobody reads records")
 	}
@@ -45,11 +46,16 @@ func TestOffAndOn(t *testing.T) {
 	if begins, err := r.Follow(1); !begins || err != nil || !r.On() {
 		t.Fatal("it does not record")
 	}
+	var on []bool
+	r.Watch(func(is bool) { on = append(on, is) })
+	if !slices.Equal(on, []bool{true}) {
+		t.Errorf("who watches later hears %v", on)
+	}
 	if begins, err := r.Follow(1); begins || err != nil {
 		t.Error("reader 1 is new for a second time")
 	}
 	before := Now()
-	r.Switch(1, 7, 4, "it is alone")
+	r.Switch(0, 1, 7, 4, "it is alone")
 	r.End(0, Event{Kind: Run}) // began while recording was off
 	begin := r.Begin()
 	r.End(begin, Event{Kind: Run, Job: 7, Number: 9, Core: 2})
@@ -83,7 +89,7 @@ func TestOffAndOn(t *testing.T) {
 func TestNil(t *testing.T) {
 	var r *Recorder
 	r.Add(Event{Kind: Switch})
-	r.Switch(1, 7, 0, "")
+	r.Switch(0, 1, 7, 0, "")
 	r.End(r.Begin(), Event{Kind: Run})
 	if r.On() {
 		t.Error("nothing records")
@@ -95,10 +101,10 @@ func TestReaders(t *testing.T) {
 	r := New(2)
 	r.Follow(1)
 	r.Follow(2)
-	r.Switch(1, 7, 0, "")
+	r.Switch(0, 1, 7, 0, "")
 	_, _, slow := drain(t, r, Cursor{})
-	r.Switch(1, 8, 0, "")
-	r.Switch(0, 8, 1, "")
+	r.Switch(0, 1, 8, 0, "")
+	r.Switch(0, 0, 8, 1, "")
 	list, _, _ := drain(t, r, slow)
 	if len(list) != 2 || list[0].Rank != 1 || list[1].Job != 8 {
 		t.Errorf("behind the first there are %+v", list)
@@ -137,7 +143,7 @@ func TestOverwritten(t *testing.T) {
 	for i := range size + 10 {
 		r.Add(Event{Kind: Sent, Core: 1, Number: uint64(i)})
 	}
-	r.Switch(0, 1, 2, "")
+	r.Switch(0, 0, 1, 2, "")
 	if b := r.Read(Cursor{}, 4000, all); b.Lost != 0 {
 		t.Errorf("who begins now has lost %d events", b.Lost)
 	}
@@ -261,7 +267,7 @@ func TestClock(t *testing.T) {
 func TestNothingWhenOff(t *testing.T) {
 	r := New(2)
 	if n := testing.AllocsPerRun(100, func() {
-		r.Switch(1, 7, 1, "why")
+		r.Switch(0, 1, 7, 1, "why")
 		r.End(r.Begin(), Event{Kind: Run, Job: 7})
 	}); n != 0 {
 		t.Errorf("%v allocations while recording is off", n)
@@ -269,7 +275,7 @@ func TestNothingWhenOff(t *testing.T) {
 	r.Follow(1)
 	defer r.Leave(1)
 	if n := testing.AllocsPerRun(100, func() {
-		r.Switch(1, 7, 1, "why")
+		r.Switch(0, 1, 7, 1, "why")
 		r.End(r.Begin(), Event{Kind: Run, Job: 7})
 	}); n != 0 {
 		t.Errorf("%v allocations while recording is on", n)
@@ -334,7 +340,7 @@ func BenchmarkEvent(b *testing.B) {
 		state := map[bool]string{false: "off", true: "on"}[on]
 		b.Run("switch/"+state, func(b *testing.B) {
 			for i := range b.N {
-				r.Switch(1, 7, uint32(i), "a message has come")
+				r.Switch(0, 1, 7, uint32(i), "a message has come")
 			}
 		})
 		b.Run("run/"+state, func(b *testing.B) {
@@ -346,7 +352,7 @@ func BenchmarkEvent(b *testing.B) {
 			b.SetParallelism(4)
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					r.Switch(1, 7, 1, "a message has come")
+					r.Switch(0, 1, 7, 1, "a message has come")
 				}
 			})
 		})

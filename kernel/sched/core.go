@@ -37,7 +37,7 @@ type Meter func(ID) (ran time.Duration, messages uint32)
 // All times are nanoseconds of one clock that never goes back. It is not safe for concurrent use.
 type Core struct {
 	// Switched is told when the core goes to another task, or to nobody: the zero ID. nil: nobody wants to know.
-	Switched func(to ID, why string)
+	Switched func(at uint64, to ID, why string)
 
 	number int
 	meter  Meter
@@ -67,6 +67,9 @@ type entry struct {
 	since  uint64
 	origin time.Duration // its processor time when it came
 	spent  time.Duration // processor time of all tasks when it came into its state
+
+	ran      time.Duration // as the meter has told last
+	messages uint32
 }
 
 // NewCore makes an empty core, of whose number its policies are told.
@@ -101,8 +104,11 @@ func (c *Core) Add(now uint64, id ID) error {
 	if c.find(id) != nil {
 		return fmt.Errorf("core %d: job %d rank %d is there already", c.number, id.Job, id.Rank)
 	}
-	ran, _ := c.meter(id)
-	c.tasks = append(c.tasks, &entry{ID: id, since: now, origin: ran, spent: c.spent()})
+	c.measure()
+	t := &entry{ID: id, since: now, spent: c.spent()}
+	t.ran, t.messages = c.meter(id)
+	t.origin = t.ran
+	c.tasks = append(c.tasks, t)
 	c.decide(now, slot.Wake, id)
 	return nil
 }
@@ -113,6 +119,7 @@ func (c *Core) Remove(now uint64, id ID) {
 	if t == nil {
 		return
 	}
+	c.measure()
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *entry) bool { return other == t })
 	for _, p := range c.policies {
 		delete(p.data, id)
@@ -133,12 +140,14 @@ func (c *Core) SetPolicies(now uint64, policies []*Policy) {
 		}
 	}
 	c.policies = list
+	c.measure()
 	c.decide(now, slot.Change, ID{})
 }
 
 // Block tells that a task waits for something. What is held does nothing, so nothing is known of it.
 func (c *Core) Block(now uint64, id ID) {
 	if t := c.find(id); t != nil && (t.state == slot.Ready || t.state == slot.Running) {
+		c.measure()
 		c.become(t, now, slot.Blocked)
 		c.leave(t)
 		c.decide(now, slot.Block, id)
@@ -148,6 +157,7 @@ func (c *Core) Block(now uint64, id ID) {
 // Wake tells that a task does not wait any more.
 func (c *Core) Wake(now uint64, id ID) {
 	if t := c.find(id); t != nil && t.state == slot.Blocked {
+		c.measure()
 		c.become(t, now, slot.Ready)
 		c.decide(now, slot.Wake, id)
 	}
@@ -156,6 +166,7 @@ func (c *Core) Wake(now uint64, id ID) {
 // Arrived tells that a message has come for a task.
 func (c *Core) Arrived(now uint64, id ID) {
 	if c.find(id) != nil {
+		c.measure()
 		c.decide(now, slot.Arrival, id)
 	}
 }
@@ -163,12 +174,14 @@ func (c *Core) Arrived(now uint64, id ID) {
 // Tick tells that the time of the plan has come.
 func (c *Core) Tick(now uint64) {
 	if now >= c.plan.Next {
+		c.measure()
 		c.decide(now, slot.Tick, ID{})
 	}
 }
 
 // Info describes the core.
 func (c *Core) Info() CoreInfo {
+	c.measure()
 	info := c.info
 	info.Core, info.Running = c.number, -1
 	for i, t := range c.tasks {
@@ -206,16 +219,21 @@ func (c *Core) become(t *entry, now uint64, state slot.TaskState) {
 func (c *Core) spent() time.Duration {
 	var sum time.Duration
 	for _, t := range c.tasks {
-		ran, _ := c.meter(t.ID)
-		sum += ran - t.origin
+		sum += t.ran - t.origin
 	}
 	return sum
 }
 
+// measure asks the meter, which takes time, once for everything that is decided on one occasion.
+func (c *Core) measure() {
+	for _, t := range c.tasks {
+		t.ran, t.messages = c.meter(t.ID)
+	}
+}
+
 func (c *Core) describe(t *entry) slot.SchedTask {
-	ran, messages := c.meter(t.ID)
 	return slot.SchedTask{
-		Job: t.Job, Rank: t.Rank, State: t.state, Messages: messages, Ran: uint64(max(0, ran-t.origin)), Since: t.since,
+		Job: t.Job, Rank: t.Rank, State: t.state, Messages: t.messages, Ran: uint64(max(0, t.ran-t.origin)), Since: t.since,
 	}
 }
 
@@ -272,12 +290,17 @@ func (c *Core) save(now uint64, t *entry) {
 		if p.rescues < RescueLimit {
 			p.Fault(err)
 		} else if p.rescues == RescueLimit {
-			p.Remove(fmt.Sprintf("it let tasks starve %d times, the last: %v", RescueLimit, err))
+			p.Remove(Starved(err))
 		}
 	}
 	c.give(now, t)
 	c.rescue = now + uint64(Turn)
 	c.arm(now, uint64(Turn))
+}
+
+// Starved says why a policy is removed that needed the floor too often; err says how it did the last time.
+func Starved(err error) string {
+	return fmt.Sprintf("it let tasks starve %d times, the last: %v", RescueLimit, err)
 }
 
 // opinion is an answer that makes sense.
@@ -395,20 +418,20 @@ func (c *Core) give(now uint64, t *entry) {
 }
 
 // tell tells who has the core, if that is new.
-func (c *Core) tell() {
+func (c *Core) tell(at uint64) {
 	var now ID
 	if c.running != nil {
 		now = c.running.ID
 	}
 	if now != c.told && c.Switched != nil {
-		c.Switched(now, c.info.Why)
+		c.Switched(at, now, c.info.Why)
 	}
 	c.told = now
 }
 
 // arm makes the plan: the task that runs has the core for a quantum, unless another one starves before that.
 func (c *Core) arm(now, quantum uint64) {
-	c.tell()
+	c.tell(now)
 	c.plan = Plan{Run: -1, Next: slot.Infinite}
 	if quantum <= uint64(MaxQuantum) {
 		c.plan.Next = now + max(quantum, uint64(MinQuantum))

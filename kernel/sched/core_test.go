@@ -32,7 +32,7 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 	}
 	t.Cleanup(func() { c.Close() })
 	b.Core = c
-	c.Switched = func(to ID, why string) {
+	c.Switched = func(_ uint64, to ID, why string) {
 		if to == b.has || why == "" {
 			t.Errorf("told that the core goes from %v to %v: %q", b.has, to, why)
 		}
@@ -437,5 +437,35 @@ func (b *bench) check() {
 	}
 	if p.Hold>>len(info.Tasks) != 0 {
 		b.t.Fatalf("%b are held of %d", p.Hold, len(info.Tasks))
+	}
+}
+
+// The meter, which takes time, is asked once for each task on each occasion.
+func TestMeasure(t *testing.T) {
+	asked := 0
+	c, err := NewCore(1, func(ID) (time.Duration, uint32) {
+		asked++
+		return 0, 0
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for rank := range 3 {
+		if err := c.Add(1, rankID(rank)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, f := range map[string]func(){
+		"arrival": func() { c.Arrived(2, rankID(1)) },
+		"block":   func() { c.Block(3, rankID(0)) },
+		"tick":    func() { c.Tick(c.Plan().Next) },
+		"info":    func() { c.Info() },
+	} {
+		asked = 0
+		f()
+		if asked != 3 {
+			t.Errorf("%s: asked %d times", what, asked)
+		}
 	}
 }

@@ -18,6 +18,7 @@ func Policies(chain []*extension.Extension) []*Policy {
 			},
 			Fault:  x.Fault,
 			Remove: x.Expel,
+			Ran:    x.Ran,
 		}
 	}
 	return policies

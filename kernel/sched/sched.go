@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"margay/kernel/slot"
 	"margay/nimble"
@@ -33,6 +34,17 @@ type Task struct {
 
 	// Waiting tells how many messages wait for it now. nil: only Arrived tells.
 	Waiting func() uint32
+
+	// Refuse is told what it has tried and must not do. It waits for nobody. nil: nobody wants to know.
+	Refuse func(err error)
+}
+
+// Messages returns how many messages wait for the task; told is how many Arrived has told of last.
+func (t *Task) Messages(told uint32) uint32 {
+	if t.Waiting != nil {
+		return t.Waiting()
+	}
+	return told
 }
 
 // Policy is an extension in the sched slot.
@@ -49,6 +61,8 @@ type Policy struct {
 	Fault func(err error)
 	// Remove has it removed now.
 	Remove func(why string)
+	// Ran tells of runs other than those of Decide.
+	Ran func(runs uint64, took time.Duration)
 }
 
 // Enforcer makes Linux run on the application cores what their policies decide. It is safe for concurrent use.
@@ -65,7 +79,7 @@ type Enforcer interface {
 	// Remove lets go of a task, which may have ended. It then runs as Linux likes.
 	Remove(ID)
 
-	// SetPolicies has these policies decide on a core, the first that has an opinion.
+	// SetPolicies has these policies decide on a core, the first that has an opinion. One that cannot be enforced is removed.
 	SetPolicies(core int, policies []*Policy) error
 
 	// Arrived tells that so many messages wait for a task, for which the core may change hands at once.
@@ -74,12 +88,16 @@ type Enforcer interface {
 	// Cores describes the shared cores.
 	Cores() []CoreInfo
 
+	// Watch has w told of every core that changes hands from now on, nobody if it is nil.
+	Watch(w Watcher)
+
 	// Close gives everything back to Linux. Held tasks go on.
 	Close() error
 }
 
-// Watcher is told when a core goes to another task, or to nobody, which is the zero ID, and who has decided so. It must not wait.
-type Watcher func(core int, to ID, why string)
+// Watcher is told when a core has gone to another task, or to nobody, which is the zero ID, by the clock that policies see, and who
+// has decided so. It must not wait.
+type Watcher func(core int, at uint64, to ID, why string)
 
 // Lacks says in words what an enforcer cannot do.
 func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {

@@ -60,6 +60,7 @@ type Row struct {
 	Owners   string // whose extensions it takes, and in which order they are asked
 	Ready    bool   // it can be used; the others are declared for what is to come
 	Context  int    // size of the context, in bytes; it is readable and writable
+	Out      string // what counts of that which an extension writes there; empty: nothing
 	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
 	Verdicts map[Verdict]string
 	Default  Verdict  // what the node kernel does without an extension, or after a fault
@@ -99,6 +100,7 @@ var Table = []Row{
 		Name: Timer, What: "when it has been inserted, and then at intervals that it chooses", Ready: true,
 		Owners:   eachAlone,
 		Context:  TimerSize,
+		Out:      "the interval",
 		Verdicts: map[Verdict]string{Continue: "CONTINUE", Stop: "STOP"},
 		Default:  Continue,
 		Services: plain,
@@ -110,6 +112,7 @@ var Table = []Row{
 		Name: Sched, What: "when a core that processes share is to be given to one of them", Ready: true,
 		Owners:   machineFirst,
 		Context:  SchedSize,
+		Out:      "the quantum, whom to hold, and the data of tasks",
 		Choices:  MaxTasks,
 		Verdicts: map[Verdict]string{Default: "DEFAULT"},
 		Default:  Default,
@@ -121,6 +124,7 @@ var Table = []Row{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
 		Owners:   machineFirst,
 		Context:  MessageSize,
+		Out:      "the target rank, with FORWARD; the message stays what its sender has sent",
 		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP", Forward: "FORWARD", Upcall: "UPCALL"},
 		Default:  Deliver,
 		Services: append([]string{"extension_call"}, plain...),
@@ -129,28 +133,23 @@ var Table = []Row{
 	},
 	{Name: Packet, What: "when a frame arrives from the network"},
 	{Name: Trap, What: "when a process enters the kernel"},
-	{
-		Name: Fault, What: "when a process has been ended by a fault of its own (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGABRT)",
-		Ready:    true,
-		Owners:   machineFirst,
-		Context:  ExitSize,
-		Verdicts: map[Verdict]string{Pass: "PASS", End: "END"},
-		Default:  Pass,
-		Services: plain,
-		Fuel:     100_000,
-		Time:     20 * time.Millisecond,
-	},
-	{
-		Name: Exit, What: "when a process has ended, after slot fault", Ready: true,
-		Owners:   machineFirst,
-		Context:  ExitSize,
-		Verdicts: map[Verdict]string{Pass: "PASS", End: "END"},
-		Default:  Pass,
-		Services: plain,
-		Fuel:     100_000,
-		Time:     20 * time.Millisecond,
-	},
+	processEnds(Fault, "when a process has been ended by a fault of its own (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGABRT)"),
+	processEnds(Exit, "when a process has ended, after slot fault"),
 	{Name: PlaceSlot, What: "when a job is given its cores"},
+}
+
+// processEnds is the row of a slot for the end of processes.
+func processEnds(name Name, what string) Row {
+	return Row{
+		Name: name, What: what, Ready: true,
+		Owners:   machineFirst,
+		Context:  ExitSize,
+		Verdicts: map[Verdict]string{Pass: "PASS", End: "END"},
+		Default:  Pass,
+		Services: plain,
+		Fuel:     100_000,
+		Time:     20 * time.Millisecond,
+	}
 }
 
 // Find returns the row of a slot, or an error that says what there is.

@@ -15,6 +15,7 @@ import (
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
+	"margay/nimble/service"
 )
 
 // firstInterval is the interval of an extension that does not choose one.
@@ -124,7 +125,7 @@ func (r *timer) run() error {
 // tick runs the extension once. It reports whether it is to be run again.
 func (r *timer) tick() (bool, error) {
 	c := &r.context
-	c.Now = now()
+	c.Now = service.Monotonic()
 	if _, err := binary.Encode(r.event.Bytes(), binary.LittleEndian, c); err != nil {
 		return false, err
 	}
@@ -175,13 +176,4 @@ func (r *timer) wait() (missed uint64, err error) {
 		return 0, err
 	}
 	return binary.NativeEndian.Uint64(expirations[:]) - 1, nil
-}
-
-// now reads the clock that extensions read, too.
-func now() uint64 {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		panic(err) // it has no reason to fail
-	}
-	return uint64(t.Nano())
 }

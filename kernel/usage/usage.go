@@ -26,13 +26,21 @@ type Usage struct {
 // ErrEnded reports that there is no such process any more.
 var ErrEnded = errors.New("the process has ended")
 
+// CPU returns the processor time of all threads of a process of this process's PID namespace, the ended ones too.
+func CPU(pid int) (time.Duration, error) {
+	var ts unix.Timespec
+	clock := int32(^pid<<3 | 2) // clock_getcpuclockid(3); CPUCLOCK_SCHED in Linux
+	if err := unix.ClockGettime(clock, &ts); err != nil {
+		return 0, ended(pid, err, unix.EINVAL)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
 // Of asks about a process of this process's PID namespace.
 func Of(pid int) (u Usage, err error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(clockOf(pid), &ts); err != nil {
-		return u, ended(pid, err, unix.EINVAL)
+	if u.CPU, err = CPU(pid); err != nil {
+		return u, err
 	}
-	u.CPU = time.Duration(ts.Nano())
 	folder := fmt.Sprintf("/proc/%d/task", pid)
 	threads, err := os.ReadDir(folder)
 	if err != nil {
@@ -64,9 +72,6 @@ func ended(pid int, err, how error) error {
 	}
 	return fmt.Errorf("usage: process %d: %w", pid, err)
 }
-
-// clockOf is the clock of the processor time of a process (clock_getcpuclockid(3); CPUCLOCK_SCHED in Linux).
-func clockOf(pid int) int32 { return int32(^pid<<3 | 2) }
 
 // switches finds the counts of context switches in a thread's status (proc_pid_status(5)).
 func switches(r io.Reader) (voluntary, involuntary uint64, err error) {

@@ -29,6 +29,7 @@ static struct {
 	int socket; /* for requests */
 	int bell;
 	int alarm;
+	int rung; /* what has rung the bell is still in it */
 	char *area;
 	uint32_t call; /* number of the last request */
 	uint64_t tail; /* of the send ring: this side's own position */
@@ -552,8 +553,6 @@ static void on_alarm(int number)
 	int error = errno, unblocked = self.unblocked;
 	char rung[64];
 	(void)number;
-	while (recv(self.alarm, rung, sizeof rung, MSG_DONTWAIT) == sizeof rung)
-		;
 	if (self.masked || !self.upcalls) {
 		self.missed = 1;
 	} else {
@@ -563,6 +562,9 @@ static void on_alarm(int number)
 		self.unblocked = unblocked;
 		self.depth--;
 	}
+	/* Last, since the node kernel is woken by that. A byte that came meanwhile has sent its own signal. */
+	while (recv(self.alarm, rung, sizeof rung, MSG_DONTWAIT) == sizeof rung)
+		;
 	errno = error;
 }
 
@@ -651,7 +653,18 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* sleep_until reads the bell until it has been rung, or a signal has come, or the deadline (-1: none) is over, which it reports by 0. */
+/* hush takes what has rung out of the bell. It reports whether the node kernel is still there. The node kernel is woken by that, so
+ * it is not done while a message waits to be handled. */
+static int hush(void)
+{
+	char rung[256];
+	if (!self.rung)
+		return 1;
+	self.rung = 0;
+	return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
+}
+
+/* sleep_until waits until the bell has been rung, or a signal has come, or the deadline (-1: none) is over, which it reports by 0. */
 static int sleep_until(int64_t deadline)
 {
 	for (;;) {
@@ -664,11 +677,9 @@ static int sleep_until(int64_t deadline)
 		}
 		struct pollfd p = {.fd = self.bell, .events = POLLIN};
 		int n = poll(&p, 1, wait);
-		if (n > 0) {
-			char rung[256];
-			return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
-		}
-		if (n < 0)
+		if (n > 0)
+			self.rung = 1;
+		if (n != 0)
 			return 1;
 	}
 }
@@ -678,21 +689,22 @@ static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeou
 {
 	int64_t deadline = timeout < 0 ? -1 : now_ms() + timeout;
 	_Atomic uint32_t *waiting = word32(WIRE_RECEIVE_CONTROL + WIRE_CONSUMER_WAITING);
-	int n = 0, was = mask(), rung = 1;
+	int n = 0, was = mask(), there = 1, rung = 1;
 	for (;;) {
 		n += margay_poll();
 		if (done(n, arg))
 			break;
 		if (!rung) {
-			n = fail("nothing came in %d ms", timeout);
+			n = there ? fail("nothing came in %d ms", timeout) : fail("the node kernel is gone");
 			break;
 		}
+		there = hush();
 		/* Whoever comes after this rings, upcalls too. */
 		atomic_store(waiting, 1);
 		arm(0);
 		int more = margay_poll();
 		n += more;
-		rung = more || done(n, arg) || sleep_until(deadline);
+		rung = more || done(n, arg) || (there && sleep_until(deadline));
 		atomic_store(waiting, 0);
 	}
 	if (!was)

@@ -39,6 +39,8 @@ var (
 	ErrNoJob = errors.New("margay: this process is no rank of a job: start it with margay run")
 	// ErrClosed reports use of a job after Finalize.
 	ErrClosed = errors.New("margay: the job is finalized")
+	// ErrGone reports that the node kernel has ended the connection, and none will come in its place.
+	ErrGone = errors.New("margay: the node kernel is gone")
 	// ErrNotFound, ErrRefused, ErrNoRoom and ErrVersion say why the node kernel did not do what was asked.
 	ErrNotFound = errors.New("not found")
 	ErrRefused  = errors.New("refused")
@@ -70,9 +72,9 @@ type Job struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	rung    uint64 // how often the bell was heard
-	waiters int    // goroutines in sleep
-	closed  bool
+	rung    uint64             // how often the bell was heard
+	waiters int                // goroutines in sleep
+	closed  error              // ErrClosed or ErrGone; nil: it is not
 	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
 }
 
@@ -294,8 +296,8 @@ func (j *Job) Finalize(ctx context.Context) error {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !j.closed {
-		j.closed = true
+	if j.closed == nil {
+		j.closed = ErrClosed
 		j.bell.Close()
 		j.stopUpcalls()
 		j.changed.Broadcast()
@@ -338,7 +340,7 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	idle := isIdle() // whoever comes later rings
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for idle && j.rung == heard && !j.closed && ctx.Err() == nil {
+	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {
 		j.changed.Wait()
 	}
 	if j.waiters--; j.waiters == 0 {
@@ -347,8 +349,8 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case j.closed && idle:
-		return ErrClosed
+	case idle:
+		return j.closed
 	}
 	return nil
 }
@@ -360,7 +362,9 @@ func (j *Job) listen() {
 		_, err := j.bell.Read(rung[:])
 		j.mu.Lock()
 		j.rung++
-		j.closed = j.closed || err != nil
+		if err != nil && j.closed == nil {
+			j.closed = ErrGone
+		}
 		j.changed.Broadcast()
 		j.mu.Unlock()
 		if err != nil {

@@ -406,6 +406,15 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 			t.Errorf("it says %s", text)
 		}
 	})
+	t.Run("gone", func(t *testing.T) {
+		k := Start(t, program, "echo")
+		k.Greet()
+		k.Sleeps()
+		k.bell.Close()
+		if _, text := k.Ended(1); !strings.Contains(text, "the node kernel is gone") {
+			t.Errorf("it says %s", text)
+		}
+	})
 	t.Run("echo", func(t *testing.T) { echo(t, program) })
 	t.Run("flood", func(t *testing.T) { flood(t, program) })
 	t.Run("upcalls", func(t *testing.T) { upcalls(t, program) })

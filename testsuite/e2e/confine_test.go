@@ -165,6 +165,17 @@ func TestAttacker(t *testing.T) {
 	})
 }
 
+// What an application gives to its node kernel that would take an hour to close holds up nobody: the job ends, and others go on.
+func TestAttackerHoldsUp(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		for _, way := range []string{"request", "bell", "request", "bell"} { // who is faster is not said
+			m.run(0, attacker(), "hold", way)
+			m.awaitIdle(30 * time.Second)
+		}
+		m.usable()
+	})
+}
+
 // checkSystem holds what an application was told against systemTries.
 func checkSystem(t *testing.T, hosted bool, said string) {
 	t.Helper()

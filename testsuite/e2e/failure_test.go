@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,6 +84,25 @@ func TestServeKilledAtLaunch(t *testing.T) {
 		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 {
 			t.Fatalf("serve killed after %d ms: %v", delay, r)
 		}
+	}
+}
+
+// The same while files are copied, of which the nodes have taken some: margay run sends them again.
+func TestServeKilledWhileFilesAreCopied(t *testing.T) {
+	m := use(t, "hosted")
+	large := filepath.Join(t.TempDir(), "large")
+	content := make([]byte, 96<<20) // which does not become smaller
+	rand.NewChaCha8([32]byte{}).Read(content)
+	if err := os.WriteFile(large, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, serve := m.status()
+	c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
+	ps := func() string { return m.margay("ps").stdout }
+	eventually(t, 20*time.Second, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+	kill(t, serve)
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it anew") {
+		t.Error(r)
 	}
 }
 

@@ -23,6 +23,13 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 	}
 	c := m.start("run", probe(), "count", "1000000", "50")
 	c.awaitOutput("out 0 3\n")
+	ended := false
+	t.Cleanup(func() {
+		if !ended { // or tests to come would lack its core
+			c.signal(15)
+			c.wait()
+		}
+	})
 	return func() {
 		t.Helper()
 		lines := strings.Count(c.stdout.String(), "\n")
@@ -34,6 +41,7 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 				t.Errorf("node%d is %s after %d boots, %d before", n.Node, n.Health, n.Boots, boots[n.Node])
 			}
 		}
+		ended = true
 		c.signal(15)
 		if r := c.wait(); r.code != 143 {
 			t.Errorf("the other job: %v", r)
@@ -172,13 +180,13 @@ func TestPages(t *testing.T) {
 }
 
 // misbehaving compiles one of the extensions that do what they must not.
-func misbehaving(t *testing.T, do int) string {
+func misbehaving(t testing.TB, do int) string {
 	t.Helper()
 	return extension(t, "misbehave", fmt.Sprint(do))
 }
 
 // extension compiles an extension of testdata; what is its DO.
-func extension(t *testing.T, name, what string) string {
+func extension(t testing.TB, name, what string) string {
 	t.Helper()
 	object := filepath.Join(scratch, name+what+".o")
 	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../ext/include", "-DDO="+what,

@@ -226,9 +226,15 @@ var machineNumber int
 // up makes a machine that ends with the test.
 func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *machine {
 	t.Helper()
+	return upAs(t, nil, substrate, nodes, cores, flags...)
+}
+
+// upAs makes a machine by a command that was changed.
+func upAs(t testing.TB, change func(*exec.Cmd), substrate string, nodes, cores int, flags ...string) *machine {
+	t.Helper()
 	machineNumber++
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber), nodes: nodes, cores: cores}
-	if r := m.up(substrate, flags...); r.code != 0 {
+	if r := start(t, change, m.upArgs(substrate, flags...)...).wait(); r.code != 0 {
 		if strings.Contains(r.stderr, "does not let an ordinary user make them") {
 			t.Skip(r.stderr)
 		}
@@ -244,8 +250,11 @@ func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *mach
 }
 
 func (m *machine) up(substrate string, flags ...string) result {
-	args := append([]string{"machine", "up", "--substrate", substrate, "--nodes", strconv.Itoa(m.nodes), "--cores", strconv.Itoa(m.cores)}, flags...)
-	return m.margay(args...)
+	return start(m.t, nil, m.upArgs(substrate, flags...)...).wait()
+}
+
+func (m *machine) upArgs(substrate string, flags ...string) []string {
+	return append([]string{"-m", m.name, "machine", "up", "--substrate", substrate, "--nodes", strconv.Itoa(m.nodes), "--cores", strconv.Itoa(m.cores)}, flags...)
 }
 
 // logs shows the machine's logs when its test has failed.

@@ -177,7 +177,6 @@ func TestRecordInterrupted(t *testing.T) {
 	}
 	eventually(t, 20*time.Second, "word of the gap", func() bool { return strings.Contains(c.stderr.String(), "node2: nothing is known of ") }, c.stderr.String)
 	m.run(0, "-n", "8", probe(), "hello")
-	time.Sleep(time.Second) // nodes are asked several times meanwhile
 	c.signal(unix.SIGINT)
 	if r := c.wait(); r.code != 0 {
 		t.Fatal(r)
@@ -235,10 +234,14 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Of a core that ranks share it is told who has it and why, and a record has their turns.
+// Of a core that ranks share it is told who has it and why, what the scheduler does, and a record has their turns.
 func TestSeeSharedCore(t *testing.T) {
-	m := use(t, "hosted")
-	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "1", "10")
+	t.Run("priority", func(t *testing.T) { seeSharedCore(t, use(t, "hosted")) })
+	t.Run("sched_ext", func(t *testing.T) { seeSharedCore(t, up(t, "qemu", 1, 1, "--profile", "sched")) })
+}
+
+func seeSharedCore(t *testing.T, m *machine) {
+	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "1", "30")
 	c.awaitRanks("waits", 2)
 	if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/roundrobin")); r.code != 0 {
 		t.Fatal(r)
@@ -253,15 +256,25 @@ func TestSeeSharedCore(t *testing.T) {
 		t.Errorf("why: %s", why)
 	}
 	file := filepath.Join(t.TempDir(), "trace.json")
-	record := m.start("record", "-o", file, "--duration", "2s")
-	if r := record.wait(); r.code != 0 {
+	if r := m.margay("record", "-o", file, "--duration", "2s"); r.code != 0 {
 		t.Fatal(r)
 	}
-	text, err := os.ReadFile(file)
-	if err != nil || strings.Count(string(text), "(roundrobin)") < 20 {
-		t.Errorf("turns in the trace: %d, %v", strings.Count(string(text), "(roundrobin)"), err)
+	turns := 0
+	for _, e := range readTrace(t, file).Events {
+		if e.Phase == "X" && e.Cat == "core" && strings.Contains(fmt.Sprint(e.Args["why"]), "(roundrobin)") {
+			turns++
+		}
 	}
+	if turns < 20 {
+		t.Errorf("%d turns in the trace", turns)
+	}
+	stats := m.margay("ext", "stats")
+	if ran := regexp.MustCompile(`(?m)^\S+ +\d+ +sched +roundrobin +\S+ +(\d+) `).FindStringSubmatch(stats.stdout); ran == nil || len(ran[1]) < 2 {
+		t.Errorf("not ten runs a second and more: %v", stats)
+	}
+	c.signal(unix.SIGTERM)
 	c.wait()
+	m.awaitIdle(20 * time.Second)
 }
 
 // On a terminal top fills the screen, knows its keys, and gives the terminal back as it was, whatever ends it.

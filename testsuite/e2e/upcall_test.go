@@ -21,21 +21,11 @@ func upcallProgram(t *testing.T) string {
 	return program
 }
 
-// extensionFile is the object of an extension for slot message.
-func extensionFile(t *testing.T, name string) string {
-	t.Helper()
-	file, err := filepath.Abs(filepath.Join("../../ext/message", name, name+".o"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return file
-}
-
 // upcallJob runs the program with n upcalls for each of 3 ranks.
 func upcallJob(t *testing.T, m *machine, program string, n, microseconds int) *command {
 	t.Helper()
-	object := extensionFile(t, "upcall")
-	return m.start("run", "-n", "4", "--with", object, program, "job", fmt.Sprint(n), object, fmt.Sprint(microseconds))
+	upcall := object(t, "message/upcall")
+	return m.start("run", "-n", "4", "--with", upcall, program, "job", fmt.Sprint(n), upcall, fmt.Sprint(microseconds))
 }
 
 // isWhole reports whether each upcall came once to each rank.
@@ -96,15 +86,15 @@ func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
 // a Go program takes upcalls while it computes.
 func TestForwardAndUpcallInGo(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
-		object := extensionFile(t, "spread")
-		r := m.run(0, "-n", "8", "--with", object, probe(), "spread", object, "2000")
+		spread := object(t, "message/spread")
+		r := m.run(0, "-n", "8", "--with", spread, probe(), "spread", spread, "2000")
 		for rank := range 8 {
 			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d owns 2000 messages, 250 of each rank\n", rank)) {
 				t.Fatal(r)
 			}
 		}
-		object = extensionFile(t, "upcall")
-		r = m.run(0, "-n", "8", "--with", object, probe(), "upcalls", object, "2000")
+		upcall := object(t, "message/upcall")
+		r = m.run(0, "-n", "8", "--with", upcall, probe(), "upcalls", upcall, "2000")
 		for rank := 1; rank < 8; rank++ {
 			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d was interrupted for 2000 messages\n", rank)) {
 				t.Fatal(r)

@@ -48,7 +48,10 @@ func TestInGuest(t *testing.T) {
 // code of Linux while it runs; QEMU 7.2 was seen to run the old one now and then
 // when it emulates two CPUs at the same time.
 func TestInSchedGuest(t *testing.T) {
-	inGuest(t, Spec{Packages: []string{"margay/kernel/sched/schedext"}, Boot: initramfs.Sched, InTurn: true, Timeout: 8 * time.Minute})
+	inGuest(t, Spec{
+		Packages: []string{"margay/kernel/sched/schedext", "margay/kernel/sched/list"}, Boot: initramfs.Sched, InTurn: true,
+		Timeout: 14 * time.Minute,
+	})
 }
 
 func inGuest(t *testing.T, s Spec) {

@@ -246,11 +246,25 @@ func (m *benchMachine) measure(ctx context.Context, f runFlags, b schedBench) (*
 	if err != nil {
 		return nil, err
 	}
-	report := new(latencyReport)
-	if err := json.Unmarshal(m.output.Bytes(), report); err != nil {
-		return nil, fmt.Errorf("%s has printed no report: %w", b.program, err)
+	report, err := readReport(m.output.Bytes(), b.messages)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", b.program, err)
 	}
 	return report, nil
+}
+
+// readReport reads what a program has printed that has measured so many messages of each mechanism.
+func readReport(output []byte, messages int) (*latencyReport, error) {
+	r := new(latencyReport)
+	if err := json.Unmarshal(output, r); err != nil {
+		return nil, fmt.Errorf("it has printed no report: %w", err)
+	}
+	for _, m := range r.Mechanisms {
+		if len(m.Arrival) != messages || len(m.Sending) != messages {
+			return nil, fmt.Errorf("%s: it reports %d and %d times of %d messages", m.Name, len(m.Arrival), len(m.Sending), messages)
+		}
+	}
+	return r, nil
 }
 
 // enforcers are the schedulers of nodes in words.
@@ -361,7 +375,7 @@ func clearMedian(x []float64) float64 {
 	}
 	slices.Sort(x)
 	if median := x[n/2]; x[n/4] >= median/2 && x[n*3/4] <= median*3/2 {
-		return max(0, median)
+		return median
 	}
 	return 0
 }

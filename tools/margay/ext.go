@@ -44,8 +44,8 @@ func (a *app) extInsertCommand() *cobra.Command {
 		Use:   "insert [JOB] OBJECT",
 		Short: "Insert an extension into a running job, or into the machine",
 		Long: `Insert an extension, an ELF object made by clang -target bpf, into a slot of a running job, on all of its nodes. Without a job it is
-the machine's own: it acts on the events of all jobs, before their extensions, on all nodes that are up, until it is removed or
-the node boots anew.`,
+the machine's own: it acts on the events of all jobs, before their extensions, on all nodes, until it is removed. A node that is
+away, or boots anew, gets it before it is given jobs; what it has remembered is lost with the boot.`,
 		Example: `  margay ext insert 7 accumulate.o
   margay ext insert 7 ext/sched/weighted/weighted.o --set weight0=5
   margay ext insert roundrobin.o --node=2`,
@@ -85,7 +85,7 @@ the node boots anew.`,
 func (a *app) extRemoveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "remove NODE.HANDLE...",
-		Short:   "Take extensions out of their slots",
+		Short:   "Take extensions out of their slots, also on nodes that are away",
 		Example: "  margay ext remove 0.3 1.3",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -125,6 +125,9 @@ func (a *app) printExtensions(list *control.Extensions) error {
 	for _, x := range list.Extensions {
 		id := fmt.Sprintf("%d.%d", x.Node, x.Handle)
 		t.row(id, whose(x.Job), x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
+		if x.Waits != "" {
+			notes = append(notes, fmt.Sprintf("%s: not asked yet: %s", id, x.Waits))
+		}
 		if x.LastFault != "" {
 			notes = append(notes, fmt.Sprintf("%s: last fault: %s", id, x.LastFault))
 		}

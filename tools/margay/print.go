@@ -7,10 +7,11 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"unicode"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"margay/kernel/extension"
 )
 
 // printJSON prints a message for programs. Every field is there, zero or not.
@@ -48,20 +49,9 @@ func (t *table) row(cells ...any) {
 		if i > 0 {
 			fmt.Fprint(t.w, "\t")
 		}
-		fmt.Fprint(t.w, printable(fmt.Sprint(cell)))
+		fmt.Fprint(t.w, extension.Printable(fmt.Sprint(cell)))
 	}
 	fmt.Fprintln(t.w)
-}
-
-// printable replaces what would not stay in its cell, or would say something to a terminal: names and reasons come from
-// applications.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 func (t *table) flush() error { return t.w.Flush() }

@@ -58,6 +58,10 @@ memory: fewer faults and fewer misses of the processor's translations, for up to
 used. The program need not know; files, shared memory and stacks stay as they are. Without it only programs that ask
 by themselves get some. margay ps JOB and -v show the faults and the processor time of each rank.
 
+--memory is what all of a job may use on a node, files included: one rank may have it all. On nodes without control groups
+(hosted) nothing adds up what the ranks use. There each rank gets an even part of it, as the limit of its own private
+memory (RLIMIT_DATA), and so does each process that it starts; a rank that wants more is told so by Linux (ENOMEM).
+
 Standard input goes to rank 0. Signals, Ctrl-C among them, go to all ranks; a second Ctrl-C ends the job. When a
 rank fails, the others are ended, and the job has its exit status.`,
 		Example: `  margay run -n 8 ./app -x 1

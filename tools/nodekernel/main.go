@@ -71,7 +71,8 @@ func runKernel() error {
 		return err
 	}
 	node, err := kernel.New(kernel.Config{
-		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Scheduler: schedulers.Open(config, logf), Log: logf,
+		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Log: logf,
+		Scheduler: func() (kernel.Scheduler, []string) { return schedulers.Open(config, logf) },
 	})
 	if err != nil {
 		return err

@@ -1,79 +1,46 @@
 package accumulate_test
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
 
 	"margay/ext/message/accumulate"
+	"margay/ext/message/messagetest"
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/engine/portable"
-	"margay/nimble/memory"
-	"margay/nimble/object"
-	"margay/nimble/service"
 )
 
-// node is the extension, inserted with a table of the given number of entries, and a context to run it on.
+// node is the extension, inserted with a table of the given number of entries.
 type node struct {
-	t       testing.TB
-	x       *nimble.Extension
-	context *memory.Memory
+	t testing.TB
+	*messagetest.Extension
 }
 
 func insert(t testing.TB, entries uint32) *node {
 	t.Helper()
-	specs, err := object.ELF(accumulate.Object)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(specs) != 1 || specs[0].Slot() != string(slot.Message) {
-		t.Fatalf("the object holds %d programs, the first for slot %s", len(specs), specs[0].Slot())
-	}
-	services, err := service.NewTable(service.Linux()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := nimble.Insert(specs[0], nimble.Options{
-		Engine: portable.New(), Services: services,
+	return &node{t, messagetest.Insert(t, portable.New(), accumulate.Object, nimble.Options{
 		Maps:      map[string]nimble.MapOptions{accumulate.Table: {Entries: entries}},
 		Variables: map[string]any{accumulate.Capacity: entries},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	context, err := memory.Map("context", slot.MessageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { x.Close(); context.Close() })
-	return &node{t, x, context}
+	})}
 }
 
 // send runs the extension on a message.
 func (n *node) send(word string, count uint64) slot.Verdict {
-	n.t.Helper()
-	b := n.context.Bytes()
-	clear(b)
-	binary.LittleEndian.PutUint32(b[20:], uint32(len(word)))
-	binary.LittleEndian.PutUint64(b[24:], count)
-	copy(b[40:], word)
-	r0, err := n.x.Run(nimble.Event{Context: n.context.Region(true)})
-	if err != nil {
-		n.t.Fatalf("message %q: %v", word, err)
-	}
-	return slot.Verdict(r0)
+	m := slot.MessageContext{Length: uint32(len(word)), Args: [2]uint64{count}}
+	copy(m.Data[:], word)
+	return n.Ask(&m)
 }
 
 func (n *node) counts() map[string]uint64 {
 	m := make(map[string]uint64)
-	accumulate.Each(n.x.Map(accumulate.Table).Memory().Bytes(), func(word []byte, count uint64) { m[string(word)] += count })
+	accumulate.Each(n.Map(accumulate.Table).Memory().Bytes(), func(word []byte, count uint64) { m[string(word)] += count })
 	return m
 }
 
 func (n *node) sums() accumulate.Sums {
-	s, err := accumulate.ReadSums(n.x.Map(accumulate.Totals).Memory().Bytes())
+	s, err := accumulate.ReadSums(n.Map(accumulate.Totals).Memory().Bytes())
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -141,11 +108,8 @@ func TestNoWord(t *testing.T) {
 
 func TestOtherHandlersAreDelivered(t *testing.T) {
 	n := insert(t, 64)
-	binary.LittleEndian.PutUint32(n.context.Bytes()[16:], 7)
-	binary.LittleEndian.PutUint32(n.context.Bytes()[20:], 3)
-	r0, err := n.x.Run(nimble.Event{Context: n.context.Region(true)})
-	if err != nil || slot.Verdict(r0) != slot.Deliver {
-		t.Errorf("verdict %d, %v", r0, err)
+	if v := n.Ask(&slot.MessageContext{Handler: 7, Length: 3}); v != slot.Deliver {
+		t.Errorf("verdict %d", v)
 	}
 	if len(n.counts()) != 0 {
 		t.Errorf("it was counted: %v", n.counts())
@@ -163,5 +127,5 @@ func BenchmarkMessage(b *testing.B) {
 		n.send(words[i%len(words)], 1)
 		i++
 	}
-	b.ReportMetric(float64(n.x.Stats().Instructions)/float64(n.x.Stats().Runs), "insns/op")
+	b.ReportMetric(float64(n.Stats().Instructions)/float64(n.Stats().Runs), "insns/op")
 }

@@ -1,27 +1,16 @@
 package spread_test
 
 import (
-	"encoding/binary"
 	"testing"
 
+	"margay/ext/message/messagetest"
 	"margay/ext/message/spread"
 	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/engine/portable"
-	"margay/nimble/memory"
-	"margay/nimble/object"
 )
 
 func TestVerdicts(t *testing.T) {
-	specs, err := object.ELF(spread.Object)
-	if err != nil || len(specs) != 1 || specs[0].Slot() != string(slot.Message) {
-		t.Fatal(specs, err)
-	}
-	context, err := memory.Map("context", slot.MessageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer context.Close()
 	for _, c := range []struct {
 		name           string
 		ranks, handler uint32
@@ -35,20 +24,12 @@ func TestVerdicts(t *testing.T) {
 		{"another handler", 5, 8, 13, 1, slot.Deliver},
 		{"no ranks", 0, 7, 13, 1, slot.Deliver},
 	} {
-		x, err := nimble.Insert(specs[0], nimble.Options{
-			Engine: portable.New(), Variables: map[string]any{spread.Handler: uint32(7), spread.Ranks: c.ranks},
+		x := messagetest.Insert(t, portable.New(), spread.Object, nimble.Options{
+			Variables: map[string]any{spread.Handler: uint32(7), spread.Ranks: c.ranks},
 		})
-		if err != nil {
-			t.Fatal(err)
+		m := slot.MessageContext{TargetRank: 1, Handler: c.handler, Args: [2]uint64{c.arg}}
+		if v := x.Ask(&m); v != c.want || m.TargetRank != c.owner {
+			t.Errorf("%s: verdict %d for rank %d", c.name, v, m.TargetRank)
 		}
-		b := context.Bytes()
-		binary.LittleEndian.PutUint32(b[12:], 1)
-		binary.LittleEndian.PutUint32(b[16:], c.handler)
-		binary.LittleEndian.PutUint64(b[24:], c.arg)
-		r0, err := x.Run(nimble.Event{Context: context.Region(true)})
-		if owner := binary.LittleEndian.Uint32(b[12:]); err != nil || slot.Verdict(r0) != c.want || owner != c.owner {
-			t.Errorf("%s: verdict %d for rank %d, %v", c.name, r0, owner, err)
-		}
-		x.Close()
 	}
 }

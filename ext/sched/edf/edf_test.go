@@ -9,28 +9,6 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// core is a simulated core with the scheduler.
-func core(t *testing.T, constants map[string]any, tasks ...simulator.Task) *simulator.Core {
-	t.Helper()
-	c, err := simulator.New(portable.New(), edf.Object, constants, tasks...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
-}
-
-func run(t *testing.T, c *simulator.Core, d time.Duration) {
-	t.Helper()
-	if err := c.Run(d); err != nil {
-		t.Fatal(err)
-	}
-}
-
 const ms = time.Millisecond
 
 // reserved are the constants for tasks with these slices and periods.
@@ -62,8 +40,8 @@ func inPeriods(t *testing.T, c *simulator.Core, task int, slice, period, end tim
 }
 
 func TestEverySliceInItsPeriod(t *testing.T) {
-	c := core(t, reserved(2*ms, 10*ms, 5*ms, 20*ms, 15*ms, 40*ms), make([]simulator.Task, 4)...)
-	run(t, c, 4*time.Second)
+	c := simulator.New(t, portable.New(), edf.Object, reserved(2*ms, 10*ms, 5*ms, 20*ms, 15*ms, 40*ms), make([]simulator.Task, 4)...)
+	c.Run(4 * time.Second)
 	for i, r := range [][2]time.Duration{{2 * ms, 10 * ms}, {5 * ms, 20 * ms}, {15 * ms, 40 * ms}} {
 		if more := inPeriods(t, c, i, r[0], r[1], 4*time.Second); more != 0 {
 			t.Errorf("task %d had %v more than its slice in a period, while another had no reservation", i, more)
@@ -76,8 +54,8 @@ func TestEverySliceInItsPeriod(t *testing.T) {
 
 // All of the core can be reserved, down to the last nanosecond.
 func TestFull(t *testing.T) {
-	c := core(t, reserved(5*ms, 10*ms, 7*ms, 14*ms), make([]simulator.Task, 3)...)
-	run(t, c, 7*time.Second)
+	c := simulator.New(t, portable.New(), edf.Object, reserved(5*ms, 10*ms, 7*ms, 14*ms), make([]simulator.Task, 3)...)
+	c.Run(7 * time.Second)
 	inPeriods(t, c, 0, 5*ms, 10*ms, 7*time.Second)
 	inPeriods(t, c, 1, 7*ms, 14*ms, 7*time.Second)
 	if c.Ran(2) != 0 {
@@ -89,8 +67,8 @@ func TestFull(t *testing.T) {
 func TestSpareTime(t *testing.T) {
 	constants := reserved(1*ms, 10*ms, 1*ms, 10*ms)
 	constants[edf.Quantum] = uint64(ms)
-	c := core(t, constants, make([]simulator.Task, 2)...)
-	run(t, c, 10*time.Second)
+	c := simulator.New(t, portable.New(), edf.Object, constants, make([]simulator.Task, 2)...)
+	c.Run(10 * time.Second)
 	for i := range 2 {
 		if ran := c.Ran(i); ran < 4*time.Second || ran > 6*time.Second {
 			t.Errorf("task %d ran for %v of 10 s", i, ran)
@@ -101,8 +79,8 @@ func TestSpareTime(t *testing.T) {
 
 // A task that waits leaves its time to others and has its slice again in the next period.
 func TestOneThatWaits(t *testing.T) {
-	c := core(t, reserved(2*ms, 10*ms), simulator.Task{Burst: 1 * ms, Pause: 9 * ms}, simulator.Task{})
-	run(t, c, 10*time.Second)
+	c := simulator.New(t, portable.New(), edf.Object, reserved(2*ms, 10*ms), simulator.Task{Burst: 1 * ms, Pause: 9 * ms}, simulator.Task{})
+	c.Run(10 * time.Second)
 	if c.Ran(0) < 990*ms || c.Ran(0)+c.Ran(1) != 10*time.Second {
 		t.Errorf("they ran for %v and %v of 10 s", c.Ran(0), c.Ran(1))
 	}

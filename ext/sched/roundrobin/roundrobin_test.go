@@ -9,31 +9,9 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// core is a simulated core with the scheduler.
-func core(t *testing.T, constants map[string]any, tasks ...simulator.Task) *simulator.Core {
-	t.Helper()
-	c, err := simulator.New(portable.New(), roundrobin.Object, constants, tasks...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
-}
-
-func run(t *testing.T, c *simulator.Core, d time.Duration) {
-	t.Helper()
-	if err := c.Run(d); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestTurns(t *testing.T) {
-	c := core(t, map[string]any{roundrobin.Quantum: uint64(2 * time.Millisecond)}, simulator.Task{}, simulator.Task{}, simulator.Task{})
-	run(t, c, 3*time.Second)
+	c := simulator.New(t, portable.New(), roundrobin.Object, map[string]any{roundrobin.Quantum: uint64(2 * time.Millisecond)}, simulator.Task{}, simulator.Task{}, simulator.Task{})
+	c.Run(3 * time.Second)
 	for i := range 3 {
 		if c.Ran(i) != time.Second {
 			t.Errorf("task %d ran for %v", i, c.Ran(i))
@@ -48,8 +26,8 @@ func TestTurns(t *testing.T) {
 
 // Others that come and go neither shorten nor lengthen a turn.
 func TestOneThatWaits(t *testing.T) {
-	c := core(t, nil, simulator.Task{}, simulator.Task{}, simulator.Task{Burst: time.Millisecond, Pause: 3 * time.Millisecond})
-	run(t, c, 10*time.Second)
+	c := simulator.New(t, portable.New(), roundrobin.Object, nil, simulator.Task{}, simulator.Task{}, simulator.Task{Burst: time.Millisecond, Pause: 3 * time.Millisecond})
+	c.Run(10 * time.Second)
 	for _, turn := range c.Turns()[1 : len(c.Turns())-1] {
 		if want := 10 * time.Millisecond; turn.Task != 2 && turn.To-turn.From != want {
 			t.Fatalf("turn %+v is not as long as %v", turn, want)
@@ -65,8 +43,8 @@ func TestOneThatWaits(t *testing.T) {
 }
 
 func TestAlone(t *testing.T) {
-	c := core(t, nil, simulator.Task{})
-	run(t, c, time.Second)
+	c := simulator.New(t, portable.New(), roundrobin.Object, nil, simulator.Task{})
+	c.Run(time.Second)
 	if c.Ran(0) != time.Second {
 		t.Errorf("it ran for %v", c.Ran(0))
 	}

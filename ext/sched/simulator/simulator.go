@@ -1,14 +1,14 @@
-// Package simulator runs a scheduler on a core that is not there: tasks that compute and wait, and a clock that jumps from one
-// event to the next. A policy is tried with it in no time and gives the same schedule every time. What real cores do with the
-// same object is tested with the node kernel.
+// Package simulator is for tests: it runs a scheduler on a core that is not there, with tasks that compute and wait, and a clock
+// that jumps from one event to the next. A policy is tried with it in no time and gives the same schedule every time; one that
+// faults or answers nonsense fails the test. What real cores do with the same object is tested with the node kernel.
 package simulator
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"testing"
 	"time"
 
 	"margay/kernel/slot"
@@ -34,6 +34,7 @@ type Turn struct {
 
 // Core is a simulated core with a scheduler. It is not safe for concurrent use.
 type Core struct {
+	t       testing.TB
 	x       *nimble.Extension
 	event   *memory.Memory
 	tasks   []*task // in the order in which they came; those that ended are not in it
@@ -60,40 +61,63 @@ type task struct {
 	data    uint64
 }
 
-// New inserts a scheduler on an engine, with its constants set, for a core with these tasks. Close must be called.
-func New(e engine.Engine, objectFile []byte, constants map[string]any, tasks ...Task) (*Core, error) {
-	specs, err := object.ELF(objectFile)
-	if err != nil {
-		return nil, err
-	}
-	if len(specs) != 1 || specs[0].Slot() != string(slot.Sched) {
-		return nil, fmt.Errorf("the object holds %d programs, or none for slot %s", len(specs), slot.Sched)
-	}
-	services, err := service.NewTable(service.Linux()...)
-	if err != nil {
-		return nil, err
-	}
-	c := new(Core)
-	if c.x, err = nimble.Insert(specs[0], nimble.Options{Engine: e, Services: services, Variables: constants}); err != nil {
-		return nil, err
-	}
-	if c.event, err = memory.Map("sched", slot.SchedSize); err != nil {
-		return nil, errors.Join(err, c.x.Close())
-	}
+// New inserts a scheduler on an engine, with its constants set, for a core with these tasks. It is removed when the test ends.
+func New(t testing.TB, e engine.Engine, objectFile []byte, constants map[string]any, tasks ...Task) *Core {
+	t.Helper()
+	c := &Core{t: t}
+	event, err := memory.Map("sched", slot.SchedSize)
+	c.check(err)
+	t.Cleanup(func() { c.check(event.Close()) })
+	c.event = event
+	c.check(c.insert(e, objectFile, constants))
 	for i, t := range tasks {
 		c.tasks = append(c.tasks, &task{Task: t, number: i, burst: t.Burst, wakes: forever})
 	}
 	c.all = slices.Clone(c.tasks)
 	for i := range c.tasks {
-		if err := c.ask(slot.Wake, i); err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
+		c.check(c.ask(slot.Wake, i))
 	}
-	return c, nil
+	return c
 }
 
-// Close removes the scheduler.
-func (c *Core) Close() error { return errors.Join(c.x.Close(), c.event.Close()) }
+func (c *Core) insert(e engine.Engine, objectFile []byte, constants map[string]any) error {
+	specs, err := object.ELF(objectFile)
+	if err != nil {
+		return err
+	}
+	if len(specs) != 1 || specs[0].Slot() != string(slot.Sched) {
+		return fmt.Errorf("the object holds %d programs, or none for slot %s", len(specs), slot.Sched)
+	}
+	services, err := service.NewTable(service.Linux()...)
+	if err != nil {
+		return err
+	}
+	x, err := nimble.Insert(specs[0], nimble.Options{Engine: e, Services: services, Variables: constants})
+	if err != nil {
+		return err
+	}
+	c.t.Cleanup(func() { c.check(x.Close()) })
+	c.x = x
+	return nil
+}
+
+// Replace has another scheduler decide from now on, to which the tasks are new.
+func (c *Core) Replace(e engine.Engine, objectFile []byte, constants map[string]any) {
+	c.t.Helper()
+	c.check(c.insert(e, objectFile, constants))
+	for _, t := range c.tasks {
+		t.data = 0
+	}
+	c.check(c.ask(slot.Change, -1))
+}
+
+// check ends the test when there is an error.
+func (c *Core) check(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
 
 // Ran returns how long a task has computed.
 func (c *Core) Ran(task int) time.Duration { return c.all[task].ran }
@@ -102,25 +126,26 @@ func (c *Core) Ran(task int) time.Duration { return c.all[task].ran }
 func (c *Core) Turns() []Turn { return c.turns }
 
 // Message has a message arrive for a task and wait there until Handled. A task that pauses wakes up for it.
-func (c *Core) Message(task int) error {
+func (c *Core) Message(task int) {
+	c.t.Helper()
 	t := c.all[task]
 	t.pending++
 	c.wake(t)
-	return c.ask(slot.Arrival, slices.Index(c.tasks, t))
+	c.check(c.ask(slot.Arrival, slices.Index(c.tasks, t)))
 }
 
 // Handled tells that no message waits for a task any more.
 func (c *Core) Handled(task int) { c.all[task].pending = 0 }
 
 // Run lets d go by.
-func (c *Core) Run(d time.Duration) error {
+func (c *Core) Run(d time.Duration) {
+	c.t.Helper()
 	end := c.now + d
 	for c.now < end {
 		if err := c.step(end); err != nil {
-			return err
+			c.t.Fatal(err)
 		}
 	}
-	return nil
 }
 
 // running returns the task that has the core, nil if none has.

@@ -5,32 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"margay/ext/sched/infinite"
 	"margay/ext/sched/simulator"
 	"margay/ext/sched/weighted"
 	"margay/nimble/engine/portable"
 )
-
-// core is a simulated core with the scheduler.
-func core(t *testing.T, constants map[string]any, tasks ...simulator.Task) *simulator.Core {
-	t.Helper()
-	c, err := simulator.New(portable.New(), weighted.Object, constants, tasks...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
-}
-
-func run(t *testing.T, c *simulator.Core, d time.Duration) {
-	t.Helper()
-	if err := c.Run(d); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // shares returns which part of d each task had.
 func shares(c *simulator.Core, d time.Duration, tasks int) []float64 {
@@ -56,8 +35,8 @@ func TestWeights(t *testing.T) {
 			for i, w := range test.weights {
 				constants[weighted.Weight(i)] = w
 			}
-			c := core(t, constants, make([]simulator.Task, len(test.want))...)
-			run(t, c, 80*time.Second)
+			c := simulator.New(t, portable.New(), weighted.Object, constants, make([]simulator.Task, len(test.want))...)
+			c.Run(80 * time.Second)
 			for i, share := range shares(c, 80*time.Second, len(test.want)) {
 				if math.Abs(share-test.want[i]) > 0.001 {
 					t.Errorf("task %d had %.4f of the time, want %.3f", i, share, test.want[i])
@@ -67,23 +46,35 @@ func TestWeights(t *testing.T) {
 	}
 }
 
+// What tasks have had before the scheduler came does not count.
+func TestChange(t *testing.T) {
+	c := simulator.New(t, portable.New(), infinite.Object, nil, simulator.Task{}, simulator.Task{})
+	c.Run(time.Hour) // all of it the first one's
+	for range 2 {
+		c.Replace(portable.New(), weighted.Object, nil)
+		before := [2]time.Duration{c.Ran(0), c.Ran(1)}
+		c.Run(80 * time.Second)
+		if a, b := c.Ran(0)-before[0], c.Ran(1)-before[1]; a != 60*time.Second || b != 20*time.Second {
+			t.Errorf("of 80 s they had %v and %v", a, b)
+		}
+	}
+}
+
 // A task that has waited for a long time does not get that time back.
 func TestWaitingSavesNothing(t *testing.T) {
 	one := map[string]any{weighted.Weight(0): uint32(1)}
-	c := core(t, one, simulator.Task{}, simulator.Task{Burst: time.Millisecond, Pause: time.Hour})
-	run(t, c, 10*time.Second)
+	c := simulator.New(t, portable.New(), weighted.Object, one, simulator.Task{}, simulator.Task{Burst: time.Millisecond, Pause: time.Hour})
+	c.Run(10 * time.Second)
 	before := c.Ran(0)
-	if err := c.Message(1); err != nil { // it wakes up
-		t.Fatal(err)
-	}
-	run(t, c, time.Hour)
+	c.Message(1) // it wakes up
+	c.Run(time.Hour)
 	if ran := c.Ran(0) - before; ran < time.Hour-time.Second {
 		t.Errorf("the other task ran for %v of an hour", ran)
 	}
-	c = core(t, one, simulator.Task{}, simulator.Task{Burst: 10 * time.Second, Pause: 100 * time.Second})
-	run(t, c, 20*time.Second+100*time.Second) // half of 20 s each, then alone
+	c = simulator.New(t, portable.New(), weighted.Object, one, simulator.Task{}, simulator.Task{Burst: 10 * time.Second, Pause: 100 * time.Second})
+	c.Run(20*time.Second + 100*time.Second) // half of 20 s each, then alone
 	before = c.Ran(0)
-	run(t, c, 10*time.Second)
+	c.Run(10 * time.Second)
 	if ran := c.Ran(0) - before; ran < 4900*time.Millisecond || ran > 5100*time.Millisecond {
 		t.Errorf("beside the one that has waited, the other ran for %v of 10 s", ran)
 	}

@@ -2,6 +2,8 @@
 package list
 
 import (
+	"fmt"
+
 	"margay/kernel/boot"
 	"margay/kernel/sched"
 	"margay/kernel/sched/priority"
@@ -12,17 +14,17 @@ import (
 // they can be it does not attach.
 const schedProfile = "sched"
 
-// Open opens the best enforcer that there is for a node, and logs which that is and why not a better one.
-func Open(c boot.Config, log func(format string, args ...any)) sched.Enforcer {
+// Open opens the best enforcer that there is for a node, and says what it lacks: why there is no better one, and what it cannot
+// notice. It may take seconds.
+func Open(c boot.Config, log func(format string, args ...any)) (e sched.Enforcer, lacks []string) {
 	if c.Profile == schedProfile && c.Substrate != "hosted" {
 		e, err := schedext.New(log)
 		if err == nil {
-			log("cores are shared by %s", e.Name())
-			return e
+			return e, nil
 		}
 		log("cores are not shared by sched_ext: %v", err)
+		lacks = []string{fmt.Sprintf("cores shared as profile sched would have it: %v", err)}
 	}
-	e := priority.Open(log)
-	log("cores are shared by %s", e.Name())
-	return e
+	p := priority.Open(log)
+	return p, append(lacks, sched.Lacks(p)...)
 }

@@ -13,6 +13,7 @@ import (
 
 	"margay/kernel/sched"
 	"margay/kernel/slot"
+	"margay/nimble/service"
 )
 
 // core is one core. A thread of its own hears of context switches and of the time.
@@ -24,27 +25,30 @@ type core struct {
 	bell     int // an eventfd: the thread has to look again what to wait for
 	stopped  chan struct{}
 
-	mu       sync.Mutex
-	decision *sched.Core
-	tasks    []*task // in the order of decision
-	policies int
-	active   bool // the core is shared, or there is a policy
-	stops    bool // while it is: by stopping everybody but the chosen task
-	started  bool // the thread
-	closed   bool
-	armed    uint64 // when the timer rings; slot.Infinite: not at all
-	failed   bool   // something has gone wrong and was logged
+	mu        sync.Mutex
+	decision  *sched.Core
+	tasks     []*task      // in the order of decision
+	rings     []*ring      // of tracepoints; nil: tasks have rings of their own
+	strangers map[int]bool // by the numbers of threads: of no task
+	policies  int
+	active    bool // the core is shared, or there is a policy
+	stops     bool // while it is: by stopping everybody but the chosen task
+	apart     bool // while it is: nobody else is on its CPU, not even the node kernel before it left
+	started   bool // the thread
+	closed    bool
+	armed     uint64 // when the timer rings; slot.Infinite: not at all
+	failed    bool   // something has gone wrong and was logged
 }
 
 func newCore(e *Enforcer, number int) (*core, error) {
-	c := &core{enforcer: e, number: number, stopped: make(chan struct{}), armed: slot.Infinite}
+	c := &core{enforcer: e, number: number, stopped: make(chan struct{}), strangers: make(map[int]bool), armed: slot.Infinite}
 	var err error
 	if c.decision, err = sched.NewCore(number, c.meter); err != nil {
 		return nil, err
 	}
-	c.decision.Switched = func(to sched.ID, why string) {
+	c.decision.Switched = func(at uint64, to sched.ID, why string) {
 		if watch := e.watch.Load(); watch != nil {
-			(*watch)(number, to, why)
+			(*watch)(number, at, to, why)
 		}
 	}
 	if c.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
@@ -56,21 +60,13 @@ func newCore(e *Enforcer, number int) (*core, error) {
 	return c, nil
 }
 
-// now is the time as policies see it, in nanoseconds.
-func now() uint64 {
-	var ts unix.Timespec
-	// It cannot fail with this clock.
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	return uint64(ts.Nano())
-}
-
 // meter implements sched.Meter. The caller holds the lock.
 func (c *core) meter(id sched.ID) (ran time.Duration, messages uint32) {
 	t := c.find(id)
 	if t == nil {
 		return 0, 0
 	}
-	return t.ran(), t.messages()
+	return t.ran(), t.Messages(t.told)
 }
 
 func (c *core) find(id sched.ID) *task {
@@ -91,7 +87,7 @@ func (c *core) add(t *task) error {
 		return err
 	}
 	c.tasks = append(c.tasks, t)
-	if err := c.decision.Add(now(), t.ID); err != nil {
+	if err := c.decision.Add(service.Monotonic(), t.ID); err != nil {
 		c.tasks = c.tasks[:len(c.tasks)-1]
 		return err
 	}
@@ -111,7 +107,7 @@ func (c *core) remove(id sched.ID) {
 	}
 	c.check(c.release(t))
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *task) bool { return other == t })
-	c.decision.Remove(now(), id)
+	c.decision.Remove(service.Monotonic(), id)
 	c.update()
 }
 
@@ -119,16 +115,17 @@ func (c *core) setPolicies(policies []*sched.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.policies = len(policies)
-	c.decision.SetPolicies(now(), policies)
+	c.decision.SetPolicies(service.Monotonic(), policies)
 	c.update()
 }
 
 func (c *core) arrived(id sched.ID, waiting uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t := c.find(id); t != nil && c.active {
+	if t := c.find(id); t != nil && c.active && !c.closed {
 		t.told = waiting
-		c.decision.Arrived(now(), id)
+		c.settle(t)
+		c.decision.Arrived(service.Monotonic(), id)
 		c.update()
 	}
 }
@@ -136,6 +133,12 @@ func (c *core) arrived(id sched.ID, waiting uint32) {
 func (c *core) describe() sched.CoreInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.active && !c.closed {
+		for _, t := range c.tasks {
+			c.settle(t)
+		}
+		c.update()
+	}
 	return c.decision.Info()
 }
 
@@ -179,25 +182,32 @@ func (c *core) update() {
 		return
 	}
 	plan := c.decision.Plan()
-	// Who comes is set before who goes, so that nobody else gets the core in between.
-	for i, t := range c.tasks {
-		if i == plan.Run || plan.Hold>>i&1 != 0 {
-			c.enforce(t, plan, i)
+	// Who comes takes the core at once: what else there is to do need not be waited for, and nobody else gets it in between. Who
+	// needs no priority any more is set when the others have stopped.
+	if plan.Run >= 0 && !c.stops && !c.alone(plan) {
+		if t := c.tasks[plan.Run]; !t.at(chosen) {
+			c.check(t.become(waking))
 		}
 	}
-	for i, t := range c.tasks {
-		if i != plan.Run && plan.Hold>>i&1 == 0 {
-			c.enforce(t, plan, i)
+	for _, comes := range []bool{false, true} {
+		for i, t := range c.tasks {
+			if (i == plan.Run) == comes {
+				c.enforce(t, plan, i)
+			}
 		}
 	}
 	c.arm(plan.Next)
 }
 
+// alone reports whether there is nobody to keep the chosen task from running: none waits behind it, as it has the core until
+// something happens, and nobody else is there.
+func (c *core) alone(plan sched.Plan) bool { return c.apart && plan.Next == slot.Infinite }
+
 // enforce gives a task what the plan has for it.
 func (c *core) enforce(t *task, plan sched.Plan, i int) {
 	held := plan.Hold>>i&1 != 0
 	if c.stops {
-		held = held || plan.Run >= 0 && plan.Run != i
+		held = held || plan.Run >= 0 && plan.Run != i && !t.blocked // who waits must be able to wake up
 	}
 	if held != t.held {
 		c.check(t.hold(held))
@@ -206,9 +216,13 @@ func (c *core) enforce(t *task, plan sched.Plan, i int) {
 		return
 	}
 	switch {
+	case i == plan.Run && c.alone(plan):
+		// With a priority the clock of Linux might interrupt it: Linux 7.3 forgets that it had stopped that once its deadline server
+		// has let something else run.
+		c.check(t.become(ordinary))
 	case i == plan.Run:
 		c.check(t.become(chosen))
-	case t.blocked:
+	case t.blocked || held:
 		c.check(t.become(waking))
 	default:
 		c.check(t.become(ready))
@@ -217,6 +231,8 @@ func (c *core) enforce(t *task, plan sched.Plan, i int) {
 
 // leave gives the core's CPU back to the node kernel.
 func (c *core) leave() {
+	closeRings(c.rings)
+	c.rings = nil
 	if !c.stops {
 		c.enforcer.leave(c.cpu)
 	}
@@ -230,6 +246,12 @@ func (c *core) activate() {
 		c.stops = true
 		c.enforcer.log("core %d: whoever is not to run is stopped: with priorities the node kernel would have no CPU left", c.number)
 	}
+	c.apart = !c.enforcer.had(c.cpu)
+	if points := c.enforcer.points; points != nil && !c.stops {
+		var err error
+		c.rings, err = points.listen(c.cpu, c.apart)
+		c.check(err)
+	}
 	for _, t := range c.tasks {
 		c.attach(t)
 	}
@@ -237,32 +259,51 @@ func (c *core) activate() {
 		c.started = true
 		go c.run()
 	}
+	c.ring()
 }
 
 // attach begins to hear of a task.
 func (c *core) attach(t *task) {
+	clear(c.strangers)
 	t.find()
-	if c.enforcer.deaf != nil || c.stops {
+	if !c.hears() {
 		return
 	}
-	if err := t.watch(); err != nil && !errors.Is(err, unix.ESRCH) {
-		c.check(err)
+	if c.rings == nil {
+		if err := t.watch(); err != nil && !errors.Is(err, unix.ESRCH) {
+			c.check(err)
+		}
 	}
 	c.ring()
 	c.settle(t)
 }
 
-// settle tells the decision when a task has begun or ceased to wait. It reports whether it has.
+// hears reports whether it is known who waits.
+func (c *core) hears() bool { return c.enforcer.deaf == nil && !c.stops }
+
+// doze is how much a task may compute that is said to wait, in wake-ups too short to be seen, before it is looked whether it does.
+const doze = 500 * time.Microsecond
+
+// settle tells the decision when a task has begun or ceased to wait. It reports whether it has. One that was woken up on an idle
+// CPU, of which nobody has told, is known by the processor time that it uses.
 func (c *core) settle(t *task) bool {
+	if !c.hears() && !c.stops || t.held {
+		return false
+	}
+	if t.blocked && t.ran()-t.rested > doze {
+		t.find()
+		t.rested = t.ran()
+	}
 	waiting := t.waiting()
-	if t.held || waiting == t.blocked {
+	if waiting == t.blocked {
 		return false
 	}
 	t.blocked = waiting
 	if waiting {
-		c.decision.Block(now(), t.ID)
+		t.rested = t.ran()
+		c.decision.Block(service.Monotonic(), t.ID)
 	} else {
-		c.decision.Wake(now(), t.ID)
+		c.decision.Wake(service.Monotonic(), t.ID)
 	}
 	return true
 }
@@ -272,6 +313,13 @@ func (c *core) ring() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(c.bell, one[:]) // it fails only when it has been rung often enough
+}
+
+// rung reports whether a bell or a timer has rung since it was asked last.
+func rung(fd int) bool {
+	var times [8]byte
+	_, err := unix.Read(fd, times[:])
+	return err == nil
 }
 
 // arm sets the timer.
@@ -291,17 +339,16 @@ func (c *core) arm(next uint64) {
 func (c *core) run() {
 	runtime.LockOSThread() // and never unlocked: the thread ends
 	defer close(c.stopped)
-	if c.enforcer.stops == nil {
-		if err := set(0, above); err != nil {
-			c.enforcer.log("core %d: %v", c.number, err)
-		}
+	if err := soon(); err != nil {
+		c.enforcer.log("core %d: %v", c.number, err)
 	}
+	var fds []unix.PollFd
 	for news := true; ; {
-		fds, timeout := c.waitable(), -1
-		if fds == nil {
+		var timeout int
+		if fds, timeout = c.waitable(fds[:0]); fds == nil {
 			return
 		}
-		if !news {
+		if !news && timeout < 0 {
 			fds, timeout = fds[:always], calm
 		}
 		if _, err := unix.Poll(fds, timeout); err != nil && err != unix.EINTR {
@@ -312,27 +359,38 @@ func (c *core) run() {
 	}
 }
 
-// calm is for how many milliseconds the thread does not hear of context switches after some that meant nothing. Where it runs on
-// a CPU of tasks, the thread itself makes such switches by hearing of them.
+// calm is for how many milliseconds the thread does not hear of threads after something that meant nothing. Where it runs on
+// a CPU of tasks and hears of all context switches, the thread itself makes such by hearing of them.
 const calm = 1
 
 // always is how many descriptors the thread always waits for: the timer and the bell, which come first.
 const always = 2
 
-// waitable is what the thread waits for, nil when the core is closed.
-func (c *core) waitable() []unix.PollFd {
+// glance is how many milliseconds the thread leaves between two looks at what nobody tells of: who waits, where the others are
+// stopped, and whether who waits has been woken up while the CPU was idle.
+const glance = 10
+
+// waitable appends what the thread waits for, and returns nil when the core is closed, and for how many milliseconds.
+func (c *core) waitable(fds []unix.PollFd) (all []unix.PollFd, timeout int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil
+		return nil, 0
 	}
-	fds := []unix.PollFd{{Fd: int32(c.timer), Events: unix.POLLIN}, {Fd: int32(c.bell), Events: unix.POLLIN}}
+	timeout = -1
+	if c.active && c.stops || c.rings != nil && slices.ContainsFunc(c.tasks, func(t *task) bool { return t.blocked && !t.held }) {
+		timeout = glance
+	}
+	fds = append(fds, unix.PollFd{Fd: int32(c.timer), Events: unix.POLLIN}, unix.PollFd{Fd: int32(c.bell), Events: unix.POLLIN})
+	for _, r := range c.rings {
+		fds = append(fds, unix.PollFd{Fd: r.fd(), Events: unix.POLLIN})
+	}
 	for _, t := range c.tasks {
 		if t.ring != nil && !t.ring.over {
 			fds = append(fds, unix.PollFd{Fd: t.ring.fd(), Events: unix.POLLIN})
 		}
 	}
-	return fds
+	return fds, timeout
 }
 
 // happened takes in what there is to know, and reports whether that was anything new. fds say who has nothing to tell any more.
@@ -342,28 +400,68 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 	if c.closed {
 		return true
 	}
-	var counter [8]byte
-	for _, fd := range []int{c.bell, c.timer} {
-		if _, err := unix.Read(fd, counter[:]); err == nil { // that there is something is all that they say
-			news = true
-		}
+	if rung(c.timer) {
+		news, c.armed = true, slot.Infinite // by the clock that policies see it may be a moment early: then it is set again
+	}
+	news = rung(c.bell) || news
+	for _, r := range c.rings {
+		r.read(c.note)
 	}
 	for _, t := range c.tasks {
-		if t.ring == nil {
-			continue
+		if t.ring != nil {
+			t.ring.over = slices.ContainsFunc(fds, func(p unix.PollFd) bool { return p.Fd == t.ring.fd() && p.Revents&unix.POLLHUP != 0 })
+			t.ring.read(func(r record) { t.stale = t.note(r) || t.stale })
 		}
-		t.ring.over = slices.ContainsFunc(fds, func(p unix.PollFd) bool { return p.Fd == t.ring.fd() && p.Revents&unix.POLLHUP != 0 })
-		lost := false
-		t.ring.read(func(r record) { lost = t.note(r) || lost })
-		if lost {
+		if t.stale || c.stops && !t.held {
+			t.stale = false
 			t.find()
 		}
 		news = c.settle(t) || news
 	}
-	c.decision.Tick(now())
+	c.decision.Tick(service.Monotonic())
 	c.update()
 	return news
 }
+
+// note takes in what a tracepoint tells, of whichever thread.
+func (c *core) note(r record) {
+	if r.what == woken {
+		c.wake(r)
+		return
+	}
+	for _, t := range c.tasks {
+		if r.what != begun || t.processes[r.ppid] {
+			t.stale = t.note(r) || t.stale
+		}
+	}
+}
+
+// wake takes in that the thread of a number was woken up. One that began to wait before anybody listened is not known by its
+// number: it has to be looked for.
+func (c *core) wake(r record) {
+	for _, t := range c.tasks {
+		for _, x := range t.threads {
+			if x.number == r.number {
+				x.is(false, r.time)
+				return
+			}
+		}
+	}
+	// It cannot have been woken up twice without having waited here in between, if it is a task's.
+	if c.strangers[r.number] {
+		return
+	}
+	if len(c.strangers) == maxStrangers {
+		clear(c.strangers)
+	}
+	c.strangers[r.number] = true
+	for _, t := range c.tasks {
+		t.stale = true
+	}
+}
+
+// maxStrangers is how many threads of no task are remembered.
+const maxStrangers = 1024
 
 // close gives the tasks back to Linux.
 func (c *core) close() error {

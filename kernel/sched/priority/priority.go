@@ -2,21 +2,26 @@
 // nothing of Linux that an ordinary kernel does not have.
 //
 // The threads of the task that a policy has chosen are of a higher priority than those of tasks that are ready. These are not
-// stopped, so that the core is not idle when the chosen task leaves it. Linux's records of context switches (perf_event_open)
-// tell when a task blocks. A task that waits is of a still higher priority: when it wakes up it gets the core for the moment
-// that it takes to ask the policy, and its first context switch is the news. Held tasks are frozen, by their control group or
-// by SIGSTOP.
+// stopped, so that the core is not idle when the chosen task leaves it. A task that waits is of a still higher priority: when it
+// wakes up it gets the core for the moment that it takes to ask the policy. Held tasks are frozen, by their control group or by
+// SIGSTOP. A chosen task that has the core for ever, on a CPU where nobody else is, needs no priority.
+//
+// Two tracepoints of Linux, filtered by these priorities where others are on the CPU, tell when a task begins to wait and when it
+// is woken up. They tell it away from the core, or when nobody waits for it. Where they cannot be had, records of all context
+// switches (perf_event_open) tell, from the very core at each switch: it is then that a waiting task has to get it first. Linux
+// patches its own code for the first who asks for either, and again behind the last: the enforcer is both, so that no core stops for
+// that while applications run.
 //
 // All of that happens only on a core that several tasks share or for which there is a policy; otherwise a task runs as Linux
 // likes. Linux itself keeps a part for others where they are on the same CPU: what is not real-time gets 5 % of it
-// (the fair server, since Linux 6.12; before, sched_rt_runtime_us leaves 5 % to nobody). That is the host's to change. Of the
-// node kernel only the threads that watch cores are real-time, above the tasks. The others must not be: a thread that reaps
-// a process waits in a loop inside Linux for threads that it would keep from running. They keep away from the CPUs of shared
-// cores.
+// (the fair server, since Linux 6.12; before, sched_rt_runtime_us leaves 5 % to nobody). That is the host's to change. The
+// node kernel itself is not real-time: a thread that reaps a process waits in a loop inside Linux, and one that comes back from a
+// system call now and then in a loop of the Go runtime, for threads that it would keep from running. It keeps away from the CPUs
+// of shared cores.
 //
 // Without the right to give real-time priorities, and on a core whose CPU is the only one that the node kernel has left,
-// everybody but the chosen task is stopped. Then nothing is known of blocking and waking, and the core is idle while the chosen
-// task waits. Lacks or the log says so.
+// everybody but the chosen task is stopped, unless it waits. Then of blocking and waking is known what a look now and then shows,
+// and the core is idle until then. Lacks or the log says so.
 //
 // Locks, outermost first: core.mu guards everything of a core, also while a policy is asked; Enforcer.mu guards the table of
 // cores. Nobody who holds either waits for a goroutine.
@@ -24,6 +29,7 @@ package priority
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"runtime"
@@ -40,10 +46,12 @@ import (
 
 // Enforcer shares cores. It implements sched.Enforcer.
 type Enforcer struct {
-	log   func(format string, args ...any)
-	watch atomic.Pointer[sched.Watcher]
-	stops error // why priorities cannot be had; nil: they can
-	deaf  error // why context switches cannot be seen
+	log    func(format string, args ...any)
+	watch  atomic.Pointer[sched.Watcher]
+	stops  error        // why priorities cannot be had; nil: they can
+	deaf   error        // why context switches cannot be seen
+	points *tracepoints // nil: all context switches are heard of
+	asked  []*os.File   // events that tell nothing, so that there is always somebody who has asked for such
 
 	mu      sync.Mutex
 	cores   map[int]*core
@@ -55,38 +63,59 @@ type Enforcer struct {
 // Open finds out what can be had here.
 func Open(log func(format string, args ...any)) *Enforcer {
 	e := &Enforcer{log: log, cores: make(map[int]*core), tasks: make(map[sched.ID]*core), taken: make(map[int]int)}
-	e.stops = tryPriorities()
-	if e.deaf = e.stops; e.deaf == nil {
-		e.deaf = tryEvents()
+	if e.stops = tryPriorities(); e.stops != nil {
+		e.deaf = e.stops
+	} else {
+		e.askEvents()
 	}
 	return e
+}
+
+// askEvents finds out whether and how context switches can be seen.
+func (e *Enforcer) askEvents() {
+	cpus := allowedCPUs()
+	if len(cpus) == 0 {
+		e.deaf = errors.New("no CPU is known")
+		return
+	}
+	points, err := findTracepoints()
+	if err == nil {
+		e.asked, err = points.ask(cpus[0])
+	}
+	if err == nil {
+		e.points = points
+		return
+	}
+	var f *os.File
+	if f, e.deaf = askSwitches(cpus[0]); e.deaf == nil {
+		e.asked = []*os.File{f}
+		e.log("every context switch of shared cores is heard of, which delays who wakes up: %v", err)
+	}
 }
 
 // tryPriorities finds out whether threads can be given priorities.
 func tryPriorities() error {
 	tried := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends
-		tried <- set(0, ready)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := set(0, ready)
+		if err == nil {
+			err = set(0, ordinary)
+		}
+		tried <- err
 	}()
 	return <-tried
 }
 
-// tryEvents finds out whether context switches can be seen.
-func tryEvents() error {
-	cpus := allowedCPUs()
-	if len(cpus) == 0 {
-		return errors.New("no CPU is known")
+// Watch implements sched.Enforcer.
+func (e *Enforcer) Watch(w sched.Watcher) {
+	if w == nil {
+		e.watch.Store(nil)
+	} else {
+		e.watch.Store(&w)
 	}
-	r, err := openRing(os.Getpid(), cpus[0])
-	if err == nil {
-		r.close()
-	}
-	return err
 }
-
-// Watch has w told of every core that changes hands from now on.
-func (e *Enforcer) Watch(w sched.Watcher) { e.watch.Store(&w) }
 
 // Name implements sched.Enforcer.
 func (e *Enforcer) Name() string {
@@ -101,7 +130,8 @@ func (e *Enforcer) Lacks() map[slot.Why]string {
 	if e.deaf == nil {
 		return nil
 	}
-	return map[slot.Why]string{slot.Block: e.deaf.Error(), slot.Wake: e.deaf.Error()}
+	why := fmt.Sprintf("only every %d ms: %v", glance, e.deaf)
+	return map[slot.Why]string{slot.Block: why, slot.Wake: why}
 }
 
 // Add implements sched.Enforcer.
@@ -190,7 +220,7 @@ func (e *Enforcer) Close() error {
 	for _, c := range cores {
 		errs = append(errs, c.close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, closeAll(e.asked))...)
 }
 
 // allowedCPUs are those that this process may use.
@@ -223,6 +253,13 @@ func (e *Enforcer) take(cpu int) bool {
 	}
 	e.confine(cpu)
 	return true
+}
+
+// had reports whether the node kernel used to be on a CPU.
+func (e *Enforcer) had(cpu int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Contains(e.allowed, cpu)
 }
 
 // leave undoes take.

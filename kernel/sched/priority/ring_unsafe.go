@@ -2,6 +2,7 @@ package priority
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -19,63 +20,140 @@ const (
 	offTail = 1032
 )
 
-// ring is what Linux tells of the threads of a process on one CPU, and of those that they make: when one gets and leaves the
-// processor, begins and ends.
+// ring is what Linux tells: of the threads of a process on one CPU, and of those that they make, when one gets and leaves the
+// processor, begins and ends; or of all threads, when they are at a tracepoint on one CPU.
 type ring struct {
 	files []*os.File // the first one owns the memory
 	cpu   int
 	mem   []byte
 	page  uint64
 	over  bool // the thread has ended, and so have those that it has made
+
+	sample what // what it means to be at the tracepoint
+	thread int  // where the number of the thread is in its record
 }
+
+// what is what Linux tells of a thread.
+type what int
+
+const (
+	other what = iota
+	waits      // it has left the processor, and will not need it until it is woken up
+	runs       // it has got the processor, or left it without having to wait
+	woken      // it does not wait any more; only its number is known
+	begun      // it was made
+	ended
+	lost // something was not recorded
+)
 
 // record is one thing that Linux tells.
 type record struct {
-	kind          uint32 // unix.PERF_RECORD_...
-	flags         uint16 // unix.PERF_RECORD_MISC_...
-	pid, tid      int
-	ppid, parents int // process and thread that made it, of PERF_RECORD_FORK
+	what     what
+	time     uint64 // as service.Monotonic says it
+	pid, tid int
+	ppid     int // the process that made it, of begun
+	number   int // of the thread, as Linux itself counts threads; 0 when the record does not say it
 }
+
+// What all events have.
+const (
+	sampled = unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME
+	bits    = unix.PerfBitSampleIDAll | unix.PerfBitUseClockID
+)
 
 // openRing makes the ring of a thread. It tells nothing of the threads that its process has besides: see follow.
 func openRing(tid, cpu int) (*ring, error) {
-	r := &ring{cpu: cpu, page: uint64(os.Getpagesize())}
-	f, err := openEvents(tid, cpu)
+	f, err := openSwitches(tid, cpu)
 	if err != nil {
 		return nil, err
 	}
-	r.files = append(r.files, f)
+	return mapRing(f, cpu)
+}
+
+// mapRing makes a ring of events.
+func mapRing(f *os.File, cpu int) (*ring, error) {
+	r := &ring{files: []*os.File{f}, cpu: cpu, page: uint64(os.Getpagesize())}
+	var err error
 	if r.mem, err = unix.Mmap(int(f.Fd()), 0, (1+ringPages)*int(r.page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("map context switches of thread %d: %w", tid, err)
+		return nil, errors.Join(fmt.Errorf("map %s: %w", f.Name(), err), f.Close())
 	}
 	return r, nil
 }
 
-// openEvents has Linux record what a thread, and those that it will make, do on a CPU.
-func openEvents(tid, cpu int) (*os.File, error) {
-	attr := unix.PerfEventAttr{
-		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY, Size: unix.PERF_ATTR_SIZE_VER5,
-		Sample_type: unix.PERF_SAMPLE_TID, Wakeup: 1,
-		Bits: unix.PerfBitInherit | unix.PerfBitTask | unix.PerfBitSampleIDAll | unix.PerfBitContextSwitch | unix.PerfBitExcludeKernel |
-			unix.PerfBitWatermark, // in bytes: records of this kind do not count as events
+// switches are the context switches of a thread, and of those that it will make.
+var switches = unix.PerfEventAttr{
+	Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY, Sample_type: sampled,
+	Bits: bits | unix.PerfBitInherit | unix.PerfBitTask | unix.PerfBitContextSwitch | unix.PerfBitExcludeKernel |
+		unix.PerfBitWatermark, // in bytes: records of this kind do not count as events
+}
+
+// openSwitches has Linux record what a thread, and those that it will make, do on a CPU.
+func openSwitches(tid, cpu int) (*os.File, error) {
+	return openEvents(fmt.Sprintf("context switches of thread %d", tid), tid, cpu, switches)
+}
+
+// askSwitches has Linux be ready to record context switches.
+func askSwitches(cpu int) (*os.File, error) {
+	attr := switches
+	attr.Bits |= unix.PerfBitDisabled
+	return openEvents("context switches", os.Getpid(), cpu, attr)
+}
+
+// attr describes the events of a tracepoint.
+func (p tracepoint) attr() unix.PerfEventAttr {
+	return unix.PerfEventAttr{
+		Type: unix.PERF_TYPE_TRACEPOINT, Config: p.id, Sample: 1, Sample_type: sampled | unix.PERF_SAMPLE_RAW, Bits: bits,
 	}
+}
+
+// askPoint has Linux be ready to tell of a tracepoint.
+func askPoint(p tracepoint, cpu int) (*os.File, error) {
+	attr := p.attr()
+	attr.Bits |= unix.PerfBitDisabled
+	return openEvents("a tracepoint", -1, cpu, attr)
+}
+
+// openPoint makes the ring of a tracepoint on a CPU. Where it means that a thread waits, those that begin and end on the CPU are
+// told, too, with the next that is at the tracepoint.
+func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) {
+	attr := p.attr()
+	if means == waits {
+		attr.Bits |= unix.PerfBitTask
+	}
+	f, err := openEvents(fmt.Sprintf("a tracepoint on CPU %d", cpu), -1, cpu, attr)
+	if err != nil {
+		return nil, err
+	}
+	words := append([]byte(filter), 0)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(&words[0]))); errno != 0 {
+		return nil, errors.Join(fmt.Errorf("filter %s by %q: %w", f.Name(), filter, errno), f.Close())
+	}
+	r, err := mapRing(f, cpu)
+	if err != nil {
+		return nil, err
+	}
+	r.sample, r.thread = means, p.thread
+	return r, nil
+}
+
+// openEvents has Linux record events of a thread, or of all for -1, on a CPU. Each of them wakes who waits for it.
+func openEvents(name string, tid, cpu int, attr unix.PerfEventAttr) (*os.File, error) {
+	attr.Size, attr.Clockid, attr.Wakeup = unix.PERF_ATTR_SIZE_VER5, unix.CLOCK_MONOTONIC, 1
 	fd, err := unix.PerfEventOpen(&attr, tid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("watch context switches of thread %d: %w", tid, err)
+		return nil, fmt.Errorf("watch %s: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), "context switches"), nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // follow has the ring tell of another thread too.
 func (r *ring) follow(tid int) error {
-	f, err := openEvents(tid, r.cpu)
+	f, err := openSwitches(tid, r.cpu)
 	if err != nil {
 		return err
 	}
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.PERF_EVENT_IOC_SET_OUTPUT, int(r.files[0].Fd())); err != nil {
-		f.Close()
-		return fmt.Errorf("watch context switches of thread %d: %w", tid, err)
+		return errors.Join(fmt.Errorf("watch %s: %w", f.Name(), err), f.Close())
 	}
 	r.files = append(r.files, f)
 	return nil
@@ -88,7 +166,7 @@ func (r *ring) fd() int32 { return int32(r.files[0].Fd()) }
 func (r *ring) read(f func(record)) {
 	head := atomic.LoadUint64((*uint64)(unsafe.Pointer(&r.mem[offHead])))
 	tail := binary.LittleEndian.Uint64(r.mem[offTail:])
-	var b [64]byte
+	var b [128]byte
 	for tail < head {
 		n := r.copyOut(b[:8], tail)
 		size := binary.LittleEndian.Uint16(b[6:])
@@ -97,7 +175,7 @@ func (r *ring) read(f func(record)) {
 			break
 		}
 		n += r.copyOut(b[n:min(int(size), len(b))], tail+8)
-		f(parse(b[:n]))
+		f(r.parse(b[:n]))
 		tail += uint64(size)
 	}
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&r.mem[offTail])), tail)
@@ -113,21 +191,28 @@ func (r *ring) copyOut(b []byte, at uint64) int {
 }
 
 // parse reads a record. What is not there is zero.
-func parse(b []byte) record {
-	word := func(at int) int {
-		if at+4 > len(b) {
-			return 0
+func (r *ring) parse(b []byte) record {
+	var whole [192]byte
+	copy(whole[:], b)
+	word := func(at int) int { return int(int32(binary.LittleEndian.Uint32(whole[at:]))) }
+	time := func(at int) uint64 { return binary.LittleEndian.Uint64(whole[at:]) }
+	switch word(0) {
+	case unix.PERF_RECORD_SAMPLE: // pid, tid, time, size of what follows
+		return record{what: r.sample, pid: word(8), tid: word(12), time: time(16), number: word(28 + r.thread)}
+	case unix.PERF_RECORD_SWITCH: // pid, tid, time
+		s := record{what: runs, pid: word(8), tid: word(12), time: time(16)}
+		if misc := binary.LittleEndian.Uint16(b[4:]); misc&unix.PERF_RECORD_MISC_SWITCH_OUT != 0 && misc&unix.PERF_RECORD_MISC_SWITCH_OUT_PREEMPT == 0 {
+			s.what = waits
 		}
-		return int(int32(binary.LittleEndian.Uint32(b[at:])))
+		return s
+	case unix.PERF_RECORD_FORK: // pid, ppid, tid, ptid, time
+		return record{what: begun, pid: word(8), ppid: word(12), tid: word(16), time: time(24)}
+	case unix.PERF_RECORD_EXIT:
+		return record{what: ended, pid: word(8), tid: word(16), time: time(24)}
+	case unix.PERF_RECORD_LOST, unix.PERF_RECORD_THROTTLE, unix.PERF_RECORD_UNTHROTTLE:
+		return record{what: lost}
 	}
-	r := record{kind: uint32(word(0)), flags: binary.LittleEndian.Uint16(b[4:])}
-	switch r.kind {
-	case unix.PERF_RECORD_SWITCH: // sample_id
-		r.pid, r.tid = word(8), word(12)
-	case unix.PERF_RECORD_FORK, unix.PERF_RECORD_EXIT: // pid, ppid, tid, ptid
-		r.pid, r.ppid, r.tid, r.parents = word(8), word(12), word(16), word(20)
-	}
-	return r
+	return record{}
 }
 
 func (r *ring) close() {

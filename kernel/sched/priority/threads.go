@@ -4,16 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/sched"
+	"margay/kernel/usage"
+	"margay/nimble/service"
 )
 
 // level is the real-time priority of a task's threads, or ordinary.
@@ -21,14 +21,14 @@ type level uint32
 
 // The levels. They are of SCHED_RR, not of SCHED_FIFO, so that the threads of one task do not shut each other out.
 const (
-	unknown  level = 1<<32 - 1
-	ordinary level = 0 // as Linux likes
-	ready    level = 1 // it has the core only when those above leave it
-	chosen   level = 2
-	// waking is for who waits for something: when it wakes up it gets the core at once, which is how that is noticed.
+	unknown   level = 1<<32 - 1
+	inherited level = 1<<32 - 2 // from the thread that made it, whichever that was
+	ordinary  level = 0         // as Linux likes
+	ready     level = 1         // it has the core only when those above leave it
+	chosen    level = 2
+	// waking is for who waits for something, who gets the core at once when it wakes up, and for who is given the core. It is for who
+	// has been told to stop, too, which is done as soon as it runs.
 	waking level = 3
-	// above is for threads of the node kernel.
-	above level = 4
 )
 
 // set gives a thread a level. One that has ended is no error.
@@ -43,6 +43,19 @@ func set(tid int, l level) error {
 	return nil
 }
 
+// slice is how long a thread of the node kernel that watches a core wants to have a CPU at a time, the least that Linux offers.
+const slice = 100 * time.Microsecond
+
+// soon has the calling thread come before other ordinary ones when it wakes up, since Linux 6.12, which prefers those who ask
+// for less at a time. A priority would have the thread wait, in loops of the Go runtime, for others that it keeps from running.
+func soon() error {
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Runtime: uint64(slice)}
+	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+		return fmt.Errorf("set slice of %v: %w", slice, err)
+	}
+	return nil
+}
+
 // task is a task on its core.
 type task struct {
 	sched.Task
@@ -50,17 +63,11 @@ type task struct {
 	processes map[int]bool
 	spent     time.Duration // processor time when its processes were looked at last
 	blocked   bool          // as the decision has been told
+	rested    time.Duration // spent, when it was found to wait
 	held      bool
 	told      uint32 // messages that wait for it, as Arrived has told last
-	ring      *ring
-}
-
-// messages returns how many messages wait for the task.
-func (t *task) messages() uint32 {
-	if t.Waiting != nil {
-		return t.Waiting()
-	}
-	return t.told
+	ring      *ring  // nil: its core hears of it
+	stale     bool   // its threads have to be looked for again
 }
 
 // thread is one thread of a task.
@@ -68,50 +75,39 @@ type thread struct {
 	process int
 	level   level
 	blocked bool
+	since   uint64 // of when that is known; what is told of the time before is not news
+	number  int    // as Linux itself counts threads; 0 until a tracepoint has told
+}
+
+// is notes what Linux has told.
+func (x *thread) is(blocked bool, time uint64) {
+	if time > x.since {
+		x.blocked, x.since = blocked, time
+	}
 }
 
 // find looks for the threads of the task and of the processes that it has made.
 func (t *task) find() {
+	known := t.threads
 	t.threads, t.processes = make(map[int]*thread), make(map[int]bool)
-	t.findProcess(t.PID)
-}
-
-func (t *task) findProcess(pid int) {
-	if t.processes[pid] {
-		return
-	}
-	dir := fmt.Sprintf("/proc/%d/task", pid)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return // it has ended
-	}
-	t.processes[pid] = true
-	for _, entry := range entries {
-		tid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
+	for _, found := range sched.Threads(t.PID) {
+		x := &thread{process: found.Process, level: unknown, since: service.Monotonic(), blocked: sleeps(found)}
+		if was := known[found.ID]; was != nil && was.process == x.process {
+			x.level, x.number = was.level, was.number
 		}
-		t.threads[tid] = &thread{process: pid, level: unknown, blocked: waits(filepath.Join(dir, entry.Name(), "stat"))}
-		children, err := os.ReadFile(filepath.Join(dir, entry.Name(), "children"))
-		if err != nil {
-			continue
-		}
-		for _, child := range strings.Fields(string(children)) {
-			if pid, err := strconv.Atoi(child); err == nil {
-				t.findProcess(pid)
-			}
-		}
+		t.threads[found.ID], t.processes[x.process] = x, true
 	}
 }
 
-// waits reports whether a thread waits for something, from its line in proc(5).
-func waits(path string) bool {
-	text, err := os.ReadFile(path)
+// sleeps reports whether a thread does not want the core, from its line in proc(5): it waits for something, was stopped, or has
+// ended and nobody has asked how.
+func sleeps(x sched.Thread) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", x.Process, x.ID))
 	if err != nil {
 		return false
 	}
 	_, rest, ok := bytes.Cut(text, []byte(") "))
-	return ok && len(rest) > 0 && (rest[0] == 'S' || rest[0] == 'D')
+	return ok && len(rest) > 0 && rest[0] != 'R'
 }
 
 // watch opens the ring that tells of the task's threads.
@@ -139,23 +135,27 @@ func (t *task) unwatch() {
 	}
 }
 
-// note takes in what Linux tells. It reports whether something is lost.
-func (t *task) note(r record) (lost bool) {
-	switch r.kind {
-	case unix.PERF_RECORD_SWITCH:
+// note takes in what Linux tells. It reports whether that is not all, so that it has to be looked again.
+func (t *task) note(r record) (incomplete bool) {
+	switch r.what {
+	case waits, runs:
 		if x := t.threads[r.tid]; x != nil {
-			x.blocked = r.flags&unix.PERF_RECORD_MISC_SWITCH_OUT != 0 && r.flags&unix.PERF_RECORD_MISC_SWITCH_OUT_PREEMPT == 0
+			x.is(r.what == waits, r.time)
+			incomplete = x.number != r.number // it may have been woken up before that was known
+			x.number = r.number
 		}
-	case unix.PERF_RECORD_FORK:
-		t.threads[r.tid] = &thread{process: r.pid, level: unknown}
+	case begun:
+		t.threads[r.tid] = &thread{process: r.pid, level: inherited, since: r.time}
 		t.processes[r.pid] = true
-	case unix.PERF_RECORD_EXIT:
-		delete(t.threads, r.tid)
-		t.forget(r.pid)
-	case unix.PERF_RECORD_LOST:
-		return true
+	case ended:
+		if t.threads[r.tid] != nil {
+			delete(t.threads, r.tid)
+			t.forget(r.pid)
+		}
+	case lost:
+		incomplete = true
 	}
-	return false
+	return incomplete
 }
 
 // forget notes the end of a process when none of its threads is left.
@@ -183,11 +183,23 @@ func (t *task) become(l level) error {
 	var errs []error
 	for tid, x := range t.threads {
 		if x.level != l {
+			// Of a thread without a level tracepoints have not told.
+			t.stale = t.stale || x.level == unknown
 			x.level = l
 			errs = append(errs, set(tid, l))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// at reports whether a thread of the task has a level.
+func (t *task) at(l level) bool {
+	for _, x := range t.threads {
+		if x.level == l {
+			return true
+		}
+	}
+	return false
 }
 
 // hold keeps the task off the core, or lets it go on, from where it was.
@@ -199,28 +211,10 @@ func (t *task) hold(held bool) error {
 		}
 		t.blocked = false
 	}
-	if t.Group != "" {
-		word := "0"
-		if held {
-			word = "1"
-		}
-		err := os.WriteFile(filepath.Join(t.Group, "cgroup.freeze"), []byte(word), 0)
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			return nil // it has ended, or done
-		}
+	if err := t.Stop(held, slices.Collect(maps.Keys(t.processes))...); err != nil {
 		return fmt.Errorf("job %d rank %d: %w", t.Job, t.Rank, err)
 	}
-	sig := unix.SIGCONT
-	if held {
-		sig = unix.SIGSTOP
-	}
-	var errs []error
-	for pid := range t.processes {
-		if err := unix.Kill(pid, sig); err != nil && err != unix.ESRCH {
-			errs = append(errs, fmt.Errorf("job %d rank %d: %v of process %d: %w", t.Job, t.Rank, sig, pid, err))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // ran returns how much processor time the task has had. What a process of it had that has ended may be missing.
@@ -230,9 +224,8 @@ func (t *task) ran() time.Duration {
 	}
 	var sum time.Duration
 	for pid := range t.processes {
-		var ts unix.Timespec
-		if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err == nil { // the processor time clock of a process
-			sum += time.Duration(ts.Nano())
+		if cpu, err := usage.CPU(pid); err == nil {
+			sum += cpu
 		}
 	}
 	t.spent = max(t.spent, sum)

@@ -9,7 +9,9 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
+	"margay/kernel/sched"
 	"margay/kernel/slot"
+	"margay/nimble/service"
 )
 
 // listen does what the skeleton asks for until the enforcer is closed.
@@ -51,9 +53,15 @@ func (e *Enforcer) heard(ev event) func() {
 		switch p := c.chain.judged(ev.Epoch, ev.Who); {
 		case ev.Kind == eventHold:
 			e.hold(c)
+		case ev.Kind == eventSwitch:
+			e.switched(c, ev)
+		case ev.Kind == eventLeft:
+			return e.left(c, ev)
 		case p == nil: // it has been replaced meanwhile
 		case ev.Kind == eventFault:
-			return func() { p.Fault(nonsense(ev)) }
+			return func() { p.Fault(sched.Check(slot.Verdict(ev.Answer), int(ev.Count), ev.Hold)) }
+		case ev.Kind == eventSlow:
+			return func() { p.Fault(fmt.Errorf("it worked for %v", time.Duration(ev.Answer))) }
 		case ev.Kind == eventRescue:
 			return e.rescued(c, p, ev)
 		}
@@ -61,29 +69,42 @@ func (e *Enforcer) heard(ev event) func() {
 	return nil
 }
 
-// nonsense says what is wrong with an answer.
-func nonsense(ev event) error {
-	if ev.Answer >= uint64(ev.Count) {
-		return fmt.Errorf("it chose task %d of %d", ev.Answer, ev.Count)
+// left puts a thread back that has taken itself another scheduling policy of Linux's. It comes back when it is one of its task's still.
+func (e *Enforcer) left(c *core, ev event) func() {
+	t, tid := c.task(ev.Serial), int(ev.Answer)
+	if t == nil || e.broken != nil {
+		return nil
 	}
-	return fmt.Errorf("it chose task %d, which it holds", ev.Answer)
+	var owner identity
+	if err := e.skeleton.collection.Maps["threads"].Lookup(int32(tid), &owner); err != nil || owner != t.owner {
+		return nil
+	}
+	back, err := putBack(tid)
+	e.report(t, err)
+	if !back || t.Refuse == nil {
+		return nil
+	}
+	return func() { t.Refuse(errLeft) }
 }
+
+// errLeft is what a task is refused that does not want to share its core.
+var errLeft = errors.New("a thread of it took another scheduling policy, and was given back to the scheduler of its core")
 
 // rescued has the policy that has let a task starve answer for it.
 func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
 	name := "a task"
-	for _, t := range c.order {
-		if t.owner.Serial == ev.Serial {
-			name = fmt.Sprintf("job %d rank %d", t.Job, t.Rank)
-		}
+	if t := c.task(ev.Serial); t != nil {
+		name = fmt.Sprintf("job %d rank %d", t.Job, t.Rank)
 	}
 	p.rescues++
 	err := fmt.Errorf("%s was ready and not held, and had to wait for %v", name, floor)
-	if p.rescues == maxRescues {
-		err = fmt.Errorf("%w: that was the case %d times, and it decides no more on core %d", err, maxRescues, c.number)
-		e.running.Go(func() { e.takeOut(c, p) })
+	switch {
+	case p.rescues < sched.RescueLimit:
+		return func() { p.Fault(err) }
+	case p.rescues == sched.RescueLimit:
+		return func() { p.Remove(sched.Starved(err)) }
 	}
-	return func() { p.Fault(err) }
+	return nil
 }
 
 // hold stops the processes that are to be held on a core, and has the others go on. The caller holds the lock.
@@ -136,12 +157,18 @@ func (e *Enforcer) watch() {
 			}
 		}
 		e.mu.Unlock()
+		if e.loading.TryLock() { // or at the next time
+			for _, l := range e.loaded {
+				l.tell()
+			}
+			e.loading.Unlock()
+		}
 	}
 }
 
 // starves reports whether a task of a core has waited for too long.
 func (e *Enforcer) starves(c *core) bool {
-	state, now := e.skeleton.core(c.cpu), monotonic()
+	state, now := e.skeleton.core(c.cpu), service.Monotonic()
 	for _, t := range c.order {
 		p := &state.Places[t.place]
 		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(floor) {

@@ -4,6 +4,7 @@ package schedext
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,8 +24,10 @@ import (
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
 	"margay/kernel/sched"
+	"margay/kernel/sched/schedtest"
 	"margay/kernel/slot"
 	"margay/nimble"
+	"margay/nimble/engine/list"
 	"margay/nimble/isa"
 	"margay/nimble/object"
 	"margay/nimble/service"
@@ -40,6 +43,7 @@ func TestMain(m *testing.M) {
 		play(role)
 		return
 	}
+	schedtest.Main()
 	os.Exit(m.Run())
 }
 
@@ -55,6 +59,13 @@ func play(role string) {
 			go spin()
 		}
 		spin()
+	case "leave": // takes a scheduling policy before which all others have to wait
+		runtime.LockOSThread()
+		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		}
+		if err := setPolicy(0, unix.SCHED_NORMAL); err == nil {
+			spin()
+		}
 	case "blink": // computes and waits in turns
 		for {
 			for end := time.Now().Add(5 * time.Millisecond); time.Now().Before(end); {
@@ -77,7 +88,10 @@ type rig struct {
 	mu   sync.Mutex
 	said []string
 
-	faults []error
+	faults  []error
+	refused []string
+	runs    uint64
+	took    time.Duration
 }
 
 func newRig(t *testing.T) *rig {
@@ -154,11 +168,18 @@ func (r *rig) start(role string, rank uint32) *process {
 		os.WriteFile(filepath.Join(group, "cgroup.freeze"), []byte("0"), 0)
 		p.Wait()
 	})
-	task := sched.Task{ID: p.id, Core: cpu, CPU: cpu, PID: p.Process.Pid, Process: os.NewFile(uintptr(pidfd), "pidfd"), Group: group}
+	task := sched.Task{Refuse: p.refuse, ID: p.id, Core: cpu, CPU: cpu, PID: p.Process.Pid, Process: os.NewFile(uintptr(pidfd), "pidfd"), Group: group}
 	if err := r.e.Add(task); err != nil {
 		r.t.Fatal(err)
 	}
 	return p
+}
+
+// refuse notes what the process was refused.
+func (p *process) refuse(err error) {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	p.r.refused = append(p.r.refused, fmt.Sprintf("rank %d: %v", p.id.Rank, err))
 }
 
 // ran returns how much processor time a process has had, as Linux counts it.
@@ -215,6 +236,12 @@ func (r *rig) policy(file []byte, variables map[string]any) *sched.Policy {
 		defer r.mu.Unlock()
 		r.faults = append(r.faults, err)
 	}
+	p.Remove = func(why string) { p.Fault(errors.New(why)) }
+	p.Ran = func(runs uint64, took time.Duration) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.runs, r.took = r.runs+runs, r.took+took
+	}
 	return p
 }
 
@@ -252,22 +279,38 @@ func (r *rig) noFaults() {
 	}
 }
 
-// TestShares has two processes follow one policy after the other. None is detached in between.
-func TestShares(t *testing.T) {
-	r := newRig(t)
-	r.set(r.policy(weighted.Object, map[string]any{"weight0": uint32(3), "weight1": uint32(1)}))
-	a, b := r.start("spin", 0), r.start("spin", 1)
-	follows(t, "weighted", 0.75, a, b)
-	r.set(r.policy(roundrobin.Object, nil))
-	follows(t, "round robin", 0.5, a, b)
-	r.set()
-	follows(t, "turns again", 0.5, a, b)
-	// Time that the host of the guest takes is charged to whoever runs. weighted may have others wait for long then, so faults count
-	// for nothing here.
-	if len(r.said) > 0 {
-		t.Errorf("log %q", r.said)
+// TestSuite is what every enforcer must do.
+func TestSuite(t *testing.T) {
+	schedtest.Run(t, schedtest.Config{
+		Open: func(t testing.TB) sched.Enforcer {
+			e, err := New(t.Logf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		},
+		Engine: list.Automatic(), CPU: cpu, Group: schedtest.Group, Watchdog: 31 * time.Second, Tolerance: 0.05,
+		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
+		Abandon: func(e sched.Enforcer) { abandon(t, e.(*Enforcer)) },
+		Refusal: "sched_ext does not take it",
+	})
+}
+
+// abandon closes what Linux would close when the node kernel is killed, and gives nothing back.
+func abandon(t *testing.T, e *Enforcer) {
+	e.mu.Lock()
+	e.closed = true
+	close(e.done)
+	err := e.skeleton.detach()
+	e.skeleton.wake()
+	e.mu.Unlock()
+	e.running.Wait()
+	for _, c := range e.cores {
+		err = errors.Join(err, e.drop(c.chain))
 	}
-	t.Logf("%+v", r.e.Cores())
+	if err := errors.Join(err, e.skeleton.Close()); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestHold has a process keep the core for longer than Linux's watchdog would let others wait.
@@ -275,7 +318,13 @@ func TestHold(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
 	follows(t, "turns", 0.5, a, b)
-	r.set(r.policy(infinite.Object, nil))
+	endless := r.policy(infinite.Object, nil)
+	r.set(endless)
+	chain := r.e.cores[cpu].chain
+	r.set(endless)
+	if r.e.cores[cpu].chain != chain {
+		t.Error("a policy that is there was given to Linux again")
+	}
 	time.Sleep(time.Second)
 	before := interrupts()
 	shares := during(35*time.Second, a, b)
@@ -348,20 +397,48 @@ func TestNonsense(t *testing.T) {
 	r.set(r.assembled("stdw [r1+32], 3", "mov r0, 1", "exit"))
 	until(t, "task 1 held", r.blamed("it chose task 1, which it holds"))
 	follows(t, "with more nonsense", 0.5, a, b)
+	// What a policy writes into its context does not change what it is told.
+	r.set(r.assembled("stw [r1+8], 8", "mov r0, 5", "exit"))
+	until(t, "task 5 of 2", r.blamed("it chose task 5 of 2"))
 	// The next one of the chain is asked, and the first that has an opinion decides.
 	r.set(r.assembled("lddw r0, 0xffffffffffffffff", "exit"), r.assembled("mov r0, 255", "exit"),
 		r.assembled("mov r0, 1", "exit"))
 	follows(t, "chain", 0.005, a, b)
+	// An answer is a number: addresses of Linux's are not shown to anybody.
+	r.set(r.assembled("mov r0, r10", "exit"))
+	until(t, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))
 }
 
-// TestStarvation has a policy that lets a task wait and does not hold it: the floor helps, and the policy loses its place.
-func TestStarvation(t *testing.T) {
+// TestSlow has a policy that works for too long, as far as Linux lets it: tasks take turns all the same, and somebody hears of it.
+func TestSlow(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
-	r.set(r.assembled("mov r0, 0", "exit"))
-	until(t, "a fault", r.blamed("had to wait for 2s"))
-	until(t, "the last fault", r.blamed("decides no more on core 1"))
+	work := slices.Repeat([]string{"call 5"}, 12<<10) // the time
+	r.set(r.assembled(append(work, "mov r0, 255", "exit")...))
+	until(t, "a fault", r.blamed("it worked for "))
+	r.set()
 	follows(t, "turns", 0.5, a, b)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.Logf("%d runs took %v", r.runs, r.took)
+	if r.runs < 4 || r.took < time.Duration(r.runs)*500*time.Microsecond {
+		t.Errorf("%d runs took %v", r.runs, r.took)
+	}
+}
+
+// TestLeave has a process that wants to be none of sched_ext's any more.
+func TestLeave(t *testing.T) {
+	r := newRig(t)
+	a, b := r.start("spin", 0), r.start("leave", 1)
+	until(t, "a refusal", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.refused) > 0
+	})
+	follows(t, "after it was put back", 0.5, a, b)
+	if want := "rank 1: " + errLeft.Error(); len(r.refused) != 1 || r.refused[0] != want {
+		t.Errorf("refused: %q, want %q once", r.refused, want)
+	}
 }
 
 // TestBlocking has processes that wait now and then, and some with many threads.
@@ -399,6 +476,10 @@ func TestEviction(t *testing.T) {
 	r := newRig(t)
 	evict := func(n int) {
 		t.Helper()
+		until(t, "attached", func() bool { // again, which it is not yet when the log has the end before
+			state, err := os.ReadFile("/sys/kernel/sched_ext/state")
+			return err == nil && string(state) == "enabled\n"
+		})
 		if err := os.WriteFile("/proc/sysrq-trigger", []byte("S"), 0); err != nil {
 			t.Fatal(err)
 		}

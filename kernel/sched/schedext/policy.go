@@ -1,9 +1,11 @@
 package schedext
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -23,8 +25,24 @@ type loaded struct {
 	part   *linux.Part
 	shared []*linux.Map         // by index; nil where each core has its own
 	own    map[int][]*linux.Map // those, by core
-	kept   map[int]*ebpf.Map    // struct keep, by core
+	kept   map[int]*keeping     // by core
 	users  int                  // chains that it is in
+	runs   uint64               // that were told of
+	time   time.Duration        // that these took
+}
+
+// tell tells of the runs since it was called last. The caller holds loading.
+func (l *loaded) tell() {
+	var runs uint64
+	var took time.Duration
+	for _, k := range l.kept {
+		runs += k.all[0].Runs
+		took += time.Duration(k.all[0].Time)
+	}
+	if runs != l.runs {
+		l.Ran(runs-l.runs, took-l.time)
+		l.runs, l.time = runs, took
+	}
 }
 
 // judged is a policy in a chain and what became of its tasks.
@@ -40,6 +58,14 @@ type chain struct {
 	program *ebpf.Program
 }
 
+// has reports whether these policies are the chain.
+func (c *chain) has(policies []*sched.Policy) bool {
+	if c == nil {
+		return len(policies) == 0
+	}
+	return slices.EqualFunc(c.list, policies, func(j *judged, p *sched.Policy) bool { return j.Handle == p.Handle })
+}
+
 // judged returns the policy that an event is about, nil if it has been replaced.
 func (c *chain) judged(epoch, who uint32) *judged {
 	if c == nil || c.epoch != epoch || int(who) >= len(c.list) {
@@ -48,15 +74,7 @@ func (c *chain) judged(epoch, who uint32) *judged {
 	return c.list[who]
 }
 
-func (c *chain) policy(epoch, who uint32) *sched.Policy {
-	if p := c.judged(epoch, who); p != nil {
-		return p.Policy
-	}
-	return nil
-}
-
-// SetPolicies implements sched.Enforcer. When Linux does not take one of them, the error says why, and those that were there before
-// go on.
+// SetPolicies implements sched.Enforcer. After an error those that were there before go on.
 func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
@@ -77,8 +95,12 @@ func (e *Enforcer) coreFor(number int) (*core, error) {
 	return e.core(number), nil
 }
 
-// setPolicies does what SetPolicies does. The caller holds loading.
+// setPolicies does what SetPolicies does. Those that decide already are not given to Linux again, which takes long. The caller holds
+// loading.
 func (e *Enforcer) setPolicies(c *core, policies []*sched.Policy) error {
+	if c.chain.has(policies) {
+		return nil
+	}
 	next, err := e.chain(c, policies)
 	if err != nil {
 		return fmt.Errorf("sched_ext: core %d: %w", c.number, err)
@@ -109,39 +131,21 @@ func (e *Enforcer) replace(c *core, next *chain) (last *chain, err error) {
 		c.chain = last
 		return nil, err
 	}
+	e.count(c)
 	e.signal(c, changed)
 	return last, nil
 }
 
-// takeOut has a policy decide no more on a core.
-func (e *Enforcer) takeOut(c *core, p *judged) {
-	e.loading.Lock()
-	defer e.loading.Unlock()
-	if c.chain == nil || !slices.Contains(c.chain.list, p) {
-		return // somebody else was faster
-	}
-	var rest []*sched.Policy
-	for _, j := range c.chain.list {
-		if j != p {
-			rest = append(rest, j.Policy)
-		}
-	}
-	if err := e.setPolicies(c, rest); err != nil {
-		e.log("take out policy %q: %v", p.Name, err)
-	}
-}
-
-// chain gives policies to Linux, as the chain of a core. Without policies there is none. The caller holds loading.
+// chain gives policies to Linux, as the chain of a core. Those that it does not take are removed; without policies there is none. The
+// caller holds loading.
 func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
-	if len(policies) == 0 {
-		return nil, nil
-	}
 	e.epoch++
 	next := &chain{epoch: e.epoch}
 	for _, p := range policies {
 		l, err := e.load(p, c.number)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("policy %q: %w", p.Name, err), e.drop(next))
+			refuse(p, err)
+			continue
 		}
 		l.users++
 		j := &judged{loaded: l}
@@ -152,11 +156,24 @@ func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 		}
 		next.list = append(next.list, j)
 	}
-	if err := e.build(next, c.number); err != nil {
-		return nil, errors.Join(err, e.drop(next))
+	for len(next.list) > 0 {
+		err := e.build(next, c.number)
+		if err == nil {
+			return next, nil
+		}
+		// The others have been taken before.
+		newest := slices.MaxFunc(next.list, func(a, b *judged) int { return cmp.Compare(a.Handle, b.Handle) })
+		refuse(newest.Policy, err)
+		next.list = slices.DeleteFunc(next.list, func(j *judged) bool { return j == newest })
+		if err := e.unuse(newest); err != nil {
+			return nil, errors.Join(err, e.drop(next))
+		}
 	}
-	return next, nil
+	return nil, nil
 }
+
+// refuse has a policy removed that Linux does not take.
+func refuse(p *sched.Policy, err error) { p.Remove(fmt.Sprintf("sched_ext does not take it: %v", err)) }
 
 // drop forgets a chain, and policies that are in none then. The caller holds loading.
 func (e *Enforcer) drop(c *chain) error {
@@ -168,12 +185,18 @@ func (e *Enforcer) drop(c *chain) error {
 		errs = append(errs, c.program.Close())
 	}
 	for _, j := range c.list {
-		if j.users--; j.users == 0 {
-			delete(e.loaded, j.Handle)
-			errs = append(errs, j.close())
-		}
+		errs = append(errs, e.unuse(j))
 	}
 	return errors.Join(errs...)
+}
+
+// unuse forgets a policy that is in one chain less, if that was the last. The caller holds loading.
+func (e *Enforcer) unuse(j *judged) error {
+	if j.users--; j.users > 0 {
+		return nil
+	}
+	delete(e.loaded, j.Handle)
+	return j.close()
 }
 
 // load gives what a policy has on a core to Linux.
@@ -191,7 +214,7 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 		if err != nil {
 			return nil, err
 		}
-		l = &loaded{Policy: p, part: part, own: make(map[int][]*linux.Map), kept: make(map[int]*ebpf.Map)}
+		l = &loaded{Policy: p, part: part, own: make(map[int][]*linux.Map), kept: make(map[int]*keeping)}
 		l.shared = make([]*linux.Map, len(part.Program().Maps()))
 	}
 	if l.kept[core] == nil {
@@ -208,8 +231,11 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 
 // enter makes what a policy needs on one more core.
 func (l *loaded) enter(core int) error {
-	own := make([]*linux.Map, len(l.shared))
-	l.own[core] = own
+	own := l.own[core] // something, where this has failed before
+	if own == nil {
+		own = make([]*linux.Map, len(l.shared))
+		l.own[core] = own
+	}
 	for i, spec := range l.part.Program().Maps() {
 		at := &l.shared[i]
 		if spec.Kind == state.PerCore {
@@ -225,11 +251,11 @@ func (l *loaded) enter(core int) error {
 		}
 		*at = m
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "kept", Type: ebpf.Array, KeySize: 4, ValueSize: keepSize, MaxEntries: 1})
+	k, err := newKeeping()
 	if err != nil {
-		return fmt.Errorf("make map: %w", err)
+		return err
 	}
-	l.kept[core] = m
+	l.kept[core] = k
 	return nil
 }
 
@@ -259,6 +285,7 @@ func (l *loaded) maps(core int) []*linux.Map {
 // close gives what the maps of a trusted policy hold back to the memory that they come from, and forgets them. What others hold may
 // be addresses of Linux's, and ranks can see that memory.
 func (l *loaded) close() error {
+	l.tell()
 	var errs []error
 	give := func(i, core int, m *linux.Map) {
 		if m == nil {
@@ -277,8 +304,8 @@ func (l *loaded) close() error {
 			give(i, core, m)
 		}
 	}
-	for _, m := range l.kept {
-		errs = append(errs, m.Close())
+	for _, k := range l.kept {
+		errs = append(errs, k.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -32,6 +32,7 @@ struct sched_ext_entity {
 };
 
 struct task_struct {
+	unsigned int flags;
 	int pid;
 	struct sched_ext_entity scx;
 };
@@ -53,6 +54,7 @@ struct sched_ext_ops {
 	void (*dispatch)(__s32 cpu, struct task_struct *prev);
 	void (*running)(struct task_struct *p);
 	void (*stopping)(struct task_struct *p, bool runnable);
+	void (*disable)(struct task_struct *p);
 	__s32 (*init_task)(struct task_struct *p, void *args);
 	void (*exit_task)(struct task_struct *p, void *args);
 	__s32 (*init)(void);
@@ -66,6 +68,7 @@ struct sched_ext_ops {
 #define SCX_OPS_SWITCH_PARTIAL (1ull << 3)
 #define SCX_OPS_ENQ_MIGRATION_DISABLED (1ull << 4)
 #define SCX_TASK_QUEUED 1u
+#define PF_EXITING 4u
 #define SCX_KICK_PREEMPT 2ull
 #define SCX_SLICE_INF (~0ull)
 

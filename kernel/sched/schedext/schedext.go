@@ -25,6 +25,8 @@
 // Linux takes sched_ext away from a scheduler that makes an error or lets a thread wait for 30 seconds. Tasks then run on Linux's
 // default scheduler. The reason is logged and the skeleton attached anew, maxEvictions times.
 //
+// It ends it as well when the node kernel is killed. The next one adds the tasks anew, those that were stopped too.
+//
 // Locks, in this order: Enforcer.loading is held while chains of policies are made and forgotten, which takes long;
 // Enforcer.mu guards all tables. Policies are told of faults without either.
 package schedext
@@ -39,12 +41,8 @@ import (
 	"margay/kernel/slot"
 )
 
-const (
-	// floor is how long a task that is ready and not held may have to wait.
-	floor = sched.Floor
-	// maxRescues is how many turns from the floor cost a policy its place on a core.
-	maxRescues = sched.RescueLimit
-)
+// floor is how long a task that is ready and not held may have to wait.
+const floor = sched.Floor
 
 // maxEvictions is how often Linux may end the skeleton before it is not attached again.
 const maxEvictions = 3
@@ -62,10 +60,12 @@ type Enforcer struct {
 	cores    map[int]*core // by number
 	tasks    map[sched.ID]*task
 	serial   uint32 // the last that was given to a task
+	watcher  sched.Watcher
 	evicted  int
 	broken   error // why the skeleton is not attached any more
 	closed   bool
 
+	came    chan struct{} // a message has, since recount has looked
 	done    chan struct{} // closed by Close
 	running sync.WaitGroup
 }
@@ -86,13 +86,15 @@ type task struct {
 	place int
 	owner identity // of its threads
 	held  bool     // it has been told to stop
+	told  uint32   // messages that wait for it, as Arrived has told last
 }
 
 var _ sched.Enforcer = (*Enforcer)(nil)
 
 // New makes the enforcer, for a machine that is the node kernel's own: sched_ext is there for all of Linux. An error says what is
-// missing here. The skeleton is in force from now on, while the node has little to do: attaching changes code of Linux, and
-// emulated machines do not always stand that when all cores are busy. Without tasks it does nothing.
+// missing here. It takes Linux a second to verify the skeleton, an emulated one several. The skeleton is in force from now on; a
+// node that boots has little to do then, which is good: attaching changes code of Linux, and emulated machines do not always stand that
+// when all cores are busy. Without tasks it does nothing.
 func New(log func(format string, args ...any)) (*Enforcer, error) {
 	if err := available(); err != nil {
 		return nil, fmt.Errorf("sched_ext: %w", err)
@@ -106,10 +108,11 @@ func New(log func(format string, args ...any)) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		log: log, skeleton: s, cores: make(map[int]*core), tasks: make(map[sched.ID]*task), loaded: make(map[uint32]*loaded),
-		done: make(chan struct{}),
+		came: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	e.running.Go(e.listen)
 	e.running.Go(e.watch)
+	e.running.Go(e.recount)
 	return e, nil
 }
 
@@ -165,8 +168,12 @@ func (e *Enforcer) add(t sched.Task) error {
 	}
 	e.serial++
 	added := &task{Task: t, core: c, place: place, owner: identity{Serial: e.serial, CPU: uint16(t.CPU), Place: uint16(place)}}
+	if err := added.stop(false); err != nil { // a node kernel before this one may have left it so
+		return err
+	}
 	c.places[place], c.order, e.tasks[t.ID] = added, append(c.order, added), added
 	e.skeleton.given(c.cpu).enter(added)
+	e.count(c)
 	e.reorder(c, 0)
 	if err := e.skeleton.adopt(added); err != nil {
 		e.remove(added)
@@ -190,6 +197,7 @@ func (e *Enforcer) open(c *core, cpu int) error {
 	c.cpu = cpu
 	g := e.skeleton.given(cpu)
 	g.Core = uint32(c.number)
+	e.watched(c)
 	if c.chain == nil {
 		return nil
 	}
@@ -255,23 +263,6 @@ func (e *Enforcer) report(t *task, err error) {
 	}
 }
 
-// Arrived implements sched.Enforcer. A policy is not interrupted to tell it of a message for the task that has the core: it hears
-// of that when it is asked for the next time.
-func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.tasks[id]
-	if t == nil || e.usable() != nil {
-		return
-	}
-	g := e.skeleton.given(t.core.cpu)
-	g.Places[t.place].messages().Store(waiting)
-	g.signals().Or(1 << (arrived + t.place))
-	if e.skeleton.core(t.core.cpu).current().Load() != uint32(t.place) {
-		e.kick(t.core)
-	}
-}
-
 // Cores implements sched.Enforcer.
 func (e *Enforcer) Cores() []sched.CoreInfo {
 	e.mu.Lock()
@@ -287,27 +278,20 @@ func (e *Enforcer) Cores() []sched.CoreInfo {
 }
 
 func (e *Enforcer) describe(c *core) sched.CoreInfo {
-	state, given := e.skeleton.core(c.cpu), e.skeleton.given(c.cpu)
+	state := e.skeleton.core(c.cpu)
 	info := sched.CoreInfo{
-		Core: c.number, Running: -1, Switches: state.Switches, Asked: state.Asked, Rescues: state.Rescues, Why: "turns",
+		Core: c.number, Running: -1, Switches: state.Switches, Asked: state.Asked, Rescues: state.Rescues,
+		Why: c.why(state.Epoch, state.Decider),
 	}
 	for i, t := range c.order {
 		p := &state.Places[t.place]
-		described := slot.SchedTask{Job: t.Job, Rank: t.Rank, State: slot.Blocked, Messages: given.Places[t.place].Messages}
+		described := slot.SchedTask{Job: t.Job, Rank: t.Rank, State: slot.Blocked, Messages: t.Messages(t.told)}
 		if p.Serial == t.owner.Serial {
 			described.State, described.Ran, described.Since = slot.TaskState(p.State), p.Ran, p.Since
 		}
 		info.Tasks = append(info.Tasks, described)
 		if state.Current == uint32(t.place) {
 			info.Running = i
-		}
-	}
-	switch {
-	case state.Decider == theFloor:
-		info.Why = "floor"
-	case state.Decider != nobody:
-		if p := c.chain.policy(state.Epoch, state.Decider); p != nil {
-			info.Why = p.Name
 		}
 	}
 	return info

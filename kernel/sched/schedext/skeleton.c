@@ -20,6 +20,8 @@
 #define SLACK (MILLISECOND / 2)         /* a quantum is over so long before its end: the next tick is further away */
 #define SHARE (4 * MILLISECOND)         /* of a thread while others of its process wait */
 #define STOPPING MILLISECOND            /* what a thread is given to stop in */
+#define WORK (MILLISECOND / 2)          /* what a policy may take for an answer */
+#define PATIENCE 4                      /* answers in a row for which it took longer are a fault: one may be a host's pause */
 
 #define MAX_CPUS 512
 #define NONE 0xffu
@@ -50,7 +52,7 @@ struct given {
 	__u64 signals;
 	__u64 frozen; /* places whose processes have been told to stop */
 	__u32 core;
-	__u32 unused;
+	__u32 watched; /* somebody wants to know who gets it */
 	struct given_place places[MARGAY_TASKS];
 };
 
@@ -59,6 +61,7 @@ struct place {
 	__u32 state;
 	__u64 ran;
 	__u64 since;
+	__u64 spent; /* what the core had spent on tasks then */
 };
 
 /* What the skeleton knows about a core. Masks have a bit for each place. */
@@ -71,6 +74,7 @@ struct core {
 	__u64 now;
 	__u64 until;  /* the end of the quantum */
 	__u64 mark;   /* until then processor time has been counted */
+	__u64 spent;  /* all that was counted */
 	__u64 served; /* when a stranger was */
 	__u64 switches;
 	__u64 asked;
@@ -83,7 +87,7 @@ struct core {
 	__u32 epoch;   /* of its chain */
 	__u32 guest;   /* what runs is no business of policies, and they are not asked before it is over */
 	__u32 again;   /* something happened while no thread of ours ran, for which the core is to decide anew */
-	__u32 unused;
+	__u32 told;    /* serial of the task that had the core last */
 	struct place places[MARGAY_TASKS];
 };
 
@@ -105,6 +109,9 @@ struct kept {
 #define EVENT_FAULT 1  /* the policy's answer makes no sense */
 #define EVENT_RESCUE 2 /* the policy has let somebody wait for too long */
 #define EVENT_EXIT 3   /* the skeleton is no longer in force */
+#define EVENT_SLOW 4   /* the policy works for too long: answer has the nanoseconds */
+#define EVENT_SWITCH 5 /* the core goes to the task serial, or to nobody, and who has decided so; answer has the time */
+#define EVENT_LEFT 6   /* the thread answer of the task serial is none of sched_ext's any more */
 
 struct event {
 	__u32 kind;
@@ -114,7 +121,7 @@ struct event {
 	__u64 answer;
 	__u64 hold;
 	__u32 count;
-	__u32 serial; /* of the task that was rescued */
+	__u32 serial; /* of the task that it is about */
 };
 
 struct ending {
@@ -131,13 +138,21 @@ struct { MAP_ARRAY; MAP_VALUE(struct margay_sched); MAP_ENTRIES(1); } contexts S
 /* A policy has one for each core, of which one element is used. This one is none's. */
 struct keep {
 	struct kept places[MARGAY_TASKS];
+	__u64 runs;
+	__u64 time;  /* that they took */
+	__u64 begun; /* when the last was */
+	__u64 slow;  /* runs in a row that took too long */
 };
-struct { MAP_ARRAY; MAP_VALUE(struct keep); MAP_ENTRIES(1); } keeps SEC(".maps");
+struct { MAP_ARRAY; MAP_VALUE(struct keep); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } keeps SEC(".maps");
 struct { MAP_PROGRAMS; MAP_VALUE(__u32); __u32 *key; MAP_ENTRIES(1); } policies SEC(".maps");
 /* By thread id. Linux's storage that belongs to a task would be shorter, but has no memory on processors without cmpxchg16b. */
 struct { MAP_HASH; MAP_VALUE(struct thread); MAP_ENTRIES(32768); } threads SEC(".maps");
 struct { MAP_RING; MAP_ENTRIES(65536); } events SEC(".maps");
 struct { MAP_ARRAY; MAP_VALUE(struct ending); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } endings SEC(".maps");
+
+/* part marks functions that Linux verifies once and for themselves, not on every way that leads to them. What they know of each other
+ * are numbers. */
+#define part noinline
 
 /* A core while something happens on it. */
 struct here {
@@ -190,11 +205,15 @@ static inline_always __u32 place_of(struct here *h, struct task_struct *p)
 	return t->place;
 }
 
-static noinline int tell(struct here *h, struct event *e)
+part int tell(__u32 cpu, struct event *e)
 {
-	e->cpu = h->cpu;
-	if (ring_output(&events, e, sizeof *e, 0) && h->c)
-		h->c->lost++;
+	struct here h;
+
+	if (!e)
+		return 0;
+	e->cpu = cpu;
+	if (ring_output(&events, e, sizeof *e, 0) && find(&h, cpu))
+		h.c->lost++;
 	return 0;
 }
 
@@ -203,59 +222,89 @@ static inline_always void charge(struct here *h, __u64 now)
 {
 	__u32 runner = h->c->runner;
 
-	if (runner < MARGAY_TASKS)
+	if (runner < MARGAY_TASKS) {
 		place(h, runner)->ran += now - h->c->mark;
+		h->c->spent += now - h->c->mark;
+	}
 	h->c->mark = now;
 }
 
-static inline_always void become(struct place *p, __u32 state, __u64 now)
+static inline_always void become(struct core *c, struct place *p, __u32 state)
 {
 	if (p->state != state) {
 		p->state = state;
-		p->since = now;
+		p->since = c->now;
+		p->spent = c->spent;
 	}
 }
 
-/* ask_again has the core decide anew if there is something that nobody has been asked about. */
+/* switched tells who has the core, if that is new and somebody wants to know. */
+part int switched(__u32 cpu)
+{
+	struct here h;
+
+	if (!find(&h, cpu))
+		return 0;
+	__u32 serial = h.c->current < MARGAY_TASKS ? place(&h, h.c->current)->serial : 0;
+
+	if (serial == h.c->told)
+		return 0;
+	h.c->told = serial;
+	if (!h.g->watched)
+		return 0;
+	struct event e = { .kind = EVENT_SWITCH, .who = h.c->decider, .epoch = h.c->epoch, .answer = h.c->now, .serial = serial };
+
+	return tell(cpu, &e);
+}
+
+/* ask_again has the core decide anew if there is something that nobody has been asked about. Whoever gives a signal leaves the core
+ * alone when the task that it is about has the core: so signals are looked at after that was written. */
 static inline_always void ask_again(struct here *h)
 {
-	if (!h->c->guest && (h->c->again | h->c->woken | h->c->blocked | h->g->signals))
+	__u64 signals = __sync_fetch_and_or(&h->g->signals, 0);
+
+	if (!h->c->guest && (h->c->again | h->c->woken | h->c->blocked | signals))
 		scx_bpf_kick_cpu(h->cpu, SCX_KICK_PREEMPT);
 }
 
 /* look finds out what has become of the tasks. prev is the place of the thread that has the core and could go on, or NONE. */
-static inline_always void look(struct here *h, __u32 prev)
+part int look(__u32 cpu, __u32 prev)
 {
-	struct core *c = h->c;
-	__u64 order = h->g->order, ready = 0, known = 0;
-	__u64 kept_off = c->hold | h->g->frozen;
+	struct here h;
+
+	if (!find(&h, cpu))
+		return 0;
+	struct core *c = h.c;
+	__u64 order = h.g->order, ready = 0, known = 0;
+	__u64 kept_off = c->hold | h.g->frozen;
 
 	c->order = order;
 	for (__u32 i = 0; i < MARGAY_TASKS; i++) {
 		__u32 at = order >> (8 * i) & 0xff;
 		if (at >= MARGAY_TASKS)
 			break;
-		struct place *p = place(h, at);
+		struct place *p = place(&h, at);
 		__u64 bit = 1ull << at;
 
 		known |= bit;
-		if (p->serial != given_place(h, at)->serial) {
+		if (p->serial != given_place(&h, at)->serial) {
 			__builtin_memset(p, 0, sizeof *p);
-			p->serial = given_place(h, at)->serial;
+			p->serial = given_place(&h, at)->serial;
 			p->state = MARGAY_BLOCKED;
 			p->since = c->now;
+			p->spent = c->spent;
 			c->hold &= ~bit;
 			c->woken |= bit;
 		}
-		bool could = at == prev || scx_bpf_dsq_nr_queued(queue(h->cpu, at)) > 0;
+		bool could = at == prev || scx_bpf_dsq_nr_queued(queue(cpu, at)) > 0;
 		if (could)
 			ready |= bit;
 		if (kept_off & bit)
-			become(p, MARGAY_HELD, c->now);
+			become(c, p, MARGAY_HELD);
 		else if (!could)
-			become(p, MARGAY_BLOCKED, c->now);
+			become(c, p, MARGAY_BLOCKED);
 		else if (p->state != MARGAY_RUNNING)
-			become(p, MARGAY_READY, c->now);
+			become(c, p, MARGAY_READY);
 		if (at == c->current && !could) {
 			c->current = NONE;
 			c->blocked |= bit;
@@ -269,6 +318,7 @@ static inline_always void look(struct here *h, __u32 prev)
 	c->ready = ready;
 	c->woken &= ready & ~kept_off;
 	c->blocked &= known & ~ready & ~kept_off;
+	return 0;
 }
 
 /* run_thread gives the core to a thread of a place for so long: to the one that has waited for the longest time, or to the one that
@@ -294,14 +344,19 @@ static inline_always bool run_thread(struct here *h, __u32 at, struct task_struc
 	return true;
 }
 
-/* run gives the core to a task, for the rest of its quantum or as long as nobody else has waited for longer than the floor. */
-static inline_always void run(struct here *h, __u32 at, struct task_struct *prev, __u32 prev_at)
+/* give makes the core a task's. It returns for how long its threads can run: for the rest of its quantum, or as long as nobody else has
+ * waited for longer than the floor. When the task cannot run that is 0. */
+part __u64 give(__u32 cpu, __u32 at)
 {
-	struct core *c = h->c;
+	struct here h;
+
+	if (!find(&h, cpu))
+		return 0;
+	struct core *c = h.c;
 	__u64 slice = c->until == MARGAY_INFINITE ? SCX_SLICE_INF : c->until > c->now ? c->until - c->now : 0;
 
 	for (__u32 i = 0; i < MARGAY_TASKS; i++) {
-		struct place *p = place(h, i);
+		struct place *p = place(&h, i);
 		if (i == at || !(c->ready >> i & 1) || p->state != MARGAY_READY)
 			continue;
 		__u64 end = p->since + longest_wait;
@@ -312,18 +367,27 @@ static inline_always void run(struct here *h, __u32 at, struct task_struct *prev
 	if (slice < SHORTEST)
 		slice = SHORTEST;
 	if (at != c->current) {
-		if (c->current < MARGAY_TASKS && place(h, c->current)->state == MARGAY_RUNNING)
-			become(place(h, c->current), MARGAY_READY, c->now);
+		if (c->current < MARGAY_TASKS && place(&h, c->current)->state == MARGAY_RUNNING)
+			become(c, place(&h, c->current), MARGAY_READY);
 		c->current = NONE;
 		if (at < MARGAY_TASKS && c->ready >> at & 1) {
 			c->current = at;
 			c->switches++;
 		}
 	}
-	if (c->current < MARGAY_TASKS) {
-		become(place(h, c->current), MARGAY_RUNNING, c->now);
-		run_thread(h, c->current, prev, prev_at, slice);
-	}
+	if (c->current >= MARGAY_TASKS)
+		return 0;
+	become(c, place(&h, c->current), MARGAY_RUNNING);
+	return slice;
+}
+
+/* run gives the core to a task, and to a thread of it. */
+static inline_always void run(struct here *h, __u32 at, struct task_struct *prev, __u32 prev_at)
+{
+	__u64 slice = give(h->cpu, at);
+
+	if (slice)
+		run_thread(h, h->c->current, prev, prev_at, slice);
 }
 
 /* set_quantum says when the core is to change hands at the latest. */
@@ -332,53 +396,58 @@ static inline_always void set_quantum(struct core *c, __u64 quantum)
 	c->until = quantum > LONGEST ? MARGAY_INFINITE : c->now + quantum;
 }
 
-/* others runs what is not the business of policies: threads that have to run to be stopped, and strangers, now and then or when
- * there is nothing else. */
-static inline_always bool others(struct here *h, struct task_struct *prev, __u32 prev_at)
+/* guest returns the place of what is to run and is not the business of policies, or NONE: threads that have to run to be stopped, and
+ * strangers, now and then or when there is nothing else. */
+part __u32 guest(__u32 cpu, __u32 prev)
 {
-	struct core *c = h->c;
-	__u64 stopping = c->ready & h->g->frozen;
+	struct here h;
+
+	if (!find(&h, cpu))
+		return NONE;
+	struct core *c = h.c;
+	__u64 stopping = c->ready & h.g->frozen;
 	bool due = !(c->ready & ~c->hold) || c->now - c->served > 25 * SHARE;
 
 	for (__u32 i = 0; i < QUEUES; i++) {
-		if (stopping >> i & 1) {
-			if (run_thread(h, i, prev, prev_at, STOPPING))
-				return true;
+		if (stopping >> i & 1)
+			return i;
+		if (i < MARGAY_TASKS && place(&h, i)->serial && place(&h, i)->serial == given_place(&h, i)->serial)
 			continue;
-		}
-		if (i < MARGAY_TASKS && place(h, i)->serial && place(h, i)->serial == given_place(h, i)->serial)
-			continue;
-		if (due && run_thread(h, i, prev, prev_at, SHARE)) {
+		if (due && (i == prev || scx_bpf_dsq_nr_queued(queue(cpu, i)) > 0)) {
 			c->served = c->now;
-			return true;
+			return i;
 		}
 	}
-	return false;
+	return NONE;
 }
 
-/* rescue gives a turn to whoever has waited for longer than the floor. */
-static inline_always bool rescue(struct here *h, struct task_struct *prev, __u32 prev_at)
+/* starved returns the place of whoever has waited for longer than the floor and is to have a turn now, or NONE. Who has decided answers
+ * for it, unless no task had much of the core meanwhile: then it was somebody else who had it. */
+part __u32 starved(__u32 cpu)
 {
-	struct core *c = h->c;
+	struct here h;
+
+	if (!find(&h, cpu))
+		return NONE;
+	struct core *c = h.c;
 	__u32 found = NONE;
 	__u64 since = c->now - longest_wait;
 
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
-		if (c->ready >> i & 1 && place(h, i)->state == MARGAY_READY && (__s64)(place(h, i)->since - since) <= 0) {
+		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(place(&h, i)->since - since) <= 0) {
 			found = i;
-			since = place(h, i)->since;
+			since = place(&h, i)->since;
 		}
 	if (found >= MARGAY_TASKS)
-		return false;
-	if (c->decider < THE_FLOOR) {
-		struct event e = { .kind = EVENT_RESCUE, .who = c->decider, .epoch = c->epoch, .serial = place(h, found)->serial };
-		tell(h, &e);
+		return NONE;
+	if (c->decider < THE_FLOOR && c->spent - place(&h, found)->spent >= longest_wait / 2) {
+		struct event e = { .kind = EVENT_RESCUE, .who = c->decider, .epoch = c->epoch, .serial = place(&h, found)->serial };
+		tell(cpu, &e);
 	}
 	c->rescues++;
 	c->decider = THE_FLOOR;
 	set_quantum(c, TURN);
-	run(h, found, prev, prev_at);
-	return true;
+	return found;
 }
 
 /* hold keeps places off the core, and has the node kernel stop their processes. */
@@ -390,37 +459,38 @@ static inline_always void hold(struct here *h, __u64 places)
 
 	struct event e = { .kind = EVENT_HOLD };
 
-	tell(h, &e);
+	tell(h->cpu, &e);
 }
 
-/* turns is what happens where nobody has an opinion: whoever has waited for the longest time is next. */
-static inline_always void turns(struct here *h, struct task_struct *prev, __u32 prev_at)
+/* turns is what happens where nobody has an opinion: whoever has waited for the longest time is next. It returns the place, or NONE. */
+part __u32 turns(__u32 cpu)
 {
-	struct core *c = h->c;
+	struct here h;
+
+	if (!find(&h, cpu))
+		return NONE;
+	struct core *c = h.c;
 	__u32 next = NONE;
 	__u64 since = ~0ull, used = 0;
 
 	c->decider = NOBODY;
-	hold(h, 0);
+	hold(&h, 0);
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
-		if (c->ready >> i & 1 && place(h, i)->state == MARGAY_READY && place(h, i)->since < since) {
+		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && place(&h, i)->since < since) {
 			next = i;
-			since = place(h, i)->since;
+			since = place(&h, i)->since;
 		}
 	c->until = MARGAY_INFINITE;
-	if (next != NONE) {
-		if (c->current < MARGAY_TASKS)
-			used = c->now - place(h, c->current)->since;
-		if (used && used + SLACK < TURN)
-			next = c->current;
-		else
-			used = 0;
-		set_quantum(c, TURN - used);
-	} else {
+	if (next == NONE)
+		return c->current;
+	if (c->current < MARGAY_TASKS)
+		used = c->now - place(&h, c->current)->since;
+	if (used && used + SLACK < TURN)
 		next = c->current;
-	}
-	if (next < MARGAY_TASKS)
-		run(h, next, prev, prev_at);
+	else
+		used = 0;
+	set_quantum(c, TURN - used);
+	return next;
 }
 
 static inline_always __u32 lowest(__u64 mask)
@@ -431,12 +501,19 @@ static inline_always __u32 lowest(__u64 mask)
 	return NONE;
 }
 
-/* reason finds out why the policy is to be asked, and about whom. What else there is to ask about is for the next time. It returns
- * false when there is nothing. */
-static inline_always bool reason(struct here *h, __u32 *why, __u32 *target)
+#define NO_REASON (~0ull)
+
+/* reason finds out why the policy is to be asked, and, in the upper half, about whom. What else there is to ask about is for the next
+ * time. */
+part __u64 reason(__u32 cpu)
 {
-	struct core *c = h->c;
-	__u64 signals = h->g->signals, known = 0;
+	struct here h;
+
+	if (!find(&h, cpu))
+		return NO_REASON;
+	struct core *c = h.c;
+	__u64 signals = h.g->signals, known = 0;
+	__u32 why = MARGAY_TICK, target = NONE;
 
 	for (__u32 i = 0; i < MARGAY_TASKS; i++) {
 		__u32 at = c->order >> (8 * i) & 0xff;
@@ -451,39 +528,45 @@ static inline_always bool reason(struct here *h, __u32 *why, __u32 *target)
 	__u64 arrived = signals >> ARRIVED & 0xff & known;
 	__u64 done = 0xffull << THAWED | (0xffull << ARRIVED & ~(arrived << ARRIVED));
 
-	*target = NONE;
-	*why = MARGAY_TICK;
 	if (c->blocked) {
-		*why = MARGAY_BLOCK;
-		*target = lowest(c->blocked);
-		c->blocked &= ~(1ull << (*target & 7));
+		why = MARGAY_BLOCK;
+		target = lowest(c->blocked);
+		c->blocked &= ~(1ull << (target & 7));
 	} else if (signals & CHANGED) {
-		*why = MARGAY_CHANGE;
+		why = MARGAY_CHANGE;
 		done |= CHANGED;
 	} else if (signals & ENDED) {
-		*why = MARGAY_ENDING;
+		why = MARGAY_ENDING;
 		done |= ENDED;
 	} else if (arrived) {
-		*why = MARGAY_ARRIVAL;
-		*target = lowest(arrived);
-		done |= 1ull << (ARRIVED + (*target & 7));
+		why = MARGAY_ARRIVAL;
+		target = lowest(arrived);
+		done |= 1ull << (ARRIVED + (target & 7));
 	} else if (c->woken) {
-		*why = MARGAY_WAKE;
-		*target = lowest(c->woken);
-		c->woken &= ~(1ull << (*target & 7));
+		why = MARGAY_WAKE;
+		target = lowest(c->woken);
+		c->woken &= ~(1ull << (target & 7));
 	}
-	if (signals & done)
-		__sync_fetch_and_and(&h->g->signals, ~done);
-	return *target != NONE || *why != MARGAY_TICK || c->until <= c->now + SLACK;
+	done &= signals; /* what has come meanwhile is for the next time */
+	if (done)
+		__sync_fetch_and_and(&h.g->signals, ~done);
+	if (target == NONE && why == MARGAY_TICK && c->until > c->now + SLACK)
+		return NO_REASON;
+	return (__u64)target << 32 | why;
 }
 
 /* fill writes down what the policy is to know. It returns how many tasks there are. */
-static inline_always void fill(struct here *h, struct margay_sched *s, __u32 why, __u32 target)
+part __u32 fill(__u32 cpu, __u64 why)
 {
-	struct core *c = h->c;
-	__u32 count = 0;
+	struct margay_sched *s = map_lookup(&contexts, &cpu);
+	struct here h;
 
-	s->core = h->g->core;
+	if (!s || !find(&h, cpu))
+		return 0;
+	struct core *c = h.c;
+	__u32 count = 0, target = why >> 32;
+
+	s->core = h.g->core;
 	s->why = why;
 	s->target = MARGAY_NO_TASK;
 	s->now = c->now;
@@ -496,8 +579,8 @@ static inline_always void fill(struct here *h, struct margay_sched *s, __u32 why
 			continue;
 		}
 		count++;
-		struct place *p = place(h, at);
-		struct given_place *g = given_place(h, at);
+		struct place *p = place(&h, at);
+		struct given_place *g = given_place(&h, at);
 		t->job = g->job;
 		t->rank = g->rank;
 		t->messages = g->messages;
@@ -508,6 +591,7 @@ static inline_always void fill(struct here *h, struct margay_sched *s, __u32 why
 			s->target = i;
 	}
 	s->count = count;
+	return count;
 }
 
 /* prepare finds out where everything stands. It returns the place of the thread that has the core and could go on, or NONE. */
@@ -516,50 +600,62 @@ static inline_always __u32 prepare(struct here *h, struct task_struct *prev)
 	return prev && prev->scx.flags & SCX_TASK_QUEUED ? place_of(h, prev) : NONE;
 }
 
+/* finish ends a decision. */
+static inline_always int finish(struct here *h)
+{
+	ask_again(h);
+	return switched(h->cpu);
+}
+
 SEC("struct_ops/dispatch") int dispatch(__u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1];
 	struct here h;
-	__u32 why, target, cpu = ctx[0];
+	__u32 cpu = ctx[0];
 
 	if (!find(&h, cpu))
 		return 0;
-	__u32 at = prepare(&h, prev);
+	__u32 prev_at = prepare(&h, prev);
 
 	h.c->now = time_ns();
 	h.c->again = 0;
 	charge(&h, h.c->now);
-	look(&h, at);
-	h.c->guest = others(&h, prev, at) || rescue(&h, prev, at);
-	if (h.c->guest)
-		return 0;
-	if (!reason(&h, &why, &target)) {
-		if (h.c->current < MARGAY_TASKS)
-			run(&h, h.c->current, prev, at);
-		return 0;
-	}
+	look(cpu, prev_at);
 
-	struct margay_sched *s = map_lookup(&contexts, &cpu);
+	__u32 chosen = guest(cpu, prev_at);
 
-	if (!s)
-		return 0;
-	fill(&h, s, why, target);
-	if (s->count) {
-		tail_call(ctx, &policies, cpu); /* goes on if there is none */
+	if (chosen != NONE) {
+		h.c->guest = 1;
+		if (run_thread(&h, chosen, prev, prev_at, chosen < MARGAY_TASKS && h.g->frozen >> chosen & 1 ? STOPPING : SHARE))
+			return finish(&h);
 	}
-	turns(&h, prev, at);
-	ask_again(&h);
-	return 0;
+	chosen = starved(cpu);
+	h.c->guest = chosen != NONE;
+	if (chosen == NONE) {
+		__u64 why = reason(cpu);
+
+		if (why == NO_REASON) {
+			chosen = h.c->current;
+		} else {
+			if (fill(cpu, why))
+				tail_call(ctx, &policies, cpu); /* goes on if there is none */
+			chosen = turns(cpu);
+		}
+	}
+	if (chosen < MARGAY_TASKS)
+		run(&h, chosen, prev, prev_at);
+	return finish(&h);
 }
 
 /* ask makes the context ready for the next of the chain, which has kept that. */
-static noinline int ask(struct margay_sched *s, __u64 cpu, struct keep *kept)
+part int ask(struct margay_sched *s, __u64 cpu, struct keep *kept)
 {
 	struct here h;
 
 	if (!s || !kept || !find(&h, cpu))
 		return 0;
 	h.c->asked++;
+	kept->begun = time_ns();
 	s->quantum = MARGAY_INFINITE;
 	s->hold = 0;
 	for (__u32 i = 0; i < MARGAY_TASKS; i++) {
@@ -574,12 +670,33 @@ static noinline int ask(struct margay_sched *s, __u64 cpu, struct keep *kept)
 	return 0;
 }
 
+/* slow counts what a run took, and reports whether its policy works for too long. */
+static inline_always bool slow(struct here *h, struct keep *kept, __u64 who)
+{
+	__u64 took = time_ns() - kept->begun;
+
+	kept->runs++;
+	kept->time += took;
+	if (took <= WORK) {
+		kept->slow = 0;
+		return false;
+	}
+	if (++kept->slow < PATIENCE)
+		return false;
+	kept->slow = 0;
+
+	struct event e = { .kind = EVENT_SLOW, .epoch = who >> 32, .who = who, .answer = took };
+
+	tell(h->cpu, &e);
+	return true;
+}
+
 /* judge looks at what one of the chain has answered. It returns the place that was chosen, or NONE. What makes no sense is a fault,
  * and no opinion. who has the epoch in its upper half. */
-static noinline __u64 judge(struct margay_sched *s, __u64 cpu, struct keep *kept, __u64 answer, __u64 who)
+part __u64 judge(struct margay_sched *s, __u64 cpu, struct keep *kept, __u64 answer, __u64 who)
 {
 	struct here h;
-	__u32 chosen = NONE;
+	__u32 chosen = NONE, count = 0;
 	__u64 held = 0;
 
 	if (!s || !kept || !find(&h, cpu))
@@ -591,18 +708,19 @@ static noinline __u64 judge(struct margay_sched *s, __u64 cpu, struct keep *kept
 		struct kept *k = kept_at(kept, at);
 		k->serial = place(&h, at)->serial;
 		k->data = s->tasks[i].data;
+		count++; /* what the context says may be what the policy has written */
 		if (s->hold >> i & 1)
 			held |= 1ull << at;
 		if (answer == i)
 			chosen = at;
 	}
-	if (answer == MARGAY_DEFAULT)
+	if (slow(&h, kept, who) || answer == MARGAY_DEFAULT)
 		return NONE;
 	if (chosen == NONE || held >> chosen & 1) {
 		struct event e = {
-			.kind = EVENT_FAULT, .epoch = who >> 32, .who = who, .answer = answer, .hold = s->hold, .count = s->count,
+			.kind = EVENT_FAULT, .epoch = who >> 32, .who = who, .answer = answer, .hold = s->hold, .count = count,
 		};
-		tell(&h, &e);
+		tell(cpu, &e);
 		return NONE;
 	}
 	h.c->decider = who;
@@ -623,6 +741,20 @@ static noinline __u64 chain(struct margay_sched *s, __u64 cpu)
 	return judge(s, cpu, kept, answer, answer);
 }
 
+/* obey notes who is held, and for how long the core is given away. */
+part int obey(__u32 cpu, __u64 quantum)
+{
+	struct here h;
+
+	if (!find(&h, cpu))
+		return 0;
+	for (__u32 i = 0; i < MARGAY_TASKS; i++)
+		if (h.c->hold >> i & 1)
+			become(h.c, place(&h, i), MARGAY_HELD);
+	set_quantum(h.c, quantum);
+	return 0;
+}
+
 /* policy does what the chain decides. */
 SEC("struct_ops/dispatch") int policy(__u64 *ctx)
 {
@@ -634,19 +766,15 @@ SEC("struct_ops/dispatch") int policy(__u64 *ctx)
 	if (!s || !find(&h, cpu))
 		return 0;
 
-	__u32 chosen = chain(s, cpu), prev_at = prepare(&h, prev);
+	__u32 chosen = chain(s, cpu);
 
-	if (chosen < MARGAY_TASKS) {
-		for (__u32 i = 0; i < MARGAY_TASKS; i++)
-			if (h.c->hold >> i & 1)
-				become(place(&h, i), MARGAY_HELD, h.c->now);
-		set_quantum(h.c, s->quantum);
-		run(&h, chosen, prev, prev_at);
-	} else {
-		turns(&h, prev, prev_at);
-	}
-	ask_again(&h);
-	return 0;
+	if (chosen < MARGAY_TASKS)
+		obey(cpu, s->quantum);
+	else
+		chosen = turns(cpu);
+	if (chosen < MARGAY_TASKS)
+		run(&h, chosen, prev, prepare(&h, prev));
+	return finish(&h);
 }
 
 /* select_cpu leaves threads where they are. */
@@ -728,6 +856,22 @@ SEC("struct_ops/init_task") int init_task(__u64 *ctx)
 	return 0;
 }
 
+/* disable is told that a thread has another scheduling policy of Linux's. The node kernel has made the thread nobody's before it does
+ * that; any thread may do it to itself, and would come before all that stay. */
+SEC("struct_ops/disable") int disable(__u64 *ctx)
+{
+	struct task_struct *p = (void *)ctx[0];
+	__s32 tid = p->pid;
+	struct thread *t = map_lookup(&threads, &tid);
+
+	if (!t || p->flags & PF_EXITING)
+		return 0;
+
+	struct event e = { .kind = EVENT_LEFT, .answer = tid, .serial = t->serial };
+
+	return tell(t->cpu, &e);
+}
+
 SEC("struct_ops/exit_task") int exit_task(__u64 *ctx)
 {
 	__s32 tid = ((struct task_struct *)ctx[0])->pid;
@@ -753,7 +897,6 @@ SEC("struct_ops.s/exit") int ended(__u64 *ctx)
 	__u32 zero = 0;
 	struct ending *e = map_lookup(&endings, &zero);
 	struct event event = { .kind = EVENT_EXIT };
-	struct here nowhere = {};
 
 	if (!e)
 		return 0;
@@ -761,7 +904,7 @@ SEC("struct_ops.s/exit") int ended(__u64 *ctx)
 	e->code = info->exit_code;
 	read_kernel_string(e->reason, sizeof e->reason, info->reason);
 	read_kernel_string(e->message, sizeof e->message, info->msg);
-	return tell(&nowhere, &event);
+	return tell(MAX_CPUS, &event);
 }
 
 /* kick has a core decide anew. The node kernel calls it. */
@@ -777,6 +920,7 @@ SEC(".struct_ops.link") struct sched_ext_ops margay = {
 	.dispatch = (void *)dispatch,
 	.running = (void *)running,
 	.stopping = (void *)stopping,
+	.disable = (void *)disable,
 	.init_task = (void *)init_task,
 	.exit_task = (void *)exit_task,
 	.init = (void *)init,

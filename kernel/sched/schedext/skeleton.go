@@ -152,7 +152,7 @@ func (s *skeleton) attach() (err error) {
 	for i := range s.allCores.all {
 		c := &s.allCores.all[i]
 		c.Current, c.Runner, c.Decider = none, none, nobody
-		c.Ready, c.Woken, c.Blocked, c.Until, c.Alone, c.Guest, c.Again = 0, 0, 0, 0, 0, 0, 0
+		c.Ready, c.Woken, c.Blocked, c.Until, c.Alone, c.Guest, c.Again, c.Told = 0, 0, 0, 0, 0, 0, 0, 0
 	}
 	s.allEnding.all[0] = ending{}
 	if s.link, err = link.AttachStructOps(link.StructOpsOptions{Map: s.collection.Maps["margay"]}); err != nil {

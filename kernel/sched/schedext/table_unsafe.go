@@ -20,7 +20,7 @@ type given struct {
 	Signals uint64
 	Frozen  uint64
 	Core    uint32
-	_       uint32
+	Watched uint32
 	Places  [slot.MaxTasks]givenPlace
 }
 
@@ -42,10 +42,10 @@ const (
 // coreState is what the skeleton knows about a core.
 type coreState struct {
 	Order, Ready, Hold, Woken, Blocked uint64
-	Now, Until, Mark, Served           uint64
+	Now, Until, Mark, Spent, Served    uint64
 	Switches, Asked, Rescues, Lost     uint64
 	Current, Runner, Alone             uint32
-	Decider, Epoch, Guest, Again, _    uint32
+	Decider, Epoch, Guest, Again, Told uint32
 	Places                             [slot.MaxTasks]placeState
 }
 
@@ -54,6 +54,7 @@ type placeState struct {
 	State  uint32
 	Ran    uint64
 	Since  uint64
+	Spent  uint64
 }
 
 // Values of coreState.
@@ -70,8 +71,17 @@ type identity struct {
 	Place  uint16
 }
 
-// keepSize is the size of what a policy has left in the contexts of a core, in bytes: struct keep.
-const keepSize = slot.MaxTasks * 16
+// keep is what a policy has left in the contexts of a core, and what it has done there.
+type keep struct {
+	Places                  [slot.MaxTasks]kept
+	Runs, Time, Begun, Slow uint64
+}
+
+type kept struct {
+	Serial uint32
+	_      uint32
+	Data   uint64
+}
 
 // event is what the skeleton tells.
 type event struct {
@@ -91,6 +101,9 @@ const (
 	eventFault
 	eventRescue
 	eventExit
+	eventSlow
+	eventSwitch
+	eventLeft
 )
 
 // ending is how Linux has ended the skeleton.
@@ -104,6 +117,7 @@ type ending struct {
 
 func (g *given) order() *atomic.Uint64   { return (*atomic.Uint64)(unsafe.Pointer(&g.Order)) }
 func (g *given) signals() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&g.Signals)) }
+func (g *given) watched() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&g.Watched)) }
 func (g *given) frozen() *atomic.Uint64  { return (*atomic.Uint64)(unsafe.Pointer(&g.Frozen)) }
 
 func (p *givenPlace) messages() *atomic.Uint32 {
@@ -150,7 +164,31 @@ func (s *shared[T]) Close() error {
 	b := s.bytes
 	s.bytes, s.all = nil, nil
 	if err := unix.Munmap(b); err != nil {
-		return errors.New("unmap: " + err.Error())
+		return fmt.Errorf("unmap: %w", err)
 	}
 	return nil
 }
+
+// keeping is the memory of a keep.
+type keeping struct {
+	*ebpf.Map
+	shared[keep]
+}
+
+func newKeeping() (*keeping, error) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "kept", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(keep{})), MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make map: %w", err)
+	}
+	memory, err := share[keep](m)
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return &keeping{m, memory}, nil
+}
+
+// Close forgets the memory.
+func (k *keeping) Close() error { return errors.Join(k.shared.Close(), k.Map.Close()) }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/sched"
+	"margay/kernel/usage"
 )
 
 // Kind says what a process does.
@@ -91,6 +93,10 @@ func wait() {
 	}
 }
 
+// The main thread stays with the main goroutine, so that no process is started from it: what CPUs it has are taken for those of
+// the whole test.
+func init() { runtime.LockOSThread() }
+
 // Process is a process of a test.
 type Process struct {
 	Task     sched.Task
@@ -98,6 +104,7 @@ type Process struct {
 	poke     *os.File
 	answers  *os.File
 	messages atomic.Uint32
+	ran      time.Duration // when it was looked at last
 	end      sync.Once
 	t        testing.TB
 }
@@ -181,11 +188,32 @@ func (p *Process) Answered(d time.Duration) bool {
 	return n == 1 && err == nil
 }
 
-// Ran returns how much processor time the process has had.
+// Ran returns how much processor time the process has had, as far as that is known: when it has ended it is not.
 func (p *Process) Ran() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^p.Task.PID<<3|2), &ts); err != nil {
-		return 0 // it has ended
+	if cpu, err := usage.CPU(p.Task.PID); err == nil {
+		p.ran = cpu
 	}
-	return time.Duration(ts.Nano())
+	return p.ran
+}
+
+// Group puts a process into a control group of its own, in a machine that has no others.
+func Group(t testing.TB, p *Process) {
+	p.Task.Group = filepath.Join("/sys/fs/cgroup", fmt.Sprint("sched-", p.Task.PID))
+	if err := os.Mkdir(p.Task.Group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Kill()
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if err := os.Remove(p.Task.Group); err == nil || time.Now().After(deadline) {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+		}
+	})
+	if err := os.WriteFile(filepath.Join(p.Task.Group, "cgroup.procs"), []byte(fmt.Sprint(p.Task.PID)), 0); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -66,7 +66,7 @@ func (in *initProcess) spawn() error {
 }
 
 func (in *initProcess) spawnAll() error {
-	if err := errors.Join(dropPrivileges(), becomeJob(in.spec)); err != nil {
+	if err := dropPrivileges(); err != nil {
 		return failure("give up privileges", err)
 	}
 	for _, r := range in.spec.Ranks {
@@ -101,14 +101,13 @@ func dropPrivileges() error {
 	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 }
 
-// becomeJob gives this thread the job's ids as its real ones. It stays what it is otherwise, but it may limit processes of
-// the job where root may not limit everybody's.
-func becomeJob(s task.Spec) error {
+// setRealIDs changes the real ids of this thread alone. It stays what it is otherwise.
+func setRealIDs(uid, gid int) error {
 	const same = ^uintptr(0)
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(s.GID), same, same); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), same, same); errno != 0 {
 		return errno
 	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(s.UID), same, same); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), same, same); errno != 0 {
 		return errno
 	}
 	return nil
@@ -147,7 +146,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 		return err
 	}
 	if in.spec.Rlimits && in.spec.Memory > 0 {
-		return limitData(started.pid, in.spec.Memory/int64(len(in.spec.Ranks)))
+		return limitData(started.pid, in.spec)
 	}
 	return nil
 }
@@ -291,10 +290,21 @@ func (p *pipes) closeNear() {
 	p.errors.Close()
 }
 
-// limitData bounds the private memory of one process. It is what is left where no control group can be had.
-func limitData(pid int, bytes int64) error {
-	limit := unix.Rlimit{Cur: uint64(bytes), Max: uint64(bytes)}
-	if err := unix.Prlimit(pid, unix.RLIMIT_DATA, &limit, nil); err != nil && err != unix.ESRCH { // it may have ended already
+// limitData bounds the private memory of a rank to its part of the job's. It is what is left where no control group can be had.
+func limitData(pid int, s task.Spec) error {
+	bytes := uint64(s.Memory / int64(len(s.Ranks)))
+	limit := func() error { return unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: bytes, Max: bytes}, nil) }
+	err := limit()
+	if err == unix.EPERM {
+		// Where root may not limit everybody's processes, the job's user may limit its own. Only for this moment: Linux lets a
+		// process signal whoever has the same real user.
+		uid, gid := os.Getuid(), os.Getgid()
+		if err = setRealIDs(s.UID, s.GID); err == nil {
+			err = limit()
+		}
+		err = errors.Join(err, setRealIDs(uid, gid))
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended already
 		return fmt.Errorf("limit memory: %w", err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -225,6 +226,7 @@ func eat(args []string) error {
 
 // fork starts processes without end, and says how far it got.
 func fork([]string) error {
+	haveThreads(8) // Go ends a program that needs another one and cannot have it
 	n := 0
 	for {
 		cmd := exec.Command("/proc/self/exe", "sleep")
@@ -234,6 +236,21 @@ func fork([]string) error {
 		}
 		n++
 	}
+}
+
+// haveThreads has this process have some idle threads.
+func haveThreads(n int) {
+	var made, done sync.WaitGroup
+	made.Add(n)
+	for range n {
+		done.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			made.Done()
+			made.Wait()
+		})
+	}
+	done.Wait()
 }
 
 // orphan leaves a process behind that has left its session, and ends.

@@ -1,0 +1,69 @@
+package machine
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/trust"
+)
+
+// plugged names the part of this binary that plugs nodes in, in a network namespace of its own.
+const plugged = "plug nodes in"
+
+// Linux takes a node's network namespace away some time after its last process has ended, and the card with it. A node that
+// is started again meanwhile gets a card all the same.
+func TestPluggedInAgain(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", plugged, "twice")
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+	if uid, gid := os.Getuid(), os.Getgid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: gid, Size: 1}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// plugTwice gives the card of node 0 to one process, and to another one while the first still lives.
+func plugTwice() error {
+	authority, err := trust.NewAuthority("test")
+	if err != nil {
+		return err
+	}
+	h, err := newHosted(Spec{}, "", authority)
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		in, out, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		cmd := exec.Command("cat")
+		cmd.Stdin = in
+		cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		in.Close()
+		if err := h.plugIn(0, cmd.Process.Pid); err != nil {
+			return err
+		}
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	if len(links) != 3 {
+		return fmt.Errorf("lo, the bridge and one card are wanted, there are %v", links)
+	}
+	return nil
+}

@@ -1,0 +1,286 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// What an operator inserts into the machine is for its nodes, and not only for what runs on them just now: one that boots anew,
+// or that was away, gets what it lacks before it is given jobs, and loses what was removed meanwhile. A node keeps its extensions
+// while its kernel is started again, and tells each one's number; one that was removed for its faults stays away as long as the
+// node remembers that.
+
+// active is the state of an extension that is in its slot.
+const active = "active"
+
+// wants reports whether a node is to have the extension. The caller holds Server.mu.
+func wants(x *control.MachineExtension, node uint32) bool {
+	return (x.Request.Node == control.None || uint32(x.Request.Node) == node) && !slices.Contains(x.Except, node)
+}
+
+// placedOn returns the index in Placed of what a node has, or had. The caller holds Server.mu.
+func placedOn(x *control.MachineExtension, node uint32) int {
+	return slices.IndexFunc(x.Placed, func(p *control.ExtensionState) bool { return p.Node == node })
+}
+
+// insertExtension puts an extension into a slot of a running job, or of the machine, on its nodes or on the one that is named.
+func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
+	if m.Job == 0 {
+		return s.insertIntoMachine(m)
+	}
+	m.Number = 0
+	s.mu.Lock()
+	j := s.jobs[m.Job]
+	var nodes []uint32
+	if j != nil && j.phase == control.JobPhase_JOB_RUNNING {
+		for _, member := range j.members {
+			if m.Node == control.None || uint32(m.Node) == member.Node {
+				nodes = append(nodes, member.Node)
+			}
+		}
+	}
+	s.mu.Unlock()
+	if len(nodes) == 0 {
+		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "no job %d runs there", m.Job)
+	}
+	return s.gatherExtensions(nodes, m)
+}
+
+// insertIntoMachine inserts an extension on the nodes that are up, and has those get it that come later. A node that fails now
+// is not asked again.
+func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensions, error) {
+	s.placing.Lock()
+	defer s.placing.Unlock()
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil {
+		return nil, err
+	}
+	if m.Number, err = s.store.nextExtension(); err != nil {
+		return nil, err
+	}
+	list, err := s.gatherExtensions(nodes, m)
+	if len(list.Extensions) == 0 {
+		return list, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := &control.MachineExtension{Request: m, Placed: list.Extensions}
+	for _, n := range nodes {
+		if placedOn(x, n) < 0 {
+			x.Except, x.Untold = append(x.Except, n), append(x.Untold, n)
+		}
+	}
+	s.extensions = append(s.extensions, x)
+	for _, n := range s.nodes {
+		if wants(x, n.number) && placedOn(x, n.number) < 0 {
+			s.hasChanged(n)
+		}
+	}
+	return list, errors.Join(err, s.store.saveExtension(x, true))
+}
+
+// removeExtension takes an extension out of its slot. What is the machine's is removed for good, also from a node that is away:
+// the node hears of it when it is back.
+func (s *Server) removeExtension(m *control.RemoveExtension) error {
+	s.placing.Lock()
+	defer s.placing.Unlock()
+	s.mu.Lock()
+	x := s.placedAs(m.Node, m.Handle)
+	var err error
+	var away bool
+	if x != nil {
+		x.Except, x.Untold = append(x.Except, m.Node), append(x.Untold, m.Node)
+		err = s.recordExtension(x)
+		if n := s.nodes[m.Node]; !n.up() {
+			away = true
+			s.hasChanged(n)
+		}
+	}
+	s.mu.Unlock()
+	if err != nil || away {
+		return err
+	}
+	err = s.tell(m.Node, m)
+	gone := errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) // for its faults, and now it will not be back
+	if x == nil || err != nil && !gone {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x.Untold = without(x.Untold, m.Node)
+	return s.recordExtension(x)
+}
+
+// placedAs returns the machine's extension that a node has by a handle, nil if it has none. The caller holds Server.mu.
+func (s *Server) placedAs(node, handle uint32) *control.MachineExtension {
+	for _, x := range s.extensions {
+		if i := placedOn(x, node); i >= 0 && x.Placed[i].Handle == handle && wants(x, node) {
+			return x
+		}
+	}
+	return nil
+}
+
+// recordExtension records an extension of the machine as it is now, and forgets one that nobody is to have any more. The caller
+// holds Server.placing and Server.mu.
+func (s *Server) recordExtension(x *control.MachineExtension) error {
+	wanted := len(x.Untold) > 0 || slices.ContainsFunc(s.nodes, func(n *node) bool { return wants(x, n.number) })
+	if !wanted {
+		s.extensions = slices.DeleteFunc(s.extensions, func(other *control.MachineExtension) bool { return other == x })
+	}
+	return s.store.saveExtension(x, wanted)
+}
+
+// catchUp has a node get the machine's extensions that it lacks, and lose those that it is not to have. The caller holds
+// Server.mu.
+func (s *Server) catchUp(n *node) {
+	if len(s.extensions) > 0 {
+		s.owe(n, "get the machine's extensions", func(conn *control.Conn) error { return s.place(n.number, conn) })
+	}
+}
+
+// hasChanged has a node catch up that is just coming up, or came up, when the machine's extensions changed. One that is away does it
+// when it is heard. The caller holds Server.placing and Server.mu.
+func (s *Server) hasChanged(n *node) {
+	if n.up() || n.conn != nil && n.owes > 0 {
+		s.catchUp(n)
+		s.ready(n)
+	}
+}
+
+// place makes a node's extensions those that it is to have. The error is that the node cannot be asked.
+func (s *Server) place(node uint32, conn *control.Conn) error {
+	s.placing.Lock()
+	defer s.placing.Unlock()
+	ctx, cancel := context.WithTimeout(s.context, gatherTimeout)
+	defer cancel()
+	list, err := askFor[*control.Extensions](ctx, conn, &control.ListExtensions{Node: int32(node)})
+	if err != nil {
+		return err
+	}
+	has := make(map[uint64]*control.ExtensionState)
+	for _, x := range list.Extensions {
+		x.Node = node
+		has[x.Number] = x
+	}
+	s.mu.Lock()
+	extensions := slices.Clone(s.extensions)
+	s.mu.Unlock()
+	for _, x := range extensions {
+		if err := s.placeOne(ctx, node, conn, x, has[x.Request.Number]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// placeOne does that for one extension, of which the node has a state, or none.
+func (s *Server) placeOne(ctx context.Context, node uint32, conn *control.Conn, x *control.MachineExtension, state *control.ExtensionState) error {
+	s.mu.Lock()
+	wanted := wants(x, node)
+	s.mu.Unlock()
+	var refused error
+	switch {
+	case wanted && state == nil:
+		list, err := askFor[*control.Extensions](ctx, conn, x.Request)
+		if conn.Err() != nil || ctx.Err() != nil {
+			return err
+		}
+		if refused = err; err == nil && len(list.Extensions) == 1 {
+			state = list.Extensions[0]
+			state.Node = node
+		}
+	case !wanted && state != nil && state.State == active:
+		if _, err := conn.Call(ctx, &control.RemoveExtension{Node: node, Handle: state.Handle}); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x.Untold = without(x.Untold, node)
+	if refused != nil {
+		s.config.Log("node%d does not get extension %s of the machine: %v", node, x.Request.Name, refused)
+		x.Except = append(x.Except, node)
+	}
+	if i := placedOn(x, node); i >= 0 {
+		x.Placed = slices.Delete(x.Placed, i, i+1)
+	}
+	if state != nil {
+		x.Placed = append(x.Placed, state)
+	}
+	return s.recordExtension(x)
+}
+
+// askFor makes a request that is answered with an M.
+func askFor[M proto.Message](ctx context.Context, conn *control.Conn, request proto.Message) (answer M, err error) {
+	m, err := conn.Call(ctx, request)
+	if err != nil {
+		return answer, err
+	}
+	answer, ok := m.(M)
+	if !ok {
+		return answer, fmt.Errorf("%T was answered with %T", request, m)
+	}
+	return answer, nil
+}
+
+// without returns a list without a node.
+func without(list []uint32, node uint32) []uint32 {
+	return slices.DeleteFunc(list, func(n uint32) bool { return n == node })
+}
+
+// listExtensions asks nodes for their extensions, and adds what those that are away are to have.
+func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions, error) {
+	away := s.awayExtensions(m.Node)
+	nodes, err := s.upNodes(int64(m.Node))
+	if err != nil && len(away) == 0 {
+		return nil, err
+	}
+	list, err := s.gatherExtensions(nodes, m)
+	list.Extensions = append(list.Extensions, away...)
+	sortExtensions(list)
+	return list, err
+}
+
+// awayExtensions lists the machine's extensions on nodes that cannot be asked, or on the one that is named.
+func (s *Server) awayExtensions(named int32) (list []*control.ExtensionState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.extensions {
+		for _, p := range x.Placed {
+			if (named == control.None || uint32(named) == p.Node) && wants(x, p.Node) && !s.nodes[p.Node].up() {
+				state := proto.CloneOf(p)
+				state.State = "its node is away"
+				list = append(list, state)
+			}
+		}
+	}
+	return list
+}
+
+func (s *Server) gatherExtensions(nodes []uint32, question proto.Message) (*control.Extensions, error) {
+	list := new(control.Extensions)
+	err := s.gather(nodes, gatherTimeout, question, func(node uint32, answer proto.Message) {
+		if x, ok := answer.(*control.Extensions); ok {
+			for _, e := range x.Extensions {
+				e.Node = node
+			}
+			list.Extensions = append(list.Extensions, x.Extensions...)
+		}
+	})
+	sortExtensions(list)
+	return list, err
+}
+
+func sortExtensions(list *control.Extensions) {
+	slices.SortFunc(list.Extensions, func(a, b *control.ExtensionState) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Handle, b.Handle))
+	})
+}

@@ -1,0 +1,243 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// has sets what a node says of its extensions: by number, in which state each is. It has them by handles that are 10 more.
+func (n *playedNode) has(states map[uint64]string) {
+	list := new(control.Extensions)
+	for number, state := range states {
+		list.Extensions = append(list.Extensions, &control.ExtensionState{Number: number, Handle: uint32(10 + number), State: state})
+	}
+	n.answers["ListExtensions"] = list
+}
+
+// withExtensions is a machine that an operator has inserted so many extensions into.
+func withExtensions(t *testing.T, nodes, extensions int) (*machine, *playedClient) {
+	m := up(t, nodes)
+	for _, n := range m.played {
+		n.answers = make(map[string]proto.Message)
+		n.has(nil)
+	}
+	c := m.client()
+	for number := range extensions {
+		for _, n := range m.played {
+			n.answers["InsertExtension"] = &control.Extensions{Extensions: []*control.ExtensionState{
+				{Number: uint64(1 + number), Handle: uint32(11 + number), State: active, Slot: "message", Name: fmt.Sprint("x", 1+number)},
+			}}
+		}
+		must[*control.Extensions](c, &control.InsertExtension{Node: control.None, Name: fmt.Sprint("x", 1+number)})
+	}
+	for _, n := range m.played {
+		take[*control.InsertExtension](&n.recorder)
+	}
+	return m, c
+}
+
+// inserted returns the names of what a node was told to insert.
+func (n *playedNode) inserted() string {
+	text := ""
+	for _, x := range take[*control.InsertExtension](&n.recorder) {
+		text += fmt.Sprint(x.Number, x.Name, " ")
+	}
+	return text
+}
+
+// removed returns the handles of what a node was told to remove.
+func (n *playedNode) removed() string {
+	text := ""
+	for _, x := range take[*control.RemoveExtension](&n.recorder) {
+		text += fmt.Sprint(x.Handle, " ")
+	}
+	return text
+}
+
+// A node that boots anew gets what was inserted into the machine, in order, and is given jobs only then. One that was started
+// again without that has it, or had it removed for its faults.
+func TestExtensionsOfNodeThatBoots(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			m, c := withExtensions(t, 2, 3)
+			if restarted {
+				m.restart()
+				c = m.client()
+				m.played[0].has(map[uint64]string{1: active, 2: active, 3: active})
+				m.played[0].connect()
+			}
+			n := m.played[1]
+			n.boot, n.mute["InsertExtension"] = "another boot", true
+			n.connect()
+			if state := c.node(1); state.Health != control.NodeHealth_NODE_LATE || c.freeCores() != 2 {
+				t.Errorf("a node without its extensions is %v", state)
+			}
+			n.mute["InsertExtension"] = false
+			n.connect()
+			if got := n.inserted(); got != "1x1 1x1 2x2 3x3 " { // the first time it did not answer
+				t.Errorf("it got %s", got)
+			}
+			if c.freeCores() != 4 {
+				t.Errorf("with them it is %v", c.node(1))
+			}
+			n.has(map[uint64]string{1: active, 2: "removed: it made 16 faults", 3: active})
+			n.connect()
+			if got := n.inserted() + m.played[0].inserted() + n.removed(); got != "" {
+				t.Errorf("then %s", got)
+			}
+		})
+	}
+}
+
+// What is removed is removed from nodes that are away, too.
+func TestExtensionRemovedWhileNodeIsAway(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			m, c := withExtensions(t, 2, 2)
+			must[*control.Done](c, &control.RemoveExtension{Node: 0, Handle: 11})
+			n := m.played[1]
+			n.silence()
+			time.Sleep(13 * time.Second)
+			list := must[*control.Extensions](c, &control.ListExtensions{Node: 1}).Extensions
+			if len(list) != 2 || list[0].Handle != 11 || list[0].Name != "x1" || list[0].State != "its node is away" {
+				t.Errorf("of a node that is away is listed %v", list)
+			}
+			must[*control.Done](c, &control.RemoveExtension{Node: 1, Handle: 11})
+			if _, err := c.ask(&control.RemoveExtension{Node: 1, Handle: 11}); err == nil {
+				t.Error("it was removed twice")
+			}
+			if restarted {
+				m.restart()
+				c = m.client()
+				m.played[0].has(map[uint64]string{2: active})
+				m.played[0].connect()
+			}
+			n.has(map[uint64]string{1: active, 2: active})
+			n.connect()
+			if got := n.removed() + n.inserted(); got != "11 " || c.freeCores() != 4 {
+				t.Errorf("the node that is back was told %s", got)
+			}
+			n.boot = "another boot"
+			n.has(nil)
+			n.connect()
+			if got := n.inserted(); got != "2x2 " {
+				t.Errorf("when it boots it gets %s", got)
+			}
+			// Nobody is to have the first any more, so it is forgotten.
+			if left, err := m.server.store.extensions(); err != nil || len(left) != 1 || left[0].Request.Number != 2 {
+				t.Errorf("recorded are %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// A node that was away when something was inserted gets it when it is heard again.
+func TestExtensionInsertedWhileNodeIsAway(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, c := withExtensions(t, 2, 0)
+		m.played[0].answers["InsertExtension"] = &control.Extensions{Extensions: []*control.ExtensionState{{Number: 1, Handle: 11, State: active}}}
+		m.played[1].silence()
+		time.Sleep(3 * time.Second) // it is late, and connected
+		must[*control.Extensions](c, &control.InsertExtension{Node: control.None, Name: "x"})
+		if got := m.played[0].inserted() + m.played[1].inserted(); got != "1x " {
+			t.Errorf("inserted: %s", got)
+		}
+		m.played[1].tell(&control.Heartbeat{Number: 1})
+		if got := m.played[1].inserted(); got != "1x " || c.freeCores() != 4 {
+			t.Errorf("inserted later: %s", got)
+		}
+	})
+}
+
+// What no node takes is not remembered, and a node is not asked again for what it has refused, nor for what is another's.
+func TestExtensionRefused(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, c := withExtensions(t, 3, 1)
+		for _, n := range m.played {
+			n.refused["InsertExtension"] = errors.New("it is no extension")
+		}
+		if _, err := c.ask(&control.InsertExtension{Node: control.None, Name: "bad"}); err == nil {
+			t.Error("nobody has said that it is refused")
+		}
+		delete(m.played[1].refused, "InsertExtension")
+		if _, err := c.ask(&control.InsertExtension{Node: control.None, Name: "odd"}); err == nil {
+			t.Error("nobody has said that it is refused on two nodes")
+		}
+		must[*control.Extensions](c, &control.InsertExtension{Node: 1, Name: "its own"})
+		for _, n := range m.played {
+			n.inserted()
+			n.boot = "another boot"
+			n.connect()
+		}
+		for i, want := range []string{"1x1 ", "1x1 3odd 4its own ", "1x1 "} {
+			if got := m.played[i].inserted(); got != want {
+				t.Errorf("node %d got %s", i, got)
+			}
+		}
+		if c.freeCores() != 6 || !m.logged("node0 does not get extension x1 of the machine: ") {
+			t.Error("the nodes are not up, or nobody says that they lack something")
+		}
+		m.played[0].connect()
+		if got := m.played[0].inserted(); got != "" {
+			t.Errorf("node 0 was asked again for %s", got)
+		}
+	})
+}
+
+// A node that comes up while the first extension of the machine is inserted gets it, too.
+func TestExtensionInsertedWhileNodeComesUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, c := withExtensions(t, 3, 0)
+		n := m.played[2]
+		n.conn.Close()
+		synctest.Wait()
+		m.played[0].mute["InsertExtension"] = true
+		for _, n := range m.played {
+			n.answers["InsertExtension"] = &control.Extensions{Extensions: []*control.ExtensionState{{Number: 1, Handle: 11, State: active}}}
+		}
+		asked := make(chan error)
+		go func() {
+			_, err := c.ask(&control.InsertExtension{Node: control.None, Name: "x"})
+			asked <- err
+		}()
+		synctest.Wait()
+		n.boot = "another boot"
+		n.connect()
+		if err := <-asked; err == nil {
+			t.Error("nobody has said that node 0 does not answer")
+		}
+		if got := n.inserted(); got != "1x " || c.freeCores() != 6 {
+			t.Errorf("the node that has come up got %s", got)
+		}
+	})
+}
+
+// What changes while a node has its extensions already and ends an old job is changed there before it is given jobs.
+func TestExtensionsOfNodeThatEndsJobs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, c := withExtensions(t, 2, 1)
+		n := m.played[1]
+		n.has(map[uint64]string{1: active})
+		n.mute["Forget"] = true
+		n.hosts(17, control.JobPhase_JOB_RUNNING)
+		n.connect()
+		must[*control.Done](c, &control.RemoveExtension{Node: 1, Handle: 11})
+		if got := n.removed(); got != "11 " {
+			t.Errorf("it is told to remove %s", got)
+		}
+		must[*control.Extensions](c, &control.InsertExtension{Node: control.None, Name: "x"})
+		if got := n.inserted(); got != "2x " {
+			t.Errorf("it is told to insert %s", got)
+		}
+		if free := c.freeCores(); free != 2 {
+			t.Errorf("%d cores are free", free)
+		}
+	})
+}

@@ -1,0 +1,81 @@
+//go:build guest
+
+package list
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/boot"
+	"margay/kernel/sched"
+	"margay/kernel/sched/schedtest"
+)
+
+func TestMain(m *testing.M) {
+	schedtest.Main()
+	os.Exit(m.Run())
+}
+
+// config is that of a node which is to be scheduled by sched_ext.
+var config = boot.Config{Profile: schedProfile, Substrate: "qemu"}
+
+// Tasks that were sched_ext's, one of them stopped, share their core by priorities when sched_ext cannot be had any more. The node
+// says why.
+func TestNoSchedExt(t *testing.T) {
+	first, lacks := Open(config, t.Logf)
+	defer first.Close()
+	if first.Name() != "sched_ext" || len(lacks) > 0 {
+		t.Fatalf("by %s, which lacks %q", first.Name(), lacks)
+	}
+	second, lacks := Open(config, t.Logf)
+	defer second.Close()
+	if second.Name() != "priority" || len(lacks) != 1 || !strings.Contains(lacks[0], "another scheduler is attached") {
+		t.Fatalf("by %s, which lacks %q", second.Name(), lacks)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var tasks []*schedtest.Process
+	for rank := range uint32(2) {
+		p := schedtest.Start(t, schedtest.Spin, 1)
+		p.Task.ID, p.Task.Core = sched.ID{Job: 7, Rank: rank}, 1
+		schedtest.Group(t, p)
+		leave(t, p)
+		tasks = append(tasks, p)
+	}
+	if err := tasks[1].Task.Stop(true); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range tasks {
+		if err := second.Add(p.Task); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ; {
+		before := []time.Duration{tasks[0].Ran(), tasks[1].Ran()}
+		time.Sleep(3 * time.Second)
+		spent := []time.Duration{tasks[0].Ran() - before[0], tasks[1].Ran() - before[1]}
+		t.Logf("of 3 s they had %v", spent)
+		if slices.Min(spent) > slices.Max(spent)*9/10 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("they do not take turns")
+		}
+	}
+}
+
+// leave makes the threads of a process what they are when the node kernel that had them under sched_ext has been killed.
+func leave(t *testing.T, p *schedtest.Process) {
+	t.Helper()
+	for _, thread := range sched.Threads(p.Task.PID) {
+		if err := unix.SchedSetAttr(thread.ID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_EXT}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+//go:build !guest
+
+package priority
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/sched"
+)
+
+// Whoever computes wants the core, and nobody else. A guest has no shell for this.
+func TestSleeps(t *testing.T) {
+	for name, c := range map[string]struct {
+		command string
+		signal  unix.Signal
+		state   string // as proc(5) has it
+		sleeps  bool
+	}{
+		"computes": {"while :; do :; done", 0, "R", false},
+		"waits":    {"read x", 0, "S", true},
+		"stopped":  {"while :; do :; done", unix.SIGSTOP, "T", true},
+		"ended":    {"while :; do :; done", unix.SIGKILL, "Z", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command("sh", "-c", c.command)
+			in, err := cmd.StdinPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				in.Close()
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait() // it was killed
+			}()
+			if err := unix.Kill(cmd.Process.Pid, c.signal); err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := sleeps(sched.Thread{Process: cmd.Process.Pid, ID: cmd.Process.Pid})
+				if got == c.sleeps && bytes.Contains(text, []byte("(sh) "+c.state)) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("it sleeps: %v; its state is to be %s: %s", got, c.state, text)
+				}
+			}
+		})
+	}
+	if sleeps(sched.Thread{Process: 1 << 30, ID: 1 << 30}) {
+		t.Error("a thread that is not there sleeps")
+	}
+}

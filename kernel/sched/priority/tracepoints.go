@@ -1,0 +1,170 @@
+package priority
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// tracepoints are where Linux says of any thread that it leaves a CPU, and that it was woken up. Filtered there, they tell nobody of
+// context switches that mean nothing, and they tell of a wake-up on the CPU of who wakes, when the other CPU has been told to
+// switch: that hardly delays the thread that wakes up. What they do not tell is a wake-up on a CPU that was idle. Nobody else waits
+// for such a CPU; see core.settle.
+type tracepoints struct{ switched, woken tracepoint }
+
+// tracepoint is one of them.
+type tracepoint struct {
+	id     uint64
+	thread int // where its record has the number of the thread, as Linux itself counts threads
+}
+
+// maxOffset is how far in a record a field can be that is looked at.
+const maxOffset = 64
+
+// The priorities of tasks' threads as tracepoints have them, from 99 down.
+const lowest, highest = 99 - int(ready), 99 - int(waking)
+
+// findTracepoints finds them.
+func findTracepoints() (*tracepoints, error) {
+	root, err := tracing()
+	if err != nil {
+		return nil, fmt.Errorf("tracepoints: %w", err)
+	}
+	defer root.Close()
+	var p tracepoints
+	if p.switched, err = findTracepoint(root.FS(), "sched_switch", "prev_pid"); err != nil {
+		return nil, err
+	}
+	if p.woken, err = findTracepoint(root.FS(), "sched_wakeup", "pid"); err != nil {
+		return nil, err
+	}
+	return &p, nil
+}
+
+// ask has Linux be ready to tell of them.
+func (p *tracepoints) ask(cpu int) (asked []*os.File, err error) {
+	for _, point := range []tracepoint{p.switched, p.woken} {
+		f, err := askPoint(point, cpu)
+		if err != nil {
+			return nil, errors.Join(err, closeAll(asked))
+		}
+		asked = append(asked, f)
+	}
+	return asked, nil
+}
+
+func closeAll(files []*os.File) error {
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// tracing is the root of tracefs, which is not mounted anywhere for this.
+func tracing() (*os.Root, error) {
+	const mounted = "/sys/kernel/tracing"
+	if _, err := os.Stat(mounted + "/events"); err == nil {
+		return os.OpenRoot(mounted)
+	}
+	context, err := unix.Fsopen("tracefs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("open tracefs: %w", err)
+	}
+	defer unix.Close(context)
+	if err := unix.FsconfigCreate(context); err != nil {
+		return nil, fmt.Errorf("make tracefs: %w", err)
+	}
+	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("mount tracefs: %w", err)
+	}
+	defer unix.Close(mount)
+	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", mount))
+}
+
+// findTracepoint reads what tracefs says of a tracepoint.
+func findTracepoint(root fs.FS, name, thread string) (p tracepoint, err error) {
+	dir := "events/sched/" + name
+	id, err := fs.ReadFile(root, dir+"/id")
+	if err != nil {
+		return p, fmt.Errorf("tracepoint %s: %w", name, err)
+	}
+	if p.id, err = strconv.ParseUint(strings.TrimSpace(string(id)), 10, 64); err != nil {
+		return p, fmt.Errorf("tracepoint %s: %w", name, err)
+	}
+	format, err := fs.ReadFile(root, dir+"/format")
+	if err != nil {
+		return p, fmt.Errorf("tracepoint %s: %w", name, err)
+	}
+	found := regexp.MustCompile(`\sfield:pid_t ` + thread + `;\s*offset:(\d+);\s*size:4;`).FindSubmatch(format)
+	if found == nil {
+		return p, fmt.Errorf("tracepoint %s: it has no %s", name, thread)
+	}
+	if p.thread, err = strconv.Atoi(string(found[1])); err == nil && p.thread > maxOffset {
+		err = fmt.Errorf("tracepoint %s: %s is at %d", name, thread, p.thread)
+	}
+	return p, err
+}
+
+// listen opens the rings that tell which threads begin to wait on a CPU, and which are woken up there from any CPU. Unless tasks are
+// apart from everybody else, it is only those of tasks' priorities.
+func (p *tracepoints) listen(cpu int, apart bool) (rings []*ring, err error) {
+	defer func() {
+		if err != nil {
+			closeRings(rings)
+			rings = nil
+		}
+	}()
+	wakers, err := online()
+	if err != nil {
+		return nil, err
+	}
+	// Of a thread that was preempted, prev_state is none of the lower bits.
+	waiting, waking := "prev_state & 0xff", fmt.Sprintf("target_cpu == %d", cpu)
+	if !apart {
+		waiting += fmt.Sprintf(" && prev_prio >= %d && prev_prio <= %d", highest, lowest)
+		waking += fmt.Sprintf(" && prio >= %d && prio <= %d", highest, lowest)
+	}
+	r, err := openPoint(p.switched, waits, cpu, waiting)
+	if err != nil {
+		return nil, err
+	}
+	rings = append(rings, r)
+	for _, waker := range wakers {
+		r, err := openPoint(p.woken, woken, waker, waking)
+		if err != nil {
+			return rings, err
+		}
+		rings = append(rings, r)
+	}
+	return rings, nil
+}
+
+// online are the CPUs that Linux has.
+func online() (cpus []int, err error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, found := range regexp.MustCompile(`(?m)^cpu(\d+) `).FindAllSubmatch(stat, -1) {
+		cpu, err := strconv.Atoi(string(found[1]))
+		if err != nil {
+			return nil, err
+		}
+		cpus = append(cpus, cpu)
+	}
+	return cpus, nil
+}
+
+func closeRings(rings []*ring) {
+	for _, r := range rings {
+		r.close()
+	}
+}

@@ -1,0 +1,64 @@
+package schedext
+
+import "margay/kernel/sched"
+
+// Watch implements sched.Enforcer.
+func (e *Enforcer) Watch(w sched.Watcher) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.watcher = w
+	for _, c := range e.cores {
+		if c.cpu >= 0 && !e.closed {
+			e.watched(c)
+		}
+	}
+}
+
+// watched has the skeleton know whether somebody wants to know who gets a core. The caller holds the lock.
+func (e *Enforcer) watched(c *core) {
+	on := uint32(0)
+	if e.watcher != nil {
+		on = 1
+	}
+	e.skeleton.given(c.cpu).watched().Store(on)
+}
+
+// switched tells that a core has gone to another task. The caller holds the lock.
+func (e *Enforcer) switched(c *core, ev event) {
+	if e.watcher == nil {
+		return
+	}
+	var to sched.ID
+	if ev.Serial != 0 {
+		t := c.task(ev.Serial)
+		if t == nil {
+			return // it has ended meanwhile, of which another event tells
+		}
+		to = t.ID
+	}
+	e.watcher(c.number, ev.Answer, to, c.why(ev.Epoch, ev.Who))
+}
+
+// task returns the task with a serial, nil if there is none any more.
+func (c *core) task(serial uint32) *task {
+	for _, t := range c.order {
+		if t.owner.Serial == serial {
+			return t
+		}
+	}
+	return nil
+}
+
+// why names who has decided.
+func (c *core) why(epoch, who uint32) string {
+	switch who {
+	case nobody:
+		return "turns"
+	case theFloor:
+		return "floor"
+	}
+	if p := c.chain.judged(epoch, who); p != nil {
+		return p.Name
+	}
+	return "a scheduler that has been replaced"
+}

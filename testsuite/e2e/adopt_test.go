@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/rates"
+)
+
+// Ranks that share a core go on when their node kernel is killed, and the next one shares the core as the one before did, by the
+// same extension, after a while in which all of them run as Linux likes. So does the rank that is left at last.
+func TestNodeKernelKilledWhileSharing(t *testing.T) {
+	restart := func(m *machine) {
+		if r := m.margay("machine", "restart", "0"); r.code != 0 {
+			m.t.Fatal(r)
+		}
+	}
+	for _, c := range []struct {
+		name, substrate, sharing string
+		args                     []string
+		kill                     func(*machine)
+	}{
+		{"hosted", "hosted", "priority", nil, func(m *machine) { kill(m.t, m.nodeKernels()[0]) }},
+		{"qemu", "qemu", "priority", nil, restart},
+		{"sched_ext", "qemu", "sched_ext", []string{"--profile", "sched"}, restart},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := up(t, c.substrate, 1, 1, c.args...)
+			for policy, share := range map[string]float64{"weighted": 3. / 4, "infinite": 1} {
+				job := m.start("run", "-n", "2", "--per-core", "2", "--keep-going", probe(), "share", "0", "3600")
+				job.awaitRanks("waits", 2)
+				m.killedWhileSharing(policy, share, c.sharing, c.kill)
+				job.wait()
+				m.awaitIdle(commandTimeout)
+			}
+		})
+	}
+}
+
+func (m *machine) killedWhileSharing(policy string, share float64, sharing string, kill func(*machine)) {
+	t := m.t
+	job := m.onlyJob()
+	r := m.margay("ext", "insert", job, object(t, "sched/"+policy))
+	handle := regexp.MustCompile(`\b0\.\d+\b`).FindString(r.stdout)
+	if r.code != 0 || handle == "" {
+		t.Fatal(r)
+	}
+	m.awaitShare(policy, share)
+	nodes := func() string { return m.margay("nodes").stdout }
+	for range 2 {
+		kill(m)
+		m.awaitShare(policy, share)
+		eventually(t, commandTimeout, "cores shared by "+sharing, func() bool { return strings.Contains(nodes(), " "+sharing+" ") }, nodes)
+		if list := m.margay("ext", "list").stdout; !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(handle) + ` .* active`).MatchString(list) {
+			t.Errorf("extension %s of job %s is not in its slot:\n%s", handle, job, list)
+		}
+	}
+	had := m.topView("--interval=1s").Cores[0].Ranks[0].Rank // who computes more; the other one may be held
+	kill(m)
+	end := func(rank uint32) func() bool { // a node kernel that is just being started may not hear of it
+		return func() bool {
+			m.margay("kill", "-s", "KILL", "--rank", fmt.Sprint(rank), job)
+			return m.computesAlone()
+		}
+	}
+	state := func() string { return m.margay("top", "--once").stdout }
+	eventually(t, commandTimeout, "end of one rank, computing of the other", end(had), state)
+	if r := m.margay("ext", "remove", handle); r.code != 0 {
+		t.Error(r)
+	}
+	eventually(t, commandTimeout, "computing without a scheduler", m.computesAlone, state)
+	if strings.HasSuffix(t.Name(), "hosted") {
+		m.ordinary()
+	}
+	m.margay("kill", job)
+}
+
+// computesAlone reports whether one rank has the core of a machine to itself, and gets on. How fast is for whoever else uses the CPU to say.
+func (m *machine) computesAlone() bool {
+	ranks := m.core().Ranks
+	return len(ranks) == 1 && ranks[0].CPU > 1
+}
+
+// core is what margay top says of the first core of a machine, nothing while its node is away.
+func (m *machine) core() (c rates.Core) {
+	m.t.Helper()
+	var v rates.View
+	r := m.margay("top", "--once", "--json", "--interval=2s")
+	if err := json.Unmarshal([]byte(r.stdout), &v); err == nil && len(v.Cores) > 0 {
+		c = v.Cores[0]
+	}
+	return c
+}
+
+// awaitShare waits until two ranks have the core by a policy, in the sum of some looks one of them such a share.
+func (m *machine) awaitShare(policy string, share float64) {
+	m.t.Helper()
+	var first, second float64
+	eventually(m.t, commandTimeout, fmt.Sprintf("share of %.2f by %s", share, policy), func() bool {
+		ranks := m.core().Ranks
+		if len(ranks) != 2 || !strings.Contains(ranks[0].Why+ranks[1].Why, "("+policy+")") {
+			return false
+		}
+		first, second = first+ranks[0].CPU, second+ranks[1].CPU
+		return first > 10 && math.Abs(first/(first+second)-share) <= 0.05*share
+	}, func() string {
+		return fmt.Sprintf("they had %.0f and %.0f\n%s", first, second, m.margay("top", "--once").stdout)
+	})
+}
+
+// ordinary demands of the process of the one rank of a hosted machine that it is not stopped and has no real-time priority.
+func (m *machine) ordinary() {
+	m.t.Helper()
+	var threads []string
+	for _, pid := range m.processes() {
+		if command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(command), probe()+"\x00") {
+			found, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+			threads = append(threads, found...)
+		}
+	}
+	if len(threads) == 0 {
+		m.t.Error("the rank has no process")
+	}
+	for _, thread := range threads {
+		tid, _ := strconv.Atoi(filepath.Base(thread))
+		attr, err := unix.SchedGetAttr(tid, 0)
+		status, _ := os.ReadFile(thread + "/status")
+		if err != nil || attr.Policy != unix.SCHED_NORMAL || strings.Contains(string(status), "State:\tT") {
+			m.t.Errorf("thread %d: %+v, %v\n%s", tid, attr, err, status)
+		}
+	}
+}
