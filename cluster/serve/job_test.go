@@ -314,6 +314,22 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
+// Whoever is told that a job could not be launched finds its cores free, also where a node is slow to forget it.
+func TestRefusedJobHasNoCores(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		m.played[0].mute["Forget"] = true
+		m.played[1].refused["Prepare"] = control.Failf(control.Code_CODE_NO_ROOM, "no memory")
+		if answer, err := c.ask(&control.RunRequest{Spec: spec(4)}); err == nil {
+			t.Errorf("it is answered with %v", answer)
+		}
+		if c.freeCores() != 4 {
+			t.Errorf("%d cores are free", c.freeCores())
+		}
+	})
+}
+
 // A job can fail just when the last node has its files. It must not be recorded as running then.
 func TestFailsWhenLoaded(t *testing.T) {
 	bubble(t, func(t *testing.T) {

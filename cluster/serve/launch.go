@@ -110,10 +110,8 @@ func (s *Server) launch(j *job, request *control.Frame, client *control.Conn) {
 	_, _ = rand.Read(secret) // it never fails
 	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret}
 	if !s.step(j, prepareTimeout, prepare) {
-		s.mu.Lock()
-		failure := j.failure
-		s.mu.Unlock()
-		client.Answer(request, nil, failure)
+		<-j.done // its cores are free when the client hears of it
+		client.Answer(request, nil, j.failure)
 		return
 	}
 	client.Answer(request, &control.RunReply{Job: j.number, Places: j.places}, nil)
