@@ -3,6 +3,7 @@ package sched
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -49,6 +50,7 @@ type Core struct {
 	told     ID       // what Switched was told last
 	decider  *judged  // who has chosen running; nil: this package
 	plan     Plan
+	until    uint64 // the end of the quantum; slot.Infinite: nobody knows
 	rescue   uint64 // until when a rescued task has the core; 0: none has
 	info     CoreInfo
 }
@@ -70,7 +72,14 @@ type entry struct {
 
 	ran      time.Duration // as the meter has told last
 	messages uint32
+
+	end  time.Duration // the processor time that it is to have had when its quantum is over; forever if that is infinite
+	over bool          // it was, and the core went to another task
+	owes time.Duration // by how much quanta of its turns were too long
 }
+
+// forever is the end of an infinite quantum.
+const forever = time.Duration(math.MaxInt64)
 
 // NewCore makes an empty core, of whose number its policies are told.
 func NewCore(number int, meter Meter) (*Core, error) {
@@ -78,7 +87,7 @@ func NewCore(number int, meter Meter) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Core{number: number, meter: meter, event: event, plan: Plan{Run: -1, Next: slot.Infinite}}, nil
+	return &Core{number: number, meter: meter, event: event, plan: Plan{Run: -1, Next: slot.Infinite}, until: slot.Infinite}, nil
 }
 
 // Close releases what the core has.
@@ -240,7 +249,7 @@ func (c *Core) describe(t *entry) slot.SchedTask {
 // decide makes a new plan.
 func (c *Core) decide(now uint64, why slot.Why, target ID) {
 	if now < c.rescue {
-		c.arm(now, c.rescue-now)
+		c.arm(now, c.rescue)
 		return
 	}
 	c.rescue = 0
@@ -294,8 +303,8 @@ func (c *Core) save(now uint64, t *entry) {
 		}
 	}
 	c.give(now, t)
-	c.rescue = now + uint64(Turn)
-	c.arm(now, uint64(Turn))
+	c.rescue = c.grant(now, uint64(Turn))
+	c.arm(now, c.rescue)
 }
 
 // Starved says why a policy is removed that needed the floor too often; err says how it did the last time.
@@ -367,18 +376,18 @@ func (c *Core) turns(now uint64, why slot.Why) opinion {
 			c.become(t, now, slot.Ready)
 		}
 	}
-	next, o := c.longest(), opinion{task: c.running, quantum: slot.Infinite}
+	next := c.longest()
 	if next == nil {
-		return o
+		return opinion{task: c.running, quantum: slot.Infinite}
 	}
-	if c.running == nil || why == slot.Tick || now-c.running.since >= uint64(Turn) {
-		o.task = next
-	}
-	if o.task != next || c.running != nil || c.others(next) {
-		o.quantum = uint64(Turn)
-		if o.task == c.running {
-			o.quantum -= now - o.task.since
+	if t := c.running; t != nil && why != slot.Tick {
+		if end := min(t.since+uint64(Turn), c.until); now < end { // it is in the middle of its turn
+			return opinion{task: t, quantum: end - now}
 		}
+	}
+	o := opinion{task: next, quantum: slot.Infinite}
+	if c.running != nil || c.others(next) {
+		o.quantum = uint64(Turn)
 	}
 	return o
 }
@@ -399,7 +408,7 @@ func (c *Core) obey(now uint64, o opinion) {
 		}
 	}
 	c.give(now, o.task)
-	c.arm(now, o.quantum)
+	c.arm(now, c.grant(now, o.quantum))
 }
 
 // give makes a task the one that runs, nobody if it is nil.
@@ -409,12 +418,34 @@ func (c *Core) give(now uint64, t *entry) {
 	}
 	if c.running != nil {
 		c.become(c.running, now, slot.Ready)
+		c.running.over = c.running.end != forever && now >= c.until
 	}
 	c.running = t
 	if t != nil {
 		c.become(t, now, slot.Running)
 		c.info.Switches++
 	}
+}
+
+// grant gives the task that runs the core for a quantum, and returns until when that is. What a turn of it was too long is taken from
+// it, but not more than half: whoever ends turns is late at times, and it may be for the same task every time.
+func (c *Core) grant(now, quantum uint64) (until uint64) {
+	t := c.running
+	if t == nil {
+		t = &entry{}
+	}
+	if t.over {
+		t.owes = min(max(0, t.owes+t.ran-t.end), Turn)
+	}
+	t.end, t.over = forever, false
+	if quantum > uint64(MaxQuantum) {
+		return slot.Infinite
+	}
+	cut := min(t.owes, time.Duration(quantum/2))
+	t.owes -= cut
+	granted := max(time.Duration(quantum)-cut, MinQuantum)
+	t.end = t.ran + granted
+	return now + uint64(granted)
 }
 
 // tell tells who has the core, if that is new.
@@ -429,13 +460,11 @@ func (c *Core) tell(at uint64) {
 	c.told = now
 }
 
-// arm makes the plan: the task that runs has the core for a quantum, unless another one starves before that.
-func (c *Core) arm(now, quantum uint64) {
+// arm makes the plan: the task that runs has the core until then, unless another one starves before that.
+func (c *Core) arm(now, until uint64) {
 	c.tell(now)
-	c.plan = Plan{Run: -1, Next: slot.Infinite}
-	if quantum <= uint64(MaxQuantum) {
-		c.plan.Next = now + max(quantum, uint64(MinQuantum))
-	}
+	c.until = until
+	c.plan = Plan{Run: -1, Next: c.until}
 	if t := c.longest(); t != nil && c.rescue == 0 {
 		c.plan.Next = min(c.plan.Next, t.since+uint64(Floor))
 	}

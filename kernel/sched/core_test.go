@@ -211,6 +211,49 @@ func TestContext(t *testing.T) {
 	}
 }
 
+// Whoever had more than its quantum has that less the next time, but has half of the quantum whatever happened.
+func TestLateTurns(t *testing.T) {
+	roundrobin := func(b *bench) *Policy {
+		return b.policy(1, func(s *slot.SchedContext) slot.Verdict {
+			s.Quantum = uint64(10 * time.Millisecond)
+			return slot.Verdict(1 - max(0, b.Info().Running))
+		})
+	}
+	for name, policies := range map[string]func(*bench) []*Policy{
+		"turns":  func(*bench) []*Policy { return nil },
+		"policy": func(b *bench) []*Policy { return []*Policy{roundrobin(b)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, 2)
+			b.SetPolicies(b.now, policies(b))
+			b.pass(20 * time.Millisecond)
+			had := [2]time.Duration{b.ran[rankID(0)], b.ran[rankID(1)]}
+			for range 1000 {
+				p := b.Plan()
+				late := time.Duration(p.Run) * 3 * time.Millisecond // the second one is let go late every time
+				b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + late
+				b.now = p.Next + uint64(late)
+				b.Tick(b.now)
+			}
+			first, second := b.ran[rankID(0)]-had[0], b.ran[rankID(1)]-had[1]
+			if diff := second - first; diff < -20*time.Millisecond || diff > 20*time.Millisecond || first < 4*time.Second {
+				t.Errorf("they had %v and %v", first, second)
+			}
+
+			p := b.Plan()
+			b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + time.Minute // somebody stopped everything
+			b.now = p.Next + uint64(time.Minute)
+			b.Tick(b.now)
+			b.passTicks(time.Second, 1)
+			b.runs("after a minute", p.Run, 5*time.Millisecond)
+			b.passTicks(time.Second, 2)
+			b.runs("after that", p.Run, 5*time.Millisecond)
+			b.passTicks(time.Second, 2)
+			b.runs("all is forgiven", p.Run, 10*time.Millisecond)
+		})
+	}
+}
+
 // The first policy that has an opinion decides; each has its own data.
 func TestChainOfPolicies(t *testing.T) {
 	b := newBench(t, 2)
@@ -238,7 +281,7 @@ func TestChainOfPolicies(t *testing.T) {
 		t.Errorf("the second was asked %d times, %b are held", asked, b.Plan().Hold)
 	}
 	b.SetPolicies(b.now, nil)
-	b.runs("nobody decides", 0, Turn)
+	b.runs("nobody decides, and a quantum is not over", 0, MinQuantum)
 	if b.Plan().Hold != 0 {
 		t.Error("somebody is still held")
 	}

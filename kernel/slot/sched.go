@@ -14,7 +14,7 @@ type SchedContext struct {
 	Count   uint32 // tasks; the others are zero
 	Target  uint32 // the task that Why is about; NoTask when it is about none, or about one that is gone
 	Now     uint64 // nanoseconds of a clock that never goes back
-	Quantum uint64 // out: nanoseconds until the next tick; Infinite when it comes in
+	Quantum uint64 // out: nanoseconds until the next tick, which may be late, and is made up for; Infinite when it comes in
 	Hold    uint64 // in and out: bit i is set when task i is kept off the core on purpose
 	Tasks   [MaxTasks]SchedTask
 }

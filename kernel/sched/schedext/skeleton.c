@@ -21,6 +21,7 @@
 #define SHARE (4 * MILLISECOND)         /* of a thread while others of its process wait */
 #define STOPPING MILLISECOND            /* what a thread is given to stop in */
 #define WORK (MILLISECOND / 2)          /* what a policy may take for an answer */
+#define FOREVER (~0ull)
 #define PATIENCE 4                      /* answers in a row for which it took longer are a fault: one may be a host's pause */
 
 #define MAX_CPUS 512
@@ -62,6 +63,8 @@ struct place {
 	__u64 ran;
 	__u64 since;
 	__u64 spent; /* what the core had spent on tasks then */
+	__u64 end;   /* what it is to have run when its quantum is over, FOREVER if that is infinite */
+	__s64 owes;  /* by how much quanta of its turns were too long */
 };
 
 /* What the skeleton knows about a core. Masks have a bit for each place. */
@@ -88,6 +91,7 @@ struct core {
 	__u32 guest;   /* what runs is no business of policies, and they are not asked before it is over */
 	__u32 again;   /* something happened while no thread of ours ran, for which the core is to decide anew */
 	__u32 told;    /* serial of the task that had the core last */
+	__s64 late;    /* by how much the quantum that is over was too long, should the core change hands */
 	struct place places[MARGAY_TASKS];
 };
 
@@ -321,6 +325,32 @@ part int look(__u32 cpu, __u32 prev)
 	return 0;
 }
 
+/* over reports whether the quantum is. */
+static inline_always bool over(struct core *c)
+{
+	return c->until != MARGAY_INFINITE && c->until <= c->now + SLACK;
+}
+
+static inline_always __s64 within(__s64 value, __s64 least, __s64 most)
+{
+	return value < least ? least : value > most ? most : value;
+}
+
+/* measure finds out by how much the quantum of the task that has the core was too long, if it is over. Quanta end when Linux's clock
+ * ticks, and how long after their end that is depends on when they began: it may be the same task that has more every time. So
+ * what a turn was too long is taken from the next one of that task. It may have been too short by SLACK. */
+static inline_always void measure(struct here *h)
+{
+	struct core *c = h->c;
+
+	c->late = 0;
+	if (c->current >= MARGAY_TASKS || !over(c))
+		return;
+	struct place *p = place(h, c->current);
+	if (p->end != FOREVER)
+		c->late = p->ran - p->end;
+}
+
 /* run_thread gives the core to a thread of a place for so long: to the one that has waited for the longest time, or to the one that
  * has the core if it is the only one. */
 static inline_always bool run_thread(struct here *h, __u32 at, struct task_struct *prev, __u32 prev_at, __u64 slice)
@@ -367,8 +397,12 @@ part __u64 give(__u32 cpu, __u32 at)
 	if (slice < SHORTEST)
 		slice = SHORTEST;
 	if (at != c->current) {
-		if (c->current < MARGAY_TASKS && place(&h, c->current)->state == MARGAY_RUNNING)
-			become(c, place(&h, c->current), MARGAY_READY);
+		if (c->current < MARGAY_TASKS) {
+			struct place *p = place(&h, c->current);
+			if (p->state == MARGAY_RUNNING)
+				become(c, p, MARGAY_READY);
+			p->owes = within(p->owes + c->late, -(__s64)SLACK, TURN);
+		}
 		c->current = NONE;
 		if (at < MARGAY_TASKS && c->ready >> at & 1) {
 			c->current = at;
@@ -390,10 +424,23 @@ static inline_always void run(struct here *h, __u32 at, struct task_struct *prev
 		run_thread(h, h->c->current, prev, prev_at, slice);
 }
 
-/* set_quantum says when the core is to change hands at the latest. */
-static inline_always void set_quantum(struct core *c, __u64 quantum)
+/* set_quantum says when the core is to change hands at the latest, which is to be the task's at a place. Half of the quantum is the
+ * task's, whatever it owes. */
+static inline_always void set_quantum(struct here *h, __u32 at, __u64 quantum)
 {
-	c->until = quantum > LONGEST ? MARGAY_INFINITE : c->now + quantum;
+	struct place *p = place(h, at);
+
+	if (quantum > LONGEST) {
+		h->c->until = MARGAY_INFINITE;
+		p->end = FOREVER;
+		return;
+	}
+	__s64 cut = within(p->owes, -(__s64)SLACK, quantum / 2);
+
+	p->owes -= cut;
+	quantum -= cut;
+	h->c->until = h->c->now + quantum;
+	p->end = p->ran + quantum;
 }
 
 /* guest returns the place of what is to run and is not the business of policies, or NONE: threads that have to run to be stopped, and
@@ -446,7 +493,7 @@ part __u32 starved(__u32 cpu)
 	}
 	c->rescues++;
 	c->decider = THE_FLOOR;
-	set_quantum(c, TURN);
+	set_quantum(&h, found, TURN);
 	return found;
 }
 
@@ -471,7 +518,7 @@ part __u32 turns(__u32 cpu)
 		return NONE;
 	struct core *c = h.c;
 	__u32 next = NONE;
-	__u64 since = ~0ull, used = 0;
+	__u64 since = ~0ull;
 
 	c->decider = NOBODY;
 	hold(&h, 0);
@@ -480,16 +527,22 @@ part __u32 turns(__u32 cpu)
 			next = i;
 			since = place(&h, i)->since;
 		}
-	c->until = MARGAY_INFINITE;
-	if (next == NONE)
+	if (next == NONE) {
+		if (c->current < MARGAY_TASKS)
+			set_quantum(&h, c->current, MARGAY_INFINITE);
 		return c->current;
-	if (c->current < MARGAY_TASKS)
-		used = c->now - place(&h, c->current)->since;
-	if (used && used + SLACK < TURN)
-		next = c->current;
-	else
-		used = 0;
-	set_quantum(c, TURN - used);
+	}
+	if (c->current < MARGAY_TASKS) {
+		__u64 end = place(&h, c->current)->since + TURN;
+
+		if (c->until < end)
+			end = c->until;
+		if (end > c->now + SLACK) { /* it is in the middle of its turn */
+			c->until = end;
+			return c->current;
+		}
+	}
+	set_quantum(&h, next, TURN);
 	return next;
 }
 
@@ -550,7 +603,7 @@ part __u64 reason(__u32 cpu)
 	done &= signals; /* what has come meanwhile is for the next time */
 	if (done)
 		__sync_fetch_and_and(&h.g->signals, ~done);
-	if (target == NONE && why == MARGAY_TICK && c->until > c->now + SLACK)
+	if (target == NONE && why == MARGAY_TICK && !over(c))
 		return NO_REASON;
 	return (__u64)target << 32 | why;
 }
@@ -621,6 +674,7 @@ SEC("struct_ops/dispatch") int dispatch(__u64 *ctx)
 	h.c->again = 0;
 	charge(&h, h.c->now);
 	look(cpu, prev_at);
+	measure(&h);
 
 	__u32 chosen = guest(cpu, prev_at);
 
@@ -741,8 +795,8 @@ static noinline __u64 chain(struct margay_sched *s, __u64 cpu)
 	return judge(s, cpu, kept, answer, answer);
 }
 
-/* obey notes who is held, and for how long the core is given away. */
-part int obey(__u32 cpu, __u64 quantum)
+/* obey notes who is held, and for how long the core is given to whom. */
+part int obey(__u32 cpu, __u32 chosen, __u64 quantum)
 {
 	struct here h;
 
@@ -751,7 +805,7 @@ part int obey(__u32 cpu, __u64 quantum)
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
 		if (h.c->hold >> i & 1)
 			become(h.c, place(&h, i), MARGAY_HELD);
-	set_quantum(h.c, quantum);
+	set_quantum(&h, chosen, quantum);
 	return 0;
 }
 
@@ -769,7 +823,7 @@ SEC("struct_ops/dispatch") int policy(__u64 *ctx)
 	__u32 chosen = chain(s, cpu);
 
 	if (chosen < MARGAY_TASKS)
-		obey(cpu, s->quantum);
+		obey(cpu, chosen, s->quantum);
 	else
 		chosen = turns(cpu);
 	if (chosen < MARGAY_TASKS)

@@ -46,6 +46,7 @@ type coreState struct {
 	Switches, Asked, Rescues, Lost     uint64
 	Current, Runner, Alone             uint32
 	Decider, Epoch, Guest, Again, Told uint32
+	Late                               int64
 	Places                             [slot.MaxTasks]placeState
 }
 
@@ -55,6 +56,8 @@ type placeState struct {
 	Ran    uint64
 	Since  uint64
 	Spent  uint64
+	End    uint64
+	Owes   int64
 }
 
 // Values of coreState.
