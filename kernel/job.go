@@ -163,7 +163,7 @@ func (j *job) messageConfig() message.JobConfig {
 	for _, ranks := range j.node.coresOf(j.spec) {
 		j.shares = j.shares || ranks > 1
 	}
-	c.Arrived = j.arrived
+	c.Arrived, c.Woken = j.arrived, j.woken
 	return c
 }
 

@@ -17,6 +17,7 @@ type Scheduler interface {
 	Remove(sched.ID)
 	SetPolicies(core int, policies []*sched.Policy) error
 	Arrived(id sched.ID, waiting uint32)
+	Woken(sched.ID)
 	Cores() []sched.CoreInfo
 	Watch(sched.Watcher)
 }
@@ -194,11 +195,27 @@ func (n *Node) setPolicies(job uint32, core int) {
 	}
 }
 
-// arrived tells the scheduler of a message, unless the rank has its core to itself and there are no policies.
+// arrived tells the scheduler of a message.
 func (j *job) arrived(rank int, waiting uint32) {
-	if s := j.node.opened(); s != nil && (j.shares || j.node.policies.Load()) {
+	if s := j.scheduler(); s != nil {
 		s.Arrived(sched.ID{Job: j.spec.Job, Rank: uint32(rank)}, waiting)
 	}
+}
+
+// woken tells the scheduler of a rank that was woken up.
+func (j *job) woken(rank int) {
+	if s := j.scheduler(); s != nil {
+		s.Woken(sched.ID{Job: j.spec.Job, Rank: uint32(rank)})
+	}
+}
+
+// scheduler returns the scheduler, nil while there is none or the job does not need it: its ranks have cores to themselves and there
+// are no policies.
+func (j *job) scheduler() Scheduler {
+	if j.shares || j.node.policies.Load() {
+		return j.node.opened()
+	}
+	return nil
 }
 
 // leave takes a rank that has ended off its core. It reports whether its start had been told: nothing is of a process that has

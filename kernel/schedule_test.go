@@ -55,6 +55,10 @@ func (h *heard) Arrived(id sched.ID, waiting uint32) {
 	h.words = append(h.words, fmt.Sprintf("%d for %d.%d", waiting, id.Job, id.Rank))
 }
 
+func (h *heard) Woken(id sched.ID) {
+	h.words = append(h.words, fmt.Sprintf("woken %d.%d", id.Job, id.Rank))
+}
+
 func (h *heard) Remove(id sched.ID) {
 	h.words = append(h.words, fmt.Sprintf("remove %d.%d", id.Job, id.Rank))
 }
@@ -254,6 +258,8 @@ func TestPolicies(t *testing.T) {
 	}
 	alone.arrived(1, 5)
 	shared.arrived(1, 6)
+	alone.woken(1)
+	shared.woken(2)
 	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
 	insert := func(job uint32) uint32 {
 		handle, err := n.extensions.Set(job).Insert(extension.Request{Object: object})
@@ -264,7 +270,7 @@ func TestPolicies(t *testing.T) {
 	}
 	handle := insert(7)
 	alone.arrived(1, 7)
-	h.expect(t, "6 for 8.1", "policies of core 1: 1", "7 for 7.1")
+	h.expect(t, "6 for 8.1", "woken 8.2", "policies of core 1: 1", "7 for 7.1")
 	insert(extension.Machine)
 	h.expectInAnyOrder(t, "policies of core 1: 2", "policies of core 2: 1")
 	if err := n.RemoveExtension(handle, "a test"); err != nil {

@@ -106,6 +106,10 @@ type JobConfig struct {
 	// Arrived is told that a message has come for a rank of this node, and how many wait for it at most. nil: nobody wants to
 	// know. It is called for every message, on a goroutine that receives them: it must not wait, nor call the engine.
 	Arrived func(rank int, waiting uint32)
+
+	// Woken is told that a rank of this node may have been woken up, unless Arrived is told after that. nil: nobody wants to know.
+	// It must not wait, nor call the engine.
+	Woken func(rank int)
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.

@@ -228,8 +228,8 @@ func (j *Job) mend() {
 		r.seen = *j.ledger.released
 		r.release(*j.ledger.released)
 		// Who has been told to wake up may not have been woken.
-		r.bell.ring()
-		r.alarm.ring()
+		r.rouse(&r.bell)
+		r.rouse(&r.alarm)
 	}
 	if n := *j.ledger.forwarding; n != 0 {
 		j.fault("%d messages that were being forwarded were lost when the node kernel of node%d was started again", n, j.engine.config.Self)

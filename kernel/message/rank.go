@@ -198,7 +198,7 @@ func (r *rank) flush() {
 	j.countBatches(r.batches)
 	j.spend(r.costs)
 	if r.sent.Release() {
-		r.bell.ring()
+		r.rouse(&r.bell)
 	}
 	j.sendBatches(r.batches)
 }
@@ -276,18 +276,24 @@ func (r *rank) push(in *inbox, record wire.Record) bool {
 	switch {
 	case in == &r.upcalls && wake && in.ring.Claim():
 		r.alarm.ring()
-	case in == &r.upcalls:
-		r.wake() // it may sleep in its library
-	case wake:
+	case in == &r.upcalls && r.sleeps() || in != &r.upcalls && wake:
 		r.bell.ring()
 	}
 	return true
 }
 
-// wake rings the bell for a rank that sleeps.
-func (r *rank) wake() {
-	if r.area.ReceiveWaiting().Load() != 0 {
-		r.bell.ring()
+// sleeps reports whether the rank sleeps in its library, or is about to.
+func (r *rank) sleeps() bool { return r.area.ReceiveWaiting().Load() != 0 }
+
+// rouse rings the rank where no message may have come.
+func (r *rank) rouse(s *socketEnds) {
+	s.ring()
+	r.woken()
+}
+
+func (r *rank) woken() {
+	if r.job.config.Woken != nil {
+		r.job.config.Woken(r.number)
 	}
 }
 
@@ -321,6 +327,7 @@ func (r *rank) refillInbox(in *inbox, back *refunds) bool {
 			}
 			continue
 		}
+		r.woken()
 		r.delivered(&w)
 		in.overflow = in.overflow[1:]
 		r.job.ledger.waiting[r.index]--
@@ -356,7 +363,9 @@ func (r *rank) release(number uint64) {
 func (r *rank) letOut(number uint64) {
 	r.left(number)
 	r.area.Released().Store(number)
-	r.wake()
+	if r.sleeps() {
+		r.rouse(&r.bell)
+	}
 }
 
 // Ended tells that the process of a rank has ended. What it had sent before is still sent.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,6 +125,54 @@ func TestArrived(t *testing.T) {
 	if len(came) != 0 {
 		t.Errorf("and %+v", <-came)
 	}
+}
+
+// Whoever schedules the ranks is told of each that is woken up for another reason than a message.
+func TestWoken(t *testing.T) {
+	var woken [2]atomic.Bool
+	j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
+		Arrived: func(int, uint32) {}, Woken: func(rank int) { woken[rank].Store(true) }})
+	a, b := j.join(0), j.join(1)
+	reset := func() {
+		for i := range woken {
+			woken[i].Store(false)
+		}
+	}
+
+	reset()
+	b.area.ReceiveWaiting().Store(1) // it sleeps, a does not
+	b.enter()
+	if !a.barrier(10 * time.Second) {
+		t.Fatal("the barrier is not complete")
+	}
+	await(t, "news of rank 1, which the barrier wakes up", woken[1].Load)
+	if woken[0].Load() {
+		t.Error("rank 0, which does not sleep, was woken up by the barrier")
+	}
+
+	reset()
+	sent := 0
+	payload := make([]byte, wire.MaxPayload)
+	for full := time.Now(); time.Since(full) < 100*time.Millisecond; { // until there is no room anywhere
+		if a.post(1, uint16(slot.Deliver), 0, payload) {
+			sent, full = sent+1, time.Now()
+		}
+	}
+	if woken[1].Load() {
+		t.Error("messages count as something else")
+	}
+	if !a.send.Wait(len(payload)) {
+		t.Fatal("there is room")
+	}
+	reset()
+	for i := range sent {
+		if _, ok := b.next(10 * time.Second); !ok {
+			t.Fatalf("%d of %d messages came", i, sent)
+		}
+	}
+	await(t, "news of rank 0, which has room again", woken[0].Load)
+	await(t, "news of rank 1, to which what waited for room has been given", woken[1].Load)
+	j.noFault()
 }
 
 // The context of a message says who sent it and what it holds, and nothing of the message before it.

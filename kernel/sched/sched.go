@@ -85,6 +85,10 @@ type Enforcer interface {
 	// Arrived tells that so many messages wait for a task, for which the core may change hands at once.
 	Arrived(id ID, waiting uint32)
 
+	// Woken tells that the node kernel may have woken a task up, for another reason than a message. It does not wait, and may be
+	// called by whoever Task.Waiting waits for.
+	Woken(ID)
+
 	// Cores describes the shared cores.
 	Cores() []CoreInfo
 

@@ -20,9 +20,10 @@ import (
 type core struct {
 	enforcer *Enforcer
 	number   int
-	cpu      int // Linux's number of it, while it is shared
-	timer    int // a timerfd
-	bell     int // an eventfd: the thread has to look again what to wait for
+	cpu      int        // Linux's number of it, while it is shared
+	timer    int        // a timerfd
+	bell     int        // an eventfd: the thread has to look again what to wait for
+	ringing  sync.Mutex // held to use the bell other than on the thread; taken last
 	stopped  chan struct{}
 
 	mu        sync.Mutex
@@ -124,6 +125,9 @@ func (c *core) arrived(id sched.ID, waiting uint32) {
 	defer c.mu.Unlock()
 	if t := c.find(id); t != nil && c.active && !c.closed {
 		t.told = waiting
+		if t.blocked {
+			c.hear() // the message has woken it up, of which nobody else tells
+		}
 		c.settle(t)
 		c.decision.Arrived(service.Monotonic(), id)
 		c.update()
@@ -312,7 +316,9 @@ func (c *core) settle(t *task) bool {
 func (c *core) ring() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
-	_, _ = unix.Write(c.bell, one[:]) // it fails only when it has been rung often enough
+	c.ringing.Lock()
+	defer c.ringing.Unlock()
+	_, _ = unix.Write(c.bell, one[:]) // it fails only when it has been rung often enough, or the core is closed
 }
 
 // rung reports whether a bell or a timer has rung since it was asked last.
@@ -404,9 +410,7 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 		news, c.armed = true, slot.Infinite // by the clock that policies see it may be a moment early: then it is set again
 	}
 	news = rung(c.bell) || news
-	for _, r := range c.rings {
-		r.read(c.note)
-	}
+	c.hear()
 	for _, t := range c.tasks {
 		if t.ring != nil {
 			t.ring.over = slices.ContainsFunc(fds, func(p unix.PollFd) bool { return p.Fd == t.ring.fd() && p.Revents&unix.POLLHUP != 0 })
@@ -421,6 +425,13 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 	c.decision.Tick(service.Monotonic())
 	c.update()
 	return news
+}
+
+// hear takes in what tracepoints tell.
+func (c *core) hear() {
+	for _, r := range c.rings {
+		r.read(c.note)
+	}
 }
 
 // note takes in what a tracepoint tells, of whichever thread.
@@ -480,5 +491,9 @@ func (c *core) close() error {
 	if started {
 		<-c.stopped
 	}
-	return errors.Join(append(errs, unix.Close(c.timer), unix.Close(c.bell), c.decision.Close())...)
+	c.ringing.Lock()
+	errs = append(errs, unix.Close(c.timer), unix.Close(c.bell), c.decision.Close())
+	c.bell = -1
+	c.ringing.Unlock()
+	return errors.Join(errs...)
 }

@@ -196,6 +196,13 @@ func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
 	}
 }
 
+// Woken implements sched.Enforcer.
+func (e *Enforcer) Woken(id sched.ID) {
+	if c := e.of(id); c != nil {
+		c.ring()
+	}
+}
+
 // Cores implements sched.Enforcer.
 func (e *Enforcer) Cores() []sched.CoreInfo {
 	e.mu.Lock()

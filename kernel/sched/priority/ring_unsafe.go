@@ -120,13 +120,9 @@ func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) 
 	if means == waits {
 		attr.Bits |= unix.PerfBitTask
 	}
-	f, err := openEvents(fmt.Sprintf("a tracepoint on CPU %d", cpu), -1, cpu, attr)
+	f, err := openFiltered(attr, cpu, filter)
 	if err != nil {
 		return nil, err
-	}
-	words := append([]byte(filter), 0)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(&words[0]))); errno != 0 {
-		return nil, errors.Join(fmt.Errorf("filter %s by %q: %w", f.Name(), filter, errno), f.Close())
 	}
 	r, err := mapRing(f, cpu)
 	if err != nil {
@@ -136,9 +132,35 @@ func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) 
 	return r, nil
 }
 
-// openEvents has Linux record events of a thread, or of all for -1, on a CPU. Each of them wakes who waits for it.
+// quietly has the ring of a tracepoint tell of more, of which nobody who waits for the ring is woken.
+func (r *ring) quietly(p tracepoint, filter string) error {
+	attr := p.attr()
+	attr.Bits |= unix.PerfBitWatermark
+	attr.Wakeup = 1 << 30
+	f, err := openFiltered(attr, r.cpu, filter)
+	if err != nil {
+		return err
+	}
+	return r.join(f)
+}
+
+// openFiltered opens a tracepoint on a CPU, of whose events only some are told.
+func openFiltered(attr unix.PerfEventAttr, cpu int, filter string) (*os.File, error) {
+	f, err := openEvents(fmt.Sprintf("a tracepoint on CPU %d", cpu), -1, cpu, attr)
+	if err != nil {
+		return nil, err
+	}
+	words := append([]byte(filter), 0)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(&words[0]))); errno != 0 {
+		return nil, errors.Join(fmt.Errorf("filter %s by %q: %w", f.Name(), filter, errno), f.Close())
+	}
+	return f, nil
+}
+
+// openEvents has Linux record events of a thread, or of all for -1, on a CPU. Each of them wakes who waits for it, unless attr says
+// for how many bytes that is done.
 func openEvents(name string, tid, cpu int, attr unix.PerfEventAttr) (*os.File, error) {
-	attr.Size, attr.Clockid, attr.Wakeup = unix.PERF_ATTR_SIZE_VER5, unix.CLOCK_MONOTONIC, 1
+	attr.Size, attr.Clockid, attr.Wakeup = unix.PERF_ATTR_SIZE_VER5, unix.CLOCK_MONOTONIC, max(1, attr.Wakeup)
 	fd, err := unix.PerfEventOpen(&attr, tid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", name, err)
@@ -152,6 +174,11 @@ func (r *ring) follow(tid int) error {
 	if err != nil {
 		return err
 	}
+	return r.join(f)
+}
+
+// join has events recorded in the ring.
+func (r *ring) join(f *os.File) error {
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.PERF_EVENT_IOC_SET_OUTPUT, int(r.files[0].Fd())); err != nil {
 		return errors.Join(fmt.Errorf("watch %s: %w", f.Name(), err), f.Close())
 	}

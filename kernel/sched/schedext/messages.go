@@ -30,6 +30,9 @@ func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
 	}
 }
 
+// Woken implements sched.Enforcer. The skeleton sees that itself.
+func (e *Enforcer) Woken(sched.ID) {}
+
 // count has the skeleton know how many messages wait for each task of a core. It reports whether any do, and whether somebody has
 // none any more. The caller holds the lock.
 func (e *Enforcer) count(c *core) (some, fewer bool) {

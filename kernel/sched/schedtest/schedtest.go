@@ -276,6 +276,7 @@ func testBlock(r *rig) {
 	}
 	for range 50 {
 		r.tasks[1].Poke()
+		r.enforcer.Woken(r.tasks[1].Task.ID)
 		if !r.tasks[1].Answered(10 * time.Second) {
 			r.Fatalf("it got no turn; core %+v", r.info())
 		}
