@@ -20,10 +20,9 @@ type Config struct {
 	Initrd  string // path of its initramfs; may be empty
 	Cmdline string // what the kernel is told; it must name the serial console to have one
 
-	MemoryMiB int  // zero means DefaultMemoryMiB
-	CPUs      int  // zero means 1
-	InTurn    bool // emulate the CPUs in turn and not at the same time: a guest may change code that another CPU is about to run
-	NIC       NIC  // the zero value is no network
+	MemoryMiB int // zero means DefaultMemoryMiB
+	CPUs      int // zero means 1
+	NIC       NIC // the zero value is no network
 
 	Console console.Config // where the serial console is logged
 	Stderr  console.Config // where QEMU's own messages are logged
@@ -114,10 +113,7 @@ func (n *NIC) validate() error {
 func (e *Emulator) args(c *Config) []string {
 	row := arches[e.arch]
 	accel := string(c.Accel)
-	switch {
-	case c.Accel == TCG && c.InTurn:
-		accel += ",thread=single"
-	case c.Accel == TCG:
+	if c.Accel == TCG {
 		accel += ",thread=multi"
 	}
 	args := []string{
@@ -133,6 +129,9 @@ func (e *Emulator) args(c *Config) []string {
 		"-chardev", "stdio,id=console,signal=off",
 		"-serial", "chardev:console",
 		"-kernel", c.Kernel,
+	}
+	for _, dir := range e.firmware {
+		args = append(args, "-L", dir)
 	}
 	if c.Initrd != "" {
 		args = append(args, "-initrd", c.Initrd)

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"maps"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -41,7 +42,8 @@ var arches = map[Arch]struct {
 	AMD64: {
 		binary:  "qemu-system-x86_64",
 		machine: "q35",
-		// cx16: QEMU 7.2 corrupts the flags around an emulated cmpxchg16b, and Linux guests die at random.
+		// cx16: QEMU 7.2, which runs where nothing newer can be had, corrupts the flags around an emulated cmpxchg16b, and
+		// Linux guests die at random.
 		// erms, fsrm: Linux copies by "rep movsb" where these say that it is fast; emulated, it moves a byte at a time.
 		// Without them a guest sends and receives two to three times as much.
 		// aes: emulated, AES-GCM is half as fast as ChaCha20, which TLS takes where the processor has no AES.
@@ -65,6 +67,11 @@ type Version struct{ Major, Minor, Micro int }
 // MinVersion is the first version whose VMs can be connected to a vswitch: it introduced "-netdev stream".
 var MinVersion = Version{7, 2, 0}
 
+// SoundVersion is the first version that emulates a guest which changes its own code while several CPUs run it, as Linux
+// does all the time: it introduced that code is translated under the lock of its page. An older one may run an instruction
+// that has been replaced by then, mostly the breakpoint that Linux puts there meanwhile, and Linux oopses.
+var SoundVersion = Version{8, 1, 0}
+
 // String returns the version as QEMU prints it.
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Micro) }
 
@@ -74,13 +81,20 @@ func (v Version) less(o Version) bool {
 
 // An Emulator is an installed QEMU that is able to run VMs. It is immutable.
 type Emulator struct {
-	arch    Arch
-	path    string
-	version Version
+	arch     Arch
+	path     string
+	firmware []string
+	version  Version
 }
 
-// Path returns the program's path.
+// Path returns the program's absolute path.
 func (e *Emulator) Path() string { return e.path }
+
+// Firmware returns the folders with firmware that it was found with.
+func (e *Emulator) Firmware() []string { return slices.Clone(e.firmware) }
+
+// Sound reports whether the program is of SoundVersion or newer.
+func (e *Emulator) Sound() bool { return !e.version.less(SoundVersion) }
 
 // Version returns the program's version.
 func (e *Emulator) Version() Version { return e.version }
@@ -88,9 +102,10 @@ func (e *Emulator) Version() Version { return e.version }
 // versionTimeout bounds the run of a program that is asked for its version.
 const versionTimeout = 10 * time.Second
 
-// Find looks for the QEMU of the architecture. The binary is a path or a name in PATH, empty for the usual one. The
-// error says what to install; it wraps exec.ErrNotFound where there is no such program.
-func Find(ctx context.Context, arch Arch, binary string) (*Emulator, error) {
+// Find looks for the QEMU of the architecture. The binary is a path or a name in PATH, empty for the usual one; it looks for
+// firmware in the folders given before those it was built for. The error says what to install; it wraps exec.ErrNotFound
+// where there is no such program.
+func Find(ctx context.Context, arch Arch, binary string, firmware ...string) (*Emulator, error) {
 	row, ok := arches[arch]
 	if !ok {
 		return nil, fmt.Errorf("qemu: architecture %q, want one of %v", arch, slices.Sorted(maps.Keys(arches)))
@@ -102,6 +117,9 @@ func Find(ctx context.Context, arch Arch, binary string) (*Emulator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("qemu: %w (on Debian or Ubuntu: apt-get install %s)", err, row.pkg)
 	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, fmt.Errorf("qemu: %s: %w", binary, err)
+	}
 	version, err := askVersion(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("qemu: version of %s: %w", path, err)
@@ -110,7 +128,7 @@ func Find(ctx context.Context, arch Arch, binary string) (*Emulator, error) {
 		return nil, fmt.Errorf("qemu: %s has version %v, want %v or newer for -netdev stream (package %s of Debian 12 or newer)",
 			path, version, MinVersion, row.pkg)
 	}
-	return &Emulator{arch: arch, path: path, version: version}, nil
+	return &Emulator{arch: arch, path: path, firmware: firmware, version: version}, nil
 }
 
 func askVersion(ctx context.Context, path string) (Version, error) {

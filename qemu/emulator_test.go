@@ -43,6 +43,15 @@ func TestFind(t *testing.T) {
 	if e := find(t, path); e.Version() != (Version{7, 2, 22}) || e.Path() != path {
 		t.Errorf("%v at %s", e.Version(), e.Path())
 	}
+	if e := find(t, path); e.Sound() || len(e.Firmware()) != 0 {
+		t.Errorf("%v is sound: %v; firmware in %q", e.Version(), e.Sound(), e.Firmware())
+	}
+	for version, sound := range map[string]bool{"8.0.5": false, "8.1.0": true, "10.0.2": true} {
+		e, err := Find(t.Context(), AMD64, script(t, "QEMU emulator version "+version, ""), "/a", "/b")
+		if err != nil || e.Sound() != sound || !slices.Equal(e.Firmware(), []string{"/a", "/b"}) {
+			t.Errorf("%s: %+v, %v", version, e, err)
+		}
+	}
 	fails := filepath.Join(t.TempDir(), "fails")
 	if err := os.WriteFile(fails, []byte("#!/bin/sh\necho library missing >&2; exit 127\n"), 0o700); err != nil {
 		t.Fatal(err)
@@ -101,21 +110,17 @@ func TestArguments(t *testing.T) {
 	if err := cfg.validate(); err != nil {
 		t.Fatal(err)
 	}
-	e := &Emulator{arch: AMD64}
+	e := &Emulator{arch: AMD64, firmware: []string{"/a/b", "/c,d"}}
 	want := []string{
 		"-name", "guest=n1,debug-threads=on", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
 		"-smp", "3", "-m", "300", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-		"-kernel", image, "-initrd", image, "-append", "console=ttyS0 a=b,c",
+		"-kernel", image, "-L", "/a/b", "-L", "/c,d", "-initrd", image, "-append", "console=ttyS0 a=b,c",
 		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
 		"-device", "virtio-net-pci,netdev=net,romfile=,mac=02:00:00:00:00:09,host_mtu=9000",
 	}
 	if got := e.args(&cfg); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
-	}
-	cfg.InTurn = true
-	if line := strings.Join(e.args(&cfg), " "); !strings.Contains(line, "-accel tcg,thread=single ") {
-		t.Errorf("CPUs in turn: %s", line)
 	}
 	small := Config{Name: "n1", Kernel: image, Accel: KVM}
 	if err := small.validate(); err != nil {

@@ -8,6 +8,8 @@ import (
 
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
+	"margay/qemu"
+	"margay/qemu/emulator"
 )
 
 // Image is a node image and the kernel that boots it.
@@ -25,7 +27,7 @@ type ImageOptions struct {
 	Told    func(guestkernel.Step)
 }
 
-// CacheDir is where kernels and images are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
+// CacheDir is where kernels, images and emulators are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
 // the user's cache.
 func CacheDir() (string, error) {
 	if dir := os.Getenv("MARGAY_CACHE"); dir != "" {
@@ -36,6 +38,16 @@ func CacheDir() (string, error) {
 		return "", fmt.Errorf("cache folder: %w; set MARGAY_CACHE", err)
 	}
 	return filepath.Join(dir, "margay"), nil
+}
+
+// FindEmulator finds the QEMU that runs virtual nodes; where it is cached is set here.
+func FindEmulator(ctx context.Context, o emulator.Options) (*qemu.Emulator, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return nil, err
+	}
+	o.CacheDir = filepath.Join(cache, "qemu")
+	return emulator.Find(ctx, o)
 }
 
 // BuildImage makes the node image, or finds the one that was made of the same parts before.

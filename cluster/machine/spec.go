@@ -35,12 +35,14 @@ type Spec struct {
 	Accel     string `json:"accel,omitempty"`
 	MTU       int    `json:"mtu,omitempty"`
 
-	Program string   `json:"program"`           // path of the node program, which hosted nodes run
-	Kernel  string   `json:"kernel,omitempty"`  // path of the guest kernel
-	Image   string   `json:"image,omitempty"`   // path of the node image
-	Cmdline string   `json:"cmdline,omitempty"` // of the guest kernel
-	Lacks   []string `json:"lacks,omitempty"`   // what the guest kernel lacks
-	Token   string   `json:"token"`             // join token
+	Program  string   `json:"program"`            // path of the node program, which hosted nodes run
+	QEMU     string   `json:"qemu,omitempty"`     // path of the program that virtual nodes run in
+	Firmware []string `json:"firmware,omitempty"` // folders with its firmware, if it does not find them by itself
+	Kernel   string   `json:"kernel,omitempty"`   // path of the guest kernel
+	Image    string   `json:"image,omitempty"`    // path of the node image
+	Cmdline  string   `json:"cmdline,omitempty"`  // of the guest kernel
+	Lacks    []string `json:"lacks,omitempty"`    // what the guest kernel lacks
+	Token    string   `json:"token"`              // join token
 
 	Extensions []boot.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
 

@@ -16,6 +16,7 @@ import (
 	"margay/kernel/boot"
 	"margay/qemu"
 	"margay/qemu/console"
+	"margay/qemu/emulator"
 	"margay/qemu/vswitch"
 )
 
@@ -45,10 +46,13 @@ type virtual struct {
 
 // prepareVirtual finds what virtual nodes need, and says in the spec where it is.
 func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
-	emulator, err := qemu.Find(ctx, qemu.Arch(runtime.GOARCH), "")
+	found, err := FindEmulator(ctx, emulator.Options{
+		Arch: qemu.Arch(runtime.GOARCH), Program: o.Spec.QEMU, Told: o.Told, Progress: o.Progress,
+	})
 	if err != nil {
 		return err
 	}
+	o.Spec.QEMU, o.Spec.Firmware = found.Path(), found.Firmware()
 	image, err := BuildImage(ctx, ImageOptions{Program: o.Spec.Program, Kernel: o.Spec.Kernel, Told: o.Progress})
 	if err != nil {
 		return err
@@ -57,7 +61,8 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err != nil {
 		return err
 	}
-	o.Told("node image %.1f MB, Linux %s (%s)", float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source)
+	o.Told("node image %.1f MB, Linux %s (%s), QEMU %v",
+		float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source, found.Version())
 	for _, lack := range image.Kernel.Lacks {
 		what := lack + ": " + guestkernel.Describe(lack)
 		o.Spec.Lacks = append(o.Spec.Lacks, what)
@@ -71,7 +76,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image); err != nil {
 		return err
 	}
-	return chooseAccel(ctx, emulator, o)
+	return chooseAccel(ctx, found, o)
 }
 
 // chooseAccel has KVM prove itself where it is wanted: the file /dev/kvm proves nothing.
@@ -97,7 +102,7 @@ func chooseAccel(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
 }
 
 func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
-	emulator, err := qemu.Find(context.Background(), qemu.Arch(runtime.GOARCH), "")
+	found, err := qemu.Find(context.Background(), qemu.Arch(runtime.GOARCH), s.QEMU, s.Firmware...)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +118,7 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: emulator, fabric: fabric, vms: make(map[uint32]*qemu.VM)}, nil
+	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[uint32]*qemu.VM)}, nil
 }
 
 func nodeName(node uint32) string { return fmt.Sprintf("node%d", node) }

@@ -8,12 +8,8 @@ import (
 var (
 	// ErrNotCached says that the cache holds no kernel and that the network was not to be used.
 	ErrNotCached = errors.New("no kernel is cached and the network is not to be used")
-	// ErrNoSuite says that the archive does not have the suite that was asked for.
-	ErrNoSuite = errors.New("the archive has no such suite")
 	// ErrNoPackage says that a suite has no kernel package that would do.
 	ErrNoPackage = errors.New("no kernel package")
-	// ErrNoArchive says that the machine's apt sources name no archive of its distribution.
-	ErrNoArchive = errors.New("the apt sources of this machine name no archive of its distribution")
 	// ErrNoImage says that a directory or file is not a kernel with what belongs to it.
 	ErrNoImage = errors.New("no kernel image")
 )

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+
+	"margay/apt"
 )
 
 // Kernel is a kernel that a node can boot. It is a plain value: copy it freely.
@@ -37,21 +39,11 @@ type Options struct {
 	Arch     string // processor architecture, Go's name; default: that of this program
 }
 
-// Step is one piece of news about work that goes on. Steps with the same Text describe the same work.
-type Step struct {
-	Text        string
-	Done, Total int64 // bytes; Total is 0 where no amount is known
-}
+// Step is one piece of news about work that goes on.
+type Step = apt.Step
 
-// Progress is told of each step, from one goroutine at a time. A nil Progress is valid and hears nothing.
-type Progress func(Step)
-
-// Report passes s on.
-func (p Progress) Report(s Step) {
-	if p != nil {
-		p(s)
-	}
-}
+// Progress is told of each step.
+type Progress = apt.Progress
 
 // DefaultCacheDir returns the kernel cache of the current user.
 func DefaultCacheDir() (string, error) {
@@ -65,11 +57,11 @@ func DefaultCacheDir() (string, error) {
 // Find returns the kernel that o asks for, fetching it if it must. It is safe for concurrent use, by several processes
 // with one cache too. What is wrong with a kernel or its archive is an *Error.
 func Find(ctx context.Context, o Options, progress Progress) (Kernel, error) {
-	return find(ctx, o, progress, "/", execRunner)
+	return find(ctx, o, progress, "/", apt.Run)
 }
 
 // find is Find with the machine's root directory and its programs given.
-func find(ctx context.Context, o Options, progress Progress, root string, run runner) (Kernel, error) {
+func find(ctx context.Context, o Options, progress Progress, root string, run apt.Runner) (Kernel, error) {
 	if o.Arch == "" {
 		o.Arch = runtime.GOARCH
 	}
@@ -90,7 +82,7 @@ func find(ctx context.Context, o Options, progress Progress, root string, run ru
 	if err != nil {
 		return Kernel{}, &Error{Op: "open the cache", Object: o.CacheDir, Err: err}
 	}
-	c := cache{dir: dir}
+	c := newCache(dir)
 	if k, ok := c.newest(arch); ok && (o.Offline || !o.Refresh) {
 		return k, nil
 	}
@@ -102,22 +94,23 @@ func find(ctx context.Context, o Options, progress Progress, root string, run ru
 
 // fetch gets the newest kernel of the archive into the cache. Unless refresh is set it is content with one that another
 // process fetched while this one waited for the lock.
-func (c cache) fetch(ctx context.Context, arch Arch, refresh bool, progress Progress, root string, run runner) (Kernel, error) {
-	unlock, err := c.lock(ctx, progress)
+func (c cache) fetch(ctx context.Context, arch Arch, refresh bool, progress Progress, root string, run apt.Runner) (Kernel, error) {
+	wrap := func(err error) error { return &Error{Op: "fetch to", Object: c.Dir, Err: err} }
+	unlock, err := c.Lock(ctx, progress)
 	if err != nil {
-		return Kernel{}, err
+		return Kernel{}, wrap(err)
 	}
 	defer unlock()
 	if k, ok := c.newest(arch); ok && !refresh {
 		return k, nil
 	}
-	h, err := readHost(root)
+	h, err := apt.ReadHost(root)
 	if err != nil {
-		return Kernel{}, err
+		return Kernel{}, wrap(err)
 	}
-	tmp, err := c.scratch()
+	tmp, err := c.Scratch()
 	if err != nil {
-		return Kernel{}, err
+		return Kernel{}, wrap(err)
 	}
 	defer os.RemoveAll(tmp)
 	f := fetcher{host: h, arch: arch, dir: tmp, run: run, progress: progress}
@@ -128,9 +121,9 @@ func (c cache) fetch(ctx context.Context, arch Arch, refresh bool, progress Prog
 	if k, ok := c.open(found.release, arch); ok {
 		return k, nil
 	}
-	tree, err := f.download(ctx, found)
+	tree, err := found.archive.Fetch(ctx, "kernel "+found.release, found.packages)
 	if err != nil {
-		return Kernel{}, err
+		return Kernel{}, wrap(err)
 	}
 	return c.install(tree, found.release, arch, found.describe())
 }

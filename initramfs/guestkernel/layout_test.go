@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"margay/apt/apttest"
 )
 
 // imageWith returns the start of an x86 image whose header names a version.
@@ -46,15 +48,15 @@ func TestOverrideLayouts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			write(t, filepath.Join(root, c.image), imageWith(v))
+			apttest.Write(t, filepath.Join(root, c.image), imageWith(v))
 			want := Kernel{Version: v, Arch: "amd64", Image: filepath.Join(root, c.image)}
 			if c.modules != "" {
 				want.Modules = filepath.Join(root, c.modules)
-				write(t, filepath.Join(want.Modules, "modules.builtin"), "")
+				apttest.Write(t, filepath.Join(want.Modules, "modules.builtin"), "")
 			}
 			if c.config != "" {
 				want.Config = filepath.Join(root, c.config)
-				write(t, want.Config, sampleConfig)
+				apttest.Write(t, want.Config, sampleConfig)
 			}
 			k := open(t, filepath.Join(root, c.override))
 			if k.Version != want.Version || k.Arch != want.Arch || k.Image != want.Image || k.Modules != want.Modules || k.Config != want.Config {
@@ -70,10 +72,10 @@ func TestOverrideLayouts(t *testing.T) {
 func TestOverrideNewest(t *testing.T) {
 	root := t.TempDir()
 	for _, v := range []string{"6.9.0", "6.10.0", "6.11.0"} {
-		write(t, filepath.Join(root, "lib/modules", v, "modules.builtin"), "")
+		apttest.Write(t, filepath.Join(root, "lib/modules", v, "modules.builtin"), "")
 	}
 	for _, v := range []string{"6.9.0", "6.10.0"} {
-		write(t, filepath.Join(root, "boot/vmlinuz-"+v), imageWith(v))
+		apttest.Write(t, filepath.Join(root, "boot/vmlinuz-"+v), imageWith(v))
 	}
 	if k := open(t, root); k.Version != "6.10.0" {
 		t.Errorf("version %s, want the newest that has an image", k.Version)
@@ -82,7 +84,7 @@ func TestOverrideNewest(t *testing.T) {
 
 func TestOverrideErrors(t *testing.T) {
 	root := t.TempDir()
-	write(t, filepath.Join(root, "Image"), "not an x86 image")
+	apttest.Write(t, filepath.Join(root, "Image"), "not an x86 image")
 	for name, c := range map[string]struct{ path, text string }{
 		"absent":     {filepath.Join(root, "nothing"), "no such file"},
 		"no image":   {t.TempDir(), ErrNoImage.Error()},

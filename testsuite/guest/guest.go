@@ -26,6 +26,7 @@ import (
 	"margay/initramfs"
 	"margay/qemu"
 	"margay/qemu/console"
+	"margay/qemu/emulator"
 	"margay/testsuite/guest/report"
 )
 
@@ -36,7 +37,6 @@ type Spec struct {
 	Pattern   string            // of the tests to run, as in go test -run; empty: all
 	Timeout   time.Duration     // for the tests of one package; 0: DefaultTimeout
 	CPUs      int               // 0: 2, of which the second is isolated as on a node
-	InTurn    bool              // see qemu.Config
 	MemoryMiB int               // 0: 512
 	Boot      initramfs.Profile // how the second CPU is kept quiet
 	Profile   bool              // make coverage profiles; they do not count what tests start
@@ -68,12 +68,17 @@ type Result struct {
 // all the same, as far as it got; failed tests are no error.
 func Run(ctx context.Context, s Spec) ([]Result, error) {
 	s.complete()
+	found, err := machine.FindEmulator(ctx, emulator.Options{Arch: qemu.AMD64, Program: os.Getenv("QEMU"), Told: s.Told})
+	if err != nil {
+		return nil, err
+	}
+	s.Told("QEMU %v", found.Version())
 	config, err := s.build(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for boot := 1; ; boot++ {
-		results, up, err := s.boot(ctx, config)
+		results, up, err := s.boot(ctx, found, config)
 		if up || boot == boots || ctx.Err() != nil {
 			return results, err
 		}
@@ -112,7 +117,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	}
 	config := qemu.Config{
 		Name: "test-guest", Kernel: image.Kernel.Image, Initrd: filepath.Join(s.Dir, "guest.img"),
-		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs, InTurn: s.InTurn,
+		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs,
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
 	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
@@ -162,15 +167,11 @@ func goTool(ctx context.Context, args ...string) error {
 }
 
 // boot boots the guest once. It also returns whether the guest was up.
-func (s *Spec) boot(ctx context.Context, config qemu.Config) ([]Result, bool, error) {
+func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) ([]Result, bool, error) {
 	limit := bootTimeout + time.Duration(len(s.Packages))*(s.Timeout+overtime)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest is not done after %v", limit))
 	defer cancel()
-	emulator, err := qemu.Find(ctx, qemu.AMD64, "")
-	if err != nil {
-		return nil, false, err
-	}
-	vm, err := emulator.Start(context.WithoutCancel(ctx), config)
+	vm, err := e.Start(context.WithoutCancel(ctx), config)
 	if err != nil {
 		return nil, false, err
 	}

@@ -44,12 +44,10 @@ func TestInGuest(t *testing.T) {
 	}})
 }
 
-// What needs sched_ext, which is there for a whole machine and does not attach to one whose cores are isolated. Attaching changes
-// code of Linux while it runs; QEMU 7.2 was seen to run the old one now and then
-// when it emulates two CPUs at the same time.
+// What needs sched_ext, which is there for a whole machine and does not attach to one whose cores are isolated.
 func TestInSchedGuest(t *testing.T) {
 	inGuest(t, Spec{
-		Packages: []string{"margay/kernel/sched/schedext", "margay/kernel/sched/list"}, Boot: initramfs.Sched, InTurn: true,
+		Packages: []string{"margay/kernel/sched/schedext", "margay/kernel/sched/list"}, Boot: initramfs.Sched,
 		Timeout: 14 * time.Minute,
 	})
 }

@@ -209,7 +209,7 @@ func (m *benchMachine) begin(ctx context.Context, node string) error {
 	spec := benchPlaces[m.place]
 	spec.Name, spec.Program, spec.Nodes, spec.Cores, spec.MemoryMiB = m.machine, node, 1, 2, 512
 	if spec.Substrate == machine.Virtual {
-		spec.Accel, spec.Kernel = "tcg", os.Getenv("KERNEL")
+		spec.Accel, spec.Kernel, spec.QEMU = "tcg", os.Getenv("KERNEL"), os.Getenv("QEMU")
 	}
 	err := machine.Up(ctx, machine.UpOptions{
 		Spec:     spec,

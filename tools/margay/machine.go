@@ -71,6 +71,7 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
 	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
 	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
+	f.StringVar(&spec.QEMU, "qemu", os.Getenv("QEMU"), "QEMU of virtual nodes: a path, or a name in PATH (environment: QEMU; default: the one installed, or a newer one)")
 	f.StringArrayVar(&extensions, "extension", nil, "an extension that every node inserts when it boots, trusted, for all jobs: FILE or FILE,CONSTANT=VALUE,...; may be given again")
 	f.StringVar(&program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	return c

@@ -1,4 +1,4 @@
-package guestkernel
+package apt
 
 import (
 	"reflect"

@@ -1,4 +1,4 @@
-package guestkernel
+package apt
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"margay/apt/apttest"
 )
 
 func TestParseRelease(t *testing.T) {
@@ -20,13 +22,13 @@ func TestParseRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, err := parseRelease(c.text)
 			if c.id == "" {
-				if !errors.Is(err, ErrNoPackage) || !strings.Contains(err.Error(), "KERNEL") {
+				if !errors.Is(err, ErrUnknown) {
 					t.Fatalf("error %v", err)
 				}
 				return
 			}
-			if err != nil || h.distribution.id != c.id || h.codename != c.codename || h.version != c.version {
-				t.Fatalf("got %s %s %s, %v", h.distribution.id, h.codename, h.version, err)
+			if err != nil || h.Distribution != c.id || h.Codename != c.codename || h.Version != c.version {
+				t.Fatalf("got %s %s %s, %v", h.Distribution, h.Codename, h.Version, err)
 			}
 		})
 	}
@@ -51,7 +53,7 @@ func TestArchive(t *testing.T) {
 		"security only": {[]string{security, foreign}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := host{distribution: distributions[0], codename: "trixie", sources: parseSources(strings.Join(c.sources, "\n"))}
+			h := Host{Distribution: Debian, Codename: "trixie", sources: parseSources(strings.Join(c.sources, "\n"))}
 			got, err := h.archive("amd64")
 			if c.want == nil {
 				if !errors.Is(err, ErrNoArchive) {
@@ -75,12 +77,12 @@ func TestArchive(t *testing.T) {
 
 func TestReadHost(t *testing.T) {
 	root := t.TempDir()
-	write(t, filepath.Join(root, "usr/lib/os-release"), "ID=debian\nVERSION_CODENAME=bookworm\n")
-	write(t, filepath.Join(root, "etc/apt/sources.list"), "deb http://m.example/debian bookworm main\n")
-	write(t, filepath.Join(root, "etc/apt/sources.list.d/x.list"), "deb http://x.example/x bookworm main\n")
-	write(t, filepath.Join(root, "etc/apt/sources.list.d/y.sources"), "Types: deb\nURIs: http://y.example\nSuites: s\nComponents: c\n")
-	write(t, filepath.Join(root, "etc/apt/sources.list.d/z.list.disabled"), "deb http://z.example/z bookworm main\n")
-	h, err := readHost(root)
+	apttest.Write(t, filepath.Join(root, "usr/lib/os-release"), "ID=debian\nVERSION_CODENAME=bookworm\n")
+	apttest.Write(t, filepath.Join(root, "etc/apt/sources.list"), "deb http://m.example/debian bookworm main\n")
+	apttest.Write(t, filepath.Join(root, "etc/apt/sources.list.d/x.list"), "deb http://x.example/x bookworm main\n")
+	apttest.Write(t, filepath.Join(root, "etc/apt/sources.list.d/y.sources"), "Types: deb\nURIs: http://y.example\nSuites: s\nComponents: c\n")
+	apttest.Write(t, filepath.Join(root, "etc/apt/sources.list.d/z.list.disabled"), "deb http://z.example/z bookworm main\n")
+	h, err := ReadHost(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,22 +93,11 @@ func TestReadHost(t *testing.T) {
 	if want := []string{"http://m.example/debian", "http://x.example/x", "http://y.example"}; !slices.Equal(uris, want) {
 		t.Errorf("addresses %v, want %v", uris, want)
 	}
-	if _, err := readHost(t.TempDir()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "os-release") {
+	if _, err := ReadHost(t.TempDir()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "os-release") {
 		t.Errorf("no os-release: %v", err)
 	}
-	write(t, filepath.Join(root, "etc/apt/sources.list"), strings.Repeat("#", maxFile+1))
-	if _, err := readHost(root); err == nil || !strings.Contains(err.Error(), "longer") {
+	apttest.Write(t, filepath.Join(root, "etc/apt/sources.list"), strings.Repeat("#", maxFile+1))
+	if _, err := ReadHost(root); err == nil || !strings.Contains(err.Error(), "longer") {
 		t.Errorf("huge file: %v", err)
-	}
-}
-
-// write makes a file and the directories it is in.
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
 	}
 }

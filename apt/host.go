@@ -1,4 +1,4 @@
-package guestkernel
+package apt
 
 import (
 	"errors"
@@ -12,72 +12,52 @@ import (
 	"strings"
 )
 
-// host is what matters here of the machine that fetches: its distribution and its apt sources.
-type host struct {
-	distribution distribution
-	version      string // VERSION_ID of os-release
-	codename     string // name of the release, which is the name of its suite
+// Host is what matters here of the machine that fetches: its distribution and its apt sources.
+type Host struct {
+	Distribution string // Debian or Ubuntu, which it is or is like
+	Version      string // VERSION_ID of os-release
+	Codename     string // name of the release, which is the name of its suite
 	sources      []source
 }
 
-// distribution is a row of the table of distributions: how to recognise its archive and where its kernels are.
-type distribution struct {
-	id      string   // ID of os-release
-	aliases []string // suites that may stand for the release's own
-	offers  []offer  // in order of preference
-}
+// The distributions that are known, by their ID in os-release.
+const (
+	Debian = "debian"
+	Ubuntu = "ubuntu"
+)
 
-// offer is one place of an archive where kernels may be.
-type offer struct {
-	suite string   // empty: the machine's own suites
-	metas []string // packages that depend on the current kernel; ARCH and VERSION are replaced
-	least string   // older releases will not do; empty: any
-}
-
-var distributions = []distribution{
-	{
-		id:      "debian",
-		aliases: []string{"stable", "oldstable", "testing", "unstable", "sid"},
-		offers: []offer{
-			{suite: "trixie-backports", metas: []string{"linux-image-cloud-ARCH"}, least: "7.2"},
-			{metas: []string{"linux-image-cloud-ARCH", "linux-image-ARCH"}},
-		},
-	},
-	{
-		id: "ubuntu",
-		offers: []offer{{metas: []string{
-			"linux-image-virtual-hwe-VERSION", "linux-image-virtual",
-			"linux-image-generic-hwe-VERSION", "linux-image-generic",
-		}}},
-	},
+// aliases are the suites of a known distribution that may stand for the release's own.
+var aliases = map[string][]string{
+	Debian: {"stable", "oldstable", "testing", "unstable", "sid"},
+	Ubuntu: nil,
 }
 
 // maxFile bounds the bytes read of a file of the host.
 const maxFile = 1 << 20
 
-// readHost reads the distribution and the apt sources of the machine whose root directory is given.
-func readHost(root string) (host, error) {
+// ReadHost reads the distribution and the apt sources of the machine whose root directory is given.
+func ReadHost(root string) (Host, error) {
 	text, err := readBounded(filepath.Join(root, "etc/os-release"))
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = readBounded(filepath.Join(root, "usr/lib/os-release"))
 	}
 	if err != nil {
-		return host{}, &Error{Op: "read", Object: "os-release", Err: err}
+		return Host{}, fmt.Errorf("read os-release: %w", err)
 	}
 	h, err := parseRelease(text)
 	if err != nil {
-		return host{}, err
+		return Host{}, err
 	}
 	apt := filepath.Join(root, "etc/apt")
 	h.sources, err = readSources(apt)
 	if err != nil {
-		return host{}, &Error{Op: "read the apt sources in", Object: apt, Err: err}
+		return Host{}, fmt.Errorf("read the apt sources in %s: %w", apt, err)
 	}
 	return h, nil
 }
 
 // parseRelease recognises the distribution from the text of os-release(5).
-func parseRelease(text string) (host, error) {
+func parseRelease(text string) (Host, error) {
 	values := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
@@ -85,18 +65,16 @@ func parseRelease(text string) (host, error) {
 		}
 	}
 	for _, id := range append([]string{values["ID"]}, strings.Fields(values["ID_LIKE"])...) {
-		i := slices.IndexFunc(distributions, func(d distribution) bool { return d.id == id })
-		if i < 0 {
+		if _, ok := aliases[id]; !ok {
 			continue
 		}
-		h := host{distribution: distributions[i], version: values["VERSION_ID"], codename: values["VERSION_CODENAME"]}
+		h := Host{Distribution: id, Version: values["VERSION_ID"], Codename: values["VERSION_CODENAME"]}
 		if name := values[strings.ToUpper(id)+"_CODENAME"]; name != "" {
-			h.codename = name
+			h.Codename = name
 		}
 		return h, nil
 	}
-	return host{}, &Error{Op: "choose a package for", Object: fmt.Sprintf("distribution %q", values["ID"]),
-		Err: fmt.Errorf("%w: only Debian, Ubuntu and what is like them are known", ErrNoPackage)}
+	return Host{}, fmt.Errorf("distribution %q: %w", values["ID"], ErrUnknown)
 }
 
 // readSources reads the list of sources from apt's configuration directory.
@@ -128,11 +106,11 @@ func readSources(dir string) ([]source, error) {
 }
 
 // archive returns the entries of the distribution's own archive for a Debian architecture, the main one first and those
-// of its updates and security fixes after it. They are reduced to the component main, where the kernels are.
+// of its updates and security fixes after it. They are reduced to the component main, which is all that is fetched from.
 //
 // Others publish packages under the release's suite name as well, so the main entry is the one that looks most like the
 // distribution's: its keyring or the last part of its address bears the distribution's name.
-func (h host) archive(arch string) ([]source, error) {
+func (h Host) archive(arch string) ([]source, error) {
 	var entries []source
 	best, bestScore := -1, -1
 	for _, s := range h.sources {
@@ -146,14 +124,14 @@ func (h host) archive(arch string) ([]source, error) {
 		}
 	}
 	if best < 0 {
-		return nil, &Error{Op: "find the archive of", Object: h.distribution.id + " " + h.codename, Err: ErrNoArchive}
+		return nil, fmt.Errorf("%s %s: %w", h.Distribution, h.Codename, ErrNoArchive)
 	}
 	own := []source{entries[best]}
 	for i, s := range entries {
 		if i == best {
 			continue
 		}
-		if slices.Equal(s.URIs, own[0].URIs) || slices.Contains(s.Suites, h.codename+"-security") {
+		if slices.Equal(s.URIs, own[0].URIs) || slices.Contains(s.Suites, h.Codename+"-security") {
 			own = append(own, s)
 		}
 	}
@@ -161,33 +139,24 @@ func (h host) archive(arch string) ([]source, error) {
 }
 
 // hasRelease reports whether s offers the release that the machine runs.
-func (h host) hasRelease(s source) bool {
+func (h Host) hasRelease(s source) bool {
 	return slices.ContainsFunc(s.Suites, func(suite string) bool {
-		return suite == h.codename || slices.Contains(h.distribution.aliases, suite)
+		return suite == h.Codename || slices.Contains(aliases[h.Distribution], suite)
 	})
 }
 
-func (h host) score(s source) int {
+func (h Host) score(s source) int {
 	score := 0
-	if strings.Contains(s.SignedBy, h.distribution.id+"-archive-keyring") {
+	if strings.Contains(s.SignedBy, h.Distribution+"-archive-keyring") {
 		score += 2
 	}
 	for _, uri := range s.URIs {
 		// The address may be a list of mirrors, named DISTRIBUTION.list.
-		if name := strings.TrimSuffix(path.Base(uri), ".list"); strings.HasPrefix(name, h.distribution.id) {
+		if name := strings.TrimSuffix(path.Base(uri), ".list"); strings.HasPrefix(name, h.Distribution) {
 			return score + 1
 		}
 	}
 	return score
-}
-
-// metapackages returns the names of o's packages for a Debian architecture.
-func (h host) metapackages(o offer, arch string) []string {
-	var names []string
-	for _, meta := range o.metas {
-		names = append(names, strings.NewReplacer("ARCH", arch, "VERSION", h.version).Replace(meta))
-	}
-	return names
 }
 
 func readBounded(path string) (string, error) {

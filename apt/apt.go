@@ -1,4 +1,4 @@
-package guestkernel
+package apt
 
 import (
 	"bytes"
@@ -12,14 +12,15 @@ import (
 	"time"
 )
 
-// runner runs a program in dir with extra environment and returns its standard output. Its error holds what the program
+// Runner runs a program in dir with extra environment and returns its standard output. Its error holds what the program
 // said on standard error. It is a parameter so that tests need neither apt nor a network.
-type runner func(ctx context.Context, dir string, env []string, name string, args ...string) (string, error)
+type Runner func(ctx context.Context, dir string, env []string, name string, args ...string) (string, error)
 
 // waitDelay is how long the children of a program that was ended may keep its output open.
 const waitDelay = 2 * time.Second
 
-func execRunner(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+// Run is the Runner that runs programs.
+func Run(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), env...)
@@ -44,44 +45,73 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")
 }
 
-// apt is an apt with a configuration of its own below dir.
-type apt struct {
-	dir  string
-	arch string // Debian's name
-	run  runner
+// Config says how an archive is read.
+type Config struct {
+	Dir      string // an empty or absent directory for all of it; its path is absolute
+	Arch     string // Debian's name of the architecture whose packages are wanted
+	Run      Runner
+	Progress Progress // may be nil
 }
 
-// newAPT prepares a private apt below dir that knows the given sources and nothing else.
-func newAPT(ctx context.Context, dir, arch string, sources []source, run runner) (apt, error) {
-	a := apt{dir: dir, arch: arch, run: run}
-	if strings.ContainsAny(dir, "\"\n\\") {
-		return a, errors.New("the name of the directory has a character that apt's configuration cannot hold")
+// Archive is a private apt that knows one suite, or the suites that the machine uses.
+type Archive struct {
+	Config
+	suite string
+}
+
+// Suite returns the name of the suite, for people.
+func (a *Archive) Suite() string { return a.suite }
+
+// Open reads the package index of a suite of the distribution's archive; without a name, of the machine's own suites with
+// their updates. The error wraps ErrNoSuite if the archive can be reached and does not have the suite.
+func (h Host) Open(ctx context.Context, suite string, c Config) (*Archive, error) {
+	sources, err := h.archive(c.Arch)
+	if err != nil {
+		return nil, err
+	}
+	a := &Archive{Config: c, suite: h.Codename}
+	if suite != "" {
+		a.suite = suite
+		sources = sources[:1]
+		sources[0].Suites = []string{suite}
+	}
+	c.Progress.Report(Step{Text: "reading the package index of " + a.suite})
+	if err := a.configure(ctx, sources); err != nil {
+		return nil, err
+	}
+	return a, a.update(ctx)
+}
+
+// configure prepares the private directory, for the given sources and nothing else.
+func (a *Archive) configure(ctx context.Context, sources []source) error {
+	if strings.ContainsAny(a.Dir, "\"\n\\") {
+		return errors.New("the name of the directory has a character that apt's configuration cannot hold")
 	}
 	for _, d := range []string{"state/lists/partial", "cache/archives/partial", "etc/sources.list.d", "etc/apt.conf.d",
 		"etc/preferences.d", "debs"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			return a, err
+		if err := os.MkdirAll(filepath.Join(a.Dir, d), 0o755); err != nil {
+			return err
 		}
 	}
-	acquire, err := hostAcquire(ctx, dir, run)
+	acquire, err := a.hostAcquire(ctx)
 	if err != nil {
-		return a, err
+		return err
 	}
 	var list strings.Builder
 	for _, s := range sources {
-		list.WriteString(s.stanza(arch))
+		list.WriteString(s.stanza(a.Arch))
 	}
-	return a, errors.Join(
-		os.WriteFile(filepath.Join(dir, "status"), nil, 0o644),
-		os.WriteFile(filepath.Join(dir, "etc/sources.list.d/archive.sources"), []byte(list.String()), 0o644),
-		os.WriteFile(filepath.Join(dir, "apt.conf"), []byte(a.config()+acquire), 0o644),
+	return errors.Join(
+		os.WriteFile(filepath.Join(a.Dir, "status"), nil, 0o644),
+		os.WriteFile(filepath.Join(a.Dir, "etc/sources.list.d/archive.sources"), []byte(list.String()), 0o644),
+		os.WriteFile(filepath.Join(a.Dir, "apt.conf"), []byte(a.config()+acquire), 0o644),
 	)
 }
 
 // config returns the private configuration. Hooks of the host's configuration do not run because its files are not
 // read; its keyrings and passwords for archives stay in use. With the user root, apt would hand its work to a user that
 // cannot enter the cache; it downloads as root instead. An index without a good signature is an error.
-func (a apt) config() string {
+func (a *Archive) config() string {
 	return fmt.Sprintf(`Dir::State "%[1]s/state";
 Dir::State::status "%[1]s/status";
 Dir::Cache "%[1]s/cache";
@@ -99,7 +129,7 @@ Acquire::AllowInsecureRepositories "false";
 Acquire::AllowWeakRepositories "false";
 Acquire::AllowDowngradeToInsecureRepositories "false";
 Acquire::Languages "none";
-`, a.dir, a.arch)
+`, a.Dir, a.Arch)
 }
 
 // hostSettings begin the names of those settings of the host's apt that say how to reach the archive and what date to
@@ -109,8 +139,8 @@ var hostSettings = []string{
 }
 
 // hostAcquire returns those settings as lines of a configuration file.
-func hostAcquire(ctx context.Context, dir string, run runner) (string, error) {
-	dump, err := run(ctx, dir, nil, "apt-config", "dump", "--no-empty")
+func (a *Archive) hostAcquire(ctx context.Context) (string, error) {
+	dump, err := a.Run(ctx, a.Dir, nil, "apt-config", "dump", "--no-empty")
 	if err != nil {
 		return "", err
 	}
@@ -125,30 +155,22 @@ func hostAcquire(ctx context.Context, dir string, run runner) (string, error) {
 	return kept.String(), nil
 }
 
-func (a apt) command(ctx context.Context, dir, name string, args ...string) (string, error) {
-	return a.run(ctx, dir, []string{"APT_CONFIG=" + filepath.Join(a.dir, "apt.conf"), "LC_ALL=C"}, name, args...)
+func (a *Archive) command(ctx context.Context, dir, name string, args ...string) (string, error) {
+	return a.Run(ctx, dir, []string{"APT_CONFIG=" + filepath.Join(a.Dir, "apt.conf"), "LC_ALL=C"}, name, args...)
 }
 
-// update reads the package index. It returns ErrNoSuite if the archive can be reached and does not have the suite.
-func (a apt) update(ctx context.Context) error {
-	_, err := a.command(ctx, a.dir, "apt-get", "-q", "update")
+func (a *Archive) update(ctx context.Context) error {
+	_, err := a.command(ctx, a.Dir, "apt-get", "-q", "update")
 	if err != nil && strings.Contains(err.Error(), "does not have a Release file") {
 		return fmt.Errorf("%w: %w", ErrNoSuite, err)
 	}
 	return err
 }
 
-// pkg is what the index says of the newest version of one package.
-type pkg struct {
-	name, version string
-	size          int64    // of the package file, in bytes
-	depends       []string // names it cannot do without; choices are left out
-}
-
-// show returns those of the named packages that exist.
-func (a apt) show(ctx context.Context, names ...string) ([]pkg, error) {
+// Show returns those of the named packages that exist.
+func (a *Archive) Show(ctx context.Context, names ...string) ([]Package, error) {
 	args := append([]string{"show", "--no-all-versions", "--"}, names...)
-	text, err := a.command(ctx, a.dir, "apt-cache", args...)
+	text, err := a.command(ctx, a.Dir, "apt-cache", args...)
 	if err != nil && strings.Contains(err.Error(), "No packages found") {
 		return nil, nil
 	}
@@ -156,11 +178,4 @@ func (a apt) show(ctx context.Context, names ...string) ([]pkg, error) {
 		return nil, err
 	}
 	return parsePackages(text), nil
-}
-
-// download puts the packages' files into the directory debs.
-func (a apt) download(ctx context.Context, names ...string) (debs string, err error) {
-	debs = filepath.Join(a.dir, "debs")
-	_, err = a.command(ctx, debs, "apt-get", append([]string{"-q", "download", "--"}, names...)...)
-	return debs, err
 }

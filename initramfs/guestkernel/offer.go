@@ -1,0 +1,35 @@
+package guestkernel
+
+import (
+	"strings"
+
+	"margay/apt"
+)
+
+// offer is one place of an archive where kernels may be.
+type offer struct {
+	suite string   // empty: the machine's own suites
+	metas []string // packages that depend on the current kernel; ARCH and VERSION are replaced
+	least string   // older releases will not do; empty: any
+}
+
+// distributions says where the kernels of each known distribution are, in order of preference.
+var distributions = map[string][]offer{
+	apt.Debian: {
+		{suite: "trixie-backports", metas: []string{"linux-image-cloud-ARCH"}, least: "7.2"},
+		{metas: []string{"linux-image-cloud-ARCH", "linux-image-ARCH"}},
+	},
+	apt.Ubuntu: {{metas: []string{
+		"linux-image-virtual-hwe-VERSION", "linux-image-virtual",
+		"linux-image-generic-hwe-VERSION", "linux-image-generic",
+	}}},
+}
+
+// metapackages returns the names of o's packages for a host and a Debian architecture.
+func (o offer) metapackages(h apt.Host, arch string) []string {
+	var names []string
+	for _, meta := range o.metas {
+		names = append(names, strings.NewReplacer("ARCH", arch, "VERSION", h.Version).Replace(meta))
+	}
+	return names
+}
