@@ -222,6 +222,7 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 	go conn.Serve(func(*control.Frame) {})
 	started := time.Now()
 	up := make(map[uint32]bool)
+	again := make(map[uint32]string) // why it boots again
 	for {
 		answer, err := conn.Call(ctx, &control.ListNodes{})
 		if err != nil {
@@ -232,15 +233,19 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 			return fmt.Errorf("serve answered ListNodes with %T", answer)
 		}
 		for _, n := range nodes.Nodes {
+			if strings.Contains(n.Reason, "started once more") && n.Reason != again[n.Node] {
+				again[n.Node] = n.Reason
+				o.Told("node%d: %s", n.Node, n.Reason)
+			}
 			switch n.Health {
 			case control.NodeHealth_NODE_UP:
 				if !up[n.Node] {
 					up[n.Node] = true
-					again := ""
+					boot := ""
 					if n.Boots > 1 {
-						again = fmt.Sprintf(" at the %d. boot", n.Boots)
+						boot = fmt.Sprintf(" at the %d. boot", n.Boots)
 					}
-					o.Told("node%d is up%s after %.1f s (%d of %d)", n.Node, again, time.Since(started).Seconds(), len(up), len(nodes.Nodes))
+					o.Told("node%d is up%s after %.1f s (%d of %d)", n.Node, boot, time.Since(started).Seconds(), len(up), len(nodes.Nodes))
 				}
 			case control.NodeHealth_NODE_REFUSED:
 				return fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)

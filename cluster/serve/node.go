@@ -370,7 +370,10 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 	}
 	n := s.nodes[m.Node]
 	if n.conn == nil && n.health != control.NodeHealth_NODE_LATE {
-		n.health, n.reason, n.heard = control.NodeHealth_NODE_BOOTING, "", time.Now()
+		if m.Boots <= 1 {
+			n.reason = "" // else it says why the node boots again
+		}
+		n.health, n.heard = control.NodeHealth_NODE_BOOTING, time.Now()
 	}
 	n.boots = m.Boots
 }

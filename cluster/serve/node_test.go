@@ -451,7 +451,7 @@ func TestHolder(t *testing.T) {
 		h.tell(&control.NodeBoot{Node: 0, Boots: 2})
 		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
 		h.tell(&control.NodeExit{Node: 7})
-		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 {
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 || !strings.HasPrefix(state.Reason, "it fell over") {
 			t.Errorf("node 0 is %v", state)
 		}
 		h.tell(&control.NodeBoot{Node: 1, Boots: 1})
