@@ -362,7 +362,7 @@ func (r *rank) release(number uint64) {
 
 func (r *rank) letOut(number uint64) {
 	r.left(number)
-	r.area.Released().Store(number)
+	r.area.Released().Swap(number) // before it is looked whether the rank sleeps
 	if r.sleeps() {
 		r.rouse(&r.bell)
 	}

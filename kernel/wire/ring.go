@@ -8,6 +8,9 @@ import (
 
 // ring is one end's view of a ring. The own position is kept here as well as in the area, and only the peer's is read from
 // there, so that a peer can only harm itself.
+//
+// Each side writes a word before it reads one of the other's, lest both miss what the other has to say. Such words are written by
+// Swap: of a Store to memory that is not Go's, the race detector makes one that a Load after it overtakes.
 type ring struct {
 	data            []byte // RingSize bytes of the area
 	tail, head      *atomic.Uint64
@@ -54,7 +57,7 @@ func (p *Producer) Push(r Record) (ok, wake bool, err error) {
 	}
 	r.put(p.data[at : at+length])
 	p.position += uint64(pad + length)
-	p.tail.Store(p.position)
+	p.tail.Swap(p.position)
 	return true, p.consumerWaiting.Load() != 0, nil
 }
 
@@ -68,7 +71,7 @@ func (p *Producer) Empty() bool { return p.head.Load() == p.position }
 // Wait announces that the producer is going to sleep until there is room for a record with so much payload. It reports
 // whether there is none; otherwise sleeping would be wrong.
 func (p *Producer) Wait(payload int) (sleep bool) {
-	p.producerWaiting.Store(1)
+	p.producerWaiting.Swap(1)
 	need := 2 * recordLength(payload) // with the largest pad that may come before it
 	if used := p.position - p.head.Load(); used <= RingSize && int(used)+need <= RingSize {
 		p.producerWaiting.Store(0)
@@ -119,7 +122,7 @@ func (c *Consumer) Release() (wake bool) {
 		return false
 	}
 	c.position = c.next
-	c.head.Store(c.position)
+	c.head.Swap(c.position)
 	return c.producerWaiting.Load() != 0
 }
 
@@ -129,7 +132,7 @@ func (c *Consumer) Ready() bool { return c.tail.Load() != c.next }
 // Wait announces that the consumer is going to sleep. It reports whether there is nothing to read; otherwise sleeping would
 // be wrong.
 func (c *Consumer) Wait() (sleep bool) {
-	c.consumerWaiting.Store(1)
+	c.consumerWaiting.Swap(1)
 	if c.tail.Load() != c.next {
 		c.consumerWaiting.Store(0)
 		return false

@@ -335,7 +335,7 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	j.mu.Lock()
 	heard := j.rung
 	j.waiters++
-	j.area.ReceiveWaiting().Store(1)
+	j.area.ReceiveWaiting().Swap(1)
 	j.mu.Unlock()
 	idle := isIdle() // whoever comes later rings
 	j.mu.Lock()
