@@ -122,7 +122,7 @@ func (j *job) Started(p task.RankProcess) {
 		p.File.Close()
 		return
 	}
-	started := process{Task: t, since: record.Now()}
+	started := process{Task: t, since: record.Time(p.Since)}
 	s := j.enter(started)
 	j.recordStart(&started)
 	if s != nil {

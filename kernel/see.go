@@ -17,7 +17,7 @@ const alone = "it has the core to itself"
 // process is a rank's process.
 type process struct {
 	sched.Task
-	since record.Time // when it was started, or when this node kernel has found it running
+	since record.Time // when it was started
 }
 
 // alone reports whether a core has but one rank of the job.

@@ -454,7 +454,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("adopted spec %+v", c2.Spec())
 	}
 	e2.await(t, "process", func() bool { return len(e2.processes()) == 1 })
-	if before, after := e.processes()[0], e2.processes()[0]; after.PID != before.PID || after.Group != before.Group {
+	if before, after := e.processes()[0], e2.processes()[0]; after.PID != before.PID || after.Group != before.Group || after.Since != before.Since {
 		t.Errorf("the process is %+v, it was %+v", after, before)
 	}
 	if err := c2.Input(0, 7, []byte("after\n"), true); err != nil {

@@ -16,6 +16,7 @@ type RankProcess struct {
 	PID   int      // in the node kernel's PID namespace
 	File  *os.File // a pidfd of it; the receiver's to close
 	Group string   // directory of its control group; empty where there is none
+	Since uint64   // when it was started: nanoseconds of CLOCK_MONOTONIC
 }
 
 // errEnded reports that a process has ended.
@@ -35,7 +36,7 @@ func (c *Container) rankProcess(m link.Message) (p RankProcess, err error) {
 	if len(m.Files) != 1 {
 		return p, fmt.Errorf("task: %d descriptors came for the process of rank %d, not one", len(m.Files), body.Rank)
 	}
-	p = RankProcess{Rank: body.Rank, File: m.Files[0]}
+	p = RankProcess{Rank: body.Rank, File: m.Files[0], Since: body.Since}
 	if p.PID, err = pidOf(p.File); err != nil {
 		return p, fmt.Errorf("task: process of rank %d: %w", body.Rank, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/task"
+	"margay/nimble/service"
 )
 
 // The end of a rank tells what it has used. All that it reads is in memory, so that no fault waits for a disk.
@@ -32,9 +33,13 @@ func TestProcesses(t *testing.T) {
 		s.Ranks[i].Cores = []int{cpu} // they share it
 	}
 	e := newEvents()
+	before := service.Monotonic()
 	start(t, s, e)
 	e.await(t, "processes", func() bool { return len(e.processes()) == 3 })
 	for rank, p := range e.processes() {
+		if now := service.Monotonic(); p.Since < before || p.Since > now {
+			t.Errorf("rank %d was started at %d, between %d and %d", rank, p.Since, before, now)
+		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
 		if err != nil && os.Getuid() == 0 || err == nil && !strings.Contains(string(env), fmt.Sprintf("MARGAY_RANK=%d\x00", rank)) {
 			t.Errorf("process %d is not rank %d: %q, %v", p.PID, rank, env, err)

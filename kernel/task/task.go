@@ -158,8 +158,11 @@ type State struct {
 	Running []int // the ranks that have not ended
 }
 
-// ProcessBody says of which rank the pidfd is that comes with it.
-type ProcessBody struct{ Rank int }
+// ProcessBody says of which rank the pidfd is that comes with it, and when its process was started: nanoseconds of CLOCK_MONOTONIC.
+type ProcessBody struct {
+	Rank  int
+	Since uint64
+}
 
 // SignalBody asks for a signal to a rank's process, or to all.
 type SignalBody struct {

@@ -18,6 +18,7 @@ import (
 	"margay/kernel/hardware"
 	"margay/kernel/link"
 	"margay/kernel/task"
+	"margay/nimble/service"
 )
 
 // outputGrace is how long the end of a rank is held back for output that its own children may still be writing.
@@ -32,6 +33,7 @@ type rank struct {
 	pid     int
 	process *os.File // a pidfd of it
 	started time.Time
+	since   uint64 // the same by the clock of the node
 	input   *input
 	outputs sync.WaitGroup // readers of its stdout and stderr
 }
@@ -132,7 +134,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), input: newInput(pipes.input)}
+	started := &rank{Rank: r, started: time.Now(), since: service.Monotonic(), input: newInput(pipes.input)}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
 	if err := in.fork(started, files); err != nil {
@@ -179,7 +181,7 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 
 // tellProcess gives the node kernel a pidfd of a rank that runs.
 func (in *initProcess) tellProcess(r *rank) error {
-	m := link.New(task.Process, task.ProcessBody{Rank: r.Rank.Rank})
+	m := link.New(task.Process, task.ProcessBody{Rank: r.Rank.Rank, Since: r.since})
 	m.Files = []*os.File{r.process}
 	return in.conn.Send(m)
 }
