@@ -3,7 +3,6 @@ package sched
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -73,13 +72,10 @@ type entry struct {
 	ran      time.Duration // as the meter has told last
 	messages uint32
 
-	end  time.Duration // the processor time that it is to have had when its quantum is over; forever if that is infinite
+	end  time.Duration // the processor time that it was to have had at the end of its last quantum that was not infinite
 	over bool          // it was, and the core went to another task
 	owes time.Duration // by how much quanta of its turns were too long
 }
-
-// forever is the end of an infinite quantum.
-const forever = time.Duration(math.MaxInt64)
 
 // NewCore makes an empty core, of whose number its policies are told.
 func NewCore(number int, meter Meter) (*Core, error) {
@@ -418,7 +414,7 @@ func (c *Core) give(now uint64, t *entry) {
 	}
 	if c.running != nil {
 		c.become(c.running, now, slot.Ready)
-		c.running.over = c.running.end != forever && now >= c.until
+		c.running.over = now >= c.until
 	}
 	c.running = t
 	if t != nil {
@@ -437,7 +433,7 @@ func (c *Core) grant(now, quantum uint64) (until uint64) {
 	if t.over {
 		t.owes = min(max(0, t.owes+t.ran-t.end), Turn)
 	}
-	t.end, t.over = forever, false
+	t.over = false
 	if quantum > uint64(MaxQuantum) {
 		return slot.Infinite
 	}

@@ -21,7 +21,6 @@
 #define SHARE (4 * MILLISECOND)         /* of a thread while others of its process wait */
 #define STOPPING MILLISECOND            /* what a thread is given to stop in */
 #define WORK (MILLISECOND / 2)          /* what a policy may take for an answer */
-#define FOREVER (~0ull)
 #define PATIENCE 4                      /* answers in a row for which it took longer are a fault: one may be a host's pause */
 
 #define MAX_CPUS 512
@@ -63,7 +62,7 @@ struct place {
 	__u64 ran;
 	__u64 since;
 	__u64 spent; /* what the core had spent on tasks then */
-	__u64 end;   /* what it is to have run when its quantum is over, FOREVER if that is infinite */
+	__u64 end;   /* what it is to have run when its quantum is over, MARGAY_INFINITE if that is */
 	__s64 owes;  /* by how much quanta of its turns were too long */
 };
 
@@ -347,7 +346,7 @@ static inline_always void measure(struct here *h)
 	if (c->current >= MARGAY_TASKS || !over(c))
 		return;
 	struct place *p = place(h, c->current);
-	if (p->end != FOREVER)
+	if (p->end != MARGAY_INFINITE)
 		c->late = p->ran - p->end;
 }
 
@@ -432,7 +431,7 @@ static inline_always void set_quantum(struct here *h, __u32 at, __u64 quantum)
 
 	if (quantum > LONGEST) {
 		h->c->until = MARGAY_INFINITE;
-		p->end = FOREVER;
+		p->end = MARGAY_INFINITE;
 		return;
 	}
 	__s64 cut = within(p->owes, -(__s64)SLACK, quantum / 2);
