@@ -2,6 +2,7 @@ package bench
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -87,6 +88,42 @@ func (s silent) Run(n int) (Turn, error) {
 	t, err := s.Runner.Run(n)
 	t.Instructions = 0
 	return t, err
+}
+
+// clocked is a contender whose times are told, not measured. Its first run is no figure: it says how many are enough.
+type clocked struct {
+	want  uint64
+	runs  []int
+	times []float64
+}
+
+func (c *clocked) Run(n int) (Turn, error) {
+	c.runs = append(c.runs, n)
+	each := c.times[0]
+	c.times = c.times[1:]
+	return Turn{R0: c.want, Instructions: 4, Each: each}, nil
+}
+
+func (c *clocked) Close() error { return nil }
+
+// A figure is the median of rounds, of as many runs as the plan's time takes; an insertion takes what it takes each time, and an
+// instruction its part of a run.
+func TestFigures(t *testing.T) {
+	p := Programs[0]
+	c := &clocked{want: p.Want, times: []float64{100, 70, 20, 40}}
+	took := []time.Duration{3000, 9000, 5000}
+	contender := Contender{Name: "clocked", Insert: func(*Program) (*Inserted, error) {
+		i := &Inserted{Runner: c, Took: took[0], Size: 77}
+		took = took[1:]
+		return i, nil
+	}}
+	r := p.Measure([]Contender{contender}, Plan{Rounds: 3, Turn: 10 * time.Microsecond})[0]
+	if r.Err != nil || r.Run != 40 || r.Insert != 5000 || r.Size != 77 || r.Instructions != 4 || r.PerInstruction() != 10 {
+		t.Errorf("%+v", r)
+	}
+	if want := []int{1, 101, 101, 101}; !slices.Equal(c.runs, want) {
+		t.Errorf("runs %v, want %v", c.runs, want)
+	}
 }
 
 func TestWrongAnswer(t *testing.T) {

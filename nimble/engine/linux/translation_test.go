@@ -1,0 +1,108 @@
+//go:build !guest
+
+// A guest has nothing to add to what is translated: these tests load nothing into its kernel.
+
+package linux
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"margay/nimble/engine"
+	"margay/nimble/engine/enginetest"
+	"margay/nimble/engine/portable"
+	"margay/nimble/object"
+	"margay/nimble/service"
+	"margay/nimble/state"
+	"margay/nimble/verify"
+)
+
+// translated is an engine that runs the kernel's form of programs on portable:
+// what the translation means can be tested without loading anything.
+type translated struct{}
+
+func (translated) Name() string { return "translated" }
+
+func (translated) Thread(p *verify.Program, maps []*state.Map) (engine.Code, error) {
+	if _, err := uses(p, maps); err != nil {
+		return nil, err
+	}
+	c := &translatedCode{code: code{context: p.Context(), maps: maps}}
+	all := []*state.Map{c.make("control", controlSize), c.make("context", max(uint32(p.Context().Size), 1))}
+	c.maps = all[:2]
+	all = append(all, maps...)
+	spec := &object.Spec{Name: p.Name(), Instructions: translate(p).code}
+	for _, m := range all {
+		spec.Maps = append(spec.Maps, m.Spec())
+	}
+	services, err := service.NewTable(service.Linux()...)
+	if err != nil {
+		return nil, err
+	}
+	program, err := verify.Verify(spec, verify.Config{Services: services})
+	if err != nil {
+		return nil, err
+	}
+	if c.run, err = portable.New().Thread(program, all); err != nil {
+		return nil, err
+	}
+	c.machine, err = engine.NewMachine(program, all, engine.MaxCallDepth)
+	return c, err
+}
+
+type translatedCode struct {
+	code
+	run     engine.Code
+	machine *engine.Machine
+}
+
+func (c *translatedCode) make(name string, size uint32) *state.Map {
+	m, err := state.New(state.Spec{Name: name, ValueSize: size, Entries: 1}, state.Options{})
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+func (c *translatedCode) Run(m *engine.Machine) (uint64, error) {
+	if err := c.check(m); err != nil {
+		return 0, m.Fault(engine.Kernel, 0, 0, err)
+	}
+	control, context := view(c.maps[0].Region()), view(c.maps[1].Region())
+	for n, v := range m.Args {
+		binary.LittleEndian.PutUint64(control[controlArgs+8*n:], v)
+	}
+	copy(context, view(m.Context))
+	c.machine.Fuel = 1 << 20
+	if _, err := c.run.Run(c.machine); err != nil {
+		return 0, m.Fault(engine.Kernel, 0, 0, err)
+	}
+	copy(view(m.Context), context)
+	return binary.LittleEndian.Uint64(control[controlR0:]), nil
+}
+
+func (c *translatedCode) Close() error {
+	return errors.Join(c.machine.Close(), c.maps[0].Close(), c.maps[1].Close())
+}
+
+// TestTranslation compares translated programs with portable, but not those
+// that the kernel's verifier has to refuse.
+func TestTranslation(t *testing.T) {
+	a := enginetest.TestAccelerator(t, portable.New(), translated{}, false)
+	if a.Accepted < 1000 {
+		t.Errorf("only %+v", a)
+	}
+	a = enginetest.TestAgreementProvable(t, portable.New(), translated{}, 1000)
+	if a.Refused > 0 {
+		t.Errorf("not all are accepted: %+v", a)
+	}
+}
+
+func FuzzTranslation(f *testing.F) {
+	f.Add([]byte{60, 1, 2, 3, 4, 5, 6, 7, 8, 9})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var a enginetest.Accelerated
+		a.AgreeProvable(t, portable.New(), translated{}, data)
+	})
+}
