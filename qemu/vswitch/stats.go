@@ -13,12 +13,13 @@ type Stats struct {
 	Drops       Drops
 }
 
-// Drops counts the frames that were not delivered, by reason. The first three are counted at the port the frame came
+// Drops counts the frames that were not delivered, by reason. The first four are counted at the port the frame came
 // from, Absent, Full and Unsent at the port it should have left by, the others at the port whose Fault did it. Each
 // copy of a flooded frame counts.
 type Drops struct {
 	Runt    uint64 // shorter than an Ethernet header
 	Source  uint64 // the source address is not the port's
+	Claim   uint64 // it is ARP in which the peer claims an address that is not its own, or no ARP for IPv4
 	Unknown uint64 // no other port has the destination address
 	Absent  uint64 // the port has no peer
 	Full    uint64 // the port's queue, or its Fault's, is full
@@ -29,7 +30,7 @@ type Drops struct {
 
 // Total returns the sum over all reasons.
 func (d Drops) Total() uint64 {
-	return d.Runt + d.Source + d.Unknown + d.Absent + d.Full + d.Unsent + d.Lost + d.Cut
+	return d.Runt + d.Source + d.Claim + d.Unknown + d.Absent + d.Full + d.Unsent + d.Lost + d.Cut
 }
 
 func (s *Stats) add(o Stats) {
@@ -41,6 +42,7 @@ func (s *Stats) add(o Stats) {
 	s.TxBytes += o.TxBytes
 	s.Drops.Runt += o.Drops.Runt
 	s.Drops.Source += o.Drops.Source
+	s.Drops.Claim += o.Drops.Claim
 	s.Drops.Unknown += o.Drops.Unknown
 	s.Drops.Absent += o.Drops.Absent
 	s.Drops.Full += o.Drops.Full
@@ -51,9 +53,9 @@ func (s *Stats) add(o Stats) {
 
 // counters is the live form of Stats.
 type counters struct {
-	connections                                               atomic.Uint64
-	rxFrames, rxBytes, txFrames, txBytes                      atomic.Uint64
-	runt, source, unknown, absent, full, unsent, lost, cutOff atomic.Uint64
+	connections                                                      atomic.Uint64
+	rxFrames, rxBytes, txFrames, txBytes                             atomic.Uint64
+	runt, source, claim, unknown, absent, full, unsent, lost, cutOff atomic.Uint64
 }
 
 func (c *counters) snapshot() Stats {
@@ -66,6 +68,7 @@ func (c *counters) snapshot() Stats {
 		Drops: Drops{
 			Runt:    c.runt.Load(),
 			Source:  c.source.Load(),
+			Claim:   c.claim.Load(),
 			Unknown: c.unknown.Load(),
 			Absent:  c.absent.Load(),
 			Full:    c.full.Load(),

@@ -10,7 +10,8 @@
 //
 // The forwarding table is static: each port declares the one address of its peer. A unicast frame goes to the port of
 // its destination or is dropped, a multicast or broadcast frame goes to all other ports. A frame whose source is not
-// its port's own address is dropped, so a receiver knows who sent a frame from its source address alone.
+// its port's own address is dropped, so a receiver knows who sent a frame from its source address alone. So is an
+// ARP packet in which the peer claims another Ethernet or IP address than its own: none can draw to itself what is meant for another.
 //
 // # No port stalls another
 //
@@ -28,6 +29,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 
 	"margay/qemu/ether"
@@ -50,9 +52,10 @@ type Config struct {
 
 // A PortConfig describes a port.
 type PortConfig struct {
-	Name   string    // unique in the switch
-	MAC    ether.MAC // of the peer, unique in the switch
-	Socket string    // path the peer connects to
+	Name    string     // unique in the switch
+	MAC     ether.MAC  // of the peer, unique in the switch
+	Address netip.Addr // that the peer may claim in ARP; any when it is not valid
+	Socket  string     // path the peer connects to
 }
 
 // A Switch is a running switch. Its methods may be called from several goroutines.
