@@ -19,11 +19,9 @@ import (
 
 // JobSpec is a job as a node kernel is told of it.
 type JobSpec struct {
+	task.Exec `json:"-"` // not in the notes for the next node kernel, which does not need it
+
 	Job   uint32
-	Path  string // absolute path of the executable, as in the job's files
-	Argv  []string
-	Env   []string
-	Dir   string // absolute path of the working directory
 	Umask int
 	User  string // name of who asked
 
@@ -86,16 +84,11 @@ type JobInfo struct {
 	Phase Phase
 }
 
-// The user ids that jobs run under: one for each job that a node may have at a time, far from those of people.
-const (
-	firstUID = 0x40000
-	uidCount = 0x10000
-)
-
 // job is a job on this node.
 type job struct {
 	node       *Node
 	spec       JobSpec
+	uid        int // of its ranks; guarded by Node.mu
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
@@ -120,6 +113,7 @@ func (n *Node) Prepare(ctx context.Context, s JobSpec) error {
 	}
 	j := n.newJob()
 	j.spec, j.phase = s, Prepared
+	j.spec.Exec = task.Exec{} // the job's init has it
 	defer close(j.ready)
 	for _, r := range t.Ranks {
 		j.running[r.Rank] = true
@@ -127,6 +121,7 @@ func (n *Node) Prepare(ctx context.Context, s JobSpec) error {
 	if err := n.claim(j); err != nil {
 		return fmt.Errorf("job %d: %w", s.Job, err)
 	}
+	t.UID, t.GID = j.uid, j.uid
 	if j.container, err = task.New(ctx, n.host, t, j); err != nil {
 		n.remove(s.Job)
 		return fmt.Errorf("job %d: %w", s.Job, err)
@@ -167,7 +162,7 @@ func (j *job) messageConfig() message.JobConfig {
 	return c
 }
 
-// taskSpec works out what a job's processes on this node get.
+// taskSpec works out what a job's processes on this node get, but for their user.
 func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	words, err := json.Marshal(s)
 	if err != nil {
@@ -177,10 +172,8 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		return task.Spec{}, n.hugePages
 	}
 	info := n.Info()
-	uid := firstUID + int(s.Job%uidCount)
 	t := task.Spec{
-		Job: s.Job, Hostname: n.config.Boot.Hostname(), UID: uid, GID: uid, User: s.User,
-		Path: s.Path, Argv: s.Argv, Env: s.Env, Dir: s.Dir, Umask: s.Umask,
+		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
 		Pids: s.Pids, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
@@ -256,6 +249,7 @@ func (n *Node) claim(j *job) error {
 		}
 	}
 	n.jobs[j.spec.Job] = j
+	n.chooseUser(j)
 	return nil
 }
 
@@ -289,8 +283,8 @@ func (n *Node) keepJob(j *job) error {
 	return keep.Keep(n.config.Link, item)
 }
 
-// adoptJob takes over a job that an earlier node kernel left. One that it had not started yet is ended, since what it waited
-// for is lost.
+// adoptJob takes over a job that an earlier node kernel left. One that has all its files can still be started, which serve may have
+// asked for while there was no node kernel. One that waits for files is ended, since those on their way are lost.
 func (n *Node) adoptJob(item *keep.Item) error {
 	ctx, cancel := context.WithTimeout(context.Background(), adoptTimeout)
 	defer cancel()
@@ -299,7 +293,7 @@ func (n *Node) adoptJob(item *keep.Item) error {
 		return errors.Join(err, keep.Drop(n.config.Link, item.Name))
 	}
 	j := n.newJob()
-	j.container, j.phase = c, Running
+	j.container, j.phase, j.uid = c, Running, c.Spec().UID
 	defer close(j.ready)
 	if err := json.Unmarshal(c.Spec().Words, &j.spec); err != nil {
 		c.Follow(j)
@@ -309,10 +303,16 @@ func (n *Node) adoptJob(item *keep.Item) error {
 	for _, r := range c.Adopted().Running {
 		j.running[r] = true
 	}
+	if !c.Adopted().Started {
+		j.phase = Prepared
+		for _, r := range c.Spec().Ranks {
+			j.running[r.Rank] = true
+		}
+	}
 	n.jobs[j.spec.Job] = j
 	n.mu.Unlock()
-	if !c.Adopted().Started {
-		n.config.Log("job %d had not been started, ending it", j.spec.Job)
+	if !c.Adopted().Loaded {
+		n.config.Log("job %d did not have all its files, ending it", j.spec.Job)
 		c.Follow(j)
 		return j.end()
 	}
@@ -402,9 +402,9 @@ func (j *job) InputTaken(rank int, position uint64) {
 // Gone implements task.Handler.
 func (j *job) Gone() {
 	j.node.mu.Lock()
-	running := j.phase == Running
+	lost := j.phase == Running || j.phase == Ended
 	j.node.mu.Unlock()
-	if running {
+	if lost {
 		j.node.config.Sink.Fault(j.spec.Job, fmt.Errorf("the job's processes were ended from outside: %w", task.ErrGone))
 	}
 }

@@ -8,6 +8,7 @@ package kernel
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -219,6 +220,10 @@ func (n *Node) findCores() (err error) {
 	return nil
 }
 
+// keptMemory is the name under which PID 1 keeps how much memory there is for jobs. Node kernels after the first would find what the
+// jobs that they adopt leave of it.
+const keptMemory = "memory"
+
 func (n *Node) findMemory() error {
 	n.info.Memory = n.config.Boot.Memory
 	if n.info.Memory > 0 {
@@ -273,7 +278,14 @@ func (n *Node) findLimits() {
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("memory and process limits of whole jobs: %v; each process has resource limits, of the memory an even part", err))
 	}
 	n.host.UserNS = singleUser()
+	if !n.ownLinux() {
+		n.info.Lacks = append(n.info.Lacks, sharedLinux)
+	}
 }
+
+// sharedLinux says what a node that shares its Linux with others cannot withhold from jobs.
+const sharedLinux = "a Linux of its own: it is up to the host whether jobs get user namespaces, perf events, io_uring, userfaultfd and vsock; " +
+	"they may leave their cores, and shared memory that is no file and mappings that grow downwards are not bounded"
 
 // singleUser reports whether this process is in a user namespace that knows one user id only.
 func singleUser() bool {
@@ -313,6 +325,7 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 		return nil, err
 	}
 	var own []*keep.Item // extensions of the machine itself
+	var memory int64     // that the first node kernel found
 	for {
 		n.config.Link.SetDeadline(time.Now().Add(adoptTimeout)) // anew for each, which may take long
 		m, err := n.config.Link.Recv()
@@ -330,13 +343,17 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			for _, item := range own {
 				item.CloseFiles()
 			}
-			return listener, nil
+			return listener, n.settleMemory(memory)
 		case item == nil:
 			m.CloseFiles()
 		case item.Name == keptListener && len(item.Files) == 1:
 			listener = item.Files[0]
 		case item.Name == keptBooted:
 			n.booted = true
+		case item.Name == keptMemory:
+			if err := json.Unmarshal(item.Words, &memory); err != nil {
+				n.config.Log("%s: %v", item.Name, err)
+			}
 		case item.Name == keptDuties:
 			if err := n.adoptDuties(item); err != nil {
 				n.config.Log("%v", err)
@@ -349,6 +366,21 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			}
 		}
 	}
+}
+
+// settleMemory makes what the first node kernel of this boot found the memory for jobs. If this is the first, it leaves that with PID 1.
+func (n *Node) settleMemory(found int64) error {
+	if found == 0 {
+		words, err := json.Marshal(n.info.Memory)
+		if err != nil {
+			return err
+		}
+		return keep.Keep(n.config.Link, keep.Item{Name: keptMemory, Words: words})
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.info.Memory = found
+	return nil
 }
 
 // pid1Keeper is PID 1, which keeps what belongs to no job.
@@ -468,6 +500,15 @@ func (n *Node) Ack(number uint32, seq uint64) error {
 	return j.container.Ack(seq)
 }
 
+// Finish ends what the ranks of a job have left behind, all of which have ended. The rest of its output follows.
+func (n *Node) Finish(number uint32) error {
+	j, err := n.get(number)
+	if err != nil {
+		return err
+	}
+	return j.container.Finish()
+}
+
 // Rewind has everything of a job told again that was not acknowledged.
 func (n *Node) Rewind(number uint32) error {
 	j, err := n.get(number)
@@ -477,12 +518,16 @@ func (n *Node) Rewind(number uint32) error {
 	return j.container.Rewind()
 }
 
-// Forget ends a job if it still runs and waits until nothing of it is left on the node.
-func (n *Node) Forget(number uint32) error {
-	if j := n.find(number); j != nil {
-		return j.forget()
+// Forget ends a job if it still runs and waits until nothing of it is left on the node. It returns the files that are gone with it.
+func (n *Node) Forget(number uint32) (task.Unkept, error) {
+	j := n.find(number)
+	if j == nil {
+		return task.Unkept{}, nil // it is gone already
 	}
-	return nil // it is gone already
+	if err := j.forget(); err != nil || j.container == nil {
+		return task.Unkept{}, err
+	}
+	return j.container.Unkept(), nil
 }
 
 // Jobs lists the jobs that the node has.

@@ -4,7 +4,10 @@
 // The connection to serve may break at any time; the agent opens a new one and registers again with the jobs that it has.
 // Nothing is lost by that: records that were not acknowledged are told again when serve asks for a rewind.
 //
-// Locks: Agent.mu guards the connection and the table of copies.
+// Requests about one job are handled in the order in which they come, also over two connections: a node that has forgotten a job never
+// prepares it afterwards.
+//
+// Locks: Agent.mu guards the connection and the tables of copies and of turns.
 package agent
 
 import (
@@ -74,6 +77,7 @@ type Agent struct {
 	mu     sync.Mutex
 	conn   *control.Conn // nil while there is none
 	copies map[uint32]*copying
+	turns  map[uint32]*turn // by job: the last request about it that is not done
 }
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
@@ -92,7 +96,8 @@ type Kernel interface {
 	Input(job uint32, rank int, offset uint64, data []byte, eof bool) error
 	Ack(job uint32, seq uint64) error
 	Rewind(job uint32) error
-	Forget(job uint32) error
+	Finish(job uint32) error
+	Forget(job uint32) (task.Unkept, error)
 
 	Extensions() []extension.Info
 	InsertExtension(job uint32, r extension.Request) (handle uint32, err error)
@@ -120,7 +125,7 @@ func New(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Agent{config: c, key: key, serve: serve, bootID: bootID(), copies: make(map[uint32]*copying)}, nil
+	return &Agent{config: c, key: key, serve: serve, bootID: bootID(), copies: make(map[uint32]*copying), turns: make(map[uint32]*turn)}, nil
 }
 
 // bootID tells this boot of the node from others. It stays the same when the node kernel is started again.
@@ -207,6 +212,8 @@ func (a *Agent) listen(kept *os.File) (err error) {
 func (a *Agent) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	var served sync.WaitGroup // what comes over this connection has its turn before what comes over the next one
+	defer served.Wait()
 	dialing, done := context.WithTimeout(ctx, control.HelloTimeout)
 	defer done()
 	dialer := tls.Dialer{Config: a.serve}
@@ -216,6 +223,7 @@ func (a *Agent) session(ctx context.Context) error {
 	}
 	conn := control.NewConn(raw)
 	defer conn.Close()
+	defer cancel(nil)
 	_, err = conn.Greet(&control.Hello{
 		Version: a.config.Protocol, Role: control.Role_ROLE_NODE, Token: a.config.Boot.Token, Node: a.config.Boot.Node,
 		Program: fmt.Sprintf("the image of %s (margay %s)", a.config.Boot.Hostname(), a.config.Version),
@@ -225,7 +233,7 @@ func (a *Agent) session(ctx context.Context) error {
 	}
 	// What serve asks for after the registration is done when its answers can be told.
 	joined := make(chan struct{})
-	go func() {
+	served.Go(func() {
 		cancel(conn.Serve(func(f *control.Frame) {
 			select {
 			case <-joined:
@@ -233,7 +241,7 @@ func (a *Agent) session(ctx context.Context) error {
 			case <-ctx.Done():
 			}
 		}))
-	}()
+	})
 	info := a.info()
 	beat, err := a.register(dialing, conn, info)
 	if err != nil {
@@ -354,6 +362,9 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 				return err
 			}
 			beat := &control.Heartbeat{Number: number, FreeMemory: free}
+			for _, j := range a.node.Jobs() {
+				beat.Jobs = append(beat.Jobs, j.Job)
+			}
 			if info := a.info(); !proto.Equal(info, told) {
 				beat.Info, told = info, info
 			}
@@ -381,6 +392,7 @@ func (a *Agent) tell(m proto.Message) {
 func (a *Agent) Record(job uint32, r task.Record) {
 	m := &control.Record{
 		Job: job, Node: a.config.Boot.Node, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
+		Open: r.Open, Last: r.Last, Acked: r.Acked,
 	}
 	if r.Stream == task.Exit {
 		used := r.Status.Usage

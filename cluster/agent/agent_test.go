@@ -21,6 +21,7 @@ import (
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/record"
+	"margay/kernel/task"
 	"margay/kernel/usage"
 )
 
@@ -74,6 +75,7 @@ type playedKernel struct {
 
 	prepare func(kernel.JobSpec) error
 	load    func(ctx context.Context, files io.Reader) error
+	start   func(ctx context.Context) error
 	refuse  error // what requests are answered with
 
 	mu     sync.Mutex
@@ -135,10 +137,19 @@ func (k *playedKernel) Load(ctx context.Context, _ uint32, files io.Reader) erro
 	return err
 }
 
-func (k *playedKernel) Start(_ context.Context, job uint32) error { return k.note("start %d", job) }
-func (k *playedKernel) Forget(job uint32) error                   { return k.note("forget %d", job) }
-func (k *playedKernel) Ack(job uint32, seq uint64) error          { return k.note("ack %d %d", job, seq) }
-func (k *playedKernel) Rewind(job uint32) error                   { return k.note("rewind %d", job) }
+func (k *playedKernel) Start(ctx context.Context, job uint32) error {
+	if k.start != nil {
+		return k.start(ctx)
+	}
+	return k.note("start %d", job)
+}
+
+func (k *playedKernel) Forget(job uint32) (task.Unkept, error) {
+	return task.Unkept{Files: 3, Names: []string{"a", "b"}}, k.note("forget %d", job)
+}
+func (k *playedKernel) Ack(job uint32, seq uint64) error { return k.note("ack %d %d", job, seq) }
+func (k *playedKernel) Finish(job uint32) error          { return k.note("finish %d", job) }
+func (k *playedKernel) Rewind(job uint32) error          { return k.note("rewind %d", job) }
 
 func (k *playedKernel) Signal(job uint32, rank int, sig syscall.Signal) error {
 	return k.note("signal %d %d %d", job, rank, sig)

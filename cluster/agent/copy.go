@@ -41,11 +41,12 @@ type copying struct {
 	pieces   chan []byte     // an empty one is the last
 	context  context.Context // ends with the passage
 	stop     context.CancelCauseFunc
+	ended    chan struct{} // closed when the job is over, or this is
 }
 
 // startCopy makes a place for a job's files to arrive at, and passes them on when they do.
 func (a *Agent) startCopy(s kernel.JobSpec) {
-	c := &copying{agent: a, job: s.Job, pieces: make(chan []byte, queuedPieces)}
+	c := &copying{agent: a, job: s.Job, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
 	for i, m := range s.Members {
 		if m.Node != fabric.Node(a.config.Boot.Node) {
@@ -70,6 +71,7 @@ func (a *Agent) stopCopy(job uint32) {
 	a.mu.Unlock()
 	if c != nil {
 		c.stop(errEnded)
+		close(c.ended)
 	}
 }
 
@@ -126,7 +128,7 @@ func (a *Agent) Stream(from fabric.Node, service string, conn net.Conn) {
 		conn.SetReadDeadline(time.Now().Add(stall))
 		p, err := readPiece(in)
 		if err != nil {
-			c.stop(fmt.Errorf("files from node%d: %w", from, err))
+			c.stop(&streamError{fmt.Sprintf("files from node%d", from), err})
 			return
 		}
 		select {
@@ -147,21 +149,20 @@ func (c *copying) run() {
 	if errors.Is(err, errEnded) {
 		return
 	}
-	var child *childError
-	if errors.As(err, &child) {
-		// It has probably told a better reason itself.
+	var broken *streamError
+	if errors.As(err, &broken) {
 		select {
-		case <-time.After(childGrace):
-		case <-c.context.Done():
+		case <-time.After(reasonGrace):
+		case <-c.ended:
 			return
 		}
 	}
 	report := &control.Loaded{Job: c.job}
 	if err != nil {
 		report.Error = c.agent.failure(err)
-		if child != nil {
-			report.Error.Node = int32(child.node)
-		}
+	}
+	if broken != nil {
+		report.Error.Code = control.Code_CODE_RESTARTED
 	}
 	c.agent.tell(report)
 }
@@ -177,7 +178,8 @@ func (c *copying) pass() error {
 	}()
 	if err := c.copy(w); err != nil {
 		w.CloseWithError(err)
-		if lerr := <-loaded; lerr != nil && !errors.Is(lerr, err) {
+		var broken *streamError
+		if lerr := <-loaded; lerr != nil && !errors.Is(lerr, err) && !errors.As(err, &broken) {
 			return lerr // it is what made the copy fail
 		}
 		return err
@@ -239,17 +241,23 @@ type child struct {
 	conn net.Conn
 }
 
-// childError is an error about a child.
-type childError struct {
-	node fabric.Node
+// streamError reports that a stream between two nodes has ended too early, as when the node kernel at its other end was killed: the
+// launch can be begun anew.
+type streamError struct {
+	what string
 	err  error
 }
 
-func (e *childError) Error() string { return "the files cannot be passed on to it: " + e.err.Error() }
-func (e *childError) Unwrap() error { return e.err }
+func (e *streamError) Error() string { return fmt.Sprintf("%s: %v", e.what, e.err) }
+func (e *streamError) Unwrap() error { return e.err }
 
-// childGrace is how long a node waits before it reports that a child failed.
-const childGrace = 500 * time.Millisecond
+func toChild(node fabric.Node, err error) error {
+	return &streamError{fmt.Sprintf("pass files on to node%d", node), err}
+}
+
+// reasonGrace is how long a node waits before it reports a broken stream. A node that has ended the stream because it cannot go on
+// reports a better reason itself.
+const reasonGrace = 500 * time.Millisecond
 
 func (c *copying) openChildren() ([]*child, error) {
 	var outs []*child
@@ -258,11 +266,11 @@ func (c *copying) openChildren() ([]*child, error) {
 		conn, err := c.agent.transport.Stream(ctx, node, copyService)
 		cancel()
 		if err != nil {
-			return outs, &childError{node, err}
+			return outs, toChild(node, err)
 		}
 		outs = append(outs, &child{node, conn})
 		if _, err := conn.Write(binary.BigEndian.AppendUint32(nil, c.job)); err != nil {
-			return outs, &childError{node, err}
+			return outs, toChild(node, err)
 		}
 	}
 	return outs, nil
@@ -272,7 +280,7 @@ func (out *child) write(p []byte) error {
 	out.conn.SetWriteDeadline(time.Now().Add(stall))
 	packet := append(binary.BigEndian.AppendUint32(nil, uint32(len(p))), p...)
 	if _, err := out.conn.Write(packet); err != nil {
-		return &childError{out.node, err}
+		return toChild(out.node, err)
 	}
 	return nil
 }

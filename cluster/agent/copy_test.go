@@ -146,17 +146,21 @@ func TestCopyFailsInTheMiddle(t *testing.T) {
 		return fmt.Errorf("unpack: %w", unix.ENOSPC)
 	}
 	prepare(t, nodes)
-	send(t, nodes[0], randomBytes(32<<20), 256<<10) // more than the sockets between two nodes hold
+	for range 8 {
+		nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: randomBytes(256 << 10)})
+	}
+	first[*control.Loaded](t, &nodes[1].told)
+	send(t, nodes[0], randomBytes(32<<20), 256<<10)
 	want := []struct {
 		node int32
 		code control.Code
 		text string
 	}{
-		{1, control.Code_CODE_FAILED, "the files cannot be passed on to it: "},
+		{0, control.Code_CODE_RESTARTED, "pass files on to node1: "},
 		{1, control.Code_CODE_NO_ROOM, "unpack: no space left on device (the job's RAM disk is full)"},
-		{2, control.Code_CODE_FAILED, "files from node0: "},
-		{3, control.Code_CODE_FAILED, "files from node1: "},
-		{4, control.Code_CODE_FAILED, "files from node1: "},
+		{2, control.Code_CODE_RESTARTED, "files from node0: "},
+		{3, control.Code_CODE_RESTARTED, "files from node1: "},
+		{4, control.Code_CODE_RESTARTED, "files from node1: "},
 	}
 	for i, b := range nodes {
 		m := first[*control.Loaded](t, &b.told)
@@ -172,7 +176,7 @@ func TestCopyToDeadNode(t *testing.T) {
 	prepare(t, nodes)
 	nodes[2].transport.Close()
 	send(t, nodes[0], []byte("files"), 5)
-	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetNode() != 2 || !strings.HasPrefix(m.Error.Text, "the files cannot be passed on to it: ") {
+	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetNode() != 0 || m.Error.GetCode() != control.Code_CODE_RESTARTED || !strings.HasPrefix(m.Error.Text, "pass files on to node2: ") {
 		t.Errorf("the root says %v", m)
 	}
 }
@@ -306,8 +310,8 @@ func TestPieceRoundTrip(t *testing.T) {
 		}
 	}
 	far.Close()
-	var broken *childError
-	if err := out.write([]byte{1}); !errors.As(err, &broken) || broken.node != 1 {
+	var broken *streamError
+	if err := out.write([]byte{1}); !errors.As(err, &broken) || !strings.HasPrefix(err.Error(), "pass files on to node1: ") {
 		t.Errorf("a broken stream: %v", err)
 	}
 }

@@ -21,19 +21,21 @@ import (
 // requestTimeout bounds the preparation and the start of a job on this node.
 const requestTimeout = 30 * time.Second
 
-// handle takes what serve sends. Requests that may take a while go to a goroutine of their own; those whose order counts are
-// done at once.
+// handle takes what serve sends. Requests that may take a while go to a goroutine of their own, where those about the life of a job take
+// turns; all others whose order counts are done at once.
 func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Prepare:
-		go a.answer(ctx, conn, f, func(ctx context.Context) error { return a.prepare(ctx, m) })
-	case *control.Start:
-		go a.answer(ctx, conn, f, func(ctx context.Context) error { return a.node.Start(ctx, m.Job) })
-	case *control.Forget:
-		go a.answer(ctx, conn, f, func(context.Context) error {
-			a.stopCopy(m.Job)
-			return a.node.Forget(m.Job)
+		a.inTurn(ctx, m.Job, func(ctx context.Context) {
+			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.prepare(ctx, m) })
 		})
+	case *control.Start:
+		a.inTurn(ctx, m.Job, func(ctx context.Context) {
+			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.node.Start(ctx, m.Job) })
+		})
+	case *control.Forget:
+		a.giveUp(m.Job)
+		a.inTurn(ctx, m.Job, func(context.Context) { a.forget(conn, f, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
@@ -66,10 +68,52 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		a.ignore(a.node.Signal(m.Job, int(m.Rank), syscall.Signal(m.Signal)))
 	case *control.Ack:
 		a.ignore(a.node.Ack(m.Job, m.Seq))
+	case *control.Finish:
+		a.ignore(a.node.Finish(m.Job))
 	case *control.Rewind:
 		a.ignore(a.node.Rewind(m.Job))
 	default:
 		conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "a node does not know what to do with %T", m))
+	}
+}
+
+// turn is a request about the life of a job.
+type turn struct {
+	before *turn // that must be done first; nil when there is none
+	giveUp context.CancelFunc
+	done   chan struct{}
+}
+
+// inTurn handles a request about a job once those that came before are done.
+func (a *Agent) inTurn(ctx context.Context, job uint32, handle func(context.Context)) {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &turn{giveUp: cancel, done: make(chan struct{})}
+	a.mu.Lock()
+	t.before = a.turns[job]
+	a.turns[job] = t
+	a.mu.Unlock()
+	go func() {
+		defer cancel()
+		if t.before != nil {
+			<-t.before.done
+		}
+		handle(ctx)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.turns[job] == t {
+			delete(a.turns, job)
+		}
+		t.before = nil
+		close(t.done)
+	}()
+}
+
+// giveUp has the requests about a job that are not done be done soon, since it is to be forgotten.
+func (a *Agent) giveUp(job uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for t := a.turns[job]; t != nil; t = t.before {
+		t.giveUp()
 	}
 }
 
@@ -90,6 +134,18 @@ func (a *Agent) answer(ctx context.Context, conn *control.Conn, f *control.Frame
 	conn.Answer(f, &control.Done{}, nil)
 }
 
+func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) {
+	a.stopCopy(m.Job)
+	unkept, err := a.node.Forget(m.Job)
+	if err != nil {
+		conn.Answer(f, a.failure(err), nil)
+		return
+	}
+	conn.Answer(f, &control.Forgotten{Unkept: &control.Unkept{
+		Node: a.config.Boot.Node, Files: unkept.Files, Names: unkept.Names, More: unkept.More,
+	}}, nil)
+}
+
 // failure turns an error of the node kernel into what the machine is told.
 func (a *Agent) failure(err error) *control.Error {
 	out := control.FromError(err)
@@ -103,7 +159,7 @@ func (a *Agent) failure(err error) *control.Error {
 	case errors.Is(err, unix.ENOEXEC):
 		out.Code = control.Code_CODE_NOT_EXECUTABLE
 		out.Text += " (built for another architecture?)"
-	case errors.Is(err, unix.EACCES):
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.E2BIG):
 		out.Code = control.Code_CODE_NOT_EXECUTABLE
 	case errors.Is(err, unix.ENOENT):
 		out.Code = control.Code_CODE_NOT_FOUND
@@ -125,8 +181,10 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "Prepare without a job")
 	}
 	s := kernel.JobSpec{
-		Job: m.Job, Path: m.Spec.Path, Argv: m.Spec.Argv, Env: m.Spec.Env, Dir: m.Spec.Dir, Umask: int(m.Spec.Umask),
-		User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin), Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
+		Exec: task.Exec{
+			Path: string(m.Spec.Path), Dir: string(m.Spec.Dir), Argv: stringsOf(m.Exec.GetArgv()), Env: stringsOf(m.Exec.GetEnv()),
+		},
+		Job: m.Job, Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin), Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
@@ -141,6 +199,14 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 	}
 	a.startCopy(s)
 	return nil
+}
+
+func stringsOf(list [][]byte) []string {
+	out := make([]string, 0, len(list))
+	for _, text := range list {
+		out = append(out, string(text))
+	}
+	return out
 }
 
 func (a *Agent) noise(ctx context.Context, conn *control.Conn, f *control.Frame, m *control.Noise) {

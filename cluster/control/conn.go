@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+
+	"margay/kernel/gate"
 )
 
 // Bounds of what a connection holds for a peer that is slower than its sender, in bytes.
@@ -22,13 +24,21 @@ const (
 // ErrClosed reports that a connection has ended.
 var ErrClosed = errors.New("control connection closed")
 
+// maxProgram is how much of what a program calls itself is taken, in bytes.
+const maxProgram = 200
+
 // HelloTimeout bounds how long either side waits for the other's first frame.
 const HelloTimeout = 10 * time.Second
 
+// ChangeTimeout bounds how long a node takes to change its extensions. Before a node with sched_ext has a scheduler, Linux verifies it,
+// which takes an emulated node on a busy host many seconds.
+const ChangeTimeout = time.Minute
+
 // Conn is one connection. It is safe for concurrent use; Serve must run for answers to arrive.
 type Conn struct {
-	net net.Conn
-	in  *bufio.Reader
+	net  net.Conn
+	in   *bufio.Reader
+	tame bool // what arrives goes through Tame
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -82,6 +92,7 @@ func (c *Conn) Meet() (*Hello, error) {
 	if !ok {
 		return nil, fmt.Errorf("control: conversation begins with %T, not Hello", f.Message())
 	}
+	hello.Program = gate.Text(hello.Program, maxProgram)
 	if hello.Version != Version {
 		return hello, Failf(Code_CODE_VERSION, "%s speaks version %d of the control protocol, this machine's serve speaks version %d: "+
 			"use the margay and the node image of one build", hello.Program, hello.Version, Version)
@@ -93,7 +104,7 @@ func (c *Conn) Meet() (*Hello, error) {
 func (c *Conn) first() (*Frame, error) {
 	c.net.SetReadDeadline(time.Now().Add(HelloTimeout))
 	defer c.net.SetReadDeadline(time.Time{})
-	f, err := ReadFrame(c.in)
+	f, err := readFrame(c.in, maxOpening)
 	if err != nil {
 		c.fail(err)
 		return nil, fmt.Errorf("control: opening: %w", err)
@@ -108,6 +119,9 @@ func (c *Conn) Refuse(err error) {
 	c.fail(err)
 }
 
+// Distrust has everything that arrives go through Tame from now on. It is called before Serve.
+func (c *Conn) Distrust() { c.tame = true }
+
 // Serve reads frames until the connection ends and returns why. Answers go to those who wait for them; every other frame is
 // handed to handle, one at a time, in order.
 func (c *Conn) Serve(handle func(*Frame)) error {
@@ -119,6 +133,9 @@ func (c *Conn) Serve(handle func(*Frame)) error {
 			}
 			c.fail(err)
 			return err
+		}
+		if c.tame {
+			Tame(f)
 		}
 		if f.Answer == 0 {
 			handle(f)
@@ -152,29 +169,56 @@ func (c *Conn) SendBulk(ctx context.Context, body proto.Message) error {
 	return c.Send(body)
 }
 
+// Queued returns how many bytes wait to be written.
+func (c *Conn) Queued() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queued
+}
+
 // Call sends a request and waits for its answer. An answer that is an Error is returned as a *Failure.
 func (c *Conn) Call(ctx context.Context, body proto.Message) (proto.Message, error) {
-	f := NewFrame(body)
-	reply := make(chan *Frame, 1)
+	return c.Ask(body).Answer(ctx)
+}
+
+// Question is a request that has been sent. Its answer must be waited for, once.
+type Question struct {
+	conn  *Conn
+	id    uint64
+	reply chan *Frame
+	err   error // it could not be sent
+}
+
+// Ask sends a request. It never waits, so that a caller that holds a lock decides what comes before what.
+func (c *Conn) Ask(body proto.Message) *Question {
+	f, q := NewFrame(body), &Question{conn: c, reply: make(chan *Frame, 1)}
 	c.mu.Lock()
 	c.lastID++
-	f.Call = c.lastID
-	c.calls[f.Call] = reply
+	q.id = c.lastID
+	c.calls[q.id] = q.reply
 	c.mu.Unlock()
+	f.Call = q.id
+	q.err = c.send(f)
+	return q
+}
+
+// Answer waits for the answer, as Call does.
+func (q *Question) Answer(ctx context.Context) (proto.Message, error) {
+	c := q.conn
 	defer func() {
 		c.mu.Lock()
-		delete(c.calls, f.Call)
+		delete(c.calls, q.id)
 		c.mu.Unlock()
 	}()
-	if err := c.send(f); err != nil {
-		return nil, err
+	if q.err != nil {
+		return nil, q.err
 	}
 	var answer *Frame
 	select {
-	case answer = <-reply:
+	case answer = <-q.reply:
 	case <-c.done:
 		select {
-		case answer = <-reply: // it came just before the end
+		case answer = <-q.reply: // it came just before the end
 		default:
 			return nil, c.Err()
 		}
@@ -188,7 +232,8 @@ func (c *Conn) Call(ctx context.Context, body proto.Message) (proto.Message, err
 	return m, nil
 }
 
-// Answer answers a request, with err when that is not nil. It does nothing for a frame that wants no answer.
+// Answer answers a request, with err when that is not nil, and with an error when a frame cannot carry the answer. It does nothing for a
+// frame that wants no answer.
 func (c *Conn) Answer(request *Frame, body proto.Message, err error) {
 	if request.Call == 0 {
 		return
@@ -198,8 +243,13 @@ func (c *Conn) Answer(request *Frame, body proto.Message, err error) {
 	}
 	f := NewFrame(body)
 	f.Answer = request.Call
+	var unfit *unfitError
+	if err := c.send(f); errors.As(err, &unfit) {
+		f = NewFrame(FromError(fmt.Errorf("the answer, %s, cannot be sent: %w", body.ProtoReflect().Descriptor().Name(), err)))
+		f.Answer = request.Call
+		_ = c.send(f)
+	}
 	// A connection that has ended needs no answer.
-	_ = c.send(f)
 }
 
 // Done is closed when the connection has ended.

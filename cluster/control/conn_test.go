@@ -65,7 +65,7 @@ func TestBadOpening(t *testing.T) {
 			y.Write([]byte("GET / HTTP/1.1\r\n"))
 			io.Copy(io.Discard, y)
 		}()
-		if _, err := c.Meet(); err == nil || !strings.Contains(err.Error(), "frame of 1195725856 bytes, at most 4194304 are allowed") {
+		if _, err := c.Meet(); err == nil || !strings.Contains(err.Error(), "frame of 1195725856 bytes, at most 65536 are allowed") {
 			t.Errorf("a browser says %v", err)
 		}
 		y.Close()
@@ -250,4 +250,28 @@ func TestFailure(t *testing.T) {
 	if err := (*Error)(nil).Err(); err != nil {
 		t.Errorf("no error arrives as %v", err)
 	}
+}
+
+// What no frame can carry is answered with an error that says so, and the connection goes on.
+func TestAnswerThatDoesNotFit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := connect(t)
+		bodies := []proto.Message{&Samples{Trouble: strings.Repeat("x", MaxFrame)}, &Samples{Trouble: "\xff"}, &Samples{Trouble: "x"}}
+		go b.Serve(func(f *Frame) {
+			body := bodies[0]
+			bodies = bodies[1:]
+			b.Answer(f, body, nil)
+		})
+		go a.Serve(func(*Frame) {})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for _, want := range []string{"the answer, Samples, cannot be sent: control: frame of ", "the answer, Samples, cannot be sent: control: encode frame: "} {
+			if _, err := a.Call(ctx, &TakeSamples{}); err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("it is answered with %v", err)
+			}
+		}
+		if answer, err := a.Call(t.Context(), &TakeSamples{}); err != nil {
+			t.Errorf("the next request is answered with %v, %v", answer, err)
+		}
+	})
 }

@@ -18,10 +18,13 @@ import (
 //go:generate sh -c "cd ../../tools/gen && go run ./proto ../../cluster/control/control.proto"
 
 // Version is the version of the protocol. Both sides of a connection must speak the same one.
-const Version = 1
+const Version = 2
 
 // MaxFrame is the largest encoded Frame, in bytes.
 const MaxFrame = 4 << 20
+
+// maxOpening is the largest encoded Frame that opens a conversation, in bytes: its sender has not shown yet who it is.
+const maxOpening = 64 << 10
 
 // FileWindow is how many bytes of a job's files may be on the way beyond what its first node has taken.
 const FileWindow = 2 << 20
@@ -68,14 +71,17 @@ func WriteFrame(w io.Writer, f *Frame) error {
 }
 
 // ReadFrame reads one frame from r. At a clean end it returns io.EOF.
-func ReadFrame(r io.Reader) (*Frame, error) {
+func ReadFrame(r io.Reader) (*Frame, error) { return readFrame(r, MaxFrame) }
+
+// readFrame is ReadFrame of frames of at most so many bytes.
+func readFrame(r io.Reader, most uint32) (*Frame, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
-	if n > MaxFrame {
-		return nil, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", n, MaxFrame)
+	if n > most {
+		return nil, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", n, most)
 	}
 	packet := make([]byte, n)
 	if _, err := io.ReadFull(r, packet); err != nil {
@@ -88,13 +94,24 @@ func ReadFrame(r io.Reader) (*Frame, error) {
 	return f, nil
 }
 
+// unfitError reports that a frame cannot carry a message.
+type unfitError struct{ text string }
+
+func (e *unfitError) Error() string { return e.text }
+
+// Fits reports whether a frame can carry a message of this protocol.
+func Fits(body proto.Message) bool { return proto.Size(NewFrame(body)) <= MaxFrame-frameHead }
+
+// frameHead is how many bytes the call and answer numbers of a frame take at most.
+const frameHead = 32
+
 func encode(f *Frame) ([]byte, error) {
 	packet, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4, 4+proto.Size(f)), f)
 	if err != nil {
-		return nil, fmt.Errorf("control: encode frame: %w", err)
+		return nil, &unfitError{fmt.Sprintf("control: encode frame: %v", err)}
 	}
 	if len(packet)-4 > MaxFrame {
-		return nil, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", len(packet)-4, MaxFrame)
+		return nil, &unfitError{fmt.Sprintf("control: frame of %d bytes, at most %d are allowed", len(packet)-4, MaxFrame)}
 	}
 	binary.BigEndian.PutUint32(packet, uint32(len(packet)-4))
 	return packet, nil

@@ -93,6 +93,7 @@ const (
 	Code_CODE_TIMEOUT        Code = 7
 	Code_CODE_BAD_REQUEST    Code = 8
 	Code_CODE_FAILED         Code = 9  // anything else
+	Code_CODE_KILLED         Code = 11 // the user has had the job ended
 	Code_CODE_RESTARTED      Code = 10 // serve was started again, or a node was lost and found, at a bad moment: the request can be made anew
 )
 
@@ -109,6 +110,7 @@ var (
 		7:  "CODE_TIMEOUT",
 		8:  "CODE_BAD_REQUEST",
 		9:  "CODE_FAILED",
+		11: "CODE_KILLED",
 		10: "CODE_RESTARTED",
 	}
 	Code_value = map[string]int32{
@@ -122,6 +124,7 @@ var (
 		"CODE_TIMEOUT":        7,
 		"CODE_BAD_REQUEST":    8,
 		"CODE_FAILED":         9,
+		"CODE_KILLED":         11,
 		"CODE_RESTARTED":      10,
 	}
 )
@@ -264,6 +267,7 @@ const (
 	Stream_STREAM_STDOUT  Stream = 1
 	Stream_STREAM_STDERR  Stream = 2
 	Stream_STREAM_EXIT    Stream = 3
+	Stream_STREAM_END     Stream = 4 // nothing: it tells by last that the output is complete
 )
 
 // Enum value maps for Stream.
@@ -273,12 +277,14 @@ var (
 		1: "STREAM_STDOUT",
 		2: "STREAM_STDERR",
 		3: "STREAM_EXIT",
+		4: "STREAM_END",
 	}
 	Stream_value = map[string]int32{
 		"STREAM_UNKNOWN": 0,
 		"STREAM_STDOUT":  1,
 		"STREAM_STDERR":  2,
 		"STREAM_EXIT":    3,
+		"STREAM_END":     4,
 	}
 )
 
@@ -433,6 +439,8 @@ type Frame struct {
 	//	*Frame_Loaded
 	//	*Frame_JobFault
 	//	*Frame_Rewind
+	//	*Frame_Finish
+	//	*Frame_Forgotten
 	//	*Frame_FileChunk
 	//	*Frame_Record
 	//	*Frame_Ack
@@ -453,6 +461,8 @@ type Frame struct {
 	//	*Frame_NoiseReport
 	//	*Frame_Status
 	//	*Frame_MachineStatus
+	//	*Frame_RemoveOutput
+	//	*Frame_OutputRemoved
 	//	*Frame_ListExtensions
 	//	*Frame_Extensions
 	//	*Frame_InsertExtension
@@ -653,6 +663,24 @@ func (x *Frame) GetRewind() *Rewind {
 	return nil
 }
 
+func (x *Frame) GetFinish() *Finish {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Finish); ok {
+			return x.Finish
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetForgotten() *Forgotten {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Forgotten); ok {
+			return x.Forgotten
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetFileChunk() *FileChunk {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_FileChunk); ok {
@@ -828,6 +856,24 @@ func (x *Frame) GetMachineStatus() *MachineStatus {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_MachineStatus); ok {
 			return x.MachineStatus
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetRemoveOutput() *RemoveOutput {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_RemoveOutput); ok {
+			return x.RemoveOutput
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetOutputRemoved() *OutputRemoved {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_OutputRemoved); ok {
+			return x.OutputRemoved
 		}
 	}
 	return nil
@@ -1056,6 +1102,14 @@ type Frame_Rewind struct {
 	Rewind *Rewind `protobuf:"bytes,29,opt,name=rewind,proto3,oneof"`
 }
 
+type Frame_Finish struct {
+	Finish *Finish `protobuf:"bytes,30,opt,name=finish,proto3,oneof"`
+}
+
+type Frame_Forgotten struct {
+	Forgotten *Forgotten `protobuf:"bytes,31,opt,name=forgotten,proto3,oneof"`
+}
+
 type Frame_FileChunk struct {
 	// The traffic of a running job, between nodes, serve and the job's client.
 	FileChunk *FileChunk `protobuf:"bytes,40,opt,name=file_chunk,json=fileChunk,proto3,oneof"`
@@ -1136,6 +1190,14 @@ type Frame_Status struct {
 
 type Frame_MachineStatus struct {
 	MachineStatus *MachineStatus `protobuf:"bytes,72,opt,name=machine_status,json=machineStatus,proto3,oneof"`
+}
+
+type Frame_RemoveOutput struct {
+	RemoveOutput *RemoveOutput `protobuf:"bytes,73,opt,name=remove_output,json=removeOutput,proto3,oneof"`
+}
+
+type Frame_OutputRemoved struct {
+	OutputRemoved *OutputRemoved `protobuf:"bytes,74,opt,name=output_removed,json=outputRemoved,proto3,oneof"`
 }
 
 type Frame_ListExtensions struct {
@@ -1241,6 +1303,10 @@ func (*Frame_JobFault) isFrame_Body() {}
 
 func (*Frame_Rewind) isFrame_Body() {}
 
+func (*Frame_Finish) isFrame_Body() {}
+
+func (*Frame_Forgotten) isFrame_Body() {}
+
 func (*Frame_FileChunk) isFrame_Body() {}
 
 func (*Frame_Record) isFrame_Body() {}
@@ -1280,6 +1346,10 @@ func (*Frame_NoiseReport) isFrame_Body() {}
 func (*Frame_Status) isFrame_Body() {}
 
 func (*Frame_MachineStatus) isFrame_Body() {}
+
+func (*Frame_RemoveOutput) isFrame_Body() {}
+
+func (*Frame_OutputRemoved) isFrame_Body() {}
 
 func (*Frame_ListExtensions) isFrame_Body() {}
 
@@ -1322,7 +1392,7 @@ type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // of this protocol
 	Role          Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=margay.control.Role" json:"role,omitempty"`
-	Token         string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`     // the machine's join token, from nodes
+	Token         string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`     // from nodes: the node's join token
 	Program       string                 `protobuf:"bytes,4,opt,name=program,proto3" json:"program,omitempty"` // who speaks, for logs
 	Node          uint32                 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`      // its number, from nodes
 	unknownFields protoimpl.UnknownFields
@@ -1887,6 +1957,7 @@ type Heartbeat struct {
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                           // counts up; serve sends it back
 	FreeMemory    int64                  `protobuf:"varint,2,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes
 	Info          *NodeInfo              `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`                                // what the node is, when that is not what it was when serve was told last
+	Jobs          []uint32               `protobuf:"varint,4,rep,packed,name=jobs,proto3" json:"jobs,omitempty"`                        // those that the node has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1942,6 +2013,14 @@ func (x *Heartbeat) GetInfo() *NodeInfo {
 	return nil
 }
 
+func (x *Heartbeat) GetJobs() []uint32 {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+// LogLine is a line of a node's log, for that of serve; or what a request of a client waits for in serve.
 type LogLine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -2018,6 +2097,7 @@ type Prepare struct {
 	Places        []*Place               `protobuf:"bytes,3,rep,name=places,proto3" json:"places,omitempty"`   // of all ranks, in order
 	Members       []*Member              `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"` // the job's nodes in tree order: the children of the i-th are 2i+1 and 2i+2
 	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`   // of the job, known to its nodes only
+	Exec          *Exec                  `protobuf:"bytes,6,opt,name=exec,proto3" json:"exec,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2087,13 +2167,18 @@ func (x *Prepare) GetSecret() []byte {
 	return nil
 }
 
-// JobSpec is what the user asked for.
+func (x *Prepare) GetExec() *Exec {
+	if x != nil {
+		return x.Exec
+	}
+	return nil
+}
+
+// JobSpec is what the user asked for, but for what may be large.
 type JobSpec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // absolute path of the executable
-	Argv          []string               `protobuf:"bytes,2,rep,name=argv,proto3" json:"argv,omitempty"`
-	Env           []string               `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty"`
-	Dir           string                 `protobuf:"bytes,4,opt,name=dir,proto3" json:"dir,omitempty"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // absolute path of the executable; Linux knows no encoding of paths
+	Dir           []byte                 `protobuf:"bytes,4,opt,name=dir,proto3" json:"dir,omitempty"`
 	Umask         uint32                 `protobuf:"varint,5,opt,name=umask,proto3" json:"umask,omitempty"`
 	User          string                 `protobuf:"bytes,6,opt,name=user,proto3" json:"user,omitempty"`
 	Uid           uint32                 `protobuf:"varint,7,opt,name=uid,proto3" json:"uid,omitempty"` // of the user who asked
@@ -2109,6 +2194,7 @@ type JobSpec struct {
 	PerNode       uint32                 `protobuf:"varint,17,opt,name=per_node,json=perNode,proto3" json:"per_node,omitempty"`       // ranks on each node but the last; 0: as many as it has free cores for
 	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"`       // ranks that share a core; 0: one, or as many as per_node needs
 	HugePages     bool                   `protobuf:"varint,19,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // where the memory is large enough
+	Command       string                 `protobuf:"bytes,20,opt,name=command,proto3" json:"command,omitempty"`                       // what is executed, for people; serve fills it in
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2143,32 +2229,18 @@ func (*JobSpec) Descriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *JobSpec) GetPath() string {
+func (x *JobSpec) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
-}
-
-func (x *JobSpec) GetArgv() []string {
-	if x != nil {
-		return x.Argv
-	}
 	return nil
 }
 
-func (x *JobSpec) GetEnv() []string {
-	if x != nil {
-		return x.Env
-	}
-	return nil
-}
-
-func (x *JobSpec) GetDir() string {
+func (x *JobSpec) GetDir() []byte {
 	if x != nil {
 		return x.Dir
 	}
-	return ""
+	return nil
 }
 
 func (x *JobSpec) GetUmask() uint32 {
@@ -2276,6 +2348,66 @@ func (x *JobSpec) GetHugePages() bool {
 	return false
 }
 
+func (x *JobSpec) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+// Exec is what each rank gets from execve besides its program: byte strings without a NUL.
+type Exec struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Argv          [][]byte               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
+	Env           [][]byte               `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Exec) Reset() {
+	*x = Exec{}
+	mi := &file_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Exec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Exec) ProtoMessage() {}
+
+func (x *Exec) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Exec.ProtoReflect.Descriptor instead.
+func (*Exec) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Exec) GetArgv() [][]byte {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *Exec) GetEnv() [][]byte {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
 type Place struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -2287,7 +2419,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2431,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2444,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -2346,7 +2478,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2490,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2503,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -2398,7 +2530,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2542,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2555,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -2433,7 +2565,7 @@ func (x *Start) GetJob() uint32 {
 	return 0
 }
 
-// Forget ends a job, if need be, and forgets it. Answer: Done when nothing of it is left on the node.
+// Forget ends a job, if need be, and forgets it. Answer: Forgotten when nothing of it is left on the node.
 type Forget struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2443,7 +2575,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2587,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2600,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -2476,6 +2608,119 @@ func (x *Forget) GetJob() uint32 {
 		return x.Job
 	}
 	return 0
+}
+
+type Forgotten struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Unkept        *Unkept                `protobuf:"bytes,1,opt,name=unkept,proto3" json:"unkept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Forgotten) Reset() {
+	*x = Forgotten{}
+	mi := &file_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Forgotten) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Forgotten) ProtoMessage() {}
+
+func (x *Forgotten) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
+func (*Forgotten) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Forgotten) GetUnkept() *Unkept {
+	if x != nil {
+		return x.Unkept
+	}
+	return nil
+}
+
+// Unkept are files that a job's ranks have written on a node and that are gone with it.
+type Unkept struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Files         uint64                 `protobuf:"varint,2,opt,name=files,proto3" json:"files,omitempty"` // how many
+	Names         []string               `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`  // of some of them; those below the job's working directory come first and are relative to it
+	More          bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`   // there were too many files to look at all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unkept) Reset() {
+	*x = Unkept{}
+	mi := &file_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unkept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unkept) ProtoMessage() {}
+
+func (x *Unkept) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
+func (*Unkept) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Unkept) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *Unkept) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *Unkept) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *Unkept) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
 }
 
 // Loaded reports that a node has all files of a job, or why not.
@@ -2489,7 +2734,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2746,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2759,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -2542,7 +2787,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2799,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2812,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -2594,7 +2839,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2851,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,10 +2864,55 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Rewind) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+// Finish has a node end what the ranks of a job have left behind, all of which have ended, so that its output ends, too.
+type Finish struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finish) Reset() {
+	*x = Finish{}
+	mi := &file_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finish) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finish) ProtoMessage() {}
+
+func (x *Finish) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finish.ProtoReflect.Descriptor instead.
+func (*Finish) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Finish) GetJob() uint32 {
 	if x != nil {
 		return x.Job
 	}
@@ -2641,7 +2931,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2943,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2956,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -2701,7 +2991,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +3003,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +3016,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -2753,13 +3043,16 @@ type Record struct {
 	Stream        Stream                 `protobuf:"varint,5,opt,name=stream,proto3,enum=margay.control.Stream" json:"stream,omitempty"`
 	Data          []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
 	Exit          *ExitStatus            `protobuf:"bytes,7,opt,name=exit,proto3" json:"exit,omitempty"`
+	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`    // of an exit: processes that the rank has left behind may still write for it
+	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`    // the job's output on this node is complete: no record follows
+	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"` // the node has no record up to this one any more: all were acknowledged
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +3064,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +3077,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -2836,6 +3129,27 @@ func (x *Record) GetExit() *ExitStatus {
 	return nil
 }
 
+func (x *Record) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
+}
+
+func (x *Record) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+func (x *Record) GetAcked() uint64 {
+	if x != nil {
+		return x.Acked
+	}
+	return 0
+}
+
 type ExitStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -2849,7 +3163,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +3175,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +3188,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -2927,7 +3241,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3253,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3266,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3009,7 +3323,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3335,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3348,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3072,7 +3386,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3398,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3411,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -3146,7 +3460,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3472,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3485,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -3207,7 +3521,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3533,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3546,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -3260,13 +3574,14 @@ func (x *Signal) GetSignal() int32 {
 type RunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *JobSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	Exec          *Exec                  `protobuf:"bytes,2,opt,name=exec,proto3" json:"exec,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3593,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,12 +3606,19 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
 	if x != nil {
 		return x.Spec
+	}
+	return nil
+}
+
+func (x *RunRequest) GetExec() *Exec {
+	if x != nil {
+		return x.Exec
 	}
 	return nil
 }
@@ -3311,7 +3633,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3645,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3658,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -3364,7 +3686,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3376,7 +3698,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3389,7 +3711,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -3406,6 +3728,103 @@ func (x *Attach) GetOutput() bool {
 	return false
 }
 
+// RemoveOutput removes the kept output of detached jobs that have ended. Answer: OutputRemoved.
+type RemoveOutput struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []uint32               `protobuf:"varint,1,rep,packed,name=jobs,proto3" json:"jobs,omitempty"` // none: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveOutput) Reset() {
+	*x = RemoveOutput{}
+	mi := &file_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveOutput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveOutput) ProtoMessage() {}
+
+func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
+func (*RemoveOutput) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *RemoveOutput) GetJobs() []uint32 {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+type OutputRemoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []uint32               `protobuf:"varint,1,rep,packed,name=jobs,proto3" json:"jobs,omitempty"` // of which output was removed, in order
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputRemoved) Reset() {
+	*x = OutputRemoved{}
+	mi := &file_control_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputRemoved) ProtoMessage() {}
+
+func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
+func (*OutputRemoved) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *OutputRemoved) GetJobs() []uint32 {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+func (x *OutputRemoved) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // JobState tells where a job is.
 type JobState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3415,13 +3834,14 @@ type JobState struct {
 	ExitCode      int32                  `protobuf:"varint,4,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // when done
 	Ranks         []*RankState           `protobuf:"bytes,5,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that failed first, -1 while none has
+	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3853,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3866,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -3491,6 +3911,13 @@ func (x *JobState) GetFirstFailed() int32 {
 	return 0
 }
 
+func (x *JobState) GetUnkept() []*Unkept {
+	if x != nil {
+		return x.Unkept
+	}
+	return nil
+}
+
 type RankState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -3504,7 +3931,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3943,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3956,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -3575,7 +4002,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +4014,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +4027,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 type Nodes struct {
@@ -3612,7 +4039,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +4051,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +4064,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -3658,13 +4085,14 @@ type NodeState struct {
 	FreeMemory    int64                  `protobuf:"varint,7,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"`
 	UpMs          int64                  `protobuf:"varint,8,opt,name=up_ms,json=upMs,proto3" json:"up_ms,omitempty"` // since it registered
 	Boots         uint32                 `protobuf:"varint,9,opt,name=boots,proto3" json:"boots,omitempty"`           // boots it took to come up
+	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`         // what brings it back, when it is dead and does not come back by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +4104,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +4117,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -3755,6 +4183,13 @@ func (x *NodeState) GetBoots() uint32 {
 	return 0
 }
 
+func (x *NodeState) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
 type CoreUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Core          uint32                 `protobuf:"varint,1,opt,name=core,proto3" json:"core,omitempty"`
@@ -3766,7 +4201,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +4213,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +4226,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -3825,7 +4260,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +4272,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +4285,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -3876,7 +4311,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +4323,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4336,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -3925,13 +4360,16 @@ type JobSummary struct {
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	Detached      bool                   `protobuf:"varint,11,opt,name=detached,proto3" json:"detached,omitempty"`
 	RankStates    []*RankState           `protobuf:"bytes,12,rep,name=rank_states,json=rankStates,proto3" json:"rank_states,omitempty"`
+	Unkept        []*Unkept              `protobuf:"bytes,14,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // files that ranks have written and that are gone with the job, by node
+	Missing       string                 `protobuf:"bytes,13,opt,name=missing,proto3" json:"missing,omitempty"`                             // why some of its output is missing; empty: nothing is
+	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that failed first, -1 while none has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3943,7 +4381,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3956,7 +4394,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -4043,6 +4481,27 @@ func (x *JobSummary) GetRankStates() []*RankState {
 	return nil
 }
 
+func (x *JobSummary) GetUnkept() []*Unkept {
+	if x != nil {
+		return x.Unkept
+	}
+	return nil
+}
+
+func (x *JobSummary) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
+func (x *JobSummary) GetFirstFailed() int32 {
+	if x != nil {
+		return x.FirstFailed
+	}
+	return 0
+}
+
 // StoredJob is how serve records a job.
 type StoredJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4051,13 +4510,14 @@ type StoredJob struct {
 	Members       []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
 	Summary       *JobSummary            `protobuf:"bytes,4,opt,name=summary,proto3" json:"summary,omitempty"`
 	State         *JobState              `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
+	Complete      []uint32               `protobuf:"varint,6,rep,packed,name=complete,proto3" json:"complete,omitempty"` // nodes of which all output is out of danger
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4529,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4542,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -4120,6 +4580,13 @@ func (x *StoredJob) GetState() *JobState {
 	return nil
 }
 
+func (x *StoredJob) GetComplete() []uint32 {
+	if x != nil {
+		return x.Complete
+	}
+	return nil
+}
+
 // Kill sends a signal to a job's ranks, or to one; with force it ends the job whatever its ranks do. Answer: Done.
 type Kill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4133,7 +4600,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4612,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4625,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -4200,7 +4667,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4212,7 +4679,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4225,7 +4692,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -4251,7 +4718,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4263,7 +4730,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4276,7 +4743,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -4299,7 +4766,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4778,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4791,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -4372,7 +4839,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4384,7 +4851,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4397,7 +4864,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -4422,7 +4889,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4434,7 +4901,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4447,7 +4914,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 type MachineStatus struct {
@@ -4469,7 +4936,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4481,7 +4948,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4494,7 +4961,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -4584,7 +5051,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +5063,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +5076,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -4628,7 +5095,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4640,7 +5107,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4653,7 +5120,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -4688,7 +5155,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +5167,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +5180,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -4852,7 +5319,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4864,7 +5331,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4877,7 +5344,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -4940,7 +5407,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4952,7 +5419,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4965,7 +5432,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -4993,7 +5460,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5005,7 +5472,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5018,7 +5485,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -5044,7 +5511,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5056,7 +5523,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5069,7 +5536,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -5094,7 +5561,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5106,7 +5573,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5119,7 +5586,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -5184,7 +5651,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5196,7 +5663,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5209,7 +5676,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -5251,7 +5718,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5730,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5743,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -5308,7 +5775,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5320,7 +5787,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5333,7 +5800,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -5394,7 +5861,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5873,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5886,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -5488,7 +5955,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5967,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5980,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -5532,7 +5999,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5544,7 +6011,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5557,7 +6024,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -5577,7 +6044,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +6056,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +6069,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -5622,7 +6089,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5634,7 +6101,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5647,7 +6114,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -5679,7 +6146,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5691,7 +6158,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5704,7 +6171,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -5763,7 +6230,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5775,7 +6242,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5788,7 +6255,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -5852,7 +6319,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5864,7 +6331,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5877,7 +6344,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -5970,7 +6437,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5982,7 +6449,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5995,7 +6462,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -6038,7 +6505,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6050,7 +6517,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6063,7 +6530,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -6097,7 +6564,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6109,7 +6576,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6122,7 +6589,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -6143,7 +6610,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6155,7 +6622,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6168,7 +6635,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -6191,7 +6658,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6203,7 +6670,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6216,7 +6683,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -6250,7 +6717,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6262,7 +6729,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6275,7 +6742,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -6289,7 +6756,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xbe\x17\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xb8\x19\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -6309,7 +6776,9 @@ const file_control_proto_rawDesc = "" +
 	"\x06forget\x18\x1a \x01(\v2\x16.margay.control.ForgetH\x00R\x06forget\x120\n" +
 	"\x06loaded\x18\x1b \x01(\v2\x16.margay.control.LoadedH\x00R\x06loaded\x127\n" +
 	"\tjob_fault\x18\x1c \x01(\v2\x18.margay.control.JobFaultH\x00R\bjobFault\x120\n" +
-	"\x06rewind\x18\x1d \x01(\v2\x16.margay.control.RewindH\x00R\x06rewind\x12:\n" +
+	"\x06rewind\x18\x1d \x01(\v2\x16.margay.control.RewindH\x00R\x06rewind\x120\n" +
+	"\x06finish\x18\x1e \x01(\v2\x16.margay.control.FinishH\x00R\x06finish\x129\n" +
+	"\tforgotten\x18\x1f \x01(\v2\x19.margay.control.ForgottenH\x00R\tforgotten\x12:\n" +
 	"\n" +
 	"file_chunk\x18( \x01(\v2\x19.margay.control.FileChunkH\x00R\tfileChunk\x120\n" +
 	"\x06record\x18) \x01(\v2\x16.margay.control.RecordH\x00R\x06record\x12'\n" +
@@ -6334,7 +6803,9 @@ const file_control_proto_rawDesc = "" +
 	"\x05noise\x18E \x01(\v2\x15.margay.control.NoiseH\x00R\x05noise\x12@\n" +
 	"\fnoise_report\x18F \x01(\v2\x1b.margay.control.NoiseReportH\x00R\vnoiseReport\x120\n" +
 	"\x06status\x18G \x01(\v2\x16.margay.control.StatusH\x00R\x06status\x12F\n" +
-	"\x0emachine_status\x18H \x01(\v2\x1d.margay.control.MachineStatusH\x00R\rmachineStatus\x12I\n" +
+	"\x0emachine_status\x18H \x01(\v2\x1d.margay.control.MachineStatusH\x00R\rmachineStatus\x12C\n" +
+	"\rremove_output\x18I \x01(\v2\x1c.margay.control.RemoveOutputH\x00R\fremoveOutput\x12F\n" +
+	"\x0eoutput_removed\x18J \x01(\v2\x1d.margay.control.OutputRemovedH\x00R\routputRemoved\x12I\n" +
 	"\x0flist_extensions\x18P \x01(\v2\x1e.margay.control.ListExtensionsH\x00R\x0elistExtensions\x12<\n" +
 	"\n" +
 	"extensions\x18Q \x01(\v2\x1a.margay.control.ExtensionsH\x00R\n" +
@@ -6404,28 +6875,28 @@ const file_control_proto_rawDesc = "" +
 	"\tscheduler\x18\x0e \x01(\tR\tscheduler\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
-	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"r\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\x86\x01\n" +
 	"\tHeartbeat\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1f\n" +
 	"\vfree_memory\x18\x02 \x01(\x03R\n" +
 	"freeMemory\x12,\n" +
-	"\x04info\x18\x03 \x01(\v2\x18.margay.control.NodeInfoR\x04info\"`\n" +
+	"\x04info\x18\x03 \x01(\v2\x18.margay.control.NodeInfoR\x04info\x12\x12\n" +
+	"\x04jobs\x18\x04 \x03(\rR\x04jobs\"`\n" +
 	"\aLogLine\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
-	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\xc1\x01\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\xeb\x01\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
-	"\x06secret\x18\x05 \x01(\fR\x06secret\"\xe7\x03\n" +
+	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
+	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\"\xe7\x03\n" +
 	"\aJobSpec\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
-	"\x04argv\x18\x02 \x03(\tR\x04argv\x12\x10\n" +
-	"\x03env\x18\x03 \x03(\tR\x03env\x12\x10\n" +
-	"\x03dir\x18\x04 \x01(\tR\x03dir\x12\x14\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
+	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
 	"\x05umask\x18\x05 \x01(\rR\x05umask\x12\x12\n" +
 	"\x04user\x18\x06 \x01(\tR\x04user\x12\x10\n" +
 	"\x03uid\x18\a \x01(\rR\x03uid\x12\x14\n" +
@@ -6443,7 +6914,11 @@ const file_control_proto_rawDesc = "" +
 	"\bper_node\x18\x11 \x01(\rR\aperNode\x12\x19\n" +
 	"\bper_core\x18\x12 \x01(\rR\aperCore\x12\x1d\n" +
 	"\n" +
-	"huge_pages\x18\x13 \x01(\bR\thugePages\"C\n" +
+	"huge_pages\x18\x13 \x01(\bR\thugePages\x12\x18\n" +
+	"\acommand\x18\x14 \x01(\tR\acommandJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\",\n" +
+	"\x04Exec\x12\x12\n" +
+	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
+	"\x03env\x18\x02 \x03(\fR\x03env\"C\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -6454,7 +6929,14 @@ const file_control_proto_rawDesc = "" +
 	"\x05Start\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\"\x1a\n" +
 	"\x06Forget\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"G\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\";\n" +
+	"\tForgotten\x12.\n" +
+	"\x06unkept\x18\x01 \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\\\n" +
+	"\x06Unkept\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05files\x18\x02 \x01(\x04R\x05files\x12\x14\n" +
+	"\x05names\x18\x03 \x03(\tR\x05names\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"G\n" +
 	"\x06Loaded\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"I\n" +
@@ -6462,6 +6944,8 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"\x1a\n" +
 	"\x06Rewind\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"\x1a\n" +
+	"\x06Finish\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\"E\n" +
 	"\tFileChunk\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -6469,7 +6953,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"5\n" +
 	"\tFileTaken\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xc8\x01\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x86\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -6477,7 +6961,11 @@ const file_control_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12.\n" +
 	"\x06stream\x18\x05 \x01(\x0e2\x16.margay.control.StreamR\x06stream\x12\x12\n" +
 	"\x04data\x18\x06 \x01(\fR\x04data\x12.\n" +
-	"\x04exit\x18\a \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\x96\x01\n" +
+	"\x04exit\x18\a \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\x12\x12\n" +
+	"\x04open\x18\b \x01(\bR\x04open\x12\x12\n" +
+	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
+	"\x05acked\x18\n" +
+	" \x01(\x04R\x05acked\"\x96\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
@@ -6510,23 +6998,30 @@ const file_control_proto_rawDesc = "" +
 	"\x06Signal\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\x05R\x06signal\"9\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\"c\n" +
 	"\n" +
 	"RunRequest\x12+\n" +
-	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\"K\n" +
+	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12(\n" +
+	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\"K\n" +
 	"\bRunReply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\"2\n" +
 	"\x06Attach\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
-	"\x06output\x18\x02 \x01(\bR\x06output\"\xea\x01\n" +
+	"\x06output\x18\x02 \x01(\bR\x06output\"\"\n" +
+	"\fRemoveOutput\x12\x12\n" +
+	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
+	"\rOutputRemoved\x12\x12\n" +
+	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x9a\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
 	"\x05error\x18\x03 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x1b\n" +
 	"\texit_code\x18\x04 \x01(\x05R\bexitCode\x12/\n" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
-	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\"\x8d\x01\n" +
+	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
+	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\"\x8d\x01\n" +
 	"\tRankState\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -6535,7 +7030,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
 	"\tListNodes\"8\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xb1\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xc9\x02\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -6546,7 +7041,9 @@ const file_control_proto_rawDesc = "" +
 	"\vfree_memory\x18\a \x01(\x03R\n" +
 	"freeMemory\x12\x13\n" +
 	"\x05up_ms\x18\b \x01(\x03R\x04upMs\x12\x14\n" +
-	"\x05boots\x18\t \x01(\rR\x05boots\"E\n" +
+	"\x05boots\x18\t \x01(\rR\x05boots\x12\x16\n" +
+	"\x06remedy\x18\n" +
+	" \x01(\tR\x06remedy\"E\n" +
 	"\aCoreUse\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\x12\x14\n" +
@@ -6555,7 +7052,7 @@ const file_control_proto_rawDesc = "" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"6\n" +
 	"\x04Jobs\x12.\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\"\xe5\x02\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\"\xd2\x03\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -6571,13 +7068,17 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\tR\x05error\x12\x1a\n" +
 	"\bdetached\x18\v \x01(\bR\bdetached\x12:\n" +
 	"\vrank_states\x18\f \x03(\v2\x19.margay.control.RankStateR\n" +
-	"rankStates\"\xff\x01\n" +
+	"rankStates\x12.\n" +
+	"\x06unkept\x18\x0e \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12\x18\n" +
+	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
+	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\"\x9b\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x03 \x03(\v2\x16.margay.control.MemberR\amembers\x124\n" +
 	"\asummary\x18\x04 \x01(\v2\x1a.margay.control.JobSummaryR\asummary\x12.\n" +
-	"\x05state\x18\x05 \x01(\v2\x18.margay.control.JobStateR\x05state\"Z\n" +
+	"\x05state\x18\x05 \x01(\v2\x18.margay.control.JobStateR\x05state\x12\x1a\n" +
+	"\bcomplete\x18\x06 \x03(\rR\bcomplete\"Z\n" +
 	"\x04Kill\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
@@ -6766,7 +7267,7 @@ const file_control_proto_rawDesc = "" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
-	"\vROLE_HOLDER\x10\x03*\xdc\x01\n" +
+	"\vROLE_HOLDER\x10\x03*\xed\x01\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -6777,7 +7278,8 @@ const file_control_proto_rawDesc = "" +
 	"\x0eCODE_NODE_LOST\x10\x06\x12\x10\n" +
 	"\fCODE_TIMEOUT\x10\a\x12\x14\n" +
 	"\x10CODE_BAD_REQUEST\x10\b\x12\x0f\n" +
-	"\vCODE_FAILED\x10\t\x12\x12\n" +
+	"\vCODE_FAILED\x10\t\x12\x0f\n" +
+	"\vCODE_KILLED\x10\v\x12\x12\n" +
 	"\x0eCODE_RESTARTED\x10\n" +
 	"*\\\n" +
 	"\bJobPhase\x12\x0f\n" +
@@ -6791,12 +7293,14 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"STDIN_NONE\x10\x00\x12\x0f\n" +
 	"\vSTDIN_FIRST\x10\x01\x12\r\n" +
-	"\tSTDIN_ALL\x10\x02*S\n" +
+	"\tSTDIN_ALL\x10\x02*c\n" +
 	"\x06Stream\x12\x12\n" +
 	"\x0eSTREAM_UNKNOWN\x10\x00\x12\x11\n" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
 	"\rSTREAM_STDERR\x10\x02\x12\x0f\n" +
-	"\vSTREAM_EXIT\x10\x03*[\n" +
+	"\vSTREAM_EXIT\x10\x03\x12\x0e\n" +
+	"\n" +
+	"STREAM_END\x10\x04*[\n" +
 	"\n" +
 	"NodeHealth\x12\x10\n" +
 	"\fNODE_BOOTING\x10\x00\x12\v\n" +
@@ -6823,7 +7327,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -6845,68 +7349,74 @@ var file_control_proto_goTypes = []any{
 	(*LogLine)(nil),          // 17: margay.control.LogLine
 	(*Prepare)(nil),          // 18: margay.control.Prepare
 	(*JobSpec)(nil),          // 19: margay.control.JobSpec
-	(*Place)(nil),            // 20: margay.control.Place
-	(*Member)(nil),           // 21: margay.control.Member
-	(*Start)(nil),            // 22: margay.control.Start
-	(*Forget)(nil),           // 23: margay.control.Forget
-	(*Loaded)(nil),           // 24: margay.control.Loaded
-	(*JobFault)(nil),         // 25: margay.control.JobFault
-	(*Rewind)(nil),           // 26: margay.control.Rewind
-	(*FileChunk)(nil),        // 27: margay.control.FileChunk
-	(*FileTaken)(nil),        // 28: margay.control.FileTaken
-	(*Record)(nil),           // 29: margay.control.Record
-	(*ExitStatus)(nil),       // 30: margay.control.ExitStatus
-	(*Usage)(nil),            // 31: margay.control.Usage
-	(*Ack)(nil),              // 32: margay.control.Ack
-	(*Stdin)(nil),            // 33: margay.control.Stdin
-	(*StdinTaken)(nil),       // 34: margay.control.StdinTaken
-	(*Signal)(nil),           // 35: margay.control.Signal
-	(*RunRequest)(nil),       // 36: margay.control.RunRequest
-	(*RunReply)(nil),         // 37: margay.control.RunReply
-	(*Attach)(nil),           // 38: margay.control.Attach
-	(*JobState)(nil),         // 39: margay.control.JobState
-	(*RankState)(nil),        // 40: margay.control.RankState
-	(*ListNodes)(nil),        // 41: margay.control.ListNodes
-	(*Nodes)(nil),            // 42: margay.control.Nodes
-	(*NodeState)(nil),        // 43: margay.control.NodeState
-	(*CoreUse)(nil),          // 44: margay.control.CoreUse
-	(*ListJobs)(nil),         // 45: margay.control.ListJobs
-	(*Jobs)(nil),             // 46: margay.control.Jobs
-	(*JobSummary)(nil),       // 47: margay.control.JobSummary
-	(*StoredJob)(nil),        // 48: margay.control.StoredJob
-	(*Kill)(nil),             // 49: margay.control.Kill
-	(*Noise)(nil),            // 50: margay.control.Noise
-	(*NoiseReport)(nil),      // 51: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 52: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 53: margay.control.InterruptRow
-	(*Status)(nil),           // 54: margay.control.Status
-	(*MachineStatus)(nil),    // 55: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 56: margay.control.ListExtensions
-	(*Extensions)(nil),       // 57: margay.control.Extensions
-	(*ExtensionState)(nil),   // 58: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 59: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 60: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 61: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 62: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 63: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 64: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 65: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 66: margay.control.ReadEvents
-	(*Events)(nil),           // 67: margay.control.Events
-	(*ReadClock)(nil),        // 68: margay.control.ReadClock
-	(*Clock)(nil),            // 69: margay.control.Clock
-	(*TakeSamples)(nil),      // 70: margay.control.TakeSamples
-	(*Samples)(nil),          // 71: margay.control.Samples
-	(*NodeSample)(nil),       // 72: margay.control.NodeSample
-	(*CoreSample)(nil),       // 73: margay.control.CoreSample
-	(*RankSample)(nil),       // 74: margay.control.RankSample
-	(*NodeExit)(nil),         // 75: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 76: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 77: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 78: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 79: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 80: margay.control.DutiesSet
-	nil,                      // 81: margay.control.ExtensionLog.AfterEntry
+	(*Exec)(nil),             // 20: margay.control.Exec
+	(*Place)(nil),            // 21: margay.control.Place
+	(*Member)(nil),           // 22: margay.control.Member
+	(*Start)(nil),            // 23: margay.control.Start
+	(*Forget)(nil),           // 24: margay.control.Forget
+	(*Forgotten)(nil),        // 25: margay.control.Forgotten
+	(*Unkept)(nil),           // 26: margay.control.Unkept
+	(*Loaded)(nil),           // 27: margay.control.Loaded
+	(*JobFault)(nil),         // 28: margay.control.JobFault
+	(*Rewind)(nil),           // 29: margay.control.Rewind
+	(*Finish)(nil),           // 30: margay.control.Finish
+	(*FileChunk)(nil),        // 31: margay.control.FileChunk
+	(*FileTaken)(nil),        // 32: margay.control.FileTaken
+	(*Record)(nil),           // 33: margay.control.Record
+	(*ExitStatus)(nil),       // 34: margay.control.ExitStatus
+	(*Usage)(nil),            // 35: margay.control.Usage
+	(*Ack)(nil),              // 36: margay.control.Ack
+	(*Stdin)(nil),            // 37: margay.control.Stdin
+	(*StdinTaken)(nil),       // 38: margay.control.StdinTaken
+	(*Signal)(nil),           // 39: margay.control.Signal
+	(*RunRequest)(nil),       // 40: margay.control.RunRequest
+	(*RunReply)(nil),         // 41: margay.control.RunReply
+	(*Attach)(nil),           // 42: margay.control.Attach
+	(*RemoveOutput)(nil),     // 43: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 44: margay.control.OutputRemoved
+	(*JobState)(nil),         // 45: margay.control.JobState
+	(*RankState)(nil),        // 46: margay.control.RankState
+	(*ListNodes)(nil),        // 47: margay.control.ListNodes
+	(*Nodes)(nil),            // 48: margay.control.Nodes
+	(*NodeState)(nil),        // 49: margay.control.NodeState
+	(*CoreUse)(nil),          // 50: margay.control.CoreUse
+	(*ListJobs)(nil),         // 51: margay.control.ListJobs
+	(*Jobs)(nil),             // 52: margay.control.Jobs
+	(*JobSummary)(nil),       // 53: margay.control.JobSummary
+	(*StoredJob)(nil),        // 54: margay.control.StoredJob
+	(*Kill)(nil),             // 55: margay.control.Kill
+	(*Noise)(nil),            // 56: margay.control.Noise
+	(*NoiseReport)(nil),      // 57: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 58: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 59: margay.control.InterruptRow
+	(*Status)(nil),           // 60: margay.control.Status
+	(*MachineStatus)(nil),    // 61: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 62: margay.control.ListExtensions
+	(*Extensions)(nil),       // 63: margay.control.Extensions
+	(*ExtensionState)(nil),   // 64: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 65: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 66: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 67: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 68: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 69: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 70: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 71: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 72: margay.control.ReadEvents
+	(*Events)(nil),           // 73: margay.control.Events
+	(*ReadClock)(nil),        // 74: margay.control.ReadClock
+	(*Clock)(nil),            // 75: margay.control.Clock
+	(*TakeSamples)(nil),      // 76: margay.control.TakeSamples
+	(*Samples)(nil),          // 77: margay.control.Samples
+	(*NodeSample)(nil),       // 78: margay.control.NodeSample
+	(*CoreSample)(nil),       // 79: margay.control.CoreSample
+	(*RankSample)(nil),       // 80: margay.control.RankSample
+	(*NodeExit)(nil),         // 81: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 82: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 83: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 84: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 85: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 86: margay.control.DutiesSet
+	nil,                      // 87: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	8,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -6918,102 +7428,111 @@ var file_control_proto_depIdxs = []int32{
 	16,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	17,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	18,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	22,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	23,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	24,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	25,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	26,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	27,  // 14: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	29,  // 15: margay.control.Frame.record:type_name -> margay.control.Record
-	32,  // 16: margay.control.Frame.ack:type_name -> margay.control.Ack
-	33,  // 17: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	34,  // 18: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	35,  // 19: margay.control.Frame.signal:type_name -> margay.control.Signal
-	28,  // 20: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	36,  // 21: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	37,  // 22: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	38,  // 23: margay.control.Frame.attach:type_name -> margay.control.Attach
-	39,  // 24: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	41,  // 25: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	42,  // 26: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	45,  // 27: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	46,  // 28: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	49,  // 29: margay.control.Frame.kill:type_name -> margay.control.Kill
-	50,  // 30: margay.control.Frame.noise:type_name -> margay.control.Noise
-	51,  // 31: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	54,  // 32: margay.control.Frame.status:type_name -> margay.control.Status
-	55,  // 33: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	56,  // 34: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	57,  // 35: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	59,  // 36: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	65,  // 37: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	61,  // 38: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	62,  // 39: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	66,  // 40: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	67,  // 41: margay.control.Frame.events:type_name -> margay.control.Events
-	68,  // 42: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	69,  // 43: margay.control.Frame.clock:type_name -> margay.control.Clock
-	70,  // 44: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	71,  // 45: margay.control.Frame.samples:type_name -> margay.control.Samples
-	75,  // 46: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	76,  // 47: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	77,  // 48: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	78,  // 49: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	79,  // 50: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	80,  // 51: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 52: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 53: margay.control.Error.code:type_name -> margay.control.Code
-	14,  // 54: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	15,  // 55: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 56: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	14,  // 57: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	19,  // 58: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	20,  // 59: margay.control.Prepare.places:type_name -> margay.control.Place
-	21,  // 60: margay.control.Prepare.members:type_name -> margay.control.Member
-	3,   // 61: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	10,  // 62: margay.control.Loaded.error:type_name -> margay.control.Error
-	10,  // 63: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 64: margay.control.Record.stream:type_name -> margay.control.Stream
-	30,  // 65: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	31,  // 66: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	19,  // 67: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	20,  // 68: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 69: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	10,  // 70: margay.control.JobState.error:type_name -> margay.control.Error
-	40,  // 71: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	30,  // 72: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	43,  // 73: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,   // 74: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	14,  // 75: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	44,  // 76: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	47,  // 77: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,   // 78: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	40,  // 79: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	19,  // 80: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	20,  // 81: margay.control.StoredJob.places:type_name -> margay.control.Place
-	21,  // 82: margay.control.StoredJob.members:type_name -> margay.control.Member
-	47,  // 83: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	39,  // 84: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	52,  // 85: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	53,  // 86: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	58,  // 87: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	60,  // 88: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	81,  // 89: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	63,  // 90: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	59,  // 91: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	58,  // 92: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	72,  // 93: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	73,  // 94: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	74,  // 95: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	58,  // 96: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	6,   // 97: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	6,   // 98: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	14,  // 99: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	100, // [100:100] is the sub-list for method output_type
-	100, // [100:100] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	23,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	24,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	27,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	28,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	29,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	30,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	25,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	31,  // 16: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	33,  // 17: margay.control.Frame.record:type_name -> margay.control.Record
+	36,  // 18: margay.control.Frame.ack:type_name -> margay.control.Ack
+	37,  // 19: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	38,  // 20: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	39,  // 21: margay.control.Frame.signal:type_name -> margay.control.Signal
+	32,  // 22: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	40,  // 23: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	41,  // 24: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	42,  // 25: margay.control.Frame.attach:type_name -> margay.control.Attach
+	45,  // 26: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	47,  // 27: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	48,  // 28: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	51,  // 29: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	52,  // 30: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	55,  // 31: margay.control.Frame.kill:type_name -> margay.control.Kill
+	56,  // 32: margay.control.Frame.noise:type_name -> margay.control.Noise
+	57,  // 33: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	60,  // 34: margay.control.Frame.status:type_name -> margay.control.Status
+	61,  // 35: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	43,  // 36: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	44,  // 37: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	62,  // 38: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	63,  // 39: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	65,  // 40: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	71,  // 41: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	67,  // 42: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	68,  // 43: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	72,  // 44: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	73,  // 45: margay.control.Frame.events:type_name -> margay.control.Events
+	74,  // 46: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	75,  // 47: margay.control.Frame.clock:type_name -> margay.control.Clock
+	76,  // 48: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	77,  // 49: margay.control.Frame.samples:type_name -> margay.control.Samples
+	81,  // 50: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	82,  // 51: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	83,  // 52: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	84,  // 53: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	85,  // 54: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	86,  // 55: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 56: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 57: margay.control.Error.code:type_name -> margay.control.Code
+	14,  // 58: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	15,  // 59: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 60: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	14,  // 61: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	19,  // 62: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	21,  // 63: margay.control.Prepare.places:type_name -> margay.control.Place
+	22,  // 64: margay.control.Prepare.members:type_name -> margay.control.Member
+	20,  // 65: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	3,   // 66: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	26,  // 67: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	10,  // 68: margay.control.Loaded.error:type_name -> margay.control.Error
+	10,  // 69: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 70: margay.control.Record.stream:type_name -> margay.control.Stream
+	34,  // 71: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	35,  // 72: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	19,  // 73: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	20,  // 74: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	21,  // 75: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 76: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	10,  // 77: margay.control.JobState.error:type_name -> margay.control.Error
+	46,  // 78: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	26,  // 79: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	34,  // 80: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	49,  // 81: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,   // 82: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	14,  // 83: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	50,  // 84: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	53,  // 85: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	2,   // 86: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	46,  // 87: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	26,  // 88: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	19,  // 89: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	21,  // 90: margay.control.StoredJob.places:type_name -> margay.control.Place
+	22,  // 91: margay.control.StoredJob.members:type_name -> margay.control.Member
+	53,  // 92: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	45,  // 93: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	58,  // 94: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	59,  // 95: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	64,  // 96: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	66,  // 97: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	87,  // 98: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	69,  // 99: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	65,  // 100: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	64,  // 101: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	78,  // 102: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	79,  // 103: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	80,  // 104: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	64,  // 105: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	6,   // 106: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	6,   // 107: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	14,  // 108: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	109, // [109:109] is the sub-list for method output_type
+	109, // [109:109] is the sub-list for method input_type
+	109, // [109:109] is the sub-list for extension type_name
+	109, // [109:109] is the sub-list for extension extendee
+	0,   // [0:109] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -7036,6 +7555,8 @@ func file_control_proto_init() {
 		(*Frame_Loaded)(nil),
 		(*Frame_JobFault)(nil),
 		(*Frame_Rewind)(nil),
+		(*Frame_Finish)(nil),
+		(*Frame_Forgotten)(nil),
 		(*Frame_FileChunk)(nil),
 		(*Frame_Record)(nil),
 		(*Frame_Ack)(nil),
@@ -7056,6 +7577,8 @@ func file_control_proto_init() {
 		(*Frame_NoiseReport)(nil),
 		(*Frame_Status)(nil),
 		(*Frame_MachineStatus)(nil),
+		(*Frame_RemoveOutput)(nil),
+		(*Frame_OutputRemoved)(nil),
 		(*Frame_ListExtensions)(nil),
 		(*Frame_Extensions)(nil),
 		(*Frame_InsertExtension)(nil),
@@ -7081,7 +7604,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   75,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

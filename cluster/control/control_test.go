@@ -119,6 +119,17 @@ func TestEveryBodyRoundTrips(t *testing.T) {
 	}
 }
 
+// Errors may name paths that are not UTF-8.
+func TestErrorIsText(t *testing.T) {
+	var buf bytes.Buffer
+	if err := WriteFrame(&buf, NewFrame(FromError(errors.New("open /\xff: no such file")))); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := ReadFrame(&buf); err != nil || f.GetError().GetText() != "open /?: no such file" {
+		t.Errorf("it came as %v, %v", f, err)
+	}
+}
+
 func FuzzReadFrame(f *testing.F) {
 	var buf bytes.Buffer
 	WriteFrame(&buf, NewFrame(&Register{Node: 1, Info: &NodeInfo{Cores: []uint32{1, 2}}}))

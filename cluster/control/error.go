@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // None is the node or rank of an error that is not about one.
@@ -61,7 +62,8 @@ func FromError(err error) *Error {
 			f.Code = Code_CODE_TIMEOUT
 		}
 	}
-	return &Error{Code: f.Code, Text: f.Text, Node: int32(f.Node), Rank: int32(f.Rank)}
+	// Errors name paths, which may be no UTF-8, and then there would be no frame.
+	return &Error{Code: f.Code, Text: strings.ToValidUTF8(f.Text, "?"), Node: int32(f.Node), Rank: int32(f.Rank)}
 }
 
 // Err turns the message back into an error; nil stays nil.

@@ -3,7 +3,7 @@ package launch
 import (
 	"archive/tar"
 	"bufio"
-	"bytes"
+	"cmp"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -31,7 +31,14 @@ type Files struct {
 	Program string // absolute path of the executable
 	Arch    string // that it is for, as Go names it
 	List    []File
-	have    map[string]bool
+	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing does. Its ranks would not find
+	// each other.
+	Parallel string
+
+	have     map[string]bool
+	elves    []string        // the program, and the interpreters of scripts: all that the processor executes
+	loader   string          // that they need; empty: none
+	resolved map[string]bool // names of libraries that it has found
 }
 
 // Errors about programs.
@@ -43,22 +50,32 @@ var (
 // hidden are the folders that the node provides itself.
 var hidden = []string{"/dev", "/proc", "/sys"}
 
+// made are the files that the node makes for a job: they say who its user is there, and what the node is called.
+var made = []string{"/etc/group", "/etc/hostname", "/etc/passwd"}
+
 // arches names processors as ELF does.
 var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_386: "386", elf.EM_ARM: "arm"}
 
 // Collect finds the program as a shell does, and everything it needs to run where there is nothing else: its libraries, its
-// interpreter when it is a script, and the files and folders in with.
+// interpreter when it is a script, and the files and folders in with, with the libraries that programs and libraries among
+// them need.
 func Collect(program string, with []string) (*Files, error) {
 	path, err := lookUp(program)
 	if err != nil {
 		return nil, err
 	}
-	f := &Files{Program: path, have: make(map[string]bool)}
+	f := &Files{Program: path, have: make(map[string]bool), resolved: make(map[string]bool)}
 	if err := f.addProgram(path, 0); err != nil {
 		return nil, err
 	}
+	own := len(f.List)
 	for _, name := range with {
 		if err := f.addTree(name); err != nil {
+			return nil, err
+		}
+	}
+	for _, file := range f.List[own:] {
+		if err := f.addNeeded(file); err != nil {
 			return nil, err
 		}
 	}
@@ -83,6 +100,8 @@ func lookUp(program string) (string, error) {
 		return "", fmt.Errorf("%s: %w: it is a folder", program, ErrNotExecutable)
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%s: %w: permission denied", program, ErrNotExecutable)
+	case program == "." || program == "..":
+		return "", fmt.Errorf("%s: %w: it is a folder", program, ErrNotExecutable)
 	case err != nil:
 		return "", fmt.Errorf("%s: %w", program, ErrNotFound)
 	}
@@ -121,6 +140,8 @@ func (f *Files) addProgram(path string, depth int) error {
 	if f.Arch = arches[program.Machine]; f.Arch == "" {
 		f.Arch = program.Machine.String()
 	}
+	f.elves = append(f.elves, path)
+	f.Parallel = cmp.Or(f.Parallel, parallel(program))
 	return f.addLibraries(path, program)
 }
 
@@ -143,67 +164,6 @@ func (f *Files) addInterpreter(words []string, depth int) error {
 		return f.addProgram(path, depth+1)
 	}
 	return nil
-}
-
-// addLibraries adds the dynamic loader of a program and the libraries that the loader says it needs.
-func (f *Files) addLibraries(path string, program *elf.File) error {
-	loader := ""
-	for _, p := range program.Progs {
-		if p.Type == elf.PT_INTERP {
-			text, err := io.ReadAll(io.LimitReader(p.Open(), 4096))
-			if err != nil {
-				return fmt.Errorf("%s: %w: %w", path, ErrNotExecutable, err)
-			}
-			loader = string(bytes.TrimRight(text, "\x00"))
-		}
-	}
-	if loader == "" {
-		return nil // static
-	}
-	if _, err := os.Stat(loader); err != nil {
-		// It is for another kind of machine; the machine that gets it says so.
-		return nil
-	}
-	if err := f.add(loader); err != nil {
-		return err
-	}
-	list := exec.Command(loader, "--list", path)
-	var words bytes.Buffer
-	list.Stderr = &words
-	out, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("%s: its dynamic loader %s cannot list its libraries: %w: %s", path, loader, err, bytes.TrimSpace(words.Bytes()))
-	}
-	libraries, err := parseList(string(out))
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	for _, library := range libraries {
-		if err := f.add(library); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// parseList reads what a dynamic loader prints for --list: lines like "libc.so.6 => /lib/libc.so.6 (0x7f...)", or, for the
-// loader itself and for libraries that a program names by their path, "/lib/ld.so (0x7f...)".
-func parseList(text string) ([]string, error) {
-	var libraries []string
-	for line := range strings.Lines(text) {
-		name, target, found := strings.Cut(strings.TrimSpace(line), " => ")
-		if !found {
-			target = name
-		}
-		target, _, _ = strings.Cut(target, " (")
-		switch {
-		case filepath.IsAbs(target):
-			libraries = append(libraries, target)
-		case found:
-			return nil, fmt.Errorf("library %s: %s", name, target)
-		} // else the kernel provides it
-	}
-	return libraries, nil
 }
 
 // addTree adds a file, or a folder with all that is in it.
@@ -262,6 +222,9 @@ func (f *Files) add(path string) error {
 	}
 	if err := notHidden(path); err != nil {
 		return err
+	}
+	if slices.Contains(made, path) {
+		return fmt.Errorf("cannot take %s along: %s on a node is the node's own; take a copy with another name", path, path)
 	}
 	info, err := os.Stat(path)
 	if err != nil {

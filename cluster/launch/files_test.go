@@ -291,6 +291,8 @@ func TestBadWith(t *testing.T) {
 	}
 	cases := map[string]string{
 		"/proc/self/status":            "cannot take /proc/self/status along: /proc on a node is the node's own",
+		"/etc/passwd":                  "cannot take /etc/passwd along: /etc/passwd on a node is the node's own",
+		"/etc/../etc/group":            "cannot take /etc/group along: /etc/group on a node is the node's own",
 		"/dev":                         "cannot take /dev along: /dev on a node is the node's own",
 		"/dev/../sys/kernel":           "cannot take /sys/kernel along: /sys on a node is the node's own",
 		filepath.Join(dir, "nothing"):  "no such file or directory",
@@ -364,4 +366,13 @@ func FuzzCollect(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A folder is no program, nor is this one.
+func TestFolderAsProgram(t *testing.T) {
+	for _, name := range []string{".", "..", "./", t.TempDir()} {
+		if _, err := Collect(name, nil); !errors.Is(err, ErrNotExecutable) || err.Error() != name+": cannot be executed: it is a folder" {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
 }

@@ -12,12 +12,15 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/cluster/records"
 )
 
 // ExitMargay is the exit status when it is Margay that failed, not the program.
@@ -30,6 +33,7 @@ const reconnectTimeout = 20 * time.Second
 type Options struct {
 	Socket string // of serve
 	Spec   *control.JobSpec
+	Exec   *control.Exec
 	Files  *Files
 	Label  bool // begin each line with its rank
 
@@ -37,20 +41,24 @@ type Options struct {
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
 	Status         *Status
-	Started        func(job uint32) // told when the ranks run; nil for none
+	Started        func(job uint32) error // called when the ranks run; an error ends margay run, but no detached job; nil for none
 }
 
 // session is one job from the client's side.
 type session struct {
 	Options
 	printer *printer
-	seen    map[uint32]uint64 // by node: the newest record printed
+	printed *records.Reader
 	stdin   *stdin
 	files   *window
 	job     uint32
 	running chan struct{}          // closed when the ranks run
 	ended   chan *control.JobState // gets the job's last state
 	failed  chan error             // gets why output cannot be written
+
+	interrupts interrupts
+	insisted   atomic.Bool   // the user has had the job ended
+	passed     atomic.Uint64 // signals passed on: bit N for signal N
 
 	printing sync.Mutex // held while a record is printed: a lost connection may still have some for us
 
@@ -86,7 +94,7 @@ func spoilt(err error) error {
 
 func run(ctx context.Context, o Options) (int, error) {
 	s := &session{
-		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), seen: make(map[uint32]uint64),
+		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
 		files: newWindow(control.FileWindow), running: make(chan struct{}),
 		ended: make(chan *control.JobState, 1), failed: make(chan error, 1),
 	}
@@ -100,17 +108,28 @@ func run(ctx context.Context, o Options) (int, error) {
 	s.stdin = newStdin(o.Stdin, readers, s.send)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	early := make(chan []os.Signal, 1)
+	go func() { early <- s.early(ctx, cancel) }()
 	if err := s.begin(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
 		return ExitStatus(err), err
 	}
 	defer func() { s.current().Close() }()
 	go func() {
-		if err := s.forward(ctx); err != nil {
+		if err := s.forward(ctx, <-early); err != nil {
 			cancel(err)
 		}
 	}()
 	go s.sendFiles(ctx)
-	return s.wait(ctx)
+	code, err := s.wait(ctx)
+	s.printing.Lock()
+	defer s.printing.Unlock()
+	if unwritten := s.printer.finish(); unwritten != nil && code != ExitMargay {
+		return ExitMargay, errors.Join(fmt.Errorf("write output: %w", unwritten), err)
+	}
+	return code, s.interrupted(code, err)
 }
 
 // begin asks for the job.
@@ -123,7 +142,7 @@ func (s *session) begin(ctx context.Context) error {
 	}
 	s.conn = conn
 	go conn.Serve(s.handle)
-	answer, err := conn.Call(ctx, &control.RunRequest{Spec: s.Spec})
+	answer, err := conn.Call(ctx, &control.RunRequest{Spec: s.Spec, Exec: s.Exec})
 	reply, ok := answer.(*control.RunReply)
 	switch {
 	case lost(conn, err):
@@ -175,8 +194,8 @@ func (s *session) wait(ctx context.Context) (int, error) {
 		select {
 		case <-running:
 			running = nil
-			if s.Started != nil {
-				s.Started(s.job)
+			if err := s.begun(); err != nil {
+				return ExitMargay, err
 			}
 			if s.Spec.Detach {
 				return 0, nil
@@ -185,13 +204,13 @@ func (s *session) wait(ctx context.Context) (int, error) {
 				go s.stdin.run(ctx, s.job)
 			}
 		case state := <-s.ended:
-			return s.result(state)
+			return s.end(state, running == nil)
 		case err := <-s.failed:
 			return ExitMargay, err
 		case <-s.current().Done():
 			select {
 			case state := <-s.ended:
-				return s.result(state) // it came just before the connection ended
+				return s.end(state, running == nil) // it came just before the connection ended
 			default:
 			}
 			state, err := s.reconnect(ctx)
@@ -199,12 +218,41 @@ func (s *session) wait(ctx context.Context) (int, error) {
 				return ExitMargay, err
 			}
 			if state.Phase == control.JobPhase_JOB_DONE {
-				return s.result(state)
+				return s.end(state, running == nil)
 			}
 		case <-ctx.Done():
-			return ExitMargay, context.Cause(ctx)
+			err := context.Cause(ctx)
+			return ExitStatus(err), err
 		}
 	}
+}
+
+// begun reports that the job runs.
+func (s *session) begun() error {
+	if s.Started == nil {
+		return nil
+	}
+	return s.Started(s.job)
+}
+
+// end turns the last state of the job into what Run returns. The end can be seen before the beginning of a job that is short: a
+// detached one that has run is left alone all the same.
+func (s *session) end(state *control.JobState, begun bool) (int, error) {
+	ran := state.Error == nil
+	select {
+	case <-s.running:
+		ran = true
+	default:
+	}
+	if ran && !begun {
+		if err := s.begun(); err != nil {
+			return ExitMargay, err
+		}
+	}
+	if ran && s.Spec.Detach {
+		return 0, nil
+	}
+	return s.result(state)
 }
 
 // reconnect finds the job again at the serve that has taken the old one's place.
@@ -241,11 +289,27 @@ func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 
 // result turns the job's last state into the exit status of margay run and its message.
 func (s *session) result(state *control.JobState) (int, error) {
+	if text := Unkept(state.Unkept); text != "" {
+		s.Status.Warnf("%s", text)
+	}
 	if first := int(state.FirstFailed); first >= 0 && first < len(state.Ranks) {
 		r := state.Ranks[first]
-		return int(state.ExitCode), fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+		err := fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+		switch cause := state.Error.Err(); {
+		case state.ExitCode != ExitMargay || cause == nil:
+		case errors.Is(cause, &control.Failure{Code: control.Code_CODE_NO_ROOM}):
+			err = fmt.Errorf("%w; %w", err, cause)
+		default:
+			err = fmt.Errorf("%w; output may be missing: %w", err, cause)
+		}
+		return int(state.ExitCode), err
 	}
-	return int(state.ExitCode), spoilt(state.Error.Err())
+	err := state.Error.Err()
+	if s.insisted.Load() && errors.Is(err, &control.Failure{Code: control.Code_CODE_KILLED}) {
+		err := &Interrupted{unix.SIGINT, fmt.Errorf("job %d was ended by Ctrl-C", s.job)}
+		return ExitStatus(err), err
+	}
+	return int(state.ExitCode), spoilt(err)
 }
 
 // handle takes what serve sends about the job.
@@ -259,6 +323,8 @@ func (s *session) handle(f *control.Frame) {
 		s.stdin.progress(m.Rank, m.Offset)
 	case *control.JobState:
 		s.state(m)
+	case *control.LogLine:
+		s.Status.Warnf("%s", m.Text)
 	}
 }
 
@@ -285,18 +351,18 @@ func (s *session) state(m *control.JobState) {
 func (s *session) record(m *control.Record) {
 	s.printing.Lock()
 	defer s.printing.Unlock()
-	if m.Seq == s.seen[m.Node]+1 {
+	if s.printed.Next(m.Node, m.Seq) {
 		if err := s.printer.print(m); err != nil {
 			s.abandon(fmt.Errorf("write output: %w", err))
 			return
 		}
-		s.seen[m.Node] = m.Seq
+		s.printed.Done(m.Node)
 		if m.Stream == control.Stream_STREAM_EXIT {
 			s.stdin.ended(m.Rank)
 			s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
 		}
 	}
-	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.seen[m.Node]})
+	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)})
 }
 
 // abandon gives the job up. serve ends it when the connection is gone.
@@ -316,12 +382,15 @@ func (s *session) current() *control.Conn {
 // send sends over the connection of the moment. What is lost with it is sent again after the next.
 func (s *session) send(m proto.Message) { _ = s.current().Send(m) }
 
-// ExitStatus is the exit status of margay run for an error before any rank ran.
+// ExitStatus is the exit status of margay run for an error that is not one of a rank.
 func ExitStatus(err error) int {
+	var interrupted *Interrupted
 	switch {
+	case errors.As(err, &interrupted):
+		return 128 + int(interrupted.Signal)
 	case errors.Is(err, ErrNotFound), errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}):
 		return 127
-	case errors.Is(err, ErrNotExecutable), errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_EXECUTABLE}):
+	case errors.Is(err, ErrNotExecutable), errors.Is(err, ErrTooLong), errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_EXECUTABLE}):
 		return 126
 	}
 	return ExitMargay

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -213,7 +214,7 @@ func TestRun(t *testing.T) {
 	l := newLauncher(t, s, 3)
 	l.Status.Verbose = true
 	started := 0
-	l.Started = func(job uint32) { started = int(job) }
+	l.Started = func(job uint32) error { started = int(job); return nil }
 	code, err := l.run(t)
 	if code != 0 || err != nil || l.stdout.String() != "hello\nworld\n" || started != 5 {
 		t.Errorf("status %d, %v, output %q, started %d", code, err, l.stdout.String(), started)
@@ -368,6 +369,47 @@ func TestDetach(t *testing.T) {
 	}
 }
 
+// A job that has ended by the time that its beginning is looked at has begun: its number is reported, whatever its status.
+func TestDetachedJobEndsAtOnce(t *testing.T) {
+	for range 50 {
+		var started []uint32
+		s := &session{
+			Options: Options{Spec: &control.JobSpec{Detach: true}, Started: func(job uint32) error { started = append(started, job); return nil }},
+			job:     5, running: make(chan struct{}), ended: make(chan *control.JobState, 1), failed: make(chan error, 1), conn: new(control.Conn),
+		}
+		s.state(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING})
+		s.state(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_DONE, ExitCode: 3})
+		if code, err := s.wait(t.Context()); code != 0 || err != nil || len(started) != 1 || started[0] != 5 {
+			t.Fatalf("status %d, %v, numbers %v", code, err, started)
+		}
+	}
+	// A number that nobody gets is no success.
+	full := errors.New("no space left on device")
+	for _, phase := range []control.JobPhase{control.JobPhase_JOB_RUNNING, control.JobPhase_JOB_DONE} {
+		s := &session{
+			Options: Options{Spec: &control.JobSpec{Detach: true}, Started: func(uint32) error { return full }},
+			running: make(chan struct{}), ended: make(chan *control.JobState, 1), failed: make(chan error, 1), conn: new(control.Conn),
+		}
+		s.state(&control.JobState{Job: 5, Phase: phase})
+		if code, err := s.wait(t.Context()); code != ExitMargay || !errors.Is(err, full) {
+			t.Errorf("status %d, %v", code, err)
+		}
+	}
+	// One that never ran has no number worth reporting.
+	s := serveTo(t, func(c *talk) {
+		if _, f := expect[*control.RunRequest](c); f != nil {
+			c.Answer(f, &control.RunReply{Job: 5}, nil)
+			c.done(&control.JobState{FirstFailed: control.None, ExitCode: ExitMargay, Error: &control.Error{Text: "node1 is full"}})
+		}
+	})
+	l := newLauncher(t, s, 1)
+	l.Spec.Detach = true
+	l.Started = func(job uint32) error { t.Errorf("job %d has begun", job); return nil }
+	if code, err := l.run(t); code != ExitMargay || err == nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
 func TestOutputIsGone(t *testing.T) {
 	s := serveTo(t, func(c *talk) {
 		c.launched(1)
@@ -439,21 +481,96 @@ func TestSignals(t *testing.T) {
 		if m, f := expect[*control.Kill](c); f == nil || !m.Force || m.Job != 5 {
 			t.Errorf("the job is ended with %v", m)
 		}
+		c.done(&control.JobState{FirstFailed: control.None, ExitCode: 137, Error: control.FromError(control.Failf(control.Code_CODE_KILLED, "killed"))})
+	})
+	l := newLauncher(t, s, 1)
+	l.Signals = signals
+	l.Started = func(uint32) error { close(started); return nil }
+	code, err := l.run(t)
+	if code != 130 || err == nil || err.Error() != "job 5 was ended by Ctrl-C" {
+		t.Errorf("status %d, %v", code, err)
+	}
+	told := "margay: SIGINT is sent to the ranks of job 5; Ctrl-C again within 3 s ends the job\nmargay: ending job 5\n"
+	if l.status.String() != told {
+		t.Errorf("the user is told %q", l.status.String())
+	}
+}
+
+// Whatever the time between interrupts, each does something: announce, end or leave.
+func TestInterrupts(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		after []time.Duration
+		want  []insistence
+	}{
+		{"twice", []time.Duration{0, 2 * time.Second}, []insistence{announce, end}},
+		{"slowly", []time.Duration{0, 4 * time.Second, 4 * time.Second, time.Second}, []insistence{announce, announce, announce, end}},
+		{"the limit", []time.Duration{0, insist, insist - 1}, []insistence{announce, announce, end}},
+		{"thrice", []time.Duration{0, time.Second, time.Hour}, []insistence{announce, end, leave}},
+	} {
+		var i interrupts
+		now := time.Now()
+		for n, after := range test.after {
+			now = now.Add(after)
+			if got := i.next(now); got != test.want[n] {
+				t.Errorf("%s: interrupt %d means %v", test.name, n, got)
+			}
+		}
+	}
+}
+
+func isUSR1(m proto.Message) bool {
+	s, is := m.(*control.Signal)
+	return is && s.Signal == int32(unix.SIGUSR1)
+}
+
+// messages are all that clients have sent.
+func (s *playedServe) messages() []proto.Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.got)
+}
+
+// While there is no job yet, because serve does not answer, a signal ends the client, and one for ranks waits for them.
+func TestEarlySignals(t *testing.T) {
+	signals := make(chan os.Signal, 2)
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		if f != nil {
+			signals <- unix.SIGINT
+		}
+		expect[*control.Ack](c) // until the client has gone
+	}, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 1}, nil)
+		signals <- unix.SIGINT  // while its files are copied
+		expect[*control.Ack](c) // until the client has gone
+	}, func(c *talk) {
+		c.launched(1)
+		for c.Err() == nil && !slices.ContainsFunc(c.serve.messages(), isUSR1) {
+			time.Sleep(time.Millisecond)
+		}
 		c.done(ok())
 	})
 	l := newLauncher(t, s, 1)
 	l.Signals = signals
-	l.Started = func(uint32) { close(started) }
-	if code, err := l.run(t); code != 0 || err != nil || l.status.String() != "margay: ending job 5\n" {
-		t.Errorf("status %d, %v; the user is told %q", code, err, l.status.String())
+	for range 2 {
+		if code, err := l.run(t); code != 130 || err == nil || err.Error() != "ended by SIGINT" {
+			t.Errorf("status %d, %v", code, err)
+		}
+	}
+	signals <- unix.SIGUSR1
+	if code, err := l.run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
 	}
 }
 
 // When the terminal goes the ranks are told, and then the job is given up.
 func TestHangUp(t *testing.T) {
-	signals := make(chan os.Signal)
+	signals, started := make(chan os.Signal), make(chan struct{})
 	s := serveTo(t, func(c *talk) {
 		c.launched(1)
+		<-started
 		signals <- unix.SIGHUP
 		if m, f := expect[*control.Signal](c); f == nil || m.Signal != int32(unix.SIGHUP) {
 			t.Errorf("the ranks are told %v", m)
@@ -461,7 +578,7 @@ func TestHangUp(t *testing.T) {
 		expect[*control.Ack](c)
 	})
 	l := newLauncher(t, s, 1)
-	l.Signals = signals
+	l.Signals, l.Started = signals, func(uint32) error { close(started); return nil }
 	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, errHangUp) {
 		t.Errorf("status %d, %v", code, err)
 	}
@@ -491,23 +608,17 @@ func TestReplay(t *testing.T) {
 		}
 		c.says(1, "a")
 		_ = c.Send(&control.Record{Job: 5, Rank: 1, Seq: 2, Stream: control.Stream_STREAM_STDERR, Data: []byte("e\n")})
-		c.says(3, "b\n")
-		c.Answer(f, &control.Done{}, nil)
-		expect[*control.Ack](c)
+		c.says(3, "b\nend")
+		c.Answer(f, nil, control.Failf(control.Code_CODE_FAILED, "some is missing"))
+		_, f = expect[*control.ListJobs](c)
+		c.Answer(f, &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Unkept: []*control.Unkept{{Files: 1, Names: []string{"x"}}}}}}, nil)
 	})
-	raw, err := net.Dial("unix", s.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn := control.NewConn(raw)
-	defer conn.Close()
-	if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT}); err != nil {
-		t.Fatal(err)
-	}
 	var out, errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := Replay(ctx, conn, 5, true, &out, &errs); err != nil || out.String() != "[0] ab\n" || errs.String() != "[1] e\n" {
+	err := Replay(ctx, s.socket, 5, true, &out, &errs)
+	if err == nil || err.Error() != "some is missing" || out.String() != "[0] ab\n[0] end\n" ||
+		errs.String() != "[1] e\nmargay: 1 file written by ranks was not kept: x\n" {
 		t.Errorf("%v; printed %q and %q", err, out.String(), errs.String())
 	}
 }

@@ -1,119 +1,147 @@
 package launch
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 )
 
-// maxLine is how much of a line without an end is held back, in bytes.
-const maxLine = 64 << 10
-
-// printer writes what ranks say. With several ranks it keeps lines whole, however they come; the output of a single one is
-// written as it comes.
-type printer struct {
-	out, err io.Writer
-	whole    bool // keep lines whole
-	label    bool // begin each line with its rank
-	pending  map[source][]byte
-}
-
-type source struct {
-	rank   uint32
-	stream control.Stream
-}
-
-func newPrinter(out, err io.Writer, ranks int, label bool) *printer {
-	return &printer{out: out, err: err, whole: ranks > 1 || label, label: label, pending: make(map[source][]byte)}
-}
-
-// print writes the output that a record brings.
-func (p *printer) print(r *control.Record) error {
-	if r.Stream == control.Stream_STREAM_EXIT {
-		return p.flush(r.Rank)
-	}
-	if !p.whole {
-		_, err := p.writer(r.Stream).Write(r.Data)
-		return err
-	}
-	from := source{r.Rank, r.Stream}
-	data := append(p.pending[from], r.Data...)
-	var lines []byte
-	for {
-		end := bytes.IndexByte(data, '\n') + 1
-		if end == 0 && len(data) > maxLine {
-			end = maxLine
-		}
-		if end == 0 {
-			break
-		}
-		lines = append(append(lines, p.prefix(r.Rank)...), data[:end]...)
-		data = data[end:]
-	}
-	p.pending[from] = append([]byte(nil), data...)
-	return p.write(r.Stream, lines)
-}
-
-// flush writes what a rank has left behind without a line's end, and the end that is missing.
-func (p *printer) flush(rank uint32) error {
-	for _, stream := range []control.Stream{control.Stream_STREAM_STDOUT, control.Stream_STREAM_STDERR} {
-		from := source{rank, stream}
-		if rest := p.pending[from]; len(rest) > 0 {
-			if err := p.write(stream, fmt.Appendf(nil, "%s%s\n", p.prefix(rank), rest)); err != nil {
-				return err
-			}
-		}
-		delete(p.pending, from)
-	}
-	return nil
-}
-
-func (p *printer) prefix(rank uint32) string {
-	if !p.label {
-		return ""
-	}
-	return fmt.Sprintf("[%d] ", rank)
-}
-
-func (p *printer) write(stream control.Stream, data []byte) error {
-	if len(data) == 0 {
-		return nil
-	}
-	_, err := p.writer(stream).Write(data)
-	return err
-}
-
-func (p *printer) writer(stream control.Stream) io.Writer {
-	if stream == control.Stream_STREAM_STDERR {
-		return p.err
-	}
-	return p.out
-}
-
-// Replay prints the output of a detached job, from its beginning to its end.
-func Replay(ctx context.Context, conn *control.Conn, job uint32, label bool, stdout, stderr io.Writer) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var p *printer
-	go conn.Serve(func(f *control.Frame) {
-		if r := f.GetRecord(); r != nil {
-			if err := p.print(r); err != nil {
-				cancel(fmt.Errorf("write output: %w", err))
-			}
-		}
-	})
-	answer, err := conn.Call(ctx, &control.ListJobs{Job: job})
+// Replay prints the output of a detached job, from its beginning to its end, and how the job has ended when that was no success. It
+// returns an error when some of the output is missing. When serve is started again meanwhile, it goes on where it was.
+func Replay(ctx context.Context, socket string, job uint32, label bool, stdout, stderr io.Writer) error {
+	r := &replay{job: job, label: label, stdout: stdout, stderr: stderr}
+	conn, err := client.Dial(ctx, socket)
 	if err != nil {
 		return err
 	}
+	for {
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			_ = conn.Serve(r.handle)
+		}()
+		err := r.over(ctx, conn)
+		again := lost(conn, err) && ctx.Err() == nil
+		conn.Close()
+		if !again {
+			return err
+		}
+		select {
+		case <-served: // it has printed what came
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		fmt.Fprintln(stderr, "margay: the connection to serve is lost; looking for it")
+		dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
+		conn, err = client.Dial(dialing, socket)
+		cancel()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("%w; margay logs %d shows the output when serve is back", err, job), r.finish())
+		}
+	}
+}
+
+// replay is the output of a detached job that is printed, over as many connections as it takes.
+type replay struct {
+	job            uint32
+	label          bool
+	stdout, stderr io.Writer
+
+	printer *printer // nil before the first answer
+	printed int      // records
+	come    int      // records over the connection of now: each brings all of them, in the same order
+	broken  bool     // the output cannot be written
+	failed  context.CancelCauseFunc
+}
+
+// handle prints a record that was not printed before.
+func (r *replay) handle(f *control.Frame) {
+	m := f.GetRecord()
+	if m == nil || r.printer == nil || r.broken {
+		return
+	}
+	if r.come++; r.come <= r.printed {
+		return
+	}
+	r.printed++
+	if err := r.printer.print(m); err != nil {
+		r.broken = true
+		r.failed(fmt.Errorf("write output: %w", err))
+	}
+}
+
+// finish prints what is held back of lines.
+func (r *replay) finish() error {
+	if r.printer == nil {
+		return nil
+	}
+	return r.printer.finish()
+}
+
+// over prints what comes over one connection.
+func (r *replay) over(ctx context.Context, conn *control.Conn) error {
+	ctx, r.failed = context.WithCancelCause(ctx)
+	defer r.failed(nil)
+	j, err := r.summary(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if r.come = 0; r.printer == nil {
+		r.printer = newPrinter(r.stdout, r.stderr, int(j.Ranks), r.label)
+	}
+	_, err = conn.Call(ctx, &control.Attach{Job: r.job, Output: true})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if lost(conn, err) {
+		return err
+	}
+	err = errors.Join(err, r.finish())
+	j, unlisted := r.summary(ctx, conn)
+	if unlisted == nil {
+		for _, text := range []string{Unkept(j.Unkept), failed(j)} {
+			if text != "" {
+				fmt.Fprintf(r.stderr, "margay: %s\n", text)
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return unlisted
+}
+
+// summary asks for the job.
+func (r *replay) summary(ctx context.Context, conn *control.Conn) (*control.JobSummary, error) {
+	answer, err := conn.Call(ctx, &control.ListJobs{Job: r.job})
+	if err != nil {
+		return nil, err
+	}
 	jobs, ok := answer.(*control.Jobs)
 	if !ok || len(jobs.Jobs) != 1 {
-		return fmt.Errorf("serve answered ListJobs with %T", answer)
+		return nil, fmt.Errorf("serve answered ListJobs with %T", answer)
 	}
-	p = newPrinter(stdout, stderr, int(jobs.Jobs[0].Ranks), label)
-	_, err = conn.Call(ctx, &control.Attach{Job: job, Output: true})
-	return err
+	return jobs.Jobs[0], nil
+}
+
+// failed says how a job has ended; nothing while it runs, or when that was a success. Why output is missing is said elsewhere.
+func failed(j *control.JobSummary) string {
+	if j.Phase != control.JobPhase_JOB_DONE || j.ExitCode == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("job %d ended with status %d", j.Job, j.ExitCode)
+	if first := int(j.FirstFailed); first >= 0 && first < len(j.RankStates) && j.RankStates[first].Ended {
+		text += fmt.Sprintf(": rank %d on node%d %s", first, j.RankStates[first].Node, Describe(j.RankStates[first].Exit))
+	}
+	if j.Error != "" && j.Error != j.Missing {
+		text += ": " + j.Error
+	}
+	return text
 }

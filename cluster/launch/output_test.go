@@ -38,6 +38,10 @@ func TestPrinter(t *testing.T) {
 		{"label", 2, true, []*control.Record{said(1, stdout, "a\n\nb\n"), said(0, stderr, "e"), exited(0)}, "[1] a\n[1] \n[1] b\n", "[0] e\n"},
 		{"label of one", 1, true, []*control.Record{said(0, stdout, "a\n")}, "[0] a\n", ""},
 		{"nothing", 2, true, []*control.Record{said(0, stdout, ""), exited(0), exited(1)}, "", ""},
+		{"children go on", 2, false, []*control.Record{
+			said(0, stdout, "be"), {Rank: 0, Stream: control.Stream_STREAM_EXIT, Open: true}, said(1, stdout, "x\n"), said(0, stdout, "gin"), said(1, stdout, "y"),
+			{Rank: 1, Stream: control.Stream_STREAM_END, Last: true},
+		}, "x\nbegin\ny\n", ""},
 		{"no UTF-8", 2, false, []*control.Record{said(0, stdout, "\xff\x00\n")}, "\xff\x00\n", ""},
 	}
 	for _, k := range cases {
@@ -97,26 +101,69 @@ func TestLinesAreNeverTorn(t *testing.T) {
 	}
 }
 
-// A line without an end is not held back for ever.
-func TestEndlessLine(t *testing.T) {
-	var out bytes.Buffer
-	p := newPrinter(&out, nil, 2, false)
-	for range 10 {
-		if err := p.print(said(0, control.Stream_STREAM_STDOUT, strings.Repeat("x", maxLine/2))); err != nil {
-			t.Fatal(err)
+// Lines stay whole however long they are. What does not fit into memory is held in files that have no name.
+func TestLongLines(t *testing.T) {
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	random := rand.New(rand.NewPCG(seed(t), 2))
+	for _, label := range []bool{false, true} {
+		const ranks, lines = 4, 3
+		var rest, prefix [ranks]string
+		want := make(map[string]int)
+		for rank := range ranks {
+			if label {
+				prefix[rank] = fmt.Sprintf("[%d] ", rank)
+			}
+			for i := range lines {
+				line := strings.Repeat(fmt.Sprint(rank, i), holdPiece+random.IntN(holdPiece))
+				rest[rank] += line + "\n"
+				want[prefix[rank]+line]++
+			}
 		}
-		if held := len(p.pending[source{0, control.Stream_STREAM_STDOUT}]); held > maxLine {
-			t.Fatalf("%d bytes are held back", held)
+		var out bytes.Buffer
+		p := newPrinter(&out, nil, ranks, label)
+		p.limit = 2 * holdPiece
+		for left := ranks; left > 0; {
+			rank := random.IntN(ranks)
+			if rest[rank] == "" {
+				continue
+			}
+			n := 1 + random.IntN(min(len(rest[rank]), 32<<10))
+			if err := p.print(said(uint32(rank), control.Stream_STREAM_STDOUT, rest[rank][:n])); err != nil {
+				t.Fatal(err)
+			}
+			if p.held > p.limit+ranks*holdPiece {
+				t.Fatalf("%d bytes are in memory", p.held)
+			}
+			if rest[rank] = rest[rank][n:]; rest[rank] == "" {
+				left--
+			}
+		}
+		for line := range strings.Lines(out.String()) {
+			want[strings.TrimSuffix(line, "\n")]--
+		}
+		for line, n := range want {
+			if n != 0 {
+				t.Errorf("label %v: %.20q ... of %d bytes is there %d times too rarely", label, line, len(line), n)
+			}
+		}
+		if p.held != 0 || len(p.lines) != 0 {
+			t.Errorf("%d bytes are held of %d lines", p.held, len(p.lines))
 		}
 	}
-	if err := p.print(exited(0)); err != nil {
-		t.Fatal(err)
+	if files, err := os.ReadDir(temporary); len(files) != 0 || err != nil {
+		t.Errorf("files are left: %v, %v", files, err)
 	}
-	if out.Len() != 5*maxLine+1 {
-		t.Errorf("%d bytes were printed", out.Len())
-	}
-	if len(p.pending) != 0 {
-		t.Errorf("something is held for a rank that has ended: %v", p.pending)
+}
+
+// A line that cannot be kept whole is an error that says so.
+func TestLongLineWithoutRoom(t *testing.T) {
+	t.Setenv("TMPDIR", "/no/such/folder")
+	p := newPrinter(new(bytes.Buffer), nil, 2, false)
+	p.limit = holdPiece
+	err := p.print(said(1, control.Stream_STREAM_STDOUT, strings.Repeat("x", 2*holdPiece)))
+	if !errors.Is(err, os.ErrNotExist) || !strings.HasPrefix(err.Error(), "keep a long line of rank 1 whole: ") {
+		t.Errorf("the error is %v", err)
 	}
 }
 
@@ -155,4 +202,28 @@ func seed(t *testing.T) uint64 {
 	}
 	t.Logf("MARGAY_SEED=%d", seed)
 	return seed
+}
+
+func TestFailed(t *testing.T) {
+	const done = control.JobPhase_JOB_DONE
+	ranks := []*control.RankState{{Node: 0}, {Rank: 1, Node: 2, Ended: true, Exit: &control.ExitStatus{Code: 3}}}
+	for want, j := range map[string]*control.JobSummary{
+		"job 5 ended with status 3: rank 1 on node2 exited with status 3":         {Phase: done, ExitCode: 3, FirstFailed: 1, RankStates: ranks},
+		"job 5 ended with status 125: the reason":                                 {Phase: done, ExitCode: 125, FirstFailed: control.None, RankStates: ranks, Error: "the reason"},
+		"job 5 ended with status 125":                                             {Phase: done, ExitCode: 125, FirstFailed: control.None, Error: "the reason", Missing: "the reason"},
+		"job 5 ended with status 125: rank 1 on node2 exited with status 3: full": {Phase: done, ExitCode: 125, FirstFailed: 1, RankStates: ranks, Error: "full"},
+	} {
+		j.Job = 5
+		if text := failed(j); text != want {
+			t.Errorf("%q instead of %q", text, want)
+		}
+	}
+	for name, j := range map[string]*control.JobSummary{
+		"runs":    {Job: 5, Phase: control.JobPhase_JOB_RUNNING, ExitCode: 3, FirstFailed: 1, RankStates: ranks},
+		"success": {Job: 5, Phase: done, FirstFailed: control.None, Missing: "output beyond 256 MiB was not kept"},
+	} {
+		if text := failed(j); text != "" {
+			t.Errorf("%s: %q", name, text)
+		}
+	}
 }

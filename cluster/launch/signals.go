@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -21,31 +22,129 @@ const hangUp = time.Second
 
 var errHangUp = errors.New("the terminal is gone")
 
-// forward passes signals on to the ranks until ctx ends. It returns early when the job is to be given up.
-func (s *session) forward(ctx context.Context) error {
-	var interrupted time.Time
+// Interrupted is the error of a client that a signal has ended before its job did, or whose job ended by a signal that the client
+// was sent.
+type Interrupted struct {
+	Signal syscall.Signal
+	Err    error // how the job has ended, or nil
+}
+
+func (e *Interrupted) Error() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return "ended by " + unix.SignalName(e.Signal)
+}
+
+func (e *Interrupted) Unwrap() error { return e.Err }
+
+// interrupted makes the end of the job the client's own if its status is that of a signal which was passed on, and which ends
+// programs from outside.
+func (s *session) interrupted(code int, err error) error {
+	for _, sig := range []syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP} {
+		if code == 128+int(sig) && s.passed.Load()&(1<<sig) != 0 {
+			return &Interrupted{sig, err}
+		}
+	}
+	return err
+}
+
+// interrupts decides what an interrupt means besides that all ranks get it, by those before it.
+type interrupts struct {
+	last   time.Time
+	ending bool // the job is being ended
+}
+
+// The meanings of an interrupt.
+type insistence int
+
+const (
+	announce insistence = iota // the user is told what another one does
+	end                        // the job is ended
+	leave                      // the client ends, whatever becomes of the job
+)
+
+// next tells what the interrupt at a time means.
+func (i *interrupts) next(now time.Time) insistence {
+	switch {
+	case i.ending:
+		return leave
+	case !i.last.IsZero() && now.Sub(i.last) < insist:
+		i.ending = true
+		return end
+	}
+	i.last = now
+	return announce
+}
+
+// early holds the signals that come before there is a rank. It returns, and cancels, when one of them ends programs; else with the
+// others when the ranks run.
+func (s *session) early(ctx context.Context, cancel context.CancelCauseFunc) (held []os.Signal) {
+	for {
+		select {
+		case <-s.running:
+			return held
+		case <-ctx.Done():
+			return held
+		case sig := <-s.Signals:
+			select {
+			case <-s.running: // at the same time: it is for the ranks
+				return append(held, sig)
+			default:
+			}
+			if sig == unix.SIGUSR1 || sig == unix.SIGUSR2 {
+				held = append(held, sig)
+				continue
+			}
+			cancel(&Interrupted{Signal: sig.(syscall.Signal)})
+			return nil
+		}
+	}
+}
+
+// forward passes signals on to the ranks until ctx ends, those that came early first. It returns early when the job is to be given
+// up.
+func (s *session) forward(ctx context.Context, early []os.Signal) error {
+	for _, sig := range early {
+		if err := s.forwardOne(ctx, sig.(syscall.Signal)); err != nil {
+			return err
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case sig := <-s.Signals:
-			number := sig.(syscall.Signal)
-			s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(number)})
-			switch {
-			case number == unix.SIGHUP:
-				select {
-				case <-time.After(hangUp):
-				case <-ctx.Done():
-				}
-				return errHangUp
-			case number == unix.SIGINT && time.Since(interrupted) < insist:
-				s.Status.Warnf("ending job %d", s.job)
-				s.send(&control.Kill{Job: s.job, Rank: control.None, Force: true})
-			case number == unix.SIGINT:
-				interrupted = time.Now()
+			if err := s.forwardOne(ctx, sig.(syscall.Signal)); err != nil {
+				return err
 			}
 		}
 	}
+}
+
+func (s *session) forwardOne(ctx context.Context, sig syscall.Signal) error {
+	s.passed.Or(1 << sig)
+	s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(sig)})
+	switch sig {
+	case unix.SIGHUP:
+		select {
+		case <-time.After(hangUp):
+		case <-ctx.Done():
+		}
+		return errHangUp
+	case unix.SIGINT:
+		switch s.interrupts.next(time.Now()) {
+		case announce:
+			s.Status.Warnf("SIGINT is sent to the ranks of job %d; Ctrl-C again within %d s ends the job", s.job, insist/time.Second)
+		case end:
+			s.insisted.Store(true)
+			s.Status.Warnf("ending job %d", s.job)
+			s.send(&control.Kill{Job: s.job, Rank: control.None, Force: true})
+		case leave:
+			return &Interrupted{Signal: sig}
+		}
+	}
+	return nil
 }
 
 // Describe says how a rank ended.

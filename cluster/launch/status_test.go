@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"margay/cluster/control"
 )
 
 // Progress is shown on a terminal only, once something takes a while, and is wiped away at its end.
@@ -46,5 +48,21 @@ func TestStatus(t *testing.T) {
 	s.Logf("loud")
 	if out.String() != "margay: 1\nmargay: loud\n" {
 		t.Errorf("the user is told %q", out.String())
+	}
+}
+
+// A job whose end could not be recorded has said all that it had to say.
+func TestResultOfUnrecorded(t *testing.T) {
+	for code, want := range map[control.Code]string{
+		control.Code_CODE_NO_ROOM:   "rank 0 on node3 exited with status 5; the reason",
+		control.Code_CODE_NODE_LOST: "rank 0 on node3 exited with status 5; output may be missing: the reason",
+	} {
+		state := &control.JobState{
+			ExitCode: ExitMargay, Error: control.FromError(control.Failf(code, "the reason")),
+			Ranks: []*control.RankState{{Node: 3, Ended: true, Exit: &control.ExitStatus{Code: 5}}},
+		}
+		if status, err := new(session).result(state); status != ExitMargay || err.Error() != want {
+			t.Errorf("%v: status %d, %v", code, status, err)
+		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,13 +23,19 @@ type Dir string
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)
 
+// baseVariable is the variable of the environment that names the folder of all machines.
+const baseVariable = "MARGAY_DIR"
+
+// runtimeVariable is the variable of the environment that names a folder of the user's that does not outlive its session.
+const runtimeVariable = "XDG_RUNTIME_DIR"
+
 // Base is the folder of all machines of this user: MARGAY_DIR if that is set, else a folder of the user's that does not
 // outlive the host's next start.
 func Base() string {
-	if dir := os.Getenv("MARGAY_DIR"); dir != "" {
+	if dir := os.Getenv(baseVariable); dir != "" {
 		return dir
 	}
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+	if dir := os.Getenv(runtimeVariable); dir != "" {
 		return filepath.Join(dir, "margay")
 	}
 	return filepath.Join(os.TempDir(), "margay-"+strconv.Itoa(os.Getuid()))
@@ -70,7 +75,7 @@ func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 func (d Dir) Port(name string) string { return d.file("ports", name) }
 
 func (d Dir) lockFile() string             { return d.file("lock") }
-func (d Dir) makingFile() string           { return d.file("making") }
+func (d Dir) makingFile() string           { return d.file(makingName) }
 func (d Dir) specFile() string             { return d.file("machine.json") }
 func (d Dir) keyFile() string              { return d.file("key.pem") }
 func (d Dir) nodeFile(node uint32) string  { return d.file("nodes", fmt.Sprintf("node%d.json", node)) }
@@ -84,33 +89,12 @@ func (d Dir) file(parts ...string) string {
 // Name is the machine's name.
 func (d Dir) Name() string { return filepath.Base(string(d)) }
 
-// create makes the folder and its parts. Others must not be able to look in, or to have made it.
-func (d Dir) create() error {
-	base := filepath.Dir(string(d))
-	if err := os.MkdirAll(base, 0o700); err != nil {
-		return err
-	}
-	info, err := os.Stat(base)
-	if err != nil {
-		return err
-	}
-	if st := info.Sys().(*syscall.Stat_t); int(st.Uid) != os.Getuid() || st.Mode&0o022 != 0 {
-		return fmt.Errorf("%s belongs to another user or can be written by others: set MARGAY_DIR to a folder of your own", base)
-	}
-	for _, dir := range []string{"", "log", "ports", "nodes"} {
-		if err := os.MkdirAll(d.file(dir), 0o700); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // ErrLocked reports that the machine has a holder.
 var ErrLocked = errors.New("the machine is up")
 
 // lock takes the machine for the calling process until it ends. The lock file names the process.
 func (d Dir) lock() (*os.File, error) {
-	f, err := os.OpenFile(d.lockFile(), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(d.lockFile(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +118,7 @@ func writeAt(f *os.File, text string) error {
 // Holder returns the pid of the machine's holder, and whether it lives. A pid without life is that of a holder that was
 // killed; 0 means that there never was one, or that it is just beginning.
 func (d Dir) Holder() (pid int, alive bool) {
-	f, err := os.Open(d.lockFile())
+	f, err := os.OpenFile(d.lockFile(), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return 0, false
 	}
@@ -148,33 +132,80 @@ func (d Dir) Holder() (pid int, alive bool) {
 	return pid, err != nil || whole.Type != unix.F_UNLCK
 }
 
-// remove removes the folder, and that of all machines when it was the last one.
+// remove removes the folder if it is a machine's, and that of all machines when it was the last one and nobody has named it.
 func (d Dir) remove() error {
 	base, err := lockBase(filepath.Dir(string(d)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	defer base.Close()
-	if err := os.RemoveAll(string(d)); err != nil {
+	defer base.close()
+	if err := base.remove(d.Name()); err != nil {
 		return err
 	}
-	_ = os.Remove(base.Name()) // it stays when there are other machines
+	base.removeEmpty()
 	return nil
+}
+
+// removeEmpty removes the folder of all machines unless the user has named it.
+func (b *machines) removeEmpty() {
+	if os.Getenv(baseVariable) == "" {
+		_ = os.Remove(b.path) // it stays when there are other machines
+	}
+}
+
+// check reports an error unless the folder is a machine's: ErrNoMachine where there is none.
+func (d Dir) check() error {
+	base, err := openBase(filepath.Dir(string(d)))
+	if err == nil {
+		defer base.close()
+		var root *os.Root
+		var c condition
+		if root, c, err = base.open(d.Name()); err == nil {
+			root.Close()
+			if c != empty {
+				return nil
+			}
+			err = &foreignError{string(d), "it is empty"}
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrNoMachine
+	}
+	return fmt.Errorf("machine %s: %w", d.Name(), err)
 }
 
 // List returns the folders of all machines of this user, running or left behind.
 func List() ([]Dir, error) {
-	entries, err := os.ReadDir(Base())
+	base, err := openBase(Base())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	defer base.close()
+	names, err := list(base.root)
 	var dirs []Dir
-	for _, e := range entries {
-		if e.IsDir() && validName.MatchString(e.Name()) {
-			dirs = append(dirs, Dir(filepath.Join(Base(), e.Name())))
+	for _, name := range names {
+		if d := Dir(filepath.Join(base.path, name)); validName.MatchString(name) && d.check() == nil {
+			dirs = append(dirs, d)
 		}
 	}
 	return dirs, err
+}
+
+// Others returns the names in the folder of all machines that look like machines' and are none of this user's.
+func Others() (names []string) {
+	entries, _ := os.ReadDir(Base())
+	for _, e := range entries {
+		if validName.MatchString(e.Name()) && e.IsDir() && Dir(filepath.Join(Base(), e.Name())).check() != nil {
+			names = append(names, e.Name())
+		}
+	}
+	return names
 }
 
 func (d Dir) writeSpec(s Spec) error {
@@ -185,8 +216,11 @@ func (d Dir) writeSpec(s Spec) error {
 	return os.WriteFile(d.specFile(), append(text, '\n'), 0o600)
 }
 
-// ReadSpec returns what the machine was made from.
+// ReadSpec returns what the machine was made from. The error is ErrNoMachine where the folder is missing or no machine's.
 func (d Dir) ReadSpec() (Spec, error) {
+	if err := d.check(); err != nil {
+		return Spec{}, err
+	}
 	text, err := os.ReadFile(d.specFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return Spec{}, fmt.Errorf("machine %s: %w", d.Name(), ErrNoMachine)

@@ -41,6 +41,11 @@ func TestMain(m *testing.M) {
 			time.Sleep(patience)
 			lock.Close()
 			os.Exit(0)
+		case "interrupted":
+			if err := interrupted(os.Args[2]); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
 		case "serve":
 			fmt.Println("a serve begins")
 			if os.Args[2] == "badly" {
@@ -65,15 +70,18 @@ func base(t *testing.T) string {
 	return dir
 }
 
+// created makes the folder of a machine, which nobody holds.
 func created(t *testing.T, name string) Dir {
 	t.Helper()
 	d, err := DirOf(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.create(); err != nil {
+	claimed, err := claim(d, t.Logf)
+	if err != nil {
 		t.Fatal(err)
 	}
+	claimed.Close()
 	return d
 }
 
@@ -148,19 +156,31 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("%s has mode %v, %v", d.file(part), info.Mode(), err)
 		}
 	}
-	if err := d.writeSpec(Spec{Token: "secret"}); err != nil {
+	if err := d.writeSpec(Spec{Secret: "secret"}); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(d.specFile()); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the spec has mode %v, %v", info.Mode(), err)
 	}
+	before := snapshot(t, dir)
 	for _, mode := range []fs.FileMode{0o720, 0o702, 0o777} {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.create(); err == nil || !strings.Contains(err.Error(), "can be written by others") {
+		for _, name := range []string{"m", "another"} {
+			if _, err := claim(Dir(filepath.Join(dir, name)), t.Logf); err == nil || !strings.Contains(err.Error(), "can be written by others") {
+				t.Errorf("a folder of mode %v: %v", mode, err)
+			}
+		}
+		if err := Down(t.Context(), d); err == nil || !strings.Contains(err.Error(), "can be written by others") {
 			t.Errorf("a folder of mode %v: %v", mode, err)
 		}
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if after := snapshot(t, dir); after != before {
+		t.Errorf("%s became %s", before, after)
 	}
 }
 
@@ -180,7 +200,7 @@ func TestLock(t *testing.T) {
 	if _, err := d.lock(); !errors.Is(err, ErrLocked) {
 		t.Errorf("a second holder: %v", err)
 	}
-	if err := clearWay(d, t.Logf); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), fmt.Sprintf("process %d holds it", os.Getpid())) {
+	if _, err := claim(d, t.Logf); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), fmt.Sprintf("process %d holds it", os.Getpid())) {
 		t.Errorf("the way is clear: %v", err)
 	}
 	if pid, alive := d.Holder(); pid != os.Getpid() || !alive {
@@ -233,7 +253,20 @@ func TestStaleLock(t *testing.T) {
 	}
 	await(t, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
 	told := ""
-	if err := clearWay(d, func(format string, args ...any) { told = fmt.Sprintf(format, args...) }); err != nil {
+	claimed, err := claim(d, func(format string, args ...any) { told = fmt.Sprintf(format, args...) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, alive := d.Holder(); pid != 0 || alive {
+		t.Errorf("afterwards the holder is process %d, alive %v", pid, alive)
+	}
+	if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), "another margay machine up is making it") {
+		t.Errorf("a second one that makes it: %v", err)
+	}
+	if err := Down(t.Context(), d); err == nil || !strings.Contains(err.Error(), "another margay machine up is making it") {
+		t.Errorf("it is ended while it is made: %v", err)
+	}
+	if err := errors.Join(claimed.Close(), Down(t.Context(), d)); err != nil {
 		t.Fatal(err)
 	}
 	if want := fmt.Sprintf("removing what is left of an earlier machine m, whose holder (process %d) was killed", holder.Process.Pid); told != want {
@@ -242,9 +275,10 @@ func TestStaleLock(t *testing.T) {
 	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the folder is still there: %v", err)
 	}
-	if err := clearWay(d, func(format string, args ...any) { t.Errorf(format, args...) }); err != nil {
+	if claimed, err = claim(d, func(format string, args ...any) { t.Errorf(format, args...) }); err != nil {
 		t.Errorf("where there is nothing: %v", err)
 	}
+	claimed.Close()
 }
 
 func TestDown(t *testing.T) {
@@ -293,7 +327,7 @@ func TestList(t *testing.T) {
 	dir := base(t)
 	created(t, "b")
 	created(t, "a")
-	for _, name := range []string{".hidden", "no name"} {
+	for _, name := range []string{".hidden", "no name", "Documents"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +352,7 @@ func TestSpecFile(t *testing.T) {
 		t.Errorf("no spec: %v", err)
 	}
 	want := Spec{Name: "m", Substrate: Virtual, Nodes: 3, Cores: 2, Profile: "isolated", MemoryMiB: 256, Accel: "tcg", MTU: 1500, Program: "/p", Kernel: "/k",
-		Image: "/i", Cmdline: "c", Lacks: []string{"l"}, Token: "t", Timing: serve.Timing{Dead: 3 * time.Second, Kill: time.Millisecond}}
+		Image: "/i", Cmdline: "c", Lacks: []string{"l"}, Secret: "t", Timing: serve.Timing{Dead: 3 * time.Second, Kill: time.Millisecond}}
 	if err := d.writeSpec(want); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"margay/cluster/serve"
+	"margay/cluster/trust"
 	"margay/initramfs"
 	"margay/kernel/boot"
 	"margay/qemu"
@@ -42,7 +43,7 @@ type Spec struct {
 	Image    string   `json:"image,omitempty"`    // path of the node image
 	Cmdline  string   `json:"cmdline,omitempty"`  // of the guest kernel
 	Lacks    []string `json:"lacks,omitempty"`    // what the guest kernel lacks
-	Token    string   `json:"token"`              // join token
+	Secret   string   `json:"secret"`             // from which the nodes' join tokens are made
 
 	Extensions []boot.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
 
@@ -141,7 +142,7 @@ func (s Spec) bootConfig(node uint32, certificate []byte) boot.Config {
 		Machine: s.Name, Node: node, Substrate: s.Substrate, Profile: s.Profile,
 		MAC: nodeMAC(node).String(), Address: nodeAddress(node).String(), MTU: s.MTU,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
-		CA:    certificate, Token: s.Token, Lacks: s.Lacks, Extensions: s.Extensions,
+		CA:    certificate, Token: trust.NodeToken(s.Secret, node), Lacks: s.Lacks, Extensions: s.Extensions,
 		AllCores: s.AllCores, MessageCore: s.MessageCore,
 	}
 	if s.Substrate == Hosted {

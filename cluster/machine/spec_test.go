@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"margay/cluster/serve"
+	"margay/cluster/trust"
 	"margay/kernel/boot"
 )
 
@@ -77,7 +78,7 @@ func TestNetwork(t *testing.T) {
 // What nodes are told at their start is what they can read.
 func TestBootConfig(t *testing.T) {
 	for _, substrate := range []string{Virtual, Hosted} {
-		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Token: "secret", Lacks: []string{"x"}}
+		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Secret: "secret", Lacks: []string{"x"}}
 		if err := s.complete(); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +90,7 @@ func TestBootConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Node != 7 || c.Token != "secret" || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || len(c.Lacks) != 1 {
+		if c.Node != 7 || c.Token != trust.NodeToken("secret", 7) || strings.Contains(string(text), `"secret"`) || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || len(c.Lacks) != 1 {
 			t.Errorf("node 7 is told %+v", c)
 		}
 		if hosted := substrate == Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == "shared") {

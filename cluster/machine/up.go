@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/initramfs/guestkernel"
+	"margay/kernel/descriptor"
 )
 
 // UpOptions are what machine up is asked for.
@@ -34,6 +36,10 @@ const upPoll = 50 * time.Millisecond
 
 // Up makes a machine and waits until every node has registered. When it fails, nothing of the machine is left.
 func Up(ctx context.Context, o UpOptions) (err error) {
+	// What this process was started with is nothing for a machine, which outlives it.
+	if err := descriptor.CloseOnExec(3); err != nil {
+		return fmt.Errorf("machine up: %w", err)
+	}
 	if err := o.Spec.complete(); err != nil {
 		return err
 	}
@@ -47,86 +53,50 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 	}
 	defer claim.Close()
 	if err := prepare(ctx, d, &o); err != nil {
-		return errors.Join(err, d.remove())
+		return errors.Join(err, undo(ctx, d, claim))
 	}
 	holder, err := startHolder(d, o)
 	if err != nil {
-		return errors.Join(err, d.remove())
+		return errors.Join(err, undo(ctx, d, claim))
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- holder.Wait() }()
 	if err := awaitNodes(ctx, d, o, ended); err != nil {
-		downErr := Down(context.WithoutCancel(ctx), d)
-		if errors.Is(downErr, ErrNoMachine) {
-			downErr = nil
-		}
-		return errors.Join(err, downErr)
+		return errors.Join(err, undo(ctx, d, claim))
 	}
 	return nil
+}
+
+// undo ends and removes what claim has claimed, unless a margay machine down has done that, and another up made a machine in its place.
+func undo(ctx context.Context, d Dir, claim *os.File) error {
+	if err := isStill(d.makingFile(), claim); err != nil {
+		return nil
+	}
+	return end(context.WithoutCancel(ctx), d)
 }
 
 // claim makes the machine's folder, which is the caller's while the returned file is open: nobody else makes a machine of
 // this name meanwhile.
 func claim(d Dir, told func(string, ...any)) (*os.File, error) {
-	base, err := lockBase(filepath.Dir(string(d)))
+	base, err := makeBase(filepath.Dir(string(d)))
 	if err != nil {
 		return nil, err
 	}
-	defer base.Close()
-	if err := clearWay(d, told); err != nil {
-		return nil, err
-	}
-	if err := d.create(); err != nil {
+	defer base.close()
+	if err := clearWay(base, d, told); err != nil {
 		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
-	f, err := os.Create(d.makingFile())
+	claimed, err := base.create(d.Name())
 	if err != nil {
-		return nil, err
+		base.removeEmpty()
+		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
-	}
-	return f, nil
+	return claimed, nil
 }
 
-// lockBase makes the folder of all machines and locks it for the moment in which one machine is claimed or removed.
-func lockBase(base string) (locked *os.File, err error) {
-	for {
-		if err := os.MkdirAll(base, 0o700); err != nil {
-			return nil, err
-		}
-		f, err := os.Open(base)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // the last machine in it has just been removed
-		}
-		if err != nil {
-			return nil, err
-		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", base, err)
-		}
-		if isStill(base, f) {
-			return f, nil
-		}
-		f.Close()
-	}
-}
-
-// isStill reports whether path names the open file f.
-func isStill(path string, f *os.File) bool {
-	now, err := os.Stat(path)
-	if err != nil {
-		return false
-	}
-	then, err := f.Stat()
-	return err == nil && os.SameFile(now, then)
-}
-
-// beingMade reports whether somebody is making a machine in this folder.
-func (d Dir) beingMade() bool {
-	f, err := os.Open(d.makingFile())
+// BeingMade reports whether a margay machine up is making the machine in this folder.
+func (d Dir) BeingMade() bool {
+	f, err := os.OpenFile(d.makingFile(), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return false
 	}
@@ -134,22 +104,51 @@ func (d Dir) beingMade() bool {
 	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
 }
 
-// clearWay makes sure that no machine of this name runs, and removes what is left of one whose holder was killed. The folder of
-// all machines is locked.
-func clearWay(d Dir, told func(string, ...any)) error {
-	pid, alive := d.Holder()
-	if alive {
-		return fmt.Errorf("machine %s: %w: process %d holds it; margay machine status -m %[1]s shows it, margay machine down -m %[1]s ends it",
-			d.Name(), ErrLocked, pid)
-	}
-	if _, err := os.Stat(string(d)); errors.Is(err, os.ErrNotExist) {
+// errLeave is the way out where something stands in the place of a machine's folder.
+var errLeave = errors.New("it is left as it is: name the machine otherwise with -m, or set MARGAY_DIR to another folder")
+
+// errBeingMade reports a machine that has no holder yet.
+var errBeingMade = errors.New("another margay machine up is making it")
+
+// clearWay makes sure that no machine of this name runs, and removes what is left of one whose holder was killed. What is no machine's is
+// an error and stays.
+func clearWay(b *machines, d Dir, told func(string, ...any)) error {
+	root, found, err := b.open(d.Name())
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if d.beingMade() {
-		return fmt.Errorf("machine %s: another margay machine up is making it", d.Name())
+	if errors.Is(err, ErrNoMachine) {
+		return fmt.Errorf("%w; %w", err, errLeave)
 	}
-	told("removing what is left of an earlier machine %s, whose holder (process %d) was killed", d.Name(), pid)
-	return os.RemoveAll(string(d))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if found != marked {
+		return nil
+	}
+	pid, alive := d.Holder()
+	if alive {
+		return fmt.Errorf("%w: process %d holds it; margay machine status -m %[3]s shows it, margay machine down -m %[3]s ends it",
+			ErrLocked, pid, d.Name())
+	}
+	if d.BeingMade() {
+		return errBeingMade
+	}
+	left, err := strangers(root)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("the folder %s of an earlier one holds what is none of its own (%s): move that away, or name the machine otherwise with -m",
+			d, strings.Join(left, ", "))
+	}
+	if pid == 0 {
+		told("removing what is left of an earlier machine %s, whose making was interrupted", d.Name())
+	} else {
+		told("removing what is left of an earlier machine %s, whose holder (process %d) was killed", d.Name(), pid)
+	}
+	return clear(root)
 }
 
 // prepare makes the machine's key and files.
@@ -161,7 +160,7 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := authority.Save(d.keyFile()); err != nil {
 		return err
 	}
-	o.Spec.Token = trust.NewToken()
+	o.Spec.Secret = trust.NewToken()
 	if o.Spec.Substrate == Hosted {
 		if err := checkRoot(); err != nil {
 			return err
@@ -183,6 +182,8 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	cmd := exec.Command(o.Holder[0], append(o.Holder[1:], d.Name())...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
+	// In a user namespace the holder has another user id, and relative to / a path means something else.
+	cmd.Env = append(os.Environ(), baseVariable+"="+filepath.Dir(string(d)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if o.Spec.Substrate == Hosted {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET
@@ -203,6 +204,25 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// serveWait bounds how long serve may take to answer for the first time.
+const serveWait = 30 * time.Second
+
+// scarce is how little room, in bytes, is worth mentioning when something does not start.
+const scarce = 1 << 20
+
+// hints is what there is to say of a process of the machine that has not done its part: how little room the disk has, which may have
+// kept it from writing its log as well, and the last lines of that log.
+func (d Dir) hints(who string) (text string) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(string(d), &disk); err == nil && disk.Bavail*uint64(disk.Bsize) < scarce {
+		text = fmt.Sprintf("; the file system of %s has only %d KiB left", d, disk.Bavail*uint64(disk.Bsize)>>10)
+	}
+	if lines := tail(d.Log(who), consoleLines); strings.Join(lines, "") != "" {
+		text += fmt.Sprintf("; the last lines of the log of %s:\n    %s", who, strings.Join(lines, "\n    "))
+	}
+	return text
+}
+
 // awaitNodes waits until every node is up, or cannot come up any more.
 func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -210,13 +230,15 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 	go func() {
 		select {
 		case err := <-ended:
-			cancel(fmt.Errorf("the holder ended: %v:\n    %s", err, strings.Join(tail(d.Log("holder"), consoleLines), "\n    ")))
+			cancel(fmt.Errorf("the holder ended: %v%s", err, d.hints("holder")))
 		case <-ctx.Done():
 		}
 	}()
-	conn, err := client.Dial(ctx, d.Socket())
+	dialing, done := context.WithTimeout(ctx, serveWait)
+	defer done()
+	conn, err := client.Dial(dialing, d.Socket())
 	if err != nil {
-		return firstCause(ctx, err)
+		return firstCause(ctx, fmt.Errorf("%w%s", err, d.hints("serve")))
 	}
 	defer conn.Close()
 	go conn.Serve(func(*control.Frame) {})
@@ -277,14 +299,19 @@ func firstCause(ctx context.Context, err error) error {
 // downWait bounds how long a holder may take to end its machine.
 const downWait = 15 * time.Second
 
-// Down ends a machine and removes its folder.
+// Down ends a machine and removes its folder. The error is ErrNoMachine, and nothing is touched, where the folder is missing or no machine's.
 func Down(ctx context.Context, d Dir) error {
-	if _, alive := d.Holder(); !alive {
-		if _, err := os.Stat(string(d)); errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("machine %s: %w", d.Name(), ErrNoMachine)
-		}
-		return d.remove()
+	if err := d.check(); err != nil {
+		return err
 	}
+	if _, alive := d.Holder(); !alive && d.BeingMade() {
+		return fmt.Errorf("machine %s: %w; end that one first", d.Name(), errBeingMade)
+	}
+	return end(ctx, d)
+}
+
+// end ends a machine's holder, if it has one, and removes its folder.
+func end(ctx context.Context, d Dir) error {
 	deadline := time.Now().Add(downWait)
 	for told, killed := false, false; ; {
 		pid, alive := d.Holder()

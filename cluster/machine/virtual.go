@@ -107,12 +107,12 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 		return nil, err
 	}
 	config := vswitch.Config{
-		Ports: []vswitch.PortConfig{{Name: servicePort, MAC: serveMAC, Socket: d.Port(servicePort)}},
+		Ports: []vswitch.PortConfig{{Name: servicePort, MAC: serveMAC, Address: serveAddress.Addr(), Socket: d.Port(servicePort)}},
 		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	for node := range uint32(s.Nodes) {
 		name := nodeName(node)
-		config.Ports = append(config.Ports, vswitch.PortConfig{Name: name, MAC: nodeMAC(node), Socket: d.Port(name)})
+		config.Ports = append(config.Ports, vswitch.PortConfig{Name: name, MAC: nodeMAC(node), Address: nodeAddress(node).Addr(), Socket: d.Port(name)})
 	}
 	fabric, err := vswitch.New(config)
 	if err != nil {

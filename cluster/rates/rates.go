@@ -3,7 +3,9 @@ package rates
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"margay/cluster/control"
@@ -64,6 +66,7 @@ func Between(before, after *control.Samples) *View {
 	for _, now := range after.Nodes {
 		at := slices.IndexFunc(before.Nodes, func(n *control.NodeSample) bool { return n.Node == now.Node })
 		if at < 0 || before.Nodes[at].TimeNs < 0 || now.TimeNs <= before.Nodes[at].TimeNs {
+			v.Trouble = strings.TrimPrefix(fmt.Sprintf("%s\nnode%d: it gave no figures at the first of the two looks", v.Trouble, now.Node), "\n")
 			continue
 		}
 		n := node{was: before.Nodes[at], is: now, seconds: time.Duration(now.TimeNs - before.Nodes[at].TimeNs).Seconds()}

@@ -38,6 +38,7 @@ func TestBetween(t *testing.T) {
 	after.Nodes = append(after.Nodes, &control.NodeSample{Node: 5, TimeNs: 1}) // it was not there before
 	got := Between(before, after)
 	want := &View{
+		Trouble:   "node5: it gave no figures at the first of the two looks",
 		Seconds:   2,
 		Recording: []uint32{2},
 		Cores: []Core{

@@ -87,8 +87,16 @@ func (s shape) lacks(offers []offer) string {
 			free += len(o.cores)
 			total += o.total
 		}
-		return fmt.Sprintf("%d ranks need %d application cores, but %d of %d are free; --ppn or --per-core let ranks share a core",
-			s.ranks, (s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), free, total)
+		need := "need"
+		if s.ranks == 1 {
+			need = "needs"
+		}
+		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), need,
+			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total)
+		if s.perCore == 0 && s.ranks <= free*slot.MaxTasks {
+			text += "; --ppn or --per-core let the ranks of a job share a core"
+		}
+		return text
 	}
 	largest, now := offer{}, 0
 	for _, o := range offers {
@@ -106,6 +114,14 @@ func (s shape) lacks(offers []offer) string {
 	}
 	return fmt.Sprintf("%d ranks, %d on a node, need %d nodes with %d free application cores, but %d of %d have that; a larger --ppn needs fewer nodes",
 		s.ranks, s.perNode, (s.ranks+s.perNode-1)/s.perNode, cores, now, len(offers))
+}
+
+// count writes how many of something there are.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // most returns how many ranks can share a core.

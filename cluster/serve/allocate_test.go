@@ -97,7 +97,7 @@ func TestNoRoom(t *testing.T) {
 			code                    control.Code
 			says                    string
 		}{
-			{5, 0, 0, control.Code_CODE_NO_ROOM, "5 ranks need 5 application cores, but 4 of 4 are free; --ppn or --per-core let ranks share a core"},
+			{5, 0, 0, control.Code_CODE_NO_ROOM, "5 ranks need 5 application cores, but 4 of 4 are free; --ppn or --per-core let the ranks of a job share a core (2 of 2 nodes are up; see margay nodes)"},
 			{9, 0, 2, control.Code_CODE_NO_ROOM, "9 ranks need 5 application cores, but 4 of 4 are free"},
 			{3, 1, 0, control.Code_CODE_NO_ROOM, "3 ranks, 1 on a node, need 3 nodes with 1 free application cores, but 2 of 2 have that; a larger --ppn needs fewer nodes"},
 			{17, 17, 0, control.Code_CODE_NO_ROOM, "a node of 2 application cores takes 16 ranks at most, 8 on a core, not 17"},
@@ -143,7 +143,7 @@ func TestPlacement(t *testing.T) {
 			t.Errorf("placed at %v", reply.Places)
 		}
 		_, err := c.ask(&control.RunRequest{Spec: spec(1)})
-		want := "1 ranks need 1 application cores, but 0 of 4 are free; --ppn or --per-core let ranks share a core (3 of 5 nodes are up; see margay nodes)"
+		want := "1 rank needs 1 application core, but 0 of 4 are free; jobs 1, 2 have the others, and jobs do not share cores (3 of 5 nodes are up; see margay nodes)"
 		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) || err.Error() != want {
 			t.Errorf("a full machine says %v", err)
 		}

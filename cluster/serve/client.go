@@ -49,6 +49,11 @@ func (c *client) handle(f *control.Frame) {
 	case *control.ListJobs:
 		jobs, err := s.listJobs(m)
 		c.conn.Answer(f, jobs, err)
+	case *control.RemoveOutput:
+		s.running.Go(func() {
+			removed, err := s.removeOutput(m)
+			c.conn.Answer(f, removed, err)
+		})
 	case *control.Status:
 		c.conn.Answer(f, s.status(), nil)
 	case *control.Noise:
@@ -83,7 +88,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.SetDuties:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.setDuties(m)) })
 	case *control.RestartKernel:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m)) })
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m, gatherTimeout)) })
 	case *control.RemoveExtension:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.removeExtension(m)) })
 	default:
@@ -127,14 +132,15 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	case <-c.conn.Done():
 		return
 	}
-	j, err := s.create(m.Spec, c.conn)
+	m.Spec.Command = commandLine(m.Exec)
+	j, err := s.admit(m.Spec, c.conn)
 	if err != nil {
 		c.conn.Answer(f, nil, err)
 		return
 	}
 	c.jobs = append(c.jobs, j)
-	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.command(), len(j.members))
-	s.running.Go(func() { s.launch(j, f, c.conn) })
+	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
+	s.running.Go(func() { s.launch(j, m.Exec, f, c.conn) })
 }
 
 // attach makes the connection the client of a job that has lost its own, or reads a detached job's output.
@@ -144,23 +150,42 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	defer s.mu.Unlock()
 	j := s.jobs[m.Job]
 	if m.Output {
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.replay(m.Job, c.conn)) })
+		s.readers[f] = c.conn
+		s.running.Go(func() { c.replay(f, m.Job) })
 		return
 	}
 	if j == nil {
-		state, err := s.store.jobState(m.Job)
-		c.conn.Answer(f, state, err)
+		state, err := s.lastState(m.Job)
+		c.conn.Answer(f, fitState(state), err)
 		return
+	}
+	if j.client != nil && j.phase == control.JobPhase_JOB_PREPARED {
+		// The end of that connection has not been noticed yet.
+		s.clientGone(j)
 	}
 	if j.client != nil {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "job %d has a client", m.Job))
 		return
 	}
-	j.client = c.conn
+	j.client, j.moved = c.conn, time.Now()
+	clear(j.behind) // all tell again
 	c.jobs = append(c.jobs, j)
-	c.conn.Answer(f, j.state(), nil)
+	c.conn.Answer(f, fitState(j.state()), nil)
+	j.tellUnsaved()
 	for _, member := range j.members {
 		s.nodes[member.Node].send(&control.Rewind{Job: j.number})
+	}
+}
+
+// replay answers with the output of a detached job. It says nothing when serve ends: farewell has, or the client looks for the next serve.
+func (c *client) replay(f *control.Frame, job uint32) {
+	s := c.server
+	err := s.replay(job, c.conn)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.readers, f)
+	if err == nil || s.context.Err() == nil {
+		c.conn.Answer(f, &control.Done{}, err)
 	}
 }
 
@@ -195,13 +220,13 @@ func (s *Server) kill(m *control.Kill) error {
 	defer s.mu.Unlock()
 	j := s.jobs[m.Job]
 	if j == nil {
-		if _, err := s.store.jobState(m.Job); err != nil {
+		if _, err := s.lastState(m.Job); err != nil {
 			return err
 		}
 		return control.Failf(control.Code_CODE_NOT_FOUND, "job %d has ended", m.Job)
 	}
 	if m.Force {
-		s.fail(j, control.Failf(control.Code_CODE_FAILED, "job %d was killed by its user", m.Job))
+		s.fail(j, control.Failf(control.Code_CODE_KILLED, "job %d was killed by its user", m.Job))
 		return nil
 	}
 	if m.Rank >= int32(len(j.ranks)) || m.Rank < control.None {
@@ -225,6 +250,9 @@ func (s *Server) listNodes() *control.Nodes {
 			Node: n.number, Health: n.health, Reason: n.reason, Info: n.info, FreeMemory: n.free, Boots: n.boots,
 			SilentMs: time.Since(n.heard).Milliseconds(),
 		}
+		if n.health == control.NodeHealth_NODE_DEAD {
+			state.Remedy = n.remedy
+		}
 		if n.health == control.NodeHealth_NODE_UP {
 			state.UpMs = time.Since(n.since).Milliseconds()
 		}
@@ -244,7 +272,7 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	defer s.mu.Unlock()
 	list := new(control.Jobs)
 	if m.All || m.Job != 0 {
-		ended, err := s.store.summaries(m.Job)
+		ended, err := s.endedJobs(m.Job)
 		if err != nil {
 			return nil, err
 		}
@@ -260,6 +288,13 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
 	if m.Job != 0 && len(list.Jobs) == 0 {
 		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no job %d", m.Job)
+	}
+	if m.Job == 0 {
+		for _, j := range list.Jobs {
+			listed(j)
+		}
+	} else {
+		fitSummary(list.Jobs[0])
 	}
 	return list, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -50,7 +51,7 @@ func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extension
 	if len(nodes) == 0 {
 		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "no job %d runs there", m.Job)
 	}
-	return s.gatherExtensions(nodes, m)
+	return s.gatherExtensions(nodes, m, control.ChangeTimeout)
 }
 
 // insertIntoMachine inserts an extension on the nodes that are up, and has those get it that come later. A node that fails now
@@ -65,7 +66,7 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 	if m.Number, err = s.store.nextExtension(); err != nil {
 		return nil, err
 	}
-	list, err := s.gatherExtensions(nodes, m)
+	list, err := s.gatherExtensions(nodes, m, control.ChangeTimeout)
 	if len(list.Extensions) == 0 {
 		return list, err
 	}
@@ -107,7 +108,7 @@ func (s *Server) removeExtension(m *control.RemoveExtension) error {
 	if err != nil || away {
 		return err
 	}
-	err = s.tell(m.Node, m)
+	err = s.tell(m.Node, m, control.ChangeTimeout)
 	gone := errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) // for its faults, and now it will not be back
 	if x == nil || err != nil && !gone {
 		return err
@@ -159,7 +160,7 @@ func (s *Server) hasChanged(n *node) {
 func (s *Server) place(node uint32, conn *control.Conn) error {
 	s.placing.Lock()
 	defer s.placing.Unlock()
-	ctx, cancel := context.WithTimeout(s.context, gatherTimeout)
+	ctx, cancel := context.WithTimeout(s.context, control.ChangeTimeout)
 	defer cancel()
 	list, err := askFor[*control.Extensions](ctx, conn, &control.ListExtensions{Node: int32(node)})
 	if err != nil {
@@ -243,7 +244,7 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 	if err != nil && len(away) == 0 {
 		return nil, err
 	}
-	list, err := s.gatherExtensions(nodes, m)
+	list, err := s.gatherExtensions(nodes, m, gatherTimeout)
 	list.Extensions = append(list.Extensions, away...)
 	sortExtensions(list)
 	return list, err
@@ -265,9 +266,9 @@ func (s *Server) awayExtensions(named int32) (list []*control.ExtensionState) {
 	return list
 }
 
-func (s *Server) gatherExtensions(nodes []uint32, question proto.Message) (*control.Extensions, error) {
+func (s *Server) gatherExtensions(nodes []uint32, question proto.Message, timeout time.Duration) (*control.Extensions, error) {
 	list := new(control.Extensions)
-	err := s.gather(nodes, gatherTimeout, question, func(node uint32, answer proto.Message) {
+	err := s.gather(nodes, timeout, question, func(node uint32, answer proto.Message) {
 		if x, ok := answer.(*control.Extensions); ok {
 			for _, e := range x.Extensions {
 				e.Node = node

@@ -219,6 +219,20 @@ func TestExtensionInsertedWhileNodeComesUp(t *testing.T) {
 	})
 }
 
+// A node that needs long to insert an extension, as Linux may to verify a scheduler, has it all the same.
+func TestExtensionInsertedSlowly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, c := withExtensions(t, 2, 0)
+		for _, n := range m.played {
+			n.answers["InsertExtension"] = &control.Extensions{Extensions: []*control.ExtensionState{{Number: 1, Handle: 11, State: active}}}
+		}
+		m.played[1].slow = map[string]time.Duration{"InsertExtension": 30 * time.Second}
+		if list := must[*control.Extensions](c, &control.InsertExtension{Node: control.None, Name: "x"}).Extensions; len(list) != 2 {
+			t.Errorf("inserted are %v", list)
+		}
+	})
+}
+
 // What changes while a node has its extensions already and ends an old job is changed there before it is given jobs.
 func TestExtensionsOfNodeThatEndsJobs(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -27,9 +28,20 @@ func (s *Server) upNodes(named int64) ([]uint32, error) {
 		}
 	}
 	if len(nodes) == 0 {
-		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no such node that is up")
+		return nil, s.noNode(named)
 	}
 	return nodes, nil
+}
+
+// noNode says why the node that is named, or any, cannot be asked. The caller holds Server.mu.
+func (s *Server) noNode(named int64) error {
+	switch {
+	case named == control.None:
+		return control.Failf(control.Code_CODE_NOT_FOUND, "no node of machine %s is up (margay nodes)", s.config.Machine)
+	case named < 0 || named >= int64(len(s.nodes)):
+		return control.Failf(control.Code_CODE_NOT_FOUND, "machine %s has no node%d, but node0 to node%d (margay nodes)", s.config.Machine, named, len(s.nodes)-1)
+	}
+	return control.Failf(control.Code_CODE_NODE_LOST, "it is not up: %s (margay nodes)", s.nodes[named].why()).At(uint32(named))
 }
 
 // gather asks nodes the same thing at the same time and hands each answer, one at a time, to take. The error is that of all
@@ -70,8 +82,11 @@ func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 		return nil, err
 	}
 	report := new(control.NoiseReport)
-	err = s.gather(nodes, d+gatherTimeout, m, func(_ uint32, answer proto.Message) {
+	err = s.gather(nodes, d+gatherTimeout, m, func(node uint32, answer proto.Message) {
 		if r, ok := answer.(*control.NoiseReport); ok {
+			for _, core := range r.Cores {
+				core.Node = node
+			}
 			report.Cores = append(report.Cores, r.Cores...)
 		}
 	})
@@ -113,20 +128,38 @@ func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 			samples.Nodes = append(samples.Nodes, x.Nodes[0])
 		}
 	})
-	if err != nil && len(samples.Nodes) > 0 {
-		samples.Trouble, err = err.Error(), nil
+	if len(samples.Nodes) > 0 {
+		if m.Node == control.None {
+			err = errors.Join(err, s.missing())
+		}
+		if err != nil {
+			samples.Trouble, err = err.Error(), nil
+		}
 	}
 	slices.SortFunc(samples.Nodes, func(a, b *control.NodeSample) int { return cmp.Compare(a.Node, b.Node) })
 	return samples, err
 }
 
+// missing says which nodes are not up, and why.
+func (s *Server) missing() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []error
+	for _, n := range s.nodes {
+		if !n.up() {
+			all = append(all, fmt.Errorf("node%d: %s", n.number, n.why()))
+		}
+	}
+	return errors.Join(all...)
+}
+
 // tell asks a node for something that has no result but that it is done.
-func (s *Server) tell(node uint32, request proto.Message) error {
+func (s *Server) tell(node uint32, request proto.Message, timeout time.Duration) error {
 	nodes, err := s.upNodes(int64(node))
 	if err != nil {
 		return err
 	}
-	return s.gather(nodes, gatherTimeout, request, func(uint32, proto.Message) {})
+	return s.gather(nodes, timeout, request, func(uint32, proto.Message) {})
 }
 
 // setDuties has nodes change what their cores do. What those that refuse say does not hide that others have done it.
@@ -146,8 +179,9 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 	})
 }
 
-// changed takes in what a node is now. The caller holds Server.mu.
+// changed takes in what a node is now; where it is does not change. The caller holds Server.mu.
 func (s *Server) changed(n *node, info *control.NodeInfo) {
+	info.Address = n.info.Address
 	n.info = info
 	if err := s.store.saveNode(n); err != nil {
 		s.config.Log("%v", err)

@@ -1,11 +1,15 @@
 package serve
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/records"
+	"margay/kernel/gate"
 )
 
 // job is a job that has not ended. Server.mu guards it.
@@ -21,31 +25,38 @@ type job struct {
 	spool  *spool        // gets the records instead when the job is detached
 
 	ranks     []rank
-	first     int               // the rank that failed first, control.None while none has
-	failure   *control.Failure  // why the job failed as a whole
-	failed    chan struct{}     // closed when failure is set
-	loading   map[uint32]bool   // nodes that do not have all files yet
-	loaded    chan struct{}     // closed when loading is empty
-	seen      map[uint32]uint64 // by node: the newest record that has come
-	acked     map[uint32]uint64 // by node: the newest record that is acknowledged
-	done      chan struct{}     // closed when nothing is left of the job on the nodes
-	killing   bool              // the ranks have been told to end
+	first     int              // the rank that failed first, control.None while none has
+	failure   *control.Failure // why the job failed as a whole
+	failed    chan struct{}    // closed when failure is set
+	loading   map[uint32]bool  // nodes that do not have all files yet
+	loaded    chan struct{}    // closed when loading is empty
+	records   *records.Relay
+	told      told
+	noted     map[uint32]bool // nodes whose records are recorded as complete
+	over      map[uint32]bool // nodes that say that all ranks on them have ended
+	behind    map[uint32]bool // nodes that are to tell records again when the client has taken more
+	moved     time.Time       // when a record came last, or an acknowledgement, or the connection to a node
+	done      chan struct{}   // closed when nothing is left of the job on the nodes
+	killing   bool            // the ranks have been told to end
 	finishing bool
+	torn      bool              // it has ended before its output was complete
+	unkept    []*control.Unkept // by node: files that are gone with it
+	unsaved   error             // why its state could not be recorded
+	stood     time.Time         // since when it stands still for that; zero while it does not
+	owed      map[uint32]int    // by node: bytes of output that have come since the node could last forget all
 }
 
 // rank is what serve knows of a rank.
 type rank struct {
 	place *control.Place
 	exit  *control.ExitStatus // nil while it runs
-	last  uint64              // number of the record that told its end, 0 while that has not come to this serve
-	safe  bool                // that record is acknowledged, and with it all that the rank has said
 }
 
 func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job {
 	j := &job{
 		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
-		seen: make(map[uint32]uint64), acked: make(map[uint32]uint64),
+		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool),
 	}
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
@@ -63,25 +74,38 @@ func (j *job) on(node uint32) bool {
 	return false
 }
 
-// endedOn reports whether all ranks on a node have ended and their output is out of danger.
-func (j *job) endedOn(node uint32) bool {
-	for _, r := range j.ranks {
-		if r.place.Node == node && !r.safe {
-			return false
-		}
-	}
-	return j.acked[node] >= j.seen[node]
-}
-
-// complete reports whether all ranks have ended and their output is out of danger.
+// complete reports whether all ranks have ended and all that the job has said is out of danger.
 func (j *job) complete() bool {
 	for _, m := range j.members {
-		if !j.endedOn(m.Node) {
+		if !j.records.Complete(m.Node) {
 			return false
 		}
 	}
 	return true
 }
+
+// endedOn reports whether all ranks on a node have ended.
+func (j *job) endedOn(node uint32) bool {
+	for _, r := range j.ranks {
+		if r.place.Node == node && r.exit == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// heldUp reports whether ends of ranks may be behind output that the job's consumer does not take.
+func (j *job) heldUp() bool {
+	for _, m := range j.members {
+		if !j.endedOn(m.Node) && j.waits(m.Node) {
+			return true
+		}
+	}
+	return false
+}
+
+// waits reports whether records of a node wait for the consumer, here or there.
+func (j *job) waits(node uint32) bool { return j.records.Waits(node) || j.behind[node] }
 
 // ended reports whether all ranks have ended.
 func (j *job) ended() bool {
@@ -96,9 +120,11 @@ func (j *job) ended() bool {
 // wantsRecords reports whether there is somebody to take the job's records.
 func (j *job) wantsRecords() bool { return j.client != nil || j.spool != nil }
 
-// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, else that of the failure.
+// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, else that of the failure. Output that
+// is missing, or an end that could not be recorded, counts more than how a rank has ended.
 func (j *job) exitCode() int32 {
-	if j.first != control.None {
+	spoilt := j.torn || j.failure != nil && j.failure.Code == control.Code_CODE_NO_ROOM
+	if j.first != control.None && (!spoilt || j.failure != nil && j.failure.Code == control.Code_CODE_KILLED) {
 		exit := j.ranks[j.first].exit
 		if exit.Signal != 0 {
 			return 128 + exit.Signal
@@ -113,13 +139,15 @@ func (j *job) exitCode() int32 {
 		return 127
 	case control.Code_CODE_NOT_EXECUTABLE:
 		return 126
+	case control.Code_CODE_KILLED:
+		return 128 + int32(unix.SIGKILL)
 	}
 	return 125
 }
 
 // state is the job's state as its client is told.
 func (j *job) state() *control.JobState {
-	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first)}
+	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept}
 	if j.failure != nil {
 		m.Error = control.FromError(j.failure)
 	}
@@ -134,37 +162,68 @@ func (j *job) state() *control.JobState {
 // tellClient sends the job's state to its client. The caller holds Server.mu.
 func (j *job) tellClient() {
 	if j.client != nil {
-		_ = j.client.Send(j.state())
+		_ = j.client.Send(fitState(j.state()))
 	}
 }
 
-// fromJob takes what a node says about a job. The caller holds Server.mu.
+// hasRank reports whether a rank of the job is on a node.
+func (j *job) hasRank(rank, node uint32) bool {
+	return uint64(rank) < uint64(len(j.ranks)) && j.ranks[rank].place.Node == node
+}
+
+// blame makes an error that a node has reported one about that node, and about none of its ranks but those on it.
+func (j *job) blame(node uint32, err error) *control.Failure {
+	f := toFailure(err)
+	f.Node = int(node)
+	if f.Rank < 0 || !j.hasRank(uint32(f.Rank), node) {
+		f.Rank = control.None
+	}
+	return f
+}
+
+// aboutJob is what all messages about one job have.
+type aboutJob interface{ GetJob() uint32 }
+
+// fromJob takes what a node says about a job. About one that it has no part in it has nothing to say. The caller holds Server.mu.
 func (s *Server) fromJob(n *node, f *control.Frame) {
+	var j *job
+	if m, ok := f.Message().(aboutJob); ok {
+		if j = s.jobs[m.GetJob()]; j == nil || !j.on(n.number) {
+			n.conn.Answer(f, nil, control.Failf(control.Code_CODE_NOT_FOUND, "node%d has no part in a job %d", n.number, m.GetJob()))
+			return
+		}
+	}
 	switch m := f.Message().(type) {
 	case *control.Record:
-		if j := s.jobs[m.Job]; j != nil && j.on(n.number) {
-			m.Node = n.number
-			s.record(j, m)
-		}
+		m.Node = n.number
+		s.record(j, m)
 	case *control.StdinTaken:
-		if j := s.jobs[m.Job]; j != nil && j.client != nil {
+		if j.client != nil && j.hasRank(m.Rank, n.number) {
 			_ = j.client.Send(m)
 		}
 	case *control.FileTaken:
-		if j := s.jobs[m.Job]; j != nil && j.client != nil {
+		if j.client != nil && j.members[0].Node == n.number {
 			_ = j.client.Send(m)
 		}
 	case *control.Loaded:
-		if j := s.jobs[m.Job]; j != nil {
-			s.nodeLoaded(j, n, m)
-		}
+		s.nodeLoaded(j, n, m)
 	case *control.JobFault:
-		if j := s.jobs[m.Job]; j != nil && m.Error != nil {
-			s.fail(j, toFailure(m.Error.Err()))
+		if m.Error != nil {
+			s.fault(j, j.blame(n.number, m.Error.Err()))
 		}
 	default:
 		n.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a node", m))
 	}
+}
+
+// fault ends a job with which a node cannot go on. While its ranks are ended because one has failed, messages to those that have ended
+// mean nothing: the job ends with its ranks, or awaitEnd ends it. The caller holds Server.mu.
+func (s *Server) fault(j *job, failure *control.Failure) {
+	if j.first != control.None && j.killing {
+		s.config.Log("job %d: %v, while its ranks are ended", j.number, failure)
+		return
+	}
+	s.fail(j, failure)
 }
 
 func toFailure(err error) *control.Failure {
@@ -174,25 +233,40 @@ func toFailure(err error) *control.Failure {
 
 // record takes a job's record: it notes the end of a rank and hands the record on. The caller holds Server.mu.
 func (s *Server) record(j *job, m *control.Record) {
-	if int(m.Rank) >= len(j.ranks) || j.ranks[m.Rank].place.Node != m.Node {
+	if j.phase != control.JobPhase_JOB_RUNNING || !j.hasRank(m.Rank, m.Node) {
 		return
 	}
-	if j.spool != nil && m.Seq > j.seen[m.Node]+1 {
-		return // one before it was lost with a connection; both will be told again
+	j.moved = time.Now()
+	if j.spool != nil && !j.spool.cut && m.Acked > j.records.Seen(m.Node) {
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "the file of its output lacks records %d to %d", j.records.Seen(m.Node)+1, m.Acked).At(m.Node))
+		return
+	}
+	if j.client != nil && j.spool == nil && j.client.Queued() > clientQueue {
+		j.behind[m.Node] = true
+		return
+	}
+	passes, fresh := j.records.Take(m.Node, m.Seq, m.Acked, m.Last)
+	if !passes {
+		return
+	}
+	if fresh {
+		if err := j.told.take(m); err != nil {
+			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output cannot be believed: %v", err).At(m.Node))
+			return
+		}
+		j.owed[m.Node] += len(m.Data)
 	}
 	if m.Stream == control.Stream_STREAM_EXIT && m.Exit != nil {
-		j.ranks[m.Rank].last = m.Seq
 		if j.ranks[m.Rank].exit == nil {
 			s.rankEnded(j, int(m.Rank), m.Exit)
 		}
 	}
-	fresh := m.Seq > j.seen[m.Node]
-	j.seen[m.Node] = max(j.seen[m.Node], m.Seq)
 	switch {
 	case j.spool != nil:
 		if fresh {
 			if err := j.spool.write(m); err != nil {
-				s.config.Log("job %d: %v", j.number, err)
+				s.fail(j, control.Failf(control.Code_CODE_NO_ROOM, "keep its output: %v", s.onDisk(err)))
+				return
 			}
 		}
 		s.ack(j, m.Node, m.Seq)
@@ -201,34 +275,81 @@ func (s *Server) record(j *job, m *control.Record) {
 	}
 }
 
+// clientQueue is how many bytes may wait for a client before records stay with their nodes, far below what ends its connection.
+const clientQueue = 16 << 20
+
+// catchUpClient has nodes tell again the records that there was no room for, as many nodes at a time as there is now: each holds about
+// a MiB. The caller holds Server.mu.
+func (s *Server) catchUpClient(j *job) {
+	if j.client == nil || len(j.behind) == 0 {
+		return
+	}
+	room := clientQueue - j.client.Queued()
+	for node := range j.behind {
+		if room < clientQueue/2 {
+			return
+		}
+		room -= 1 << 20
+		delete(j.behind, node)
+		j.moved = time.Now()
+		s.nodes[node].send(&control.Rewind{Job: j.number})
+	}
+}
+
 // ack tells a node that a job's records are out of its hands. The caller holds Server.mu.
 func (s *Server) ack(j *job, node uint32, seq uint64) {
 	if int(node) >= len(s.nodes) {
 		return
 	}
-	j.acked[node] = max(j.acked[node], seq)
-	saved := true
-	for i := range j.ranks {
-		if r := &j.ranks[i]; r.place.Node == node && !r.safe && r.last != 0 && r.last <= j.acked[node] {
-			r.safe, saved = true, false
-		}
+	j.moved = time.Now()
+	seq = j.records.Ack(node, seq)
+	if j.records.Complete(node) && !j.noted[node] || j.unsaved != nil {
+		s.saveRunning(j) // before the node lets go of it
 	}
-	if !saved {
-		s.save(j) // before the node lets go of it
+	if j.unsaved == nil {
+		s.release(j, node, seq)
+	}
+	s.finishIfComplete(j)
+}
+
+// release tells a node that it may forget a job's records up to seq. The caller holds Server.mu.
+func (s *Server) release(j *job, node uint32, seq uint64) {
+	if seq == j.records.Seen(node) {
+		j.owed[node] = 0
 	}
 	s.nodes[node].send(&control.Ack{Job: j.number, Seq: seq})
-	s.finishIfComplete(j)
 }
 
 // rankEnded notes the end of a rank. The first that failed decides the job's status, and ends the others unless the job is to
 // keep going. The caller holds Server.mu.
 func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
-	j.ranks[number].exit = exit
-	if (exit.Code != 0 || exit.Signal != 0) && j.first == control.None && j.failure == nil {
-		j.first = number
+	if j.exited(number, exit) {
 		s.endOthers(j)
 	}
-	s.save(j)
+	s.saveRunning(j)
+	if j.ended() {
+		for _, m := range j.members {
+			s.finishOn(s.nodes[m.Node], j)
+		}
+	}
+}
+
+// exited notes how a rank ended, and reports whether it is the first that has failed. The caller holds Server.mu.
+func (j *job) exited(number int, exit *control.ExitStatus) bool {
+	j.ranks[number].exit = exit
+	if exit.Code == 0 && exit.Signal == 0 || j.first != control.None || j.failure != nil {
+		return false
+	}
+	j.first = number
+	return true
+}
+
+// finishOn has a node end what the ranks of a job have left behind, if that keeps the job's output from being complete when all
+// of them have ended. The caller holds Server.mu.
+func (s *Server) finishOn(n *node, j *job) {
+	if j.ended() && !j.records.Ended(n.number) {
+		n.send(&control.Finish{Job: j.number})
+	}
 }
 
 // endOthers ends the ranks that are left when one has failed, unless the job is to keep going. The caller holds Server.mu.
@@ -252,10 +373,20 @@ func (s *Server) killRanks(j *job) {
 			s.signal(j, control.None, unix.SIGKILL)
 		}
 	})
+	s.awaitEnd(j)
+}
+
+// awaitEnd fails a job whose ranks do not end although they have been made to. It waits longer while output that its consumer does
+// not take keeps the ends of ranks back.
+func (s *Server) awaitEnd(j *job) {
 	time.AfterFunc(2*s.config.Timing.Kill+time.Second, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.jobs[j.number] == j && !j.ended() {
+		switch {
+		case s.jobs[j.number] != j || j.ended():
+		case j.heldUp(), j.unsaved != nil: // saveAgain bounds the latter
+			s.awaitEnd(j)
+		default:
 			s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "ranks of job %d do not end", j.number))
 		}
 	})
@@ -278,10 +409,38 @@ func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 	return away
 }
 
-// finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. The caller holds Server.mu.
+// finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. That must be recorded before
+// the nodes forget the job. The caller holds Server.mu.
 func (s *Server) finishIfComplete(j *job) {
-	if j.phase == control.JobPhase_JOB_RUNNING && j.complete() {
-		s.finish(j)
+	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() || j.unsaved != nil {
+		return
+	}
+	for i, r := range j.ranks {
+		if r.exit == nil { // its node makes a mistake, or an earlier serve has
+			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not told").At(r.place.Node).Of(i))
+			return
+		}
+	}
+	s.finish(j)
+}
+
+// awaitRecords ends a job whose ranks on a node have ended when what they said does not come, so that it does not wait for ever. A
+// consumer that does not take it may take its time, and how long a full disk may is for saveAgain. The caller holds Server.mu.
+func (s *Server) awaitRecords(j *job) {
+	if j.unsaved != nil || j.phase != control.JobPhase_JOB_RUNNING || !j.wantsRecords() || time.Since(j.moved) < s.config.Timing.Records {
+		return
+	}
+	for _, m := range j.members {
+		if j.waits(m.Node) {
+			return
+		}
+	}
+	for _, m := range j.members {
+		if (j.ended() || j.over[m.Node] && !j.endedOn(m.Node)) && !j.records.Complete(m.Node) {
+			s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "its ranks have ended, but the rest of what they wrote has not come for %v",
+				s.config.Timing.Records).At(m.Node))
+			return
+		}
 	}
 }
 
@@ -296,26 +455,35 @@ func (s *Server) fail(j *job, failure *control.Failure) {
 	s.finish(j)
 }
 
-// finish has every node of a job forget it, and then frees its cores and records its end. The caller holds Server.mu.
+// finish records why a job ends, has every node of it forget it, and then frees its cores and records its end. A node that is
+// connected and does not answer may still have processes of it, so it is given no other job before it has ended this one. The caller
+// holds Server.mu.
 func (s *Server) finish(j *job) {
 	if j.finishing {
 		return
 	}
-	j.finishing = true
+	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete()
 	j.phase = control.JobPhase_JOB_ENDING
+	s.save(j) // a serve that is killed now does not find that the nodes have lost it
+	// It comes behind all that the nodes were asked before, and step asks nothing more.
+	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
-		s.onAll(j, forgetTimeout, &control.Forget{Job: j.number}, func(node uint32, err error) {
-			s.config.Log("job %d: end it on node%d: %v", j.number, node, err)
+		s.answers(asked, forgetTimeout, func(q *question, answer proto.Message, err error) {
+			if err != nil {
+				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
+				s.insist(q.node, q.conn, j.number)
+			} else if m, ok := answer.(*control.Forgotten); ok {
+				s.forgotten(j, q.node, m.Unkept)
+			}
 		})
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, p := range j.places {
-			delete(s.nodes[p.Node].uses, p.Core)
-		}
+		s.remove(j)
 		j.phase = control.JobPhase_JOB_DONE
-		delete(s.jobs, j.number)
 		close(j.done)
-		s.save(j)
+		if s.save(j); j.unsaved != nil {
+			s.ended[j.number] = j
+		}
 		if j.spool != nil {
 			j.spool.close()
 		}
@@ -324,37 +492,48 @@ func (s *Server) finish(j *job) {
 	})
 }
 
-// save records a job. The caller holds Server.mu.
-func (s *Server) save(j *job) {
-	if err := s.store.saveJob(j); err != nil {
-		s.config.Log("%v", err)
+// forgotten notes which files are gone with a job on a node.
+func (s *Server) forgotten(j *job, node uint32, u *control.Unkept) {
+	if u.GetFiles() == 0 {
+		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.Node = node
+	j.unkept = append(j.unkept, u)
+	slices.SortFunc(j.unkept, func(a, b *control.Unkept) int { return int(a.Node) - int(b.Node) })
 }
 
 // clientGone ends a job whose client has gone away, unless it is to live without one. The caller holds Server.mu.
 func (s *Server) clientGone(j *job) {
 	j.client = nil
 	switch {
-	case j.finishing:
+	case j.phase == control.JobPhase_JOB_ENDING:
 	case j.spool != nil && j.phase == control.JobPhase_JOB_RUNNING:
-	case j.ended():
-		s.finish(j)
+	case j.complete(): // its end is just being recorded
+	case j.phase == control.JobPhase_JOB_PREPARED:
+		// Pieces of its files may be lost with the connection. If the client comes back, it asks for the job anew.
+		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "the connection of its margay run was lost while the job was being launched"))
 	default:
 		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone"))
 	}
 }
 
-// command is the job's command line, for people.
-func (j *job) command() string {
+// maxCommand is how many bytes of a command line people are shown.
+const maxCommand = 200
+
+// commandLine is what is executed, for people.
+func commandLine(exec *control.Exec) string {
 	text := ""
-	for i, arg := range j.spec.Argv {
+	for i, arg := range exec.GetArgv() {
 		if i > 0 {
 			text += " "
 		}
-		if len(text)+len(arg) > 200 {
-			return text + "..."
+		if len(text)+len(arg) > maxCommand {
+			text += "..."
+			break
 		}
-		text += arg
+		text += string(arg)
 	}
-	return text
+	return gate.Text(text, len(text))
 }

@@ -3,6 +3,7 @@ package serve
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ func TestJobLife(t *testing.T) {
 		var secret []byte
 		for _, n := range m.played[:2] {
 			p := one[*control.Prepare](t, &n.recorder)
-			if !samePlaces(p.Places, places) || len(p.Members) != 2 || p.Members[1].Address != "10.0.0.1:1" || p.Spec.Path != s.Path {
+			if !samePlaces(p.Places, places) || len(p.Members) != 2 || p.Members[1].Address != "10.0.0.1:1" || !bytes.Equal(p.Spec.Path, s.Path) {
 				t.Fatalf("node %d is to prepare %v", n.number, p)
 			}
 			if secret == nil {
@@ -163,6 +164,66 @@ func TestFirstFailureDecides(t *testing.T) {
 	}
 }
 
+// The ends of ranks that were killed may be behind output that nobody takes. That is no reason to throw it away.
+func TestEndsBehindOutput(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		m.played[1].says(job, 1, 2, "nobody reads this yet\n")
+		m.played[0].exits(job, 1, 0, 1, 0)
+		time.Sleep(time.Hour)
+		none[*control.JobState](t, &c.recorder, "the reader may take its time")
+		m.played[0].exits(job, 2, 1, 0, int32(unix.SIGTERM))
+		m.played[1].exits(job, 2, 2, 0, int32(unix.SIGTERM))
+		m.played[1].exits(job, 3, 3, 0, int32(unix.SIGTERM))
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 1 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// What ranks have left behind is ended when all ranks have ended, and what it has written until then is waited for.
+func TestRanksLeaveChildren(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restart %v", restart), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				c := m.client()
+				job := c.run(spec(4))
+				open := m.played[0]
+				for rank := range uint32(2) {
+					open.tell(&control.Record{
+						Job: job, Seq: uint64(rank + 1), Rank: rank, Stream: control.Stream_STREAM_EXIT, Open: true, Exit: new(control.ExitStatus),
+					})
+				}
+				none[*control.Finish](t, &open.recorder, "ranks run elsewhere")
+				m.played[1].exits(job, 1, 2, 0, 0)
+				m.played[1].exits(job, 2, 3, 0, 0)
+				one[*control.Finish](t, &open.recorder)
+				none[*control.Finish](t, &m.played[1].recorder, "its output is complete")
+				c.ackAll()
+				if restart {
+					m.restart()
+					c = m.attach(job)
+					m.back(job, control.JobPhase_JOB_DONE, 0, 1)
+					one[*control.Finish](t, &open.recorder)
+				}
+				none[*control.JobState](t, &c.recorder, "children may have written more")
+				open.says(job, 3, 1, "late\n")
+				open.tell(&control.Record{Job: job, Seq: 4, Rank: 1, Stream: control.Stream_STREAM_END, Last: true, Acked: open.ackedOf(job)})
+				if r := c.ackAll(); len(r) != 2 || string(r[0].Data) != "late\n" {
+					t.Errorf("the client gets %v", r)
+				}
+				if state := c.ended(); state.ExitCode != 0 || state.Error != nil {
+					t.Errorf("it ended as %v", state)
+				}
+			})
+		})
+	}
+}
+
 func TestRanksThatDoNotEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -172,7 +233,7 @@ func TestRanksThatDoNotEnd(t *testing.T) {
 		c.ackAll()
 		time.Sleep(10 * time.Second)
 		state := c.ended()
-		if !errors.Is(state.Error.Err(), &control.Failure{Code: control.Code_CODE_TIMEOUT}) || state.FirstFailed != 0 || state.ExitCode != 1 {
+		if !errors.Is(state.Error.Err(), &control.Failure{Code: control.Code_CODE_TIMEOUT}) || state.FirstFailed != 0 || state.ExitCode != 125 {
 			t.Errorf("it ended as %v", state)
 		}
 		one[*control.Forget](t, &m.played[1].recorder)
@@ -214,7 +275,7 @@ func TestKill(t *testing.T) {
 			}
 		}
 		must[*control.Done](other, &control.Kill{Job: job, Rank: control.None, Force: true})
-		if state := c.ended(); state.Error.GetText() != "job 1 was killed by its user" || state.ExitCode != 125 {
+		if state := c.ended(); state.Error.GetText() != "job 1 was killed by its user" || state.ExitCode != 137 {
 			t.Errorf("it ended as %v", state)
 		}
 		if _, err := other.ask(&control.Kill{Job: job, Force: true}); err == nil || err.Error() != "job 1 has ended" {
@@ -314,18 +375,41 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
-// Whoever is told that a job could not be launched finds its cores free, also where a node is slow to forget it.
+// Whoever is told that a job could not be launched finds its cores free.
 func TestRefusedJobHasNoCores(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
 		c := m.client()
-		m.played[0].mute["Forget"] = true
 		m.played[1].refused["Prepare"] = control.Failf(control.Code_CODE_NO_ROOM, "no memory")
 		if answer, err := c.ask(&control.RunRequest{Spec: spec(4)}); err == nil {
 			t.Errorf("it is answered with %v", answer)
 		}
 		if c.freeCores() != 4 {
 			t.Errorf("%d cores are free", c.freeCores())
+		}
+	})
+}
+
+// A node that does not say that a job has ended on it may still have processes of it, and is given no other meanwhile.
+func TestCoresOfUnendedJob(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		n := m.played[0]
+		n.mute["Forget"] = true
+		job := c.run(spec(4))
+		must[*control.Done](c, &control.Kill{Job: job, Force: true})
+		time.Sleep(forgetTimeout + time.Second)
+		c.ended()
+		if free := c.freeCores(); free != 2 {
+			t.Errorf("%d cores are free, 2 of 4 on a node that still has the job", free)
+		}
+		n.answersAgain("Forget")
+		time.Sleep(forgetTimeout)
+		n.hosts(job, control.JobPhase_JOB_RUNNING)
+		n.connect() // serve has ended the connection
+		if free := c.freeCores(); free != 4 {
+			t.Errorf("%d cores are free after the end of the job", free)
 		}
 	})
 }
@@ -388,6 +472,23 @@ func TestFarewell(t *testing.T) {
 	})
 }
 
+// What a node cannot do for a job whose ranks are ended, because one has failed, does not hide how that one ended.
+func TestFaultWhileRanksAreEnded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(2))
+		n := m.played[0]
+		n.exits(job, 1, 0, 5, 0)
+		n.tell(&control.JobFault{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rank 0 has sent a message to rank 1, which has ended"))})
+		n.exits(job, 2, 1, 0, int32(unix.SIGTERM))
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 5 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
 func TestJobFault(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -401,8 +502,7 @@ func TestJobFault(t *testing.T) {
 }
 
 func TestCommandIsCut(t *testing.T) {
-	j := newJob(1, &control.JobSpec{Argv: []string{"a", "b", string(bytes.Repeat([]byte("c"), 300)), "d"}}, nil)
-	if text := j.command(); text != "a b ..." {
+	if text := commandLine(&control.Exec{Argv: [][]byte{[]byte("a"), []byte("b\xff"), bytes.Repeat([]byte("c"), 300), []byte("d")}}); text != "a b? ..." {
 		t.Errorf("the command is %q", text)
 	}
 }

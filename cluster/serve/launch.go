@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +24,72 @@ const (
 	forgetTimeout  = 10 * time.Second
 )
 
+// admit creates a job. When there is no room for it, but would be with nodes that are late or jobs that are ending, it waits for
+// those, and says so to the client when that takes a while.
+func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error) {
+	patience, silent := time.NewTimer(s.config.Timing.Dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
+	defer patience.Stop()
+	defer silent.Stop()
+	for {
+		s.mu.Lock()
+		room, expected := s.room, s.expected(spec)
+		s.mu.Unlock()
+		j, err := s.create(spec, client)
+		if expected == "" || !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
+			return j, err
+		}
+		select {
+		case <-room:
+		case <-silent.C:
+			_ = client.Send(&control.LogLine{Level: "info", Text: "waiting for " + expected, TimeNs: time.Now().UnixNano()})
+		case <-patience.C:
+			return s.create(spec, client)
+		case <-client.Done():
+			return nil, control.ErrClosed
+		case <-s.context.Done():
+			return nil, s.context.Err()
+		}
+	}
+}
+
+// expected names what a job that has no room now would have room with before long; it is empty when there is no such thing. The
+// caller holds Server.mu.
+func (s *Server) expected(spec *control.JobSpec) string {
+	var offers []offer
+	var waits []string
+	for _, n := range s.nodes {
+		late := n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_UP && n.conn == nil
+		if n.info == nil || n.info.Arch != spec.Arch || !late && !n.up() {
+			continue
+		}
+		o := offer{node: n.number, total: len(n.info.Cores)}
+		for _, core := range n.info.Cores {
+			use, taken := n.uses[core]
+			if ending := taken && s.jobs[use.job] != nil && s.jobs[use.job].finishing; ending {
+				waits = append(waits, fmt.Sprintf("the end of job %d", use.job))
+			} else if taken {
+				continue
+			}
+			o.cores = append(o.cores, core)
+		}
+		if late {
+			waits = append(waits, fmt.Sprintf("node%d, which is late", n.number))
+		}
+		offers = append(offers, o)
+	}
+	if len(waits) == 0 || allocate(offers, shapeOf(spec)) == nil {
+		return ""
+	}
+	slices.Sort(waits)
+	return strings.Join(slices.Compact(waits), ", ")
+}
+
+// roomChanged has jobs that wait for room look again. The caller holds Server.mu.
+func (s *Server) roomChanged() {
+	close(s.room)
+	s.room = make(chan struct{})
+}
+
 // create allocates cores for a job and enters it in the table.
 func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	s.mu.Lock()
@@ -35,14 +104,9 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 	}
 	number, err := s.store.nextJob()
 	if err != nil {
-		return nil, err
+		return nil, s.onDisk(err)
 	}
 	j := newJob(number, spec, places)
-	if spec.Detach {
-		if j.spool, err = createSpool(s.config.Dir, number); err != nil {
-			return nil, err
-		}
-	}
 	j.client = client
 	j.phase = control.JobPhase_JOB_PREPARED
 	last := -1
@@ -56,8 +120,34 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 		}
 	}
 	s.jobs[number] = j
-	s.save(j)
+	if err := s.enter(j); err != nil {
+		s.remove(j)
+		return nil, err
+	}
 	return j, nil
+}
+
+// enter records a new job, and makes room for its output when it is detached. The caller holds Server.mu.
+func (s *Server) enter(j *job) (err error) {
+	if j.spec.Detach {
+		if j.spool, err = createSpool(s.config.Dir, j.number); err != nil {
+			return s.onDisk(err)
+		}
+	}
+	if s.save(j); j.unsaved != nil && j.spool != nil {
+		j.spool.close()
+		_ = os.Remove(spoolPath(s.config.Dir, j.number)) // it is empty
+	}
+	return j.unsaved
+}
+
+// remove takes a job out of the table and frees its cores. The caller holds Server.mu.
+func (s *Server) remove(j *job) {
+	for _, p := range j.places {
+		delete(s.nodes[p.Node].uses, p.Core)
+	}
+	delete(s.jobs, j.number)
+	s.roomChanged()
 }
 
 // offers lists the free cores of the nodes that are up. The caller holds Server.mu.
@@ -91,7 +181,41 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 		return control.Failf(control.Code_CODE_NOT_EXECUTABLE, "%s is for %s, but the nodes of machine %s are %s",
 			spec.Path, spec.Arch, s.config.Machine, s.arches())
 	}
-	return control.Failf(control.Code_CODE_NO_ROOM, "%s (%d of %d nodes are up; see margay nodes)", shapeOf(spec).lacks(offers), len(up), len(s.nodes))
+	text := shapeOf(spec).lacks(offers)
+	if holders := s.holders(); len(holders) == 1 {
+		text += fmt.Sprintf("; job %d has the others, and jobs do not share cores", holders[0])
+	} else if len(holders) > 1 {
+		text += fmt.Sprintf("; jobs %s have the others, and jobs do not share cores", numbers(holders))
+	}
+	return control.Failf(control.Code_CODE_NO_ROOM, "%s (%d of %d nodes are up; see margay nodes)", text, len(up), len(s.nodes))
+}
+
+// holders lists the jobs that have cores of nodes that are up, in order. The caller holds Server.mu.
+func (s *Server) holders() (jobs []uint32) {
+	for _, n := range s.nodes {
+		for _, use := range n.uses {
+			if n.up() && !slices.Contains(jobs, use.job) {
+				jobs = append(jobs, use.job)
+			}
+		}
+	}
+	slices.Sort(jobs)
+	return jobs
+}
+
+// shownJobs bounds how many jobs an error names.
+const shownJobs = 10
+
+// numbers lists jobs in words.
+func numbers(jobs []uint32) string {
+	var words []string
+	for _, job := range jobs[:min(len(jobs), shownJobs)] {
+		words = append(words, strconv.FormatUint(uint64(job), 10))
+	}
+	if len(jobs) > shownJobs {
+		words = append(words, "...")
+	}
+	return strings.Join(words, ", ")
 }
 
 // arches names the architectures of the nodes. The caller holds Server.mu.
@@ -105,10 +229,10 @@ func (s *Server) arches() string {
 }
 
 // launch brings a job from its creation to running. Any failure ends it; the client learns the reason from the job's state.
-func (s *Server) launch(j *job, request *control.Frame, client *control.Conn) {
+func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, client *control.Conn) {
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // it never fails
-	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret}
+	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: exec}
 	if !s.step(j, prepareTimeout, prepare) {
 		<-j.done // its cores are free when the client hears of it
 		client.Answer(request, nil, j.failure)
@@ -141,18 +265,29 @@ func (s *Server) runs(j *job) bool {
 		return false
 	}
 	j.phase = control.JobPhase_JOB_RUNNING
-	s.save(j)
+	if s.save(j); j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_PREPARED
+		s.fail(j, toFailure(j.unsaved))
+		return false
+	}
 	return true
 }
 
 // step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed. A node that is
 // lost meanwhile is dead before long, or back: then a running job's does it, and a launch is spoilt.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool {
-	s.onAll(j, timeout, request, func(_ uint32, err error) {
+	s.mu.Lock()
+	if j.finishing { // a node that has forgotten the job would get it again, and keep it
+		s.mu.Unlock()
+		return false
+	}
+	asked := s.askAll(j, request)
+	s.mu.Unlock()
+	s.answers(asked, timeout, func(q *question, _ proto.Message, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) {
-			s.fail(j, toFailure(err))
+		if err != nil && !errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) {
+			s.fail(j, j.blame(q.node, err))
 		}
 	})
 	s.mu.Lock()
@@ -160,25 +295,33 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool
 	return j.failure == nil && !j.finishing
 }
 
-// onAll sends a request to all nodes of a job at the same time, waits for the answers, and reports each error.
-func (s *Server) onAll(j *job, timeout time.Duration, request proto.Message, failed func(node uint32, err error)) {
+// askAll sends a request to all nodes of a job. The caller holds Server.mu.
+func (s *Server) askAll(j *job, request proto.Message) (asked []*question) {
+	for _, m := range j.members {
+		asked = append(asked, s.ask(m.Node, request))
+	}
+	return asked
+}
+
+// answers waits for the answers to questions, all at the same time, and reports each.
+func (s *Server) answers(asked []*question, timeout time.Duration, answered func(q *question, answer proto.Message, err error)) {
 	ctx, cancel := context.WithTimeout(s.context, timeout)
 	defer cancel()
-	var asked sync.WaitGroup
-	for _, m := range j.members {
-		asked.Go(func() {
-			if _, err := s.call(ctx, m.Node, request); err != nil && s.context.Err() == nil {
-				failed(m.Node, err)
+	var waiting sync.WaitGroup
+	for _, q := range asked {
+		waiting.Go(func() {
+			if answer, err := q.answer(ctx); s.context.Err() == nil {
+				answered(q, answer, err)
 			}
 		})
 	}
-	asked.Wait()
+	waiting.Wait()
 }
 
 // nodeLoaded takes a node's word that it has a job's files, or why not. The caller holds Server.mu.
 func (s *Server) nodeLoaded(j *job, n *node, m *control.Loaded) {
 	if m.Error != nil {
-		s.fail(j, toFailure(m.Error.Err()))
+		s.fail(j, j.blame(n.number, m.Error.Err()))
 		return
 	}
 	if !j.loading[n.number] {

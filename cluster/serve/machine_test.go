@@ -86,7 +86,7 @@ func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	}
 	m := &machine{t: t}
 	m.config = Config{
-		Machine: "m", Substrate: "played", Nodes: nodes, Authority: authority, Token: trust.NewToken(), Dir: t.TempDir(),
+		Machine: "m", Substrate: "played", Nodes: nodes, Authority: authority, Secret: trust.NewToken(), Dir: t.TempDir(),
 		Log: m.logf, Owner: os.Getuid(),
 	}
 	for _, change := range changes {
@@ -95,6 +95,7 @@ func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	for i := range nodes {
 		m.played = append(m.played, &playedNode{
 			m: m, number: uint32(i), boot: fmt.Sprint("boot ", i), cores: []uint32{1, 2}, refused: make(map[string]error), mute: make(map[string]bool),
+			acked: make(map[uint32]uint64), runs: make(map[uint32]map[uint32]bool), last: make(map[uint32]uint64),
 		})
 	}
 	m.start()
@@ -222,11 +223,19 @@ type playedNode struct {
 	jobs    []*control.HostedJob
 	refused map[string]error         // by name of request: what it is answered with
 	mute    map[string]bool          // by name of request: no answer is given
+	slow    map[string]time.Duration // by name of request: how long it takes
 	answers map[string]proto.Message // by name of request; Done for those that are not in it
+
+	acked map[uint32]uint64          // by job: what serve has acknowledged
+	runs  map[uint32]map[uint32]bool // by job: its ranks here that have not ended
+	last  map[uint32]uint64          // by job: its record that no other follows
 
 	conn    *control.Conn
 	silence context.CancelFunc
 }
+
+// token is the join token of a node.
+func (m *machine) token(node uint32) string { return trust.NodeToken(m.config.Secret, node) }
 
 // dial opens a connection to serve as a node does, up to its opening conversation.
 func (m *machine) dial() *control.Conn {
@@ -244,7 +253,7 @@ func (m *machine) dial() *control.Conn {
 func (n *playedNode) connect() {
 	n.m.t.Helper()
 	n.conn = n.m.dial()
-	if _, err := n.conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: n.m.config.Token, Node: n.number, Program: "a played node"}); err != nil {
+	if _, err := n.conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: n.m.token(n.number), Node: n.number, Program: "a played node"}); err != nil {
 		n.m.t.Fatal(err)
 	}
 	go n.conn.Serve(func(f *control.Frame) { n.handle(f) })
@@ -299,15 +308,37 @@ func (n *playedNode) beat() (stop func()) {
 func (n *playedNode) handle(f *control.Frame) {
 	m := f.Message()
 	n.add(m)
+	if ack, ok := m.(*control.Ack); ok {
+		n.mu.Lock()
+		n.acked[ack.Job] = max(n.acked[ack.Job], ack.Seq)
+		n.mu.Unlock()
+	}
+	if p, ok := m.(*control.Prepare); ok {
+		n.prepared(p)
+	}
 	name := string(m.ProtoReflect().Descriptor().Name())
-	if n.mute[name] {
+	n.mu.Lock()
+	mute := n.mute[name]
+	n.mu.Unlock()
+	if mute {
 		return
 	}
 	answer := n.answers[name]
 	if answer == nil {
 		answer = &control.Done{}
 	}
+	if takes := n.slow[name]; takes > 0 {
+		time.AfterFunc(takes, func() { n.conn.Answer(f, answer, nil) })
+		return
+	}
 	n.conn.Answer(f, answer, n.refused[name])
+}
+
+// answersAgain ends that a request gets no answer, while serve may be asking.
+func (n *playedNode) answersAgain(request string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mute[request] = false
 }
 
 // tell sends a message and waits until serve has dealt with it.
@@ -322,15 +353,42 @@ func (n *playedNode) tell(m proto.Message) {
 // says sends a record with output of a rank.
 func (n *playedNode) says(job uint32, seq uint64, rank uint32, text string) {
 	n.m.t.Helper()
-	n.tell(&control.Record{Job: job, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)})
+	n.tell(&control.Record{Job: job, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text), Acked: n.ackedOf(job)})
 }
 
-// exits sends a record with the end of a rank.
+// prepared notes which ranks of a job the node has.
+func (n *playedNode) prepared(p *control.Prepare) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.runs[p.Job] = make(map[uint32]bool)
+	for _, place := range p.Places {
+		if place.Node == n.number {
+			n.runs[p.Job][place.Rank] = true
+		}
+	}
+}
+
+// exits sends a record with the end of a rank. That of the last one of the node says that no other record follows.
 func (n *playedNode) exits(job uint32, seq uint64, rank uint32, code, signal int32) {
 	n.m.t.Helper()
+	n.mu.Lock()
+	delete(n.runs[job], rank)
+	if len(n.runs[job]) == 0 && n.last[job] == 0 {
+		n.last[job] = seq
+	}
+	last := n.last[job] == seq
+	n.mu.Unlock()
 	n.tell(&control.Record{
 		Job: job, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: code, Signal: signal},
+		Last: last, Acked: n.ackedOf(job),
 	})
+}
+
+// ackedOf returns up to which record of a job the node has been told that it may forget all.
+func (n *playedNode) ackedOf(job uint32) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.acked[job]
 }
 
 // playedClient is a command line as serve sees it.
@@ -394,7 +452,14 @@ func (c *playedClient) ackAll() []*control.Record {
 }
 
 func spec(ranks uint32) *control.JobSpec {
-	return &control.JobSpec{Path: "/bin/true", Argv: []string{"true"}, User: "somebody", Ranks: ranks, Arch: runtime.GOARCH}
+	return &control.JobSpec{Path: []byte("/bin/true"), User: "somebody", Ranks: ranks, Arch: runtime.GOARCH}
+}
+
+// detachedSpec is spec for a job that does not end with its client.
+func detachedSpec(ranks uint32) *control.JobSpec {
+	s := spec(ranks)
+	s.Detach = true
+	return s
 }
 
 // run brings a job to running and returns its number.

@@ -1,9 +1,12 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/gate"
 )
 
 // node is what serve knows of a node. Server.mu guards it.
@@ -19,6 +23,7 @@ type node struct {
 	conn   *control.Conn // nil while it is not connected
 	health control.NodeHealth
 	reason string // why it is not up
+	remedy string // what brings it back when it is dead; empty when it comes back by itself
 	info   *control.NodeInfo
 	boot   string
 	heard  time.Time // last; when it is booting, the time of its start
@@ -26,8 +31,16 @@ type node struct {
 	free   int64     // memory, in bytes
 	boots  uint32
 	uses   map[uint32]use // cores that have been given away
+	hosts  []uint32       // jobs that its last heartbeat named
 	owes   int            // things that it is to do before it can be given jobs
+	log    *gate.Log      // gets the lines of its own log
 }
+
+// Bounds of a line of a node's log and of its console, in bytes. What a line of the log says is bounded when it comes in.
+const (
+	maxLevel       = 32
+	maxConsoleLine = 1000
+)
 
 // use says what a core has been given to.
 type use struct {
@@ -35,12 +48,24 @@ type use struct {
 	ranks []uint32
 }
 
-func newNode(number uint32) *node {
-	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use)}
+func newNode(number uint32, log func(format string, args ...any)) *node {
+	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10)}
 }
 
 // up reports whether the node can be asked. The caller holds Server.mu.
 func (n *node) up() bool { return n.conn != nil && n.health == control.NodeHealth_NODE_UP }
+
+// why says why a node is not up, and what to do about it. The caller holds Server.mu.
+func (n *node) why() string {
+	text := cmp.Or(n.reason, "it has not registered yet")
+	switch {
+	case n.health != control.NodeHealth_NODE_DEAD || n.remedy == "":
+		return text
+	case strings.Contains(text, "\n"): // it ends with lines of its console
+		return text + "\n" + n.remedy
+	}
+	return text + "; " + n.remedy
+}
 
 // use gives a core to a rank of a job. The caller holds Server.mu.
 func (n *node) use(job uint32, p *control.Place) {
@@ -65,23 +90,26 @@ func (n *node) send(m proto.Message) {
 // serveNode holds the conversation with a node.
 func (s *Server) serveNode(conn *control.Conn) error {
 	hello, err := conn.Meet()
-	if err == nil && (hello.Role != control.Role_ROLE_NODE || !trust.SameToken(hello.Token, s.config.Token)) {
-		err = control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of machine %s", hello.Program, s.config.Machine)
+	admitted := hello != nil && hello.Role == control.Role_ROLE_NODE && trust.SameToken(hello.Token, trust.NodeToken(s.config.Secret, hello.Node))
+	if err == nil && !admitted {
+		err = control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of node%d of machine %s", hello.Program, hello.Node, s.config.Machine)
 	}
 	if err != nil {
-		if hello != nil && trust.SameToken(hello.Token, s.config.Token) {
+		if admitted {
 			s.nodeRefused(hello, err)
 		}
 		conn.Refuse(err)
 		return err
 	}
+	gate.Admit(conn.NetConn())
 	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
 		return err
 	}
+	conn.Distrust()
 	var n *node
 	err = conn.Serve(func(f *control.Frame) {
 		if m, ok := f.Message().(*control.Register); ok {
-			if r, err := s.register(conn, f, m); err != nil {
+			if r, err := s.register(conn, hello.Node, f, m); err != nil {
 				conn.Answer(f, nil, err)
 			} else {
 				n = r
@@ -120,11 +148,17 @@ func (s *Server) certify(m *control.Register) []byte {
 	return cert
 }
 
-// register makes the sender of m a node of the machine, or the same node again, and answers its frame f before anybody else
-// can send to it.
-func (s *Server) register(conn *control.Conn, f *control.Frame, m *control.Register) (*node, error) {
+// register makes the sender of m, which has shown the token of a node, that node of the machine, or the same node again, and
+// answers its frame f before anybody else can send to it.
+func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m *control.Register) (*node, error) {
+	if m.Node != shown {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "node%d registers as node%d", shown, m.Node).At(shown)
+	}
 	if int(m.Node) >= len(s.nodes) || m.Info == nil {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "machine %s has no node %d", s.config.Machine, m.Node)
+	}
+	if err := s.checkAddress(m.Node, m.Info.Address); err != nil {
+		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,11 +184,26 @@ func (s *Server) register(conn *control.Conn, f *control.Frame, m *control.Regis
 	if err := s.store.saveNode(n); err != nil {
 		s.config.Log("%v", err)
 	}
-	n.owes = 0
+	n.owes, n.hosts = 0, nil
 	s.reconcile(n, m)
 	s.catchUp(n)
 	s.ready(n)
 	return n, nil
+}
+
+// checkAddress refuses a node that wants others to look for it at an address that is not its own.
+func (s *Server) checkAddress(node uint32, address string) error {
+	claimed, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return control.Failf(control.Code_CODE_REFUSED, "%q is no address and port", address).At(node)
+	}
+	if s.config.Address == nil {
+		return nil
+	}
+	if own := s.config.Address(node); claimed.Addr() != own {
+		return control.Failf(control.Code_CODE_REFUSED, "it says that its address is %v, but it is %v", claimed.Addr(), own).At(node)
+	}
+	return nil
 }
 
 // ready makes a node one that can be given jobs, unless it has something to end first. The caller holds Server.mu.
@@ -165,6 +214,7 @@ func (s *Server) ready(n *node) {
 	}
 	n.health, n.reason = control.NodeHealth_NODE_UP, ""
 	s.accountedFor(n.number)
+	s.roomChanged()
 }
 
 // reconcile brings what serve and a node that has just registered know of jobs together. The caller holds Server.mu.
@@ -180,6 +230,11 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		if hosted.Phase == control.JobPhase_JOB_PREPARED && j.phase == control.JobPhase_JOB_RUNNING {
 			s.startOn(n, j)
 		}
+		j.moved = time.Now()
+		if hosted.Phase == control.JobPhase_JOB_DONE {
+			j.over[n.number] = true
+		}
+		s.finishOn(n, j)
 		if j.wantsRecords() {
 			n.send(&control.Rewind{Job: j.number})
 		}
@@ -189,7 +244,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 			// Pieces of its files may be lost, or the word that they have come, for which all others would wait.
 			s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "it has connected anew while the job was being launched").At(n.number))
 		}
-		if j.on(n.number) && !has[j.number] && j.phase == control.JobPhase_JOB_RUNNING && !j.finishing && !j.endedOn(n.number) {
+		if j.on(n.number) && !has[j.number] && j.phase == control.JobPhase_JOB_RUNNING && !j.finishing && !j.records.Complete(n.number) {
 			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "it was restarted and has lost the job").At(n.number))
 		}
 	}
@@ -203,6 +258,31 @@ func (s *Server) forgetOn(n *node, job uint32) {
 		_, err := conn.Call(ctx, &control.Forget{Job: job})
 		return err
 	})
+}
+
+// forgetStray has a node end a job that its heartbeat names and that serve does not have there. The last heartbeat must have named it as
+// well: the node may have ended it since the first. There is one at a time, before the node is given jobs. The caller holds Server.mu.
+func (s *Server) forgetStray(n *node, jobs []uint32) {
+	jobs = jobs[:min(len(jobs), len(n.info.Cores))] // each has a core
+	for _, job := range jobs {
+		if j := s.jobs[job]; n.owes == 0 && (j == nil || !j.on(n.number)) && slices.Contains(n.hosts, job) {
+			s.config.Log("node%d has job %d, which has ended", n.number, job)
+			s.forgetOn(n, job)
+			s.ready(n)
+		}
+	}
+	n.hosts = jobs
+}
+
+// insist has a node that did not end a job when it was asked over conn end it before it is given another. One that has connected
+// again since then was asked when it registered.
+func (s *Server) insist(node uint32, conn *control.Conn, job uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.nodes[node]; conn != nil && n.conn == conn {
+		s.forgetOn(n, job)
+		s.ready(n)
+	}
 }
 
 // owe has a node do something before it can be given jobs. One that fails is to register, and to try, again. The caller holds
@@ -230,13 +310,14 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 
 // startOn has a node start a job that an earlier serve could not tell it to start. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
+	asked := s.ask(n.number, &control.Start{Job: j.number})
 	s.running.Go(func() {
 		ctx, cancel := context.WithTimeout(s.context, startTimeout)
 		defer cancel()
-		if _, err := s.call(ctx, n.number, &control.Start{Job: j.number}); err != nil && s.context.Err() == nil {
+		if _, err := asked.answer(ctx); err != nil && s.context.Err() == nil {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.fail(j, toFailure(err))
+			s.fail(j, j.blame(n.number, err))
 		}
 	})
 }
@@ -260,40 +341,64 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 		if m.Info != nil {
 			s.changed(n, m.Info)
 		}
+		s.forgetStray(n, m.Jobs)
 		conn.Answer(f, &control.Heartbeat{Number: m.Number}, nil)
 	case *control.LogLine:
-		s.config.Log("node%d: %s: %s", n.number, m.Level, m.Text)
+		n.log.Printf("node%d: %s: %s", n.number, gate.Text(m.Level, maxLevel), m.Text)
 	default:
 		s.fromJob(n, f)
 	}
 }
 
-// call sends a request to a node and waits for the answer.
-func (s *Server) call(ctx context.Context, number uint32, request proto.Message) (proto.Message, error) {
-	s.mu.Lock()
+// question is a request that has been sent to a node.
+type question struct {
+	node    uint32
+	request proto.Message
+	conn    *control.Conn     // over which it was sent; nil when the node is away
+	why     string            // it is away
+	sent    *control.Question // nil when it is away
+}
+
+// ask sends a request to a node. What is sent while Server.mu is held arrives in that order. The caller holds Server.mu.
+func (s *Server) ask(number uint32, request proto.Message) *question {
 	n := s.nodes[number]
-	conn, reason := n.conn, n.reason
-	s.mu.Unlock()
-	if conn == nil {
-		if reason == "" {
-			reason = "it is not connected"
-		}
-		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%s", reason).At(number)
+	q := &question{node: number, request: request, conn: n.conn, why: "it is not connected"}
+	switch {
+	case n.conn != nil:
+		q.sent = n.conn.Ask(request)
+	case n.reason != "":
+		q.why = n.why()
 	}
-	m, err := conn.Call(ctx, request)
+	return q
+}
+
+// answer waits for the answer.
+func (q *question) answer(ctx context.Context) (proto.Message, error) {
+	if q.conn == nil {
+		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%s", q.why).At(q.node)
+	}
+	m, err := q.sent.Answer(ctx)
 	if err != nil && ctx.Err() != nil {
-		return nil, control.Failf(control.Code_CODE_TIMEOUT, "no answer to %T: %v", request, context.Cause(ctx)).At(number)
+		return nil, control.Failf(control.Code_CODE_TIMEOUT, "no answer to %T: %v", q.request, context.Cause(ctx)).At(q.node)
 	}
 	var answered *control.Failure
-	if err != nil && conn.Err() != nil && !errors.As(err, &answered) {
-		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%v", err).At(number)
+	if err != nil && q.conn.Err() != nil && !errors.As(err, &answered) {
+		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%v", err).At(q.node)
 	}
 	if err != nil {
 		failure := control.FromError(err)
-		failure.Node = int32(number)
+		failure.Node = int32(q.node)
 		return nil, failure.Err()
 	}
 	return m, nil
+}
+
+// call sends a request to a node and waits for the answer.
+func (s *Server) call(ctx context.Context, number uint32, request proto.Message) (proto.Message, error) {
+	s.mu.Lock()
+	q := s.ask(number, request)
+	s.mu.Unlock()
+	return q.answer(ctx)
 }
 
 // watch notices nodes that are silent.
@@ -310,6 +415,11 @@ func (s *Server) watch(ctx context.Context) {
 		for _, n := range s.nodes {
 			s.judge(n, time.Since(n.heard))
 		}
+		for _, j := range s.jobs {
+			s.catchUpClient(j)
+			s.awaitRecords(j)
+		}
+		s.saveAgain()
 		s.mu.Unlock()
 	}
 }
@@ -320,7 +430,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 	switch n.health {
 	case control.NodeHealth_NODE_BOOTING:
 		if silent > t.Boot {
-			s.dead(n, fmt.Sprintf("it did not register within %v%s", t.Boot, s.consoleTail(n.number)))
+			s.dead(n, fmt.Sprintf("it did not register within %v%s", t.Boot, s.consoleTail(n.number)), "if it stays silent, "+s.anew())
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {
@@ -329,20 +439,26 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		}
 	case control.NodeHealth_NODE_LATE:
 		if silent > t.Dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead))
+			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead), "if it stays silent, "+s.anew())
 		}
 	}
 }
 
+// anew says how a machine is made anew, with all its nodes.
+func (s *Server) anew() string {
+	return fmt.Sprintf("margay machine down -m %s and margay machine up make the machine anew", s.config.Machine)
+}
+
 // dead takes a node out of the machine and ends the jobs it had. The caller holds Server.mu.
-func (s *Server) dead(n *node, reason string) {
-	n.health, n.reason = control.NodeHealth_NODE_DEAD, reason
+func (s *Server) dead(n *node, reason, remedy string) {
+	n.health, n.reason, n.remedy = control.NodeHealth_NODE_DEAD, reason, remedy
 	s.config.Log("node%d is dead: %s", n.number, reason)
 	n.disconnect()
 	s.accountedFor(n.number)
+	s.roomChanged()
 	for _, j := range s.jobs {
-		if j.on(n.number) && !j.endedOn(n.number) {
-			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "%s", reason).At(n.number))
+		if j.on(n.number) && !j.records.Complete(n.number) {
+			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "%s", n.why()).At(n.number))
 		}
 	}
 }
@@ -357,6 +473,9 @@ func (s *Server) consoleTail(node uint32) string {
 	lines := s.config.Console(node, consoleLines)
 	if len(lines) == 0 {
 		return "; its console shows nothing"
+	}
+	for i, line := range lines {
+		lines[i] = gate.Text(line, maxConsoleLine)
 	}
 	return "; the last lines of its console:\n    " + strings.Join(lines, "\n    ")
 }
@@ -385,11 +504,11 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	if int(m.Node) >= len(s.nodes) {
 		return
 	}
-	reason := m.Reason
+	reason, remedy := m.Reason, "it does not come back by itself: "+s.anew()
 	if m.Retry {
-		reason += "; it is started once more"
+		reason, remedy = reason+"; it is started once more", ""
 	} else if len(m.Console) > 0 {
 		reason += "; the last lines of its console:\n    " + strings.Join(m.Console, "\n    ")
 	}
-	s.dead(s.nodes[m.Node], reason)
+	s.dead(s.nodes[m.Node], reason, remedy)
 }

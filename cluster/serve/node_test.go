@@ -98,10 +98,10 @@ func TestNodeDies(t *testing.T) {
 		{"silence", func(_ *machine, n *playedNode) {
 			n.silence()
 			time.Sleep(13 * time.Second)
-		}, "node1: it has been silent for 10s"},
+		}, "node1: it has been silent for 10s; if it stays silent, margay machine down -m m and margay machine up make the machine anew"},
 		{"exit", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a", "b"}})
-		}, "node1: it was killed; the last lines of its console:\n    a\n    b"},
+		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit does not come back by itself: margay machine down -m m and margay machine up make the machine anew"},
 		{"retry", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a"}, Retry: true})
 		}, "node1: it was killed; it is started once more"},
@@ -116,7 +116,6 @@ func TestNodeDies(t *testing.T) {
 				m := up(t, 3)
 				c, other := m.client(), m.client()
 				small := spec(2)
-				small.Argv = []string{"small"}
 				survivor := other.run(small)
 				c.run(spec(4))
 				k.die(m, m.played[1])
@@ -234,7 +233,7 @@ func TestNodeReconnectsAtPrepare(t *testing.T) {
 			n.conn.Close()
 			time.Sleep(time.Second)
 			none[*control.JobState](t, &c.recorder, "the node may come back")
-			code, says := control.Code_CODE_NODE_LOST, "node1: it has been silent for 10s"
+			code, says := control.Code_CODE_NODE_LOST, "node1: it has been silent for 10s; if it stays silent, margay machine down -m m and margay machine up make the machine anew"
 			if back {
 				code, says = control.Code_CODE_RESTARTED, "node1: it has connected anew while the job was being launched"
 				n.connect()
@@ -284,20 +283,20 @@ func TestRefusedNodes(t *testing.T) {
 	}{
 		{"token", func(*machine) *control.Hello {
 			return &control.Hello{Role: control.Role_ROLE_NODE, Token: trust.NewToken(), Program: "a stranger"}
-		}, control.Code_CODE_REFUSED, "a stranger does not show the join token of machine m", false},
+		}, control.Code_CODE_REFUSED, "a stranger does not show the join token of node0 of machine m", false},
 		{"no token", func(*machine) *control.Hello {
 			return &control.Hello{Role: control.Role_ROLE_NODE, Program: "a stranger"}
-		}, control.Code_CODE_REFUSED, "a stranger does not show the join token of machine m", false},
+		}, control.Code_CODE_REFUSED, "a stranger does not show the join token of node0 of machine m", false},
 		{"role", func(m *machine) *control.Hello {
-			return &control.Hello{Role: control.Role_ROLE_CLIENT, Token: m.config.Token, Node: 9, Program: "a client"}
-		}, control.Code_CODE_REFUSED, "a client does not show the join token of machine m", false},
+			return &control.Hello{Role: control.Role_ROLE_CLIENT, Token: m.token(9), Node: 9, Program: "a client"}
+		}, control.Code_CODE_REFUSED, "a client does not show the join token of node9 of machine m", false},
 		{"version", func(m *machine) *control.Hello {
-			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Token: m.config.Token, Program: "node image 9"}
-		}, control.Code_CODE_VERSION, "node image 9 speaks version 99 of the control protocol, this machine's serve speaks version 1: " +
+			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Token: m.token(0), Program: "node image 9"}
+		}, control.Code_CODE_VERSION, "node image 9 speaks version 99 of the control protocol, this machine's serve speaks version 2: " +
 			"use the margay and the node image of one build", true},
 		{"version without token", func(m *machine) *control.Hello {
 			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Program: "x"}
-		}, control.Code_CODE_VERSION, "x speaks version 99 of the control protocol, this machine's serve speaks version 1: " +
+		}, control.Code_CODE_VERSION, "x speaks version 99 of the control protocol, this machine's serve speaks version 2: " +
 			"use the margay and the node image of one build", false},
 	}
 	for _, k := range cases {
@@ -323,7 +322,7 @@ func TestRegistration(t *testing.T) {
 		m := newMachine(t, 1)
 		greet := func() *control.Conn {
 			conn := m.dial()
-			if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.config.Token, Program: "test"}); err != nil {
+			if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(0), Program: "test"}); err != nil {
 				t.Fatal(err)
 			}
 			go conn.Serve(func(*control.Frame) {})
@@ -334,11 +333,6 @@ func TestRegistration(t *testing.T) {
 			t.Errorf("a heartbeat before Register: %v", err)
 		}
 		r := m.played[0].register()
-		r.Node = 1
-		if _, err := conn.Call(t.Context(), r); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) || err.Error() != "machine m has no node 1" {
-			t.Errorf("an unknown node: %v", err)
-		}
-		r = m.played[0].register()
 		r.Info = nil
 		if _, err := conn.Call(t.Context(), r); err == nil {
 			t.Error("a node that says nothing about itself was taken")
@@ -387,7 +381,7 @@ func TestRegisteredComesFirst(t *testing.T) {
 				}
 				return f
 			}
-			send(control.NewFrame(&control.Hello{Version: control.Version, Role: control.Role_ROLE_NODE, Token: m.config.Token}))
+			send(control.NewFrame(&control.Hello{Version: control.Version, Role: control.Role_ROLE_NODE, Token: m.token(0)}))
 			receive()
 			asked := make(chan error, 1)
 			go func() {
@@ -422,7 +416,7 @@ func TestLocalRoles(t *testing.T) {
 		m := newMachine(t, 1)
 		conn := control.NewConn(m.clients.dial(t))
 		defer conn.Close()
-		_, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.config.Token, Program: "test"})
+		_, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(0), Program: "test"})
 		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
 			t.Errorf("a node on the clients' socket: %v", err)
 		}
@@ -447,6 +441,9 @@ func TestHolder(t *testing.T) {
 		h.tell(&control.NodeExit{Node: 0, Reason: "it fell over", Retry: true})
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || state.Reason != "it fell over; it is started once more" {
 			t.Errorf("node 0 is %v", state)
+		}
+		if remedy := c.node(0).Remedy; remedy != "" {
+			t.Errorf("for a node that is started once more there is %q to be done", remedy)
 		}
 		h.tell(&control.NodeBoot{Node: 0, Boots: 2})
 		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
@@ -566,6 +563,17 @@ func TestQuestionsToNodes(t *testing.T) {
 		if _, err := c.ask(&control.TakeSamples{Node: 1}); err == nil || err.Error() != "node1: not now" {
 			t.Errorf("samples of none: %v", err)
 		}
+		delete(m.played[1].refused, "TakeSamples")
+		late := func(health control.NodeHealth, reason string) {
+			m.server.mu.Lock()
+			defer m.server.mu.Unlock()
+			m.server.nodes[1].health, m.server.nodes[1].reason = health, reason
+		}
+		late(control.NodeHealth_NODE_LATE, "it is silent")
+		if x := must[*control.Samples](c, &control.TakeSamples{Node: control.None}); len(x.Nodes) != 2 || x.Trouble != "node1: it is silent" {
+			t.Errorf("samples while one is late: %v", x)
+		}
+		late(control.NodeHealth_NODE_UP, "")
 
 		// The error of one node does not hide what others say, and names the node. So does silence.
 		m.played[1].refused["RestartKernel"] = errors.New("not now")
@@ -581,6 +589,44 @@ func TestQuestionsToNodes(t *testing.T) {
 		}
 		if _, err := c.ask(&control.Prepare{}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
 			t.Errorf("a client asks what serve asks: %v", err)
+		}
+	})
+}
+
+// A question to a node that cannot be asked names the machine, the node and where to look.
+func TestNoNode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		if _, err := c.ask(&control.ListExtensions{Node: 9}); err == nil || err.Error() != "machine m has no node9, but node0 to node1 (margay nodes)" {
+			t.Errorf("no node: %v", err)
+		}
+		m.played[1].silence()
+		time.Sleep(time.Minute)
+		_, err := c.ask(&control.RestartKernel{Node: 1})
+		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) || !strings.HasPrefix(err.Error(), "node1: it is not up: ") {
+			t.Errorf("a dead node: %v", err)
+		}
+	})
+}
+
+// What is said of a node that is dead says what to do about it, too.
+func TestRemedy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed"})
+		const remedy = "it does not come back by itself: margay machine down -m m and margay machine up make the machine anew"
+		if state := c.node(1); state.Reason != "it was killed" || state.Remedy != remedy {
+			t.Errorf("node 1 is %v", state)
+		}
+		const want = "node1: it is not up: it was killed; " + remedy + " (margay nodes)"
+		if _, err := c.ask(&control.RestartKernel{Node: 1}); err == nil || err.Error() != want {
+			t.Errorf("%v instead of %s", err, want)
+		}
+		m.played[1].connect()
+		if state := c.node(1); state.Reason != "" || state.Remedy != "" {
+			t.Errorf("when it is back, node 1 is %v", state)
 		}
 	})
 }

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -87,7 +90,7 @@ func TestRestartKeepsFirstFailure(t *testing.T) {
 		c = m.attach(job)
 		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
 		// A rank that does not care for the polite signal gets the hard one, although another serve has sent the first.
-		time.Sleep(5 * time.Second)
+		time.Sleep(4 * time.Second)
 		if signals := take[*control.Signal](&m.played[0].recorder); len(signals) == 0 || signals[len(signals)-1].Signal != int32(unix.SIGKILL) {
 			t.Errorf("node 0 gets the signals %v", signals)
 		}
@@ -96,7 +99,7 @@ func TestRestartKeepsFirstFailure(t *testing.T) {
 		m.played[1].exits(job, 1, 3, 7, 0)
 		m.played[1].exits(job, 2, 2, 0, 9)
 		c.ackAll()
-		if state := c.ended(); state.ExitCode != 7 || state.FirstFailed != 3 {
+		if state := c.ended(); state.ExitCode != 7 || state.FirstFailed != 3 || state.Error != nil {
 			t.Errorf("it ended as %v", state)
 		}
 	})
@@ -122,6 +125,86 @@ func TestRestartBeforeClient(t *testing.T) {
 		}
 		if state := c.ended(); state.ExitCode != 0 {
 			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// A client outlives its serve, and has printed more than the next serve has seen. A node is told that it may forget a record only
+// when this serve has seen it: it may be the end of a rank.
+func TestClientIsAheadOfServe(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(2))
+		m.restart()
+		c = m.attach(job)
+		n := m.played[0]
+		n.hosts(job, control.JobPhase_JOB_RUNNING)
+		n.connect()
+		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3}) // of a record that the lost connection had brought
+		n.says(job, 3, 1, "told before the rewind\n")
+		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3})
+		if acks := take[*control.Ack](&n.recorder); slices.ContainsFunc(acks, func(a *control.Ack) bool { return a.Seq != 0 }) {
+			t.Fatalf("node 0 is to forget what serve has not seen: %v", acks)
+		}
+		n.says(job, 1, 0, "words\n")
+		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3})
+		if acks := take[*control.Ack](&n.recorder); len(acks) != 1 || acks[0].Seq != 1 {
+			t.Fatalf("node 0 gets %v", acks)
+		}
+		n.exits(job, 2, 0, 7, 0)
+		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3})
+		n.says(job, 3, 1, "told before the rewind\n")
+		n.exits(job, 4, 1, 0, 0)
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 7 || state.Error != nil || !state.Ranks[0].Ended {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// What an earlier serve has let a node forget need not come again.
+func TestRestartAfterAcknowledgement(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(2))
+		m.played[0].exits(job, 1, 0, 4, 0)
+		c.ackAll()
+		m.restart()
+		c = m.attach(job)
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		m.played[0].exits(job, 2, 1, 0, 0)
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 4 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// A job whose ranks have ended does not wait for ever for what they said. Its cores become free.
+func TestRecordsDoNotCome(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(spec(4))
+		m.played[0].exits(job, 1, 0, 0, 0)
+		m.played[0].exits(job, 2, 1, 0, 0)
+		m.restart()
+		c = m.attach(job)
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		m.back(job, control.JobPhase_JOB_DONE, 1)
+		m.played[0].exits(job, 1, 0, 0, 0)
+		m.played[0].exits(job, 2, 1, 0, 0)
+		time.Sleep(time.Hour)
+		none[*control.JobState](t, &c.recorder, "a reader may take its time")
+		c.ackAll()
+		time.Sleep(time.Minute)
+		if state := c.ended(); state.ExitCode != 125 || state.Error.Err().Error() != "node1: its ranks have ended, but the rest of what they wrote has not come for 30s" {
+			t.Errorf("it ended as %v", state)
+		}
+		if c.freeCores() != 4 {
+			t.Errorf("%d cores are free", c.freeCores())
 		}
 	})
 }
@@ -216,12 +299,115 @@ func TestRestartWithoutClient(t *testing.T) {
 				none[*control.Forget](t, &m.played[0].recorder, "the client was not waited for")
 				time.Sleep(3 * time.Second)
 				one[*control.Forget](t, &m.played[0].recorder)
-				if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || !ended && s.Error != "its margay run is gone" {
+				if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 125 || s.Error != "its margay run is gone" {
 					t.Errorf("it is recorded as %v", s)
 				}
 			})
 		})
 	}
+}
+
+// Why a job ends is recorded before its nodes forget it: a serve that is killed meanwhile says the same.
+func TestRestartWhileEnding(t *testing.T) {
+	for _, detach := range []bool{false, true} {
+		t.Run(fmt.Sprintf("detached %v", detach), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 1)
+				c := m.client()
+				s := spec(1)
+				s.Detach = detach
+				job := c.run(s)
+				n := m.played[0]
+				n.says(job, 1, 0, "a\n")
+				n.mute["Forget"] = true
+				must[*control.Done](c, &control.Kill{Job: job, Force: true})
+				one[*control.Forget](t, &n.recorder)
+				m.restart()
+				n.mute["Forget"] = false
+				n.connect() // it has forgotten the job
+				time.Sleep(time.Minute)
+				want := fmt.Sprintf("job %d was killed by its user", job)
+				recorded := m.client().summary(job)
+				if recorded.Phase != control.JobPhase_JOB_DONE || recorded.ExitCode != 137 || recorded.Error != want || recorded.Missing != want {
+					t.Errorf("it is recorded as %v", recorded)
+				}
+			})
+		})
+	}
+}
+
+// That an ending job's output cannot be opened after a restart does not replace the reason for which it ends.
+func TestRestartWhileEndingWithoutOutput(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(detachedSpec(1))
+		n := m.played[0]
+		n.mute["Forget"] = true
+		must[*control.Done](c, &control.Kill{Job: job, Force: true})
+		one[*control.Forget](t, &n.recorder)
+		path := spoolPath(m.config.Dir, job)
+		if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		m.restart()
+		n.mute["Forget"] = false
+		n.connect()
+		time.Sleep(time.Minute)
+		want := fmt.Sprintf("job %d was killed by its user", job)
+		if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 137 || s.Error != want {
+			t.Errorf("it is recorded as %v", s)
+		}
+	})
+}
+
+// The last record of a node can be in the spool of a serve that could not record that. A later one records it before the node may
+// forget the record.
+func TestRestartBeforeLastIsRecorded(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(detachedSpec(1))
+		n := m.played[0]
+		n.tell(&control.Record{
+			Job: job, Seq: 1, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{}, Open: true,
+		})
+		last := &control.Record{Job: job, Seq: 2, Stream: control.Stream_STREAM_END, Last: true, Acked: 1}
+		room := fullDisk(t, 8192)
+		n.tell(last)
+		room()
+		m.restart()
+		m.back(job, control.JobPhase_JOB_DONE, 0)
+		n.mute["Forget"] = true
+		n.tell(last)
+		m.restart()
+		n.mute["Forget"] = false
+		m.back(job, control.JobPhase_JOB_DONE, 0)
+		time.Sleep(time.Minute)
+		if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 0 || s.Error != "" {
+			t.Errorf("it is recorded as %v", s)
+		}
+	})
+}
+
+// How a rank ended can be in the spool alone, too. A later serve finds it there.
+func TestRestartBeforeExitIsRecorded(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(detachedSpec(2))
+		n := m.played[0]
+		room := fullDisk(t, 8192)
+		n.exits(job, 1, 0, 5, 0)
+		room()
+		m.restart()
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		n.exits(job, 2, 1, 0, 0)
+		time.Sleep(time.Minute)
+		if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 5 || s.Error != "" {
+			t.Errorf("it is recorded as %v", s)
+		}
+	})
 }
 
 // A job that was still being launched is ended: its files are lost. Its client is told that it can be launched anew.
@@ -270,7 +456,7 @@ func TestRestartWithoutNode(t *testing.T) {
 				c = m.attach(job)
 				m.back(job, control.JobPhase_JOB_RUNNING, 0)
 				time.Sleep(time.Minute)
-				if state := c.ended(); state.Error.Err().Error() != "node1: it has been silent for 10s" {
+				if state := c.ended(); !strings.HasPrefix(state.Error.Err().Error(), "node1: it has been silent for 10s; ") {
 					t.Errorf("it ended as %v", state)
 				}
 				one[*control.Forget](t, &m.played[0].recorder)
@@ -284,9 +470,7 @@ func TestDetached(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
 		c := m.client()
-		s := spec(3)
-		s.Detach = true
-		job := c.run(s)
+		job := c.run(detachedSpec(3))
 		c.conn.Close()
 		m.played[0].says(job, 1, 0, "a")
 		m.played[1].says(job, 1, 2, "x")

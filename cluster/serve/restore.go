@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"maps"
 	"time"
 
 	"margay/cluster/control"
@@ -22,6 +21,7 @@ func (s *Server) restore() error {
 	}
 	for _, m := range members {
 		if int(m.Node) < len(s.nodes) {
+			control.Tame(m) // it may be of a serve that did not
 			n := s.nodes[m.Node]
 			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not been heard since serve was started", m.Info, m.Boots
 			s.absent[n.number] = true
@@ -35,7 +35,7 @@ func (s *Server) restore() error {
 		if stored.Summary.Phase == control.JobPhase_JOB_DONE {
 			return
 		}
-		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.complete() {
+		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.failure != nil || j.complete() {
 			over = append(over, j)
 		}
 	})
@@ -51,28 +51,53 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	j.phase = stored.Summary.Phase
 	for i, r := range stored.State.Ranks {
 		if i < len(j.ranks) {
-			j.ranks[i].exit, j.ranks[i].safe = r.Exit, r.Ended
+			j.ranks[i].exit = r.Exit
 		}
 	}
 	if first := int(stored.State.FirstFailed); first >= 0 && first < len(j.ranks) && j.ranks[first].exit != nil {
 		j.first = first
 	}
+	for _, node := range stored.Complete {
+		j.records.RestoreComplete(node)
+		j.noted[node] = true
+	}
 	for _, p := range j.places {
 		s.nodes[p.Node].use(j.number, p)
 	}
 	s.jobs[j.number] = j
-	if j.phase != control.JobPhase_JOB_RUNNING {
+	switch j.phase {
+	case control.JobPhase_JOB_PREPARED:
 		j.failure = control.Failf(control.Code_CODE_RESTARTED, "serve was started again while the job was being launched")
 		return j
+	case control.JobPhase_JOB_ENDING:
+		if stored.State.Error != nil {
+			j.failure = toFailure(stored.State.Error.Err())
+			j.torn = stored.Summary.Missing != ""
+		}
 	}
 	if j.spec.Detach {
-		spool, seen, err := openSpool(s.config.Dir, j.number)
+		seen := make(map[uint32]uint64)
+		spool, err := openSpool(s.config.Dir, j.number, func(r *control.Record) {
+			seen[r.Node] = max(seen[r.Node], r.Seq)
+			_ = j.told.take(r) // it was believed before
+			if r.Exit != nil && j.hasRank(r.Rank, r.Node) && j.ranks[r.Rank].exit == nil {
+				j.exited(int(r.Rank), r.Exit) // there was no room to note that
+			}
+		})
 		if err != nil {
-			s.config.Log("job %d: %v", j.number, err)
-		} else {
-			// What is in the spool is out of danger, whether its node has heard that or not.
-			j.spool, j.seen, j.acked = spool, seen, maps.Clone(seen)
+			if j.failure == nil { // else it has ended for another reason
+				j.failure = toFailure(err)
+			}
+			return j
 		}
+		// What is in the spool is out of danger, whether its node has heard that or not.
+		j.spool = spool
+		for node, seq := range seen {
+			j.records.Restore(node, seq)
+		}
+	}
+	if j.phase == control.JobPhase_JOB_ENDING {
+		return j
 	}
 	s.config.Log("job %d goes on", j.number)
 	s.endOthers(j)

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/gate"
 )
 
 // Config is what a serve needs.
@@ -32,9 +34,12 @@ type Config struct {
 	Substrate string
 	Nodes     int              // nodes 0..Nodes-1 belong to the machine
 	Authority *trust.Authority // the machine's key
-	Token     string           // nodes must show it
+	Secret    string           // nodes show tokens made from it (trust.NodeToken)
 	Dir       string           // for the store and the output of detached jobs
 	Log       func(format string, args ...any)
+
+	// Address returns the address that a node has by its number; nil where nodes bring their own.
+	Address func(node uint32) netip.Addr
 
 	// Console returns the last lines of a node's console, for messages; nil where there is none.
 	Console func(node uint32, lines int) []string
@@ -51,6 +56,8 @@ type Timing struct {
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
 	Kill      time.Duration // from the polite to the hard signal when a job is ended; default 2 s
+	Records   time.Duration // how long the records of ranks that have ended may not come; default 30 s
+	Room      time.Duration // how long a job stands still because it cannot be recorded; default 2 min
 }
 
 func (t Timing) withDefaults() Timing {
@@ -65,6 +72,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Boot, 2*time.Minute)
 	set(&t.Orphan, 4*time.Second)
 	set(&t.Kill, 2*time.Second)
+	set(&t.Records, 30*time.Second)
+	set(&t.Room, 2*time.Minute)
 	return t
 }
 
@@ -72,6 +81,7 @@ func (t Timing) withDefaults() Timing {
 type Server struct {
 	config  Config
 	tls     *tls.Config
+	log     *gate.Log // of what strangers do at the nodes' port
 	store   *store
 	started time.Time
 	starts  uint32
@@ -81,15 +91,24 @@ type Server struct {
 	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
 	settled chan struct{} // closed when, after that, the jobs are gone whose launch the restart has spoilt
 
-	mu     sync.Mutex
-	nodes  []*node         // by number
-	absent map[uint32]bool // nodes of an earlier serve that have not been heard yet
-	jobs   map[uint32]*job
-	holder *control.Conn
+	mu      sync.Mutex
+	nodes   []*node         // by number
+	absent  map[uint32]bool // nodes of an earlier serve that have not been heard yet
+	jobs    map[uint32]*job
+	ended   map[uint32]*job // whose end could not be recorded yet
+	holder  *control.Conn
+	readers map[*control.Frame]*control.Conn // who reads output of a detached job, by its request
+	room    chan struct{}                    // closed, and made anew, when there may be room for more jobs
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held
 }
+
+// How many connections to the nodes' port may not have shown a join token yet: besides one for each node, and from one address.
+const (
+	strangers     = 64
+	strangersEach = 16
+)
 
 // New opens the store, and finds in it the jobs that an earlier serve left running.
 func New(c Config) (*Server, error) {
@@ -102,9 +121,18 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{config: c, tls: config, store: st, started: time.Now(), heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool), jobs: make(map[uint32]*job)}
+	return newServer(c, config, st)
+}
+
+// newServer makes a serve that has the store open, and closes it on an error.
+func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
+	s = &Server{
+		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), store: st, started: time.Now(),
+		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
+		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), readers: make(map[*control.Frame]*control.Conn), room: make(chan struct{}),
+	}
 	for i := range c.Nodes {
-		s.nodes = append(s.nodes, newNode(uint32(i)))
+		s.nodes = append(s.nodes, newNode(uint32(i), c.Log))
 	}
 	if s.starts, err = st.countStart(); err != nil {
 		return nil, errors.Join(err, st.close())
@@ -117,8 +145,7 @@ func New(c Config) (*Server, error) {
 func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	s.context = inner
-	if err := s.restore(); err != nil {
+	if err := s.begin(inner); err != nil {
 		return errors.Join(err, s.store.close())
 	}
 	stop := context.AfterFunc(ctx, func() {
@@ -128,15 +155,25 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 		nodes.Close()
 	})
 	defer stop()
-	s.running.Go(func() { s.watch(inner) })
-	s.running.Go(func() { s.accept(inner, tls.NewListener(nodes, s.tls), s.serveNode) })
+	waiting := gate.New(gate.Config{Most: strangers + s.config.Nodes, MostEach: strangersEach, Wait: 2 * control.HelloTimeout, Log: s.log})
+	s.running.Go(func() { s.accept(inner, tls.NewListener(waiting.Listener(nodes), s.tls), s.serveNode) })
 	s.accept(inner, clients, s.serveLocal)
 	cancel()
 	s.running.Wait()
 	return s.store.close()
 }
 
-// farewell tells the clients of jobs why serve ends, when it has a reason that concerns them.
+// begin takes up what an earlier serve has left and watches the nodes until ctx ends.
+func (s *Server) begin(ctx context.Context) error {
+	s.context = ctx
+	if err := s.restore(); err != nil {
+		return err
+	}
+	s.running.Go(func() { s.watch(ctx) })
+	return nil
+}
+
+// farewell tells the clients of jobs, and who reads output of a detached one, why serve ends, when it has a reason that concerns them.
 func (s *Server) farewell(cause error) {
 	if errors.Is(cause, context.Canceled) {
 		return
@@ -144,6 +181,10 @@ func (s *Server) farewell(cause error) {
 	s.config.Log("%v", cause)
 	s.mu.Lock()
 	var told []*control.Conn
+	for f, conn := range s.readers {
+		conn.Answer(f, nil, cause)
+		told = append(told, conn)
+	}
 	for _, j := range s.jobs {
 		if j.client != nil && !j.finishing {
 			j.failure = control.Failf(control.Code_CODE_NODE_LOST, "%v", cause)
@@ -166,19 +207,26 @@ func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control
 			return
 		}
 		if err != nil {
-			s.config.Log("accept: %v", err)
+			s.log.Printf("accept: %v", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
-		s.running.Go(func() {
-			conn := control.NewConn(c)
-			defer conn.Close()
-			stop := context.AfterFunc(ctx, conn.Close)
-			defer stop()
-			if err := serve(conn); err != nil && !errors.Is(err, control.ErrClosed) && !errors.Is(err, io.EOF) && ctx.Err() == nil {
-				s.config.Log("connection from %s: %v", name(c), err)
-			}
-		})
+		s.running.Go(func() { s.hold(ctx, c, serve) })
+	}
+}
+
+// hold serves one connection until it or ctx ends.
+func (s *Server) hold(ctx context.Context, c net.Conn, serve func(*control.Conn) error) {
+	conn := control.NewConn(c)
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	if err := serve(conn); err != nil && !errors.Is(err, control.ErrClosed) && !errors.Is(err, io.EOF) && ctx.Err() == nil {
+		log := s.config.Log
+		if !gate.Admitted(c) {
+			log = s.log.Printf
+		}
+		log("connection from %s: %v", name(c), err)
 	}
 }
 
@@ -259,6 +307,7 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.holder = nil
 		}
 	}()
+	conn.Distrust() // it passes on what nodes write to their consoles
 	return conn.Serve(func(f *control.Frame) {
 		switch m := f.Message().(type) {
 		case *control.NodeBoot:

@@ -14,15 +14,17 @@ import (
 	"margay/cluster/control"
 )
 
-// spoolLimit bounds the output of one detached job, in bytes. What comes later is thrown away, and the job is told nothing.
+// spoolLimit bounds the output of one detached job, in bytes. What comes later is not kept, and margay logs says so.
 const spoolLimit = 256 << 20
 
-// spool is the output of a detached job: its records in a file, as frames of the control protocol.
+// spool is the output of a detached job: its records in a file, as frames of the control protocol. An Error stands where output was
+// left out because there was too much.
 type spool struct {
 	mu    sync.Mutex
 	file  *os.File
 	size  int64 // bytes of whole records
 	limit int64 // of size
+	cut   bool  // output was left out
 }
 
 func spoolPath(dir string, job uint32) string {
@@ -41,14 +43,12 @@ func createSpool(dir string, job uint32) (*spool, error) {
 	return &spool{file: f, limit: spoolLimit}, nil
 }
 
-// openSpool opens the spool that an earlier serve wrote, without what it did not finish writing. It also returns the newest
-// record of each node in it.
-func openSpool(dir string, job uint32) (*spool, map[uint32]uint64, error) {
+// openSpool opens the spool that an earlier serve wrote, without what it did not finish writing. It hands each record in it to take.
+func openSpool(dir string, job uint32, take func(*control.Record)) (*spool, error) {
 	s, err := createSpool(dir, job)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	seen := make(map[uint32]uint64)
 	in := &countingReader{r: bufio.NewReader(s.file)}
 	for {
 		f, err := control.ReadFrame(in)
@@ -56,14 +56,15 @@ func openSpool(dir string, job uint32) (*spool, map[uint32]uint64, error) {
 			break
 		}
 		s.size = in.n
+		s.cut = s.cut || f.GetError() != nil
 		if r := f.GetRecord(); r != nil {
-			seen[r.Node] = max(seen[r.Node], r.Seq)
+			take(r)
 		}
 	}
 	if err := s.file.Truncate(s.size); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("serve: output of job %d: %w", job, err), s.file.Close())
+		return nil, errors.Join(fmt.Errorf("serve: output of job %d: %w", job, err), s.file.Close())
 	}
-	return s, seen, nil
+	return s, nil
 }
 
 type countingReader struct {
@@ -77,13 +78,30 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// write adds a record. On an error nothing of it is left.
 func (s *spool) write(r *control.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.size > s.limit && r.Stream != control.Stream_STREAM_EXIT {
+	if end := r.Stream == control.Stream_STREAM_EXIT || r.Stream == control.Stream_STREAM_END; end || s.size <= s.limit {
+		return s.add(control.NewFrame(r))
+	}
+	if s.cut {
 		return nil
 	}
-	if err := control.WriteFrame(s.file, control.NewFrame(r)); err != nil {
+	s.cut = true
+	return s.add(control.NewFrame(control.FromError(errors.New(s.missing()))))
+}
+
+// missing says why output is missing; nothing when none is.
+func (s *spool) missing() string {
+	if !s.cut {
+		return ""
+	}
+	return fmt.Sprintf("output beyond %d MiB was not kept", s.limit>>20)
+}
+
+func (s *spool) add(f *control.Frame) error {
+	if err := control.WriteFrame(s.file, f); err != nil {
 		// A part of it would hide what comes after it.
 		return errors.Join(err, s.file.Truncate(s.size))
 	}
@@ -101,20 +119,19 @@ func (s *spool) close() {
 // replayPause is how often a replay looks for more output of a job that runs.
 const replayPause = 100 * time.Millisecond
 
-// replay sends the records of a detached job to conn, from the first to the last, and waits for more while the job runs.
+// replay sends the records of a detached job to conn, from the first to the last, and waits for more while the job runs. At the end it
+// returns an error when output is missing, or its file is not what was written.
 func (s *Server) replay(job uint32, conn *control.Conn) error {
 	f, err := os.Open(spoolPath(s.config.Dir, job))
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, serr := s.store.jobState(job); serr != nil {
-			return serr
-		}
-		return control.Failf(control.Code_CODE_NOT_FOUND, "job %d was not detached: its output went to its margay run", job)
+		return s.noOutput(job)
 	}
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	var offset int64
+	last := make(map[uint32]bool) // nodes whose last record is there
 	for {
 		// Looking first, the last records cannot be missed.
 		s.mu.Lock()
@@ -122,18 +139,27 @@ func (s *Server) replay(job uint32, conn *control.Conn) error {
 		s.mu.Unlock()
 		begin := offset
 		in := &countingReader{r: bufio.NewReader(io.NewSectionReader(f, begin, 1<<62))}
+		var end error
 		for {
 			frame, err := control.ReadFrame(in)
 			if err != nil {
+				end = err // while the job runs, a record may just be being written
 				break
 			}
 			offset = begin + in.n
+			if frame.GetRecord() == nil {
+				continue
+			}
+			last[frame.GetRecord().Node] = frame.GetRecord().Last
 			if err := conn.SendBulk(s.context, frame.Message()); err != nil {
 				return err
 			}
 		}
 		if !running {
-			return nil
+			if err := s.outputOf(job, last); err != nil || end == io.EOF {
+				return err
+			}
+			return control.Failf(control.Code_CODE_FAILED, "the output of job %d is not complete: %s is damaged behind byte %d: %v", job, f.Name(), offset, end)
 		}
 		select {
 		case <-time.After(replayPause):
@@ -143,4 +169,27 @@ func (s *Server) replay(job uint32, conn *control.Conn) error {
 			return s.context.Err()
 		}
 	}
+}
+
+// outputOf returns why some output of a job that has ended is missing, nil when it is complete: then the last record of each node is
+// there, unless the job was never started.
+func (s *Server) outputOf(number uint32, last map[uint32]bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	jobs, err := s.endedJobs(number)
+	if err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		if j.Missing != "" {
+			return control.Failf(control.Code_CODE_FAILED, "the output of job %d is not complete: %s", number, j.Missing)
+		}
+		for _, r := range j.RankStates {
+			if r.Ended && !last[r.Node] {
+				return control.Failf(control.Code_CODE_FAILED, "the output of job %d is not complete: %s lacks the last record of node%d",
+					number, spoolPath(s.config.Dir, number), r.Node)
+			}
+		}
+	}
+	return nil
 }

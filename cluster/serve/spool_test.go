@@ -1,18 +1,24 @@
 package serve
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/kernel/task/journal"
 )
 
 // spooled returns the records that a job's spool holds, in short.
@@ -27,6 +33,10 @@ func spooled(t *testing.T, dir string) (list []string) {
 		frame, err := control.ReadFrame(f)
 		if err != nil {
 			return list
+		}
+		if e := frame.GetError(); e != nil {
+			list = append(list, e.Text)
+			continue
 		}
 		r := frame.GetRecord()
 		list = append(list, fmt.Sprintf("%d.%d:%s", r.Node, r.Seq, r.Data))
@@ -66,7 +76,8 @@ func TestSpoolIsCut(t *testing.T) {
 		if err := os.WriteFile(spoolPath(dir, 1), whole[:length], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, seen, err := openSpool(dir, 1)
+		seen := make(map[uint32]uint64)
+		s, err := openSpool(dir, 1, func(r *control.Record) { seen[r.Node] = r.Seq })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +99,7 @@ func TestSpoolIsCut(t *testing.T) {
 	}
 }
 
-// What is more than the limit is thrown away, but not how the ranks ended. That holds after a restart, too.
+// What is more than the limit is left out, which is noted, but not how the ranks ended. That holds after a restart, too.
 func TestSpoolLimit(t *testing.T) {
 	dir := t.TempDir()
 	s, err := createSpool(dir, 1)
@@ -107,36 +118,38 @@ func TestSpoolLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.close()
-	if list := spooled(t, dir); !slices.Equal(list, []string{"0.1:abc", "0.4:"}) {
+	if s, err = openSpool(dir, 1, func(*control.Record) {}); err != nil {
+		t.Fatal(err)
+	}
+	if s.limit = 10; s.missing() != "output beyond 0 MiB was not kept" {
+		t.Errorf("after a restart: %q", s.missing())
+	}
+	if err := s.write(output(0, 5, "more")); err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	if list := spooled(t, dir); !slices.Equal(list, []string{"0.1:abc", "output beyond 0 MiB was not kept", "0.4:"}) {
 		t.Errorf("the spool holds %v", list)
 	}
 }
 
 // A record that cannot be written whole leaves nothing behind that would hide the next one.
 func TestSpoolIsFull(t *testing.T) {
+	if ownDisk(t) {
+		return
+	}
 	dir := t.TempDir()
 	s, err := createSpool(dir, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.close()
-	signal.Ignore(unix.SIGXFSZ)
-	defer signal.Reset(unix.SIGXFSZ)
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
-		t.Fatal(err)
-	}
 	if err := s.write(output(0, 1, "a")); err != nil {
 		t.Fatal(err)
 	}
-	// Only now: go test writes a file of its own whenever the test opens one.
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1000, Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
+	room := fullDisk(t, 1000)
 	full := s.write(output(0, 2, strings.Repeat("x", 2000)))
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
-		t.Fatal(err)
-	}
+	room()
 	if !errors.Is(full, unix.EFBIG) {
 		t.Errorf("a record that does not fit: %v", full)
 	}
@@ -145,5 +158,346 @@ func TestSpoolIsFull(t *testing.T) {
 	}
 	if list := spooled(t, dir); !slices.Equal(list, []string{"0.1:a", "0.3:c"}) {
 		t.Errorf("the spool holds %v", list)
+	}
+}
+
+// The output of a detached job that cannot be kept ends the job with that reason, and margay logs and ps say so. Nothing is left out
+// in the middle.
+func TestDetachedOnFullDisk(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(detachedSpec(2))
+		n := m.played[0]
+		n.says(job, 1, 0, "a\n")
+		take[*control.Ack](&n.recorder)
+		room := fullDisk(t, 1)
+		n.says(job, 2, 0, "b\n")
+		none[*control.Ack](t, &n.recorder, "a record that was not kept is acknowledged")
+		room()
+		n.says(job, 3, 0, "c\n")
+		one[*control.Forget](t, &n.recorder)
+		time.Sleep(time.Minute)
+		const reason = "keep its output: the machine's disk is full: write "
+		if s := c.summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 125 || !strings.HasPrefix(s.Error, reason) || s.Missing != s.Error {
+			t.Errorf("it is recorded as %v", s)
+		}
+		_, err := c.ask(&control.Attach{Job: job, Output: true})
+		if err == nil || !strings.HasPrefix(err.Error(), "the output of job 1 is not complete: "+reason) || !strings.HasSuffix(err.Error(), "margay logs --remove removes kept output") {
+			t.Errorf("margay logs ends with %v", err)
+		}
+		if r := take[*control.Record](&c.recorder); len(r) != 1 || string(r[0].Data) != "a\n" {
+			t.Errorf("its output is %v", r)
+		}
+		if c.freeCores() != 2 {
+			t.Errorf("%d cores are free", c.freeCores())
+		}
+	})
+}
+
+// Output beyond the limit does not end a job, and margay logs says that there was more.
+func TestDetachedBeyondLimit(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(detachedSpec(1))
+		m.server.mu.Lock()
+		m.server.jobs[job].spool.limit = 10
+		m.server.mu.Unlock()
+		for seq := range uint64(3) {
+			m.played[0].says(job, seq+1, 0, "more\n")
+		}
+		m.played[0].exits(job, 4, 0, 0, 0)
+		const reason = "output beyond 0 MiB was not kept"
+		if s := c.summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 0 || s.Error != "" || s.Missing != reason {
+			t.Errorf("it is recorded as %v", s)
+		}
+		if _, err := c.ask(&control.Attach{Job: job, Output: true}); err == nil || err.Error() != "the output of job 1 is not complete: "+reason {
+			t.Errorf("margay logs ends with %v", err)
+		}
+	})
+}
+
+// detached runs a job of one rank to its end, and has so many bytes of its output kept.
+func (c *playedClient) detached(bytes int) (job uint32) {
+	c.m.t.Helper()
+	job = c.run(detachedSpec(1))
+	c.m.played[0].says(job, 1, 0, strings.Repeat("x", bytes))
+	c.m.played[0].exits(job, 2, 0, 0, 0)
+	c.ended()
+	return job
+}
+
+// kept lists the files with kept output.
+func (m *machine) kept() (names []string) {
+	m.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(m.config.Dir, "output"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// Kept output can be removed: that of some jobs, or of all that have ended.
+func TestRemoveOutput(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		if removed := must[*control.OutputRemoved](c, new(control.RemoveOutput)); len(removed.Jobs) != 0 {
+			t.Errorf("before there is any, that of %v is removed", removed)
+		}
+		for range 3 {
+			c.detached(1000)
+		}
+		attached := c.run(spec(1))
+		running := c.run(detachedSpec(1))
+		removed := must[*control.OutputRemoved](c, &control.RemoveOutput{Jobs: []uint32{2}})
+		if !slices.Equal(removed.Jobs, []uint32{2}) || removed.Bytes < 1000 || removed.Bytes > 1100 {
+			t.Errorf("removed is %v", removed)
+		}
+		for question, want := range map[proto.Message]string{
+			&control.Attach{Job: 2, Output: true}:                              "the output of job 2 was removed",
+			&control.RemoveOutput{Jobs: []uint32{2}}:                           "the output of job 2 was removed",
+			&control.RemoveOutput{Jobs: []uint32{99}}:                          "there is no job 99",
+			&control.RemoveOutput{Jobs: []uint32{attached}}:                    fmt.Sprintf("job %d has not ended: margay kill --force %[1]d ends it", attached),
+			&control.RemoveOutput{Jobs: []uint32{running, 1, attached, 99, 3}}: fmt.Sprintf("job %d has not ended: margay kill --force %[1]d ends it\njob %d has not ended: margay kill --force %[2]d ends it\nthere is no job 99", running, attached),
+		} {
+			if _, err := c.ask(question); err == nil || err.Error() != want {
+				t.Errorf("%v: %v instead of %s", question, err, want)
+			}
+		}
+		must[*control.Done](c, &control.Kill{Job: attached, Force: true})
+		c.ended()
+		if _, err := c.ask(&control.RemoveOutput{Jobs: []uint32{attached}}); err == nil || !strings.Contains(err.Error(), "was not detached") {
+			t.Errorf("what is not kept: %v", err)
+		}
+	})
+}
+
+// All kept output is that of the jobs that have ended. It is removed without room on the disk, which there is afterwards.
+func TestRemoveAllOutput(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		c.detached(10)
+		c.detached(10)
+		running := c.run(detachedSpec(1))
+		room := fullDisk(t, 1)
+		removed := must[*control.OutputRemoved](c, new(control.RemoveOutput))
+		room()
+		if !slices.Equal(removed.Jobs, []uint32{1, 2}) || !slices.Equal(m.kept(), []string{fmt.Sprint("job-", running)}) {
+			t.Errorf("that of %v is removed, and that of %v is kept", removed, m.kept())
+		}
+	})
+}
+
+// When the store forgets a job, its output is not kept any longer.
+func TestForgottenOutput(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		c.detached(10)
+		c.detached(10)
+		err := m.server.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).SetSequence(keepEnded) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.detached(10)
+		if jobs := m.kept(); !slices.Equal(jobs, []string{fmt.Sprint("job-", keepEnded+1), "job-2"}) {
+			t.Errorf("that of %v is kept", jobs)
+		}
+	})
+}
+
+// A job that cannot be recorded is not made.
+func TestCreateOnFullDisk(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		room := fullDisk(t, 1)
+		answer, err := c.ask(&control.RunRequest{Spec: spec(2)})
+		room()
+		if err == nil || !strings.Contains(err.Error(), "file too large; make room in ") {
+			t.Errorf("it is answered with %v, %v", answer, err)
+		}
+		none[*control.Prepare](t, &m.played[0].recorder, "a node is to prepare it")
+		if c.freeCores() != 2 || len(must[*control.Jobs](c, &control.ListJobs{All: true}).Jobs) != 0 {
+			t.Errorf("something is left of it: %d cores are free", c.freeCores())
+		}
+	})
+}
+
+// A node keeps the end of a rank until it is recorded.
+func TestEndOnFullDisk(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(2))
+		n := m.played[0]
+		room := fullDisk(t, 1)
+		n.exits(job, 1, 0, 5, 0)
+		c.ackAll()
+		none[*control.Ack](t, &n.recorder, "the node is to forget an exit status that is not recorded")
+		if s := c.summary(job); !strings.HasPrefix(s.Error, "its output waits until its state can be recorded: ") {
+			t.Errorf("it is listed as %v", s)
+		}
+		room()
+		time.Sleep(time.Second)
+		if acks := take[*control.Ack](&n.recorder); len(acks) != 1 || acks[0].Seq != 1 {
+			t.Errorf("then the node gets %v", acks)
+		}
+		room = fullDisk(t, 1)
+		n.exits(job, 2, 1, 0, 0)
+		c.ackAll()
+		none[*control.Forget](t, &n.recorder, "the node is to forget a job whose end is not recorded")
+		room()
+		time.Sleep(time.Second)
+		if state := c.ended(); state.ExitCode != 5 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+		if s := c.summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 5 || s.Error != "" {
+			t.Errorf("it is listed as %v", s)
+		}
+	})
+}
+
+// While the end of a job cannot be recorded, its client knows what it waits for, and it does not wait for ever: neither for ranks that
+// have ended, nor for those that were told to, nor for those that wait because their output cannot be forgotten.
+func TestWaitOnFullDisk(t *testing.T) {
+	if ownDisk(t) {
+		return
+	}
+	for name, stop := range map[string]func(n *playedNode, job uint32){
+		"all have ended": func(n *playedNode, job uint32) {
+			n.exits(job, 1, 0, 0, 0)
+			n.exits(job, 2, 1, 0, 0)
+		},
+		"one has failed": func(n *playedNode, job uint32) { n.exits(job, 1, 0, 5, 0) },
+		"one has much to say": func(n *playedNode, job uint32) {
+			n.exits(job, 1, 0, 0, 0)
+			n.says(job, 2, 1, strings.Repeat("x", journal.Limit-1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 1)
+				c := m.client()
+				job := c.run(spec(2))
+				n := m.played[0]
+				room := fullDisk(t, 1)
+				stop(n, job)
+				c.ackAll()
+				said := one[*control.LogLine](t, &c.recorder)
+				time.Sleep(119 * time.Second)
+				none[*control.Forget](t, &n.recorder, "the job is ended early")
+				none[*control.LogLine](t, &c.recorder, "its client is told again")
+				time.Sleep(2 * time.Second)
+				state, free, listed := c.ended(), c.freeCores(), c.summary(job)
+				room()
+				full := fmt.Sprintf("the machine's disk is full: write %s/state.db: file too large; make room in the file system of %[1]s: margay logs --remove removes kept output", m.config.Dir)
+				if want := fmt.Sprintf("job %d waits until it can be recorded: %s", job, full); said.Text != want {
+					t.Errorf("its client is told %q instead of %q", said.Text, want)
+				}
+				want := "its state could not be recorded for 2m0s: " + full
+				if state.ExitCode != 125 || state.Error.GetText() != want || free != 2 || listed.Phase != control.JobPhase_JOB_DONE || listed.Error != want {
+					t.Errorf("it ended as %v, is listed as %v, and %d cores are free", state, listed, free)
+				}
+				time.Sleep(time.Second)
+				if s, err := m.server.store.jobState(job); err != nil || s.ExitCode != 125 || s.Error.GetText() != want {
+					t.Errorf("it is recorded as %v, %v", s, err)
+				}
+			})
+		})
+	}
+}
+
+// A rank that computes does so for as long as it takes, whether the disk is full or not.
+func TestComputeOnFullDisk(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(2))
+		n := m.played[0]
+		room := fullDisk(t, 1)
+		n.exits(job, 1, 0, 0, 0)
+		c.ackAll()
+		time.Sleep(10 * time.Minute)
+		n.exits(job, 2, 1, 0, 0)
+		c.ackAll()
+		time.Sleep(time.Minute)
+		none[*control.JobState](t, &c.recorder, "it has ended")
+		room()
+		time.Sleep(time.Second)
+		if state := c.ended(); state.ExitCode != 0 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// A client that comes back to a job that waits for room is told so as well.
+func TestAttachOnFullDisk(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		job := m.client().run(spec(2))
+		m.restart()
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		room := fullDisk(t, 1)
+		m.played[0].exits(job, 1, 0, 0, 0)
+		c := m.attach(job)
+		said := one[*control.LogLine](t, &c.recorder)
+		room()
+		if !strings.Contains(said.Text, "the machine's disk is full: ") {
+			t.Errorf("it is told %q", said.Text)
+		}
+	})
+}
+
+// A job can be killed on a full disk. Its end is recorded when there is room.
+func TestKillOnFullDisk(t *testing.T) {
+	onFullDisk(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		job := c.run(spec(2))
+		room := fullDisk(t, 1)
+		must[*control.Done](c, &control.Kill{Job: job, Force: true})
+		states, s := take[*control.JobState](&c.recorder), c.summary(job)
+		room()
+		if len(states) != 1 || states[0].ExitCode != 137 || s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 137 {
+			t.Errorf("it ended as %v, and is listed as %v", states, s)
+		}
+		time.Sleep(time.Second)
+		if s, err := m.server.store.jobState(job); err != nil || s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 137 {
+			t.Errorf("it is recorded as %v, %v", s, err)
+		}
+	})
+}
+
+// Who reads the output of a job that runs is told why serve ends, but not that it is only started again: then its connection ends.
+func TestReaderWhenServeEnds(t *testing.T) {
+	cases := map[error]func(error) bool{
+		context.Canceled:                    func(err error) bool { return errors.Is(err, control.ErrClosed) },
+		errors.New("the machine goes down"): func(err error) bool { return err != nil && err.Error() == "the machine goes down" },
+	}
+	for cause, right := range cases {
+		t.Run(cause.Error(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 1)
+				job := m.client().run(detachedSpec(1))
+				reader := m.client()
+				answered := make(chan error, 1)
+				go func() {
+					_, err := reader.ask(&control.Attach{Job: job, Output: true})
+					answered <- err
+				}()
+				synctest.Wait()
+				m.stop(cause)
+				if err := <-answered; !right(err) {
+					t.Errorf("it is answered with %v", err)
+				}
+			})
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -141,14 +142,13 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 
 // saveJob records a job as it is now.
 func (s *store) saveJob(j *job) error {
-	state := j.state()
-	if j.phase != control.JobPhase_JOB_DONE {
-		// What another serve must know: whose output need not be waited for.
-		for i, r := range j.ranks {
-			state.Ranks[i].Ended = r.safe
+	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state()}
+	for _, m := range j.members {
+		if j.records.Complete(m.Node) {
+			stored.Complete = append(stored.Complete, m.Node)
 		}
 	}
-	value, err := proto.Marshal(&control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: state})
+	value, err := proto.Marshal(stored)
 	if err == nil {
 		err = s.db.Update(func(tx *bbolt.Tx) error {
 			b := tx.Bucket(bucketJobs)
@@ -200,18 +200,56 @@ func (s *store) jobState(number uint32) (state *control.JobState, err error) {
 
 func key(number uint32) []byte { return binary.BigEndian.AppendUint32(nil, number) }
 
+// lastState returns the state of a job that has ended. The caller holds Server.mu, or it is recorded.
+func (s *Server) lastState(number uint32) (*control.JobState, error) {
+	if j := s.ended[number]; j != nil {
+		return j.state(), nil
+	}
+	return s.store.jobState(number)
+}
+
+// endedJobs returns the jobs that have ended, or one of them when number is not 0. The caller holds Server.mu.
+func (s *Server) endedJobs(number uint32) ([]*control.JobSummary, error) {
+	list, err := s.store.summaries(number)
+	for _, j := range s.ended {
+		if number == 0 || number == j.number {
+			list = slices.DeleteFunc(list, func(o *control.JobSummary) bool { return o.Job == j.number })
+			list = append(list, j.summary())
+		}
+	}
+	return list, err
+}
+
+// missing says why some of the job's output is missing; nothing while that is not so.
+func (j *job) missing() string {
+	switch {
+	case j.torn && j.failure != nil:
+		return j.failure.Error()
+	case j.torn:
+		return "it was ended"
+	case j.spool != nil:
+		return j.spool.missing()
+	}
+	return ""
+}
+
 // summary is the job as a line of margay ps.
 func (j *job) summary() *control.JobSummary {
 	m := &control.JobSummary{
-		Job: j.number, User: j.spec.User, Command: j.command(), Ranks: uint32(len(j.ranks)), Phase: j.phase,
+		Job: j.number, User: j.spec.User, Command: j.spec.Command, Ranks: uint32(len(j.ranks)), Phase: j.phase,
 		StartNs: j.created.UnixNano(), ExitCode: j.exitCode(), Detached: j.spec.Detach, RankStates: j.state().Ranks,
+		FirstFailed: int32(j.first),
 	}
 	if j.phase == control.JobPhase_JOB_DONE {
 		m.EndNs = time.Now().UnixNano()
 	}
-	if j.failure != nil {
+	switch {
+	case j.failure != nil:
 		m.Error = j.failure.Error()
+	case j.unsaved != nil:
+		m.Error = fmt.Sprintf("its output waits until its state can be recorded: %v", j.unsaved)
 	}
+	m.Missing, m.Unkept = j.missing(), j.unkept
 	for _, member := range j.members {
 		m.Nodes = append(m.Nodes, member.Node)
 	}

@@ -26,13 +26,13 @@ func open(t *testing.T, dir string) *store {
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	j := newJob(1, &control.JobSpec{Path: "/x", Argv: []string{"x", "y"}, User: "u", Ranks: 2, Detach: true}, []*control.Place{{Node: 3, Core: 1}, {Rank: 1, Node: 3, Core: 2}})
+	j := newJob(1, &control.JobSpec{Path: []byte("/x"), Command: "x y", User: "u", Ranks: 2, Detach: true}, []*control.Place{{Node: 3, Core: 1}, {Rank: 1, Node: 3, Core: 2}})
 	j.members = []*control.Member{{Node: 3, Address: "10.0.0.3:1"}}
 	j.phase = control.JobPhase_JOB_RUNNING
 	if err := s.saveJob(j); err != nil {
 		t.Fatal(err)
 	}
-	n := newNode(3)
+	n := newNode(3, t.Logf)
 	n.info, n.boots = &control.NodeInfo{Hostname: "node3", Cores: []uint32{1, 2}}, 2
 	if err := s.saveNode(n); err != nil {
 		t.Fatal(err)

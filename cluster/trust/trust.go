@@ -1,13 +1,18 @@
 // Package trust is who may speak for whom in a machine.
 //
 // A machine has one key. Its certificate is given to every node at boot; serve holds the key and shows a certificate made with
-// it; a node that has shown the machine's join token gets a certificate with its number, for connections between nodes. All
-// keys are Ed25519. A node's private key never leaves the node.
+// it; a node that has shown its join token gets a certificate with its number, for connections between nodes. All keys are
+// Ed25519. A node's private key never leaves the node.
+//
+// A node's join token is made from the machine's secret for its number, so it admits no other node. The secret is known to serve
+// and the holder only.
 package trust
 
 import (
 	"crypto/ed25519"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
@@ -212,7 +217,14 @@ func PeerNode(state tls.ConnectionState) (uint32, error) {
 	return uint32(node), nil
 }
 
-// NewToken makes a join token, or any other secret that is compared by SameToken.
+// NodeToken is the join token of a node of the machine with a secret.
+func NodeToken(secret string, node uint32) string {
+	mac := hmac.New(sha256.New, []byte(secret))
+	fmt.Fprintf(mac, "join token of node %d", node)
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// NewToken makes the secret of a machine, or any other that is compared by SameToken.
 func NewToken() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // it never fails

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -141,6 +142,21 @@ func TestTokens(t *testing.T) {
 	a, b := NewToken(), NewToken()
 	if SameToken(a, b) || !SameToken(a, a) || len(a) != 32 {
 		t.Error(a, b)
+	}
+}
+
+// A token admits one node to one machine.
+func TestNodeToken(t *testing.T) {
+	seen := make(map[string]string)
+	for _, secret := range []string{"", "secret", NewToken()} {
+		for _, node := range []uint32{0, 1, 11, 999, 1<<32 - 1} {
+			who := fmt.Sprintf("node %d of %q", node, secret)
+			token := NodeToken(secret, node)
+			if other := seen[token]; other != "" || token != NodeToken(secret, node) || len(token) != 64 {
+				t.Errorf("%s has the token %s, %s too", who, token, other)
+			}
+			seen[token] = who
+		}
 	}
 }
 

@@ -79,7 +79,7 @@ func create(t *testing.T, g *Tree, l Limits) *Job {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := j.Remove(10 * time.Second); err != nil {
+		if err := j.Remove(2 * time.Minute); err != nil {
 			t.Error(err)
 		}
 	})
@@ -120,8 +120,8 @@ func start(t *testing.T, leaf func() (*os.File, error), args ...string) (cmd *ex
 // killed waits until a process has been ended by SIGKILL.
 func killed(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
-	timer := time.AfterFunc(20*time.Second, func() {
-		t.Errorf("process %d still runs after 20 s", cmd.Process.Pid)
+	timer := time.AfterFunc(2*time.Minute, func() {
+		t.Errorf("process %d still runs after 2 minutes", cmd.Process.Pid)
 		cmd.Process.Kill()
 	})
 	defer timer.Stop()
@@ -238,7 +238,7 @@ func TestRemove(t *testing.T) {
 	g := tree(t)
 	j := create(t, g, Limits{})
 	cmd, _ := start(t, j.Ranks, "sleep")
-	if err := g.Job("job-1").Remove(10 * time.Second); err != nil {
+	if err := g.Job("job-1").Remove(2 * time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	killed(t, cmd)
@@ -262,7 +262,7 @@ func TestOutOfMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := other.Remove(10 * time.Second); err != nil {
+		if err := other.Remove(2 * time.Minute); err != nil {
 			t.Error(err)
 		}
 	})

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/boot"
+	"margay/kernel/descriptor"
 	"margay/kernel/keep"
 	"margay/kernel/link"
 	"margay/kernel/reap"
@@ -71,6 +72,9 @@ type process struct {
 // Main is the life of PID 1. program is the command that becomes the node kernel; it is started with the link at LinkFD.
 // Main returns only when the node cannot be set up.
 func Main(node Node, program []string) error {
+	if err := descriptor.CloseOnExec(3); err != nil {
+		return err
+	}
 	// Nothing may end this process, so nothing here may be chosen to be killed for want of memory.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	config, err := node.SetUp(logf)

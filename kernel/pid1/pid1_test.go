@@ -207,7 +207,7 @@ func orphan(parent string) error {
 }
 
 // patience bounds every wait for something that must happen.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func poll(what string, ok func() bool) error {
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -9,9 +9,9 @@ import (
 )
 
 // All calls ended for each process that this one has to reap, with what that and those that it had reaped itself have used,
-// for as long as this process lives. It must be the only waiter
-// of the process: os/exec waits by itself and cannot be used beside it. A caller that starts processes holds a lock of its
-// own around the start and in ended, so that ended knows the pid.
+// for as long as this process lives. It must be the only waiter of the process: os/exec waits by itself and cannot be used beside
+// it. A traced child that stops has not ended. A caller that starts processes holds a lock of its own around the start and in
+// ended, so that ended knows the pid.
 func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
@@ -25,6 +25,9 @@ func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) {
 			}
 			if err != nil || pid <= 0 {
 				break
+			}
+			if status.Stopped() {
+				continue
 			}
 			ended(pid, status, &used)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,11 +52,43 @@ func reaper() {
 	})
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
+		if lines.Text() == "traced" {
+			traced()
+			continue
+		}
 		if _, err := spawn(strings.Fields(lines.Text())...); err != nil {
 			panic(err)
 		}
 	}
 	time.Sleep(time.Hour) // until it is killed
+}
+
+// traced starts a child that is traced, and kills it when its stop has been waited for.
+func traced() {
+	runtime.LockOSThread() // which is the tracer
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"reap", "exit", "0"}, &syscall.ProcAttr{
+		Env: os.Environ(), Sys: &syscall.SysProcAttr{Ptrace: true},
+	})
+	if err != nil {
+		panic(err)
+	}
+	for state := ""; state != "t"; time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return // taken for ended
+		}
+		_, after, _ := strings.Cut(string(stat), ") ")
+		state, _, _ = strings.Cut(after, " ")
+	}
+	for {
+		var stop unix.Siginfo
+		err := unix.Waitid(unix.P_PID, pid, &stop, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err == nil && stop.Signo == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_ = unix.Kill(pid, unix.SIGKILL)
 }
 
 func spawn(args ...string) (int, error) {
@@ -102,7 +135,7 @@ func run(t *testing.T, children []string, n int) (lines []string, pids []int) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	timer := time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
@@ -129,6 +162,13 @@ func TestStatus(t *testing.T) {
 				t.Errorf("%q", lines)
 			}
 		})
+	}
+}
+
+// A traced child that stops has not ended.
+func TestStop(t *testing.T) {
+	if lines, _ := run(t, []string{"traced"}, 1); lines[0] != "killed 9" {
+		t.Errorf("%q", lines)
 	}
 }
 

@@ -40,6 +40,7 @@ const MaxReaders = 16
 type Recorder struct {
 	cores int
 	made  Time
+	lease time.Duration
 	rings atomic.Pointer[rings] // nil: off
 
 	mu      sync.Mutex
@@ -66,7 +67,7 @@ type ring struct {
 // New makes a recorder for a node with so many cores, that of the system included.
 func New(cores int) *Recorder {
 	now := Now()
-	return &Recorder{cores: cores, made: now, readers: make(map[uint64]time.Time), last: uint64(now)}
+	return &Recorder{cores: cores, made: now, lease: Lease, readers: make(map[uint64]time.Time), last: uint64(now)}
 }
 
 // Watch has f called when recording begins, which may have been before, and when it ends. It may add events, and do nothing else with
@@ -157,13 +158,13 @@ func (r *Recorder) Follow(reader uint64) (begins bool, err error) {
 	if !had && len(r.readers) >= MaxReaders {
 		return false, ErrReaders
 	}
-	r.readers[reader] = time.Now().Add(Lease)
+	r.readers[reader] = time.Now().Add(r.lease)
 	if r.rings.Load() == nil {
 		r.last++
 		r.turn(newRings(r.last, r.cores))
 	}
 	if r.expiry == nil {
-		r.expiry = time.AfterFunc(Lease, r.expire)
+		r.expiry = time.AfterFunc(r.lease, r.expire)
 	}
 	return !had, nil
 }

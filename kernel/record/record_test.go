@@ -34,7 +34,7 @@ func drain(t testing.TB, r *Recorder, c Cursor) (events []Event, lost uint64, _ 
 }
 
 func TestOffAndOn(t *testing.T) {
-	r := New(3)
+	r := patient(3)
 	r.Add(Event{Kind: Switch})
 	r.Switch(0, 1, 7, 0, "")
 	if r.On() || r.Begin() != 0 {
@@ -98,7 +98,7 @@ func TestNil(t *testing.T) {
 
 // Several follow, each at its own pace and with its own selection.
 func TestReaders(t *testing.T) {
-	r := New(2)
+	r := patient(2)
 	r.Follow(1)
 	r.Follow(2)
 	r.Switch(0, 1, 7, 0, "")
@@ -134,9 +134,16 @@ func TestReaders(t *testing.T) {
 	}
 }
 
+// patient makes a recorder whose recording does not end because a busy machine takes long for a test.
+func patient(cores int) *Recorder {
+	r := New(cores)
+	r.lease = time.Hour
+	return r
+}
+
 // The oldest events give way, and are counted.
 func TestOverwritten(t *testing.T) {
-	r := New(2)
+	r := patient(2)
 	r.Follow(1)
 	defer r.Leave(1)
 	size := len(r.rings.Load().rings[0].events)
@@ -211,7 +218,7 @@ func TestLease(t *testing.T) {
 // Every event is read once or counted as lost, whoever else adds some.
 func TestConcurrent(t *testing.T) {
 	const writers, each = 8, 20_000
-	r := New(3)
+	r := patient(3)
 	r.Follow(1)
 	defer r.Leave(1)
 	var group sync.WaitGroup

@@ -17,7 +17,8 @@ const (
 	// MinQuantum is the shortest quantum that is granted. Those above MaxQuantum are infinite.
 	MinQuantum = 100 * time.Microsecond
 	MaxQuantum = time.Hour
-	// Floor is how long a task that is ready and not held can be kept waiting.
+	// Floor is how long a task that is ready and not held can be kept waiting. Time for which a plan was followed too late does not
+	// count.
 	Floor = 2 * time.Second
 	// RescueLimit is how many tasks in need of the floor cost a policy its place.
 	RescueLimit = 4
@@ -51,6 +52,7 @@ type Core struct {
 	plan     Plan
 	until    uint64 // the end of the quantum; slot.Infinite: nobody knows
 	rescue   uint64 // until when a rescued task has the core; 0: none has
+	late     uint64 // by how much plans were followed too late, all in all
 	info     CoreInfo
 }
 
@@ -66,6 +68,7 @@ type entry struct {
 	ID
 	state  slot.TaskState
 	since  uint64
+	late   uint64        // Core.late when it came into its state
 	origin time.Duration // its processor time when it came
 	spent  time.Duration // processor time of all tasks when it came into its state
 
@@ -110,7 +113,8 @@ func (c *Core) Add(now uint64, id ID) error {
 		return fmt.Errorf("core %d: job %d rank %d is there already", c.number, id.Job, id.Rank)
 	}
 	c.measure()
-	t := &entry{ID: id, since: now, spent: c.spent()}
+	c.lag(now)
+	t := &entry{ID: id, since: now, late: c.late, spent: c.spent()}
 	t.ran, t.messages = c.meter(id)
 	t.origin = t.ran
 	c.tasks = append(c.tasks, t)
@@ -216,7 +220,8 @@ func (c *Core) leave(t *entry) {
 
 func (c *Core) become(t *entry, now uint64, state slot.TaskState) {
 	if t.state != state {
-		t.state, t.since, t.spent = state, now, c.spent()
+		c.lag(now)
+		t.state, t.since, t.late, t.spent = state, now, c.late, c.spent()
 	}
 }
 
@@ -242,8 +247,18 @@ func (c *Core) describe(t *entry) slot.SchedTask {
 	}
 }
 
+// lag notes by how much the time of the plan has passed. A plan is followed late when the caller is kept from its own CPU, and no
+// decision could be made meanwhile: that is no time for which a decision had a task wait.
+func (c *Core) lag(now uint64) {
+	if now > c.plan.Next {
+		c.late += now - c.plan.Next
+		c.plan.Next = now
+	}
+}
+
 // decide makes a new plan.
 func (c *Core) decide(now uint64, why slot.Why, target ID) {
+	c.lag(now)
 	if now < c.rescue {
 		c.arm(now, c.rescue)
 		return
@@ -267,11 +282,14 @@ func (c *Core) decide(now uint64, why slot.Why, target ID) {
 
 // starved returns the task that has waited for longer than the floor, the longest if there are several, nil if there is none.
 func (c *Core) starved(now uint64) *entry {
-	if t := c.longest(); t != nil && now-t.since >= uint64(Floor) {
+	if t := c.longest(); t != nil && now >= c.limit(t) {
 		return t
 	}
 	return nil
 }
+
+// limit is until when a task that is ready may be kept waiting.
+func (c *Core) limit(t *entry) uint64 { return t.since + uint64(Floor) + c.late - t.late }
 
 // longest returns the task that has been ready for the longest time, nil if none is.
 func (c *Core) longest() *entry {
@@ -462,7 +480,7 @@ func (c *Core) arm(now, until uint64) {
 	c.until = until
 	c.plan = Plan{Run: -1, Next: c.until}
 	if t := c.longest(); t != nil && c.rescue == 0 {
-		c.plan.Next = min(c.plan.Next, t.since+uint64(Floor))
+		c.plan.Next = min(c.plan.Next, c.limit(t))
 	}
 	for i, t := range c.tasks {
 		if t == c.running {

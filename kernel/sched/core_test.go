@@ -362,6 +362,50 @@ func TestFloorWithoutCPU(t *testing.T) {
 	}
 }
 
+// A plan that is followed late is nobody's fault: whoever decides is asked before a task counts as starving. The time that counts
+// goes on where it was.
+func TestFloorWhenLate(t *testing.T) {
+	const late = 3 * Floor
+	for name, policies := range map[string]func(*bench) []*Policy{
+		"turns": func(*bench) []*Policy { return nil },
+		"policy": func(b *bench) []*Policy {
+			return []*Policy{b.policy(1, func(s *slot.SchedContext) slot.Verdict {
+				s.Quantum = uint64(10 * time.Millisecond)
+				return slot.Verdict(1 - max(0, b.Info().Running))
+			})}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, 2)
+			b.SetPolicies(b.now, policies(b))
+			for range 4 * RescueLimit {
+				p := b.Plan()
+				b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + late
+				b.now = p.Next + uint64(late)
+				b.Tick(b.now)
+				if i := b.Info(); b.Plan().Run == p.Run || i.Rescues != 0 {
+					t.Fatalf("after task %d, %d has the core, with %d rescues", p.Run, b.Plan().Run, i.Rescues)
+				}
+			}
+			if len(b.faults) != 0 {
+				t.Errorf("faults %q", b.faults)
+			}
+		})
+	}
+	b := newBench(t, 2)
+	starve := func(s *slot.SchedContext) slot.Verdict {
+		s.Quantum = uint64(time.Second)
+		return 0
+	}
+	b.SetPolicies(b.now, []*Policy{b.policy(1, starve)})
+	b.now += uint64(time.Second + late)
+	b.Tick(b.now)
+	b.runs("after a second, late", 0, time.Second)
+	b.now += uint64(time.Second)
+	b.Tick(b.now)
+	b.runs("after two", 1, Turn)
+}
+
 // Whoever is ready and not held gets a turn, and a policy that needs telling is told, and goes.
 func TestFloor(t *testing.T) {
 	b := newBench(t, 3)

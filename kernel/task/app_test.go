@@ -1,15 +1,19 @@
 package task_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // app is what the jobs of these tests run.
@@ -21,6 +25,20 @@ func app(args []string) int {
 		return 7
 	case "cat":
 		io.Copy(os.Stdout, os.Stdin)
+	case "raw cat": // which does not read again when a system call was interrupted, as os.File does
+		for buf := make([]byte, 512); ; {
+			n, err := unix.Read(0, buf)
+			if err != nil {
+				fmt.Print("read: ", err)
+				return 1
+			}
+			if n == 0 {
+				return 0
+			}
+			if _, err := unix.Write(1, buf[:n]); err != nil {
+				return 1
+			}
+		}
 	case "sleep":
 		fmt.Println("sleeping")
 		time.Sleep(time.Hour)
@@ -34,6 +52,8 @@ func app(args []string) int {
 		if err != nil {
 			fmt.Println(err)
 		}
+	case "strings":
+		fmt.Print(digest(os.Args), digest(os.Environ()))
 	case "surroundings":
 		surroundings()
 	case "eat":
@@ -44,6 +64,10 @@ func app(args []string) int {
 		return orphan()
 	case "fill":
 		fill()
+	case "crowd":
+		for _, dir := range args[1:] {
+			crowd(dir)
+		}
 	case "touch":
 		eaten = append(eaten, make([]byte, touched))
 		for i := 0; i < touched; i += 4096 {
@@ -130,4 +154,30 @@ func fill() {
 			return
 		}
 	}
+}
+
+// crowd fills a folder with bytes and then with files, up to what the environment gives as the most.
+func crowd(dir string) {
+	most, err := strconv.ParseInt(os.Getenv("MOST"), 10, 64)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	bytes, err := os.Create(filepath.Join(dir, "bytes"))
+	piece := make([]byte, 64<<10)
+	for n := int64(0); err == nil && n <= most; n += int64(len(piece)) {
+		_, err = bytes.Write(piece)
+	}
+	fmt.Println("full:", errors.Unwrap(err))
+	if err := errors.Join(bytes.Close(), os.Remove(bytes.Name())); err != nil {
+		fmt.Println(err)
+	}
+	err = nil
+	for n := int64(0); err == nil && n <= most/4096; n++ {
+		var f *os.File
+		if f, err = os.Create(filepath.Join(dir, fmt.Sprint(n))); err == nil {
+			f.Close()
+		}
+	}
+	fmt.Println("no more files:", errors.Unwrap(err))
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -56,6 +57,8 @@ type Container struct {
 
 	adopted State // what the init said when it was adopted
 
+	unkept Unkept // told before gone is closed
+
 	replies chan link.Message // answers to requests
 	asking  sync.Mutex        // one request at a time
 	gone    chan struct{}
@@ -84,11 +87,33 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 	c.pid = cmd.Process.Pid
 	go cmd.Wait()
 	go c.listen(h)
-	if err := c.ask(ctx, link.New(Create, spec)); err != nil {
+	if err := c.create(ctx); err != nil {
 		c.End()
 		return nil, err
 	}
 	return c, nil
+}
+
+// create has the init make the job's root. What the ranks execute goes ahead in pieces and is not kept here.
+func (c *Container) create(ctx context.Context) error {
+	body, packed, err := c.spec.pack()
+	if err != nil {
+		return fmt.Errorf("task: job %d: %w", c.spec.Job, err)
+	}
+	c.spec.Exec = Exec{}
+	stop := context.AfterFunc(ctx, func() { c.conn.SetWriteDeadline(time.Unix(1, 0)) })
+	for piece := range slices.Chunk(packed, link.MaxPayload) {
+		if err = c.conn.Send(link.Message{Kind: Strings, Payload: piece}); err != nil {
+			break
+		}
+	}
+	if !stop() {
+		return fmt.Errorf("task: %s of job %d: %w", Create, c.spec.Job, context.Cause(ctx))
+	}
+	if err != nil {
+		return c.lost(Strings, err)
+	}
+	return c.ask(ctx, link.New(Create, body))
 }
 
 // Adopt takes over the init of a job that an earlier node kernel made, from what Kept gave. It also returns what the init
@@ -160,7 +185,7 @@ func (c *Container) Kept(name string) (keep.Item, error) {
 	return keep.Item{Name: name, Words: words, Files: []*os.File{dup}}, nil
 }
 
-// Spec returns what the container was made from.
+// Spec returns what the container was made from, but for its Exec.
 func (c *Container) Spec() Spec { return c.spec }
 
 // Adopted returns the state that an adopted container was found in.
@@ -220,8 +245,14 @@ func (c *Container) Input(rank int, offset uint64, data []byte, eof bool) error 
 // Ack lets the init forget the records up to seq.
 func (c *Container) Ack(seq uint64) error { return c.conn.Send(link.New(Ack, AckBody{Seq: seq})) }
 
+// Finish ends what the ranks have left behind, once all of them have ended here. The last record follows, if it has not been told.
+func (c *Container) Finish() error { return c.conn.Send(link.New(Finish, nil)) }
+
 // Rewind has every unacknowledged record and all input positions told again.
 func (c *Container) Rewind() error { return c.conn.Send(link.New(Rewind, nil)) }
+
+// Unkept returns the files that have vanished with the job. It may be called after End.
+func (c *Container) Unkept() Unkept { return c.unkept }
 
 // Done is closed when the job's init has ended.
 func (c *Container) Done() <-chan struct{} { return c.gone }
@@ -230,7 +261,7 @@ func (c *Container) Done() <-chan struct{} { return c.gone }
 func (c *Container) End() error {
 	c.conn.SetWriteDeadline(time.Now().Add(endWait / 5))
 	// An init that does not listen any more is killed below.
-	_ = c.conn.Send(link.New(End, nil))
+	_ = c.conn.Send(link.New(Quit, nil))
 	select {
 	case <-c.gone:
 	case <-time.After(endWait):
@@ -292,6 +323,8 @@ func (c *Container) dispatch(m link.Message, h Handler) error {
 			c.explain(&r.Status)
 		}
 		h.Record(r)
+	case Left:
+		return m.Decode(&c.unkept)
 	case Input:
 		var b InputBody
 		if err := m.Decode(&b); err != nil {

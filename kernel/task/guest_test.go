@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -86,11 +87,12 @@ func TestFilesBeyondMemory(t *testing.T) {
 // A rank can be frozen while others of its job go on, and the job can be ended all the same.
 func TestFreezeRank(t *testing.T) {
 	e := newEvents()
-	s := spec(2, "cat")
+	s := spec(2, "raw cat")
 	s.Ranks[1].Stdin = true
 	c := start(t, s, e)
 	e.await(t, "processes", func() bool { return len(e.processes()) == 2 })
 	frozen := e.processes()[0]
+	awaitRead(t, frozen.PID)
 	if group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", frozen.PID)); err != nil || strings.TrimSpace(string(group)) != "0::"+strings.TrimPrefix(frozen.Group, cgroups) {
 		t.Errorf("the process is in %q, %v; it should be in %s", group, err, frozen.Group)
 	}
@@ -115,6 +117,26 @@ func TestFreezeRank(t *testing.T) {
 	e.await(t, "end of rank 0", func() bool { return len(e.exits()) == 2 })
 	if e.text(0, task.Stdout) != "thawed" {
 		t.Errorf("rank 0 wrote %q", e.text(0, task.Stdout))
+	}
+}
+
+// awaitRead waits until a thread of a process waits in read(2), which a freeze must not interrupt.
+func awaitRead(t *testing.T, pid int) {
+	t.Helper()
+	var calls []string
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+		calls = calls[:0]
+		for _, f := range files {
+			text, _ := os.ReadFile(f)
+			calls = append(calls, string(text))
+			if strings.HasPrefix(string(text), fmt.Sprintf("%d 0x0 ", unix.SYS_READ)) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no thread reads: %q", calls)
+		}
 	}
 }
 

@@ -17,16 +17,14 @@ import (
 
 // Spec says what one node has to run for a job. It is plain data.
 type Spec struct {
+	Exec `json:"-"` // travels apart
+
 	Job      uint32 // the job's number
 	Hostname string // what the job sees as the node's name
 
 	UID, GID int    // the job's own; never 0
 	User     string // the name for UID in the job's /etc/passwd
 
-	Path  string   // the executable, an absolute path in the job's root
-	Argv  []string // its arguments, the program's name first
-	Env   []string // its environment, without what a rank adds
-	Dir   string   // its working directory, an absolute path in the job's root
 	Umask int
 
 	Ranks []Rank // the processes of this node
@@ -60,15 +58,19 @@ const (
 	Stdout Stream = 1 + iota
 	Stderr
 	Exit
+	End // nothing: it tells by Last that the output is complete
 )
 
-// Record is one numbered piece of what a job says on one node: output as a rank wrote it, or a rank's end.
+// Record is one numbered piece of what a job says on one node: output as a rank wrote it, a rank's end, or the end of all output.
 type Record struct {
 	Seq    uint64 // 1, 2, 3 ... on each node
 	Rank   int
 	Stream Stream
 	Data   []byte `json:"-"` // output; not cut at line ends
 	Status Status `json:",omitzero"`
+	Open   bool   `json:",omitempty"` // of an end: processes that the rank has left behind may still write for it
+	Last   bool   `json:",omitempty"` // every rank of the node has ended, and nothing can be written any more
+	Acked  uint64 `json:",omitempty"` // every record up to this one had been acknowledged when this one was told
 }
 
 // Status is how a rank ended.
@@ -136,7 +138,8 @@ func (e *StartError) Unwrap() error {
 
 // Kinds of the messages between a node kernel and a job init. Requests are answered by their own kind or by Failed.
 const (
-	Create   = "create"   // Spec -> (empty)
+	Strings  = "strings"  // payload: a piece of the job's Exec, before Create; not answered
+	Create   = "create"   // CreateBody -> (empty)
 	Unpack   = "unpack"   // payload: a piece of the zstd-compressed tar archive of the job's files; not answered
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
@@ -144,16 +147,19 @@ const (
 	Input    = "input"    // InputBody and payload; told back when written
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
+	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
 	Resync   = "resync"   // a new node kernel is here -> what is kept, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd: a rank runs; told when it is started and after a Resync
 	Output   = "record"   // from the init: Record and payload
+	Left     = "left"     // from the init: Unkept, before its end
 	Failed   = "failed"   // from the init: StartError
-	End      = "end"      // kill everything and be gone; answered by the end of the link
+	Quit     = "end"      // kill everything and be gone; answered by the end of the link
 )
 
 // State is what a job init tells a new node kernel.
 type State struct {
-	Spec    Spec
+	Spec    Spec  // without its Exec
+	Loaded  bool  // the job's files have been unpacked, all of them
 	Started bool  // the ranks have been started, all of them
 	Running []int // the ranks that have not ended
 }
@@ -175,6 +181,13 @@ type InputBody struct {
 	Rank   int
 	Offset uint64 // of the payload's first byte; told back: bytes written or thrown away so far
 	EOF    bool   // nothing follows the payload
+}
+
+// Unkept are files that ranks have written and that vanish with the job.
+type Unkept struct {
+	Files uint64   // how many
+	Names []string // of some of them, fit for a terminal; those below the working directory come first and are relative to it
+	More  bool     // there were too many files to look at all
 }
 
 // AckBody acknowledges every record up to Seq.

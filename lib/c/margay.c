@@ -726,6 +726,27 @@ int margay_wait(int timeout)
 	return n < 0 ? 0 : n;
 }
 
+/* What margay_wait_for waits for. */
+struct condition {
+	int (*done)(void *data);
+	void *data;
+};
+
+static int is_done(int n, uint64_t arg)
+{
+	const struct condition *c = (const struct condition *)(uintptr_t)arg;
+	(void)n;
+	return c->done(c->data);
+}
+
+int margay_wait_for(int (*done)(void *data), void *data, int timeout)
+{
+	struct condition c = {done, data};
+	if (!self.area)
+		return fail("margay_init has not been called");
+	return wait_until(is_done, (uintptr_t)&c, timeout) < 0 ? -1 : 0;
+}
+
 static int is_released(int n, uint64_t number)
 {
 	(void)n;

@@ -12,8 +12,9 @@
  *
  * A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
  * from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with
- * run the handler of their number, inside margay_poll, margay_wait, margay_barrier, margay_finalize, or inside margay_send
- * when that has to wait. A handler may call margay_post, and nothing else that sends or waits. Messages that an extension has
+ * run the handler of their number, inside margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, or inside
+ * margay_send when that has to wait. So a message may have been handled before the program comes to wait for it: wait with
+ * margay_wait_for for what handlers have done, not with margay_wait for a message. A handler may call margay_post, and nothing else that sends or waits. Messages that an extension has
  * made upcalls run theirs at once, when margay_upcalls has been called.
  *
  * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not safe for use by several
@@ -77,7 +78,13 @@ int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 /* margay_poll runs the handlers of the messages that have arrived and returns how many there were. */
 int margay_poll(void);
 
-/* margay_wait waits until messages have arrived, and is then margay_poll. It returns 0 when the time is over. */
+/* margay_wait_for waits until done(data) returns true, and handles messages meanwhile. It calls done first, and again when
+ * messages have been handled, never in the middle of a handler. It returns -1 when the time is over. */
+int margay_wait_for(int (*done)(void *data), void *data, int timeout);
+
+/* margay_wait waits until it has handled messages, and returns how many there were, 0 when the time is over. Messages that were
+ * handled before, in margay_barrier, in margay_send or as upcalls, do not count: a program that expects a certain message uses
+ * margay_wait_for. */
 int margay_wait(int timeout);
 
 /* margay_barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. When it

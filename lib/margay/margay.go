@@ -6,12 +6,14 @@
 //	job.Handle(1, func(m margay.Message) { ... })
 //	job.Send(ctx, target, 1, [2]uint64{n}, payload)
 //	job.Barrier(ctx)
+//	job.WaitFor(ctx, func() bool { return arrived == n })
 //	job.Finalize(ctx)
 //
 // A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
 // from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with run
-// the handler of their number, in whatever call of this package finds them: Poll, Wait, Barrier, Finalize, and Send when it
-// has to wait. A handler must not block and must not call those; it may Send when the window is open, which Post tells. Messages
+// the handler of their number, in whatever call of this package finds them: Poll, Wait, WaitFor, Barrier, Finalize, and Send when
+// it has to wait. So a message may have been handled before the program comes to wait for it: wait with WaitFor for what handlers
+// have done, not with Wait for a message. A handler must not block and must not call those; it may Send when the window is open, which Post tells. Messages
 // that an extension has made upcalls run theirs at once, when Upcalls has been called.
 package margay
 
@@ -23,6 +25,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -72,8 +75,8 @@ type Job struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	rung    uint64             // how often the bell was heard
-	waiters int                // goroutines in sleep
+	rung    uint64             // how often the bell was heard, or another goroutine has handled messages
+	waiters atomic.Int32       // goroutines in sleep; changed under mu
 	closed  error              // ErrClosed or ErrGone; nil: it is not
 	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
 }
@@ -227,6 +230,25 @@ func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 
 // Poll runs the handlers of all messages that have arrived and returns how many there were.
 func (j *Job) Poll() int {
+	n := j.poll()
+	if n > 0 {
+		j.announce()
+	}
+	return n
+}
+
+// announce wakes the goroutines that wait, since messages have been handled.
+func (j *Job) announce() {
+	if j.waiters.Load() == 0 {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.rung++
+	j.changed.Broadcast()
+}
+
+func (j *Job) poll() int {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	n := 0
@@ -268,7 +290,19 @@ func (j *Job) handleNext(ring *wire.Consumer) bool {
 	return true
 }
 
-// Wait waits until messages have arrived, runs their handlers, and returns how many there were.
+// WaitFor waits until done returns true, and handles messages meanwhile. It asks done first, and again when messages have been
+// handled, whichever goroutine does that; done is called while no handler runs, so it may read what handlers write. It must not
+// block, and must not call functions of this package that handle messages.
+func (j *Job) WaitFor(ctx context.Context, done func() bool) error {
+	return j.wait(ctx, func(int) bool {
+		j.handling.Lock()
+		defer j.handling.Unlock()
+		return done()
+	})
+}
+
+// Wait waits until this call has handled messages, and returns how many there were. Messages that were handled before, in Barrier
+// or in Send, or by another goroutine meanwhile, do not count: a program that expects a certain message uses WaitFor.
 func (j *Job) Wait(ctx context.Context) (n int, err error) {
 	err = j.wait(ctx, func(handled int) bool { n = handled; return n > 0 })
 	return n, err
@@ -334,7 +368,7 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	j.mu.Lock()
 	heard := j.rung
-	j.waiters++
+	j.waiters.Add(1)
 	j.area.ReceiveWaiting().Swap(1)
 	j.mu.Unlock()
 	idle := isIdle() // whoever comes later rings
@@ -343,7 +377,7 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {
 		j.changed.Wait()
 	}
-	if j.waiters--; j.waiters == 0 {
+	if j.waiters.Add(-1) == 0 {
 		j.area.ReceiveWaiting().Store(0)
 	}
 	switch {

@@ -64,6 +64,12 @@ func rank(mode []string) error {
 			}
 		}
 		return job.Finalize(ctx)
+	case "await":
+		n, err := strconv.Atoi(mode[1])
+		if err != nil {
+			return err
+		}
+		return await(ctx, job, n)
 	case "compute":
 		n, err := strconv.Atoi(mode[1])
 		if err != nil {
@@ -134,6 +140,20 @@ func list(job *margay.Job, what string) error {
 	}
 	fmt.Println(unsafe.Pointer(first), sum)
 	return nil
+}
+
+// await waits for n messages that may have come before.
+func await(ctx context.Context, job *margay.Job, n int) error {
+	handled := 0
+	job.Handle(5, func(margay.Message) { handled++ })
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	job.Upcalls()
+	if err := job.WaitFor(ctx, func() bool { return handled == n }); err != nil {
+		return err
+	}
+	return job.Finalize(ctx)
 }
 
 // compute computes until n upcalls have been handled.

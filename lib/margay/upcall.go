@@ -32,17 +32,26 @@ func (j *Job) takeUpcalls() {
 	alarm := int(j.alarm.Fd())
 	var rung [64]byte
 	for {
-		j.handling.Lock()
-		for ready := true; ready; ready = !j.upcalls.Wait() {
-			for j.handleNext(j.upcalls) {
-			}
+		if j.handleUpcalls() {
+			j.announce()
 		}
-		j.handling.Unlock()
 		n, err := unix.Read(alarm, rung[:])
 		if n == 0 || err != nil && err != unix.EINTR {
 			return
 		}
 	}
+}
+
+// handleUpcalls handles the upcalls that have come, and has the next one ring the alarm. It reports whether there were any.
+func (j *Job) handleUpcalls() (some bool) {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	for ready := true; ready; ready = !j.upcalls.Wait() {
+		for j.handleNext(j.upcalls) {
+			some = true
+		}
+	}
+	return some
 }
 
 // stopUpcalls ends what waits for the alarm. The caller holds Job.mu.

@@ -344,6 +344,8 @@ func payload(i int) []byte {
 //	            of which byte j is i+j; then it finalizes and ends
 //	compute N   has upcalls interrupt it and computes, without a call of the library, until it has sent N messages for handler 4
 //	            back to their sources, for handler 2, with 1 added to the second argument; then it finalizes and ends
+//	await N     enters a barrier, has upcalls interrupt it, waits until N messages for handler 5 have been handled, be it before it
+//	            waited; then it finalizes and ends
 //	services    takes the region "shared" of 4096 bytes and writes 'R' there; inserts the extension "object" as "x" into the slot
 //	            "message" with the constant "c" 5 and 6 entries of the map "m"; prints its runs, instructions, faults,
 //	            nanoseconds and last fault; writes 'S' into its map "m" and prints its entries and stride; removes it; and inserts
@@ -417,6 +419,7 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	})
 	t.Run("echo", func(t *testing.T) { echo(t, program) })
 	t.Run("flood", func(t *testing.T) { flood(t, program) })
+	t.Run("await", func(t *testing.T) { await(t, program) })
 	t.Run("upcalls", func(t *testing.T) { upcalls(t, program) })
 	t.Run("upcalls by polling", func(t *testing.T) { polledUpcalls(t, program) })
 	t.Run("services", func(t *testing.T) { services(t, program) })
@@ -489,6 +492,30 @@ func flood(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	}
 	k.Barrier(1)
 	k.Ended(0)
+}
+
+// await: a rank that waits for what a handler does need not be the one in whose wait the handler runs.
+func await(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	for _, later := range []int{0, 1, 5} { // messages after the barrier
+		t.Run(fmt.Sprint(later), func(t *testing.T) {
+			k := Start(t, program, "await", fmt.Sprint(1+later))
+			k.Greet()
+			k.Await("barrier", func() bool { return k.area.Entered().Load() == 1 && k.Waiting() })
+			k.Push(wire.Record{Handler: 5, Node: 2})
+			k.Await("handling of the message", func() bool { return k.receive.Empty() })
+			k.Barrier(1)
+			for i := range later {
+				k.Await("sleep", k.Waiting)
+				if i%2 == 0 {
+					k.Upcall(wire.Record{Handler: 5, Node: 2})
+				} else {
+					k.Push(wire.Record{Handler: 5, Node: 2})
+				}
+			}
+			k.Barrier(2)
+			k.Ended(0)
+		})
+	}
 }
 
 // upcalls: a rank that computes is interrupted, by one message and by many, and is nudged no more often than it has armed.

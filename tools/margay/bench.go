@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 
@@ -116,7 +115,7 @@ else goes on hides it, there is no figure. Compare figures of one measurement on
 		Example: `  margay bench sched
   margay bench sched --substrate hosted --messages 5000
   margay bench sched --substrate hosted,qemu --json`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if rounds < 1 || messages < rounds {
 				return fmt.Errorf("--rounds %d, --messages %d: there is at least one of each in a round", rounds, messages)
@@ -133,11 +132,11 @@ else goes on hides it, there is no figure. Compare figures of one measurement on
 			if node, err = nodeProgram(node); err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			ctx, stop := interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
 			figures, err := a.benchSched(ctx, schedBench{program: program, node: node, messages: messages / rounds, rounds: rounds}, substrates)
 			if ctx.Err() != nil {
-				return &exitStatus{128 + int(unix.SIGINT), errors.Join(errors.New("interrupted"), err)}
+				return errors.Join(context.Cause(ctx), err)
 			}
 			if err != nil {
 				return err

@@ -12,8 +12,9 @@ import (
 )
 
 func (a *app) coresCommand() *cobra.Command {
-	var all, message, node string
-	c := &cobra.Command{
+	var all, message string
+	node := int32(control.None)
+	c := a.verboseFlag(&cobra.Command{
 		Use:   "cores",
 		Short: "Change what the cores of nodes do, without a reboot",
 		Long: `Change what the cores of nodes do, without a reboot and beside running jobs.
@@ -27,30 +28,37 @@ node kernel that is started again keeps to it.`,
 		Example: `  margay machine cores --message-core on
   margay machine cores --all on --node 3
   margay machine cores --all off --message-core off`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			request := &control.SetDuties{Node: control.None}
-			var err1, err2, err3 error
+			request := &control.SetDuties{Node: node}
+			var err1, err2 error
 			request.AllCores, err1 = parseSwitch("--all", all)
 			request.MessageCore, err2 = parseSwitch("--message-core", message)
-			if node != "" {
-				var number uint32
-				number, err3 = parseNode(node)
-				request.Node = int32(number)
-			}
-			if err := errors.Join(err1, err2, err3); err != nil {
+			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
 			if request.AllCores == control.Switch_SWITCH_KEEP && request.MessageCore == control.Switch_SWITCH_KEEP {
 				return errors.New("there is nothing to change: say --all or --message-core, on or off (margay nodes shows what is)")
 			}
-			_, err := ask[*control.Done](c.Context(), a, request)
-			return err
+			if _, err := ask[*control.Done](c.Context(), a, request); err != nil {
+				return err
+			}
+			where := "on all nodes"
+			if request.Node != control.None {
+				where = fmt.Sprintf("on node%d", request.Node)
+			}
+			if all != "" {
+				a.tell("core 0 computes for applications, %s: %s", where, all)
+			}
+			if message != "" {
+				a.tell("the last core handles messages and nothing else, %s: %s", where, message)
+			}
+			return nil
 		},
-	}
+	})
 	c.Flags().StringVar(&all, "all", "", "whether core 0 computes for applications, too: on or off")
 	c.Flags().StringVar(&message, "message-core", "", "whether the last core handles messages and nothing else: on or off")
-	c.Flags().StringVar(&node, "node", "", "only on this node")
+	a.nodeFlag(c, &node, "only on this node")
 	return c
 }
 

@@ -19,27 +19,27 @@ func (a *app) extCommand() *cobra.Command {
 }
 
 func (a *app) extListCommand() *cobra.Command {
-	node := control.None
+	node := int32(control.None)
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "list",
 		Short: "List extensions, what they have done, and those that were removed lately and why",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			list, err := ask[*control.Extensions](c.Context(), a, &control.ListExtensions{Node: int32(node)})
+			list, err := ask[*control.Extensions](c.Context(), a, &control.ListExtensions{Node: node})
 			if err != nil {
 				return err
 			}
 			return a.printExtensions(list)
 		},
 	})
-	c.Flags().IntVar(&node, "node", control.None, "only those of this node")
+	a.nodeFlag(c, &node, "only those of this node")
 	return c
 }
 
 func (a *app) extInsertCommand() *cobra.Command {
 	var m control.InsertExtension
 	var settings []string
-	node := control.None
+	node := int32(control.None)
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "insert [JOB] OBJECT",
 		Short: "Insert an extension into a running job, or into the machine",
@@ -49,7 +49,7 @@ away, or boots anew, gets it before it is given jobs; what it has remembered is 
 		Example: `  margay ext insert 7 accumulate.o
   margay ext insert 7 ext/sched/weighted/weighted.o --set weight0=5
   margay ext insert roundrobin.o --node=2`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: arguments(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			object := args[len(args)-1]
@@ -67,8 +67,8 @@ away, or boots anew, gets it before it is given jobs; what it has remembered is 
 			if m.Settings, err = parseSettings(settings); err != nil {
 				return err
 			}
-			m.Node = int32(node)
-			list, err := ask[*control.Extensions](c.Context(), a, &m)
+			m.Node = node
+			list, err := askWithin[*control.Extensions](c.Context(), a, &m, control.ChangeTimeout+answerTimeout)
 			if err != nil {
 				return err
 			}
@@ -78,7 +78,7 @@ away, or boots anew, gets it before it is given jobs; what it has remembered is 
 	c.Flags().StringVar(&m.Name, "name", "", "what it is called (default: the name of the file)")
 	c.Flags().StringArrayVar(&settings, "set", nil, "the value of a constant of the extension, as NAME=VALUE; may be given again")
 	c.Flags().StringVar(&m.Slot, "slot", "", "the slot (default: the one that the object's section names)")
-	c.Flags().IntVar(&node, "node", control.None, "only on this node")
+	a.nodeFlag(c, &node, "only on this node")
 	return c
 }
 
@@ -87,7 +87,7 @@ func (a *app) extRemoveCommand() *cobra.Command {
 		Use:     "remove NODE.HANDLE...",
 		Short:   "Take extensions out of their slots, also on nodes that are away",
 		Example: "  margay ext remove 0.3 1.3",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
 			for _, arg := range args {
 				name, number, _ := strings.Cut(arg, ".")
@@ -99,7 +99,7 @@ func (a *app) extRemoveCommand() *cobra.Command {
 				if err != nil {
 					return fmt.Errorf("%q is no extension: they are called NODE.HANDLE (margay ext list)", arg)
 				}
-				if _, err := ask[*control.Done](c.Context(), a, &control.RemoveExtension{Node: node, Handle: uint32(handle)}); err != nil {
+				if _, err := askWithin[*control.Done](c.Context(), a, &control.RemoveExtension{Node: node, Handle: uint32(handle)}, control.ChangeTimeout+answerTimeout); err != nil {
 					return err
 				}
 			}

@@ -36,7 +36,7 @@ func (a *app) extSlotsCommand() *cobra.Command {
 	return a.jsonFlag(&cobra.Command{
 		Use:   "slots",
 		Short: "Print where extensions can be attached, what they may answer, and what a run may cost",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
 				var all []slotState
@@ -64,17 +64,17 @@ func (a *app) extSlotsCommand() *cobra.Command {
 }
 
 func (a *app) extStatsCommand() *cobra.Command {
-	node, interval := control.None, time.Second
-	c := &cobra.Command{
+	node, interval := int32(control.None), time.Second
+	c := a.jsonFlag(&cobra.Command{
 		Use:     "stats",
 		Short:   "Show how often extensions run and what that costs, measured for a moment",
 		Example: "  margay ext stats --interval 5s",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if interval <= 0 {
 				return fmt.Errorf("--interval %v: it is a time, such as 1s", interval)
 			}
-			question := &control.ListExtensions{Node: int32(node)}
+			question := &control.ListExtensions{Node: node}
 			before, err := ask[*control.Extensions](c.Context(), a, question)
 			if err != nil {
 				return err
@@ -91,10 +91,25 @@ func (a *app) extStatsCommand() *cobra.Command {
 			}
 			return a.printRates(before, after, time.Since(started))
 		},
-	}
-	c.Flags().IntVar(&node, "node", control.None, "only those of this node")
+	})
+	a.nodeFlag(c, &node, "only those of this node")
 	c.Flags().DurationVar(&interval, "interval", interval, "how long to measure")
 	return c
+}
+
+// extensionRate is what an active extension did in a time, for programs.
+type extensionRate struct {
+	Node         uint32  `json:"node"`
+	Handle       uint32  `json:"handle"`
+	Job          uint32  `json:"job"` // 0: it is the machine's own
+	Slot         string  `json:"slot"`
+	Name         string  `json:"name"`
+	Engine       string  `json:"engine"`
+	Seconds      float64 `json:"seconds"` // the time
+	Runs         uint64  `json:"runs"`
+	Instructions uint64  `json:"instructions"`
+	TimeNs       uint64  `json:"time_ns"` // that the runs took
+	Faults       uint64  `json:"faults"`
 }
 
 // printRates prints what active extensions did between two lists.
@@ -104,6 +119,7 @@ func (a *app) printRates(before, after *control.Extensions, took time.Duration) 
 	for _, x := range before.Extensions {
 		then[id{x.Node, x.Handle}] = x
 	}
+	rates := []extensionRate{}
 	t := newTable(a.stdout, "ID", "JOB", "SLOT", "NAME", "ENGINE", "RUNS/S", "INSNS/RUN", "NS/RUN", "CORE %", "FAULTS")
 	for _, x := range after.Extensions {
 		if x.State != "active" {
@@ -114,15 +130,20 @@ func (a *app) printRates(before, after *control.Extensions, took time.Duration) 
 			was = new(control.ExtensionState) // it is new
 		}
 		runs, ns := x.Runs-was.Runs, uint64(max(0, x.TimeNs-was.TimeNs))
+		rates = append(rates, extensionRate{x.Node, x.Handle, x.Job, x.Slot, x.Name, x.Engine, took.Seconds(), runs,
+			x.Instructions - was.Instructions, ns, x.Faults - was.Faults})
 		t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), whose(x.Job), x.Slot, x.Name, x.Engine, fmt.Sprintf("%.0f", float64(runs)/took.Seconds()),
 			perRun(x.Instructions-was.Instructions, runs), perRun(ns, runs),
 			fmt.Sprintf("%.1f", 100*float64(ns)/float64(took)), x.Faults-was.Faults)
+	}
+	if a.json {
+		return printValue(a.stdout, rates)
 	}
 	return t.flush()
 }
 
 func (a *app) extLogCommand() *cobra.Command {
-	node, follow := control.None, false
+	node, follow := int32(control.None), false
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "log",
 		Short: "Show what has happened to extensions: insertions, refusals, faults, removals, and what they print",
@@ -130,9 +151,9 @@ func (a *app) extLogCommand() *cobra.Command {
 each, and the lines that they print. A node remembers the last 1024 of these since its node kernel was started.`,
 		Example: `  margay ext log
   margay ext log --node 2 --follow`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			question := &control.ExtensionLog{Node: int32(node), After: make(map[uint32]uint64)}
+			question := &control.ExtensionLog{Node: node, After: make(map[uint32]uint64)}
 			for {
 				notes, err := ask[*control.ExtensionNotes](c.Context(), a, question)
 				if err != nil {
@@ -155,7 +176,7 @@ each, and the lines that they print. A node remembers the last 1024 of these sin
 			}
 		},
 	})
-	c.Flags().IntVar(&node, "node", control.None, "only this node")
+	a.nodeFlag(c, &node, "only this node")
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until Ctrl-C")
 	return c
 }

@@ -29,7 +29,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 		Long: `Build the image that nodes boot from: the node program and the kernel modules it loads. Two builds of the same
 parts have the same bytes. margay machine up does this by itself.`,
 		Example: "  margay image build\n  margay image build -o node.img --json\n  margay image build --refresh    # with the newest kernel there is",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if o.Program, err = nodeProgram(o.Program); err != nil {
@@ -80,7 +80,7 @@ func (a *app) imageListCommand() *cobra.Command {
 	return a.jsonFlag(&cobra.Command{
 		Use:   "list IMAGE",
 		Short: "List what is in a node image",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := os.Open(args[0])
 			if err != nil {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"time"
 
@@ -20,7 +19,7 @@ import (
 
 func (a *app) machineCommand() *cobra.Command {
 	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
-	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.consoleCommand(), a.restartCommand(), a.coresCommand())
+	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(), a.restartCommand(), a.coresCommand())
 	return c
 }
 
@@ -39,9 +38,12 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			if err := positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel"); err != nil {
+				return err
+			}
+			ctx, stop := interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
 			spec.Name = a.machine
 			var err error
@@ -102,25 +104,29 @@ func besideMargay(name, path, what, flag string) (string, error) {
 }
 
 func (a *app) downCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.verboseFlag(&cobra.Command{
 		Use:   "down",
 		Short: "End a machine, with everything that runs on it",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := a.dir()
 			if err != nil {
 				return err
 			}
-			return machine.Down(c.Context(), d)
+			if err := machine.Down(c.Context(), d); err != nil {
+				return err
+			}
+			a.tell("machine %s is ended; %s is removed", a.machine, d)
+			return nil
 		},
-	}
+	})
 }
 
 func (a *app) statusCommand() *cobra.Command {
 	return a.jsonFlag(&cobra.Command{
 		Use:   "status",
 		Short: "Show whether a machine is up",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := a.running()
 			if err != nil {
@@ -146,19 +152,22 @@ func (a *app) statusCommand() *cobra.Command {
 }
 
 func (a *app) restartCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.verboseFlag(&cobra.Command{
 		Use:   "restart NODE",
 		Short: "Start the kernel of a node again; jobs on it go on",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := parseNode(args[0])
 			if err != nil {
 				return err
 			}
-			_, err = ask[*control.Done](c.Context(), a, &control.RestartKernel{Node: node})
-			return err
+			if _, err = ask[*control.Done](c.Context(), a, &control.RestartKernel{Node: node}); err != nil {
+				return err
+			}
+			a.tell("the kernel of node%d is started again; margay nodes shows when it is back", node)
+			return nil
 		},
-	}
+	})
 }
 
 func (a *app) consoleCommand() *cobra.Command {
@@ -167,7 +176,7 @@ func (a *app) consoleCommand() *cobra.Command {
 		Use:     "console NODE",
 		Short:   "Show the console of a node",
 		Example: "  margay machine console 2 --follow",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := parseNode(args[0])
 			if err != nil {
@@ -218,9 +227,9 @@ func (a *app) serveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the service node's daemon of a machine (its holder does this)",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			ctx, stop := interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
 			d, err := a.dir()
 			if err != nil {
@@ -243,9 +252,9 @@ func (a *app) holderCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "holder MACHINE",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			ctx, stop := interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
 			d, err := machine.DirOf(args[0])
 			if err != nil {

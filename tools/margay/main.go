@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
 	"margay/cluster/launch"
 )
@@ -16,31 +17,69 @@ import (
 var version = "unknown"
 
 func main() {
-	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	keepIgnored()
+	status := command(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	if status.signal != 0 {
+		dieOf(status.signal)
+	}
+	os.Exit(status.code)
 }
 
 // run carries out one command and returns the exit status.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return command(ctx, args, stdin, stdout, stderr).code
+}
+
+// command carries out one command, says what is wrong and returns how to end.
+func command(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) *exitStatus {
 	root := newRoot(stdin, stdout, stderr)
 	root.SetArgs(args)
+	help := &output{Writer: stdout}
+	root.SetOut(help)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
-		return 0
+		err = help.err
+	}
+	if err == nil {
+		return new(exitStatus)
 	}
 	status := new(exitStatus)
 	if !errors.As(err, &status) {
 		status = &exitStatus{code: launch.ExitMargay, err: err}
 	}
 	if status.err != nil {
-		fmt.Fprintf(stderr, "margay: %v\n", status.err)
+		fmt.Fprintf(stderr, "margay: %s\n", printableLines(err.Error()))
 	}
-	return status.code
+	return status
+}
+
+// output is where cobra writes help and completions, and remembers why that failed: cobra itself does not.
+type output struct {
+	io.Writer
+	err error
+}
+
+func (o *output) Write(text []byte) (int, error) {
+	if o.err == nil {
+		_, o.err = o.Writer.Write(text)
+	}
+	return len(text), nil
 }
 
 // exitStatus is an error that decides the exit status.
 type exitStatus struct {
-	code int
-	err  error // nil when everything has been said
+	code   int
+	err    error          // nil when everything has been said
+	signal syscall.Signal // that has ended the command, or 0
+}
+
+// failed makes an exit status of an error, and sees whether a signal is its reason.
+func failed(code int, err error) *exitStatus {
+	status := &exitStatus{code: code, err: err}
+	if interrupted := (*launch.Interrupted)(nil); errors.As(err, &interrupted) && code == 128+int(interrupted.Signal) {
+		status.signal = interrupted.Signal
+	}
+	return status
 }
 
 func (e *exitStatus) Error() string {

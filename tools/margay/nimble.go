@@ -25,12 +25,7 @@ const (
 )
 
 func (a *app) nimbleCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "nimble",
-		Short: "Check, run and translate single programs, on this machine and without a node",
-		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	c := &cobra.Command{Use: "nimble", Short: "Check, run and translate single programs, on this machine and without a node"}
 	c.AddCommand(a.nimbleRunCommand(), a.nimbleVerifyCommand(), a.nimbleAsmCommand(), a.nimbleDisCommand(), a.nimbleBenchCommand(),
 		a.nimbleEnginesCommand())
 	return c
@@ -186,7 +181,7 @@ Exit status: 0 when the program, or every line of a batch, has run or was judged
   margay nimble asm < sum.s | margay nimble run --fuel=100 "01 02 03 04"
   margay nimble run --elf accumulate.o --section message
   margay nimble dis --elf accumulate.o > accumulate.s; margay nimble run --asm accumulate.s`,
-		Args: cobra.MaximumNArgs(1),
+		Args: arguments(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o, err := p.options()
 			if err != nil {
@@ -254,10 +249,10 @@ func (a *app) nimbleBatch(p *programFlags, o nimble.Options, context string, arg
 // status gives an error its exit status.
 func status(err error) error {
 	if _, ok := errors.AsType[*driver.Rejection](err); ok {
-		return &exitStatus{exitRejected, err}
+		return failed(exitRejected, err)
 	}
 	if fault, ok := errors.AsType[*engine.Fault](err); ok {
-		return &exitStatus{exitFault, errors.New(driver.OneLine(fault.Error()))}
+		return failed(exitFault, errors.New(driver.OneLine(fault.Error())))
 	}
 	return err
 }
@@ -281,7 +276,7 @@ taken to be readable and writable, and at least as long as --context or the slot
 Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble verify
   margay nimble verify -v --elf accumulate.o --function accumulate`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			o, err := p.options()
 			if err != nil {
@@ -326,7 +321,7 @@ func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool)
 		return err
 	}
 	if len(rejected) > 0 {
-		return &exitStatus{exitRejected, errors.Join(rejected...)}
+		return failed(exitRejected, errors.Join(rejected...))
 	}
 	return nil
 }
@@ -383,7 +378,7 @@ func (a *app) nimbleEnginesCommand() *cobra.Command {
 		Short: "List the engines, which of them can be used here and why not the others",
 		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
 program goes to the first one that is here and takes it; margay ext list says which that was and why not a better one.`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			var rows []engineRow
 			best := true

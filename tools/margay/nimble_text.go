@@ -33,7 +33,7 @@ object declares (.map, .extern) have no hexadecimal, only their numbers have: ru
 margay nimble run --asm FILE.`,
 		Example: `  echo 'mov r0, 42; exit' | tr ';' '\n' | margay nimble asm | margay nimble run
   margay nimble asm --raw < sum.s > sum.bin`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			text, err := driver.ReadAll(a.stdin)
 			if err != nil {
@@ -81,7 +81,7 @@ chooses. What an object knows beside its instructions, maps, global data and the
 declarations, and source lines as comments.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble dis
   margay nimble dis --slots --elf accumulate.o --section message`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			specs, err := a.disassembled(&p, raw)
 			if err != nil {

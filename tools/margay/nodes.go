@@ -15,14 +15,27 @@ import (
 
 func (a *app) nodesCommand() *cobra.Command {
 	var noise time.Duration
+	var noiseGiven bool
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of the machine and what their cores do",
 		Example: `  margay nodes
-  margay nodes --noise=10s    # what interrupts each application core`,
-		Args: cobra.NoArgs,
+  margay nodes --noise 10s    # what interrupts each application core`,
+		Args: func(c *cobra.Command, args []string) error {
+			// pflag takes the value of a flag that can do without one only after "=".
+			if noiseGiven = c.Flags().Changed("noise"); noiseGiven && len(args) > 0 {
+				if err := c.Flags().Set("noise", args[0]); err != nil {
+					return fmt.Errorf("%s: --noise %s: it must be a time with its unit, such as 500ms, 10s or 2m", c.CommandPath(), args[0])
+				}
+				args = args[1:]
+			}
+			return noArguments(c, args)
+		},
 		RunE: func(c *cobra.Command, _ []string) error {
-			if noise > 0 {
+			if err := positive(c, "noise"); err != nil {
+				return err
+			}
+			if noiseGiven {
 				return a.noise(c.Context(), noise)
 			}
 			nodes, err := ask[*control.Nodes](c.Context(), a, &control.ListNodes{})
@@ -35,7 +48,7 @@ func (a *app) nodesCommand() *cobra.Command {
 			return a.printNodes(nodes)
 		},
 	})
-	c.Flags().DurationVar(&noise, "noise", 0, "count for so long what interrupts each application core, and print that")
+	c.Flags().DurationVar(&noise, "noise", 0, "count what interrupts each application core for this long, 5s without a value, and print that")
 	c.Flags().Lookup("noise").NoOptDefVal = "5s"
 	return c
 }
@@ -51,11 +64,14 @@ var healthNames = map[control.NodeHealth]string{
 
 func (a *app) printNodes(nodes *control.Nodes) error {
 	t := newTable(a.stdout, "NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "KERNEL", "JOBS")
-	var notes []string
+	var notes notes
 	for _, n := range nodes.Nodes {
 		name := fmt.Sprintf("node%d", n.Node)
 		if n.Reason != "" {
-			notes = append(notes, name+": "+n.Reason)
+			notes.add(n.Node, ": "+n.Reason, ": "+n.Reason)
+		}
+		if n.Remedy != "" {
+			notes.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
 		}
 		if n.Info == nil {
 			t.row(name, healthNames[n.Health], "-", "-", "-", "-", "-", "-", "-")
@@ -64,9 +80,9 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 		free := 0
 		var jobs []string
 		for _, core := range n.Cores {
-			if core.Job == 0 {
+			if core.Job == 0 && n.Health == control.NodeHealth_NODE_UP {
 				free++
-			} else {
+			} else if core.Job != 0 {
 				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, ranges(core.Ranks)))
 			}
 		}
@@ -74,40 +90,50 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 			cmp.Or(n.Info.Scheduler, "-"), n.Info.Kernel,
 			strings.Join(jobs, " "))
 		if n.Info.AllCores {
-			notes = append(notes, name+" computes on core 0 as well, which serves the node: it is interrupted, and the timer ticks there")
+			const interrupted = " on core 0 as well, which serves the node: it is interrupted, and the timer ticks there"
+			notes.add(n.Node, " computes"+interrupted, " compute"+interrupted)
 		}
 		if n.Info.MessageCore != 0 {
-			notes = append(notes, fmt.Sprintf("%s handles messages on core %d, which does nothing else", name, n.Info.MessageCore))
+			text := fmt.Sprintf(" messages on core %d, which does nothing else", n.Info.MessageCore)
+			notes.add(n.Node, " handles"+text, " handle"+text)
 		}
 		for _, lack := range n.Info.Lacks {
-			notes = append(notes, name+" lacks "+lack)
+			notes.add(n.Node, " lacks "+lack, " lack "+lack)
 		}
 	}
 	if err := t.flush(); err != nil {
 		return err
 	}
-	for _, note := range condense(notes) {
-		fmt.Fprintln(a.stdout, note)
+	for _, note := range notes {
+		fmt.Fprintln(a.stdout, fold(printableLines(note.String()), widthOf(a.stdout), 4))
 	}
 	return nil
 }
 
-// condense says once what is so on several nodes.
-func condense(notes []string) []string {
-	var texts []string
-	nodes := make(map[string][]string)
-	for _, note := range notes {
-		name, text, _ := strings.Cut(note, " ")
-		if nodes[text] == nil {
-			texts = append(texts, text)
+// note is what is to be known of some nodes: a text about one, and the same about several.
+type note struct {
+	one, several string
+	nodes        []uint32
+}
+
+// notes are those of all nodes, each once.
+type notes []*note
+
+func (l *notes) add(node uint32, one, several string) {
+	for _, n := range *l {
+		if n.one == one {
+			n.nodes = append(n.nodes, node)
+			return
 		}
-		nodes[text] = append(nodes[text], strings.TrimSuffix(name, ":"))
 	}
-	out := make([]string, len(texts))
-	for i, text := range texts {
-		out[i] = strings.Join(nodes[text], ",") + " " + text
+	*l = append(*l, &note{one, several, []uint32{node}})
+}
+
+func (n *note) String() string {
+	if len(n.nodes) == 1 {
+		return fmt.Sprintf("node%d%s", n.nodes[0], n.one)
 	}
-	return out
+	return "node" + ranges(n.nodes) + n.several
 }
 
 // noise prints how often each application core is interrupted.

@@ -7,26 +7,10 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
+	"unicode"
 
 	"margay/kernel/extension"
 )
-
-// printJSON prints a message for programs. Every field is there, zero or not.
-func printJSON(w io.Writer, m proto.Message) error {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	if err := json.Indent(&out, text, "", "  "); err != nil { // protojson's own layout changes from build to build
-		return err
-	}
-	_, err = fmt.Fprintln(w, out.String())
-	return err
-}
 
 // printValue writes a value that is no message as JSON for programs.
 func printValue(w io.Writer, v any) error {
@@ -35,11 +19,17 @@ func printValue(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// table prints columns.
-type table struct{ w *tabwriter.Writer }
+// table prints columns. On a terminal lines that are too long for it are folded.
+type table struct {
+	w    *tabwriter.Writer
+	out  io.Writer
+	text bytes.Buffer
+	last string // column
+}
 
 func newTable(w io.Writer, columns ...string) *table {
-	t := &table{tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)}
+	t := &table{out: w, last: columns[len(columns)-1]}
+	t.w = tabwriter.NewWriter(&t.text, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t.w, strings.Join(columns, "\t"))
 	return t
 }
@@ -54,7 +44,27 @@ func (t *table) row(cells ...any) {
 	fmt.Fprintln(t.w)
 }
 
-func (t *table) flush() error { return t.w.Flush() }
+func (t *table) flush() error {
+	if err := t.w.Flush(); err != nil {
+		return err
+	}
+	text := t.text.String()
+	if width := widthOf(t.out); width > 0 {
+		text = foldTable(text, width, t.last)
+	}
+	_, err := io.WriteString(t.out, text)
+	return err
+}
+
+// printableLines is text that a terminal can show, in the lines that it has: what is in it may come from elsewhere.
+func printableLines(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
 
 // ranges writes numbers that are in order as ranges.
 func ranges(numbers []uint32) string {

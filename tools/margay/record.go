@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
+	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -39,7 +41,12 @@ The result is a file of the trace-event format, which https://ui.perfetto.dev an
 while somebody asks for it. One that is faster than its events can be fetched throws the oldest away and counts them.`,
 		Example: `  margay record -- margay run -n 8 ./app
   margay record -o app.json --job 7 --duration 10s`,
-		RunE: func(c *cobra.Command, args []string) error { return a.record(c.Context(), f, args) },
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := positive(c, "job", "duration"); err != nil {
+				return err
+			}
+			return a.record(c.Context(), f, args)
+		},
 	}
 	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
 	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
@@ -52,18 +59,20 @@ func (a *app) record(ctx context.Context, f recordFlags, args []string) (err err
 	if err != nil {
 		return err
 	}
+	if err := checkTrace(f.out); err != nil {
+		return err
+	}
 	nodes, err := a.recorded(ctx, socket, uint32(f.job))
 	if err != nil {
 		return err
 	}
-	file, err := os.Create(f.out)
+	file, err := createTrace(f.out)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
-	defer signal.Stop(signals)
+	signals, release := catch(4, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer release()
 	status := &launch.Status{W: a.stderr}
 	writer := trace.NewWriter(file, time.Now())
 	stop := make(chan struct{})
@@ -91,6 +100,28 @@ func (a *app) record(ctx context.Context, f recordFlags, args []string) (err err
 	fmt.Fprintf(a.stderr, "margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it\n",
 		f.out, events, len(summaries), took.Seconds(), lost)
 	return run
+}
+
+// checkTrace refuses an output that is no regular file, unless it is open already, such as /dev/stdout: what is written to a pipe that
+// nothing reads is lost.
+func checkTrace(path string) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	open := path == "/dev/stdout" || path == "/dev/stderr" || slices.Contains([]string{"/dev/fd", "/proc/self/fd"}, filepath.Dir(path))
+	if info.Mode().IsRegular() || open && info.Mode()&(fs.ModeNamedPipe|fs.ModeCharDevice) != 0 {
+		return nil
+	}
+	return fmt.Errorf("record: %s is no regular file: name one with --output", path)
+}
+
+// createTrace opens the output. A pipe that is open already is written to, and not read.
+func createTrace(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 }
 
 // recorded lists the nodes to record: those of a job, or all that are up.
@@ -144,7 +175,7 @@ func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []
 		if errors.Is(err, unix.EACCES) {
 			code = 126
 		}
-		return &exitStatus{code, err}
+		return failed(code, err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -168,9 +199,9 @@ func commandStatus(err error) error {
 	if !errors.As(err, &exit) {
 		return err
 	}
-	code := exit.ExitCode()
+	status := &exitStatus{code: exit.ExitCode()}
 	if s, ok := exit.Sys().(syscall.WaitStatus); ok && s.Signaled() {
-		code = 128 + int(s.Signal())
+		status.code, status.signal = 128+int(s.Signal()), s.Signal()
 	}
-	return &exitStatus{code: code}
+	return status
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,6 +25,7 @@ type app struct {
 	stdout, stderr io.Writer
 	machine        string
 	json           bool
+	verbose        bool
 }
 
 // newRoot makes the tree of commands.
@@ -37,8 +39,12 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		SilenceErrors: true,
 		Long: `margay makes machines out of compute nodes and runs parallel applications on them, one process per core.
 
+Machines are in the folder that MARGAY_DIR names in the environment; without it in the folder margay in XDG_RUNTIME_DIR, or in
+/tmp/margay-UID.
+
 Exit status: that of the job for margay run; 125 when margay itself fails, 126 when a program cannot be
-executed, 127 when it is not found, 128+N when signal N ended it.`,
+executed, 127 when it is not found, 128+N when signal N ended it. A command that SIGINT, SIGTERM or SIGHUP has ended dies of that
+signal itself, which shells show as 128+N as well: Ctrl-C ends loops around it.`,
 		Example: `  margay machine up                      # 4 virtual nodes with 2 application cores each
   margay run -n 8 ./app                  # one process on each core
   margay nodes                           # what the machine is doing
@@ -49,7 +55,15 @@ executed, 127 when it is not found, 128+N when signal N ended it.`,
 	root.SetErr(stderr)
 	root.PersistentFlags().StringVarP(&a.machine, "machine", "m", cmp.Or(os.Getenv("MARGAY_MACHINE"), machine.DefaultName), "the machine to use (environment: MARGAY_MACHINE)")
 	root.AddCommand(a.machineCommand(), a.runCommand(), a.psCommand(), a.killCommand(), a.logsCommand(), a.nodesCommand(), a.topCommand(), a.recordCommand(), a.extCommand(), a.nimbleCommand(), a.benchCommand(), a.imageCommand(),
-		a.serveCommand(), a.holderCommand())
+		a.serveCommand(), a.holderCommand(), a.versionCommand(), a.manCommand())
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(helpCommand())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	closeGroups(root)
+	a.complete(root)
+	// Groups run only to refuse.
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	return root
 }
 
@@ -59,6 +73,19 @@ func (a *app) dir() (machine.Dir, error) { return machine.DirOf(a.machine) }
 func (a *app) jsonFlag(c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&a.json, "json", false, "print JSON")
 	return c
+}
+
+// verboseFlag gives a command that says nothing when all is well the flag to say what it has done.
+func (a *app) verboseFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVarP(&a.verbose, "verbose", "v", false, "say what was done")
+	return c
+}
+
+// tell says what a command has done, when it is to be verbose.
+func (a *app) tell(format string, args ...any) {
+	if a.verbose {
+		fmt.Fprintf(a.stderr, "margay: "+format+"\n", args...)
+	}
 }
 
 // running returns the machine's folder. It is an error when the machine is not up.
@@ -87,12 +114,17 @@ func (a *app) socket() (string, error) {
 
 // ask makes one request to the machine's serve.
 func ask[Answer proto.Message](ctx context.Context, a *app, request proto.Message) (Answer, error) {
+	return askWithin[Answer](ctx, a, request, answerTimeout)
+}
+
+// askWithin makes one that may take so long.
+func askWithin[Answer proto.Message](ctx context.Context, a *app, request proto.Message, timeout time.Duration) (Answer, error) {
 	var none Answer
 	socket, err := a.socket()
 	if err != nil {
 		return none, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return client.Ask[Answer](ctx, socket, request)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"os/user"
 	"strings"
 	"time"
@@ -30,6 +29,7 @@ type runFlags struct {
 	detach    bool
 	keepGoing bool
 	hugePages bool
+	force     bool
 	verbose   bool
 	stdin     string
 	memoryMiB int
@@ -48,10 +48,19 @@ With --ppn each node gets so many ranks; where that is more than it has cores, u
 them share, however many cores there are. Ranks that share a core take turns, unless an extension in the slot sched
 knows better. Cores are never shared between jobs.
 
-The program is copied to the nodes with the libraries it needs and the files that --with names. On a node all of
-them have the names that they have here, and the working directory and the environment are those of here too;
-nothing else of this host's files is there. Each rank finds its number in MARGAY_RANK and how many there are in
-MARGAY_SIZE.
+The program is copied to the nodes with the libraries it needs and the files that --with names, and their libraries.
+On a node all of them have the names that they have here, and the working directory and the environment are those of
+here too; nothing else of this host's files is there: no other programs, no /etc, and of an interpreter only what is
+named (--with /usr/lib/python3.11). What ranks write to files is in the node's memory and goes with the job, which
+names some of those files at its end, but none in /tmp; standard output and standard error are what comes back, also what
+processes write that ranks have started. Those that are left when all ranks have ended are ended half a second later.
+Each rank finds its number in MARGAY_RANK and how many there are in MARGAY_SIZE.
+
+The lines of several ranks stay whole, however long they are, and a last line without an end is given one. The output of
+a single rank is written byte for byte.
+
+Programs that are linked with MPI or PMI are refused: each rank would be a world of its own, rank 0 of 1. With --force
+they run like that.
 
 With --huge-pages Linux gives the program a huge page whenever it first touches one that lies wholly in a piece of its
 memory: fewer faults and fewer misses of the processor's translations, for up to 2 MiB of each piece that is not
@@ -60,18 +69,31 @@ by themselves get some. margay ps JOB and -v show the faults and the processor t
 
 --memory is what all of a job may use on a node, files included: one rank may have it all. On nodes without control groups
 (hosted) nothing adds up what the ranks use. There each rank gets an even part of it, as the limit of its own private
-memory (RLIMIT_DATA), and so does each process that it starts; a rank that wants more is told so by Linux (ENOMEM).
+memory (RLIMIT_DATA), and so does each process that it starts (where a host lets no process be traced, all but those of
+the first moment); a rank that wants more is told so by Linux (ENOMEM).
 
-Standard input goes to rank 0. Signals, Ctrl-C among them, go to all ranks; a second Ctrl-C ends the job. When a
-rank fails, the others are ended, and the job has its exit status.`,
+Standard input goes to rank 0. While margay run is in the background of a shell with job control it reads nothing from
+the terminal, and does not stop for it. Signals, Ctrl-C among them, go to all ranks. A second Ctrl-C within 3 s ends the
+job, whatever its ranks do, with exit status 130; a third one does not wait for that. Before there are ranks, while files
+are copied, the first one ends the job. Ctrl-Z stops margay run; the ranks go on. What was ignored when margay was
+started stays ignored (nohup).
+
+When a rank fails, the others are ended, and the job has its exit status: that of the rank, or 128+N when signal N ended
+it. A job that margay kill --force ends has 137. Where this is the status of a SIGINT, SIGTERM or SIGHUP that margay run
+was sent, it dies of that signal, so that Ctrl-C ends a loop of the shell, too.`,
 		Example: `  margay run -n 8 ./app -x 1
   margay run -n 4 --with data.txt --label ./app data.txt
   margay run -n 8 --ppn 4 ./app               # 4 ranks on each of 2 nodes
   margay run -n 2 --per-core 2 ./app          # both ranks on one core
   margay run -n 8 --huge-pages -v ./app       # and say what each rank has used
   margay run --detach -n 8 ./app && margay ps`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error { return a.run(c.Context(), f, args) },
+		Args: arguments(1, -1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout"); err != nil {
+				return err
+			}
+			return a.run(c.Context(), f, args)
+		},
 	}
 	c.Flags().SetInterspersed(false)
 	fs := c.Flags()
@@ -79,13 +101,14 @@ rank fails, the others are ended, and the job has its exit status.`,
 	fs.IntVar(&f.perNode, "ppn", 0, "ranks on each node but the last (default: one for each free core)")
 	fs.IntVar(&f.perCore, "per-core", 0, "ranks that share a core (default: 1, or as many as --ppn needs)")
 	fs.StringArrayVar(&f.with, "with", nil, "a file or folder to take along (may be repeated)")
-	fs.BoolVar(&f.label, "label", false, "begin each line of output with the rank that wrote it")
-	fs.BoolVar(&f.detach, "detach", false, "print the job's number and leave it alone; margay logs shows its output")
+	fs.BoolVarP(&f.label, "label", "l", false, "begin each line of output with the rank that wrote it")
+	fs.BoolVarP(&f.detach, "detach", "d", false, "print the job's number and leave it alone; margay logs shows its output")
 	fs.BoolVar(&f.keepGoing, "keep-going", false, "let the other ranks go on when one fails")
 	fs.BoolVarP(&f.verbose, "verbose", "v", false, "say what margay does")
 	fs.StringVar(&f.stdin, "stdin", "first", "which ranks read standard input: first, all or none")
 	fs.IntVar(&f.memoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.hugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
+	fs.BoolVar(&f.force, "force", false, "run a program that is linked with MPI or PMI all the same; its ranks do not find each other")
 	fs.IntVar(&f.pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
 	fs.DurationVar(&f.initWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
@@ -103,21 +126,23 @@ func (a *app) run(ctx context.Context, f runFlags, args []string) error {
 	if !ok {
 		return fmt.Errorf("--stdin %s: it is first, all or none", f.stdin)
 	}
-	if f.ranks < 1 {
-		return fmt.Errorf("-n %d: a job has at least one rank", f.ranks)
-	}
-	if f.perNode < 0 || f.perCore < 0 {
-		return fmt.Errorf("--ppn %d, --per-core %d: neither can be negative", f.perNode, f.perCore)
-	}
 	socket, err := a.socket()
 	if err != nil {
 		return err
 	}
+	env := os.Environ()
+	if err := launch.CheckStrings(args, env); err != nil {
+		return failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
+	}
 	files, err := launch.Collect(args[0], f.with)
 	if err != nil {
-		return &exitStatus{launch.ExitStatus(err), err}
+		return failed(launch.ExitStatus(err), err)
 	}
-	spec, err := jobSpec(files, args)
+	if files.Parallel != "" && !f.force {
+		return fmt.Errorf("run %s: it is linked with MPI or PMI (%s), which do not work here yet: each of the %d ranks would believe itself to be the only one and compute everything; --force runs it all the same",
+			args[0], files.Parallel, f.ranks)
+	}
+	spec, err := jobSpec(files)
 	if err != nil {
 		return err
 	}
@@ -128,25 +153,32 @@ func (a *app) run(ctx context.Context, f runFlags, args []string) error {
 	if f.detach {
 		spec.Stdin = control.StdinMode_STDIN_NONE
 	}
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, forwarded...)
-	defer signal.Stop(signals)
+	signals, stop := catch(16, forwarded...)
+	defer stop()
 	o := launch.Options{
-		Socket: socket, Spec: spec, Files: files, Label: f.label, Stdin: a.stdin, Stdout: a.stdout, Stderr: a.stderr,
+		Socket: socket, Spec: spec, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.label, Stdin: foreground(a.stdin), Stdout: a.stdout, Stderr: a.stderr,
 		Signals: signals, Status: &launch.Status{W: a.stderr, Verbose: f.verbose, Terminal: isTerminal(a.stderr)},
 	}
 	if f.detach {
-		o.Started = func(job uint32) { fmt.Fprintln(a.stdout, job) }
+		o.Started = func(job uint32) error {
+			if _, err := fmt.Fprintln(a.stdout, job); err != nil {
+				return fmt.Errorf("job %d is detached, but its number cannot be printed: %w", job, err)
+			}
+			return nil
+		}
 	}
 	code, err := launch.Run(ctx, o)
 	if code == 0 && err == nil {
 		return nil
 	}
-	return &exitStatus{code, err}
+	if lack := files.Lack(code, args[1:]); lack != "" && code != launch.ExitMargay && err != nil {
+		err = fmt.Errorf("%w; %s", err, lack)
+	}
+	return failed(code, err)
 }
 
 // jobSpec describes the program as it would run here.
-func jobSpec(files *launch.Files, args []string) (*control.JobSpec, error) {
+func jobSpec(files *launch.Files) (*control.JobSpec, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return nil, fmt.Errorf("working directory: %w", err)
@@ -154,7 +186,7 @@ func jobSpec(files *launch.Files, args []string) (*control.JobSpec, error) {
 	umask := unix.Umask(0)
 	unix.Umask(umask)
 	return &control.JobSpec{
-		Path: files.Program, Argv: args, Env: os.Environ(), Dir: dir, Umask: uint32(umask),
+		Path: []byte(files.Program), Dir: []byte(dir), Umask: uint32(umask),
 		User: userName(), Uid: uint32(os.Getuid()), RamDisk: files.Size(), Arch: files.Arch,
 	}, nil
 }

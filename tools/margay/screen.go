@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
 	"time"
 
@@ -66,8 +65,8 @@ func (s *screen) size() (columns, lines int) {
 	return int(w.Col), int(w.Row)
 }
 
-// draw shows lines, those from top on below the first; the last line of the terminal is for status.
-func (s *screen) draw(lines []string, top int, status string) {
+// draw shows lines, those from top on below the first, each from the column left on; the last line of the terminal is for status.
+func (s *screen) draw(lines []string, top, left int, status string) {
 	columns, rows := s.size()
 	var b strings.Builder
 	b.WriteString(home)
@@ -80,7 +79,7 @@ func (s *screen) draw(lines []string, top int, status string) {
 			at += top
 		}
 		if at < len(lines) {
-			line(lines[at], "\r\n")
+			line(from(lines[at], left), "\r\n")
 		} else {
 			line("", "\r\n")
 		}
@@ -94,6 +93,12 @@ func (s *screen) draw(lines []string, top int, status string) {
 func cut(text string, columns int) string {
 	runes := []rune(text)
 	return string(runes[:min(len(runes), columns)])
+}
+
+// from leaves out the first characters of a text.
+func from(text string, left int) string {
+	runes := []rune(text)
+	return string(runes[min(len(runes), left):])
 }
 
 // keys reads the keys that are pressed, until there are no more.
@@ -112,6 +117,28 @@ func (s *screen) keys() <-chan byte {
 	return keys
 }
 
+// helpLines say what keys do.
+var helpLines = []string{
+	"q        quit",
+	"n        sort by node and core",
+	"c        sort by CPU",
+	"m        sort by messages",
+	"s        sort by switches",
+	"i        sort by interrupts",
+	"up, k    scroll",
+	"down, j",
+	"left, h  scroll sideways",
+	"right, l",
+	"w        all columns, or as many as there is room for",
+	"?        this help, and back",
+}
+
+// arrows are the keys for what arrow keys send after escape and bracket (or O).
+var arrows = map[byte]byte{'A': 'k', 'B': 'j', 'C': 'l', 'D': 'h'}
+
+// sideways is by how many columns the screen scrolls to a side.
+const sideways = 8
+
 // orderKeys are the keys that sort.
 var orderKeys = map[byte]rates.Order{
 	'n': rates.ByCore, 'c': rates.ByCPU, 'm': rates.ByMessages, 's': rates.BySwitches, 'i': rates.ByInterrupts,
@@ -124,9 +151,8 @@ func (a *app) topScreen(ctx context.Context, interval time.Duration, order rates
 	if !ok {
 		in = os.Stdin
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT)
-	defer signal.Stop(signals)
+	signals, stop := catch(8, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT)
+	defer stop()
 	s := openScreen(in, out)
 	defer s.leave()
 	t := &topLoop{app: a, screen: s, order: order, interval: interval}
@@ -140,6 +166,10 @@ type topLoop struct {
 	order    rates.Order
 	interval time.Duration
 	top      int // lines that are scrolled away
+	left     int // columns that are scrolled away
+	wide     bool
+	help     bool
+	escape   int // how much has come of the sequence of an arrow key
 	view     *rates.View
 	trouble  error
 }
@@ -187,7 +217,8 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 				t.screen.enter()
 			case unix.SIGCONT:
 			default:
-				return &exitStatus{code: 128 + int(sig.(unix.Signal))}
+				ended := sig.(unix.Signal)
+				return &exitStatus{code: 128 + int(ended), signal: ended}
 			}
 		}
 		t.draw()
@@ -212,6 +243,17 @@ func (t *topLoop) look(ctx context.Context, answers chan<- looked) {
 }
 
 func (t *topLoop) key(key byte) {
+	switch {
+	case key == '\x1b':
+		t.escape = 1
+		return
+	case t.escape == 1 && (key == '[' || key == 'O'):
+		t.escape = 2
+		return
+	case t.escape == 2:
+		key = arrows[key]
+	}
+	t.escape = 0
 	if order, ok := orderKeys[key]; ok {
 		t.order, t.top = order, 0
 	}
@@ -220,19 +262,40 @@ func (t *topLoop) key(key byte) {
 		t.top++
 	case 'k':
 		t.top = max(0, t.top-1)
+	case 'l':
+		t.left += sideways
+	case 'h':
+		t.left = max(0, t.left-sideways)
+	case 'w':
+		t.wide, t.left = !t.wide, 0
+	case '?':
+		t.help = !t.help
 	}
 }
 
 func (t *topLoop) draw() {
-	lines := []string{fmt.Sprintf("machine %s: looking for %v", t.machine, t.interval)}
+	width, _ := t.screen.size()
+	lines, status := t.content(width)
+	t.top = min(t.top, max(0, len(lines)-2))
+	t.left = min(t.left, max(0, widest(lines)-sideways))
+	t.screen.draw(lines, t.top, t.left, status)
+}
+
+// content is what a screen of a width shows.
+func (t *topLoop) content(width int) (lines []string, status string) {
+	if t.wide {
+		width = 0
+	}
+	lines = []string{fmt.Sprintf("machine %s: looking for %v", t.machine, t.interval)}
 	if t.view != nil {
 		t.view.Sort(t.order)
-		lines = t.topLines(t.view)
+		lines = t.topLines(t.view, width, t.order)
 	}
-	t.top = min(t.top, max(0, len(lines)-2))
-	status := fmt.Sprintf("by %s · q quit · sort: n core, c CPU, m messages, s switches, i interrupts · j k scroll", t.order)
+	if t.help {
+		lines = append([]string{lines[0], ""}, helpLines...)
+	}
 	if t.trouble != nil {
-		status = t.trouble.Error()
+		return lines, t.trouble.Error()
 	}
-	t.screen.draw(lines, t.top, status)
+	return lines, fmt.Sprintf("by %s · q quit · ? help · n c m s i sort · arrows scroll · w all columns", t.order)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,8 +10,10 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/client"
 	"margay/cluster/control"
@@ -19,6 +22,9 @@ import (
 
 // minInterval bounds what looking at nodes costs them.
 const minInterval = 100 * time.Millisecond
+
+// onceAgain is how often margay top --once looks again for nodes that are missing.
+const onceAgain = 3
 
 // topFlags are the flags of margay top.
 type topFlags struct {
@@ -35,13 +41,13 @@ func (a *app) topCommand() *cobra.Command {
 		Long: `Show what every application core does: which ranks have it and why, how much of it they use, how often they give it up (SWITCH/S)
 or lose it (LOST/S), interrupts, messages sent and arrived; and below what extensions do.
 
-On a terminal it fills the screen: q quits; c, m, s, i sort by CPU, messages, switches, interrupts, n by node and core; j and k
-scroll. Elsewhere it prints a table at each interval. Interrupts of a core that is not the node's alone (hosted nodes) are
+On a terminal it fills the screen: q quits; c, m, s, i sort by CPU, messages, switches, interrupts, n by node and core; the arrow
+keys scroll, j and k as well; ? shows all keys. Columns that have no room are left out; w brings them back. Elsewhere it prints a table at each interval. Interrupts of a core that is not the node's alone (hosted nodes) are
 those of the host's processor, and marked with ~.`,
 		Example: `  margay top
   margay top --once --sort=cpu
   margay top --once --json`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.top(c.Context(), f) },
 	})
 	c.Flags().DurationVar(&f.interval, "interval", time.Second, "the time between two looks")
@@ -61,11 +67,13 @@ func (a *app) top(ctx context.Context, f topFlags) error {
 	if !f.once && !a.json && isTerminal(a.stdout) {
 		return a.topScreen(ctx, f.interval, order)
 	}
+	ctx, stop := interruptible(ctx, unix.SIGQUIT)
+	defer stop()
 	before, err := a.samples(ctx)
 	if err != nil {
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
-	for {
+	for again := 0; ; again++ {
 		select {
 		case <-time.After(f.interval):
 		case <-ctx.Done():
@@ -73,12 +81,15 @@ func (a *app) top(ctx context.Context, f topFlags) error {
 		}
 		after, err := a.samples(ctx)
 		if err != nil {
-			return err
+			return cmp.Or(context.Cause(ctx), err)
 		}
 		view := rates.Between(before, after)
 		before = after
+		if f.once && view.Trouble != "" && again < onceAgain {
+			continue // a node that is late may answer at the next look
+		}
 		view.Sort(order)
-		if err := a.printTop(view); err != nil || f.once {
+		if err := a.printTop(view, order); err != nil || f.once {
 			return err
 		}
 	}
@@ -95,7 +106,8 @@ func (a *app) samples(ctx context.Context) (*control.Samples, error) {
 	return client.Ask[*control.Samples](ctx, socket, &control.TakeSamples{Node: control.None})
 }
 
-func (a *app) printTop(v *rates.View) error {
+// printTop prints one table. On a terminal it is as wide as that.
+func (a *app) printTop(v *rates.View, order rates.Order) error {
 	if a.json {
 		text, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {
@@ -104,12 +116,20 @@ func (a *app) printTop(v *rates.View) error {
 		_, err = fmt.Fprintln(a.stdout, string(text))
 		return err
 	}
-	_, err := fmt.Fprintln(a.stdout, strings.Join(a.topLines(v), "\n"))
-	return err
+	width := widthOf(a.stdout)
+	for _, line := range a.topLines(v, width, order) {
+		if width > 0 {
+			line = fold(line, width, 4)
+		}
+		if _, err := fmt.Fprintln(a.stdout, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// topLines are what there is to see, a headline first.
-func (a *app) topLines(v *rates.View) []string {
+// topLines are what there is to see, a headline first. width is that of the terminal, 0 for all columns.
+func (a *app) topLines(v *rates.View, width int, order rates.Order) []string {
 	t := v.Totals()
 	lines := []string{fmt.Sprintf("machine %s: %d nodes, %d of %d cores busy, %s messages/s sent, %s arrived, %s extension runs/s",
 		a.machine, t.Nodes, t.Busy, t.Cores, perSecond(t.Sent), perSecond(t.Arrived), perSecond(t.Runs))}
@@ -117,7 +137,7 @@ func (a *app) topLines(v *rates.View) []string {
 		lines[0] += ", recording on nodes " + ranges(v.Recording)
 	}
 	lines = append(lines, "")
-	lines = append(lines, tableLines(coreTable(v))...)
+	lines = append(lines, coreLines(v, width, order)...)
 	if len(v.Extensions) > 0 {
 		lines = append(lines, "")
 		lines = append(lines, tableLines(extensionTable(v))...)
@@ -135,9 +155,50 @@ func tableLines(draw func(w io.Writer) error) []string {
 	return strings.Split(strings.TrimRight(text.String(), "\n"), "\n")
 }
 
-func coreTable(v *rates.View) func(io.Writer) error {
+// dropped are the columns that a narrow terminal does without, the first ones first.
+var dropped = []string{"SENT/S", "ARRIVED/S", "TURNS/S", "SWITCH/S", "INTR/S", "LOST/S"}
+
+// droppedFor brings the columns of what is sorted by to the end of dropped.
+func droppedFor(order rates.Order) []string {
+	columns := map[rates.Order][]string{
+		rates.ByMessages: {"SENT/S", "ARRIVED/S"}, rates.BySwitches: {"SWITCH/S", "LOST/S"}, rates.ByInterrupts: {"INTR/S"},
+	}[order]
+	others := slices.DeleteFunc(slices.Clone(dropped), func(name string) bool { return slices.Contains(columns, name) })
+	return append(others, columns...)
+}
+
+// coreLines draws the cores, with as many columns as width has room for; 0: all.
+func coreLines(v *rates.View, width int, order rates.Order) (lines []string) {
+	drop := droppedFor(order)
+	for n := range len(drop) + 1 {
+		lines = tableLines(coreTable(v, drop[:n]))
+		if width == 0 || widest(lines) <= width {
+			break
+		}
+	}
+	return lines
+}
+
+func widest(lines []string) (columns int) {
+	for _, line := range lines {
+		columns = max(columns, utf8.RuneCountInString(line))
+	}
+	return columns
+}
+
+func coreTable(v *rates.View, without []string) func(io.Writer) error {
 	return func(w io.Writer) error {
-		t := newTable(w, "NODE", "CORE", "INTR/S", "TURNS/S", "RANK", "CPU%", "SWITCH/S", "LOST/S", "SENT/S", "ARRIVED/S", "PID", "WHY")
+		names := []string{"NODE", "CORE", "INTR/S", "TURNS/S", "RANK", "CPU%", "SWITCH/S", "LOST/S", "SENT/S", "ARRIVED/S", "PID", "WHY"}
+		keep := func(cells []any) (kept []any) {
+			for i, cell := range cells {
+				if !slices.Contains(without, names[i]) {
+					kept = append(kept, cell)
+				}
+			}
+			return kept
+		}
+		shown := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(without, name) })
+		t := newTable(w, shown...)
 		for _, c := range v.Cores {
 			interrupts := perSecond(c.Interrupts)
 			if c.Shared {
@@ -145,11 +206,11 @@ func coreTable(v *rates.View) func(io.Writer) error {
 			}
 			place := []any{fmt.Sprintf("node%d", c.Node), c.Core, interrupts, perSecond(c.Turns)}
 			if len(c.Ranks) == 0 {
-				t.row(append(place, "-", "-", "-", "-", "-", "-", "-", "free")...)
+				t.row(keep(append(place, "-", "-", "-", "-", "-", "-", "-", "free"))...)
 			}
 			for _, r := range c.Ranks {
-				t.row(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
-					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why)...)
+				t.row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
+					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why))...)
 				place = []any{"", "", "", ""}
 			}
 		}

@@ -17,7 +17,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	greeted := false
 	job.Handle(1, func(m margay.Message) {
+		greeted = true
 		fmt.Printf("rank %d of %d on node %d: %s from rank %d on node %d\n", job.Rank(), job.Size(), job.Node(), m.Payload, m.Source, m.Node)
 	})
 	if err := job.Barrier(ctx); err != nil { // now every rank has its handler
@@ -26,7 +28,7 @@ func main() {
 	if err := job.Send(ctx, (job.Rank()+1)%job.Size(), 1, [2]uint64{}, []byte("hello")); err != nil {
 		log.Fatal(err)
 	}
-	if _, err := job.Wait(ctx); err != nil {
+	if err := job.WaitFor(ctx, func() bool { return greeted }); err != nil { // it may have come in the barrier already
 		log.Fatal(err)
 	}
 	if err := job.Finalize(ctx); err != nil {

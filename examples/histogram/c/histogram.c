@@ -269,14 +269,24 @@ static void send_words(void)
 	free(sent);
 }
 
+static int all_finished(void *data)
+{
+	(void)data;
+	return finished == margay_size();
+}
+
+static int all_reported(void *data)
+{
+	(void)data;
+	return reported == margay_nodes();
+}
+
 /* report reads this node's table when all words have come, and sends what is in it to rank 0. */
 static void report(int extension)
 {
 	struct margay_state state;
 	struct histogram h = {0};
-	while (finished < margay_size())
-		if (margay_wait(TIMEOUT) == 0)
-			die("wait for the other ranks", margay_error());
+	must(margay_wait_for(all_finished, NULL, TIMEOUT), "wait for the other ranks");
 	must(margay_state(extension, "totals", &state), "read totals");
 	struct accumulate_totals t = *(struct accumulate_totals *)state.bytes;
 	if (t.full || t.refused)
@@ -304,9 +314,7 @@ static void report(int extension)
 static void print(void)
 {
 	uint64_t messages = 0;
-	while (reported < margay_nodes())
-		if (margay_wait(TIMEOUT) == 0)
-			die("wait for the nodes", margay_error());
+	must(margay_wait_for(all_reported, NULL, TIMEOUT), "wait for the nodes");
 	printf("%10s  %s\n", "count", "word");
 	for (int i = 0; i < whole.tops; i++)
 		printf("%10" PRIu64 "  %.*s\n", whole.top[i].count, (int)whole.top[i].length, whole.top[i].word);

@@ -165,10 +165,8 @@ func (r *rank) onAllSent(m margay.Message) {
 
 // report reads this node's table when all words have come, and sends what is in it to rank 0.
 func (r *rank) report(ctx context.Context) error {
-	for r.finished < r.job.Size() {
-		if _, err := r.job.Wait(ctx); err != nil {
-			return err
-		}
+	if err := r.job.WaitFor(ctx, func() bool { return r.finished == r.job.Size() }); err != nil {
+		return err
 	}
 	totals, err := r.extension.State(accumulate.Totals)
 	if err != nil {
@@ -218,10 +216,8 @@ func (r *rank) onNodeTotal(m margay.Message) {
 
 // print prints what all nodes have found.
 func (r *rank) print(ctx context.Context) error {
-	for r.nodes < r.job.Nodes() {
-		if _, err := r.job.Wait(ctx); err != nil {
-			return err
-		}
+	if err := r.job.WaitFor(ctx, func() bool { return r.nodes == r.job.Nodes() }); err != nil {
+		return err
 	}
 	if err := r.histogram.Print(os.Stdout); err != nil {
 		return err

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"margay/kernel/fabric"
+	"margay/kernel/gate"
 )
 
 // version is the version of the opening and of the framing.
@@ -29,6 +30,12 @@ const version = "1"
 
 // openTimeout bounds the opening of a connection, handshake included.
 const openTimeout = 10 * time.Second
+
+// How many connections may not have shown a node's certificate yet: in all, and from one address.
+const (
+	strangers     = 1024
+	strangersEach = 16
+)
 
 // Config is what a transport needs.
 type Config struct {
@@ -45,6 +52,7 @@ type Config struct {
 type Transport struct {
 	config   Config
 	listener net.Listener
+	log      *gate.Log       // of what strangers do
 	context  context.Context // ends with Close
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
@@ -57,7 +65,9 @@ var _ fabric.Transport = (*Transport)(nil)
 
 // New makes a transport that accepts connections on l, which it owns from then on.
 func New(l net.Listener, c Config) *Transport {
-	t := &Transport{config: c, listener: l, peers: make(map[fabric.Node]*peer)}
+	log := gate.NewLog(c.Log, 10, 1)
+	l = gate.New(gate.Config{Most: strangers, MostEach: strangersEach, Wait: 2 * openTimeout, Log: log}).Listener(l)
+	t := &Transport{config: c, listener: l, log: log, peers: make(map[fabric.Node]*peer)}
 	t.context, t.cancel = context.WithCancel(context.Background())
 	t.running.Go(t.accept)
 	return t
@@ -164,7 +174,7 @@ func (t *Transport) accept() {
 			return
 		}
 		if err != nil {
-			t.config.Log("fabric: accept: %v", err)
+			t.log.Printf("fabric: accept: %v", err)
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-t.context.Done():
@@ -174,7 +184,11 @@ func (t *Transport) accept() {
 		}
 		t.running.Go(func() {
 			if err := t.welcome(tls.Server(raw, t.config.Accept)); err != nil && t.context.Err() == nil {
-				t.config.Log("fabric: connection from %s: %v", raw.RemoteAddr(), err)
+				log := t.config.Log
+				if !gate.Admitted(raw) {
+					log = t.log.Printf
+				}
+				log("fabric: connection from %s: %v", raw.RemoteAddr(), err)
 			}
 		})
 	}
@@ -194,6 +208,7 @@ func (t *Transport) welcome(conn *tls.Conn) error {
 		conn.Close()
 		return err
 	}
+	gate.Admit(conn)
 	line, err := readLine(conn)
 	if err != nil {
 		conn.Close()

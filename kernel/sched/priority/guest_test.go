@@ -4,9 +4,12 @@ package priority
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"margay/ext/sched/infinite"
 	"margay/ext/sched/messagefirst"
@@ -27,13 +30,51 @@ func TestMain(m *testing.M) {
 func config() schedtest.Config {
 	return schedtest.Config{
 		Open:   func(t testing.TB) sched.Enforcer { return Open(t.Logf) },
-		Engine: list.Automatic(), CPU: 1, Watchdog: 31 * time.Second,
+		Engine: list.Automatic(), CPU: 1, Watchdog: sched.Floor + time.Second,
 		// An emulated processor is a thread of the host. When that has more to do than processors, the one that ends turns waits
-		// for its own, and whoever has the core keeps it for so long.
-		Tolerance: 0.1,
-		Weighted:  weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
+		// for its own, and whoever has the core keeps it for so long. So turns are counted; TestTime of testsuite/soak measures
+		// time.
+		Tolerance: 0.1, Count: true, Obeyed: obeyed,
+		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
 		Abandon: abandon,
 	}
+}
+
+// obeyed looks whether the threads of all tasks have the priorities that were decided.
+func obeyed(e sched.Enforcer) error {
+	for _, c := range e.(*Enforcer).cores {
+		if err := c.obeyed(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *core) obeyed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.active || c.stops {
+		return nil
+	}
+	plan := c.decision.Plan()
+	for i, t := range c.tasks {
+		want := ready
+		switch {
+		case i == plan.Run && c.alone(plan):
+			want = ordinary
+		case i == plan.Run:
+			want = chosen
+		case t.blocked || plan.Hold>>i&1 != 0:
+			want = waking
+		}
+		for tid := range t.threads {
+			attr, err := unix.SchedGetAttr(tid, 0)
+			if err == nil && level(attr.Priority) != want {
+				return fmt.Errorf("thread %d of rank %d has priority %d, not %d, under plan %+v", tid, t.Rank, attr.Priority, want, plan)
+			}
+		}
+	}
+	return nil
 }
 
 // abandon ends the threads of an enforcer, which leave tasks as they are.
@@ -56,7 +97,6 @@ func TestSuite(t *testing.T) {
 // Where there are no tracepoints, records of all context switches tell the same.
 func TestRecords(t *testing.T) {
 	c := config()
-	c.Watchdog = 5 * time.Second
 	c.Open = func(t testing.TB) sched.Enforcer {
 		e := Open(t.Logf)
 		if e.points == nil {
@@ -94,7 +134,7 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 	c.settle(wronged)
 	c.update()
 	c.mu.Unlock()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
 		c.mu.Lock()
 		blocked := wronged.blocked
 		c.mu.Unlock()
@@ -110,14 +150,12 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 // Without control groups signals hold processes.
 func TestSignals(t *testing.T) {
 	c := config()
-	c.Watchdog = 5 * time.Second
 	schedtest.Run(t, c, "infinite", "let go", "opened anew")
 }
 
 // Without real-time priorities those are stopped who do not have the core, and it is said what is missing.
 func TestStops(t *testing.T) {
 	c := config()
-	c.Watchdog = 5 * time.Second
 	c.Open = func(t testing.TB) sched.Enforcer {
 		e := Open(t.Logf)
 		e.stops = errors.New("a test")

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,21 +95,29 @@ type rig struct {
 	took    time.Duration
 }
 
+// lasting is the enforcer of one test after the other: it takes Linux seconds to verify the skeleton. current is whose it is.
+var (
+	lasting *Enforcer
+	current atomic.Pointer[rig]
+)
+
+// newRig makes a rig of the enforcer that the last one has left.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t}
-	e, err := New(func(format string, args ...any) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.said = append(r.said, fmt.Sprintf(format, args...))
-	})
-	if err != nil {
-		t.Fatal(err)
+	current.Store(r)
+	if lasting == nil {
+		e, err := New(func(format string, args ...any) { current.Load().log(format, args...) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		lasting = e
 	}
-	r.e = e
+	r.e = lasting
 	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
+		r.e.Watch(nil)
+		if t.Failed() || r.e.SetPolicies(cpu, nil) != nil { // and who knows in which state it is
+			unshare(t)
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -117,6 +126,24 @@ func newRig(t *testing.T) *rig {
 		}
 	})
 	return r
+}
+
+// unshare closes the enforcer that tests share: there can be one at a time.
+func unshare(t *testing.T) {
+	t.Helper()
+	if lasting == nil {
+		return
+	}
+	if err := lasting.Close(); err != nil {
+		t.Error(err)
+	}
+	lasting = nil
+}
+
+func (r *rig) log(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said = append(r.said, fmt.Sprintf(format, args...))
 }
 
 // process is a process on the core.
@@ -165,6 +192,7 @@ func (r *rig) start(role string, rank uint32) *process {
 	}
 	r.t.Cleanup(func() {
 		p.Process.Kill()
+		r.e.Remove(p.id)
 		os.WriteFile(filepath.Join(group, "cgroup.freeze"), []byte("0"), 0)
 		p.Wait()
 	})
@@ -195,22 +223,83 @@ func (p *process) ran() (sum time.Duration) {
 	return sum
 }
 
-// during returns what share of the processes' time each one had.
-func during(d time.Duration, all ...*process) []float64 {
-	before := make([]time.Duration, len(all))
-	for i, p := range all {
-		before[i] = p.ran()
+// turns is who was given the core how often, and by whom.
+type turns struct {
+	mu    sync.Mutex
+	count map[sched.ID]int
+	by    map[sched.ID]map[string]bool
+}
+
+// count begins to count turns.
+func (r *rig) count() *turns {
+	c := &turns{count: make(map[sched.ID]int), by: make(map[sched.ID]map[string]bool)}
+	r.e.Watch(func(_ int, _ uint64, to sched.ID, why string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if to == (sched.ID{}) {
+			return
+		}
+		if c.by[to] == nil {
+			c.by[to] = make(map[string]bool)
+		}
+		c.count[to]++
+		c.by[to][why] = true
+	})
+	return c
+}
+
+// of returns how many turns a process had.
+func (c *turns) of(p *process) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count[p.id]
+}
+
+// counted is how many turns have to show what a scheduler does. How long one takes is the host's to say.
+const counted = 50
+
+// takeTurns waits until all processes have computed in turns, as many for each.
+func (r *rig) takeTurns(what string, all ...*process) {
+	r.t.Helper()
+	before := ran(all)
+	c := r.count()
+	defer r.e.Watch(nil)
+	until(r.t, what, func() bool {
+		least, most := c.of(all[0]), c.of(all[0])
+		for i, p := range all {
+			least, most = min(least, c.of(p)), max(most, c.of(p))
+			if p.ran() == before[i] {
+				return false
+			}
+		}
+		return least > counted/len(all) && least > most*9/10
+	})
+	r.t.Logf("%s: %v", what, c.count)
+}
+
+// share waits until the first of the processes has had such a share of their time, after so many turns that it cannot come about by
+// others: the policy makes up for whatever the host did.
+func (r *rig) share(what string, want float64, all ...*process) {
+	r.t.Helper()
+	before := ran(all)
+	c := r.count()
+	defer r.e.Watch(nil)
+	until(r.t, what, func() bool {
+		now, sum := ran(all), time.Duration(0)
+		for i := range now {
+			sum += now[i] - before[i]
+		}
+		got := float64(now[0]-before[0]) / float64(max(sum, 1))
+		return c.of(all[0])+c.of(all[1]) > counted && got > want-0.02 && got < want+0.02
+	})
+}
+
+// ran returns how much processor time each process has had.
+func ran(all []*process) (times []time.Duration) {
+	for _, p := range all {
+		times = append(times, p.ran())
 	}
-	time.Sleep(d)
-	shares, sum := make([]float64, len(all)), time.Duration(0)
-	for i, p := range all {
-		before[i] = p.ran() - before[i]
-		sum += before[i]
-	}
-	for i := range shares {
-		shares[i] = float64(before[i]) / float64(max(sum, 1))
-	}
-	return shares
+	return times
 }
 
 // policy makes a policy of an object.
@@ -256,20 +345,6 @@ func (r *rig) set(policies ...*sched.Policy) {
 	r.t.Logf("set %d policies in %v", len(policies), time.Since(start))
 }
 
-// follows waits until the first of the processes has such a share of their time.
-func follows(t *testing.T, what string, want float64, all ...*process) {
-	t.Helper()
-	var got []float64
-	for range 10 {
-		got = during(3*time.Second, all...)
-		t.Logf("%s: %.3f, want %.2f", what, got, want)
-		if got[0] > want-0.05 && got[0] < want+0.05 {
-			return
-		}
-	}
-	t.Errorf("%s: %.3f, want %.2f", what, got, want)
-}
-
 func (r *rig) noFaults() {
 	r.t.Helper()
 	r.mu.Lock()
@@ -281,7 +356,13 @@ func (r *rig) noFaults() {
 
 // TestSuite is what every enforcer must do.
 func TestSuite(t *testing.T) {
-	schedtest.Run(t, schedtest.Config{
+	unshare(t)
+	schedtest.Run(t, config(t))
+}
+
+// config is the suite on the application core of a guest. Shares are counted in turns; TestTime of testsuite/soak measures time.
+func config(t *testing.T) schedtest.Config {
+	return schedtest.Config{
 		Open: func(t testing.TB) sched.Enforcer {
 			e, err := New(t.Logf)
 			if err != nil {
@@ -289,11 +370,11 @@ func TestSuite(t *testing.T) {
 			}
 			return e
 		},
-		Engine: list.Automatic(), CPU: cpu, Group: schedtest.Group, Watchdog: 31 * time.Second, Tolerance: 0.05,
+		Engine: list.Automatic(), CPU: cpu, Group: schedtest.Group, Watchdog: 31 * time.Second, Tolerance: 0.05, Count: true,
 		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
 		Abandon: func(e sched.Enforcer) { abandon(t, e.(*Enforcer)) },
 		Refusal: "sched_ext does not take it",
-	})
+	}
 }
 
 // abandon closes what Linux would close when the node kernel is killed, and gives nothing back.
@@ -313,11 +394,12 @@ func abandon(t *testing.T, e *Enforcer) {
 	}
 }
 
-// TestHold has a process keep the core for longer than Linux's watchdog would let others wait.
+// TestHold has a process keep the core, under a policy that is given to Linux once. For longer than Linux's watchdog would let others wait
+// the suite has one do that.
 func TestHold(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
-	follows(t, "turns", 0.5, a, b)
+	r.takeTurns("turns", a, b)
 	endless := r.policy(infinite.Object, nil)
 	r.set(endless)
 	chain := r.e.cores[cpu].chain
@@ -325,35 +407,26 @@ func TestHold(t *testing.T) {
 	if r.e.cores[cpu].chain != chain {
 		t.Error("a policy that is there was given to Linux again")
 	}
-	time.Sleep(time.Second)
-	before := interrupts()
-	shares := during(35*time.Second, a, b)
-	t.Logf("infinite: %.3f, %d interrupts a second; %+v", shares, (interrupts()-before)/35, r.e.Cores())
-	if shares[0] != 0 && shares[1] != 0 {
-		t.Errorf("infinite: %.3f", shares)
+	until(t, "one stands still", func() bool {
+		before := ran([]*process{a, b})
+		time.Sleep(100 * time.Millisecond)
+		return a.ran() == before[0] != (b.ran() == before[1])
+	})
+	before, c := ran([]*process{a, b}), r.count()
+	until(t, "a second of processor time", func() bool { return a.ran()-before[0]+b.ran()-before[1] > time.Second })
+	if after := ran([]*process{a, b}); after[0] != before[0] && after[1] != before[1] || c.of(a) > 0 && c.of(b) > 0 {
+		t.Errorf("from %v to %v, turns %v", before, after, c.count)
 	}
 	r.set()
-	follows(t, "turns again", 0.5, a, b)
+	r.takeTurns("turns again", a, b)
 	r.noFaults()
-}
-
-// interrupts returns how many there were on the core.
-func interrupts() (n int) {
-	text, _ := os.ReadFile("/proc/interrupts")
-	for line := range strings.Lines(string(text)) {
-		if words := strings.Fields(line); len(words) > cpu+1 && strings.HasSuffix(words[0], ":") {
-			count, _ := strconv.Atoi(words[cpu+1])
-			n += count
-		}
-	}
-	return n
 }
 
 // assembled makes a policy of assembly.
 func (r *rig) assembled(lines ...string) *sched.Policy {
 	r.t.Helper()
 	p := r.policy(roundrobin.Object, nil)
-	p.Spec = &object.Spec{Name: "assembled", Section: "sched"}
+	p.Name, p.Spec = "assembled", &object.Spec{Name: "assembled", Section: "sched"}
 	for _, line := range lines {
 		i, err := isa.Parse(line)
 		if err != nil {
@@ -367,9 +440,9 @@ func (r *rig) assembled(lines ...string) *sched.Policy {
 // until waits for something to come about.
 func until(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
+			t.Fatalf("not within 2 minutes: %s", what)
 		}
 	}
 }
@@ -387,23 +460,37 @@ func (r *rig) blamed(text string) func() bool {
 	}
 }
 
+// byTheFloor waits until the first process has got the core from the floor, and checks that only the other one has it from the policy.
+func (r *rig) byTheFloor(a, b *process) {
+	r.t.Helper()
+	until(r.t, "the policy's choice", func() bool { return r.e.Cores()[0].Why == "assembled" })
+	c := r.count()
+	defer r.e.Watch(nil)
+	until(r.t, "two rescues", func() bool { return c.of(a) >= 2 && c.of(b) >= 2 })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.by[a.id]) != 1 || !c.by[a.id]["floor"] || len(c.by[b.id]) != 1 || !c.by[b.id]["assembled"] {
+		r.t.Errorf("the core was given by %v", c.by)
+	}
+}
+
 // TestNonsense has answers that make no sense: tasks take turns all the same, and somebody hears of it.
 func TestNonsense(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
 	r.set(r.assembled("mov r0, 7", "exit"))
 	until(t, "task 7 of 2", r.blamed("it chose task 7 of 2"))
-	follows(t, "with nonsense", 0.5, a, b)
+	r.takeTurns("with nonsense", a, b)
 	r.set(r.assembled("stdw [r1+32], 3", "mov r0, 1", "exit"))
 	until(t, "task 1 held", r.blamed("it chose task 1, which it holds"))
-	follows(t, "with more nonsense", 0.5, a, b)
+	r.takeTurns("with more nonsense", a, b)
 	// What a policy writes into its context does not change what it is told.
 	r.set(r.assembled("stw [r1+8], 8", "mov r0, 5", "exit"))
 	until(t, "task 5 of 2", r.blamed("it chose task 5 of 2"))
 	// The next one of the chain is asked, and the first that has an opinion decides.
 	r.set(r.assembled("lddw r0, 0xffffffffffffffff", "exit"), r.assembled("mov r0, 255", "exit"),
 		r.assembled("mov r0, 1", "exit"))
-	follows(t, "chain", 0.005, a, b)
+	r.byTheFloor(a, b)
 	// An answer is a number: addresses of Linux's are not shown to anybody.
 	r.set(r.assembled("mov r0, r10", "exit"))
 	until(t, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))
@@ -417,7 +504,7 @@ func TestSlow(t *testing.T) {
 	r.set(r.assembled(append(work, "mov r0, 255", "exit")...))
 	until(t, "a fault", r.blamed("it worked for "))
 	r.set()
-	follows(t, "turns", 0.5, a, b)
+	r.takeTurns("turns", a, b)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t.Logf("%d runs took %v", r.runs, r.took)
@@ -435,7 +522,7 @@ func TestLeave(t *testing.T) {
 		defer r.mu.Unlock()
 		return len(r.refused) > 0
 	})
-	follows(t, "after it was put back", 0.5, a, b)
+	r.takeTurns("after it was put back", a, b)
 	if want := "rank 1: " + errLeft.Error(); len(r.refused) != 1 || r.refused[0] != want {
 		t.Errorf("refused: %q, want %q once", r.refused, want)
 	}
@@ -445,22 +532,43 @@ func TestLeave(t *testing.T) {
 func TestBlocking(t *testing.T) {
 	r := newRig(t)
 	many, one := r.start("spin4", 0), r.start("spin", 1)
-	follows(t, "4 threads and one", 0.5, many, one)
+	rescues := r.e.Cores()[0].Rescues
+	r.takeTurns("4 threads and one", many, one)
 	many.end()
 	blink := r.start("blink", 2)
-	if shares := during(3*time.Second, blink, one); shares[0] < 0.1 || shares[1] < 0.4 {
-		t.Errorf("who waits and who does not: %.3f", shares)
-	}
+	r.bothGetOn("turns", blink, one)
 	r.set(r.policy(roundrobin.Object, nil))
-	if shares := during(3*time.Second, blink, one); shares[0] < 0.1 || shares[1] < 0.4 {
-		t.Errorf("who waits and who does not: %.3f", shares)
-	}
+	r.bothGetOn("roundrobin", blink, one)
 	for _, c := range r.e.Cores() {
-		if len(c.Tasks) != 2 || c.Tasks[0].Rank != 1 || c.Tasks[1].Rank != 2 || c.Rescues > 0 {
+		if len(c.Tasks) != 2 || c.Tasks[0].Rank != 1 || c.Tasks[1].Rank != 2 || c.Rescues > rescues {
 			t.Errorf("%+v", c)
 		}
 	}
 	r.noFaults()
+}
+
+// bothGetOn waits until two processes have had the core often, of which one waits now and then, by what is named.
+func (r *rig) bothGetOn(why string, all ...*process) {
+	r.t.Helper()
+	until(r.t, why, func() bool { return r.e.Cores()[0].Why == why })
+	before := ran(all)
+	c := r.count()
+	defer r.e.Watch(nil)
+	until(r.t, "turns of who waits and who does not", func() bool {
+		for i, p := range all {
+			if c.of(p) < counted/2 || p.ran()-before[i] < 50*time.Millisecond {
+				return false
+			}
+		}
+		return true
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range all {
+		if len(c.by[p.id]) != 1 || !c.by[p.id][why] {
+			r.t.Errorf("rank %d was given the core by %v, not by %s", p.id.Rank, c.by[p.id], why)
+		}
+	}
 }
 
 // end kills a process and tells the enforcer.
@@ -492,7 +600,7 @@ func TestEviction(t *testing.T) {
 	r.set(r.policy(weighted.Object, map[string]any{"weight0": uint32(3), "weight1": uint32(1)}))
 	a, b := r.start("spin", 0), r.start("spin", 1)
 	evict(1)
-	follows(t, "weighted after an eviction", 0.75, a, b)
+	r.share("weighted after an eviction", 0.75, a, b)
 	a.end()
 	b.end()
 	for n := 2; n <= maxEvictions; n++ {

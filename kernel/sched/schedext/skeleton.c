@@ -9,8 +9,8 @@
  *
  * Nothing here is locked. What is called for a core (all but init_task, exit_task, init, exit and kick) is called with the lock of that
  * core's run queue held, and touches nothing of other cores: a thread that is not on the core of its task, which happens when it
- * changes its own affinity, is a stranger where it is. The node kernel writes `given` and nothing else, the skeleton all the rest;
- * of `given` it only clears bits of signals, and atomically. */
+ * changes its own affinity, is a stranger where it is. kick sets `again` and no more. The node kernel writes `given` and nothing else,
+ * the skeleton all the rest; of `given` it only clears bits of signals, and atomically. */
 #include "sched_ext.h"
 
 #define MILLISECOND 1000000ull
@@ -860,11 +860,11 @@ SEC("struct_ops/enqueue") int enqueue(__u64 *ctx)
 		kick = 1;
 	}
 	/* When no thread of ours runs, this may be the one that did, and the core decides right now; or the core is not ours for a
-	 * while, and the thread that goes on after that may have any time left. */
+	 * while, and the thread that goes on after that may have any time left. That may also come between a kick and its effect. */
+	if (kick)
+		h.c->again = 1;
 	if (kick && h.c->runner != NONE)
 		scx_bpf_kick_cpu(h.cpu, SCX_KICK_PREEMPT);
-	else if (kick)
-		h.c->again = 1;
 	return 0;
 }
 
@@ -960,9 +960,14 @@ SEC("struct_ops.s/exit") int ended(__u64 *ctx)
 	return tell(MAX_CPUS, &event);
 }
 
-/* kick has a core decide anew. The node kernel calls it. */
+/* kick has a core decide anew. The node kernel calls it. Linux forgets the kick when a thread of its default scheduler has the core: then
+ * the next one of ours asks again. */
 SEC("syscall") int kick(__u32 *cpu)
 {
+	struct here h;
+
+	if (find(&h, *cpu))
+		h.c->again = 1;
 	scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	return 0;
 }

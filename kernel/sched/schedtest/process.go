@@ -147,7 +147,7 @@ func Start(t testing.TB, kind Kind, cpu int) *Process {
 		p.answers.Close()
 		p.Task.Process.Close()
 	})
-	if !p.Answered(30 * time.Second) {
+	if !p.Answered(patience) {
 		t.Fatal("the process does not start")
 	}
 	return p
@@ -167,7 +167,7 @@ func (p *Process) Kill() {
 		if err := unix.Kill(p.Task.PID, unix.SIGKILL); err != nil {
 			p.t.Error(err)
 		}
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, 10_000)
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, int(patience.Milliseconds()))
 	})
 }
 
@@ -204,7 +204,7 @@ func Group(t testing.TB, p *Process) {
 	}
 	t.Cleanup(func() {
 		p.Kill()
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			if err := os.Remove(p.Task.Group); err == nil || time.Now().After(deadline) {
 				if err != nil {
 					t.Error(err)

@@ -18,10 +18,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/descriptor"
 	"margay/kernel/keep"
 	"margay/kernel/link"
 	"margay/kernel/reap"
 	"margay/kernel/task"
+	"margay/kernel/task/journal"
 )
 
 // outputPiece is the most output that one record holds, in bytes.
@@ -39,15 +41,18 @@ const (
 type initProcess struct {
 	conn    *link.Conn
 	group   *os.File // control group for the ranks, or nil
+	strings []byte   // of the job's Exec, until its specification comes
 	spec    task.Spec
+	loaded  bool // the files are unpacked, all of them
 	started bool
 	kept    keep.Store
-	journal *journal
+	output  output
 
 	mu    sync.Mutex
 	ranks map[int]*rank
 	pids  map[int]*rank // those still running
 
+	brought   brought
 	unpacking *io.PipeWriter // nil when no archive is being unpacked
 	unpacked  chan error
 }
@@ -56,25 +61,32 @@ type initProcess struct {
 func Main(hasGroup bool) error {
 	// The init outlives what a signal asks for. They are caught, not ignored, because the ranks would inherit that.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	// Ranks have their standard streams and their socket, whatever has come here.
+	if err := descriptor.CloseOnExec(3); err != nil {
+		return err
+	}
 	conn, err := link.NewConn(os.NewFile(LinkFD, "link"))
 	if err != nil {
 		return err
 	}
 	in := &initProcess{
-		conn:    conn,
-		journal: newJournal(),
-		ranks:   make(map[int]*rank),
-		pids:    make(map[int]*rank),
+		conn:   conn,
+		output: output{journal: journal.New()},
+		ranks:  make(map[int]*rank),
+		pids:   make(map[int]*rank),
 	}
 	if hasGroup {
 		in.group = os.NewFile(GroupFD, "group")
-		unix.CloseOnExec(GroupFD)
 	}
 	go reap.All(in.ended)
 	go in.report()
 	err = in.obey()
 	in.killAll()
-	return err
+	if in.started {
+		// A node kernel that is gone need not be told.
+		_ = in.tell(task.Left, in.brought.unkept("", in.spec.Dir))
+	}
+	return errors.Join(err, forgetKeys(in.spec.UID))
 }
 
 // obey carries out what the node kernel asks, until it asks for the end or is gone with all who keep its place.
@@ -87,7 +99,7 @@ func (in *initProcess) obey() error {
 		if err != nil {
 			return err
 		}
-		if m.Kind == task.End {
+		if m.Kind == task.Quit {
 			return nil
 		}
 		if err := in.do(m); err != nil {
@@ -106,6 +118,9 @@ func (in *initProcess) do(m link.Message) error {
 	}
 	defer m.CloseFiles()
 	switch m.Kind {
+	case task.Strings:
+		in.strings = append(in.strings, m.Payload...)
+		return nil
 	case task.Create:
 		return in.create(m)
 	case task.Unpack:
@@ -123,11 +138,13 @@ func (in *initProcess) do(m link.Message) error {
 		if err := m.Decode(&b); err != nil {
 			return err
 		}
-		in.journal.ack(b.Seq)
+		in.output.journal.Ack(b.Seq)
 		return nil
 	case task.Rewind:
 		in.rewind()
 		return nil
+	case task.Finish:
+		return in.finish()
 	case task.Resync:
 		return in.resync()
 	}
@@ -135,9 +152,15 @@ func (in *initProcess) do(m link.Message) error {
 }
 
 func (in *initProcess) create(m link.Message) error {
-	if err := m.Decode(&in.spec); err != nil {
+	var b task.CreateBody
+	if err := m.Decode(&b); err != nil {
 		return err
 	}
+	var err error
+	if in.spec, err = b.Unpack(in.strings); err != nil {
+		return err
+	}
+	in.strings = nil
 	if err := unix.Sethostname([]byte(in.spec.Hostname)); err != nil {
 		return failure("set host name", err)
 	}
@@ -157,7 +180,7 @@ func (in *initProcess) unpackPiece(data []byte) error {
 		r, w := io.Pipe()
 		in.unpacking, in.unpacked = w, make(chan error, 1)
 		go func() {
-			err := unpack(r, in.spec)
+			err := unpack(r, in.spec, &in.brought)
 			r.CloseWithError(io.ErrClosedPipe)
 			in.unpacked <- err
 		}()
@@ -174,17 +197,19 @@ func (in *initProcess) unpackEnd() error {
 			return err
 		}
 	}
+	in.loaded = true
 	return in.tell(task.Unpacked, nil)
 }
 
 func (in *initProcess) start() error {
-	if err := enterRoot(); err != nil {
+	if err := enterRoot(in.spec); err != nil {
 		return err
 	}
 	if err := in.spawn(); err != nil {
 		return err
 	}
 	in.started = true
+	in.spec.Argv, in.spec.Env = nil, nil // the ranks have them
 	return in.tell(task.Start, nil)
 }
 
@@ -223,7 +248,7 @@ func (in *initProcess) input(m link.Message) error {
 }
 
 func (in *initProcess) rewind() {
-	in.journal.rewind()
+	in.output.journal.Rewind()
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for _, r := range in.ranks {
@@ -238,7 +263,7 @@ func (in *initProcess) resync() error {
 	if err := in.kept.Replay(in.conn); err != nil {
 		return err
 	}
-	state := task.State{Spec: in.spec, Started: in.started}
+	state := task.State{Spec: in.spec, Loaded: in.loaded, Started: in.started}
 	in.mu.Lock()
 	for _, r := range in.pids {
 		state.Running = append(state.Running, r.Rank.Rank)
@@ -269,7 +294,7 @@ func (in *initProcess) tellProcesses() error {
 // report sends the records as they come.
 func (in *initProcess) report() {
 	for {
-		r := in.journal.read()
+		r := in.output.journal.Read()
 		m := link.New(task.Output, r)
 		m.Payload = r.Data
 		if err := in.conn.Send(m); err != nil {

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -21,9 +20,6 @@ import (
 	"margay/nimble/service"
 )
 
-// outputGrace is how long the end of a rank is held back for output that its own children may still be writing.
-const outputGrace = 500 * time.Millisecond
-
 // oomScore makes an application the first to go when memory runs out anywhere on the node.
 const oomScore = 500
 
@@ -32,10 +28,11 @@ type rank struct {
 	task.Rank
 	pid     int
 	process *os.File // a pidfd of it
+	traced  bool     // waits for release
 	started time.Time
 	since   uint64 // the same by the clock of the node
 	input   *input
-	outputs sync.WaitGroup // readers of its stdout and stderr
+	streams *streams
 }
 
 // spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until all have been started.
@@ -55,6 +52,7 @@ func (in *initProcess) spawn() error {
 	if err := writeOOMScore(oomScore); err != nil {
 		return failure("set out-of-memory score", err)
 	}
+	in.output.ranks = len(in.spec.Ranks)
 	failed := make(chan error)
 	go func() {
 		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
@@ -74,6 +72,12 @@ func (in *initProcess) spawnAll() error {
 	for _, r := range in.spec.Ranks {
 		if err := in.spawnRank(r); err != nil {
 			e := failure("start "+in.spec.Path, err)
+			if e.Errno == unix.EAGAIN && in.spec.Pids > 0 {
+				e.Text += fmt.Sprintf(" (the job may have %d processes and threads on this node: --pids)", in.spec.Pids)
+			}
+			if e.Errno == unix.E2BIG {
+				e.Text += " (one argument or variable is longer than Linux takes, or all together are more than a quarter of the stack limit on this node)"
+			}
 			e.Rank = r.Rank
 			return e
 		}
@@ -143,20 +147,22 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	}
 	in.ranks[r.Rank] = started
 	in.pids[started.pid] = started
+	if in.limitsData() {
+		started.awaitStop()
+		if err := limitData(started.pid, in.spec); err != nil {
+			return err
+		}
+		started.release()
+	}
 	in.follow(started, pipes)
-	if err := in.tellProcess(started); err != nil {
-		return err
-	}
-	if in.spec.Rlimits && in.spec.Memory > 0 {
-		return limitData(started.pid, in.spec)
-	}
-	return nil
+	return in.tellProcess(started)
 }
 
-// fork starts the process of a rank.
+// fork starts the process of a rank. One whose memory a resource limit bounds is traced by this thread: it stops before its first
+// instruction, until release.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
-	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
 	}
@@ -169,14 +175,37 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 		defer unix.Close(group)
 		attr.UseCgroupFD, attr.CgroupFD = true, group
 	}
-	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, &syscall.ProcAttr{
-		Dir: in.spec.Dir, Env: overlay(in.spec.Env, r.Env), Files: files, Sys: attr,
-	})
+	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(in.spec.Env, r.Env), Files: files, Sys: attr}
+	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
+	if err == unix.EPERM && attr.Ptrace {
+		// Some hosts let no process be traced. There the limit comes a moment after the rank has begun.
+		attr.Ptrace = false
+		pid, err = syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
+	}
 	if err != nil {
 		return err
 	}
-	r.pid, r.process = pid, os.NewFile(uintptr(pidfd), "pidfd")
+	r.pid, r.process, r.traced = pid, os.NewFile(uintptr(pidfd), "pidfd"), attr.Ptrace
 	return nil
+}
+
+// awaitStop waits until a traced rank has stopped, or was killed. Before, its execve is not over, at whose end Linux sets the limit of
+// the stack to what it was at the begin. Like release it must be called by the thread that started the rank.
+func (r *rank) awaitStop() {
+	ended := []unix.PollFd{{Fd: int32(r.process.Fd()), Events: unix.POLLIN}}
+	for pause := 10 * time.Microsecond; r.traced && unix.PtraceSetOptions(r.pid, 0) == unix.ESRCH; pause *= 2 {
+		if n, _ := unix.Poll(ended, 0); n > 0 {
+			return
+		}
+		time.Sleep(min(pause, time.Millisecond))
+	}
+}
+
+// release lets a traced rank begin.
+func (r *rank) release() {
+	if r.traced {
+		_ = unix.PtraceDetach(r.pid) // ESRCH: it was killed
+	}
 }
 
 // tellProcess gives the node kernel a pidfd of a rank that runs.
@@ -204,28 +233,10 @@ func overlay(base, more []string) []string {
 
 // follow copies the rank's output into the journal and feeds its standard input.
 func (in *initProcess) follow(r *rank, p *pipes) {
-	for stream, from := range map[task.Stream]*os.File{task.Stdout: p.output, task.Stderr: p.errors} {
-		r.outputs.Go(func() {
-			defer from.Close()
-			in.copyOutput(r.Rank.Rank, stream, from)
-		})
-	}
+	r.streams = in.output.follow(r.Rank.Rank, p.output, p.errors)
 	go r.input.run(func(offset uint64) {
 		in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: offset})
 	})
-}
-
-func (in *initProcess) copyOutput(rank int, stream task.Stream, from *os.File) {
-	buf := make([]byte, outputPiece)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 {
-			in.journal.append(task.Record{Rank: rank, Stream: stream, Data: append([]byte(nil), buf[:n]...)})
-		}
-		if err != nil {
-			return
-		}
-	}
 }
 
 // rankEnded records the end of a rank once its output is complete.
@@ -236,16 +247,8 @@ func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus)
 		status.Code = w.ExitStatus()
 	}
 	r.input.close()
-	drained := make(chan struct{})
-	go func() {
-		r.outputs.Wait()
-		close(drained)
-	}()
-	select {
-	case <-drained:
-	case <-time.After(outputGrace):
-	}
-	in.journal.append(task.Record{Rank: r.Rank.Rank, Stream: task.Exit, Status: status})
+	in.output.drain(r.streams)
+	in.output.ended(r.streams, status)
 }
 
 // usage is what a process has used, as far as anybody is told.
@@ -292,10 +295,23 @@ func (p *pipes) closeNear() {
 	p.errors.Close()
 }
 
-// limitData bounds the private memory of a rank to its part of the job's. It is what is left where no control group can be had.
+// limitsData tells whether a resource limit bounds the memory of each rank.
+func (in *initProcess) limitsData() bool { return in.spec.Rlimits && in.spec.Memory > 0 }
+
+// limitData bounds the private memory of a rank to its part of the job's, and its stack, which Linux counts apart. It is what is left where no control group can be had.
 func limitData(pid int, s task.Spec) error {
 	bytes := uint64(s.Memory / int64(len(s.Ranks)))
-	limit := func() error { return unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: bytes, Max: bytes}, nil) }
+	limit := func() error {
+		var stack unix.Rlimit
+		if err := unix.Prlimit(pid, unix.RLIMIT_STACK, nil, &stack); err != nil {
+			return err
+		}
+		stack.Cur, stack.Max = min(stack.Cur, bytes), min(stack.Max, bytes)
+		if err := unix.Prlimit(pid, unix.RLIMIT_STACK, &stack, nil); err != nil {
+			return err
+		}
+		return unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: bytes, Max: bytes}, nil)
+	}
 	err := limit()
 	if err == unix.EPERM {
 		// Where root may not limit everybody's processes, the job's user may limit its own. Only for this moment: Linux lets a

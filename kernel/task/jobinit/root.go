@@ -21,6 +21,9 @@ const mountPoint = "/tmp"
 // devices are the device files a job sees.
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
+// hidden are the files of /proc that tell of what is not the job's: Linux does not keep it apart by namespaces.
+var hidden = []string{"locks", "key-users"}
+
 // makeRoot mounts the job's RAM disk and makes the folders that every job has. Nothing else is mounted yet, so an archive
 // unpacked into it can reach nothing but the RAM disk.
 func makeRoot(s task.Spec) error {
@@ -29,7 +32,7 @@ func makeRoot(s task.Spec) error {
 	}
 	options := "mode=755"
 	if s.RAMDisk > 0 {
-		options += fmt.Sprintf(",size=%d", s.RAMDisk)
+		options += room(s.RAMDisk)
 	}
 	if err := unix.Mount("job", mountPoint, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return failure("mount RAM disk", err)
@@ -57,6 +60,14 @@ func makeRoot(s task.Spec) error {
 	return makeDir(root, s.Dir, s.UID, s.GID)
 }
 
+// inodeBytes is how much of a RAM disk there is for each of its files, at least: a page, which is what a file that is not empty takes.
+const inodeBytes = 4096
+
+// room is what bounds a RAM disk: its bytes, and the number of its files, which take memory of Linux when they are empty, too.
+func room(bytes int64) string {
+	return fmt.Sprintf(",size=%d,nr_inodes=%d", bytes, max(1, bytes/inodeBytes))
+}
+
 // makeDir makes dir and what is missing above it, and gives what it makes to the job.
 func makeDir(root *os.Root, dir string, uid, gid int) error {
 	made := ""
@@ -81,9 +92,9 @@ func makeDir(root *os.Root, dir string, uid, gid int) error {
 
 // enterRoot mounts what the kernel provides over the RAM disk, and makes the RAM disk the root of this process and of all
 // that it will start.
-func enterRoot() error {
+func enterRoot(s task.Spec) error {
 	dev := filepath.Join(mountPoint, "dev")
-	if err := unix.Mount("dev", dev, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755,size=64k"); err != nil {
+	if err := unix.Mount("dev", dev, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"+room(64<<10)); err != nil {
 		return failure("mount /dev", err)
 	}
 	for _, name := range devices {
@@ -100,12 +111,22 @@ func enterRoot() error {
 	if err := os.Mkdir(shm, 0o755); err != nil {
 		return failure("make /dev", err)
 	}
-	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+	options := "mode=1777"
+	if s.Memory > 0 {
+		options += room(s.Memory)
+	}
+	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return failure("mount /dev/shm", err)
 	}
 	proc := filepath.Join(mountPoint, "proc")
 	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return failure("mount /proc", err)
+	}
+	for _, name := range hidden {
+		err := unix.Mount(filepath.Join(dev, "null"), filepath.Join(proc, name), "", unix.MS_BIND, "")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // not every Linux has them
+			return failure("hide /proc/"+name, err)
+		}
 	}
 	return pivot()
 }

@@ -22,6 +22,7 @@ int main(void)
 	fails("margay_send", margay_send(0, 0, 0, 0, NULL, 0) == -1);
 	fails("margay_poll", margay_poll() == -1);
 	fails("margay_wait", margay_wait(0) == -1);
+	fails("margay_wait_for", margay_wait_for(NULL, NULL, 0) == -1);
 	fails("margay_barrier", margay_barrier(0) == -1);
 	fails("margay_finalize", margay_finalize(0) == -1);
 	fails("margay_upcalls", margay_upcalls(1) == -1);

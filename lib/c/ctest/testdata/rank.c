@@ -79,6 +79,24 @@ static void on_upcall(const struct margay_am *m, void *data)
 	handled++;
 }
 
+static void on_awaited(const struct margay_am *m, void *data)
+{
+	(void)m;
+	--*(volatile int *)data;
+}
+
+static int none_missing(void *data) { return *(volatile int *)data == 0; }
+
+static void await(int n)
+{
+	volatile int missing = n;
+	check(margay_handle(5, on_awaited, (void *)&missing));
+	check(margay_barrier(20000));
+	check(margay_upcalls(1));
+	check(margay_wait_for(none_missing, (void *)&missing, 20000));
+	check(margay_finalize(20000));
+}
+
 static void compute(int n)
 {
 	check(margay_handle(4, on_upcall, NULL));
@@ -153,6 +171,8 @@ int main(int argc, char **argv)
 		flood(atoi(argv[2]));
 	} else if (strcmp(argv[1], "list") == 0) {
 		list(argv[2]);
+	} else if (strcmp(argv[1], "await") == 0) {
+		await(atoi(argv[2]));
 	} else if (strcmp(argv[1], "compute") == 0) {
 		compute(atoi(argv[2]));
 	} else {

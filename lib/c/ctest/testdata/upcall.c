@@ -308,13 +308,13 @@ static void masks(void)
 	expect(22, "with margay_upcalls again");
 }
 
+static int all_came(void *n) { return count >= *(uint64_t *)n; }
+
 /* waits: one that waits in the library gets upcalls there. */
 static void waits(uint64_t n)
 {
 	check(margay_upcalls(1));
-	while (count < n)
-		if (margay_wait(20000) == 0)
-			errx(1, "%s", margay_error());
+	check(margay_wait_for(all_came, &n, 20000));
 }
 
 /* nests: a handler that allows it is interrupted, and no more than eight of them. */

@@ -1,0 +1,93 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// libraryPlaces are where interpreters have the part of them that is no shared library, below the folder that their bin is in. An
+// asterisk stands for anything, and NAME for the name of the interpreter's file.
+var libraryPlaces = map[string][]string{
+	"python": {"lib/NAME"},
+	"perl":   {"lib/*/perl-base", "share/perl/5.*"},
+	"ruby":   {"lib/ruby"},
+}
+
+// shells run other programs by their names.
+var shells = []string{"sh", "bash", "dash", "zsh", "ksh", "busybox"}
+
+// exitCommandNotFound is the exit status of a shell that does not find a program.
+const exitCommandNotFound = 127
+
+// Lack says what the program may have missed on its nodes, now that it has failed with an exit status. args are its arguments. Empty:
+// nothing is known.
+func (f *Files) Lack(code int, args []string) string {
+	hints := []string{f.lackOf(code)}
+	if left := f.leftBehind(args); len(left) > 0 && code < 128 { // no signal has ended it
+		hint := "files that arguments name do not go along by themselves: --with " + strings.Join(left, " --with ")
+		if code == exitCommandNotFound {
+			return hint // a shell that does not find its script
+		}
+		hints = append(hints, hint)
+	}
+	return strings.Join(slices.DeleteFunc(hints, func(hint string) bool { return hint == "" }), "; ")
+}
+
+// mostLeftBehind is how many files are named that did not go along.
+const mostLeftBehind = 3
+
+// leftBehind returns the first arguments that are the names of files here which did not go along, as far as a node has none itself.
+func (f *Files) leftBehind(args []string) (left []string) {
+	for _, arg := range args {
+		path, err := filepath.Abs(arg)
+		if err != nil || f.have[path] || slices.Contains(made, path) || slices.Contains(left, arg) || len(left) == mostLeftBehind {
+			continue
+		}
+		if slices.ContainsFunc(hidden, func(folder string) bool { return strings.HasPrefix(path, folder+"/") }) {
+			continue
+		}
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			left = append(left, arg)
+		}
+	}
+	return left
+}
+
+// lackOf says what an interpreter may have missed.
+func (f *Files) lackOf(code int) string {
+	for _, path := range f.elves {
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			continue
+		}
+		name := filepath.Base(real)
+		if code == exitCommandNotFound && slices.Contains(shells, name) {
+			return name + " finds no other programs on a node than those that go along: --with \"$(command -v NAME)\" takes one"
+		}
+		for interpreter, places := range libraryPlaces {
+			if !strings.HasPrefix(name, interpreter) {
+				continue
+			}
+			if missing := f.notTaken(filepath.Dir(filepath.Dir(real)), name, places); len(missing) > 0 {
+				return fmt.Sprintf("%s went along without its library: --with %s", filepath.Base(path), strings.Join(missing, " --with "))
+			}
+		}
+	}
+	return ""
+}
+
+// notTaken returns the folders below prefix that are here and do not go along.
+func (f *Files) notTaken(prefix, name string, places []string) (folders []string) {
+	for _, place := range places {
+		found, _ := filepath.Glob(filepath.Join(prefix, strings.ReplaceAll(place, "NAME", name)))
+		for _, folder := range found {
+			if info, err := os.Stat(folder); err == nil && info.IsDir() && !f.have[folder] {
+				folders = append(folders, folder)
+			}
+		}
+	}
+	return folders
+}

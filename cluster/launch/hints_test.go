@@ -1,0 +1,52 @@
+package launch
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// What an interpreter lacks is named once a program has failed.
+func TestLack(t *testing.T) {
+	prefix := t.TempDir()
+	interpreter := func(name string) string {
+		path := filepath.Join(prefix, "bin", name)
+		write(t, 0o700, "", path)
+		compile(t, "int main(void) { return 1; }", path, "-static")
+		return path
+	}
+	python, perl, bash := interpreter("python3.11"), interpreter("perl5.36.0"), interpreter("bash")
+	library, base, shared := filepath.Join(prefix, "lib/python3.11"), filepath.Join(prefix, "lib/x86_64/perl-base"), filepath.Join(prefix, "share/perl/5.36")
+	for _, folder := range []string{library, base, shared} {
+		write(t, 0o600, "", folder, "file")
+	}
+	script := write(t, 0o700, "#!"+python+"\n", prefix, "script.py")
+	const leftBehind = "files that arguments name do not go along by themselves:"
+	for _, test := range []struct {
+		name, program string
+		with          []string
+		code          int
+		want          string
+		args          []string
+	}{
+		{"python", script, nil, 1, "python3.11 went along without its library: --with " + library, nil},
+		{"python with its library", script, []string{library}, 1, "", nil},
+		{"perl", perl, nil, 2, "perl5.36.0 went along without its library: --with " + base + " --with " + shared, nil},
+		{"perl, a part", perl, []string{base}, 2, "perl5.36.0 went along without its library: --with " + shared, nil},
+		{"shell", bash, nil, 127, `bash finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one`, nil},
+		{"shell that fails otherwise", bash, nil, 1, "", nil},
+		{"a program", interpreter("app"), nil, 127, "", nil},
+		{"shell without its script", bash, nil, 127, leftBehind + " --with " + script, []string{script}},
+		{"shell with its script", bash, []string{script}, 126, "", []string{script}},
+		{"python without its script", python, nil, 2, "python3.11 went along without its library: --with " + library + "; " + leftBehind +
+			" --with " + script, []string{"-u", script, script, shared, "/etc/passwd", "/proc/version", "none"}},
+		{"a program that a signal ended", interpreter("app"), nil, 130, "", []string{script}},
+	} {
+		f, err := Collect(test.program, test.with)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Lack(test.code, test.args); got != test.want {
+			t.Errorf("%s: %q", test.name, got)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"margay/cluster/control"
+)
+
+// Bounds of what is held of lines whose end has not come, in bytes. What is more goes to files.
+const (
+	holdLimit = 64 << 20 // of all lines together
+	holdPiece = 64 << 10 // a line of fewer bytes stays in memory
+)
+
+// printer writes what ranks say. With several ranks it keeps lines whole, however long they are and however they come; the output of
+// a single one is written as it comes.
+type printer struct {
+	out, err io.Writer
+	whole    bool // keep lines whole
+	label    bool // begin each line with its rank
+	lines    map[source]*line
+	held     int // bytes of lines in memory
+	limit    int // of held
+}
+
+type source struct {
+	rank   uint32
+	stream control.Stream
+}
+
+// line is the beginning of a line: what is in the file, then what is in memory.
+type line struct {
+	node   uint32
+	file   *os.File // has no name any more; nil while nothing is in it
+	memory []byte
+}
+
+func newPrinter(out, err io.Writer, ranks int, label bool) *printer {
+	return &printer{out: out, err: err, whole: ranks > 1 || label, label: label, lines: make(map[source]*line), limit: holdLimit}
+}
+
+// print writes the output that a record brings.
+func (p *printer) print(r *control.Record) error {
+	switch {
+	case r.Stream == control.Stream_STREAM_EXIT && !r.Open:
+		if err := p.flush(func(from source, _ *line) bool { return from.rank == r.Rank }); err != nil {
+			return err
+		}
+	case len(r.Data) > 0 && !p.whole:
+		if _, err := p.writer(r.Stream).Write(r.Data); err != nil {
+			return err
+		}
+	case len(r.Data) > 0:
+		if err := p.add(r); err != nil {
+			return err
+		}
+	}
+	if r.Last {
+		return p.flush(func(_ source, l *line) bool { return l.node == r.Node })
+	}
+	return nil
+}
+
+// finish writes what is left of lines without an end.
+func (p *printer) finish() error { return p.flush(func(source, *line) bool { return true }) }
+
+// add writes the lines that a record ends, and holds the one that it begins.
+func (p *printer) add(r *control.Record) error {
+	from := source{r.Rank, r.Stream}
+	last := bytes.LastIndexByte(r.Data, '\n') + 1
+	if last > 0 {
+		first := 0
+		if p.lines[from] != nil {
+			first = bytes.IndexByte(r.Data, '\n') + 1
+			if err := p.end(from, r.Data[:first]); err != nil {
+				return err
+			}
+		}
+		if err := p.write(r.Stream, p.labelled(r.Rank, r.Data[first:last])); err != nil {
+			return err
+		}
+	}
+	if last == len(r.Data) {
+		return nil
+	}
+	l := p.lines[from]
+	if l == nil {
+		l = &line{node: r.Node}
+		p.lines[from] = l
+	}
+	l.memory = append(l.memory, r.Data[last:]...)
+	p.held += len(r.Data) - last
+	if p.held <= p.limit || len(l.memory) < holdPiece {
+		return nil
+	}
+	return p.spill(from, l)
+}
+
+// spill moves what is in memory of a line to its file.
+func (p *printer) spill(from source, l *line) error {
+	err := l.spill()
+	if err != nil {
+		return fmt.Errorf("keep a long line of rank %d whole: %w", from.rank, err)
+	}
+	p.held -= len(l.memory)
+	l.memory = nil
+	return nil
+}
+
+func (l *line) spill() (err error) {
+	if l.file == nil {
+		if l.file, err = os.CreateTemp("", "margay-line-"); err != nil {
+			return err
+		}
+		if err := os.Remove(l.file.Name()); err != nil {
+			return err
+		}
+	}
+	_, err = l.file.Write(l.memory)
+	return err
+}
+
+// end writes the line that a source has begun, and the rest of it.
+func (p *printer) end(from source, rest []byte) error {
+	l := p.lines[from]
+	delete(p.lines, from)
+	p.held -= len(l.memory)
+	begin := []byte(p.prefix(from.rank))
+	if l.file != nil {
+		defer l.file.Close()
+		if err := p.write(from.stream, begin); err != nil {
+			return err
+		}
+		begin = nil
+		if _, err := l.file.Seek(0, io.SeekStart); err != nil {
+			return fmt.Errorf("read a long line of rank %d: %w", from.rank, err)
+		}
+		if _, err := io.Copy(p.writer(from.stream), l.file); err != nil {
+			return err
+		}
+	}
+	return p.write(from.stream, slices.Concat(begin, l.memory, rest))
+}
+
+// flush writes what has been left behind without a line's end, and the end that is missing.
+func (p *printer) flush(which func(source, *line) bool) error {
+	var left []source
+	for from, l := range p.lines {
+		if which(from, l) {
+			left = append(left, from)
+		}
+	}
+	slices.SortFunc(left, func(a, b source) int {
+		if a.rank != b.rank {
+			return int(a.rank) - int(b.rank)
+		}
+		return int(a.stream) - int(b.stream)
+	})
+	for _, from := range left {
+		if err := p.end(from, []byte("\n")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// labelled is whole lines of a rank as they are written.
+func (p *printer) labelled(rank uint32, lines []byte) []byte {
+	if !p.label {
+		return lines
+	}
+	var out []byte
+	for line := range bytes.Lines(lines) {
+		out = append(append(out, p.prefix(rank)...), line...)
+	}
+	return out
+}
+
+func (p *printer) prefix(rank uint32) string {
+	if !p.label {
+		return ""
+	}
+	return fmt.Sprintf("[%d] ", rank)
+}
+
+func (p *printer) write(stream control.Stream, data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	_, err := p.writer(stream).Write(data)
+	return err
+}
+
+func (p *printer) writer(stream control.Stream) io.Writer {
+	if stream == control.Stream_STREAM_STDERR {
+		return p.err
+	}
+	return p.out
+}

@@ -1,0 +1,60 @@
+package launch
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"margay/cluster/control"
+)
+
+// unkeptNames is how many files are named of those that were not kept.
+const unkeptNames = 5
+
+// Unkept says which files that ranks have written are gone with their job; nothing when there are none.
+func Unkept(nodes []*control.Unkept) string {
+	var files, named uint64
+	least := ""
+	var names []string
+	on := make(map[string]int) // by name: nodes
+	for _, u := range nodes {
+		files += u.Files
+		if u.More {
+			least = "at least "
+		}
+		for _, name := range u.Names {
+			if name = printable(name); on[name] == 0 {
+				names = append(names, name)
+			}
+			on[name]++
+		}
+	}
+	var shown []string
+	for _, name := range names[:min(len(names), unkeptNames)] {
+		named += uint64(on[name])
+		if on[name] > 1 {
+			name = fmt.Sprintf("%s (on %d nodes)", name, on[name])
+		}
+		shown = append(shown, name)
+	}
+	text := strings.Join(shown, ", ")
+	if named < files {
+		text += fmt.Sprintf(" and %d more", files-named)
+	}
+	switch files {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("%s1 file written by ranks was not kept: %s", least, text)
+	}
+	return fmt.Sprintf("%s%d files written by ranks were not kept: %s", least, files, text)
+}
+
+// printable is a name as a terminal can show it, whatever a node says.
+func printable(name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(name)
+	}
+	return name
+}

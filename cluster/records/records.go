@@ -1,0 +1,105 @@
+// Package records is how the records of a job come from its nodes to their consumer, each once and in order.
+//
+// A node numbers the records of a job 1, 2, 3 ... and keeps each one until it is acknowledged. It tells them again when serve asks
+// for a rewind. Relay is serve's side: it lets records pass in order only, and acknowledges nothing that it has not seen. Reader is
+// the consumer's side. Neither of them does any I/O, and neither is safe for concurrent use.
+package records
+
+// Relay is what serve knows of the records of one job.
+type Relay struct{ nodes map[uint32]*passed }
+
+// passed is how far the records of one node have come.
+type passed struct {
+	seen  uint64 // the newest record that has passed, and all before it
+	acked uint64 // the newest record that the consumer has
+	last  uint64 // the one that no other follows; 0 while that is not known
+	whole bool   // an earlier serve has noted that the consumer has all
+}
+
+// NewRelay makes a relay through which nothing has passed.
+func NewRelay() *Relay { return &Relay{nodes: make(map[uint32]*passed)} }
+
+func (r *Relay) node(node uint32) *passed {
+	p := r.nodes[node]
+	if p == nil {
+		p = new(passed)
+		r.nodes[node] = p
+	}
+	return p
+}
+
+// Restore notes that the consumer has the records of a node up to seq, from an earlier serve.
+func (r *Relay) Restore(node uint32, seq uint64) {
+	p := r.node(node)
+	p.seen, p.acked = max(p.seen, seq), max(p.acked, seq)
+}
+
+// RestoreComplete notes that the consumer has all records of a node, from an earlier serve.
+func (r *Relay) RestoreComplete(node uint32) { r.node(node).whole = true }
+
+// Take lets a record pass, unless one before it has not: that one was lost with a connection, and both will be told again. The
+// node has no record up to acked any more: what an earlier serve acknowledged it had dealt with. No record follows last. Take
+// reports whether the record passes, and whether it does so for the first time.
+func (r *Relay) Take(node uint32, seq, acked uint64, last bool) (passes, fresh bool) {
+	p := r.node(node)
+	acked = min(acked, max(seq, 1)-1)
+	p.seen, p.acked = max(p.seen, acked), max(p.acked, acked)
+	if seq > p.seen+1 {
+		return false, false
+	}
+	fresh = seq == p.seen+1
+	p.seen = max(p.seen, seq)
+	if last {
+		p.last = seq
+	}
+	return true, fresh
+}
+
+// Ack notes that the consumer has the records of a node up to seq. It returns up to which the node may be told so: a consumer that
+// outlived a serve can have more than this one has seen.
+func (r *Relay) Ack(node uint32, seq uint64) uint64 {
+	p := r.node(node)
+	seq = min(seq, p.seen)
+	p.acked = max(p.acked, seq)
+	return seq
+}
+
+// Acked returns the newest record of a node that the consumer has.
+func (r *Relay) Acked(node uint32) uint64 { return r.node(node).acked }
+
+// Seen returns the newest record of a node that has passed.
+func (r *Relay) Seen(node uint32) uint64 { return r.node(node).seen }
+
+// Ended reports whether the last record of a node has passed.
+func (r *Relay) Ended(node uint32) bool {
+	p := r.node(node)
+	return p.whole || p.last != 0
+}
+
+// Complete reports whether the consumer has all records of a node.
+func (r *Relay) Complete(node uint32) bool {
+	p := r.node(node)
+	return p.whole || p.last != 0 && p.acked >= p.last
+}
+
+// Waits reports whether records of a node wait for the consumer.
+func (r *Relay) Waits(node uint32) bool {
+	p := r.node(node)
+	return p.acked < p.seen
+}
+
+// Reader is how far a consumer has come.
+type Reader struct{ seen map[uint32]uint64 }
+
+// NewReader makes a reader that has read nothing.
+func NewReader() *Reader { return &Reader{seen: make(map[uint32]uint64)} }
+
+// Next reports whether a record is the next of its node. Any other one has been read before, or follows one that was lost with a
+// connection and will be told again.
+func (r *Reader) Next(node uint32, seq uint64) bool { return seq == r.seen[node]+1 }
+
+// Done notes that the next record of a node has been read.
+func (r *Reader) Done(node uint32) { r.seen[node]++ }
+
+// Seen returns the newest record of a node that has been read: all up to it may be acknowledged.
+func (r *Reader) Seen(node uint32) uint64 { return r.seen[node] }

@@ -1,0 +1,120 @@
+package serve
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// asked is the answer to a request that a test does not wait for.
+type asked struct {
+	message proto.Message
+	err     error
+}
+
+// begin makes a request and does not wait for the answer.
+func (c *playedClient) begin(request proto.Message) <-chan asked {
+	answer := make(chan asked, 1)
+	go func() {
+		m, err := c.ask(request)
+		answer <- asked{m, err}
+	}()
+	synctest.Wait()
+	return answer
+}
+
+// A job that a node lacks for, which is about to be back, waits for it and says so; it is refused when the node does not come back,
+// and at once when it would not fit even then.
+func TestRoomOfLateNodes(t *testing.T) {
+	noRoom := &control.Failure{Code: control.Code_CODE_NO_ROOM}
+	cases := []struct {
+		name  string
+		ranks uint32
+		back  bool
+		waits bool
+	}{
+		{"back", 4, true, true},
+		{"dead", 4, false, true},
+		{"too many", 5, true, false},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				c := m.client()
+				m.played[1].silence()
+				m.played[1].conn.Close()
+				synctest.Wait()
+				answer := c.begin(&control.RunRequest{Spec: spec(k.ranks)})
+				if !k.waits {
+					if a := <-answer; !errors.Is(a.err, noRoom) {
+						t.Errorf("answered with %v", a)
+					}
+					none[*control.LogLine](t, &c.recorder, "it says that it waits")
+					return
+				}
+				time.Sleep(3 * time.Second)
+				if line := one[*control.LogLine](t, &c.recorder); line.Text != "waiting for node1, which is late" {
+					t.Errorf("the client is told %q", line.Text)
+				}
+				if k.back {
+					m.played[1].connect()
+					if a := <-answer; a.err != nil {
+						t.Errorf("refused with %v", a.err)
+					}
+				} else if a := <-answer; !errors.Is(a.err, noRoom) {
+					t.Errorf("answered with %v", a)
+				}
+			})
+		})
+	}
+}
+
+// So does one that lacks the cores of a job that is ending.
+func TestRoomOfEndingJob(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, other := m.client(), m.client()
+		job := c.run(spec(2))
+		m.played[0].mute["Forget"] = true
+		must[*control.Done](c, &control.Kill{Job: job, Force: true})
+		answer := other.begin(&control.RunRequest{Spec: spec(1)})
+		time.Sleep(3 * time.Second)
+		if line := one[*control.LogLine](t, &other.recorder); line.Text != "waiting for the end of job 1" {
+			t.Errorf("the client is told %q", line.Text)
+		}
+		m.played[0].answersAgain("Forget") // it did not answer, and is asked again
+		if a := <-answer; a.err != nil {
+			t.Errorf("refused with %v", a.err)
+		}
+	})
+}
+
+// A client that loses its connection during the launch learns that it can ask for the job anew, whether serve has noticed the end
+// of the old connection or not.
+func TestClientLostDuringLaunch(t *testing.T) {
+	for _, noticed := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			m := up(t, 1)
+			c := m.client()
+			reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(1)})
+			if noticed {
+				c.conn.Close()
+				synctest.Wait()
+			}
+			again := m.client()
+			state := must[*control.JobState](again, &control.Attach{Job: reply.Job})
+			if state.Phase != control.JobPhase_JOB_DONE {
+				state = again.ended()
+			}
+			if !errors.Is(state.Error.Err(), &control.Failure{Code: control.Code_CODE_RESTARTED}) {
+				t.Errorf("noticed %v: it ended as %v", noticed, state)
+			}
+		})
+	}
+}

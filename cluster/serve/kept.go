@@ -1,0 +1,100 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"margay/cluster/control"
+)
+
+// removeOutput removes the kept output of the jobs that are named, or of all that have ended. It needs no room on the disk. What cannot
+// be removed does not keep the rest from it.
+func (s *Server) removeOutput(m *control.RemoveOutput) (*control.OutputRemoved, error) {
+	jobs := m.Jobs
+	if len(jobs) == 0 {
+		var err error
+		if jobs, err = s.keptOutput(); err != nil {
+			return nil, err
+		}
+	}
+	removed := new(control.OutputRemoved)
+	var failed []string
+	for _, job := range jobs {
+		if bytes, err := s.removeOutputOf(job); err != nil {
+			failed = append(failed, err.Error())
+		} else {
+			removed.Jobs, removed.Bytes = append(removed.Jobs, job), removed.Bytes+bytes
+		}
+	}
+	if len(failed) > 0 {
+		return nil, control.Failf(control.Code_CODE_FAILED, "%s", strings.Join(failed, "\n"))
+	}
+	return removed, nil
+}
+
+// keptOutput lists the jobs that have ended and whose output is kept, in order, those that the store has forgotten as well.
+func (s *Server) keptOutput() (jobs []uint32, err error) {
+	entries, err := os.ReadDir(filepath.Dir(spoolPath(s.config.Dir, 0)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // no job has been detached yet
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range entries {
+		var job uint32
+		if n, _ := fmt.Sscanf(e.Name(), "job-%d", &job); n == 1 && spoolPath("", job) == filepath.Join("output", e.Name()) && s.jobs[job] == nil {
+			jobs = append(jobs, job)
+		}
+	}
+	slices.Sort(jobs)
+	return jobs, err
+}
+
+// removeOutputOf removes the kept output of a job that has ended, and returns how many bytes it took.
+func (s *Server) removeOutputOf(job uint32) (int64, error) {
+	s.mu.Lock()
+	running := s.jobs[job] != nil
+	s.mu.Unlock()
+	if running {
+		return 0, control.Failf(control.Code_CODE_REFUSED, "job %d has not ended: margay kill --force %[1]d ends it", job)
+	}
+	path := spoolPath(s.config.Dir, job)
+	info, err := os.Lstat(path)
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, s.noOutput(job)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// noOutput says why there is no kept output of a job.
+func (s *Server) noOutput(job uint32) error {
+	jobs, err := s.listJobs(&control.ListJobs{Job: job})
+	if err != nil {
+		return err
+	}
+	if jobs.Jobs[0].Detached {
+		return control.Failf(control.Code_CODE_NOT_FOUND, "the output of job %d was removed", job)
+	}
+	return control.Failf(control.Code_CODE_NOT_FOUND, "job %d was not detached: its output went to its margay run", job)
+}
+
+// dropForgotten removes the kept output of the job that the store forgets when one has ended. The caller holds Server.mu.
+func (s *Server) dropForgotten(ended uint32) {
+	if ended <= keepEnded || s.jobs[ended-keepEnded] != nil {
+		return
+	}
+	if err := os.Remove(spoolPath(s.config.Dir, ended-keepEnded)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.config.Log("%v", err)
+	}
+}

@@ -1,0 +1,192 @@
+package serve
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/cluster/records"
+	"margay/kernel/task"
+	"margay/kernel/task/journal"
+)
+
+// actor is a node in a history: the ranks of the job on it, job init with its true journal, and the node kernel.
+type actor struct {
+	story  *story
+	number uint32
+	job    uint32
+	hosts  bool // the node has the job
+
+	running []uint32 // ranks that have not ended
+	open    []uint32 // ranks that have ended, and whose children still write
+	lines   int
+
+	journal *journal.Journal
+	told    []task.Record // by job init, not taken by the node kernel yet
+	link    *link         // to serve; nil while there is none
+}
+
+// write has a rank, or a child that one has left, write a line if the journal has room.
+func (a *actor) write(rank uint32, kind task.Stream) {
+	a.lines++
+	line := fmt.Sprintf("%d.%d\n", a.number, a.lines)
+	if a.journal.TryAppend(task.Record{Rank: int(rank), Stream: kind, Data: []byte(line)}) {
+		a.story.wrote(rank, control.Stream(kind), line)
+	}
+}
+
+// end has a rank end. Children that still write keep its streams open.
+func (a *actor) end(rank uint32, status task.Status, children bool) {
+	a.running = slices.DeleteFunc(a.running, func(r uint32) bool { return r == rank })
+	if children {
+		a.open = append(a.open, rank)
+	}
+	a.story.exits[rank] = &control.ExitStatus{Code: int32(status.Code), Signal: int32(status.Signal)}
+	a.journal.Append(task.Record{Rank: int(rank), Stream: task.Exit, Status: status, Open: children, Last: a.complete()})
+}
+
+// childrenEnd has the children that a rank has left end.
+func (a *actor) childrenEnd(rank uint32) {
+	a.open = slices.DeleteFunc(a.open, func(r uint32) bool { return r == rank })
+	if a.complete() {
+		a.journal.Append(task.Record{Rank: int(rank), Stream: task.End, Last: true})
+	}
+}
+
+func (a *actor) complete() bool { return len(a.running)+len(a.open) == 0 }
+
+// tell has job init send its next record to the node kernel. It reports whether there was one.
+func (a *actor) tell() bool {
+	if !a.hosts {
+		return false
+	}
+	r, ok := a.journal.TryRead()
+	if ok {
+		a.told = append(a.told, r)
+	}
+	return ok
+}
+
+// forward has the node kernel send the next record to serve. While there is no connection, the record is lost.
+func (a *actor) forward() {
+	r := a.told[0]
+	a.told = a.told[1:]
+	if a.link == nil || !a.link.open() {
+		return
+	}
+	m := &control.Record{
+		Job: a.job, Node: a.number, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data, Open: r.Open, Last: r.Last,
+		Acked: r.Acked,
+	}
+	if r.Stream == task.Exit {
+		m.Exit = &control.ExitStatus{Code: int32(r.Status.Code), Signal: int32(r.Status.Signal)}
+	}
+	a.link.send(m)
+}
+
+// take does what serve asks for.
+func (a *actor) take(f *control.Frame) {
+	var answer proto.Message = &control.Done{}
+	switch m := f.Message().(type) {
+	case *control.Prepare:
+		a.hosts, a.job, a.journal = true, m.Job, journal.New()
+		for _, p := range m.Places {
+			if p.Node == a.number {
+				a.running = append(a.running, p.Rank)
+			}
+		}
+		a.link.send(&control.Loaded{Job: m.Job})
+	case *control.Ack:
+		a.journal.Ack(m.Seq)
+	case *control.Rewind:
+		a.journal.Rewind()
+	case *control.Signal:
+		for _, rank := range slices.Clone(a.running) {
+			if a.hosts && (m.Rank == control.None || uint32(m.Rank) == rank) {
+				a.end(rank, task.Status{Signal: unix.Signal(m.Signal)}, false)
+			}
+		}
+	case *control.Finish:
+		for len(a.running) == 0 && len(a.open) > 0 {
+			a.childrenEnd(a.open[0])
+		}
+	case *control.Forget:
+		a.hosts, a.told, answer = false, nil, &control.Forgotten{}
+	}
+	if f.Call != 0 && a.link.open() {
+		reply := control.NewFrame(answer)
+		reply.Answer = f.Call
+		a.link.sent = append(a.link.sent, reply)
+	}
+}
+
+// registration is what the node says when it connects.
+func (a *actor) registration() *control.Register {
+	m := &control.Register{
+		Node: a.number, Boot: fmt.Sprint("boot ", a.number),
+		Info: &control.NodeInfo{Address: fmt.Sprintf("10.0.0.%d:1", a.number), Arch: spec(1).Arch, Cores: []uint32{1, 2}, Memory: 64 << 20},
+	}
+	if a.hosts {
+		phase := control.JobPhase_JOB_RUNNING
+		if len(a.running) == 0 {
+			phase = control.JobPhase_JOB_DONE
+		}
+		m.Jobs = []*control.HostedJob{{Job: a.job, Phase: phase}}
+	}
+	return m
+}
+
+// follower is margay run in a history. It has a connection to serve, and may still receive from those that it had before.
+type follower struct {
+	story  *story
+	job    uint32
+	reader *records.Reader
+
+	detached bool
+	links    []*link // the last one is that of now
+	state    *control.JobState
+	stalled  bool // its output is not taken
+	dead     bool
+}
+
+func (c *follower) link() *link { return c.links[len(c.links)-1] }
+
+// returned ends margay run with the last state of its job. A failure that a full disk did not record can be followed by another one.
+func (c *follower) returned(state *control.JobState) {
+	c.state = state
+	if !c.detached && state.ExitCode != 0 {
+		c.story.may(clientGone)
+	}
+	c.link().cut()
+}
+
+// take does with a message what package launch does.
+func (c *follower) take(f *control.Frame) error {
+	if c.state != nil {
+		return nil
+	}
+	switch m := f.Message().(type) {
+	case *control.RunReply:
+		c.job = m.Job
+	case *control.Record:
+		if c.reader.Next(m.Node, m.Seq) {
+			if err := c.story.saw(m); err != nil {
+				return err
+			}
+			c.reader.Done(m.Node)
+		}
+		if c.link().open() {
+			c.link().send(&control.Ack{Job: m.Job, Node: m.Node, Seq: c.reader.Seen(m.Node)})
+		}
+	case *control.JobState:
+		if m.Phase == control.JobPhase_JOB_DONE {
+			c.returned(m)
+		}
+	case *control.Error:
+		return fmt.Errorf("margay run is refused: %w", m.Err())
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+)
+
+// save records a job. While that fails its nodes keep what tells of its state: they are not told that they may forget records. The
+// caller holds Server.mu.
+func (s *Server) save(j *job) {
+	before := j.unsaved
+	j.unsaved = nil // what is recorded does not say that it is not
+	if j.unsaved = s.onDisk(s.store.saveJob(j)); j.unsaved != nil && before == nil {
+		s.config.Log("job %d cannot be recorded: %v", j.number, j.unsaved)
+	}
+	for _, m := range j.members {
+		j.noted[m.Node] = j.noted[m.Node] || j.unsaved == nil && j.records.Complete(m.Node)
+	}
+	if j.unsaved == nil && j.phase == control.JobPhase_JOB_DONE {
+		s.dropForgotten(j.number)
+	}
+}
+
+// saveRunning is save for a job that goes on without being recorded, of which its client is told. The caller holds Server.mu.
+func (s *Server) saveRunning(j *job) {
+	before := j.unsaved
+	if s.save(j); before == nil {
+		j.tellUnsaved()
+	}
+}
+
+// tellUnsaved tells the client of a job that its state cannot be recorded. The caller holds Server.mu.
+func (j *job) tellUnsaved() {
+	if j.unsaved != nil && j.client != nil {
+		text := fmt.Sprintf("job %d waits until it can be recorded: %v", j.number, j.unsaved)
+		_ = j.client.Send(&control.LogLine{Level: "warn", Text: text, TimeNs: time.Now().UnixNano()})
+	}
+}
+
+// muchOwed is how much output of a node, in bytes, may be there already when ranks wait because it cannot be forgotten. The node
+// keeps up to twice as much.
+const muchOwed = 512 << 10
+
+// standsStill reports whether a job whose state cannot be recorded has nothing else to do, or may have: its ranks have ended, were told
+// to, or may wait because their node keeps so much of their output. The caller holds Server.mu.
+func (j *job) standsStill() bool {
+	for _, bytes := range j.owed {
+		if bytes > muchOwed {
+			return true
+		}
+	}
+	return j.ended() || j.killing
+}
+
+// saveAgain records what could not be recorded before. A job that stands still for that does so only for a while. The caller holds
+// Server.mu.
+func (s *Server) saveAgain() {
+	for _, j := range s.jobs {
+		if j.unsaved == nil || j.finishing {
+			continue
+		}
+		switch s.save(j); {
+		case j.unsaved == nil:
+			j.stood = time.Time{}
+			for _, m := range j.members {
+				s.release(j, m.Node, j.records.Acked(m.Node))
+			}
+			s.finishIfComplete(j)
+		case j.standsStill() && j.stood.IsZero():
+			j.stood = time.Now()
+		case j.standsStill() && time.Since(j.stood) >= s.config.Timing.Room:
+			s.fail(j, control.Failf(control.Code_CODE_NO_ROOM, "its state could not be recorded for %v: %v", s.config.Timing.Room, j.unsaved))
+		}
+	}
+	for number, j := range s.ended {
+		if s.save(j); j.unsaved == nil {
+			delete(s.ended, number)
+		}
+	}
+}
+
+// onDisk says of an error for lack of room how to make some. It leaves other errors, and nil, as they are.
+func (s *Server) onDisk(err error) error {
+	cause := err
+	if where := new(fs.PathError); errors.As(err, &where) {
+		cause = where // it names the file, which is enough
+	}
+	for _, full := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EFBIG} {
+		if errors.Is(err, full) {
+			return fmt.Errorf("the machine's disk is full: %w; make room in the file system of %s: margay logs --remove removes kept output", cause, s.config.Dir)
+		}
+	}
+	return err
+}

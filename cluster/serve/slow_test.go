@@ -1,0 +1,83 @@
+package serve
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/cluster/control"
+	"margay/cluster/records"
+)
+
+// A client that takes nothing for a while keeps its connection, however many nodes have output for it: that stays with the nodes. Then it
+// gets all, each record once and in order.
+func TestSlowClient(t *testing.T) {
+	const nodes, each = 24, 3 // records of 1 MiB
+	bubble(t, func(t *testing.T) {
+		m := up(t, nodes)
+		c := &playedClient{m: m, conn: control.NewConn(m.clients.dial(t))}
+		t.Cleanup(c.conn.Close)
+		if _, err := c.conn.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "a slow client"}); err != nil {
+			t.Fatal(err)
+		}
+		takes := make(chan struct{})
+		go c.conn.Serve(func(f *control.Frame) {
+			if f.GetRecord() != nil {
+				<-takes
+			}
+			c.add(f.Message())
+		})
+		job := c.run(spec(2 * nodes))
+		line := strings.Repeat("x", 1<<20)
+		tell := func(n *playedNode) { // what it has not been told that it may forget
+			for seq := n.ackedOf(job) + 1; seq <= each; seq++ {
+				n.says(job, seq, 2*n.number, fmt.Sprint(n.number, ".", seq, line))
+			}
+		}
+		for _, n := range m.played {
+			tell(n)
+		}
+		time.Sleep(5 * time.Minute)
+		if err := c.conn.Err(); err != nil {
+			t.Fatalf("its connection is lost: %v", err)
+		}
+		close(takes)
+		reader := records.NewReader()
+		for wait := 0; ; wait++ {
+			for _, r := range c.ackAll() {
+				if !reader.Next(r.Node, r.Seq) {
+					continue // told again
+				}
+				if want := fmt.Sprint(r.Node, ".", r.Seq, "x"); !strings.HasPrefix(string(r.Data), want) {
+					t.Fatalf("record %d of node %d is %.10q", r.Seq, r.Node, r.Data)
+				}
+				reader.Done(r.Node)
+			}
+			left := 0
+			for _, n := range m.played {
+				if n.ackedOf(job) < each {
+					left++
+				}
+				if len(take[*control.Rewind](&n.recorder)) > 0 {
+					tell(n)
+				}
+			}
+			if left == 0 {
+				break
+			}
+			if wait == 1000 {
+				t.Fatalf("%d nodes still have records", left)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		for _, n := range m.played {
+			n.exits(job, each+1, 2*n.number, 0, 0)
+			n.exits(job, each+2, 2*n.number+1, 0, 0)
+		}
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 0 || state.Error != nil {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}

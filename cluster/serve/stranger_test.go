@@ -1,0 +1,100 @@
+package serve
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"margay/cluster/control"
+)
+
+// Strangers at the nodes' port get neither room nor the log, however many they are and whatever they say, and nodes are served
+// again when they are gone.
+func TestStrangers(t *testing.T) {
+	tooLong := binary.BigEndian.AppendUint32(nil, control.MaxFrame)
+	cases := map[string]func(m *machine){
+		"silent": func(m *machine) { m.nodes.dial(m.t) },
+		"no TLS": func(m *machine) { go m.nodes.dial(m.t).Write([]byte("GET / HTTP/1.0\r\n\r\n")) },
+		"nothing but a length": func(m *machine) {
+			c := m.dial()
+			go c.NetConn().Write(tooLong)
+		},
+		"hang up": func(m *machine) { m.nodes.dial(m.t).Close() },
+		"no token": func(m *machine) {
+			c := m.dial()
+			go c.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Program: strings.Repeat("\x1b[2J", 5000)})
+		},
+	}
+	for name, knock := range cases {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := newMachine(t, 1)
+				for range 100 {
+					knock(m)
+				}
+				synctest.Wait()
+				time.Sleep(30 * time.Second)
+				m.played[0].connect()
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				text := strings.Join(m.log, "\n")
+				if len(m.log) > 60 || len(text) > 20_000 || strings.Contains(text, "\x1b") {
+					t.Errorf("%d lines, %d bytes: %s", len(m.log), len(text), text)
+				}
+				if name == "silent" && !strings.Contains(text, "others from there have not shown who they are") {
+					t.Errorf("it does not say why connections are closed: %s", text)
+				}
+				if name != "hang up" && !strings.Contains(text, "more such lines in the last 5s were left out") {
+					t.Errorf("it does not say what is left out: %s", text)
+				}
+			})
+		})
+	}
+}
+
+// The first frame of a stranger is small, or not read.
+func TestFirstFrameIsSmall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		conn := control.NewConn(near)
+		defer conn.Close()
+		go func() {
+			far.Write(binary.BigEndian.AppendUint32(nil, 64<<10+1))
+			_, _ = io.Copy(io.Discard, far)
+		}()
+		if _, err := conn.Meet(); err == nil || !strings.Contains(err.Error(), "frame of 65537 bytes, at most 65536 are allowed") {
+			t.Errorf("it is taken: %v", err)
+		}
+	})
+}
+
+// A line of a node's log stays a line of serve's, and does not fill it.
+func TestLogOfHostileNode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		for i := range 2000 {
+			m.played[0].conn.Send(&control.LogLine{Level: "in\nfo", Text: fmt.Sprint(i, "\nnode7 is dead\x1b[2J", strings.Repeat("x", 10_000))})
+		}
+		synctest.Wait()
+		time.Sleep(10 * time.Second)
+		if !m.logged("node0: in; fo: 0; node7 is dead?[2Jxxx") || !m.logged("xxx... (10") || !m.logged("more such lines") {
+			t.Error("its lines are not told as they are to be")
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, line := range m.log {
+			if strings.ContainsAny(line, "\n\x1b") || len(line) > 1200 {
+				t.Errorf("it says %.100q", line)
+			}
+		}
+		if len(m.log) > 200 {
+			t.Errorf("there are %d lines", len(m.log))
+		}
+	})
+}

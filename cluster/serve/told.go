@@ -1,0 +1,45 @@
+package serve
+
+import (
+	"fmt"
+
+	"margay/cluster/control"
+)
+
+// told is what the records of a job have said of ends. Each is said once, or a node could have more kept than the limit of a spool:
+// how ranks have ended is kept behind it as well.
+type told struct {
+	exits map[uint32]bool // ranks that have ended
+	last  map[uint32]bool // nodes that have told their last record
+}
+
+func newTold() told { return told{exits: make(map[uint32]bool), last: make(map[uint32]bool)} }
+
+// take notes a record that has not come before. It returns an error when there can be no such record.
+func (t told) take(m *control.Record) error {
+	if t.last[m.Node] {
+		return fmt.Errorf("record %d follows the last one", m.Seq)
+	}
+	switch m.Stream {
+	case control.Stream_STREAM_STDOUT, control.Stream_STREAM_STDERR:
+		if m.Exit != nil || m.Last {
+			return fmt.Errorf("record %d is output and an end", m.Seq)
+		}
+	case control.Stream_STREAM_EXIT:
+		switch {
+		case t.exits[m.Rank]:
+			return fmt.Errorf("record %d is another end of rank %d", m.Seq, m.Rank)
+		case m.Exit == nil || len(m.Data) > 0:
+			return fmt.Errorf("record %d is the end of rank %d and does not say how it ended, or more", m.Seq, m.Rank)
+		}
+		t.exits[m.Rank] = true
+	case control.Stream_STREAM_END:
+		if !m.Last || m.Exit != nil || len(m.Data) > 0 {
+			return fmt.Errorf("record %d is the end and not the last one, or more", m.Seq)
+		}
+	default:
+		return fmt.Errorf("record %d is of stream %d, which there is not", m.Seq, m.Stream)
+	}
+	t.last[m.Node] = m.Last
+	return nil
+}

@@ -1,0 +1,198 @@
+// Package gate bounds what connections cost whose other side has not shown yet who it is: how many there are, in all and from one
+// address, for how long, and how much is written about them.
+package gate
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode"
+
+	"golang.org/x/time/rate"
+)
+
+// Config says what a gate bounds.
+type Config struct {
+	Most     int           // connections that wait to be admitted
+	MostEach int           // of these, from one address
+	Wait     time.Duration // after which a connection that has not been admitted is closed
+	Log      *Log          // is told what is refused
+}
+
+// Gate is where connections wait until they are admitted. It is safe for concurrent use.
+type Gate struct {
+	config Config
+
+	mu   sync.Mutex
+	all  int
+	each map[string]int // by address
+}
+
+// New makes a gate.
+func New(c Config) *Gate { return &Gate{config: c, each: make(map[string]int)} }
+
+// Listener returns a listener whose connections are those of l that the gate has room for; it closes the others.
+func (g *Gate) Listener(l net.Listener) net.Listener { return &listener{l, g} }
+
+type listener struct {
+	net.Listener
+	gate *Gate
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if waiting := l.gate.enter(c); waiting != nil {
+			return waiting, nil
+		}
+		c.Close()
+	}
+}
+
+// enter has a connection wait. It returns nil when there is no room.
+func (g *Gate) enter(c net.Conn) net.Conn {
+	source := host(c.RemoteAddr())
+	g.mu.Lock()
+	all, each := g.all, g.each[source]
+	if all < g.config.Most && each < g.config.MostEach {
+		g.all++
+		g.each[source]++
+	}
+	g.mu.Unlock()
+	switch {
+	case each >= g.config.MostEach:
+		g.config.Log.Printf("connection from %s: closed, since %d others from there have not shown who they are", source, each)
+		return nil
+	case all >= g.config.Most:
+		g.config.Log.Printf("connection from %s: closed, since %d others have not shown who they are", source, all)
+		return nil
+	}
+	waiting := &conn{Conn: c, gate: g, source: source}
+	waiting.timer = time.AfterFunc(g.config.Wait, func() { c.Close() })
+	return waiting
+}
+
+// host is the part of an address that a station cannot choose for each connection anew.
+func host(a net.Addr) string {
+	if h, _, err := net.SplitHostPort(a.String()); err == nil {
+		return h
+	}
+	return a.String()
+}
+
+// conn is a connection that waits, or has waited.
+type conn struct {
+	net.Conn
+	gate     *Gate
+	source   string
+	timer    *time.Timer
+	admitted atomic.Bool
+	left     sync.Once
+}
+
+func (c *conn) leave() {
+	c.left.Do(func() {
+		c.timer.Stop()
+		c.gate.mu.Lock()
+		defer c.gate.mu.Unlock()
+		c.gate.all--
+		if c.gate.each[c.source]--; c.gate.each[c.source] == 0 {
+			delete(c.gate.each, c.source)
+		}
+	})
+}
+
+// Close ends the connection, and its wait.
+func (c *conn) Close() error {
+	c.leave()
+	return c.Conn.Close()
+}
+
+// find returns the connection of a gate below c, which may be one of TLS; nil when there is none.
+func find(c net.Conn) *conn {
+	for {
+		switch x := c.(type) {
+		case *conn:
+			return x
+		case interface{ NetConn() net.Conn }:
+			c = x.NetConn()
+		default:
+			return nil
+		}
+	}
+}
+
+// Admit ends the wait of a connection whose other side has shown who it is. c may be a TLS connection over one of the gate.
+func Admit(c net.Conn) {
+	if waiting := find(c); waiting != nil {
+		waiting.admitted.Store(true)
+		waiting.leave()
+	}
+}
+
+// Admitted reports whether a connection has been admitted, or has passed no gate.
+func Admitted(c net.Conn) bool {
+	waiting := find(c)
+	return waiting == nil || waiting.admitted.Load()
+}
+
+// Log is a log that strangers can have lines written to, and cannot fill: it leaves out what is too much, and says how much that was.
+// It is safe for concurrent use.
+type Log struct {
+	printf func(format string, args ...any)
+	limit  *rate.Limiter
+
+	mu      sync.Mutex
+	omitted int // lines, since it was last said how many
+}
+
+// omissionPause is how long lines are left out before the log says so.
+const omissionPause = 5 * time.Second
+
+// NewLog makes a log that passes so many lines on at once, and so many a second.
+func NewLog(printf func(format string, args ...any), burst int, perSecond float64) *Log {
+	return &Log{printf: printf, limit: rate.NewLimiter(rate.Limit(perSecond), burst)}
+}
+
+// Printf writes a line, unless there are too many.
+func (l *Log) Printf(format string, args ...any) {
+	if l.limit.Allow() {
+		l.printf(format, args...)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.omitted++; l.omitted == 1 {
+		time.AfterFunc(omissionPause, l.flush)
+	}
+}
+
+func (l *Log) flush() {
+	l.mu.Lock()
+	n := l.omitted
+	l.omitted = 0
+	l.mu.Unlock()
+	l.printf("%d more such lines in the last %v were left out", n, omissionPause)
+}
+
+// Text makes text of unknown origin fit for a line of a log and for a terminal: what cannot be printed becomes a question mark, and what
+// is longer than so many bytes is cut.
+func Text(text string, most int) string {
+	cut := ""
+	if len(text) > most {
+		cut = fmt.Sprintf("... (%d bytes)", len(text))
+		text = strings.ToValidUTF8(text[:most], "")
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			return '?'
+		}
+		return r
+	}, text) + cut
+}

@@ -1,0 +1,17 @@
+//go:build guest && soak
+
+package priority
+
+import (
+	"testing"
+	"time"
+
+	"margay/kernel/sched/schedtest"
+)
+
+// TestTime is the suite by processor time, and for as long as Linux could take a held task for a starved one.
+func TestTime(t *testing.T) {
+	c := config()
+	c.Group, c.Count, c.Watchdog = schedtest.Group, false, 31*time.Second
+	schedtest.Run(t, c)
+}

@@ -1,0 +1,142 @@
+package jobinit
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/task"
+)
+
+// Bounds of the search for files that vanish with the job.
+const (
+	unkeptNames   = 5 // how many are named
+	unkeptEntries = 10000
+	unkeptTime    = time.Second
+)
+
+// scratch are the folders whose files nobody expects to be kept, or that are not in the RAM disk at all.
+var scratch = []string{"/dev", "/proc", "/tmp", "/var/tmp"}
+
+// compiled is the name of the folders in which Python keeps what it has compiled, wherever modules are.
+const compiled = "__pycache__"
+
+// given are the files that each job's root begins with.
+var given = map[string]bool{"/etc/passwd": true, "/etc/group": true, "/etc/hostname": true}
+
+// brought notes the files that came with the job, by inode, as they were.
+type brought struct {
+	mu    sync.Mutex
+	files map[uint64]stamp
+}
+
+// stamp tells a file from what it was before it was written to.
+type stamp struct {
+	size int64
+	time unix.Timespec
+}
+
+// add notes a file that was unpacked.
+func (b *brought) add(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.files == nil {
+		b.files = make(map[uint64]stamp)
+	}
+	b.files[st.Ino] = stamp{st.Size, st.Mtim}
+	return nil
+}
+
+// has reports whether a file came with the job and is as it was.
+func (b *brought) has(st *unix.Stat_t) bool {
+	was, ok := b.files[st.Ino]
+	return ok && was == stamp{st.Size, st.Mtim}
+}
+
+// unkept looks for the files that ranks have written: those that are new or changed, from the working directory on. Links are not
+// followed. root is prefixed to all names; it is empty but in tests.
+func (b *brought) unkept(root, dir string) task.Unkept {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := &search{brought: b, root: root, dir: filepath.Clean(dir), left: unkeptEntries + len(b.files), until: time.Now().Add(unkeptTime)}
+	if w.dir != "/" && !isScratch(w.dir) {
+		w.walk(w.dir, "")
+		w.walk("/", w.dir)
+	} else {
+		w.walk("/", "")
+	}
+	return w.found
+}
+
+// isScratch reports whether a folder is one whose files nobody expects to be kept.
+func isScratch(name string) bool {
+	for _, s := range scratch {
+		if name == s {
+			return true
+		}
+	}
+	return false
+}
+
+// search is a walk through the job's root.
+type search struct {
+	brought *brought
+	root    string
+	dir     string
+	left    int // entries
+	until   time.Time
+	found   task.Unkept
+}
+
+// walk looks at what is below a folder, but not below another.
+func (w *search) walk(from, but string) {
+	_ = filepath.WalkDir(w.root+from, func(path string, e fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, w.root)
+		if w.left--; w.left < 0 || w.left%256 == 0 && time.Now().After(w.until) {
+			w.found.More = true
+			return filepath.SkipAll
+		}
+		switch {
+		case err != nil:
+			return nil // it cannot be read, and nothing is known of it
+		case e.IsDir() && (name == but || isScratch(name) || e.Name() == compiled):
+			return filepath.SkipDir
+		case !e.Type().IsRegular() || given[name]:
+			return nil
+		}
+		var st unix.Stat_t
+		if unix.Lstat(path, &st) == nil && !w.brought.has(&st) {
+			w.add(name)
+		}
+		return nil
+	})
+}
+
+func (w *search) add(name string) {
+	w.found.Files++
+	if len(w.found.Names) < unkeptNames {
+		if w.dir != "/" {
+			name = strings.TrimPrefix(name, w.dir+"/")
+		}
+		w.found.Names = append(w.found.Names, printable(name))
+	}
+}
+
+// printable is a name as a terminal can show it.
+func printable(name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) {
+		return strconv.Quote(name)
+	}
+	return name
+}

@@ -1,0 +1,103 @@
+package task_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/task"
+)
+
+// digest is what a rank of the application "strings" says of its arguments or its environment.
+func digest(list []string) string {
+	return fmt.Sprintf("%d %x\n", len(list), sha256.Sum256([]byte(strings.Join(list, "\x00"))))
+}
+
+// Arguments and variables up to what Linux takes reach ranks byte for byte, and a next node kernel can adopt their job.
+func TestLongStrings(t *testing.T) {
+	const longest = 128<<10 - 1 // Linux counts the NUL
+	s := spec(1, "strings", "a\xffb", "", strings.Repeat("\xfe", longest))
+	s.Env = append(s.Env, "BYTES=\xc3(", "LONG="+strings.Repeat("y", longest-len("LONG=")))
+	for i := range 12 {
+		s.Argv = append(s.Argv, strings.Repeat("x", 130_000))
+		s.Env = append(s.Env, fmt.Sprintf("SHORT%d=%d", i, i))
+	}
+	s.Argv = append(s.Argv, slices.Repeat([]string{"many"}, 5000)...)
+	argv, env := slices.Clone(s.Argv), append(slices.Clone(s.Env), s.Ranks[0].Env...)
+
+	c := prepare(t, s, newEvents())
+	if err := load(t, c); err != nil {
+		t.Fatal(err)
+	}
+	item, err := c.Kept("job/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Detach()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	next, _, err := task.Adopt(ctx, host(t), &item)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEvents()
+	next.Follow(e)
+	if err := next.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	e.await(t, "exit", func() bool { return len(e.exits()) == 1 })
+	if got, want := e.text(0, task.Stdout), digest(argv)+digest(env); got != want {
+		t.Errorf("the rank got\n%swanted\n%s%q", got, want, e.text(0, task.Stderr))
+	}
+	if err := next.End(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What Linux does not take is an error that says so.
+func TestTooLongStrings(t *testing.T) {
+	s := spec(1, "strings", strings.Repeat("x", 128<<10))
+	c := prepare(t, s, newEvents())
+	if err := load(t, c); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := c.Start(ctx); !errors.Is(err, unix.E2BIG) || !strings.Contains(err.Error(), "argument list too long (one argument or variable") {
+		t.Errorf("started: %v", err)
+	}
+	s = spec(1, "strings", "a\x00b")
+	if _, err := task.New(ctx, host(t), s, newEvents()); err == nil || !strings.Contains(err.Error(), `"a\x00b" has a NUL byte`) {
+		t.Errorf("with a NUL: %v", err)
+	}
+}
+
+func TestStringsDoNotFit(t *testing.T) {
+	for _, k := range []struct {
+		packed               string
+		arguments, variables int
+		ok                   bool
+	}{
+		{"/p\x00/d\x00a\x00v\x00", 1, 1, true},
+		{"/p\x00/d\x00", 0, 0, true},
+		{"/p\x00/d\x00\x00\x00", 1, 1, true},
+		{"", 0, 0, false},
+		{"/p\x00/d", 0, 0, false},
+		{"/p\x00/d\x00a", 1, 0, false},
+		{"/p\x00/d\x00a\x00v\x00", 1, 0, false},
+		{"/p\x00/d\x00a\x00v\x00", 1, 2, false},
+		{"/p\x00/d\x00a\x00v\x00", 3, -1, false},
+		{"/p\x00/d\x00a\x00v\x00", -1, 3, false},
+	} {
+		s, err := task.CreateBody{Arguments: k.arguments, Variables: k.variables}.Unpack([]byte(k.packed))
+		if (err == nil) != k.ok || k.ok && (s.Path != "/p" || s.Dir != "/d" || len(s.Argv) != k.arguments || len(s.Env) != k.variables) {
+			t.Errorf("%q as %d and %d: %+v, %v", k.packed, k.arguments, k.variables, s.Exec, err)
+		}
+	}
+}

@@ -1,0 +1,47 @@
+package kernel
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"margay/kernel/boot"
+)
+
+// The user ids that jobs run under: a range that neither people nor containers, nor what hands out ids for services, take from
+// (systemd, UIDS-GIDS).
+const (
+	firstUID = 0x70000000
+	uidCount = 0x0ffe0000
+)
+
+// userOf chooses the user id of a job. Linux counts by user (processes, signals that wait, keys), for all nodes that share it, so each job
+// has an id of its own on each node of each machine: one by chance, which the machine's token makes another for each machine of the
+// same name. No two jobs of this node have the same; that two of different nodes have is as likely as that their hashes meet.
+func userOf(c boot.Config, job uint32, taken func(uid int) bool) int {
+	for try := uint32(0); ; try++ {
+		h := sha256.New()
+		for _, text := range []string{c.Machine, c.Token} {
+			h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(text))))
+			h.Write([]byte(text))
+		}
+		for _, number := range []uint32{c.Node, job, try} {
+			h.Write(binary.BigEndian.AppendUint32(nil, number))
+		}
+		uid := firstUID + int(binary.BigEndian.Uint64(h.Sum(nil))%uidCount)
+		if !taken(uid) {
+			return uid
+		}
+	}
+}
+
+// chooseUser gives a job that has just been entered in the table its user id. The caller holds n.mu.
+func (n *Node) chooseUser(j *job) {
+	j.uid = userOf(n.config.Boot, j.spec.Job, func(uid int) bool {
+		for _, other := range n.jobs {
+			if other != j && other.uid == uid {
+				return true
+			}
+		}
+		return false
+	})
+}

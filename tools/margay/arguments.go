@@ -1,0 +1,173 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// noArguments is for commands that take flags only.
+var noArguments = arguments(0, 0)
+
+// arguments checks how many arguments a command is given; most is -1 for any number.
+func arguments(least, most int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return fmt.Errorf("%s: %s is missing: %s", called(c), argumentName(c), c.UseLine())
+		case most == 0 && len(args) > 0:
+			return fmt.Errorf("%s takes no arguments, but is given %q: %s", called(c), args[0], c.UseLine())
+		case most > 0 && len(args) > most:
+			return fmt.Errorf("%s: %q is one argument too many: %s", called(c), args[most], c.UseLine())
+		}
+		return nil
+	}
+}
+
+// called is how errors name a command. Its first word comes before them all.
+func called(c *cobra.Command) string { return strings.TrimPrefix(c.CommandPath(), "margay ") }
+
+// argumentName is what a command's usage calls the argument that it needs.
+func argumentName(c *cobra.Command) string {
+	for _, word := range strings.Fields(c.Use)[1:] {
+		if !strings.HasPrefix(word, "[") {
+			return strings.TrimSuffix(word, "...")
+		}
+	}
+	return "an argument"
+}
+
+// flagError words what pflag says of a command's flags.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var empty *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown) && called(c) == "nodes" && isTime(unknown.GetSpecifiedShortnames()):
+		return fmt.Errorf("nodes: --noise -%s: it must be more than 0; without the flag it is the default (margay nodes --help)",
+			unknown.GetSpecifiedShortnames())
+	case errors.As(err, &unknown):
+		name := "--" + unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			name = "-" + unknown.GetSpecifiedName()
+		}
+		if called(c) == "run" && foreignFlags[name] != "" {
+			return fmt.Errorf("%s has no %s: %s", called(c), name, foreignFlags[name])
+		}
+		return fmt.Errorf("%s has no %s: %s --help lists its flags%s", called(c), name, c.CommandPath(), similarFlag(c, unknown.GetSpecifiedName()))
+	case errors.As(err, &empty):
+		return fmt.Errorf("%s: %s needs a value: %s", called(c), flagName(empty.GetFlag()), empty.GetFlag().Usage)
+	case errors.As(err, &invalid):
+		return fmt.Errorf("%s: %s %s: %s", called(c), flagName(invalid.GetFlag()), invalid.GetValue(), invalidValue(invalid))
+	}
+	return fmt.Errorf("%s: %w", called(c), err)
+}
+
+// isTime reports whether a text is a time with its unit. After a dash it looks like flags of one letter.
+func isTime(text string) bool {
+	_, err := time.ParseDuration(text)
+	return err == nil
+}
+
+// flagName names a flag as most write it.
+func flagName(f *pflag.Flag) string {
+	if f.Shorthand != "" {
+		return "-" + f.Shorthand
+	}
+	return "--" + f.Name
+}
+
+func invalidValue(err *pflag.InvalidValueError) string {
+	var number *strconv.NumError
+	switch f := err.GetFlag(); {
+	case f.Name == "ranks" && strings.HasPrefix(err.GetValue(), "p"):
+		return "-np is two flags here: write -n for the number of ranks"
+	case f.Value.Type() == "duration":
+		return "it must be a time with its unit, such as 500ms, 10s or 2m"
+	case errors.As(err, &number) && errors.Is(number, strconv.ErrRange):
+		return "it is too large a number"
+	case strings.HasPrefix(f.Value.Type(), "uint"):
+		return "it must be a whole number that is not negative"
+	case f.Value.Type() == "bool":
+		return "it must be true or false"
+	case errors.As(err, &number):
+		return "it must be a whole number"
+	}
+	return err.Unwrap().Error()
+}
+
+// similarFlag names the flag that a user may have meant.
+func similarFlag(c *cobra.Command, name string) (hint string) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if len(name) > 2 && !f.Hidden && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
+			hint = fmt.Sprintf("; did you mean --%s?", f.Name)
+		}
+	})
+	return hint
+}
+
+// foreignFlags are flags of other launchers, with what does the same here.
+var foreignFlags = map[string]string{
+	"-N":                "-n says how many ranks, and --ppn how many of them each node gets",
+	"--nodes":           "-n says how many ranks, and --ppn how many of them each node gets",
+	"--np":              "-n says how many ranks",
+	"--ntasks":          "-n says how many ranks",
+	"--ntasks-per-node": "--ppn says how many ranks each node gets",
+	"--npernode":        "--ppn says how many ranks each node gets",
+	"--ntasks-per-core": "--per-core says how many ranks share a core",
+	"-c":                "a rank has one core; ranks with several do not exist yet",
+	"--cpus-per-task":   "a rank has one core; ranks with several do not exist yet",
+	"-w":                "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"--nodelist":        "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"-x":                "nodes cannot be excluded yet; a job gets the lowest free cores of the lowest nodes",
+	"--exclude":         "nodes cannot be excluded yet; a job gets the lowest free cores of the lowest nodes",
+	"-H":                "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"--host":            "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"--hostfile":        "nodes cannot be chosen yet; margay machine up makes them",
+	"-t":                "time limits do not exist yet; timeout 10m margay run ... ends a job with SIGTERM",
+	"--time":            "time limits do not exist yet; timeout 10m margay run ... ends a job with SIGTERM",
+	"--timeout":         "time limits do not exist yet; timeout 10m margay run ... ends a job with SIGTERM",
+	"-D":                "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"--chdir":           "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"--cwd":             "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"--workdir":         "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"-e":                "ranks have the environment of margay run (env NAME=VALUE margay run ...), and 2>FILE takes their standard error",
+	"--env":             "ranks have the environment of margay run: env NAME=VALUE margay run ...",
+	"--export":          "ranks have the environment of margay run: env NAME=VALUE margay run ...",
+	"-o":                "the shell's >FILE takes the output of the ranks",
+	"--output":          "the shell's >FILE takes the output of the ranks",
+	"--error":           "the shell's 2>FILE takes the standard error of the ranks",
+	"-i":                "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
+	"--input":           "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
+	"--mem":             "--memory says how many MiB the job may use on each node",
+	"--pty":             "ranks have no terminal yet",
+	"--mpi":             "MPI programs do not run yet",
+}
+
+// positive refuses flags that were given and are not more than zero, or empty, which stands for their default.
+func positive(c *cobra.Command, names ...string) error {
+	for _, name := range names {
+		f := c.Flags().Lookup(name)
+		if !f.Changed {
+			continue
+		}
+		text := f.Value.String()
+		if text == "" {
+			return fmt.Errorf("%s: %s is empty; without the flag it is the default (%s --help)", called(c), flagName(f), c.CommandPath())
+		}
+		number, err := strconv.Atoi(text)
+		if d, isTime := time.ParseDuration(text); err != nil && isTime == nil {
+			number, err = int(d), nil
+		}
+		if err == nil && number <= 0 {
+			return fmt.Errorf("%s: %s %s: it must be more than 0; without the flag it is the default (%s --help)",
+				called(c), flagName(f), text, c.CommandPath())
+		}
+	}
+	return nil
+}

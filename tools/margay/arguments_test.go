@@ -1,0 +1,78 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestArgumentsInWords(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	for line, want := range map[string]string{
+		"run":                            "run: PROGRAM is missing: margay run [flags] PROGRAM [ARGUMENT...]",
+		"kill":                           "kill: JOB is missing: margay kill JOB [flags]",
+		"logs 1 2":                       `logs: "2" is one argument too many: margay logs JOB`,
+		"ext insert":                     "ext insert: OBJECT is missing",
+		"ext remove":                     "ext remove: NODE.HANDLE is missing",
+		"top 7":                          `top takes no arguments, but is given "7"`,
+		"run -n x hostname":              "run: -n x: it must be a whole number",
+		"run -np 4 hostname":             "-np is two flags here: write -n for the number of ranks",
+		"run -n 99999999999999999999 ls": "-n 99999999999999999999: it is too large a number",
+		"run --ppn":                      "run: --ppn needs a value: ranks on each node",
+		"run --init-timeout 5 ls":        "--init-timeout 5: it must be a time with its unit, such as 500ms, 10s or 2m",
+		"run --label=maybe ls":           "-l maybe: it must be true or false",
+		"run --detatch ls":               "run has no --detatch: margay run --help lists its flags",
+		"run --keep ls":                  "did you mean --keep-going?",
+		"ps --frob":                      "ps has no --frob: margay ps --help lists its flags",
+		"ps -N 2":                        "ps has no -N: margay ps --help lists its flags",
+		"run -N 2 ls":                    "run has no -N: -n says how many ranks, and --ppn how many of them each node gets",
+		"run --np 4 ls":                  "run has no --np: -n says how many ranks",
+		"run --nodes 2 ls":               "--ppn",
+		"run -w node1 ls":                "nodes cannot be chosen yet",
+		"run -t 10 ls":                   "timeout 10m margay run",
+		"run --time=10 ls":               "timeout 10m margay run",
+		"run --chdir /tmp ls":            "cd DIR && margay run",
+		"run -e A=b ls":                  "env NAME=VALUE margay run",
+		"run -o file ls":                 ">FILE",
+		"run -c 4 ls":                    "a rank has one core",
+		"run -n 0 ls":                    "run: -n 0: it must be more than 0",
+		"run -n -3 ls":                   "run: -n -3: it must be more than 0",
+		"run --ppn 0 ls":                 "--ppn 0: it must be more than 0",
+		"run --per-core 0 ls":            "--per-core 0: it must be more than 0",
+		"run --pids 0 ls":                "--pids 0: it must be more than 0",
+		"run --memory 0 ls":              "--memory 0: it must be more than 0",
+		"run --init-timeout 0s ls":       "--init-timeout 0s: it must be more than 0",
+		"run --init-timeout 0 ls":        "--init-timeout 0s: it must be more than 0",
+		"machine up --nodes 0":           "machine up: --nodes 0: it must be more than 0",
+		"machine up --memory 0":          "--memory 0: it must be more than 0",
+		"machine up --substrate=":        "machine up: --substrate is empty",
+		"machine up --profile=":          "machine up: --profile is empty",
+		"machine up --accel=":            "machine up: --accel is empty",
+		"machine up --machine=":          "-m is empty",
+		"machine up --cores 0":           "it is a number of cores, or all",
+		"machine up --dead-after 0":      "--dead-after 0s: it must be more than 0",
+		"record --duration 0":            "--duration 0s: it must be more than 0",
+		"record --job -1":                "record: --job -1: it must be a whole number that is not negative",
+		"nodes --noise 5":                "nodes: --noise 5: it must be a time with its unit",
+		"nodes --noise=x":                "nodes: --noise x: it must be a time with its unit",
+		"nodes --noise -1s":              "nodes: --noise -1s: it must be more than 0; without the flag it is the default (margay nodes --help)",
+		"nodes --noise=-1s":              "nodes: --noise -1s: it must be more than 0",
+		"nodes --noise 0s":               "--noise 0s: it must be more than 0",
+		"nodes --noise 5s 6s":            `nodes takes no arguments, but is given "6s"`,
+		"nodes 5s":                       `nodes takes no arguments, but is given "5s"`,
+	} {
+		status, stdout, stderr := margay("", strings.Fields(line)...)
+		if stdout != "" {
+			t.Errorf("%q prints %q", line, stdout)
+		}
+		wants(t, status, 125, stderr, want)
+	}
+}
+
+// Short names that other launchers have are there where they mean the same.
+func TestShortNames(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	for _, line := range []string{"run -l true", "run -d true", "logs -l 7", "nodes --noise 5s", "nodes --noise", "nodes --noise=5s"} {
+		status, _, stderr := margay("", strings.Fields(line)...)
+		wants(t, status, 125, stderr, "there is no such machine")
+	}
+}

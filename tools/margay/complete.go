@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/cluster/machine"
+	"margay/cluster/rates"
+	"margay/kernel/slot"
+	"margay/nimble/engine/list"
+)
+
+// completionTimeout bounds how long a shell waits for what could come next on its line.
+const completionTimeout = time.Second
+
+// enumerated are the values of flags that take one of a few, by the command and the flag.
+var enumerated = map[string]map[string][]string{
+	"machine up": {
+		"substrate": {machine.Virtual, machine.Hosted},
+		"profile":   {"isolated", "sched"},
+		"accel":     {"tcg", "kvm", "auto"},
+		"cores":     {"1", "2", "3", "all"},
+	},
+	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},
+	"run":           {"stdin": {"first", "all", "none"}},
+	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
+	"top":           {"sort": orderNames()},
+	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},
+	"ext insert":    {"slot": slotNames()},
+	"nimble run":    {"engine": engineNames(), "services": {"test", "linux", "node", "none"}},
+	"nimble verify": {"services": {"test", "linux", "node", "none"}},
+	"nimble bench":  {"engine": engineNames()},
+}
+
+func orderNames() (names []string) {
+	for _, order := range rates.Orders {
+		names = append(names, string(order))
+	}
+	return names
+}
+
+func engineNames() (names []string) {
+	for _, e := range list.Engines {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+func slotNames() (names []string) {
+	for _, r := range slot.Table {
+		if r.Ready {
+			names = append(names, string(r.Name))
+		}
+	}
+	return names
+}
+
+// complete has the shell's completion know the names of what there is.
+func (a *app) complete(root *cobra.Command) {
+	_ = root.RegisterFlagCompletionFunc("machine", names(a.machineNames))
+	walk(root, func(c *cobra.Command) {
+		for flag, values := range enumerated[called(c)] {
+			_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+		}
+		if c.Flags().Lookup("node") != nil {
+			_ = c.RegisterFlagCompletionFunc("node", names(a.nodeNames))
+		}
+		if c.Flags().Lookup("job") != nil {
+			_ = c.RegisterFlagCompletionFunc("job", names(a.jobNames))
+		}
+		switch called(c) {
+		case "ps", "kill":
+			c.ValidArgsFunction = first(names(a.jobNames))
+		case "logs":
+			c.ValidArgsFunction = a.completeLogs
+		case "machine restart", "machine console":
+			c.ValidArgsFunction = first(names(a.nodeNames))
+		case "ext remove":
+			c.ValidArgsFunction = names(a.extensionNames)
+		}
+	})
+}
+
+// walk calls f for a command and all below it.
+func walk(c *cobra.Command, f func(*cobra.Command)) {
+	f(c)
+	for _, sub := range c.Commands() {
+		walk(sub, f)
+	}
+}
+
+// names makes a completion of a list of names. One that was given already is left out.
+func names(list func() []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		left := slices.DeleteFunc(list(), func(entry string) bool {
+			name, _, _ := strings.Cut(entry, "\t")
+			return slices.Contains(args, name)
+		})
+		return left, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// first completes the first argument only.
+func first(f cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return f(c, args, text)
+	}
+}
+
+// completeLogs completes one job whose output is shown, and any number of those whose output is removed.
+func (a *app) completeLogs(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
+	if remove, _ := c.Flags().GetBool("remove"); remove {
+		return names(a.keptNames)(c, args, text)
+	}
+	return first(names(a.keptNames))(c, args, text)
+}
+
+// quickly asks serve, and gives up soon: nobody is told why a completion has nothing.
+func quickly[Answer proto.Message](a *app, question proto.Message) (answer Answer, ok bool) {
+	socket, err := a.socket()
+	if err != nil {
+		return answer, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
+	defer cancel()
+	answer, err = client.Ask[Answer](ctx, socket, question)
+	return answer, err == nil
+}
+
+func (a *app) machineNames() (entries []string) {
+	for _, m := range machineList() {
+		entries = append(entries, cobra.CompletionWithDesc(m.Machine, fmt.Sprintf("%s, %d nodes, %s", m.Substrate, m.Nodes, m.State)))
+	}
+	return entries
+}
+
+func (a *app) jobNames() []string {
+	return a.jobsThat(func(*control.JobSummary) bool { return true })
+}
+
+// keptNames are the jobs that are detached: the output of others is not kept.
+func (a *app) keptNames() []string { return a.jobsThat((*control.JobSummary).GetDetached) }
+
+func (a *app) jobsThat(ok func(*control.JobSummary) bool) (entries []string) {
+	jobs, _ := quickly[*control.Jobs](a, &control.ListJobs{All: true})
+	for _, j := range slices.DeleteFunc(jobs.GetJobs(), func(j *control.JobSummary) bool { return !ok(j) }) {
+		entries = append(entries, cobra.CompletionWithDesc(fmt.Sprint(j.Job), fmt.Sprintf("%s, %s", j.Command, jobState(j))))
+	}
+	return entries
+}
+
+func (a *app) nodeNames() (entries []string) {
+	nodes, _ := quickly[*control.Nodes](a, &control.ListNodes{})
+	for _, n := range nodes.GetNodes() {
+		entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("node%d", n.Node), healthNames[n.Health]))
+	}
+	return entries
+}
+
+func (a *app) extensionNames() (entries []string) {
+	all, _ := quickly[*control.Extensions](a, &control.ListExtensions{Node: control.None})
+	for _, x := range all.GetExtensions() {
+		if x.State == "active" {
+			entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("%d.%d", x.Node, x.Handle), fmt.Sprintf("%s of %s", x.Name, x.Slot)))
+		}
+	}
+	return entries
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/cluster/machine"
+)
+
+// machineState is a line of margay machine list for programs.
+type machineState struct {
+	Machine   string    `json:"machine"`
+	State     string    `json:"state"` // up, making, or dead: its holder or its making was killed
+	Substrate string    `json:"substrate"`
+	Nodes     int       `json:"nodes"`
+	Cores     int       `json:"cores"` // for applications, on each node
+	Owner     string    `json:"owner"`
+	Since     time.Time `json:"since"`
+	HolderPID int       `json:"holder_pid"`
+	Folder    string    `json:"folder"`
+}
+
+func (a *app) machineListCommand() *cobra.Command {
+	return a.jsonFlag(&cobra.Command{
+		Use:   "list",
+		Short: "List the machines that there are, those that are dead as well",
+		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
+margay machine up that made it, was killed; margay machine down removes what is left of it.`,
+		Args: noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			list := machineList()
+			if others := machine.Others(); len(list) == 0 && len(others) > 0 {
+				fmt.Fprintf(a.stderr, "margay: %s has no machine of yours; these folders in it are none: %s\n", machine.Base(), strings.Join(others, ", "))
+			}
+			if a.json {
+				return printValue(a.stdout, list)
+			}
+			t := newTable(a.stdout, "MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
+			for _, m := range list {
+				t.row(m.Machine, m.State, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
+			}
+			if err := t.flush(); err != nil {
+				return err
+			}
+			for _, m := range list {
+				if m.State == "dead" {
+					note := fmt.Sprintf("%s is dead: margay machine down -m %[1]s removes what is left of it", m.Machine)
+					fmt.Fprintln(a.stdout, fold(note, widthOf(a.stdout), 4))
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// machineList looks at the folders of all machines. One that goes meanwhile is left out.
+func machineList() []machineState {
+	list := []machineState{}
+	dirs, _ := machine.List()
+	for _, d := range dirs {
+		info, err := os.Stat(string(d))
+		if err != nil {
+			continue
+		}
+		m := machineState{Machine: d.Name(), State: "up", Owner: owner(info), Since: info.ModTime().Truncate(time.Second), Folder: string(d)}
+		spec, err := d.ReadSpec()
+		if err != nil && !errors.Is(err, machine.ErrNoMachine) {
+			continue
+		}
+		if err == nil {
+			m.Substrate, m.Nodes, m.Cores = spec.Substrate, spec.Nodes, spec.Cores
+		}
+		var alive bool
+		switch m.HolderPID, alive = d.Holder(); {
+		case alive:
+		case d.BeingMade():
+			m.State = "making"
+		default:
+			m.State = "dead"
+		}
+		if began, ok := startOf(m.HolderPID); alive && ok {
+			m.Since = began
+		}
+		list = append(list, m)
+	}
+	return list
+}
+
+// owner names the user whose a file is.
+func owner(info os.FileInfo) string {
+	uid := strconv.Itoa(int(info.Sys().(*syscall.Stat_t).Uid))
+	u, err := user.LookupId(uid)
+	if err != nil {
+		return uid
+	}
+	return cmp.Or(u.Username, uid)
+}
+
+// startOf returns when a process was started.
+func startOf(pid int) (time.Time, bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
+		return time.Time{}, false
+	}
+	return time.Unix(st.Ctim.Unix()).Truncate(time.Second), true
+}
+
+// versions are what margay version says.
+type versions struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`
+	Protocol int    `json:"protocol"` // between margay, serve and nodes
+	Platform string `json:"platform"`
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return a.jsonFlag(&cobra.Command{
+		Use:   "version",
+		Short: "Print the version of margay, of Go and of the control protocol",
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			v := versions{version, runtime.Version(), control.Version, runtime.GOOS + "/" + runtime.GOARCH}
+			if a.json {
+				return printValue(a.stdout, v)
+			}
+			_, err := fmt.Fprintf(a.stdout, "margay %s (%s, %s), control protocol %d\n", v.Version, v.Go, v.Platform, v.Protocol)
+			return err
+		},
+	})
+}
