@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# The compiled extensions are made by ext/Makefile alone, whatever times a checkout gave to files.
+MAKEFLAGS += --no-builtin-rules
 
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 GOFLAGS_NODE := -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
@@ -36,7 +38,15 @@ run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on i
 
 .PHONY: test
 test: deps build ## run every test, those that boot virtual machines included
-	@tools/test $(ARM64_PACKAGES)
+	@go run ./tools/suite $(ARM64_PACKAGES)
+
+.PHONY: test-quick
+test-quick: build ## run the tests that need no virtual machine and no machine of Margay, for daily work
+	@go test $$(go list ./... | grep -v -e /testsuite/e2e -e /testsuite/guest$$)
+
+.PHONY: soak
+soak: deps build ## repeat random and long tests until the time in MARGAY_SOAK (default 5m) is over
+	@tools/soak
 
 .PHONY: check
 check: deps ## format, vet, staticcheck, generated files, go.mod, cross-build
@@ -55,13 +65,31 @@ bench-sched: deps-run build ## measure how fast messages reach their handlers, a
 	@bin/margay bench sched
 
 .PHONY: generate
-generate: ## make the generated files anew: the control protocol, handlers of an engine, the compiled extensions
+generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct
 	go run ./tools/slots >ext/SLOTS.md
+	go run ./tools/features >docs/features.md
 	$(MAKE) -C ext
 	$(MAKE) -C kernel/sched/schedext
 	$(MAKE) -C nimble/object/testdata
 	$(MAKE) -C kernel/sched/schedtest/testdata
+
+PREFIX ?= /usr/local
+BINDIR = $(DESTDIR)$(PREFIX)/bin
+SHAREDIR = $(DESTDIR)$(PREFIX)/share
+
+.PHONY: install
+install: bin/margay bin/nodekernel bin/libmargay.a ## install commands, library, manual pages and completions below PREFIX (and DESTDIR)
+	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include $(SHAREDIR)/man/man1 \
+		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
+	install -m 755 bin/margay bin/nodekernel $(BINDIR)
+	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
+	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
+	rm -f $(SHAREDIR)/man/man1/margay.1 $(SHAREDIR)/man/man1/margay-*.1
+	bin/margay man $(SHAREDIR)/man/man1
+	bin/margay completion bash >$(SHAREDIR)/bash-completion/completions/margay
+	bin/margay completion zsh >$(SHAREDIR)/zsh/site-functions/_margay
+	bin/margay completion fish >$(SHAREDIR)/fish/vendor_completions.d/margay.fish
 
 .PHONY: clean
 clean: ## remove what was built

@@ -27,6 +27,7 @@ func buildImage(t *testing.T, cache string) []byte {
 
 // The node image is small, and two who build it of the same parts have the same bytes.
 func TestImage(t *testing.T) {
+	ownMachine(t)
 	shared, err := machines.CacheDir()
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +53,7 @@ func TestImage(t *testing.T) {
 
 // A node is content with little memory, and has room for an application in it.
 func TestSmallNode(t *testing.T) {
+	ownMachine(t)
 	m := up(t, "qemu", 1, 1, "--memory", "256")
 	m.usable()
 }

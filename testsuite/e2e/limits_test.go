@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 			return strings.Count(c.stdout.String(), "\n") > lines
 		}, func() string { return c.stderr.String() })
 		for _, n := range m.listNodes() {
-			if n.Health != "NODE_UP" || n.Boots != boots[n.Node] {
+			if n.Health != "up" || n.Boots != boots[n.Node] {
 				t.Errorf("node%d is %s after %d boots, %d before", n.Node, n.Health, n.Boots, boots[n.Node])
 			}
 		}
@@ -53,11 +54,23 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 func TestJobEatsMemory(t *testing.T) {
 	m := use(t, "qemu")
 	unharmed := beside(t, m)
-	r := m.run(137, "-n", "7", "--memory", "64", probe(), "eat", "2")
+	r := m.run(137, "-n", strconv.Itoa(m.nodes*m.cores-1), "--memory", "64", probe(), "eat", "2")
 	if !strings.Contains(r.stderr, " on node1 was killed by SIGKILL: out of memory (the job's limit on this node is 64 MiB)") {
 		t.Error(r)
 	}
 	unharmed()
+}
+
+// A rank has its limit of memory from its first instruction on, and so have all processes that it starts.
+func TestChildrenAreLimited(t *testing.T) {
+	m := use(t, "hosted")
+	const ranks, children = 64, 3
+	r := m.run(0, "-n", strconv.Itoa(ranks), "--ppn", strconv.Itoa(ranks/m.nodes), "--memory", "512", "sh", "-c",
+		"(ulimit -d) & (ulimit -H -s) & (ulimit -d) & wait")
+	const limit = "32768\n" // KiB
+	if n := strings.Count(r.stdout, limit); n != ranks*children || len(r.stdout) != n*len(limit) {
+		t.Errorf("%d of %d children have their limit, others have none: %v", n, ranks*children, r)
+	}
 }
 
 func TestJobForks(t *testing.T) {
@@ -134,8 +147,8 @@ func TestJobIsAlone(t *testing.T) {
 
 func TestAffinity(t *testing.T) {
 	m := use(t, "qemu")
-	r := m.run(0, "-n", "8", probe(), "affinity")
-	for rank := range 8 {
+	r := m.run(0, "-n", m.all(), probe(), "affinity")
+	for rank := range m.nodes * m.cores {
 		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d may use [%d]\n", rank, 1+rank%2)) {
 			t.Error(r)
 		}
@@ -157,7 +170,7 @@ func TestPages(t *testing.T) {
 			t.Error(r)
 		}
 		r := m.margay("run", "-n", "2", "-v", "--huge-pages", probe(), "touch", fmt.Sprint(mib))
-		if nodes := m.margay("nodes"); strings.Contains(nodes.stdout, "lacks huge pages on request") {
+		if nodes := m.margay("nodes"); strings.Contains(nodes.stdout, "huge pages on request") {
 			if m.name != "shared-hosted" || r.code != 125 || !strings.Contains(r.stderr, "huge pages: this node cannot do that: ") {
 				t.Error(r)
 			}
@@ -173,7 +186,7 @@ func TestPages(t *testing.T) {
 		}
 		jobs := strings.Split(strings.TrimSpace(m.margay("ps", "-a").stdout), "\n")
 		ps := m.margay("ps", "--json", strings.Fields(jobs[len(jobs)-1])[0])
-		if strings.Count(ps.stdout, `"major_faults": "0"`) != 2 || strings.Contains(ps.stdout, `"minor_faults": "0"`) {
+		if strings.Count(ps.stdout, `"major_faults": 0,`) != 2 || strings.Contains(ps.stdout, `"minor_faults": 0,`) {
 			t.Error(ps)
 		}
 	})
@@ -285,6 +298,7 @@ func TestExtensionsStopped(t *testing.T) {
 // An extension that is run again and again and takes all the fuel that it may does not keep the node kernel from its heartbeat,
 // nor from anything else.
 func TestExtensionHog(t *testing.T) {
+	ownMachine(t)
 	m := up(t, "hosted", 2, 2, "--dead-after", "3s")
 	object := misbehaving(t, 6)
 	c := m.start("run", "-n", "2", "--with", object, probe(), "hog", object, "8")

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -38,7 +40,8 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	for _, name := range []string{"margay", "nodekernel", "histogram", "histogram-c", "hello-c", "latency"} {
+	listen()
+	for _, name := range []string{"margay", "nodekernel", "hello", "hello-c", "histogram", "histogram-c", "latency"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
 			fmt.Fprintf(os.Stderr, "e2e: %v: make build makes it\n", err)
 			return 1
@@ -70,11 +73,27 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+// listen has the programs that tests start take signals that this process was started to ignore, as nohup and shells do for what is to
+// run in the background: margay would ignore them as well, and tests send them.
+func listen() {
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig) // which a program that is started finds at its default
+		}
+	}
+}
+
 // cleanLater starts a process that ends what machines are left, and removes scratch, when this process has ended, however
 // that came. The function that it returns waits for that at a good end.
 func cleanLater() (cleaned func(), err error) {
 	os.Setenv("MARGAY_DIR", filepath.Join(scratch, "m"))
-	cmd := exec.Command("sh", "-c", `cat; for m in "$MARGAY_DIR"/*; do [ ! -d "$m" ] || "$0" -m "${m##*/}" machine down; done; rm -rf "$1"`,
+	cmd := exec.Command("sh", "-c", `cat
+for base in "$1"/m "$1"/r*; do
+	for m in "$base"/*; do
+		[ ! -d "$m" ] || MARGAY_DIR="$base" "$0" -m "${m##*/}" machine down
+	done
+done
+rm -rf "$1"`,
 		filepath.Join(bin, "margay"), scratch)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for it
 	lifeline, err := cmd.StdinPipe()
@@ -102,8 +121,8 @@ func build(name string) error {
 
 func probe() string { return filepath.Join(scratch, "probe") }
 
-// commandTimeout bounds one margay command.
-const commandTimeout = 90 * time.Second
+// commandTimeout bounds one margay command, also one that goes on beside others for the length of a test.
+const commandTimeout = 4 * time.Minute
 
 // result is what a command did.
 type result struct {
@@ -159,6 +178,10 @@ func start(t testing.TB, change func(*exec.Cmd), args ...string) *command {
 		cancel()
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // of a test that has failed a job may be left, which would take cores from those to come
+		cancel()
+		<-c.done
+	})
 	go func() {
 		defer close(c.done)
 		defer cancel()
@@ -167,6 +190,9 @@ func start(t testing.TB, change func(*exec.Cmd), args ...string) *command {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
 			c.result.code = exit.ExitCode()
+			if s, ok := exit.Sys().(syscall.WaitStatus); ok && s.Signaled() {
+				c.result.code = 128 + int(s.Signal()) // as shells count
+			}
 		} else if err != nil {
 			c.result.code = -1
 		}
@@ -221,7 +247,7 @@ type machine struct {
 	cores int
 }
 
-var machineNumber int
+var machineNumber atomic.Int32
 
 // up makes a machine that ends with the test.
 func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *machine {
@@ -232,9 +258,10 @@ func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *mach
 // upAs makes a machine by a command that was changed.
 func upAs(t testing.TB, change func(*exec.Cmd), substrate string, nodes, cores int, flags ...string) *machine {
 	t.Helper()
-	machineNumber++
-	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber), nodes: nodes, cores: cores}
-	if r := start(t, change, m.upArgs(substrate, flags...)...).wait(); r.code != 0 {
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), nodes: nodes, cores: cores}
+	r := start(t, change, m.upArgs(substrate, flags...)...).wait()
+	repeats(t, r)
+	if r.code != 0 {
 		if strings.Contains(r.stderr, "does not let an ordinary user make them") {
 			t.Skip(r.stderr)
 		}
@@ -250,7 +277,19 @@ func upAs(t testing.TB, change func(*exec.Cmd), substrate string, nodes, cores i
 }
 
 func (m *machine) up(substrate string, flags ...string) result {
-	return start(m.t, nil, m.upArgs(substrate, flags...)...).wait()
+	r := start(m.t, nil, m.upArgs(substrate, flags...)...).wait()
+	repeats(m.t, r)
+	return r
+}
+
+// repeats logs which nodes had to be started again before they were up. The summary of make test lists them.
+func repeats(t testing.TB, r result) {
+	t.Helper()
+	for line := range strings.Lines(r.stderr) {
+		if strings.Contains(line, "started once more") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
 }
 
 func (m *machine) upArgs(substrate string, flags ...string) []string {
@@ -302,17 +341,20 @@ func (m *machine) usable() {
 	m.t.Helper()
 	m.awaitUp()
 	n := m.nodes * m.cores
-	r := m.run(0, "-n", strconv.Itoa(n), probe(), "hello")
+	r := m.run(0, "-n", m.all(), probe(), "hello")
 	if got := strings.Count(r.stdout, "\n"); got != n {
 		m.t.Fatalf("%d of %d ranks say hello: %v", got, n, r)
 	}
 }
 
+// all is how many ranks have a core each.
+func (m *machine) all() string { return strconv.Itoa(m.nodes * m.cores) }
+
 // awaitUp waits until all nodes are up, as they are soon after their node kernels have been killed.
 func (m *machine) awaitUp() {
 	m.t.Helper()
 	eventually(m.t, 30*time.Second, "machine with all nodes up", func() bool {
-		return !slices.ContainsFunc(m.listNodes(), func(n nodeState) bool { return n.Health != "NODE_UP" })
+		return !slices.ContainsFunc(m.listNodes(), func(n nodeState) bool { return n.Health != "up" })
 	}, func() string { return m.margay("nodes").String() })
 }
 
@@ -344,7 +386,7 @@ func (m *machine) awaitHealth(node int, health string, wait time.Duration) nodeS
 	var n nodeState
 	eventually(m.t, wait, fmt.Sprintf("node%d %s", node, health), func() bool {
 		n = m.listNodes()[node]
-		return n.Health == "NODE_"+health
+		return n.Health == health
 	}, func() string { return fmt.Sprintf("%+v", n) })
 	return n
 }
@@ -375,18 +417,16 @@ func (m *machine) status() (holder, serve int) {
 	m.t.Helper()
 	r := m.margay("machine", "status", "--json")
 	var s struct {
-		HolderPid string `json:"holder_pid"`
-		ServePid  string `json:"serve_pid"`
+		HolderPid int `json:"holder_pid"`
+		ServePid  int `json:"serve_pid"`
 	}
 	if err := json.Unmarshal([]byte(r.stdout), &s); err != nil || r.code != 0 {
 		m.t.Fatalf("machine status --json: %v: %v", err, r)
 	}
-	holder, _ = strconv.Atoi(s.HolderPid)
-	serve, _ = strconv.Atoi(s.ServePid)
-	if holder == 0 || serve == 0 {
+	if s.HolderPid == 0 || s.ServePid == 0 {
 		m.t.Fatalf("machine status: %v", r)
 	}
-	return holder, serve
+	return s.HolderPid, s.ServePid
 }
 
 // kill sends SIGKILL to a process.
@@ -405,21 +445,34 @@ type sharedMachines struct {
 
 var shared = sharedMachines{machines: make(map[string]*machine)}
 
-// use returns the shared machine of a substrate: 4 nodes with 2 application cores each.
-func use(t *testing.T, substrate string) *machine {
+// sharedKinds are the machines that tests share. Virtual nodes cost a host of two CPUs much, also while they do nothing.
+var sharedKinds = map[string]struct {
+	substrate    string
+	nodes, cores int
+	flags        []string
+}{
+	"hosted":    {"hosted", 4, 2, nil},
+	"qemu":      {"qemu", 2, 2, nil},
+	"sched_ext": {"qemu", 1, 1, []string{"--profile", "sched"}},
+	"mortal":    {"qemu", 2, 2, nil}, // its virtual machines are stopped and killed
+}
+
+// use returns the shared machine of a kind.
+func use(t *testing.T, kind string) *machine {
 	t.Helper()
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	m := shared.machines[substrate]
+	m := shared.machines[kind]
 	if m == nil {
-		m = &machine{t: t, name: "shared-" + substrate, nodes: 4, cores: 2}
-		if r := m.up(substrate); r.code != 0 {
+		k := sharedKinds[kind]
+		m = &machine{t: t, name: "shared-" + kind, nodes: k.nodes, cores: k.cores}
+		if r := m.up(k.substrate, k.flags...); r.code != 0 {
 			if strings.Contains(r.stderr, "does not let an ordinary user make them") {
 				t.Skip(r.stderr)
 			}
 			t.Fatalf("machine up: %v", r)
 		}
-		shared.machines[substrate] = m
+		shared.machines[kind] = m
 	}
 	mine := *m
 	mine.t = t
@@ -428,12 +481,32 @@ func use(t *testing.T, substrate string) *machine {
 	return &mine
 }
 
+// ownMachine has a test that uses no shared machine run beside others of its kind, when all tests that share machines are over.
+func ownMachine(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	shared.down()
+}
+
+// down ends all of them.
 func (s *sharedMachines) down() {
-	for _, m := range s.machines {
-		out, err := exec.Command(filepath.Join(bin, "margay"), "-m", m.name, "machine", "down").CombinedOutput()
-		if err != nil {
-			fmt.Fprintf(os.Stderr, "e2e: machine down: %v\n%s", err, out)
-		}
+	for kind := range sharedKinds {
+		s.end(kind)
+	}
+}
+
+// end ends the machine of a kind, if there is one.
+func (s *sharedMachines) end(kind string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.machines[kind]
+	if m == nil {
+		return
+	}
+	delete(s.machines, kind)
+	out, err := exec.Command(filepath.Join(bin, "margay"), "-m", m.name, "machine", "down").CombinedOutput()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "e2e: machine down: %v\n%s", err, out)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,7 +26,7 @@ func TestSurroundings(t *testing.T) {
 		r := start(t, func(c *exec.Cmd) {
 			c.Dir = dir
 			c.Env = append(os.Environ(), "PROBE_ENV=some thing", "MARGAY_RANK=77")
-		}, "-m", m.name, "run", "-n", "8", probe(), "hello", "a b", "").wait()
+		}, "-m", m.name, "run", "-n", m.all(), probe(), "hello", "a b", "").wait()
 		if r.code != 0 {
 			t.Fatal(r)
 		}
@@ -34,13 +35,13 @@ func TestSurroundings(t *testing.T) {
 		lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
 		slices.Sort(lines)
 		for rank, line := range lines {
-			prefix := fmt.Sprintf("rank %d of 8 on node%d uid ", rank, rank/2)
+			prefix := fmt.Sprintf("rank %d of %s on node%d uid ", rank, m.all(), rank/m.cores)
 			suffix := fmt.Sprintf(" dir %s umask %03o env some thing args [\"a b\" \"\"]", dir, umask)
 			if !strings.HasPrefix(line, prefix) || !strings.HasSuffix(line, suffix) || strings.Contains(line, "uid 0 ") {
 				t.Errorf("rank %d says %q", rank, line)
 			}
 		}
-		if len(lines) != 8 {
+		if len(lines) != m.nodes*m.cores {
 			t.Errorf("%d lines: %v", len(lines), r)
 		}
 	})
@@ -121,7 +122,7 @@ func TestRefusals(t *testing.T) {
 		args []string
 	}{
 		{"too many ranks", 125, "9 ranks need 9 application cores, but 8 of 8 are free", []string{"-n", "9", probe(), "hello"}},
-		{"no ranks", 125, "a job has at least one rank", []string{"-n", "0", probe(), "hello"}},
+		{"no ranks", 125, "-n 0: it must be more than 0", []string{"-n", "0", probe(), "hello"}},
 		{"missing program", 127, "command not found", []string{"./nothing"}},
 		{"not executable", 126, "permission denied", []string{notExecutable}},
 		{"no program", 126, "neither an ELF file nor a script", []string{noProgram}},
@@ -178,8 +179,8 @@ func TestFilesGoAlong(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r := m.run(0, "-n", "8", "--with", dir, probe(), "read", filepath.Join(dir, "big"))
-		if strings.Count(r.stdout, fmt.Sprintf(": %d bytes, first line \"0123456789abcdef\"", len(big))) != 8 {
+		r := m.run(0, "-n", m.all(), "--with", dir, probe(), "read", filepath.Join(dir, "big"))
+		if strings.Count(r.stdout, fmt.Sprintf(": %d bytes, first line \"0123456789abcdef\"", len(big))) != m.nodes*m.cores {
 			t.Error(r)
 		}
 		// A relative name means the same file there as here.
@@ -264,7 +265,7 @@ func TestInterrupt(t *testing.T) {
 	c.signal(unix.SIGINT)
 	time.Sleep(300 * time.Millisecond)
 	c.signal(unix.SIGINT)
-	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "ending job") || r.took > 20*time.Second {
+	if r := c.wait(); r.code != 130 || !strings.Contains(r.stderr, "ending job") || r.took > 20*time.Second {
 		t.Error(r)
 	}
 	m.usable()
@@ -306,7 +307,7 @@ func TestHistogram(t *testing.T) {
 	for _, program := range []string{"histogram", "histogram-c"} {
 		t.Run(program, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, m *machine) {
-				r := m.run(0, "-n", "8", "--with", text, filepath.Join(bin, program), text)
+				r := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, program), text)
 				counts, messages, _ := cutLast(r.stdout)
 				if counts != string(plain) || !strings.Contains(messages, " messages sent and handled: node0 ") {
 					t.Errorf("want\n%s%v", plain, r)
@@ -333,7 +334,11 @@ func TestSharedCores(t *testing.T) {
 				cores = append(cores, fmt.Sprintf("%d.%d %v", n.Node, core.Core, core.Ranks))
 			}
 		}
-		if want := "0.1 [0 1], 0.2 [2 3], 1.1 [4 5], 1.2 [6 7], 2.1 [], 2.2 [], 3.1 [], 3.2 []"; strings.Join(cores, ", ") != want {
+		want := "0.1 [0 1], 0.2 [2 3], 1.1 [4 5], 1.2 [6 7]"
+		for node := 2; node < m.nodes; node++ {
+			want += fmt.Sprintf(", %d.1 [], %d.2 []", node, node)
+		}
+		if strings.Join(cores, ", ") != want {
 			t.Errorf("the ranks are on %v, want %s", cores, want)
 		}
 		job := m.onlyJob()
@@ -344,7 +349,8 @@ func TestSharedCores(t *testing.T) {
 			t.Error(ps)
 		}
 		r := m.margay("run", "-n", "6", "--ppn", "2", probe(), "hello")
-		if r.code != 125 || !strings.Contains(r.stderr, "6 ranks, 2 on a node, need 3 nodes with 2 free application cores, but 2 of 4 have that") {
+		refusal := fmt.Sprintf("6 ranks, 2 on a node, need 3 nodes with 2 free application cores, but %d of %d have that", m.nodes-2, m.nodes)
+		if r.code != 125 || !strings.Contains(r.stderr, refusal) {
 			t.Error(r)
 		}
 		c.signal(unix.SIGTERM)
@@ -354,11 +360,10 @@ func TestSharedCores(t *testing.T) {
 		if r := m.run(0, "-n", "8", "--ppn", "8", probe(), "hello"); strings.Count(r.stdout, " of 8 on node0 ") != 8 {
 			t.Error(r)
 		}
-		// The order of ranks and nodes is that of the histogram without sharing, so its result is, too.
 		text := filepath.Join(bin, "..", "README.md")
-		alone := m.run(0, "-n", "8", "--with", text, filepath.Join(bin, "histogram"), text)
+		alone := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, "histogram"), text)
 		shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, filepath.Join(bin, "histogram"), text)
-		want, _, _ := cutLast(alone.stdout)
+		want, _, _ = cutLast(alone.stdout)
 		if got, _, _ := cutLast(shared.stdout); got != want || want == "" {
 			t.Errorf("%v\nwant %s", shared, want)
 		}
@@ -389,25 +394,26 @@ func TestDuties(t *testing.T) {
 		}
 		defer cores(0, "", "--all", "off", "--message-core", "off")
 		text := filepath.Join(bin, "..", "README.md")
-		histogram := func(ranks string) string {
+		each := strconv.Itoa(m.nodes) // ranks, one for each node
+		histogram := func() string {
 			t.Helper()
-			r := m.run(0, "-n", ranks, "--with", text, filepath.Join(bin, "histogram"), text)
+			r := m.run(0, "-n", each, "--with", text, filepath.Join(bin, "histogram"), text)
 			counts, _, _ := cutLast(r.stdout)
 			return counts
 		}
-		want := histogram("4")
-		c := m.start("run", "-n", "4", "--ppn", "1", probe(), "sleep") // on the first core of each node
-		c.awaitRanks("sleeping", 4)
-		cores(0, "", "--message-core", "on", "--node", "0") // of four that look all the time, two processors would do nothing else
+		want := histogram()
+		c := m.start("run", "-n", each, "--ppn", "1", probe(), "sleep") // on the first core of each node
+		c.awaitRanks("sleeping", m.nodes)
+		cores(0, "", "--message-core", "on", "--node", "0") // the processors of the host would do nothing else if all looked all the time
 		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "node0 handles messages on core 2, which does nothing else\n") {
 			t.Error(nodes)
 		}
-		m.run(125, "-n", "4", probe(), "hello")
+		m.run(125, "-n", each, probe(), "hello")
 		cores(0, "", "--all", "on")
-		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "computes on core 0 as well") {
+		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, fmt.Sprintf("node0-%d compute on core 0 as well, ", m.nodes-1)) {
 			t.Error(nodes)
 		}
-		if got := histogram("4"); got != want || want == "" {
+		if got := histogram(); got != want || want == "" {
 			t.Errorf("with a core for messages: %s\nwant %s", got, want)
 		}
 		if r := m.margay("machine", "restart", "0"); r.code != 0 {
@@ -415,13 +421,13 @@ func TestDuties(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		m.awaitUp()
-		if got := histogram("4"); got != want {
+		if got := histogram(); got != want {
 			t.Errorf("after a restart: %s\nwant %s", got, want)
 		}
 		cores(0, "", "--message-core", "off")
-		m.run(0, "-n", "8", probe(), "hello")
-		d := m.start("run", "-n", "8", probe(), "sleep")
-		d.awaitRanks("sleeping", 8)
+		m.run(0, "-n", m.all(), probe(), "hello")
+		d := m.start("run", "-n", m.all(), probe(), "sleep")
+		d.awaitRanks("sleeping", m.nodes*m.cores)
 		cores(125, "core 2: core is not free: job ", "--message-core", "on")
 		cores(125, "core 0: core is not free: job ", "--all", "off", "--node", "1")
 		cores(125, "there is nothing to change")
@@ -447,12 +453,29 @@ func cutLast(text string) (before, last string, ok bool) {
 }
 
 func TestSixteenNodes(t *testing.T) {
+	ownMachine(t)
 	m := up(t, "hosted", 16, 2)
 	m.usable()
+	text := filepath.Join(bin, "..", "README.md")
+	plain, err := exec.Command(filepath.Join(bin, "plain"), text).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, program := range []string{"histogram", "histogram-c"} {
-		r := m.run(0, "-n", "32", "--with", filepath.Join(bin, "..", "README.md"), filepath.Join(bin, program), filepath.Join(bin, "..", "README.md"))
-		if !strings.Contains(r.stdout, "node15 ") {
-			t.Error(r)
+		r := m.run(0, "-n", "32", "--with", text, filepath.Join(bin, program), text)
+		counts, messages, _ := cutLast(r.stdout)
+		sum, rest, _ := strings.Cut(messages, " messages sent and handled: ")
+		var total, handled int
+		fmt.Sscan(sum, &total)
+		for node, part := range strings.Split(strings.TrimSpace(rest), ", ") {
+			var number, count int
+			if n, _ := fmt.Sscanf(part, "node%d %d", &number, &count); n != 2 || number != node || count == 0 {
+				t.Errorf("part %d is %q", node, part)
+			}
+			handled += count
+		}
+		if counts != string(plain) || strings.Count(rest, "node") != 16 || total == 0 || handled != total {
+			t.Errorf("%d messages of %d were handled, want\n%s%v", handled, total, plain, r)
 		}
 	}
 }

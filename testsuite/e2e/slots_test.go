@@ -25,6 +25,7 @@ func object(t testing.TB, name string) string {
 
 // Nodes insert the extensions that the machine was made with, and those are run when their slots say.
 func TestMachineExtensions(t *testing.T) {
+	ownMachine(t)
 	for _, substrate := range []string{"hosted", "qemu"} {
 		t.Run(substrate, func(t *testing.T) {
 			m := up(t, substrate, 2, 2, "--extension", object(t, "boot/minimum")+",cores=2,memory=1000000", "--extension", object(t, "timer/heartbeat"),
@@ -119,6 +120,7 @@ func TestExtensionLog(t *testing.T) {
 // The machine's extensions are what an operator wants on its nodes: one that was away when that changed has it changed when it is
 // back.
 func TestExtensionsOfNodeThatWasAway(t *testing.T) {
+	ownMachine(t)
 	m := up(t, "hosted", 2, 1, "--dead-after", "2s")
 	list := func() string { return m.margay("ext", "list").stdout }
 	shows := func(lines ...string) {
@@ -144,7 +146,7 @@ func TestExtensionsOfNodeThatWasAway(t *testing.T) {
 	defer unix.Kill(kernel, unix.SIGCONT)
 	away := -1
 	eventually(t, 20*time.Second, "dead node", func() bool {
-		away = slices.IndexFunc(m.listNodes(), func(n nodeState) bool { return n.Health == "NODE_DEAD" })
+		away = slices.IndexFunc(m.listNodes(), func(n nodeState) bool { return n.Health == "dead" })
 		return away >= 0
 	}, list)
 	shows(fmt.Sprintf(`%d\.1 +machine +timer +early .* its node is away`, away))

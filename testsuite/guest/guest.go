@@ -9,6 +9,7 @@ package guest
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -32,19 +34,28 @@ import (
 
 // Spec says what to run, and in what guest. The zero value of all but Packages and Dir is good.
 type Spec struct {
-	Packages  []string          // import paths
+	Packages  []Package
 	Dir       string            // a folder for what is built
+	Tags      string            // build tags besides guest, separated by commas; may be empty
 	Pattern   string            // of the tests to run, as in go test -run; empty: all
-	Timeout   time.Duration     // for the tests of one package; 0: DefaultTimeout
 	CPUs      int               // 0: 2, of which the second is isolated as on a node
 	MemoryMiB int               // 0: 512
 	Boot      initramfs.Profile // how the second CPU is kept quiet
-	Profile   bool              // make coverage profiles; they do not count what tests start
 	Told      func(format string, args ...any)
 }
 
+// Package is a package whose tests are to run. The last elements of the import paths in one Spec differ.
+type Package struct {
+	Path    string        // import path
+	Timeout time.Duration // for its tests; 0: DefaultTimeout
+	Profile bool          // make a coverage profile, which does not count what tests start
+}
+
+// binary is the name of the test binary.
+func (p Package) binary() string { return path.Base(p.Path) + ".test" }
+
 // DefaultTimeout bounds the tests of one package.
-const DefaultTimeout = 4 * time.Minute
+const DefaultTimeout = 8 * time.Minute
 
 // bootTimeout bounds what a guest does besides tests. overtime is what a test binary gets to fall to its own timeout.
 const (
@@ -87,8 +98,9 @@ func Run(ctx context.Context, s Spec) ([]Result, error) {
 }
 
 func (s *Spec) complete() {
-	if s.Timeout == 0 {
-		s.Timeout = DefaultTimeout
+	s.Packages = slices.Clone(s.Packages)
+	for i := range s.Packages {
+		s.Packages[i].Timeout = cmp.Or(s.Packages[i].Timeout, DefaultTimeout)
 	}
 	if s.CPUs == 0 {
 		s.CPUs = 2
@@ -130,22 +142,22 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 
 // tests compiles the tests and writes the plan.
 func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
+	if err := s.compile(ctx); err != nil {
+		return nil, err
+	}
 	var plan report.Plan
 	var files []initramfs.File
-	for i, pkg := range s.Packages {
-		name := fmt.Sprintf("%d.test", i)
+	for _, pkg := range s.Packages {
+		name := pkg.binary()
 		source := filepath.Join(s.Dir, name)
-		if err := goTool(ctx, "test", "-c", "-tags=guest", "-cover="+strconv.FormatBool(s.Profile), "-ldflags=-s -w", "-o", source, pkg); err != nil {
-			return nil, err
-		}
 		if _, err := os.Stat(source); err != nil {
-			return nil, fmt.Errorf("package %s has no tests: %w", pkg, err)
+			return nil, fmt.Errorf("package %s has no tests: %w", pkg.Path, err)
 		}
 		binary := initramfs.File{Path: path.Join(path.Dir(report.PlanPath), name), Mode: 0o755, Source: source}
 		run := report.Run{Argv: []string{
-			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + s.Pattern, "-test.timeout=" + s.Timeout.String(),
+			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + s.Pattern, "-test.timeout=" + pkg.Timeout.String(),
 		}}
-		if s.Profile {
+		if pkg.Profile {
 			run.Profile = "/tmp/" + name + ".cover"
 			run.Argv = append(run.Argv, "-test.coverprofile="+run.Profile)
 		}
@@ -154,6 +166,26 @@ func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
 	}
 	text, err := json.Marshal(plan)
 	return append(files, initramfs.File{Path: report.PlanPath, Data: text}), err
+}
+
+// compile compiles the tests side by side, those with coverage apart.
+func (s *Spec) compile(ctx context.Context) error {
+	for _, profile := range []bool{false, true} {
+		args := []string{"test", "-c", "-tags=guest," + s.Tags, "-cover=" + strconv.FormatBool(profile), "-ldflags=-s -w", "-o", s.Dir + "/"}
+		before := len(args)
+		for _, pkg := range s.Packages {
+			if pkg.Profile == profile {
+				args = append(args, pkg.Path)
+			}
+		}
+		if len(args) == before {
+			continue
+		}
+		if err := goTool(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // goTool runs the go command. What it builds is static, because a guest has no libraries.
@@ -168,7 +200,10 @@ func goTool(ctx context.Context, args ...string) error {
 
 // boot boots the guest once. It also returns whether the guest was up.
 func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) ([]Result, bool, error) {
-	limit := bootTimeout + time.Duration(len(s.Packages))*(s.Timeout+overtime)
+	limit := bootTimeout
+	for _, pkg := range s.Packages {
+		limit += pkg.Timeout + overtime
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest is not done after %v", limit))
 	defer cancel()
 	vm, err := e.Start(context.WithoutCancel(ctx), config)
@@ -211,7 +246,7 @@ const maxNoise = 100
 func newCollector(s *Spec) *collector {
 	c := &collector{told: s.Told, results: make([]Result, len(s.Packages)), packed: make([][]byte, len(s.Packages))}
 	for i, pkg := range s.Packages {
-		c.results[i].Package = pkg
+		c.results[i].Package = pkg.Path
 	}
 	return c
 }

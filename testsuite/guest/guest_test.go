@@ -20,47 +20,50 @@ var (
 	profiles = flag.String("profiles", "", "write the coverage profiles of the tests in the guest to `folder`")
 )
 
-// Processes share the application core of a guest. What they get of it is measured, which takes a while.
-func TestSharedCore(t *testing.T) {
-	needQEMU(t)
-	results, err := Run(inTime(t), Spec{
-		Packages: []string{"margay/kernel/sched/priority"}, Dir: t.TempDir(), Pattern: *pattern, Timeout: 10 * time.Minute, Told: t.Logf,
-	})
-	Show(t, results)
-	if err != nil {
-		t.Error(err)
-	}
-}
-
-// What needs root, control groups or a network of its own is tested in here.
+// What needs root, control groups or a network of its own is tested in here. How tests can end is tested in the same guest, behind
+// them.
 func TestInGuest(t *testing.T) {
-	inGuest(t, Spec{Packages: []string{
-		"margay/kernel/cgroup",
-		"margay/kernel/hardware",
-		"margay/kernel/pid1",
-		"margay/kernel/reap",
-		"margay/kernel/task",
-		"margay/nimble/engine/linux",
-	}})
+	packages := []Package{
+		{Path: "margay/kernel/cgroup"},
+		{Path: "margay/kernel/hardware"},
+		{Path: "margay/kernel/pid1"},
+		{Path: "margay/kernel/reap"},
+		{Path: "margay/kernel/sched/priority", Timeout: 10 * time.Minute},
+		{Path: "margay/kernel/task"},
+		{Path: "margay/nimble/engine/linux", Timeout: 10 * time.Minute},
+	}
+	if *pattern != "" {
+		inGuest(t, Spec{}, packages)
+		return
+	}
+	results := inGuest(t, Spec{}, packages, endings...)
+	t.Run("verdicts", func(t *testing.T) { verdicts(t, results) })
 }
 
 // What needs sched_ext, which is there for a whole machine and does not attach to one whose cores are isolated.
 func TestInSchedGuest(t *testing.T) {
-	inGuest(t, Spec{
-		Packages: []string{"margay/kernel/sched/schedext", "margay/kernel/sched/list"}, Boot: initramfs.Sched,
-		Timeout: 14 * time.Minute,
+	inGuest(t, Spec{Boot: initramfs.Sched}, []Package{
+		{Path: "margay/kernel/sched/schedext", Timeout: 14 * time.Minute},
+		{Path: "margay/kernel/sched/list"},
 	})
 }
 
-func inGuest(t *testing.T, s Spec) {
+// inGuest runs and shows the tests of packages in a guest, and returns what came of more packages.
+func inGuest(t *testing.T, s Spec, packages []Package, more ...Package) []Result {
 	needQEMU(t)
-	s.Dir, s.Pattern, s.Profile, s.Told = t.TempDir(), *pattern, *profiles != "", t.Logf
-	results, err := Run(inTime(t), s)
-	Show(t, results)
-	if err != nil {
-		t.Error(err)
+	if *profiles != "" {
+		for i := range packages {
+			packages[i].Profile = true
+		}
 	}
-	for _, r := range results {
+	s.Packages = append(packages, more...)
+	s.Dir, s.Pattern, s.Told = t.TempDir(), *pattern, t.Logf
+	results, err := Run(inTime(t), s)
+	Show(t, results[:min(len(packages), len(results))])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results[:len(packages)] {
 		if *profiles == "" || r.Profile == nil {
 			continue
 		}
@@ -69,6 +72,7 @@ func inGuest(t *testing.T, s Spec) {
 			t.Error(err)
 		}
 	}
+	return results[len(packages):]
 }
 
 // inTime returns a context that ends before the time of go test is over, so that there is time left to say what was missing.
@@ -84,7 +88,6 @@ func inTime(t *testing.T) context.Context {
 
 func needQEMU(t *testing.T) {
 	t.Helper()
-	_ = os.Getenv("MARGAY_RUN") // another one, and go test does not take an earlier result: see tools/test
 	if _, err := qemu.Find(t.Context(), qemu.AMD64, ""); errors.Is(err, exec.ErrNotFound) {
 		t.Skip("needs QEMU: ", err)
 	}

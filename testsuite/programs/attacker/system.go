@@ -140,6 +140,8 @@ var files = []try{
 	{"enter the network of PID 1", func() error { return enter("/proc/1/ns/net") }},
 	{"read the node's configuration", open("/margay/node.json")},
 	{"read the victim's file", open("/tmp/victim")},
+	{"see the file locks of others", open("/proc/locks")},
+	{"see the keys of others", open("/proc/key-users")},
 	{"read /dev/mem", open("/dev/mem")},
 	{"read /dev/port", open("/dev/port")},
 	{"read /dev/kmsg", open("/dev/kmsg")},

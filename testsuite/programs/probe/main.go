@@ -31,6 +31,11 @@ var commands = map[string]func(args []string) error{
 	"exit":      exit,
 	"share":     share,
 	"count":     count,
+	"late":      late,
+	"write":     write,
+	"wide":      wide,
+	"spew":      spew,
+	"long":      long,
 	"stdin":     stdin,
 	"signals":   signals,
 	"sleep":     sleep,
@@ -42,6 +47,7 @@ var commands = map[string]func(args []string) error{
 	"snoop":     snoop,
 	"island":    island,
 	"barrier":   barrier,
+	"threads":   threads,
 	"leave":     leave,
 	"pingpong":  pingpong,
 	"insert":    insert,
@@ -132,6 +138,67 @@ func count(args []string) error {
 		fmt.Printf("out %s %d\n", rank(), i)
 		fmt.Fprintf(os.Stderr, "err %s %d\n", rank(), i)
 		time.Sleep(time.Duration(number(args, 1, 0)) * time.Millisecond)
+	}
+	return nil
+}
+
+// late has rank 0 leave a child behind that writes after a second, while rank 1 runs, and then goes on for an hour.
+func late(args []string) error {
+	if len(args) > 0 {
+		time.Sleep(time.Second)
+		fmt.Printf("child of rank %s\n", rank())
+		time.Sleep(time.Hour)
+	}
+	if rank() != "0" {
+		time.Sleep(4 * time.Second)
+		return nil
+	}
+	child := exec.Command("/proc/self/exe", "late", "child")
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
+	return child.Start()
+}
+
+// write FILE... writes to files.
+func write(files []string) error {
+	for _, name := range files {
+		if err := os.WriteFile(name, []byte(rank()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wide N prints numbered lines of more than 40 bytes as fast as it can, each in one piece.
+func wide(args []string) error {
+	for i := range number(args, 0, 10) {
+		if _, err := fmt.Printf("out %s %d %s\n", rank(), i, strings.Repeat(".", 30)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// spew BYTES prints so many bytes, in numbered lines of 16, the last one of which may be shorter.
+func spew(args []string) error {
+	out := bufio.NewWriter(os.Stdout)
+	for left, i := number(args, 0, 0), 0; left > 0; i++ {
+		line := fmt.Sprintf("%015d\n", i)
+		n := min(left, len(line))
+		if _, err := out.WriteString(line[:n]); err != nil {
+			return err
+		}
+		left -= n
+	}
+	return out.Flush()
+}
+
+// long BYTES prints two lines of so many digits, its rank's.
+func long(args []string) error {
+	line := strings.Repeat(rank(), number(args, 0, 0)) + "\n"
+	for range 2 {
+		if _, err := os.Stdout.WriteString(line); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -343,7 +410,7 @@ func compute(args []string) error {
 	return nil
 }
 
-// touch MIB touches so much memory, and prints how much of the process's is in huge pages.
+// touch MIB [wait] touches so much memory, prints how much of the process's is in huge pages, and keeps it until it is ended.
 func touch(args []string) error {
 	memory, err := unix.Mmap(-1, 0, number(args, 0, 16)<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -356,6 +423,9 @@ func touch(args []string) error {
 	_, rest, _ := strings.Cut(string(text), "AnonHugePages:")
 	huge, _, _ := strings.Cut(rest, "kB")
 	fmt.Printf("rank %s has %s KiB in huge pages\n", rank(), strings.TrimSpace(huge))
+	if len(args) > 1 {
+		time.Sleep(time.Hour)
+	}
 	return err
 }
 
@@ -418,6 +488,32 @@ func barrier(args []string) error {
 		}
 	}
 	fmt.Println("rank", job.Rank(), "passed 10 barriers")
+	return job.Finalize(ctx)
+}
+
+// threads N has N threads at once in each rank.
+func threads(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	n := number(args, 0, 10)
+	var made sync.WaitGroup
+	made.Add(n)
+	end := make(chan struct{})
+	for range n {
+		go func() {
+			runtime.LockOSThread()
+			made.Done()
+			<-end
+		}()
+	}
+	made.Wait()
+	defer close(end)
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("rank", job.Rank(), "has its threads, as user", os.Getuid())
 	return job.Finalize(ctx)
 }
 

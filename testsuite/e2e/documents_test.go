@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/testsuite/documents"
+)
+
+// What the documents show is what happens: a reader's copy of the tree, one shell a page, every command in its order. In front
+// of each block its page says what of the output may differ; TestPages in testsuite/documents lists the blocks that are not run.
+func TestDocuments(t *testing.T) {
+	ownMachine(t)
+	for substrate, pages := range map[string][]string{
+		"hosted": {"README.md", "docs/observing.md", "ext/README.md", "CONTRIBUTING.md"},
+		"qemu":   {"README.md"},
+	} {
+		t.Run(substrate, func(t *testing.T) {
+			t.Parallel()
+			for _, page := range pages {
+				t.Run(page, func(t *testing.T) { readPage(t, substrate, page) })
+			}
+		})
+	}
+}
+
+// onSubstrate lets a page that makes a machine be run on nodes of another kind than it says.
+const onSubstrate = `margay() {
+	if [ "$1 ${2-}" = "machine up" ]; then set -- "$@" --substrate "$substrate"; fi
+	command margay "$@"
+}
+`
+
+// nodeStartedAgain is what margay machine up says of a virtual node that had to be started again, which the README says can be.
+var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*started once more.*\n| at the \d\. boot`)
+
+func readPage(t *testing.T, substrate, page string) {
+	text, err := os.ReadFile(filepath.Join("../..", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples, err := documents.Parse(page, string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := copyOfTree(t)
+	base, err := os.MkdirTemp(scratch, "r") // two readers call their machines the same
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := documents.Session{Dir: tree, Env: append(readersEnvironment(), "MARGAY_DIR="+base), Scratch: t.TempDir(), Deadline: 8 * time.Minute}
+	if substrate != "qemu" {
+		s.Prelude = "substrate=" + substrate + "\n" + onSubstrate
+	}
+	t.Cleanup(func() {
+		down := exec.Command(filepath.Join(tree, "bin", "margay"), "machine", "down")
+		down.Env = s.Env
+		_ = down.Run() // a page that was read to its end has done so itself
+	})
+	commands, err := s.Script(examples, substrate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := s.Run(t.Context(), commands)
+	for _, r := range results {
+		c := r.Command
+		if c.Shown && !c.Matches(nodeStartedAgain.ReplaceAllString(r.Output, "")) {
+			t.Errorf("%s:%d: %sthe page shows\n%sand, but for what may vary (%s), it prints\n%s", page, c.Line, c.Text, c.Want, c.Example.Mark.Varies(), r.Output)
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// readersEnvironment is the environment of this test without what a make above it says to those below: a reader's make has none.
+func readersEnvironment() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return name == "MFLAGS" || strings.HasPrefix(name, "MAKE")
+	})
+}
+
+// copyOfTree makes a copy of the tree that the reader of a page may fill with files, and returns its folder.
+func copyOfTree(t *testing.T) string {
+	t.Helper()
+	entries, err := os.ReadDir("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(scratch, "tree")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	tree := filepath.Join(dir, "margay")
+	args := []string{"-a", "-t", tree}
+	for _, e := range entries {
+		if !slices.Contains([]string{".git", "coverage"}, e.Name()) {
+			args = append(args, filepath.Join("../..", e.Name()))
+		}
+	}
+	if err := os.MkdirAll(tree, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", args...).CombinedOutput(); err != nil {
+		t.Fatalf("cp %q: %v\n%s", args, err, out)
+	}
+	return tree
+}

@@ -1,0 +1,67 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The examples that a newcomer runs end well each time, with more ranks than the host has CPUs.
+func TestExamples(t *testing.T) {
+	const times = 20
+	text := filepath.Join(scratch, "words.txt")
+	if err := os.WriteFile(text, []byte(strings.Repeat("the quick brown fox and the lazy dog\n", 500)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var greetings, places []string
+	for rank := range 8 {
+		greetings = append(greetings, fmt.Sprintf("rank %d of 8 on node %d: hello from rank %d on node %d\n", rank, rank/2, (rank+7)%8, (rank+7)%8/2))
+		places = append(places, fmt.Sprintf("hello from rank %d of 8 on node %d, core %d\n", rank, rank/2, rank%2+1))
+	}
+	histogram := []string{"      1000  the\n", "4000 words, 7 different,"}
+	for _, c := range []struct {
+		program string
+		args    []string
+		want    []string // in any order
+		lines   int
+	}{
+		{"hello", nil, greetings, 8},
+		{"hello-c", nil, places, 8},
+		{"histogram", []string{text}, histogram, 10},
+		{"histogram-c", []string{text}, histogram, 10},
+		{"plain", []string{text}, histogram, 8 * 9},
+	} {
+		t.Run(c.program, func(t *testing.T) {
+			m := use(t, "hosted")
+			for i := range times {
+				r := m.run(0, append([]string{"-n", "8", "--with", text, filepath.Join(bin, c.program)}, c.args...)...)
+				if n := strings.Count(r.stdout, "\n"); n != c.lines {
+					t.Fatalf("run %d: %d lines, not %d: %v", i, n, c.lines, r)
+				}
+				for _, line := range c.want {
+					if !strings.Contains(r.stdout, line) {
+						t.Fatalf("run %d: no %q: %v", i, line, r)
+					}
+				}
+			}
+		})
+	}
+}
+
+// So does the one that measures, which shares cores and inserts extensions: four jobs of three ranks at once.
+func TestLatencyEndsWell(t *testing.T) {
+	m := use(t, "hosted")
+	for round := range 5 {
+		var jobs []*command
+		for range m.nodes {
+			jobs = append(jobs, m.start("run", "-n", "3", "--per-core", "2", filepath.Join(bin, "latency"), "2", "20"))
+		}
+		for _, job := range jobs {
+			if r := job.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stdout, " results of computing, 0 not those of an undisturbed run") {
+				t.Errorf("round %d: %v", round, r)
+			}
+		}
+	}
+}

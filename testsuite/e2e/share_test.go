@@ -1,0 +1,222 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// What machine up was started with, a folder of the host among it, does not come to the machine: no process of it has any of that, and
+// ranks have their standard streams and their socket.
+func TestDescriptors(t *testing.T) {
+	ownMachine(t)
+	secret := filepath.Join(scratch, "inherited")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inherit := func(c *exec.Cmd) {
+		for range 10 {
+			for _, path := range []string{secret, "/"} {
+				f, err := os.Open(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { f.Close() })
+				c.ExtraFiles = append(c.ExtraFiles, f)
+			}
+		}
+	}
+	for _, substrate := range []string{"hosted", "qemu"} {
+		t.Run(substrate, func(t *testing.T) {
+			m := upAs(t, inherit, substrate, 1, 2)
+			own := regexp.MustCompile(`^descriptor 0: /dev/null
+descriptor 1: pipe:\[\d+\]
+descriptor 2: pipe:\[\d+\]
+descriptor 3: socket:\[\d+\]
+$`)
+			r := m.run(0, "-n", "2", "--stdin", "none", "--label", attacker(), "descriptors")
+			for rank := range 2 {
+				if got := labelled(r.stdout, rank); !own.MatchString(got) {
+					t.Errorf("rank %d has other descriptors: %v", rank, r)
+				}
+			}
+			for _, pid := range m.processes() {
+				files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+				for _, f := range files {
+					// A job's /tmp and such have the same names in roots of their own, so only ours counts.
+					if name, err := os.Readlink(f); err == nil && (name == secret || name == "/") {
+						command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+						t.Errorf("%s of %q is %s", f, command, name)
+					}
+				}
+			}
+		})
+	}
+}
+
+// labelled returns what a rank said, by the labels of margay run --label.
+func labelled(output string, rank int) string {
+	var b strings.Builder
+	for line := range strings.Lines(output) {
+		if text, ok := strings.CutPrefix(line, fmt.Sprintf("[%d] ", rank)); ok {
+			b.WriteString(text)
+		}
+	}
+	return b.String()
+}
+
+// An ordinary user without XDG_RUNTIME_DIR makes machines, in the folder that nobody has named and in one by a relative name.
+func TestOrdinaryUser(t *testing.T) {
+	home := filepath.Join(scratch, "nobody")
+	if err := os.MkdirAll(home, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"margay", "nodekernel", "hello-c"} { // the tree may be another user's
+		text, err := os.ReadFile(filepath.Join(bin, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(home, name), text, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	tmp := filepath.Join(home, "tmp")
+	if err := os.MkdirAll(filepath.Join(tmp, "r"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ordinary := func(c *exec.Cmd) {
+		c.Path, c.Args[0] = filepath.Join(home, "margay"), filepath.Join(home, "margay")
+		c.Dir = tmp
+		c.Env = []string{"TMPDIR=" + tmp, "PATH=" + os.Getenv("PATH")}
+		if os.Getuid() == 0 {
+			const nobody = 65534
+			for _, dir := range []string{tmp, filepath.Join(tmp, "r")} {
+				if err := os.Chown(dir, nobody, nobody); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		}
+	}
+	relative := func(c *exec.Cmd) {
+		ordinary(c)
+		c.Env = append(c.Env, "MARGAY_DIR=r")
+	}
+	for name, change := range map[string]func(*exec.Cmd){"no folder named": ordinary, "a relative folder": relative} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, change, "machine", "up", "--substrate", "hosted", "--nodes", "2", "--cores", "1").wait()
+			if strings.Contains(r.stderr, "does not let an ordinary user make them") {
+				t.Skip(r.stderr)
+			}
+			if r.code != 0 {
+				t.Fatal(r)
+			}
+			if r := start(t, change, "run", "-n", "2", filepath.Join(home, "hello-c")).wait(); r.code != 0 || strings.Count(r.stdout, "hello from rank") != 2 {
+				t.Error(r)
+			}
+			if r := start(t, change, "machine", "down").wait(); r.code != 0 {
+				t.Error(r)
+			}
+		})
+	}
+	if names, _ := filepath.Glob(filepath.Join(tmp, "*")); len(names) != 1 || filepath.Base(names[0]) != "r" {
+		t.Errorf("left are %v", names)
+	}
+}
+
+// Jobs of different nodes and numbers are different users of the Linux that they share, so each has what it may have on each node.
+func TestUsersOfJobs(t *testing.T) {
+	m := use(t, "hosted")
+	users := make(map[int]int)
+	for range 2 {
+		r := m.run(0, "-n", "8", "--pids", "120", probe(), "threads", "35")
+		in := make(map[int]int)
+		for line := range strings.Lines(r.stdout) {
+			var rank, uid int
+			if _, err := fmt.Sscanf(line, "rank %d has its threads, as user %d", &rank, &uid); err != nil {
+				t.Errorf("%q: %v", line, err)
+			}
+			in[uid]++
+		}
+		for uid, ranks := range in {
+			if users[uid]++; users[uid] > 1 || ranks != 2 {
+				t.Errorf("user %d has %d ranks, and is that of another job: %v", uid, ranks, r)
+			}
+		}
+		if len(in) != 4 {
+			t.Errorf("%d users on 4 nodes: %v", len(in), r)
+		}
+	}
+	// Programs of one process that wait, so that there is no room for more. Linux looks at the number before a start only.
+	waits := func(c *exec.Cmd) {
+		if _, err := c.StdinPipe(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := start(t, waits, "-m", m.name, "run", "-n", "3", "--per-core", "3", "--pids", "1", "--stdin", "all", "/bin/sh", "-c", "read x").wait()
+	if r.code != 125 || !strings.Contains(r.stderr, "the job may have 1 processes and threads on this node: --pids") {
+		t.Error(r)
+	}
+}
+
+// The keys of a job are gone with it.
+func TestKeysOfJobs(t *testing.T) {
+	m := use(t, "hosted")
+	for range 2 {
+		r := m.run(0, attacker(), "keys")
+		var uid int
+		if _, err := fmt.Sscanf(r.stdout, "user %d", &uid); err != nil || strings.Contains(r.stdout, "DONE") || strings.Contains(r.stdout, "no key") {
+			t.Errorf("%v: %v", err, r)
+		}
+		kept := func() string {
+			text, err := os.ReadFile("/proc/key-users")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		eventually(t, 20*time.Second, "end of the job's keys", func() bool { return !strings.Contains(kept(), fmt.Sprintf(" %d:", uid)) }, kept)
+	}
+}
+
+// A node kernel that is started again has as much memory for jobs as the first, also while one uses a part of it.
+func TestMemoryAfterRestart(t *testing.T) {
+	m := use(t, "qemu")
+	memory := func() string {
+		var nodes struct {
+			Nodes []struct{ Info struct{ Memory json.Number } }
+		}
+		r := m.margay("nodes", "--json")
+		if err := json.Unmarshal([]byte(r.stdout), &nodes); err != nil || len(nodes.Nodes) != m.nodes || nodes.Nodes[0].Info.Memory == "" {
+			t.Fatalf("%v: %v", err, r)
+		}
+		return nodes.Nodes[0].Info.Memory.String()
+	}
+	kernels := func() int {
+		text, err := os.ReadFile(m.file("log", "node0.console"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "registered with serve")
+	}
+	before, earlier := memory(), kernels()
+	job := m.start("run", probe(), "touch", "100", "wait")
+	job.awaitOutput("KiB in huge pages")
+	if r := m.margay("machine", "restart", "0"); r.code != 0 {
+		t.Fatal(r)
+	}
+	eventually(t, 60*time.Second, "second node kernel", func() bool { return kernels() == earlier+1 }, func() string { return m.margay("nodes").String() })
+	m.awaitUp()
+	if after := memory(); after != before {
+		t.Errorf("%s bytes became %s", before, after)
+	}
+	job.signal(syscall.SIGTERM)
+	job.wait()
+}

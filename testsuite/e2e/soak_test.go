@@ -1,0 +1,11 @@
+//go:build soak
+
+package e2e
+
+import "testing"
+
+// On emulated nodes processes have their shares of a core by the time that they get.
+func TestSoakSchedulers(t *testing.T) {
+	t.Run("qemu", func(t *testing.T) { up(t, "qemu", 1, 1).schedulers("priority") })
+	t.Run("sched_ext", func(t *testing.T) { up(t, "qemu", 1, 1, "--profile", "sched").schedulers("sched_ext") })
+}

@@ -1,0 +1,138 @@
+//go:build soak
+
+package soak
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// bin is where make build puts the programs.
+var bin = func() string {
+	dir, err := filepath.Abs("../../bin")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+}()
+
+// random returns the random numbers of a round. The seed is logged; MARGAY_SEED sets it.
+func random(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("MARGAY_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("MARGAY_SEED=%s: %v", text, err)
+		}
+	}
+	t.Logf("MARGAY_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// build compiles one of testsuite/programs into a folder and returns its path.
+func build(t *testing.T, dir, name string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	cmd := exec.Command("go", "build", "-o", path, "margay/testsuite/programs/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", name, err, out)
+	}
+	return path
+}
+
+// machine is a machine of one test. Its folder is its own, so that no other machine is touched.
+type machine struct {
+	t   *testing.T
+	dir string // MARGAY_DIR
+}
+
+// up makes a machine that ends with the test. The flags are those of margay machine up.
+func up(t *testing.T, flags ...string) *machine {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(bin, "margay")); err != nil {
+		t.Fatalf("%v: make build makes it", err)
+	}
+	// The names of sockets are short, so the folder is, too.
+	dir, err := os.MkdirTemp("/tmp", "mgs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	m := &machine{t: t, dir: dir}
+	if r := m.margay(append([]string{"machine", "up"}, flags...)...); r.code != 0 {
+		t.Fatalf("machine up: %v", r)
+	}
+	t.Cleanup(func() {
+		m.logs()
+		if r := m.margay("machine", "down"); r.code != 0 {
+			t.Errorf("machine down: %v", r)
+		}
+	})
+	return m
+}
+
+// commandTimeout bounds one margay command.
+const commandTimeout = 5 * time.Minute
+
+// result is what a command did.
+type result struct {
+	stdout, stderr []byte
+	code           int // -1: it was killed, or could not be started
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("status %d\n--- stdout, %d bytes\n%s\n--- stderr\n%s", r.code, len(r.stdout), r.stdout[max(0, len(r.stdout)-2048):], r.stderr)
+}
+
+// command returns a margay command on the machine, not started yet. It is killed after commandTimeout.
+func (m *machine) command(args ...string) (cmd *exec.Cmd, cancel context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	cmd = exec.CommandContext(ctx, filepath.Join(bin, "margay"), args...)
+	cmd.Env = append(os.Environ(), "MARGAY_DIR="+m.dir)
+	return cmd, cancel
+}
+
+// margay runs a margay command on the machine to its end.
+func (m *machine) margay(args ...string) result {
+	m.t.Helper()
+	cmd, cancel := m.command(args...)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	r := result{stdout: stdout.Bytes(), stderr: stderr.Bytes()}
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		r.code = exit.ExitCode()
+	case err != nil:
+		m.t.Errorf("margay %q: %v", args, err)
+		r.code = -1
+	}
+	return r
+}
+
+// logs prints the last lines of the machine's logs when its test has failed.
+func (m *machine) logs() {
+	if !m.t.Failed() {
+		return
+	}
+	files, _ := filepath.Glob(filepath.Join(m.dir, "*", "log", "*"))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		lines := strings.Split(string(text), "\n")
+		m.t.Logf("%s:\n%s", file, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+	}
+}

@@ -1,0 +1,180 @@
+package verdict
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// How many of the longest are named.
+const (
+	longestPackages = 10
+	longestTests    = 25
+)
+
+// Summary prints the summary of all runs, and reports whether everything passed. noSkips makes a skipped test a failure.
+func (s *Suite) Summary(out io.Writer, noSkips bool) (good bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	failures := slices.Clone(s.problems)
+	for _, p := range s.packages {
+		if p.verdict == "fail" {
+			failures = append(failures, fmt.Sprintf("%s: %s", p.run, p.path))
+		}
+		for _, t := range p.tests {
+			if t.verdict == "fail" {
+				failures = append(failures, fmt.Sprintf("%s: %s %s", p.run, p.path, t.name))
+			}
+		}
+	}
+	skips := s.skips()
+	section(out, "longest packages", s.longest(longestPackages, packageTimes))
+	section(out, "longest tests", s.longest(longestTests, testTimes))
+	section(out, "seeds of random tests", s.seeds())
+	section(out, "cached results, of an earlier run of the same tests", s.cached())
+	section(out, "starts of virtual machines that were repeated", s.repeats)
+	section(out, "skipped tests", skips)
+	section(out, "failures", failures)
+	fmt.Fprintf(out, "\nsuite: %s\n", s.counts())
+	if noSkips && len(skips) > 0 {
+		fmt.Fprintln(out, "suite: CI demands that no test is skipped")
+		return false
+	}
+	return len(failures) == 0
+}
+
+// section prints lines below a title, and says so when there are none.
+func section(out io.Writer, title string, lines []string) {
+	if len(lines) == 0 {
+		fmt.Fprintf(out, "\n%s: none\n", title)
+		return
+	}
+	fmt.Fprintf(out, "\n%s:\n", title)
+	for _, line := range lines {
+		fmt.Fprintf(out, "  %s\n", line)
+	}
+}
+
+// span is how long something took, in seconds.
+type span struct {
+	seconds float64
+	what    string
+}
+
+func packageTimes(p *pkg) []span { return []span{{p.elapsed, p.run + ": " + p.path}} }
+
+func testTimes(p *pkg) (spans []span) {
+	for _, t := range p.tests {
+		if !t.parent {
+			spans = append(spans, span{t.elapsed, p.run + ": " + p.path + " " + t.name})
+		}
+	}
+	return spans
+}
+
+// longest returns the longest spans of packages whose results are not cached.
+func (s *Suite) longest(n int, of func(*pkg) []span) (lines []string) {
+	var all []span
+	for _, p := range s.packages {
+		if !p.cached {
+			all = append(all, of(p)...)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b span) int { return cmp.Compare(b.seconds, a.seconds) })
+	for _, x := range all[:min(n, len(all))] {
+		lines = append(lines, fmt.Sprintf("%7.1f s  %s", x.seconds, x.what))
+	}
+	return lines
+}
+
+func (s *Suite) seeds() (lines []string) {
+	for _, p := range s.packages {
+		for _, t := range p.tests {
+			for _, line := range t.output {
+				if found := seed.FindString(line); found != "" {
+					lines = append(lines, fmt.Sprintf("%s  %s: %s %s", found, p.run, p.path, t.name))
+				}
+			}
+		}
+	}
+	return lines
+}
+
+func (s *Suite) cached() (lines []string) {
+	for _, p := range s.packages {
+		if p.cached {
+			lines = append(lines, p.run+": "+p.path)
+		}
+	}
+	return lines
+}
+
+// where is the place of a log line in its test.
+var where = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
+
+// skips names each skipped test with its reason: what it printed.
+func (s *Suite) skips() (lines []string) {
+	for _, p := range s.packages {
+		for _, t := range p.tests {
+			if t.verdict != "skip" {
+				continue
+			}
+			var words []string
+			for _, line := range t.output {
+				if !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(strings.TrimSpace(line), "--- ") {
+					words = append(words, strings.TrimSpace(where.ReplaceAllString(line, "")))
+				}
+			}
+			lines = append(lines, fmt.Sprintf("%s: %s %s: %s", p.run, p.path, t.name, cmp.Or(strings.Join(words, " "), "no reason given")))
+		}
+	}
+	return lines
+}
+
+func (s *Suite) counts() string {
+	packages, tests := make(map[string]int), make(map[string]int)
+	cached := 0
+	for _, p := range s.packages {
+		packages[p.verdict]++
+		if p.cached {
+			cached++
+		}
+		for _, t := range p.tests {
+			tests[t.verdict]++
+		}
+	}
+	return fmt.Sprintf("packages: %d ok (%d of them cached), %d failed, %d without tests; tests and subtests: %d passed, %d failed, %d skipped, %d without a result",
+		packages["pass"], cached, packages["fail"], packages["skip"], tests["pass"], tests["fail"], tests["skip"], tests[""])
+}
+
+// inGuest matches a test that ran inside a guest: the test outside, the package and the test inside.
+var inGuest = regexp.MustCompile(`^Test\w*/(margay/.+?)/(Test\w+.*)$`)
+
+// Passed returns what passed, in this run or in the earlier one whose result is cached: package, a space, test. A test that ran
+// inside a guest is there under the name of its own package, too.
+func (s *Suite) Passed() []string { return s.named("pass") }
+
+// Skipped returns what was skipped, in the form of Passed.
+func (s *Suite) Skipped() []string { return s.named("skip") }
+
+func (s *Suite) named(verdict string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lines []string
+	for _, p := range s.packages {
+		for _, t := range p.tests {
+			if t.verdict != verdict {
+				continue
+			}
+			lines = append(lines, p.path+" "+t.name)
+			if inside := inGuest.FindStringSubmatch(t.name); inside != nil {
+				lines = append(lines, inside[1]+" "+inside[2])
+			}
+		}
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}
