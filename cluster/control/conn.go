@@ -12,7 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"margay/kernel/gate"
+	"margay/kernel/printable"
 )
 
 // Bounds of what a connection holds for a peer that is slower than its sender, in bytes.
@@ -92,7 +92,7 @@ func (c *Conn) Meet() (*Hello, error) {
 	if !ok {
 		return nil, fmt.Errorf("control: conversation begins with %T, not Hello", f.Message())
 	}
-	hello.Program = gate.Text(hello.Program, maxProgram)
+	hello.Program = printable.Short(hello.Program, maxProgram)
 	if hello.Version != Version {
 		return hello, Failf(Code_CODE_VERSION, "%s speaks version %d of the control protocol, this machine's serve speaks version %d: "+
 			"use the margay and the node image of one build", hello.Program, hello.Version, Version)

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"margay/kernel/gate"
+	"margay/kernel/printable"
 )
 
 // Bounds of what is taken from a side that may lie. They are far above what a correct node sends.
@@ -55,5 +55,5 @@ func tameList(field protoreflect.FieldDescriptor, list protoreflect.List) {
 
 func tamed(text protoreflect.Value) protoreflect.Value {
 	lines := strings.ReplaceAll(strings.TrimRight(text.String(), "\n"), "\n", "; ")
-	return protoreflect.ValueOfString(gate.Text(lines, maxText))
+	return protoreflect.ValueOfString(printable.Short(lines, maxText))
 }

@@ -3,9 +3,8 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"margay/kernel/printable"
 	"strings"
-
-	"margay/kernel/gate"
 )
 
 // ErrTooLong reports arguments and an environment that Linux does not give to a process (E2BIG).
@@ -40,7 +39,7 @@ func CheckStrings(argv, env []string) error {
 	for _, text := range env {
 		look(text, func() string {
 			name, _, _ := strings.Cut(text, "=")
-			return "variable " + gate.Text(name, maxName)
+			return "variable " + printable.Short(name, maxName)
 		})
 	}
 	const wayOut = "put what is long into a file (--with) or on standard input"

@@ -24,21 +24,21 @@ func Unkept(nodes []*control.Unkept) string {
 			least = "at least "
 		}
 		for _, name := range u.Names {
-			if name = printable(name); on[name] == 0 {
+			if name = shown(name); on[name] == 0 {
 				names = append(names, name)
 			}
 			on[name]++
 		}
 	}
-	var shown []string
+	var first []string
 	for _, name := range names[:min(len(names), unkeptNames)] {
 		named += uint64(on[name])
 		if on[name] > 1 {
 			name = fmt.Sprintf("%s (on %d nodes)", name, on[name])
 		}
-		shown = append(shown, name)
+		first = append(first, name)
 	}
-	text := strings.Join(shown, ", ")
+	text := strings.Join(first, ", ")
 	if named < files {
 		text += fmt.Sprintf(" and %d more", files-named)
 	}
@@ -51,8 +51,8 @@ func Unkept(nodes []*control.Unkept) string {
 	return fmt.Sprintf("%s%d files written by ranks were not kept: %s", least, files, text)
 }
 
-// printable is a name as a terminal can show it, whatever a node says.
-func printable(name string) string {
+// shown is a name as a terminal can show it, whatever a node says.
+func shown(name string) string {
 	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(name)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/records"
-	"margay/kernel/gate"
+	"margay/kernel/printable"
 )
 
 // job is a job that has not ended. Server.mu guards it.
@@ -535,5 +535,5 @@ func commandLine(exec *control.Exec) string {
 		}
 		text += string(arg)
 	}
-	return gate.Text(text, len(text))
+	return printable.Line(text)
 }

@@ -15,6 +15,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/kernel/gate"
+	"margay/kernel/printable"
 )
 
 // node is what serve knows of a node. Server.mu guards it.
@@ -344,7 +345,7 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 		s.forgetStray(n, m.Jobs)
 		conn.Answer(f, &control.Heartbeat{Number: m.Number}, nil)
 	case *control.LogLine:
-		n.log.Printf("node%d: %s: %s", n.number, gate.Text(m.Level, maxLevel), m.Text)
+		n.log.Printf("node%d: %s: %s", n.number, printable.Short(m.Level, maxLevel), m.Text)
 	default:
 		s.fromJob(n, f)
 	}
@@ -475,7 +476,7 @@ func (s *Server) consoleTail(node uint32) string {
 		return "; its console shows nothing"
 	}
 	for i, line := range lines {
-		lines[i] = gate.Text(line, maxConsoleLine)
+		lines[i] = printable.Short(line, maxConsoleLine)
 	}
 	return "; the last lines of its console:\n    " + strings.Join(lines, "\n    ")
 }

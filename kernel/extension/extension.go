@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"margay/kernel/keep"
+	"margay/kernel/printable"
 	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/nimble"
@@ -349,7 +350,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 		return nil, fmt.Errorf("%w: only the machine has trusted extensions; what a job inserts is checked when it runs", ErrRefused)
 	}
 	name := cmp.Or(r.Name, spec.Name)
-	if Printable(name) != name {
+	if printable.Line(name) != name {
 		return nil, fmt.Errorf("%w: its name %q cannot be printed", ErrRefused, name)
 	}
 	s.mu.Lock()

@@ -3,11 +3,10 @@ package extension
 import (
 	"fmt"
 	"maps"
+	"margay/kernel/printable"
 	"slices"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"golang.org/x/time/rate"
 )
@@ -104,23 +103,13 @@ func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) 
 }
 
 func (m *Manager) tell(s *Set, handle uint32, name, text string) {
-	name, text = Printable(name), Printable(text)
+	name, text = printable.Line(name), printable.Line(text)
 	if name == "" {
 		m.log("%v: %s", s, text)
 	} else {
 		m.log("%v: extension %d (%s): %s", s, handle, name, text)
 	}
 	m.history.add(Note{Time: time.Now(), Job: s.job, Handle: handle, Name: name, Text: text})
-}
-
-// Printable replaces what would not stay in a line, or would say something to a terminal: names and reasons come from applications.
-func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 // Refuse notes that a rank has asked for what it must not have, or for what makes no sense.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"margay/kernel/extension/extensiontest"
+	"margay/kernel/printable"
 	"margay/kernel/slot"
 )
 
@@ -36,7 +37,7 @@ func TestNamesArePrinted(t *testing.T) {
 		t.Errorf("%d lines, want 7 in the log and 7 notes", len(logged))
 	}
 	for _, line := range logged {
-		if Printable(line) != line {
+		if printable.Line(line) != line {
 			t.Errorf("line %q", line)
 		}
 	}

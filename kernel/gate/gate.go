@@ -3,13 +3,10 @@
 package gate
 
 import (
-	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode"
 
 	"golang.org/x/time/rate"
 )
@@ -179,20 +176,4 @@ func (l *Log) flush() {
 	l.omitted = 0
 	l.mu.Unlock()
 	l.printf("%d more such lines in the last %v were left out", n, omissionPause)
-}
-
-// Text makes text of unknown origin fit for a line of a log and for a terminal: what cannot be printed becomes a question mark, and what
-// is longer than so many bytes is cut.
-func Text(text string, most int) string {
-	cut := ""
-	if len(text) > most {
-		cut = fmt.Sprintf("... (%d bytes)", len(text))
-		text = strings.ToValidUTF8(text[:most], "")
-	}
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
-			return '?'
-		}
-		return r
-	}, text) + cut
 }

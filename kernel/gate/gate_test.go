@@ -10,7 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unicode/utf8"
 )
 
 // lines is a log that a test reads.
@@ -173,20 +172,4 @@ func TestLog(t *testing.T) {
 			t.Errorf("it says %q", all)
 		}
 	})
-}
-
-func TestText(t *testing.T) {
-	for text, want := range map[string]string{
-		"plain":               "plain",
-		"two\nlines\x1b[2J":   "two?lines?[2J",
-		"0123456789abcdef":    "0123456789abcdef",
-		"0123456789abcdefg":   "0123456789abcdef... (17 bytes)",
-		"0123456789abcdeé":    "0123456789abcde... (17 bytes)",
-		"bad \xff UTF-8":      "bad ? UTF-8",
-		"\u202eright to left": "?right to left",
-	} {
-		if got := Text(text, 16); got != want || !utf8.ValidString(got) {
-			t.Errorf("%q becomes %q, not %q", text, got, want)
-		}
-	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
-	"margay/kernel/extension"
+	"margay/kernel/printable"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -77,12 +77,12 @@ func (a *app) used(ctx context.Context, j *control.JobSummary) map[uint32]*contr
 }
 
 func (a *app) printRanks(j *control.JobSummary, running map[uint32]*control.RankSample) error {
-	fmt.Fprintf(a.stdout, "job %d of %s: %s, %s\n", j.Job, extension.Printable(j.User), extension.Printable(j.Command), jobState(j))
+	fmt.Fprintf(a.stdout, "job %d of %s: %s, %s\n", j.Job, printable.Line(j.User), printable.Line(j.Command), jobState(j))
 	if j.Error != "" {
-		fmt.Fprintln(a.stdout, printableLines(j.Error))
+		fmt.Fprintln(a.stdout, printable.Lines(j.Error))
 	}
 	if j.Missing != "" && j.Missing != j.Error {
-		fmt.Fprintln(a.stdout, "its output is not complete:", printableLines(j.Missing))
+		fmt.Fprintln(a.stdout, "its output is not complete:", printable.Lines(j.Missing))
 	}
 	if text := launch.Unkept(j.Unkept); text != "" {
 		fmt.Fprintln(a.stdout, text)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"margay/cluster/launch"
+	"margay/kernel/printable"
 )
 
 // version is the version of this build, set by the linker.
@@ -48,7 +49,7 @@ func command(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		status = &exitStatus{code: launch.ExitMargay, err: err}
 	}
 	if status.err != nil {
-		fmt.Fprintf(stderr, "margay: %s\n", printableLines(err.Error()))
+		fmt.Fprintf(stderr, "margay: %s\n", printable.Lines(err.Error()))
 	}
 	return status
 }

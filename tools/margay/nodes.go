@@ -11,6 +11,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/kernel/printable"
 )
 
 func (a *app) nodesCommand() *cobra.Command {
@@ -80,9 +81,10 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 		free := 0
 		var jobs []string
 		for _, core := range n.Cores {
-			if core.Job == 0 && n.Health == control.NodeHealth_NODE_UP {
+			switch {
+			case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
 				free++
-			} else if core.Job != 0 {
+			case core.Job != 0:
 				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, ranges(core.Ranks)))
 			}
 		}
@@ -105,7 +107,7 @@ func (a *app) printNodes(nodes *control.Nodes) error {
 		return err
 	}
 	for _, note := range notes {
-		fmt.Fprintln(a.stdout, fold(printableLines(note.String()), widthOf(a.stdout), 4))
+		fmt.Fprintln(a.stdout, fold(printable.Lines(note.String()), widthOf(a.stdout), 4))
 	}
 	return nil
 }

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"margay/kernel/printable"
 	"strings"
 	"text/tabwriter"
-	"unicode"
-
-	"margay/kernel/extension"
 )
 
 // printValue writes a value that is no message as JSON for programs.
@@ -39,7 +37,7 @@ func (t *table) row(cells ...any) {
 		if i > 0 {
 			fmt.Fprint(t.w, "\t")
 		}
-		fmt.Fprint(t.w, extension.Printable(fmt.Sprint(cell)))
+		fmt.Fprint(t.w, printable.Line(fmt.Sprint(cell)))
 	}
 	fmt.Fprintln(t.w)
 }
@@ -54,16 +52,6 @@ func (t *table) flush() error {
 	}
 	_, err := io.WriteString(t.out, text)
 	return err
-}
-
-// printableLines is text that a terminal can show, in the lines that it has: what is in it may come from elsewhere.
-func printableLines(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && r != '\t' && !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 // ranges writes numbers that are in order as ranges.
