@@ -289,12 +289,11 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	if m.Job != 0 && len(list.Jobs) == 0 {
 		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no job %d", m.Job)
 	}
-	if m.Job == 0 {
-		for _, j := range list.Jobs {
-			listed(j)
-		}
-	} else {
-		fitSummary(list.Jobs[0])
+	if m.Job != 0 {
+		return fitJob(list), nil
+	}
+	for _, j := range list.Jobs {
+		listed(j)
 	}
 	return list, nil
 }

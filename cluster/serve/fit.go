@@ -21,11 +21,14 @@ func fitState(m *control.JobState) *control.JobState {
 	return m
 }
 
-// fitSummary leaves the same out of a job's summary.
-func fitSummary(m *control.JobSummary) {
-	copied := proto.CloneOf(m)
-	m.Unkept, m.RankStates = copied.Unkept, copied.RankStates // a job may still use the others
-	fit(m.Unkept, m.RankStates, func() bool { return control.Fits(&control.Jobs{Jobs: []*control.JobSummary{m}}) })
+// fitJob leaves the same out of the summary of the one job in an answer. It returns a changed copy, or m.
+func fitJob(m *control.Jobs) *control.Jobs {
+	if control.Fits(m) {
+		return m
+	}
+	m = proto.CloneOf(m)
+	fit(m.Jobs[0].Unkept, m.Jobs[0].RankStates, func() bool { return control.Fits(m) })
+	return m
 }
 
 // fit leaves out one thing after the other until all fits.
