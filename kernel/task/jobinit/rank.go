@@ -147,6 +147,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	}
 	in.ranks[r.Rank] = started
 	in.pids[started.pid] = started
+	in.follow(started, pipes)
 	if in.limitsData() {
 		started.awaitStop()
 		if err := limitData(started.pid, in.spec); err != nil {
@@ -154,7 +155,6 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 		}
 		started.release()
 	}
-	in.follow(started, pipes)
 	return in.tellProcess(started)
 }
 
