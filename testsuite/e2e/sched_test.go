@@ -177,10 +177,7 @@ func (m *machine) share(policy string, seconds int) (first, second float64) {
 // A scheduler that does harm does it until it is found out: then the tasks take turns, and the list of extensions says what happened.
 func TestHostileSchedulers(t *testing.T) {
 	burn := misbehaving(t, 7)
-	for kind := range sharedKinds {
-		if kind == "mortal" {
-			continue
-		}
+	for _, kind := range []string{"hosted", "qemu", "sched_ext"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			m := use(t, kind)

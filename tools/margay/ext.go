@@ -68,7 +68,7 @@ away, or boots anew, gets it before it is given jobs; what it has remembered is 
 				return err
 			}
 			m.Node = node
-			list, err := askWithin[*control.Extensions](c.Context(), a, &m, control.ChangeTimeout+answerTimeout)
+			list, err := askWithin[*control.Extensions](c.Context(), a, &m, changeTimeout)
 			if err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ func (a *app) extRemoveCommand() *cobra.Command {
 				if err != nil {
 					return fmt.Errorf("%q is no extension: they are called NODE.HANDLE (margay ext list)", arg)
 				}
-				if _, err := askWithin[*control.Done](c.Context(), a, &control.RemoveExtension{Node: node, Handle: uint32(handle)}, control.ChangeTimeout+answerTimeout); err != nil {
+				if _, err := askWithin[*control.Done](c.Context(), a, &control.RemoveExtension{Node: node, Handle: uint32(handle)}, changeTimeout); err != nil {
 					return err
 				}
 			}

@@ -13,11 +13,15 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/client"
+	"margay/cluster/control"
 	"margay/cluster/machine"
 )
 
 // answerTimeout bounds how long a question to serve may take.
 const answerTimeout = 10 * time.Second
+
+// changeTimeout bounds how long a change of the extensions of nodes may take.
+const changeTimeout = control.ChangeTimeout + answerTimeout
 
 // app is what the commands have in common.
 type app struct {
