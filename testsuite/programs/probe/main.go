@@ -100,9 +100,16 @@ func hello(args []string) error {
 	return err
 }
 
-// share WAIT_S TIME_S says that it is there, waits, and computes for some time. Then it says how much processor time it has had
-// in that.
+// share WAIT_S TIME_S says that it is there, waits, and computes for some time, all ranks in the same time. Then it says how much
+// processor time it has had in that.
 func share(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	if err := job.Finalize(ctx); err != nil { // which waits for the others
+		return err
+	}
 	fmt.Printf("waits %s\n", rank())
 	start := time.Now().Add(time.Duration(number(args, 0, 1)) * time.Second)
 	time.Sleep(time.Until(start))
