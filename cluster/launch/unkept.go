@@ -2,11 +2,10 @@ package launch
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
-	"unicode"
 
 	"margay/cluster/control"
+	"margay/kernel/printable"
 )
 
 // unkeptNames is how many files are named of those that were not kept.
@@ -24,7 +23,7 @@ func Unkept(nodes []*control.Unkept) string {
 			least = "at least "
 		}
 		for _, name := range u.Names {
-			if name = shown(name); on[name] == 0 {
+			if name = printable.Name(name); on[name] == 0 {
 				names = append(names, name)
 			}
 			on[name]++
@@ -49,12 +48,4 @@ func Unkept(nodes []*control.Unkept) string {
 		return fmt.Sprintf("%s1 file written by ranks was not kept: %s", least, text)
 	}
 	return fmt.Sprintf("%s%d files written by ranks were not kept: %s", least, files, text)
-}
-
-// shown is a name as a terminal can show it, whatever a node says.
-func shown(name string) string {
-	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return strconv.Quote(name)
-	}
-	return name
 }

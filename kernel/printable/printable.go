@@ -4,6 +4,7 @@ package printable
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 )
@@ -27,6 +28,14 @@ func Short(text string, most int) string {
 		return Line(text)
 	}
 	return Line(strings.ToValidUTF8(text[:most], "")) + fmt.Sprintf("... (%d bytes)", len(text))
+}
+
+// Name returns a name as it is, or quoted as in Go when something in it cannot be printed.
+func Name(name string) string {
+	if Line(name) == name {
+		return name
+	}
+	return strconv.Quote(name)
 }
 
 // printed is what stands for a rune. Bytes that are no UTF-8 come as the replacement character.

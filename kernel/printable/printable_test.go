@@ -30,3 +30,11 @@ func TestLines(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+func TestName(t *testing.T) {
+	for name, want := range map[string]string{"größe µ": "größe µ", "a\x1b[2J": `"a\x1b[2J"`, "bad \xff": `"bad \xff"`} {
+		if got := Name(name); got != want {
+			t.Errorf("%q becomes %s", name, got)
+		}
+	}
+}

@@ -4,14 +4,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/printable"
 	"margay/kernel/task"
 )
 
@@ -129,14 +128,6 @@ func (w *search) add(name string) {
 		if w.dir != "/" {
 			name = strings.TrimPrefix(name, w.dir+"/")
 		}
-		w.found.Names = append(w.found.Names, printable(name))
+		w.found.Names = append(w.found.Names, printable.Name(name))
 	}
-}
-
-// printable is a name as a terminal can show it.
-func printable(name string) string {
-	if strings.ContainsFunc(name, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) {
-		return strconv.Quote(name)
-	}
-	return name
 }
