@@ -122,7 +122,7 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	var order strings.Builder
 	files := append([]File{{Path: initPath, Mode: 0o755, Source: s.Init}}, base...)
 	for _, m := range chosen.load {
-		s.Progress.Report(guestkernel.Step{Text: "module " + m.name, Done: int64(len(m.data)), Total: int64(len(m.data))})
+		s.Progress.Report(guestkernel.Step{Text: "adding module " + m.name + " to the node image", Done: int64(len(m.data)), Total: int64(len(m.data))})
 		manifest.Modules = append(manifest.Modules, m.name)
 		order.WriteString(m.path + "\n")
 		files = append(files, File{Path: m.path, Data: m.data})
@@ -135,7 +135,7 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	}
 	size := int64(archive.Len())
 	manifest.Uncompressed = size
-	s.Progress.Report(guestkernel.Step{Text: "archive", Done: size, Total: size})
+	s.Progress.Report(guestkernel.Step{Text: "archiving the node image", Done: size, Total: size})
 	return archive.Bytes(), manifest, ctx.Err()
 }
 
@@ -148,7 +148,7 @@ const (
 
 // compress makes an image of an archive and completes its manifest.
 func compress(archive []byte, manifest *Manifest, progress guestkernel.Progress) ([]byte, error) {
-	progress.Report(guestkernel.Step{Text: "compress", Total: int64(len(archive))})
+	progress.Report(guestkernel.Step{Text: "compressing the node image", Total: int64(len(archive))})
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1),
 		zstd.WithWindowSize(window))
 	if err != nil {
@@ -158,7 +158,7 @@ func compress(archive []byte, manifest *Manifest, progress guestkernel.Progress)
 	image := encoder.EncodeAll(archive, nil)
 	sum := sha256.Sum256(image)
 	manifest.Compressed, manifest.SHA256 = int64(len(image)), hex.EncodeToString(sum[:])
-	progress.Report(guestkernel.Step{Text: "compress", Done: int64(len(archive)), Total: int64(len(archive))})
-	progress.Report(guestkernel.Step{Text: "image", Done: manifest.Compressed, Total: manifest.Compressed})
+	progress.Report(guestkernel.Step{Text: "compressing the node image", Done: int64(len(archive)), Total: int64(len(archive))})
+	progress.Report(guestkernel.Step{Text: "node image made", Done: manifest.Compressed, Total: manifest.Compressed})
 	return image, nil
 }

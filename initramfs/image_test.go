@@ -272,7 +272,7 @@ func TestBuildReports(t *testing.T) {
 	last := map[string]guestkernel.Step{}
 	s.Progress = func(step guestkernel.Step) { last[step.Text] = step }
 	image, m := build(t, s)
-	if last["image"].Total != int64(len(image)) || last["archive"].Total != m.Uncompressed || last["compress"].Done != m.Uncompressed || last["module veth"].Total == 0 {
+	if last["node image made"].Total != int64(len(image)) || last["archiving the node image"].Total != m.Uncompressed || last["compressing the node image"].Done != m.Uncompressed || last["adding module veth to the node image"].Total == 0 {
 		t.Errorf("steps %v", last)
 	}
 	failure := errors.New("disk full")

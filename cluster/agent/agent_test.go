@@ -194,7 +194,7 @@ func (k *playedKernel) Sample() (kernel.Sample, error) {
 	return kernel.Sample{
 		Time: 5, Recording: true, Cores: []kernel.CoreSample{{Core: 1, Shared: true, Interrupts: 2}},
 		Ranks: []kernel.RankSample{
-			{Job: 5, Rank: 4, Core: 2, PID: 9, Why: "why", Usage: usage.Usage{CPU: 1, Threads: 2, Voluntary: 3, Involuntary: 4}, Sent: 5, Arrived: 6},
+			{Job: 5, Rank: 4, Core: 2, PID: 9, Why: "why", Usage: usage.Usage{CPU: 1, Threads: 2, Voluntary: 3, Involuntary: 4, MajorFaults: 7}, Sent: 5, Arrived: 6},
 			{Job: 5, Rank: 3, Core: 1},
 		},
 	}, k.note("sample")

@@ -47,7 +47,7 @@ func (a *Agent) takeSamples(conn *control.Conn, f *control.Frame) {
 		out.Ranks = append(out.Ranks, &control.RankSample{
 			Job: r.Job, Rank: r.Rank, Core: uint32(r.Core), Pid: int64(r.PID), Why: r.Why,
 			CpuNs: int64(r.Usage.CPU), Threads: uint32(r.Usage.Threads), Voluntary: r.Usage.Voluntary, Involuntary: r.Usage.Involuntary,
-			Sent: r.Sent, Arrived: r.Arrived,
+			MajorFaults: r.Usage.MajorFaults, Sent: r.Sent, Arrived: r.Arrived,
 		})
 	}
 	slices.SortFunc(out.Ranks, func(x, y *control.RankSample) int {

@@ -253,7 +253,7 @@ func TestRequests(t *testing.T) {
 		Node: 3, TimeNs: 5, Recording: true, Cores: []*control.CoreSample{{Core: 1, Shared: true, Interrupts: 2}},
 		Ranks: []*control.RankSample{
 			{Job: 5, Rank: 3, Core: 1},
-			{Job: 5, Rank: 4, Core: 2, Pid: 9, Why: "why", CpuNs: 1, Threads: 2, Voluntary: 3, Involuntary: 4, Sent: 5, Arrived: 6},
+			{Job: 5, Rank: 4, Core: 2, Pid: 9, Why: "why", CpuNs: 1, Threads: 2, Voluntary: 3, Involuntary: 4, MajorFaults: 7, Sent: 5, Arrived: 6},
 		},
 		Extensions: []*control.ExtensionState{{Node: 3, Job: 5, Handle: 8, Name: "x", State: "active", Number: 3}},
 	}}}) {

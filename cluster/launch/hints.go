@@ -14,6 +14,7 @@ var libraryPlaces = map[string][]string{
 	"python": {"lib/NAME"},
 	"perl":   {"lib/*/perl-base", "share/perl/5.*"},
 	"ruby":   {"lib/ruby"},
+	"gdb":    {"share/gdb", "lib/python3.*"},
 }
 
 // shells run other programs by their names.

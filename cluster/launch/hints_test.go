@@ -29,6 +29,7 @@ func TestLack(t *testing.T) {
 		args          []string
 	}{
 		{"python", script, nil, 1, "python3.11 went along without its library: --with " + library, nil},
+		{"a debugger with python inside", interpreter("gdb"), nil, 1, "gdb went along without its library: --with " + library, nil},
 		{"python with its library", script, []string{library}, 1, "", nil},
 		{"perl", perl, nil, 2, "perl5.36.0 went along without its library: --with " + base + " --with " + shared, nil},
 		{"perl, a part", perl, []string{base}, 2, "perl5.36.0 went along without its library: --with " + shared, nil},

@@ -3,6 +3,7 @@ package usage
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ type Usage struct {
 	Threads int
 	// How often its threads have given up a core because they had to wait, and lost one because others were to run.
 	Voluntary, Involuntary uint64
+	MajorFaults            uint64 // page faults that had to wait for a disk or a network
 }
 
 // ErrEnded reports that there is no such process any more.
@@ -40,6 +42,9 @@ func CPU(pid int) (time.Duration, error) {
 func Of(pid int) (u Usage, err error) {
 	if u.CPU, err = CPU(pid); err != nil {
 		return u, err
+	}
+	if u.MajorFaults, err = majorFaults(pid); err != nil {
+		return u, ended(pid, err, unix.ENOENT)
 	}
 	folder := fmt.Sprintf("/proc/%d/task", pid)
 	threads, err := os.ReadDir(folder)
@@ -71,6 +76,19 @@ func ended(pid int, err, how error) error {
 		return fmt.Errorf("usage: process %d: %w", pid, ErrEnded)
 	}
 	return fmt.Errorf("usage: process %d: %w", pid, err)
+}
+
+// majorFaults is how many there have been in all threads of a process, the ended ones too: field 12 of proc_pid_stat(5).
+func majorFaults(pid int) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from field 3 on
+	if len(fields) < 10 {
+		return 0, errors.New("its stat has no count of major faults")
+	}
+	return strconv.ParseUint(fields[9], 10, 64)
 }
 
 // switches finds the counts of context switches in a thread's status (proc_pid_status(5)).

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A process that computes uses processor time; one that sleeps now and then gives its core up.
@@ -33,6 +36,39 @@ func TestOf(t *testing.T) {
 	if u, err := Of(cmd.Process.Pid); err != nil || u.CPU > time.Second || u.Threads != 1 {
 		t.Errorf("sleep: %+v, %v", u, err)
 	}
+}
+
+// The page of a file that Linux has to read again is a major fault, and counted as getrusage(2) does.
+func TestMajorFaults(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "page"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		t.Fatal(err)
+	}
+	page, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	if page[4096] != 0 {
+		t.Error("the file is not what was written")
+	}
+	var before, after unix.Rusage
+	err = unix.Getrusage(unix.RUSAGE_SELF, &before)
+	u, errOf := Of(os.Getpid())
+	if err := errors.Join(err, errOf, unix.Getrusage(unix.RUSAGE_SELF, &after)); err != nil {
+		t.Fatal(err)
+	}
+	if u.MajorFaults < uint64(before.Majflt) || u.MajorFaults > uint64(after.Majflt) {
+		t.Errorf("%d major faults, Linux says %d to %d", u.MajorFaults, before.Majflt, after.Majflt)
+	}
+	t.Log(u.MajorFaults)
 }
 
 func TestEnded(t *testing.T) {

@@ -469,8 +469,9 @@ func TestDownEndsEverything(t *testing.T) {
 	m := up(t, "hosted", 2, 2)
 	c := m.start("run", "-n", "4", probe(), "sleep")
 	c.awaitRanks("sleeping", 4)
-	if r := m.margay("machine", "down"); r.code != 0 {
-		t.Error(r)
+	r := m.margay("machine", "down", "-v")
+	if said := "margay: machine " + m.name + " is ended; "; r.code != 0 || !strings.Contains(r.stderr, said) {
+		t.Errorf("%v, want %q", r, said)
 	}
 	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "the machine goes down") {
 		t.Error(r)

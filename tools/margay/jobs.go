@@ -93,7 +93,7 @@ func (a *app) printRanks(j *control.JobSummary, running map[uint32]*control.Rank
 		if r.Ended {
 			t.row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), launch.Describe(r.Exit))
 		} else if now := running[r.Rank]; now != nil {
-			t.row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), "-", now.Involuntary, "running")
+			t.row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, "running")
 		} else {
 			t.row(r.Rank, node, r.Core, "-", "-", "-", "running")
 		}

@@ -21,14 +21,14 @@ func TestPsOfRunningJob(t *testing.T) {
 			}}}}, nil
 		case *control.TakeSamples:
 			return &control.Samples{Nodes: []*control.NodeSample{{Node: 1, Ranks: []*control.RankSample{
-				{Job: 4, Rank: 0, CpuNs: 9e9}, {Job: 5, Rank: 0, CpuNs: 1_234_567_890, Involuntary: 42},
+				{Job: 4, Rank: 0, CpuNs: 9e9}, {Job: 5, Rank: 0, CpuNs: 1_234_567_890, MajorFaults: 3, Involuntary: 42},
 			}}}}, nil
 		}
 		return nil, nil
 	}, "ps", "5")
 	want := `job 5 of ada: ./app, running
 RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
-0     node1  2     1.235s    -             42         running
+0     node1  2     1.235s    3             42         running
 1     node2  1     2s        7             8          exited with status 3
 2     node3  1     -         -             -          running
 `

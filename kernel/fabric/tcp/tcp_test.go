@@ -276,6 +276,40 @@ func TestStrangerIsRefused(t *testing.T) {
 	}
 }
 
+// Strangers that say nothing get little room, and nodes are served beside them.
+func TestSilentStrangers(t *testing.T) {
+	ts, _ := nodes(t, newMachine(t), 2)
+	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}} // nodes and strangers have addresses of their own
+	const tries = 3 * strangersEach
+	ended := make(chan error, tries)
+	for range tries {
+		c, err := from.DialContext(t.Context(), "tcp", ts[0].listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		go func() {
+			_, err := io.ReadAll(c)
+			ended <- err
+		}()
+	}
+	for range tries - strangersEach {
+		select {
+		case <-ended:
+		case <-time.After(openTimeout / 2): // before the others have waited for too long
+			t.Fatal("more connections of strangers are kept than are to be")
+		}
+	}
+	c, err := ts[1].Stream(t.Context(), 0, "echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if len(ended) > 0 {
+		t.Error("no connection of a stranger is kept: it has no time to show who it is")
+	}
+}
+
 // Every test checks that nothing leaks; here all kinds of connection are in use when the transports are closed.
 func TestCloseInUse(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 3)
