@@ -29,7 +29,7 @@ func TestCached(t *testing.T) {
 	want, manifest := build(t, s)
 	compressed := 0
 	s.Progress = func(step guestkernel.Step) {
-		if step.Text == "image" {
+		if step.Text == "node image made" {
 			compressed++
 		}
 	}
