@@ -35,6 +35,7 @@ import (
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
+	"margay/kernel/gate"
 	"margay/kernel/hardware"
 	"margay/kernel/record"
 	"margay/kernel/task"
@@ -70,6 +71,7 @@ type Agent struct {
 	key    trust.NodeKey
 	bootID string
 	serve  *tls.Config
+	peers  *gate.Log // of what other nodes do
 
 	listener  net.Listener
 	transport fabric.Transport // nil until the first registration
@@ -125,7 +127,10 @@ func New(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Agent{config: c, key: key, serve: serve, bootID: bootID(), copies: make(map[uint32]*copying), turns: make(map[uint32]*turn)}, nil
+	return &Agent{
+		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
+		copies: make(map[uint32]*copying), turns: make(map[uint32]*turn),
+	}, nil
 }
 
 // bootID tells this boot of the node from others. It stays the same when the node kernel is started again.

@@ -36,7 +36,8 @@ const queuedPieces = 256
 type copying struct {
 	agent    *Agent
 	job      uint32
-	root     bool // the files come from serve, which is told how much has been taken
+	root     bool        // the files come from serve, which is told how much has been taken
+	parent   fabric.Node // whose stream is taken; of a root none is
 	children []fabric.Node
 	pieces   chan []byte     // an empty one is the last
 	context  context.Context // ends with the passage
@@ -52,7 +53,9 @@ func (a *Agent) startCopy(s kernel.JobSpec) {
 		if m.Node != fabric.Node(a.config.Boot.Node) {
 			continue
 		}
-		c.root = i == 0
+		if c.root = i == 0; !c.root {
+			c.parent = s.Members[(i-1)/2].Node
+		}
 		for child := 2*i + 1; child <= 2*i+2 && child < len(s.Members); child++ {
 			c.children = append(c.children, s.Members[child].Node)
 		}
@@ -108,19 +111,23 @@ func (c *copying) offer(p []byte) {
 func (a *Agent) Stream(from fabric.Node, service string, conn net.Conn) {
 	defer conn.Close()
 	if service != copyService {
-		a.config.Log("node%d asks for a stream %q, which is unknown", from, service)
+		a.peers.Printf("node%d asks for a stream %q, which is unknown", from, service)
 		return
 	}
 	in := bufio.NewReaderSize(conn, 64<<10)
 	var number [4]byte
 	conn.SetReadDeadline(time.Now().Add(stall))
 	if _, err := io.ReadFull(in, number[:]); err != nil {
-		a.config.Log("files from node%d: %v", from, err)
+		a.peers.Printf("files from node%d: %v", from, err)
 		return
 	}
 	c := a.copying(binary.BigEndian.Uint32(number[:]))
 	if c == nil {
 		return // the job has been ended
+	}
+	if c.root || from != c.parent {
+		a.peers.Printf("node%d sends files of job %d, which it has no part in passing on", from, c.job)
+		return
 	}
 	stop := context.AfterFunc(c.context, func() { conn.Close() })
 	defer stop()

@@ -234,14 +234,14 @@ func TestStrangeStreams(t *testing.T) {
 		want          string // in the log
 		fails         string // the job, with these words
 	}{
-		{name: "unknown service", service: "teleport", want: `node1 asks for a stream "teleport", which is unknown`},
-		{name: "no job", service: copyService, content: []byte{1}, want: "files from node1: unexpected EOF"},
+		{name: "unknown service", service: "teleport", want: `node0 asks for a stream "teleport", which is unknown`},
+		{name: "no job", service: copyService, content: []byte{1}, want: "files from node0: unexpected EOF"},
 		{name: "unknown job", service: copyService, content: binary.BigEndian.AppendUint32(nil, 77)},
-		{name: "piece", service: copyService, content: long, fails: "files from node1: piece of 1048577 bytes, at most 1048576 are allowed"},
+		{name: "piece", service: copyService, content: long, fails: "files from node0: piece of 1048577 bytes, at most 1048576 are allowed"},
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
-			conn, err := nodes[1].transport.Stream(t.Context(), 0, k.service)
+			conn, err := nodes[0].transport.Stream(t.Context(), 1, k.service)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -254,13 +254,53 @@ func TestStrangeStreams(t *testing.T) {
 			} else if _, err := conn.Read(make([]byte, 1)); err == nil {
 				t.Error("it was answered")
 			}
-			await(t, "line in the log", func() bool { return strings.Contains(nodes[0].log.String(), k.want) })
+			await(t, "line in the log", func() bool { return strings.Contains(nodes[1].log.String(), k.want) })
 			if k.fails != "" {
-				if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != k.fails {
+				if m := first[*control.Loaded](t, &nodes[1].told); m.Error.GetText() != k.fails {
 					t.Errorf("the node says %v", m)
 				}
 			}
 		})
+	}
+}
+
+// The files of a job come to a node from its parent in the job's tree, and to the root from serve. Whatever another node sends, of the
+// job or not, is no part of them, and does not end the job.
+func TestFilesOfOthers(t *testing.T) {
+	nodes := tree(t, 5)
+	stranger := nodes[4]
+	nodes = nodes[:4]
+	prepare(t, nodes)
+	for _, from := range append(nodes[1:], stranger) {
+		for to := range nodes {
+			if int(from.config.Boot.Node) == to || from == nodes[1] && to == 3 {
+				continue
+			}
+			from.transport.Meet(fabric.Node(to), nodes[to].listener.Addr().String())
+			conn, err := from.transport.Stream(t.Context(), fabric.Node(to), copyService)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			forged := binary.BigEndian.AppendUint32(nil, 1)
+			forged = append(forged, "\x00\x00\x00\x06forged\xff\xff\xff\xff"...)
+			if _, err := conn.Write(forged); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Error("it was answered")
+			}
+		}
+	}
+	files := []byte("the job's own files")
+	send(t, nodes[0], files, 7)
+	for i, b := range nodes {
+		if m := first[*control.Loaded](t, &b.told); m.Error != nil || !bytes.Equal(b.kernel.loaded, files) {
+			t.Errorf("node %d got %q and says %v", i, b.kernel.loaded, m)
+		}
+		if !strings.Contains(b.log.String(), "node4 sends files of job 1, which it has no part in passing on") {
+			t.Errorf("the log of node %d says %q", i, b.log.String())
+		}
 	}
 }
 
