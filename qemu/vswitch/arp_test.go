@@ -24,7 +24,21 @@ func arp(from, to, hardware ether.MAC, claimed netip.Addr, tags ...uint16) []byt
 	return append(f, make([]byte, arpLen-arpProtocol-4)...)
 }
 
-func TestARP(t *testing.T) {
+// packet is a frame of a station with the header of an IPv4 packet of a source, and a payload.
+func packet(from, to ether.MAC, source netip.Addr, payload string, tags ...uint16) []byte {
+	f := append(to[:], from[:]...)
+	for _, tag := range tags {
+		f = binary.BigEndian.AppendUint16(f, tag)
+		f = append(f, 0, 0)
+	}
+	f = append(f, "\x08\x00\x45"...)
+	f = append(f, make([]byte, ipSource-1)...)
+	f = append(f, source.AsSlice()...)
+	f = append(f, 10, 0, 0, 9)
+	return append(f, payload...)
+}
+
+func TestHonest(t *testing.T) {
 	m, other := mac(1), mac(2)
 	cut := arp(m, other, m, address(1))
 	ipv6 := slices.Clone(cut)
@@ -43,9 +57,15 @@ func TestARP(t *testing.T) {
 		{"another's below a tag", arp(m, other, m, address(2), typeTag), false},
 		{"another's below two tags", arp(m, other, m, address(2), typeOuterTag, typeTag), false},
 		{"too short", cut[:len(cut)-11], false},
-		{"a tag and no more", arp(m, other, m, address(2), typeTag)[:ether.HeaderLen+2], true},
+		{"a tag and no more", arp(m, other, m, address(2), typeTag)[:ether.HeaderLen+2], false},
 		{"another protocol", ipv6, false},
-		{"no ARP", frame(other, m, "not ARP"), true},
+		{"IPv4", packet(m, other, address(1), "x"), true},
+		{"IPv4 before there is an address", packet(m, other, netip.IPv4Unspecified(), ""), true},
+		{"IPv4 of another", packet(m, other, address(2), "x"), false},
+		{"IPv4 of another below a tag", packet(m, other, address(2), "x", typeTag), false},
+		{"IPv4 too short", packet(m, other, address(1), "")[:ether.HeaderLen+ipLen-1], false},
+		{"IPv6", append(append(other[:], m[:]...), append([]byte("\x86\xdd\x60"), make([]byte, 60)...)...), false},
+		{"neither IPv4 nor ARP", frame(other, m, "anything"), false},
 	}
 	for _, c := range cases {
 		if got := honest(c.frame, m, address(1)); got != c.honest {
@@ -55,10 +75,13 @@ func TestARP(t *testing.T) {
 	if !honest(arp(m, other, m, address(2)), m, netip.Addr{}) || honest(arp(m, other, other, address(2)), m, netip.Addr{}) {
 		t.Error("of a peer without an address, the hardware address counts and nothing else")
 	}
+	if !honest(frame(other, m, "anything"), m, netip.Addr{}) || !honest(packet(m, other, address(2), ""), m, netip.Addr{}) {
+		t.Error("a peer without an address may say anything else")
+	}
 }
 
-// A station that claims the address of another in ARP is not heard, and counted.
-func TestARPOfImposter(t *testing.T) {
+// A station that claims the address of another, in ARP or as the source of a packet, is not heard, and counted.
+func TestImposter(t *testing.T) {
 	l := newLab(t, 2, func(c *Config) {
 		for i := range c.Ports {
 			c.Ports[i].Address = address(i)
@@ -67,19 +90,23 @@ func TestARPOfImposter(t *testing.T) {
 	a, b := l.plug(0), l.plug(1)
 	a.write(ether.Append(nil, arp(a.mac, b.mac, a.mac, address(9))))
 	a.write(ether.Append(nil, arp(a.mac, ether.Broadcast, mac(9), address(0))))
-	a.send(b.mac, "after that")
-	b.expect(a.mac, "after that")
-	if got, want := l.Port("p0").Stats().Drops, (Drops{Claim: 2}); got != want {
+	a.write(ether.Append(nil, packet(a.mac, b.mac, address(9), "")))
+	own := packet(a.mac, b.mac, address(0), "after that")
+	a.write(ether.Append(nil, own))
+	b.expect(a.mac, string(own[ether.HeaderLen:]))
+	if got, want := l.Port("p0").Stats().Drops, (Drops{Claim: 3}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
-// FuzzHonest: whatever passes and is ARP for IPv4, as the stations read it, claims the peer's own addresses.
+// FuzzHonest: whatever passes is IPv4, or ARP for IPv4, as the stations read it, and claims the peer's own addresses.
 func FuzzHonest(f *testing.F) {
 	m, other := mac(1), mac(2)
 	for _, tags := range [][]uint16{nil, {typeTag}, {typeOuterTag, typeTag}} {
 		f.Add(arp(m, other, m, address(1), tags...))
 		f.Add(arp(m, other, other, address(2), tags...))
+		f.Add(packet(m, other, address(1), "", tags...))
+		f.Add(packet(m, other, address(2), "", tags...))
 	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		if len(frame) < ether.HeaderLen || !honest(frame, m, address(1)) {
@@ -89,8 +116,14 @@ func FuzzHonest(f *testing.F) {
 		for len(rest) > 4 && (rest[0] == 0x81 && rest[1] == 0 || rest[0] == 0x88 && rest[1] == 0xa8) {
 			rest = rest[4:]
 		}
-		if len(rest) < 2+arpLen || rest[0] != 8 || rest[1] != 6 {
+		if len(rest) >= 2+ipLen && rest[0] == 8 && rest[1] == 0 {
+			if ip := netip.AddrFrom4([4]byte(rest[14:18])); ip != address(1) && !ip.IsUnspecified() {
+				t.Errorf("the source %v passes", ip)
+			}
 			return
+		}
+		if len(rest) < 2+arpLen || rest[0] != 8 || rest[1] != 6 {
+			t.Fatalf("%x passes", frame)
 		}
 		if ether.MAC(rest[10:16]) != m {
 			t.Errorf("the Ethernet address %x passes", rest[10:16])

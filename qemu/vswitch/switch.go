@@ -12,6 +12,7 @@
 // its destination or is dropped, a multicast or broadcast frame goes to all other ports. A frame whose source is not
 // its port's own address is dropped, so a receiver knows who sent a frame from its source address alone. So is an
 // ARP packet in which the peer claims another Ethernet or IP address than its own: none can draw to itself what is meant for another.
+// Of a peer that has an IP address nothing but ARP and IPv4 from that address passes, so that an address stands for one station.
 //
 // # No port stalls another
 //
@@ -54,7 +55,7 @@ type Config struct {
 type PortConfig struct {
 	Name    string     // unique in the switch
 	MAC     ether.MAC  // of the peer, unique in the switch
-	Address netip.Addr // that the peer may claim in ARP; any when it is not valid
+	Address netip.Addr // that the peer may claim, and send IPv4 from; not valid: any, and any protocol
 	Socket  string     // path the peer connects to
 }
 
