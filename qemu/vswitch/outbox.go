@@ -15,39 +15,54 @@ const maxBatch = 16
 
 // A chunk is a piece of the stream to a peer. Frames may cross from one chunk into the next.
 type chunk struct {
-	data   []byte // prefixes and frames; capacity chunkSize
-	frames int    // that end in this chunk
-	bytes  int    // of those frames, without prefixes
+	data   []byte  // prefixes and frames; capacity chunkSize
+	frames int     // that end in this chunk
+	bytes  int     // of those frames, without prefixes
+	shares []share // of their sources
+}
+
+// A share is how many bytes, prefixes included, are of frames of one source in a row.
+type share struct {
+	waiting *int // of the source, in the outbox
+	bytes   int
 }
 
 var chunkPool = sync.Pool{New: func() any { return &chunk{data: make([]byte, 0, chunkSize)} }}
 
 func (c *chunk) free() {
-	*c = chunk{data: c.data[:0]}
+	clear(c.shares) // the outbox may go before the pool does
+	*c = chunk{data: c.data[:0], shares: c.shares[:0]}
 	chunkPool.Put(c)
 }
+
+// greed is how many times the room that is left may wait of one source's frames. A source that sends too much gets three quarters of the
+// queue, and what is left of it for others grows again with each frame that is written.
+const greed = 3
 
 // An outbox is the bounded queue of the stream to one peer. Several goroutines put, one takes.
 type outbox struct {
 	limit int // bytes
 	count *counters
 
-	mu     sync.Mutex
-	wake   sync.Cond // chunks is not empty any more, or closed
-	chunks []*chunk  // all but the last are full
-	bytes  int       // put and not yet written
-	closed bool
+	mu      sync.Mutex
+	wake    sync.Cond          // chunks is not empty any more, or closed
+	chunks  []*chunk           // all but the last are full
+	bytes   int                // put and not yet written
+	waiting map[ether.MAC]*int // of these, by the frame's source
+	closed  bool
 }
 
 func newOutbox(limit int, count *counters) *outbox {
-	o := &outbox{limit: limit, count: count}
+	o := &outbox{limit: limit, count: count, waiting: make(map[ether.MAC]*int)}
 	o.wake.L = &o.mu
 	return o
 }
 
-// put queues a copy of the frame, or drops and counts it. It does not wait.
+// put queues a copy of the frame, or drops and counts it. It does not wait. A frame that finds none of its source waiting gets all the
+// room that there is.
 func (o *outbox) put(frame []byte) {
 	size := ether.PrefixLen + len(frame)
+	source := ether.Source(frame)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -58,6 +73,16 @@ func (o *outbox) put(frame []byte) {
 		o.count.full.Add(1)
 		return
 	}
+	waiting := o.waiting[source]
+	if waiting == nil {
+		waiting = new(int)
+		o.waiting[source] = waiting
+	}
+	if *waiting > 0 && *waiting+size > greed*(o.limit-o.bytes) {
+		o.count.full.Add(1)
+		return
+	}
+	*waiting += size
 	o.bytes += size
 	if len(o.chunks) == 0 {
 		o.wake.Signal()
@@ -67,6 +92,11 @@ func (o *outbox) put(frame []byte) {
 	last := o.append(frame)
 	last.frames++
 	last.bytes += len(frame)
+	if n := len(last.shares); n > 0 && last.shares[n-1].waiting == waiting {
+		last.shares[n-1].bytes += size
+	} else {
+		last.shares = append(last.shares, share{waiting, size})
+	}
 }
 
 // append adds bytes to the stream and returns the chunk that holds the last of them.
@@ -103,14 +133,17 @@ func (o *outbox) take(batch []*chunk) []*chunk {
 
 // done gives back chunks that take returned.
 func (o *outbox) done(batch []*chunk) {
-	written := 0
+	o.mu.Lock()
 	for _, c := range batch {
-		written += len(c.data)
+		o.bytes -= len(c.data)
+		for _, s := range c.shares {
+			*s.waiting -= s.bytes
+		}
+	}
+	o.mu.Unlock()
+	for _, c := range batch {
 		c.free()
 	}
-	o.mu.Lock()
-	o.bytes -= written
-	o.mu.Unlock()
 }
 
 // close drops and counts what is queued; take returns none from now on.

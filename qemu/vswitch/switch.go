@@ -20,7 +20,8 @@
 //
 // Everything between the two goroutines of a session, one that reads and one that writes, takes bounded time: a frame
 // is copied into the outbox of the port it leaves by, and dropped and counted when that is full. A peer that reads
-// slowly or not at all loses its own frames. Nothing is dropped without a counter (see Drops).
+// slowly or not at all loses its own frames, and one that sends too much to another leaves room in that one's outbox for
+// what others send. Nothing is dropped without a counter (see Drops).
 //
 // Locks, outermost first: Port.mu, wire.mu of a port's in, wire.mu of a port's out, outbox.mu. Of each kind at most one
 // is held.
@@ -42,7 +43,7 @@ const DefaultQueue = 4 << 20
 // A Config describes a switch.
 type Config struct {
 	Ports []PortConfig
-	// Queue bounds the bytes that wait for one port's peer, and those that each of a port's two directions delays by its
+	// Queue bounds the bytes that wait for one port's peer, of which those of one other are three quarters at most, and those that each of a port's two directions delays by its
 	// Fault. Zero means DefaultQueue; a queue holds at least one frame of the greatest length.
 	Queue int
 	// Seed determines which frames a Fault loses: the same seed, port and direction lose the same ones of a sequence.

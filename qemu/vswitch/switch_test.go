@@ -262,6 +262,56 @@ func TestStoppedPeerLosesOnlyItsOwnFrames(t *testing.T) {
 	stopped.expect(a.mac, "after it went on")
 }
 
+// A peer that sends more than another takes leaves room for what others send to it.
+func TestFloodLeavesRoom(t *testing.T) {
+	const queue, frames = 256 << 10, 10
+	l := newLab(t, 4, func(c *Config) { c.Queue = queue })
+	flooder, second, honest, slow := l.plug(0), l.plug(1), l.plug(2), l.plug(3)
+	payload := strings.Repeat("x", 1000)
+	flood := func(p *peer) {
+		p.write(bytes.Repeat(ether.Append(nil, frame(slow.mac, p.mac, payload)), 4000))
+		until(t, "the flood to come", func() bool { return l.Switch.byMAC[p.mac].Stats().RxFrames == 4000 })
+	}
+	flood(flooder)
+	flood(second)
+	before := l.Port("p3").Stats().Drops.Full
+	for i := range frames {
+		honest.send(slow.mac, fmt.Sprint(i, payload))
+	}
+	until(t, "the frames to come", func() bool { return l.Port("p2").Stats().RxFrames == frames })
+	if full := l.Port("p3").Stats().Drops.Full; before == 0 || full != before {
+		t.Fatalf("%d frames of the floods and %d others were dropped", before, full-before)
+	}
+	for next := 0; next < frames; {
+		slow.conn.SetReadDeadline(time.Now().Add(patience))
+		f, err := slow.r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ether.Source(f) != honest.mac {
+			continue
+		}
+		if got := string(f[ether.HeaderLen:]); got != fmt.Sprint(next, payload) {
+			t.Fatalf("%.10q came, want frame %d", got, next)
+		}
+		next++
+	}
+	// What has been written takes no room any more.
+	out := l.Port("p3").session.Load().out
+	until(t, "the queue to be written", func() bool {
+		slow.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+		slow.r.Next() // what the second has sent meanwhile
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		return out.bytes == 0
+	})
+	for source, waiting := range out.waiting {
+		if *waiting != 0 {
+			t.Errorf("%d bytes of %v wait in an empty queue", *waiting, source)
+		}
+	}
+}
+
 func TestFramesOfAGonePeerAreCounted(t *testing.T) {
 	l := newLab(t, 2)
 	a, gone := l.plug(0), l.plug(1)
