@@ -252,12 +252,18 @@ func (m *machine) dial() *control.Conn {
 // connect registers the node, and keeps it heard.
 func (n *playedNode) connect() {
 	n.m.t.Helper()
+	n.connectAs(n.register())
+}
+
+// connectAs is connect with what the node says of itself.
+func (n *playedNode) connectAs(register *control.Register) {
+	n.m.t.Helper()
 	n.conn = n.m.dial()
 	if _, err := n.conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: n.m.token(n.number), Node: n.number, Program: "a played node"}); err != nil {
 		n.m.t.Fatal(err)
 	}
 	go n.conn.Serve(func(f *control.Frame) { n.handle(f) })
-	answer, err := n.conn.Call(n.m.t.Context(), n.register())
+	answer, err := n.conn.Call(n.m.t.Context(), register)
 	if _, ok := answer.(*control.Registered); !ok || err != nil {
 		n.m.t.Fatalf("Register was answered with %v, %v", answer, err)
 	}

@@ -22,6 +22,7 @@ import (
 type node struct {
 	number uint32
 	conn   *control.Conn // nil while it is not connected
+	fresh  *control.Conn // the newest that has shown its token and has not registered; nil when there is none
 	health control.NodeHealth
 	reason string // why it is not up
 	remedy string // what brings it back when it is dead; empty when it comes back by itself
@@ -35,6 +36,7 @@ type node struct {
 	hosts  []uint32       // jobs that its last heartbeat named
 	owes   int            // things that it is to do before it can be given jobs
 	log    *gate.Log      // gets the lines of its own log
+	deeds  *gate.Log      // gets what it does that is worth a line
 }
 
 // Bounds of a line of a node's log and of its console, in bytes. What a line of the log says is bounded when it comes in.
@@ -43,6 +45,9 @@ const (
 	maxConsoleLine = 1000
 )
 
+// maxHosted is how many jobs a node that registers may have. Each has a core, but may be about to give it back.
+const maxHosted = 8192
+
 // use says what a core has been given to.
 type use struct {
 	job   uint32
@@ -50,7 +55,7 @@ type use struct {
 }
 
 func newNode(number uint32, log func(format string, args ...any)) *node {
-	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10)}
+	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
 }
 
 // up reports whether the node can be asked. The caller holds Server.mu.
@@ -103,6 +108,7 @@ func (s *Server) serveNode(conn *control.Conn) error {
 		return err
 	}
 	gate.Admit(conn.NetConn())
+	defer s.greeted(hello.Node, conn)()
 	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
 		return err
 	}
@@ -110,10 +116,10 @@ func (s *Server) serveNode(conn *control.Conn) error {
 	var n *node
 	err = conn.Serve(func(f *control.Frame) {
 		if m, ok := f.Message().(*control.Register); ok {
-			if r, err := s.register(conn, hello.Node, f, m); err != nil {
+			if n != nil {
+				conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "it has registered over this connection").At(n.number))
+			} else if n, err = s.register(conn, hello.Node, f, m); err != nil {
 				conn.Answer(f, nil, err)
-			} else {
-				n = r
 			}
 			return
 		}
@@ -131,6 +137,28 @@ func (s *Server) serveNode(conn *control.Conn) error {
 	return err
 }
 
+// greeted notes a connection over which a node can register, and ends an earlier one over which it has not: the gate does not count them
+// any more. The function that it returns forgets the connection.
+func (s *Server) greeted(node uint32, conn *control.Conn) (forget func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int(node) >= len(s.nodes) {
+		return func() {}
+	}
+	n := s.nodes[node]
+	if n.fresh != nil {
+		go n.fresh.Close() // it waits for its writer
+	}
+	n.fresh = conn
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if n.fresh == conn {
+			n.fresh = nil
+		}
+	}
+}
+
 // nodeRefused remembers why a node of this machine could not join it.
 func (s *Server) nodeRefused(hello *control.Hello, err error) {
 	s.mu.Lock()
@@ -144,7 +172,7 @@ func (s *Server) nodeRefused(hello *control.Hello, err error) {
 func (s *Server) certify(m *control.Register) []byte {
 	cert, err := s.config.Authority.Certify(m.Node, m.PublicKey)
 	if err != nil {
-		s.config.Log("%v", err) // the node will not be able to reach others, and says so
+		s.nodes[m.Node].deeds.Printf("%v", err) // the node will not be able to reach others, and says so
 	}
 	return cert
 }
@@ -170,14 +198,17 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	if n.boot != m.Boot {
 		n.since = time.Now()
 	}
+	if n.fresh == conn {
+		n.fresh = nil
+	}
 	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32(s.config.Timing.Heartbeat.Milliseconds())}, nil)
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
 	n.free = m.Info.Memory
 	if again {
-		s.config.Log("node%d is back", n.number)
+		n.deeds.Printf("node%d is back", n.number)
 	} else {
-		s.config.Log("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
+		n.deeds.Printf("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
 	}
 	if s.holder != nil {
 		_ = s.holder.Send(&control.NodeUp{Node: n.number})
@@ -221,7 +252,7 @@ func (s *Server) ready(n *node) {
 // reconcile brings what serve and a node that has just registered know of jobs together. The caller holds Server.mu.
 func (s *Server) reconcile(n *node, m *control.Register) {
 	has := make(map[uint32]bool)
-	for _, hosted := range m.Jobs {
+	for _, hosted := range m.Jobs[:min(len(m.Jobs), maxHosted)] {
 		has[hosted.Job] = true
 		j := s.jobs[hosted.Job]
 		if j == nil || j.finishing || !j.on(n.number) {
@@ -267,7 +298,7 @@ func (s *Server) forgetStray(n *node, jobs []uint32) {
 	jobs = jobs[:min(len(jobs), len(n.info.Cores))] // each has a core
 	for _, job := range jobs {
 		if j := s.jobs[job]; n.owes == 0 && (j == nil || !j.on(n.number)) && slices.Contains(n.hosts, job) {
-			s.config.Log("node%d has job %d, which has ended", n.number, job)
+			n.deeds.Printf("node%d has job %d, which has ended", n.number, job)
 			s.forgetOn(n, job)
 			s.ready(n)
 		}
@@ -299,7 +330,7 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 			return
 		}
 		if err != nil {
-			s.config.Log("node%d: %s: %v", n.number, what, err)
+			n.deeds.Printf("node%d: %s: %v", n.number, what, err)
 			n.disconnect()
 			return
 		}
@@ -332,7 +363,7 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 	}
 	n.heard = time.Now()
 	if n.health == control.NodeHealth_NODE_LATE && n.owes == 0 {
-		s.config.Log("node%d is heard again", n.number)
+		n.deeds.Printf("node%d is heard again", n.number)
 		s.catchUp(n)
 		s.ready(n)
 	}
@@ -436,7 +467,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {
 			n.health, n.reason = control.NodeHealth_NODE_LATE, "it is silent"
-			s.config.Log("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
+			n.deeds.Printf("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
 		}
 	case control.NodeHealth_NODE_LATE:
 		if silent > t.Dead {
@@ -453,7 +484,7 @@ func (s *Server) anew() string {
 // dead takes a node out of the machine and ends the jobs it had. The caller holds Server.mu.
 func (s *Server) dead(n *node, reason, remedy string) {
 	n.health, n.reason, n.remedy = control.NodeHealth_NODE_DEAD, reason, remedy
-	s.config.Log("node%d is dead: %s", n.number, reason)
+	n.deeds.Printf("node%d is dead: %s", n.number, reason)
 	n.disconnect()
 	s.accountedFor(n.number)
 	s.roomChanged()

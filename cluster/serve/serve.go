@@ -82,6 +82,7 @@ type Server struct {
 	config  Config
 	tls     *tls.Config
 	log     *gate.Log // of what strangers do at the nodes' port
+	known   *gate.Log // of connections that end badly and are no strangers'
 	store   *store
 	started time.Time
 	starts  uint32
@@ -127,7 +128,7 @@ func New(c Config) (*Server, error) {
 // newServer makes a serve that has the store open, and closes it on an error.
 func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
-		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), store: st, started: time.Now(),
+		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), readers: make(map[*control.Frame]*control.Conn), room: make(chan struct{}),
 	}
@@ -222,11 +223,11 @@ func (s *Server) hold(ctx context.Context, c net.Conn, serve func(*control.Conn)
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
 	if err := serve(conn); err != nil && !errors.Is(err, control.ErrClosed) && !errors.Is(err, io.EOF) && ctx.Err() == nil {
-		log := s.config.Log
+		log := s.known
 		if !gate.Admitted(c) {
-			log = s.log.Printf
+			log = s.log
 		}
-		log("connection from %s: %v", name(c), err)
+		log.Printf("connection from %s: %v", name(c), err)
 	}
 }
 

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/cluster/trust"
 )
 
 // Strangers at the nodes' port get neither room nor the log, however many they are and whatever they say, and nodes are served
@@ -57,6 +59,77 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
+// A node gets neither more room nor more of the log by showing its token again and again, or by registering again and again.
+func TestNodeThatRepeatsItself(t *testing.T) {
+	greet := func(m *machine) *control.Conn {
+		conn := m.dial()
+		if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(0), Node: 0, Program: "test"}); err != nil {
+			m.t.Fatal(err)
+		}
+		go conn.Serve(func(*control.Frame) {})
+		return conn
+	}
+	cases := map[string]struct {
+		repeat func(m *machine, conn *control.Conn) *control.Conn
+		open   int // connections, besides the first
+	}{
+		"tokens": {func(m *machine, _ *control.Conn) *control.Conn { return greet(m) }, 1},
+		"registrations": {func(m *machine, conn *control.Conn) *control.Conn {
+			if answer, err := conn.Call(m.t.Context(), m.played[0].register()); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
+				m.t.Errorf("it registers again: %v, %v", answer, err)
+			}
+			return nil
+		}, 0},
+		"tokens and registrations": {func(m *machine, _ *control.Conn) *control.Conn {
+			conn := greet(m)
+			if _, err := conn.Call(m.t.Context(), m.played[0].register()); err != nil {
+				m.t.Error(err)
+			}
+			return conn
+		}, 1},
+		"nonsense": {func(m *machine, _ *control.Conn) *control.Conn {
+			conn := greet(m)
+			go conn.NetConn().Write([]byte("\xff\xff\xff\xff"))
+			return conn
+		}, 0},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				m.mu.Lock()
+				before := len(m.log)
+				m.mu.Unlock()
+				var made []*control.Conn
+				for range 200 {
+					if conn := c.repeat(m, m.played[0].conn); conn != nil {
+						made = append(made, conn)
+					}
+				}
+				synctest.Wait()
+				open := 0
+				for _, conn := range made {
+					if conn.Err() == nil {
+						open++
+					}
+				}
+				m.mu.Lock()
+				lines := m.log[before:]
+				m.mu.Unlock()
+				if open != c.open || len(lines) > 50 {
+					t.Errorf("%d connections are open, %d lines are in the log: %.300q", open, len(lines), lines)
+				}
+				m.played[0].connect()
+				for node := range uint32(2) {
+					if state := m.client().node(node); state.Health != control.NodeHealth_NODE_UP {
+						t.Errorf("node%d is %v", node, state)
+					}
+				}
+			})
+		})
+	}
+}
+
 // The first frame of a stranger is small, or not read.
 func TestFirstFrameIsSmall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -97,4 +170,22 @@ func TestLogOfHostileNode(t *testing.T) {
 			t.Errorf("there are %d lines", len(m.log))
 		}
 	})
+}
+
+// A node that claims more jobs than it can have is asked to end so many as it can have.
+func TestJobsWithoutEnd(t *testing.T) {
+	authority, err := trust.NewAuthority("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := runningJob(t, authority)
+	claim := new(control.Register)
+	for job := range uint32(2 * maxHosted) {
+		claim.Jobs = append(claim.Jobs, &control.HostedJob{Job: 100 + job})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reconcile(s.nodes[0], claim); s.nodes[0].owes != maxHosted {
+		t.Errorf("it is asked to end %d jobs", s.nodes[0].owes)
+	}
 }

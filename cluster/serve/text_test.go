@@ -92,9 +92,7 @@ func (m *machine) liar(number uint32) *playedNode {
 	n.tell(&control.Heartbeat{Number: 1, Info: info})
 	register := n.register()
 	register.Info, info.Address = info, register.Info.Address
-	if _, err := n.conn.Call(m.t.Context(), register); err != nil {
-		m.t.Fatal(err)
-	}
+	n.connectAs(register)
 	return n
 }
 
