@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
 	"strconv"
 	"sync"
@@ -346,6 +347,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 	answered := time.Now()
 	replies := make(chan error, 1)
 	waiting := false
+	var seen kernel.Info // that told was compared with last
 	for number := uint64(1); ; {
 		select {
 		case <-ctx.Done():
@@ -370,8 +372,11 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			for _, j := range a.node.Jobs() {
 				beat.Jobs = append(beat.Jobs, j.Job)
 			}
-			if info := a.info(); !proto.Equal(info, told) {
-				beat.Info, told = info, info
+			if now := a.node.Info(); !reflect.DeepEqual(now, seen) {
+				seen = now
+				if info := a.info(); !proto.Equal(info, told) {
+					beat.Info, told = info, info
+				}
 			}
 			number++
 			waiting = true

@@ -77,11 +77,11 @@ func TestInterruptsSince(t *testing.T) {
 }
 
 func TestParseMeminfo(t *testing.T) {
-	if n, err := parseMeminfo(strings.NewReader("MemTotal: 100 kB\nMemAvailable:    42 kB\nMemFree: 1 kB\n")); n != 42<<10 || err != nil {
+	if n, err := parseMeminfo([]byte("MemTotal: 100 kB\nMemAvailable:    42 kB\nMemFree: 1 kB\n")); n != 42<<10 || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
-	for _, text := range []string{"", "MemTotal: 100 kB\n", "MemAvailable: many kB\n", "MemAvailable: -1 kB\n", "MemAvailable: 9223372036854775807 kB\n", "MemAvailable:\n"} {
-		if n, err := parseMeminfo(strings.NewReader(text)); err == nil {
+	for _, text := range []string{"", "MemTotal: 100 kB\n", "MemAvailable: many kB\n", "MemAvailable: -1 kB\n", "MemAvailable: 9223372036854775807 kB\n", "MemAvailable:\n", "MemAvailable: 42"} {
+		if n, err := parseMeminfo([]byte(text)); err == nil {
 			t.Errorf("%q was taken as %d bytes", text, n)
 		}
 	}
