@@ -113,6 +113,16 @@ func (s *Spec) complete() error {
 	return nil
 }
 
+// timing returns when serve expects what of a node. A heartbeat costs an emulated node 5 to 15 ms of a processor, and is most of
+// what it does when it has nothing to do.
+func (s *Spec) timing() serve.Timing {
+	t := s.Timing
+	if s.Substrate == Virtual && s.Accel == string(qemu.TCG) && t.Heartbeat == 0 && t.Late == 0 {
+		t.Heartbeat, t.Late = time.Second, 3*time.Second
+	}
+	return t
+}
+
 // The network inside a machine. It is the machine's alone, so every machine has the same.
 var (
 	serveAddress = netip.MustParsePrefix("10.66.0.1/16")
