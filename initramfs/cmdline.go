@@ -57,13 +57,19 @@ var quiet = []parameter{
 	{"isolcpus=managed_irq,CORES", "cpu_isolation", []Profile{Sched}},
 	{"nohz_full=CORES", "nohz_full", nil},
 	{"rcu_nocbs=CORES", "rcu_nocb", nil},
-	{"rcu_nocb_poll", "rcu_nocb", nil},
 	{"irqaffinity=0", "", nil},
 	{"nowatchdog", "", nil},
 	{"nosoftlockup", "", nil},
 	{"skew_tick=1", "", nil},
-	{"tsc=nowatchdog", "", nil}, // the clock's watchdog asks one core after the other for its time, on x86
+	{"tsc=nowatchdog", "", nil},       // the clock's watchdog asks one core after the other for its time, on x86
+	{"damon_stat.enabled=0", "", nil}, // statistics of memory that nobody reads, by a thread that samples all the time
+	{"psi=0", "", nil},                // statistics of waiting that nobody reads, kept at each context switch
 }
+
+// Emulated are parameters for a node whose processor is emulated. What Linux does against a processor's speculation is about
+// instructions that such a one never executes, and dear to emulate. Whether the timer ticks Linux looks for a tenth of a second,
+// too short where the host is busy.
+const Emulated = "mitigations=off no_timer_check"
 
 // maxCmdline is the number of bytes that Linux takes of a command line (COMMAND_LINE_SIZE of x86, without the NUL).
 const maxCmdline = 2047

@@ -10,7 +10,7 @@ import (
 
 func TestCmdline(t *testing.T) {
 	const base = "console=ttyS0 panic=-1 loglevel=4"
-	const rest = " irqaffinity=0 nowatchdog nosoftlockup skew_tick=1 tsc=nowatchdog"
+	const rest = " irqaffinity=0 nowatchdog nosoftlockup skew_tick=1 tsc=nowatchdog damon_stat.enabled=0 psi=0"
 	full := guestkernel.Kernel{Arch: "amd64"}
 	for name, c := range map[string]struct {
 		kernel  guestkernel.Kernel
@@ -20,17 +20,17 @@ func TestCmdline(t *testing.T) {
 		want    string
 	}{
 		"isolated": {full, Isolated, 4, nil,
-			base + " isolcpus=managed_irq,domain,1-3 nohz_full=1-3 rcu_nocbs=1-3 rcu_nocb_poll" + rest},
+			base + " isolcpus=managed_irq,domain,1-3 nohz_full=1-3 rcu_nocbs=1-3" + rest},
 		"sched": {full, Sched, 4, nil,
-			base + " isolcpus=managed_irq,1-3 nohz_full=1-3 rcu_nocbs=1-3 rcu_nocb_poll" + rest},
+			base + " isolcpus=managed_irq,1-3 nohz_full=1-3 rcu_nocbs=1-3" + rest},
 		"one application core": {full, Isolated, 2, nil,
-			base + " isolcpus=managed_irq,domain,1 nohz_full=1 rcu_nocbs=1 rcu_nocb_poll" + rest},
+			base + " isolcpus=managed_irq,domain,1 nohz_full=1 rcu_nocbs=1" + rest},
 		"system core only": {full, Isolated, 1, nil, base},
-		"extra":            {full, Isolated, 1, []string{"loglevel=7", "margay.x=1"}, base + " loglevel=7 margay.x=1"},
+		"extra":            {full, Isolated, 1, []string{"loglevel=7", Emulated}, base + " loglevel=7 mitigations=off no_timer_check"},
 		"no nohz_full": {guestkernel.Kernel{Arch: "amd64", Lacks: []string{"nohz_full", "rcu_nocb"}}, Isolated, 3, nil,
 			base + " isolcpus=managed_irq,domain,1-2" + rest},
 		"no isolation": {guestkernel.Kernel{Arch: "amd64", Lacks: []string{"cpu_isolation"}}, Sched, 3, nil,
-			base + " nohz_full=1-2 rcu_nocbs=1-2 rcu_nocb_poll" + rest},
+			base + " nohz_full=1-2 rcu_nocbs=1-2" + rest},
 		"arm": {guestkernel.Kernel{Arch: "arm64"}, Isolated, 1, nil, "console=ttyAMA0 panic=-1 loglevel=4"},
 	} {
 		t.Run(name, func(t *testing.T) {

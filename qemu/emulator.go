@@ -40,8 +40,9 @@ var arches = map[Arch]struct {
 	pkg     string // that contains the binary on Debian and Ubuntu
 }{
 	AMD64: {
-		binary:  "qemu-system-x86_64",
-		machine: "q35",
+		binary: "qemu-system-x86_64",
+		// hpet: Linux uses it while it boots and leaves its timer running, 250 times a second.
+		machine: "q35,hpet=off",
 		// cx16: QEMU 7.2, which runs where nothing newer can be had, corrupts the flags around an emulated cmpxchg16b, and
 		// Linux guests die at random.
 		// erms, fsrm: Linux copies by "rep movsb" where these say that it is fast; emulated, it moves a byte at a time.

@@ -112,7 +112,7 @@ func TestArguments(t *testing.T) {
 	}
 	e := &Emulator{arch: AMD64, firmware: []string{"/a/b", "/c,d"}}
 	want := []string{
-		"-name", "guest=n1,debug-threads=on", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
+		"-name", "guest=n1,debug-threads=on", "-M", "q35,hpet=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
 		"-smp", "3", "-m", "300", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
 		"-kernel", image, "-L", "/a/b", "-L", "/c,d", "-initrd", image, "-append", "console=ttyS0 a=b,c",
