@@ -113,7 +113,7 @@ func (s *Spec) complete() error {
 	return nil
 }
 
-// timing returns when serve expects what of a node. A heartbeat costs an emulated node 5 to 15 ms of a processor, and is most of
+// timing returns when serve expects what of a node. A heartbeat costs an emulated node some 10 ms of a processor, which is much of
 // what it does when it has nothing to do.
 func (s *Spec) timing() serve.Timing {
 	t := s.Timing

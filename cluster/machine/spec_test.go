@@ -104,3 +104,23 @@ func TestUnknownSubstrate(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// Emulated nodes are heard less often, unless a machine says how often.
+func TestTiming(t *testing.T) {
+	dead := serve.Timing{Dead: time.Minute}
+	own := serve.Timing{Heartbeat: time.Millisecond}
+	slow := serve.Timing{Heartbeat: time.Second, Late: 3 * time.Second, Dead: time.Minute}
+	for name, c := range map[string]struct {
+		spec Spec
+		want serve.Timing
+	}{
+		"emulated":    {Spec{Substrate: Virtual, Accel: "tcg", Timing: dead}, slow},
+		"virtualized": {Spec{Substrate: Virtual, Accel: "kvm", Timing: dead}, dead},
+		"hosted":      {Spec{Substrate: Hosted, Accel: "tcg", Timing: dead}, dead},
+		"its own":     {Spec{Substrate: Virtual, Accel: "tcg", Timing: own}, own},
+	} {
+		if got := c.spec.timing(); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
