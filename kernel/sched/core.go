@@ -17,8 +17,8 @@ const (
 	// MinQuantum is the shortest quantum that is granted. Those above MaxQuantum are infinite.
 	MinQuantum = 100 * time.Microsecond
 	MaxQuantum = time.Hour
-	// Floor is how long a task that is ready and not held can be kept waiting. Time for which a plan was followed too late does not
-	// count.
+	// Floor is how long a task that is ready and not held can be kept waiting, if Core.Floor does not say otherwise. Time for which a
+	// plan was followed too late does not count.
 	Floor = 2 * time.Second
 	// RescueLimit is how many tasks in need of the floor cost a policy its place.
 	RescueLimit = 4
@@ -39,6 +39,8 @@ type Meter func(ID) (ran time.Duration, messages uint32)
 type Core struct {
 	// Switched is told when the core goes to another task, or to nobody: the zero ID. nil: nobody wants to know.
 	Switched func(at uint64, to ID, why string)
+	// Floor is how long a task that is ready and not held can be kept waiting.
+	Floor time.Duration
 
 	number int
 	meter  Meter
@@ -86,7 +88,7 @@ func NewCore(number int, meter Meter) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Core{number: number, meter: meter, event: event, plan: Plan{Run: -1, Next: slot.Infinite}, until: slot.Infinite}, nil
+	return &Core{number: number, meter: meter, Floor: Floor, event: event, plan: Plan{Run: -1, Next: slot.Infinite}, until: slot.Infinite}, nil
 }
 
 // Close releases what the core has.
@@ -289,7 +291,7 @@ func (c *Core) starved(now uint64) *entry {
 }
 
 // limit is until when a task that is ready may be kept waiting.
-func (c *Core) limit(t *entry) uint64 { return t.since + uint64(Floor) + c.late - t.late }
+func (c *Core) limit(t *entry) uint64 { return t.since + uint64(c.Floor) + c.late - t.late }
 
 // longest returns the task that has been ready for the longest time, nil if none is.
 func (c *Core) longest() *entry {
@@ -307,9 +309,9 @@ func (c *Core) longest() *entry {
 func (c *Core) save(now uint64, t *entry) {
 	c.info.Rescues++
 	c.info.Why = "floor"
-	if p := c.decider; p != nil && c.spent()-t.spent >= Floor/2 {
+	if p := c.decider; p != nil && c.spent()-t.spent >= c.Floor/2 {
 		p.rescues++
-		err := fmt.Errorf("job %d rank %d was ready and not held, and had to wait for %v", t.Job, t.Rank, Floor)
+		err := fmt.Errorf("job %d rank %d was ready and not held, and had to wait for %v", t.Job, t.Rank, c.Floor)
 		if p.rescues < RescueLimit {
 			p.Fault(err)
 		} else if p.rescues == RescueLimit {

@@ -30,13 +30,22 @@ func TestMain(m *testing.M) {
 func config() schedtest.Config {
 	return schedtest.Config{
 		Open:   func(t testing.TB) sched.Enforcer { return Open(t.Logf) },
-		Engine: list.Automatic(), CPU: 1, Watchdog: sched.Floor + time.Second,
+		Engine: list.Automatic(), CPU: 1, Watchdog: schedtest.Floor + time.Second,
 		// An emulated processor is a thread of the host. When that has more to do than processors, the one that ends turns waits
 		// for its own, and whoever has the core keeps it for so long. So turns are counted; TestTime of testsuite/soak measures
 		// time.
 		Tolerance: 0.1, Count: true, Obeyed: obeyed,
 		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
-		Abandon: abandon,
+		Abandon: abandon, Floor: setFloor,
+	}
+}
+
+// setFloor sets how long a task may wait on all cores.
+func setFloor(e sched.Enforcer, d time.Duration) {
+	for _, c := range e.(*Enforcer).cores {
+		c.mu.Lock()
+		c.decision.Floor = d
+		c.mu.Unlock()
 	}
 }
 

@@ -97,7 +97,7 @@ func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
 		name = fmt.Sprintf("job %d rank %d", t.Job, t.Rank)
 	}
 	p.rescues++
-	err := fmt.Errorf("%s was ready and not held, and had to wait for %v", name, floor)
+	err := fmt.Errorf("%s was ready and not held, and had to wait for %v", name, e.floor(c))
 	switch {
 	case p.rescues < sched.RescueLimit:
 		return func() { p.Fault(err) }
@@ -106,6 +106,9 @@ func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
 	}
 	return nil
 }
+
+// floor returns how long a task of a core may have to wait that is ready and not held.
+func (e *Enforcer) floor(c *core) time.Duration { return time.Duration(e.skeleton.given(c.cpu).Floor) }
 
 // hold stops the processes that are to be held on a core, and has the others go on. The caller holds the lock.
 func (e *Enforcer) hold(c *core) {
@@ -171,7 +174,7 @@ func (e *Enforcer) starves(c *core) bool {
 	state, now := e.skeleton.core(c.cpu), service.Monotonic()
 	for _, t := range c.order {
 		p := &state.Places[t.place]
-		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(floor) {
+		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(e.floor(c)) {
 			return true
 		}
 	}

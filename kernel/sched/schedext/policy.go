@@ -330,10 +330,12 @@ func (e *Enforcer) build(c *chain, core int) error {
 			return err
 		}
 	}
-	c.program, err = ebpf.NewProgram(spec)
+	collection, err := enter(&ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{spec.Name: spec}})
 	if err != nil {
 		return fmt.Errorf("refused by Linux, as a chain: %w", refusal(err))
 	}
+	defer collection.Close()
+	c.program = collection.DetachProgram(spec.Name)
 	return nil
 }
 

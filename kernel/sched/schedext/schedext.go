@@ -36,13 +36,11 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"margay/kernel/sched"
 	"margay/kernel/slot"
 )
-
-// floor is how long a task that is ready and not held may have to wait.
-const floor = sched.Floor
 
 // maxEvictions is how often Linux may end the skeleton before it is not attached again.
 const maxEvictions = 3
@@ -95,11 +93,16 @@ var _ sched.Enforcer = (*Enforcer)(nil)
 // missing here. It takes Linux a second to verify the skeleton, an emulated one several. The skeleton is in force from now on; a
 // node that boots has little to do then, which is good: attaching changes code of Linux, and emulated machines do not always stand that
 // when all cores are busy. Without tasks it does nothing.
-func New(log func(format string, args ...any)) (*Enforcer, error) {
+func New(log func(format string, args ...any)) (*Enforcer, error) { return open(log, watchdog) }
+
+// watchdog is for how long a thread may wait before Linux ends the skeleton: the longest time that Linux takes.
+const watchdog = 30 * time.Second
+
+func open(log func(format string, args ...any), watchdog time.Duration) (*Enforcer, error) {
 	if err := available(); err != nil {
 		return nil, fmt.Errorf("sched_ext: %w", err)
 	}
-	s, err := load()
+	s, err := load(watchdog)
 	if err != nil {
 		return nil, fmt.Errorf("sched_ext: %w", err)
 	}

@@ -31,7 +31,6 @@
 #define THE_FLOOR 0xfffffffeu
 
 const volatile __u32 cpus = 1;
-const volatile __u64 longest_wait = 2000 * MILLISECOND; /* the floor */
 
 /* Bits of signals. The first two have one for each place. */
 #define ARRIVED 0
@@ -51,6 +50,7 @@ struct given {
 	__u64 order; /* the place of each task in the order in which they came, a byte each; the first that is no place ends it */
 	__u64 signals;
 	__u64 frozen; /* places whose processes have been told to stop */
+	__u64 floor;  /* for so long a task can be kept waiting that is ready and not held */
 	__u32 core;
 	__u32 watched; /* somebody wants to know who gets it */
 	struct given_place places[MARGAY_TASKS];
@@ -388,7 +388,7 @@ part __u64 give(__u32 cpu, __u32 at)
 		struct place *p = place(&h, i);
 		if (i == at || !(c->ready >> i & 1) || p->state != MARGAY_READY)
 			continue;
-		__u64 end = p->since + longest_wait;
+		__u64 end = p->since + h.g->floor;
 		__u64 left = end > c->now ? end - c->now : 0;
 		if (left < slice)
 			slice = left;
@@ -477,7 +477,7 @@ part __u32 starved(__u32 cpu)
 		return NONE;
 	struct core *c = h.c;
 	__u32 found = NONE;
-	__u64 since = c->now - longest_wait;
+	__u64 since = c->now - h.g->floor;
 
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
 		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(place(&h, i)->since - since) <= 0) {
@@ -486,7 +486,7 @@ part __u32 starved(__u32 cpu)
 		}
 	if (found >= MARGAY_TASKS)
 		return NONE;
-	if (c->decider < THE_FLOOR && c->spent - place(&h, found)->spent >= longest_wait / 2) {
+	if (c->decider < THE_FLOOR && c->spent - place(&h, found)->spent >= h.g->floor / 2) {
 		struct event e = { .kind = EVENT_RESCUE, .who = c->decider, .epoch = c->epoch, .serial = place(&h, found)->serial };
 		tell(cpu, &e);
 	}

@@ -3,16 +3,21 @@ package schedext
 import (
 	"bytes"
 	_ "embed"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
+
+	"margay/kernel/sched"
 )
 
 // skeletonObject is skeleton.c, compiled.
@@ -84,8 +89,8 @@ type skeleton struct {
 // maxCPUs is MAX_CPUS of skeleton.c.
 const maxCPUs = 512
 
-// load gives the skeleton to Linux.
-func load() (*skeleton, error) {
+// load gives the skeleton to Linux, which ends it when a thread waits for longer than watchdog.
+func load(watchdog time.Duration) (*skeleton, error) {
 	spec, err := readSpec()
 	if err != nil {
 		return nil, err
@@ -100,14 +105,15 @@ func load() (*skeleton, error) {
 	for _, name := range []string{"given", "cores", "contexts", "policies"} {
 		spec.Maps[name].MaxEntries = uint32(s.cpus)
 	}
-	for name, value := range map[string]any{"cpus": uint32(s.cpus), "longest_wait": uint64(floor)} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("variable %s of the skeleton: %w", name, err)
-		}
+	if err := spec.Variables["cpus"].Set(uint32(s.cpus)); err != nil {
+		return nil, fmt.Errorf("variable cpus of the skeleton: %w", err)
+	}
+	if err := setWatchdog(spec.Maps["margay"], watchdog); err != nil {
+		return nil, fmt.Errorf("watchdog of the skeleton: %w", err)
 	}
 	// The program policy is loaded with each chain.
 	delete(spec.Programs, "policy")
-	if s.collection, err = ebpf.NewCollection(spec); err != nil {
+	if s.collection, err = enter(spec); err != nil {
 		return nil, fmt.Errorf("this Linux does not take the skeleton: %w", refusal(err))
 	}
 	if err := s.share(); err != nil {
@@ -115,6 +121,33 @@ func load() (*skeleton, error) {
 	}
 	return s, nil
 }
+
+// enter gives programs and maps to Linux.
+func enter(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Cache: types})
+}
+
+// setWatchdog sets in sched_ext's table of functions for how long a thread may wait.
+func setWatchdog(table *ebpf.MapSpec, d time.Duration) error {
+	layout, ok := table.Value.(*btf.Struct)
+	if !ok || len(table.Contents) != 1 {
+		return errors.New("there is no table of functions")
+	}
+	value, ok := table.Contents[0].Value.([]byte)
+	at := slices.IndexFunc(layout.Members, func(m btf.Member) bool { return m.Name == "timeout_ms" })
+	if !ok || at < 0 {
+		return errors.New("the table of functions has no timeout_ms")
+	}
+	value = slices.Clone(value)
+	if _, err := binary.Encode(value[layout.Members[at].Offset.Bytes():], binary.NativeEndian, uint32(d.Milliseconds())); err != nil {
+		return err
+	}
+	table.Contents[0].Value = value
+	return nil
+}
+
+// types is Linux's description of itself, which has megabytes: it is read once, not for each chain.
+var types = btf.NewCache()
 
 // readSpec reads the object.
 func readSpec() (*ebpf.CollectionSpec, error) {
@@ -139,7 +172,7 @@ func (s *skeleton) share() (err error) {
 	}
 	s.reader, err = ringbuf.NewReader(s.collection.Maps["events"])
 	for i := range s.allGiven.all {
-		s.allGiven.all[i].Order = ^uint64(0)
+		s.allGiven.all[i].Order, s.allGiven.all[i].Floor = ^uint64(0), uint64(sched.Floor)
 	}
 	return err
 }

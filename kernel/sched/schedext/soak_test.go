@@ -8,9 +8,9 @@ import (
 	"margay/kernel/sched/schedtest"
 )
 
-// TestTime is the suite by processor time.
+// TestTime is the suite by processor time, with the times of a node.
 func TestTime(t *testing.T) {
-	c := config(t)
-	c.Count = false
+	c := config(t, watchdog)
+	c.Count, c.Floor = false, nil
 	schedtest.Run(t, c)
 }

@@ -19,6 +19,7 @@ type given struct {
 	Order   uint64
 	Signals uint64
 	Frozen  uint64
+	Floor   uint64
 	Core    uint32
 	Watched uint32
 	Places  [slot.MaxTasks]givenPlace

@@ -30,6 +30,9 @@ type Config struct {
 
 	// Watchdog is how long the longest test runs: longer than anything that looks for starving tasks.
 	Watchdog time.Duration
+	// Floor has a task that is ready on the core wait for no longer than that, for tests of which it is the point: Floor. nil: they
+	// take as long as it is on a node.
+	Floor func(sched.Enforcer, time.Duration)
 	// Tolerance is how far a share may be off, as a part of it.
 	Tolerance float64
 	// Count has turns counted where shares are equal, and time added up until it is as it should be where they are not. Without it
@@ -53,6 +56,9 @@ var starve []byte
 
 //go:embed testdata/burn.o
 var burn []byte
+
+// Floor is what a task waits for in tests of the floor.
+const Floor = 500 * time.Millisecond
 
 // core is the number of the core, as the machine would number it.
 const core = 1
@@ -81,7 +87,7 @@ func Run(t *testing.T, c Config, only ...string) {
 		"task ends":     testEnd,
 		"let go":        testLetGo,
 		"nonsense":      func(r *rig) { r.hostile(nonsense, "faults") },
-		"starves":       func(r *rig) { r.hostile(starve, "it let tasks starve") },
+		"starves":       testStarves,
 		"burns fuel":    func(r *rig) { r.hostile(burn, cmp.Or(r.config.Refusal, "faults")) },
 		"threads":       testThreads,
 		"opened anew":   testReopened,
@@ -426,7 +432,7 @@ const patience = 2 * time.Minute
 // A ratio is measured over so many rounds at most, each long enough for the error of a turn to be small: a time, or a number of turns.
 const (
 	measure = 2 * time.Second
-	counted = 50
+	counted = 24
 	rounds  = 25
 )
 
@@ -455,6 +461,7 @@ func (r *rig) even(x *extension.Extension) {
 // A process has the core for ever, and nobody counts the one that is held as starving.
 func testInfinite(r *rig) {
 	r.insert(r.config.Infinite)
+	r.impatient()
 	r.start(Spin, Spin)
 	r.await("one is held", patience, func() bool { return slices.ContainsFunc(r.info().Tasks, held) })
 	rescues := r.info().Rescues
@@ -482,7 +489,7 @@ func testBlock(r *rig) {
 	if n := turns.of(1); n > 10 {
 		r.Errorf("the one that waits was given the core %d times", n)
 	}
-	for range 50 {
+	for range 20 {
 		r.tasks[1].Poke()
 		r.enforcer.Woken(r.tasks[1].Task.ID)
 		if !r.tasks[1].Answered(patience) {
@@ -560,15 +567,37 @@ func testLetGo(r *rig) {
 		r.Fatal(err)
 	}
 	for i := range r.tasks {
-		r.computes(i, 300*time.Millisecond)
+		r.computes(i, 100*time.Millisecond)
 	}
 	r.enforcer = r.config.Open(r) // for the end of the test, and the next one
+}
+
+// impatient lowers the floor until the test ends. The core has to be known, by a policy.
+func (r *rig) impatient() {
+	if r.config.Floor == nil {
+		return
+	}
+	r.config.Floor(r.enforcer, Floor)
+	r.Cleanup(func() { r.config.Floor(r.enforcer, sched.Floor) })
+}
+
+// A policy that lets tasks starve is removed, and the floor gives them turns until then.
+func testStarves(r *rig) {
+	r.insert(starve)
+	r.impatient()
+	r.unharmed("it let tasks starve")
 }
 
 // hostile checks that a policy does no harm for longer than it takes to remove it, and that people are told.
 func (r *rig) hostile(object []byte, says string) {
 	r.Helper()
 	r.insert(object)
+	r.unharmed(says)
+}
+
+// unharmed does what hostile does, with the policy that there is.
+func (r *rig) unharmed(says string) {
+	r.Helper()
 	r.start(Spin, Spin, Spin)
 	r.await("it is removed", patience, func() bool {
 		list := r.manager.List()
@@ -617,7 +646,7 @@ func testReopened(r *rig) {
 	r.ratio(1, 1)
 	r.policies()
 	r.await("one is held", patience, func() bool { return slices.ContainsFunc(r.info().Tasks, held) })
-	r.holds(500 * time.Millisecond)
+	r.holds(200 * time.Millisecond)
 	if err := first.Close(); err != nil {
 		r.Error(err)
 	}
