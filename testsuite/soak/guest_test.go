@@ -10,19 +10,30 @@ import (
 	"margay/testsuite/guest"
 )
 
+// The kernel of a guest agrees with the reference on random programs. It is given them slowly.
+func TestKernelAgrees(t *testing.T) {
+	inGuest(t, "margay/nimble/engine/linux", "^TestManyRandom$", initramfs.Isolated)
+}
+
 // In a guest processes have their shares of a core by the time that they get, which the load of the host disturbs.
 func TestShares(t *testing.T) {
 	for pkg, boot := range map[string]initramfs.Profile{
 		"margay/kernel/sched/priority": initramfs.Isolated,
 		"margay/kernel/sched/schedext": initramfs.Sched,
 	} {
-		results, err := guest.Run(t.Context(), guest.Spec{
-			Packages: []guest.Package{{Path: pkg, Timeout: 20 * time.Minute}},
-			Tags:     "soak", Pattern: "^TestTime$", Dir: t.TempDir(), Boot: boot, Told: t.Logf,
-		})
-		guest.Show(t, results)
-		if err != nil {
-			t.Error(err)
-		}
+		inGuest(t, pkg, "^TestTime$", boot)
+	}
+}
+
+// inGuest runs long tests of a package in a guest.
+func inGuest(t *testing.T, pkg, tests string, boot initramfs.Profile) {
+	t.Helper()
+	results, err := guest.Run(t.Context(), guest.Spec{
+		Packages: []guest.Package{{Path: pkg, Timeout: 20 * time.Minute}},
+		Tags:     "soak", Pattern: tests, Dir: t.TempDir(), Boot: boot, Told: t.Logf,
+	})
+	guest.Show(t, results)
+	if err != nil {
+		t.Error(err)
 	}
 }
