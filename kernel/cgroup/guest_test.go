@@ -290,7 +290,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // An application at its limit of processes gets no more, and its init does.
 func TestTooManyProcesses(t *testing.T) {
-	const limit = 60
+	const limit = 30
 	j := create(t, tree(t), Limits{Pids: limit})
 	_, line := start(t, j.Ranks, "fork")
 	var n int

@@ -1,6 +1,7 @@
 package task_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -43,8 +44,12 @@ func app(args []string) int {
 		fmt.Println("sleeping")
 		time.Sleep(time.Hour)
 	case "flood":
-		for i := range 200000 {
-			fmt.Println("line", i)
+		out := bufio.NewWriter(os.Stdout)
+		for i := range flooded {
+			fmt.Fprintln(out, "line", i)
+		}
+		if err := out.Flush(); err != nil {
+			return 1
 		}
 	case "status":
 		text, err := os.ReadFile("/proc/self/status")
@@ -76,6 +81,9 @@ func app(args []string) int {
 	}
 	return 0
 }
+
+// flooded is how many lines flood writes: more than a node holds of a rank's output.
+const flooded = 200000
 
 // surroundings says what a rank sees of the node.
 func surroundings() {

@@ -378,7 +378,7 @@ func TestBackpressure(t *testing.T) {
 			t.Fatalf("line %d is %q", i, line)
 		}
 	}
-	if len(lines) != 200000 {
+	if len(lines) != flooded {
 		t.Fatalf("%d lines", len(lines))
 	}
 }

@@ -43,7 +43,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // A job that starts processes without end gets its share and no more, and its init has room to work.
 func TestForkBomb(t *testing.T) {
-	const limit = 80
+	const limit = 40
 	well := neighbour(t)
 	s := spec(1, "fork")
 	s.Pids = limit
