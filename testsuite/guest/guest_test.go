@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,13 +18,15 @@ import (
 )
 
 var (
+	only     = flag.String("packages", "", "run only the tests of those packages in a guest that match the `regular expression`")
 	pattern  = flag.String("tests", "", "run only those tests in the guest that match the `regular expression`")
 	profiles = flag.String("profiles", "", "write the coverage profiles of the tests in the guest to `folder`")
 )
 
 // What needs root, control groups or a network of its own is tested in here. How tests can end is tested in the same guest, behind
-// them.
+// them. The guests run side by side: in both there are tests that wait.
 func TestInGuest(t *testing.T) {
+	t.Parallel()
 	packages := []Package{
 		{Path: "margay/kernel/cgroup"},
 		{Path: "margay/kernel/hardware"},
@@ -32,7 +36,7 @@ func TestInGuest(t *testing.T) {
 		{Path: "margay/kernel/task"},
 		{Path: "margay/nimble/engine/linux", Timeout: 10 * time.Minute},
 	}
-	if *pattern != "" {
+	if *pattern != "" || *only != "" {
 		inGuest(t, Spec{}, packages)
 		return
 	}
@@ -42,6 +46,7 @@ func TestInGuest(t *testing.T) {
 
 // What needs sched_ext, which is there for a whole machine and does not attach to one whose cores are isolated.
 func TestInSchedGuest(t *testing.T) {
+	t.Parallel()
 	inGuest(t, Spec{Boot: initramfs.Sched}, []Package{
 		{Path: "margay/kernel/sched/schedext", Timeout: 14 * time.Minute},
 		{Path: "margay/kernel/sched/list"},
@@ -55,6 +60,10 @@ func inGuest(t *testing.T, s Spec, packages []Package, more ...Package) []Result
 		for i := range packages {
 			packages[i].Profile = true
 		}
+	}
+	packages = slices.DeleteFunc(packages, func(p Package) bool { return !regexp.MustCompile(*only).MatchString(p.Path) })
+	if len(packages) == 0 {
+		t.Skipf("no package of this guest matches %s", *only)
 	}
 	s.Packages = append(packages, more...)
 	s.Dir, s.Pattern, s.Told = t.TempDir(), *pattern, t.Logf
