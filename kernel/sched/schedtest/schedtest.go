@@ -298,7 +298,7 @@ func (r *rig) approach(weights []float64) {
 	before, turns := r.ran(), r.count()
 	defer r.enforcer.Watch(nil)
 	var spent []time.Duration
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(look) {
 		if spent = r.since(before); turns.sum() > counted && r.near(spent, weights) {
 			r.Logf("%d turns, %v", turns.sum(), spent)
 			return
@@ -419,12 +419,15 @@ func (r *rig) info() sched.CoreInfo {
 // await waits until something is so.
 func (r *rig) await(what string, d time.Duration, ok func() bool) {
 	r.Helper()
-	for deadline := time.Now().Add(d); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(d); !ok(); time.Sleep(look) {
 		if time.Now().After(deadline) {
 			r.Fatalf("not within %v: %s; the core is %+v", d, what, r.info())
 		}
 	}
 }
+
+// look is for how long the suite waits before it looks again. Whoever looks at tasks takes the CPU of the enforcer, and its lock.
+const look = 10 * time.Millisecond
 
 // patience is how long anything is waited for that has to come about, however slow the machine is.
 const patience = 2 * time.Minute
