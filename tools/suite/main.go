@@ -27,18 +27,26 @@ import (
 )
 
 func main() {
-	// Tests send these to what they start, which would ignore them if make was started so, as by nohup.
-	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGQUIT} {
-		if signal.Ignored(sig) {
-			signal.Notify(make(chan os.Signal, 1), sig)
-		}
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		os.Exit(1)
 	}
+}
+
+// endings returns the signals that end a run. A go test is in a process group of its own, where no terminal signals it.
+func endings() []os.Signal {
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			// Tests send these to what they start, which would ignore them if make was started so, as by nohup.
+			signal.Notify(make(chan os.Signal, 1), sig)
+		} else {
+			ends = append(ends, sig)
+		}
+	}
+	return ends
 }
 
 // step is one go test.
@@ -54,12 +62,25 @@ var machines = []string{"margay/testsuite/e2e", "margay/testsuite/guest"}
 
 // alone are tests that compute much with nothing beside them: random programs, simulated hours. The race detector would find nothing
 // in them and make them ten times longer.
-var alone = struct {
+var alone = computing{
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted"},
+}
+
+// agree is one of them that takes as long as it is told: random programs on which the engines must agree. tools/soak gives it more.
+var agree = computing{"TestAgreesWithPortable", []string{"./nimble/engine/direct", "./nimble/engine/subroutine"}}
+
+const agreeTime = "MARGAY_AGREE=20s"
+
+// computing names tests, with a | between them, and the packages that have them.
+type computing struct {
 	tests    string
 	packages []string
-}{
-	"^(TestRegisters|TestAgreesWithPortable|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights)$",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted"},
+}
+
+// run returns the arguments of a go test of them alone, without the race detector.
+func (c computing) run() []string {
+	return append([]string{"-vet=off", "-count=1", "-timeout=15m", "-run=^(" + c.tests + ")$"}, c.packages...)
 }
 
 // plan returns what is to run. The lists run side by side, the steps of each one after the other. make check vets everything
@@ -73,10 +94,9 @@ func plan(packages, arm64 []string) [][]step {
 			{name: "machines", args: append([]string{"-vet=off", "-count=1", "-timeout=45m"}, machines...)},
 		},
 		{
-			{name: "race", args: append([]string{"-vet=off", "-race", "-count=1", "-timeout=30m", "-skip=" + alone.tests}, packages...)},
-			{name: "alone", args: append([]string{"-vet=off", "-count=1", "-timeout=15m", "-run=" + alone.tests}, alone.packages...)},
-			// A minute of random programs on which the engines must agree.
-			{name: "agree", env: []string{"MARGAY_AGREE=1m"}, args: []string{"-vet=off", "-count=1", "-run=^TestAgreesWithPortable$", "./nimble/engine/direct", "./nimble/engine/subroutine"}},
+			{name: "race", args: append([]string{"-vet=off", "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
+			{name: "alone", args: alone.run()},
+			{name: "agree", env: []string{agreeTime}, args: agree.run()},
 			{name: "peers", dir: "tools/peers", args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
 			// Random proofs are arithmetic in Go, which knows no processor.
 			{name: "arm64", env: []string{"GOARCH=arm64", "CGO_ENABLED=0"}, args: append([]string{"-vet=off", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations)$", "-exec=qemu-aarch64-static"}, arm64...)},
@@ -96,7 +116,7 @@ func run(ctx context.Context, arm64 []string, out io.Writer) error {
 		lanes.Go(func() {
 			for _, s := range steps {
 				begin := time.Now()
-				suite.Ended(s.name, s.run(ctx, suite))
+				suite.Ended(s.name, s.run(ctx, suite, interruptDelay))
 				fmt.Fprintf(out, "suite: %s took %v\n", s.name, time.Since(begin).Round(time.Second))
 			}
 		})
@@ -150,19 +170,25 @@ func list(ctx context.Context) ([]string, error) {
 	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return slices.Contains(machines, p) }), nil
 }
 
-// interruptDelay is how long go test has to end its tests when it is interrupted.
+// interruptDelay is how long tests have to end when they are interrupted.
 const interruptDelay = 30 * time.Second
 
-// run runs a step to its end.
-func (s step) run(ctx context.Context, suite *verdict.Suite) error {
+// run runs a step to its end. go test passes no signal on, and waits for its tests: so it has a process group of its own, all of
+// which is interrupted with the context. What has not ended after delay is killed.
+func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, s.args...)...)
 	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), s.env...)
 	cmd.Stderr = os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = interruptDelay
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var end time.Time
+	cmd.Cancel = func() error {
+		end = time.Now().Add(delay)
+		return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+	}
+	cmd.WaitDelay = delay
 	events, err := cmd.StdoutPipe()
 	if err != nil {
 		return fmt.Errorf("start go test: %w", err)
@@ -171,5 +197,13 @@ func (s step) run(ctx context.Context, suite *verdict.Suite) error {
 		return fmt.Errorf("start go test: %w", err)
 	}
 	suite.Read(s.name, events)
-	return cmd.Wait()
+	err = cmd.Wait()
+	if ctx.Err() != nil {
+		group := -cmd.Process.Pid
+		for syscall.Kill(group, 0) == nil && time.Now().Before(end) { // what tests have started may end after them
+			time.Sleep(10 * time.Millisecond)
+		}
+		_ = syscall.Kill(group, syscall.SIGKILL) // mostly nothing is left of it
+	}
+	return err
 }

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/tools/suite/verdict"
+)
+
+// waits is a package whose test says its process id and waits. When it is interrupted it says so and ends, unless it is told not to.
+const waits = `package waits
+
+import (
+	"os"
+	"os/signal"
+	"strconv"
+	"testing"
+)
+
+func TestWaits(t *testing.T) {
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt)
+	say := func(name, text string) {
+		if err := os.WriteFile(name+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(name+".new", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("pid", strconv.Itoa(os.Getpid()))
+	<-interrupted
+	say("interrupted", "")
+	if os.Getenv("STUBBORN") != "" {
+		select {}
+	}
+}
+`
+
+// The tests of a run that is interrupted end with it: go test alone would neither tell them nor end before them.
+func TestInterrupt(t *testing.T) {
+	cases := []struct {
+		name  string
+		env   []string
+		delay time.Duration
+	}{
+		{"ends by itself", nil, time.Minute},
+		{"is killed", []string{"STUBBORN=1"}, 100 * time.Millisecond},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for name, text := range map[string]string{"go.mod": "module waits\n", "waits_test.go": waits} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ctx, interrupt := context.WithCancel(t.Context())
+			s := step{name: "waits", dir: dir, env: append(k.env, "GOWORK=off"), args: []string{"-vet=off", "-count=1", "."}}
+			ended := make(chan error, 1)
+			go func() { ended <- s.run(ctx, verdict.New(io.Discard), k.delay) }()
+			pid := read(t, filepath.Join(dir, "pid"))
+			interrupt()
+			if err := <-ended; err == nil {
+				t.Error("the run ends without an error")
+			}
+			if k.env == nil {
+				read(t, filepath.Join(dir, "interrupted"))
+			}
+			end := time.Now().Add(time.Minute)
+			for runs(pid) { // a process does not end at once when it is killed
+				if time.Now().After(end) {
+					t.Fatalf("the test goes on in process %s", pid)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// read waits for a file, and takes it.
+func read(t *testing.T, path string) string {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		text, err := os.ReadFile(path)
+		if err == nil {
+			return string(text)
+		}
+		if !errors.Is(err, os.ErrNotExist) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// runs reports whether there is a process that has not ended, see proc(5).
+func runs(pid string) bool {
+	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	_, state, _ := strings.Cut(string(text), ") ")
+	return err == nil && !strings.HasPrefix(state, "Z")
+}
