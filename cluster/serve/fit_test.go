@@ -20,18 +20,25 @@ func much(number uint32, ranks int, reason string) *job {
 	j := newJob(number, &control.JobSpec{Ranks: uint32(ranks), User: "somebody", Command: strings.Repeat("x", maxCommand)}, places)
 	j.members = []*control.Member{{Node: 0}}
 	j.phase, j.first = control.JobPhase_JOB_DONE, 1
+	const large = 1 << 62
 	for i := range j.ranks {
-		j.ranks[i].exit = &control.ExitStatus{Code: 3, TimeNs: 1 << 50, Reason: reason, Usage: &control.Usage{UserNs: 1 << 50, MinorFaults: 1 << 20, Yields: 1 << 30}}
+		j.ranks[i].exit = &control.ExitStatus{Code: 3, TimeNs: large, Reason: reason, Usage: &control.Usage{
+			UserNs: large, SystemNs: large, MajorFaults: large, MinorFaults: large, Yields: large, Preemptions: large,
+		}}
 	}
 	return j
 }
 
 // The list of all jobs is answered however many there are and whatever was said of them, also what an earlier serve has recorded.
 func TestListOfManyJobs(t *testing.T) {
+	const ranks = 60
+	if whole := keepEnded * proto.Size(much(1, ranks, "").summary()); whole < control.MaxFrame*11/10 {
+		t.Fatalf("with their ranks all jobs have %d bytes, which a frame may carry", whole)
+	}
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
 		for number := uint32(1); number <= keepEnded; number++ {
-			j := much(number, 256, "")
+			j := much(number, ranks, "")
 			if number == 7 {
 				j = much(number, 2, strings.Repeat("x", control.MaxFrame))
 				j.failure = control.Failf(control.Code_CODE_FAILED, "%s", strings.Repeat("é", control.MaxFrame))
@@ -43,13 +50,13 @@ func TestListOfManyJobs(t *testing.T) {
 		}
 		c := m.client()
 		jobs := must[*control.Jobs](c, &control.ListJobs{All: true}).Jobs
-		if len(jobs) != keepEnded || jobs[0].Ranks != 256 || jobs[0].Command != strings.Repeat("x", maxCommand) {
+		if len(jobs) != keepEnded || jobs[0].Ranks != ranks || jobs[0].Command != strings.Repeat("x", maxCommand) {
 			t.Errorf("%d jobs are listed, first %.200v", len(jobs), jobs[0])
 		}
 		if jobs[6].Error != strings.Repeat("é", maxListed/2)+"..." {
 			t.Errorf("a long error is listed as %.2000q", jobs[6].Error)
 		}
-		if s := c.summary(1); len(s.RankStates) != 256 || s.RankStates[255].Exit.Usage.Yields != 1<<30 {
+		if s := c.summary(1); len(s.RankStates) != ranks || s.RankStates[ranks-1].Exit.Usage.Yields != 1<<62 {
 			t.Errorf("job 1 has %.200v", s)
 		}
 	})
@@ -58,14 +65,14 @@ func TestListOfManyJobs(t *testing.T) {
 // However much there is to say of a job, its client is told its state, and its owner how it has ended.
 func TestStateOfLargeJob(t *testing.T) {
 	reasons := map[string]struct {
-		ranks        int
-		reason       string
-		names, words bool // that are told
+		ranks               int
+		reason              string
+		names, words, usage bool // that are told
 	}{
-		"small": {4, "for a reason", true, true},
-		"names": {1000, strings.Repeat("x", 3000), false, true},
-		"words": {4000, strings.Repeat("x", 2000), false, false},
-		"usage": {100_000, "for a reason", false, false},
+		"small": {4, "for a reason", true, true, true},
+		"names": {1000, strings.Repeat("x", 3000), false, true, true},
+		"words": {4000, strings.Repeat("x", 2000), false, false, true},
+		"usage": {52_000, "for a reason", false, false, false},
 	}
 	for name, k := range reasons {
 		t.Run(name, func(t *testing.T) {
@@ -82,8 +89,9 @@ func TestStateOfLargeJob(t *testing.T) {
 					if exit != 3 || len(ranks) != k.ranks || ranks[k.ranks-1].Exit.Code != 3 || len(unkept) != 1 || unkept[0].Files != 900 {
 						t.Fatalf("%s: status %d, %d ranks, not kept %.100v", where, exit, len(ranks), unkept)
 					}
-					if names, words := len(unkept[0].Names) > 0, ranks[1].Exit.Reason != ""; names != k.names || words != k.words {
-						t.Errorf("%s: with names: %v, with reasons: %v", where, names, words)
+					names, words, usage := len(unkept[0].Names) > 0, ranks[1].Exit.Reason != "", ranks[1].Exit.Usage != nil
+					if names != k.names || words != k.words || usage != k.usage {
+						t.Errorf("%s: with names: %v, with reasons: %v, with usage: %v", where, names, words, usage)
 					}
 				}
 				state := must[*control.JobState](c, &control.Attach{Job: 1})

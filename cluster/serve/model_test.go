@@ -23,8 +23,19 @@ import (
 	"margay/kernel/task"
 )
 
-// histories is how many random histories TestModel plays.
-const histories = 500
+// histories returns how many random histories TestModel plays: MARGAY_HISTORIES, or 200.
+func histories(t *testing.T) uint64 {
+	t.Helper()
+	text := os.Getenv("MARGAY_HISTORIES")
+	if text == "" {
+		return 200
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n == 0 {
+		t.Fatalf("MARGAY_HISTORIES=%s: want a number from 1", text)
+	}
+	return n
+}
 
 // The reasons for which a job may end before its ranks have.
 const (
@@ -46,6 +57,7 @@ func TestModel(t *testing.T) {
 			t.Fatalf("MARGAY_SEED=%s: %v", text, err)
 		}
 	}
+	n := histories(t)
 	if ownDisk(t) {
 		return
 	}
@@ -64,7 +76,7 @@ func TestModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	outcomes := make(map[string]int)
-	for i := range uint64(histories) {
+	for i := range n {
 		synctest.Test(t, func(t *testing.T) {
 			h := &history{t: t, rng: rand.New(rand.NewPCG(seed+i, 0)), root: root, story: newStory()}
 			h.config = Config{
@@ -85,7 +97,7 @@ func TestModel(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("%d histories, by outcome: %v", histories, outcomes)
+	t.Logf("%d histories, by outcome: %v", n, outcomes)
 }
 
 func mkdir(t *testing.T, dir string) string {

@@ -5,5 +5,6 @@
 // about a minute at most and logs the seed. `make soak` repeats the rounds of all tests until the time in MARGAY_SOAK is over
 // (default 5 minutes), each time in another order, and stops at the first failure. MARGAY_SEED repeats one seed, and
 // SOAK_RUN=PATTERN selects tests as go test -run does. The tests
-// of testsuite/e2e that have this tag are called TestSoak and repeated with them.
+// of testsuite/e2e that have this tag are called TestSoak and repeated with them, and so are random tests of other packages, with
+// more programs and histories than in `make test`.
 package soak
