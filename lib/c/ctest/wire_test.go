@@ -2,6 +2,7 @@ package ctest
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"go/ast"
 	"go/constant"
@@ -96,11 +97,27 @@ func compiler(t *testing.T) string {
 	return cc
 }
 
-// build compiles a C program that may include the library's headers.
+// programs is the folder of compiled programs.
+var programs string
+
+func TestMain(m *testing.M) {
+	var err error
+	if programs, err = os.MkdirTemp("", "ctest"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	status := m.Run()
+	os.RemoveAll(programs)
+	os.Exit(status)
+}
+
+// build compiles a C program that may include the library's headers, once for all tests.
 func build(t *testing.T, source string, more ...string) (program string) {
 	t.Helper()
-	dir := t.TempDir()
-	program = filepath.Join(dir, "program")
+	program = filepath.Join(programs, fmt.Sprintf("%x", sha256.Sum256([]byte(source+strings.Join(more, "\n")))))
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
 	if err := os.WriteFile(program+".c", []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
