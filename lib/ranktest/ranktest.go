@@ -22,6 +22,9 @@ import (
 // patience bounds every wait.
 const patience = 30 * time.Second
 
+// lifetime bounds how long a program runs, which waits often in some tests.
+const lifetime = 5 * time.Minute
+
 // Kernel is a node kernel as the one rank of a test sees it.
 type Kernel struct {
 	t       *testing.T
@@ -64,7 +67,7 @@ var header = wire.Header{Job: 7, Rank: 1, Size: 3, Node: 2, LocalRank: 1, LocalS
 // Start starts the program with a mode, as a rank.
 func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *Kernel {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), lifetime)
 	t.Cleanup(cancel)
 	k := &Kernel{t: t, cmd: program(ctx, mode...)}
 	var far *os.File
