@@ -3,8 +3,10 @@ package machine
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
@@ -28,16 +30,34 @@ type ImageOptions struct {
 }
 
 // CacheDir is where kernels, images and emulators are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
-// the user's cache.
+// the user's cache. It is made if it is missing. A folder that another user than root can change is an error: what is in it is run.
 func CacheDir() (string, error) {
+	dir, err := cachePath()
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	var info fs.FileInfo
+	if err == nil {
+		info, err = os.Stat(dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("cache folder: %w; set MARGAY_CACHE", err)
+	}
+	switch owner := int(info.Sys().(*syscall.Stat_t).Uid); {
+	case owner != os.Getuid() && owner != 0:
+		return "", fmt.Errorf("cache folder: %s belongs to user %d: set MARGAY_CACHE to a folder of your own", dir, owner)
+	case info.Mode()&0o022 != 0:
+		return "", fmt.Errorf("cache folder: %s can be written by others: change its mode, or set MARGAY_CACHE to a folder of your own", dir)
+	}
+	return dir, nil
+}
+
+func cachePath() (string, error) {
 	if dir := os.Getenv("MARGAY_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}
 	dir, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("cache folder: %w; set MARGAY_CACHE", err)
-	}
-	return filepath.Join(dir, "margay"), nil
+	return filepath.Join(dir, "margay"), err
 }
 
 // FindEmulator finds the QEMU that runs virtual nodes; where it is cached is set here.
