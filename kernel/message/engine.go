@@ -41,6 +41,7 @@ import (
 
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
+	"margay/kernel/gate"
 	"margay/kernel/keep"
 	"margay/kernel/record"
 )
@@ -60,6 +61,7 @@ type Engine struct {
 	config  Config
 	context context.Context
 	cancel  context.CancelFunc
+	log     *gate.Log // of what other nodes send that they should not
 
 	mu        sync.Mutex
 	changed   sync.Cond
@@ -74,7 +76,7 @@ type Engine struct {
 
 // NewEngine makes an engine that cannot send before Connect.
 func NewEngine(c Config) *Engine {
-	e := &Engine{config: c, jobs: make(map[uint32]*Job)}
+	e := &Engine{config: c, log: gate.NewLog(c.Log, 10, 1), jobs: make(map[uint32]*Job)}
 	e.changed.L = &e.mu
 	e.frames.New = func() any { return new(frame) }
 	e.context, e.cancel = context.WithCancel(context.Background())
@@ -166,7 +168,7 @@ func (e *Engine) Frame(from fabric.Node, b []byte) {
 	f := e.frames.Get().(*frame)
 	defer e.frames.Put(f)
 	if err := f.parse(b); err != nil {
-		e.config.Log("frame from node%d: %v", from, err)
+		e.log.Printf("frame from node%d: %v", from, err)
 		return
 	}
 	e.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -307,6 +308,18 @@ func TestHostileRequests(t *testing.T) {
 	a.t = t
 	pass(t, a, a, 0, 10)
 	j.noFault()
+}
+
+// A node that sends nonsense without end does not fill the log of another.
+func TestNonsenseWithoutEnd(t *testing.T) {
+	var lines atomic.Int32
+	e := NewEngine(Config{Log: func(string, ...any) { lines.Add(1) }})
+	for range 1000 {
+		e.Frame(1, []byte("nonsense"))
+	}
+	if n := lines.Load(); n == 0 || n > 100 {
+		t.Errorf("%d lines for 1000 frames", n)
+	}
 }
 
 // Frames from other nodes that make no sense change nothing.

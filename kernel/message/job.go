@@ -186,7 +186,7 @@ func (j *Job) newFrame(kind byte, words ...uint64) []byte {
 func (j *Job) frame(from fabric.Node, f *frame) {
 	member := j.memberAt(from)
 	if member < 0 || f.key != j.key {
-		j.engine.config.Log("job %d: node%d, which has no part in it, sends a frame", j.config.Job, from)
+		j.engine.log.Printf("job %d: node%d, which has no part in it, sends a frame", j.config.Job, from)
 		return
 	}
 	switch f.kind {
@@ -300,12 +300,12 @@ func (j *Job) sendBatches(batches []*batch) {
 // target checks who is said to have sent a message and returns the rank that it is for.
 func (j *Job) target(member int, p *packet) *rank {
 	if int(p.source) >= len(j.place) || j.place[p.source] != member && p.hops == 0 {
-		j.engine.config.Log("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], p.source)
+		j.engine.log.Printf("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], p.source)
 		return nil
 	}
 	r := j.local[int(p.target)]
 	if r == nil {
-		j.engine.config.Log("job %d: node%d sends a message to rank %d, which is not here", j.config.Job, j.config.Members[member], p.target)
+		j.engine.log.Printf("job %d: node%d sends a message to rank %d, which is not here", j.config.Job, j.config.Members[member], p.target)
 	}
 	return r
 }

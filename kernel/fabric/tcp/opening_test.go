@@ -141,6 +141,41 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
+// A node that opens streams without end is stopped; others are not, and it can go on when it has closed some.
+func TestStreamsWithoutEnd(t *testing.T) {
+	m := newMachine(t)
+	ts, _ := nodes(t, m, 2)
+	p := newPlayer(t, m, 7)
+	const greeting = "node7 wants x: "
+	var open []*tls.Conn
+	for range opensEach {
+		c := p.dial(ts[0], "margay 1 stream x\n")
+		p.hears(c, greeting)
+		open = append(open, c)
+	}
+	p.ends(p.dial(ts[0], "margay 1 stream x\n"))
+	c, err := ts[1].Stream(t.Context(), 0, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p.hears(c, "node1 wants x: ")
+	open[0].Close()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		c := p.dial(ts[0], "")
+		io.WriteString(c, "margay 1 stream x\n")
+		got := make([]byte, len(greeting))
+		if _, err := io.ReadFull(c, got); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range open {
+		c.Close()
+	}
+}
+
 // What a node needs to know is in its certificate, not in what it says; one that is somebody else is not spoken to.
 func TestWrongNode(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 2)

@@ -39,6 +39,7 @@ type peer struct {
 	connecting bool     // connect runs
 	dialing    bool     // this side is opening a connection now
 	accepting  int      // connections of the other side that wait for its last word
+	opens      int      // streams of the other side, and connections that it opens
 	closed     bool
 	queues     [fabric.Classes][][]byte
 	queued     int // bytes
@@ -85,6 +86,24 @@ func (p *peer) send(ctx context.Context, class fabric.Class, frame []byte) error
 	}
 	p.changed.Broadcast()
 	return nil
+}
+
+// enter counts a connection that the other side opens. It reports false when there are too many.
+func (p *peer) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.opens >= opensEach {
+		return false
+	}
+	p.opens++
+	return true
+}
+
+// leave counts a connection no more.
+func (p *peer) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opens--
 }
 
 // connect opens the connection for frames, unless the other side is first, and tries again while something is queued.

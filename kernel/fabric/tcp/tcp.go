@@ -37,6 +37,10 @@ const (
 	strangersEach = 16
 )
 
+// opensEach is how many streams one node may have open here, connections that are being opened among them. It needs one for each job
+// that it passes files of.
+const opensEach = 128
+
 // Config is what a transport needs.
 type Config struct {
 	Self    fabric.Node
@@ -53,6 +57,7 @@ type Transport struct {
 	config   Config
 	listener net.Listener
 	log      *gate.Log       // of what strangers do
+	known    *gate.Log       // of what nodes do
 	context  context.Context // ends with Close
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
@@ -67,7 +72,7 @@ var _ fabric.Transport = (*Transport)(nil)
 func New(l net.Listener, c Config) *Transport {
 	log := gate.NewLog(c.Log, 10, 1)
 	l = gate.New(gate.Config{Most: strangers, MostEach: strangersEach, Wait: 2 * openTimeout, Log: log}).Listener(l)
-	t := &Transport{config: c, listener: l, log: log, peers: make(map[fabric.Node]*peer)}
+	t := &Transport{config: c, listener: l, log: log, known: gate.NewLog(c.Log, 10, 1), peers: make(map[fabric.Node]*peer)}
 	t.context, t.cancel = context.WithCancel(context.Background())
 	t.running.Go(t.accept)
 	return t
@@ -184,11 +189,11 @@ func (t *Transport) accept() {
 		}
 		t.running.Go(func() {
 			if err := t.welcome(tls.Server(raw, t.config.Accept)); err != nil && t.context.Err() == nil {
-				log := t.config.Log
+				log := t.known
 				if !gate.Admitted(raw) {
-					log = t.log.Printf
+					log = t.log
 				}
-				log("fabric: connection from %s: %v", raw.RemoteAddr(), err)
+				log.Printf("fabric: connection from %s: %v", raw.RemoteAddr(), err)
 			}
 		})
 	}
@@ -208,6 +213,12 @@ func (t *Transport) welcome(conn *tls.Conn) error {
 		conn.Close()
 		return err
 	}
+	p := t.peer(node)
+	if !p.enter() {
+		conn.Close()
+		return fmt.Errorf("node%d has %d connections open already", node, opensEach)
+	}
+	defer p.leave()
 	gate.Admit(conn)
 	line, err := readLine(conn)
 	if err != nil {
@@ -225,7 +236,7 @@ func (t *Transport) welcome(conn *tls.Conn) error {
 		t.config.Handler.Stream(node, words[3], conn)
 		return nil
 	case "frames":
-		return t.peer(node).accept(conn)
+		return p.accept(conn)
 	}
 	conn.Close()
 	return fmt.Errorf("opening %q asks for nothing known", line)
