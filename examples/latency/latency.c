@@ -34,7 +34,7 @@ OBJECT(roundrobin, "ext/sched/roundrobin/roundrobin.o");
 
 enum { STAMPS = 1024 }; /* entries of stamp's map */
 
-enum { TURNS = 10 };
+enum { TURNS = 10 }; /* at most */
 
 enum { ECHO = 1, MEASURE = 2, INTERRUPT = 128 }; /* handlers; stamp makes upcalls of the last */
 
@@ -68,7 +68,7 @@ static uint64_t *stamps;            /* when messages arrived */
 static uint64_t *arrival, *sending; /* nanoseconds since a message arrived, and since it was sent */
 static uint64_t undisturbed;        /* the result of a piece of work */
 static volatile int count;
-static int echoes, turn;
+static int echoes, turn, turns;
 
 static void check(int result)
 {
@@ -349,7 +349,7 @@ static void print_json(const struct mechanism *mechanisms, int n, const struct l
 		printf("}");
 	}
 	printf("],\n \"switching\": {\"policy\": \"%s\", \"rounds\": [", policy);
-	for (int i = 0; i < TURNS; i++)
+	for (int i = 0; i < turns; i++)
 		printf("%s\n  {\"switches\": %lld, \"processor_ns\": %lld, \"elapsed_ns\": %lld}", i ? "," : "", (long long)lost[i].switches,
 		       (long long)lost[i].processor, (long long)lost[i].elapsed);
 	printf("]},\n \"results\": %llu, \"different\": %llu}\n", (unsigned long long)shared->results,
@@ -364,7 +364,7 @@ static void print_text(const struct mechanism *mechanisms, int n, const struct l
 	for (const struct mechanism *m = mechanisms; m < mechanisms + MECHANISMS; m++)
 		printf("%-35s %-15s %9.1f %9.1f %9.1f %9.1f\n", m->name, m->policy, m->arrival[n / 2] / 1e3, m->arrival[n * 99 / 100] / 1e3,
 		       m->sending[n / 2] / 1e3, m->sending[n * 99 / 100] / 1e3);
-	for (int i = 0; i < TURNS; i++) {
+	for (int i = 0; i < turns; i++) {
 		sum.switches += lost[i].switches;
 		sum.processor += lost[i].processor;
 		sum.elapsed += lost[i].elapsed;
@@ -429,6 +429,7 @@ int main(int argc, char **argv)
 	struct lost lost[TURNS];
 	if (n < 1)
 		errx(1, "at least one message");
+	turns = n < TURNS ? n : TURNS; /* a turn without a message measures nothing */
 	check(margay_init());
 	place();
 	struct mechanism *mechanisms = margay_size() == 3 ? beside : alone;
@@ -436,13 +437,13 @@ int main(int argc, char **argv)
 	check(margay_handle(MEASURE, measure, NULL));
 	check(margay_handle(INTERRUPT, measure, NULL));
 	check(margay_handle(ECHO, echo, NULL));
-	for (int i = 0; i < TURNS; i++)
+	for (int i = 0; i < turns; i++)
 		for (int m = 0; m < MECHANISMS; m++)
-			take_turn(&mechanisms[m], n * i / TURNS, n * (i + 1) / TURNS, pause);
+			take_turn(&mechanisms[m], n * i / turns, n * (i + 1) / turns, pause);
 	const struct margay_setting quantum = {"quantum", QUANTUM, 0};
 	if (margay_rank() == 0 && margay_size() == 3)
 		insert("roundrobin", roundrobin_object, roundrobin_end, &quantum);
-	for (int i = 0; i < TURNS; i++)
+	for (int i = 0; i < turns; i++)
 		lost[i] = switching();
 	if (margay_rank() == 0) {
 		const char *policy = margay_size() == 3 ? "roundrobin" : "Linux";
