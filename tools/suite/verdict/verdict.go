@@ -13,6 +13,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -45,6 +46,7 @@ type test struct {
 	name    string
 	verdict string // "pass", "fail" or "skip"; empty: none
 	elapsed float64
+	waited  float64 // of that, for its turn
 	output  []string
 	parent  bool // it has subtests
 }
@@ -178,8 +180,11 @@ func (s *Suite) testEvent(p *pkg, e event) {
 	case "output":
 		t.output = append(t.output, e.Output)
 		s.notice(p, e.Test, e.Output)
+		if found := waited.FindStringSubmatch(e.Output); found != nil {
+			t.waited, _ = strconv.ParseFloat(found[1], 64)
+		}
 	case "pass", "fail", "skip":
-		t.verdict, t.elapsed = e.Action, e.Elapsed
+		t.verdict, t.elapsed = e.Action, max(e.Elapsed-t.waited, 0)
 		if t.verdict == "fail" {
 			s.show(p.path, t)
 		}
@@ -193,6 +198,8 @@ var (
 	seed = regexp.MustCompile(`MARGAY_SEED=(\d+)`)
 	// repeat is what a test logs of a virtual machine that died before it was up.
 	repeat = regexp.MustCompile(`the guest was not up, boot \d+ of|started once more`)
+	// waited is what a test logs that waited for others to be over, which is no time of its own.
+	waited = regexp.MustCompile(`: waited (\d+\.\d+) s for its turn\n`)
 )
 
 // notice looks for what the summary has to say of a line of output.

@@ -33,8 +33,12 @@ func TestSummary(t *testing.T) {
 		shown   string // in what is shown meanwhile
 		says    string // in the summary
 	}{
-		"good":     {input: events(start, runA, passA, ok, passed), good: true, shown: "ok  \tp\t2.0s\n", says: "1 ok (0 of them cached), 0 failed"},
-		"longest":  {input: events(start, runA, passA, ok, passed), good: true, says: "    1.5 s  run: p TestA\n"},
+		"good":    {input: events(start, runA, passA, ok, passed), good: true, shown: "ok  \tp\t2.0s\n", says: "1 ok (0 of them cached), 0 failed"},
+		"longest": {input: events(start, runA, passA, ok, passed), good: true, says: "    1.5 s  run: p TestA\n"},
+		"longest without its wait": {
+			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: waited 1.2 s for its turn\n"}`, passA, ok, passed),
+			good:  true, says: "    0.3 s  run: p TestA\n",
+		},
 		"no skips": {input: events(start, runA, passA, ok, passed), good: true, noSkips: true, says: "skipped tests: none\n"},
 		"seed": {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: MARGAY_SEED=77\n"}`, passA, ok, passed),
