@@ -88,7 +88,7 @@ func TestBenchSchedInterrupted(t *testing.T) {
 	if r := c.wait(); r.code != 130 {
 		t.Error(r)
 	}
-	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-*"))
+	left, err := filepath.Glob(filepath.Join(scratch, "m", fmt.Sprintf("bench-*-%d", c.cmd.Process.Pid)))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

@@ -16,18 +16,18 @@ import (
 // What the documents show is what happens: a reader's copy of the tree, one shell a page, every command in its order. In front
 // of each block its page says what of the output may differ; TestPages in testsuite/documents lists the blocks that are not run.
 func TestDocuments(t *testing.T) {
-	ownMachine(t)
-	for substrate, pages := range map[string][]string{
-		"hosted": {"README.md", "docs/observing.md", "ext/README.md", "CONTRIBUTING.md"},
-		"qemu":   {"README.md"},
-	} {
+	pages := func(substrate, kind string, pages ...string) {
 		t.Run(substrate, func(t *testing.T) {
-			t.Parallel()
+			var tests []turnOf
 			for _, page := range pages {
-				t.Run(page, func(t *testing.T) { readPage(t, substrate, page) })
+				tests = append(tests, turnOf{page, expect(kind), func(t *testing.T, _ *machine) { readPage(t, substrate, page) }})
 			}
+			inTurns(t, tests...)
 		})
 	}
+	t.Parallel()
+	pages("hosted", "own", "README.md", "docs/observing.md", "ext/README.md", "CONTRIBUTING.md")
+	pages("qemu", "own virtual", "README.md")
 }
 
 // onSubstrate lets a page that makes a machine be run on nodes of another kind than it says.

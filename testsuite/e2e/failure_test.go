@@ -282,10 +282,7 @@ func terminal(t *testing.T) (master, slave *os.File) {
 func TestOrphansEndWithTheJob(t *testing.T) {
 	m := use(t, "hosted")
 	m.run(0, "-n", "8", probe(), "orphan")
-	if left := pids(t, probe()+" sleep"); len(left) > 0 {
-		t.Errorf("processes %v are left", left)
-	}
-	if left := pids(t, "/proc/self/exe sleep"); len(left) > 0 {
+	if left := pids(t, "/proc/self/exe sleep 3600 orphan"); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
 	}
 }
@@ -336,7 +333,6 @@ func TestVMStoppedForGood(t *testing.T) {
 // The end of a virtual machine ends its node at once, and the jobs on it; the others go on.
 func TestVMKilled(t *testing.T) {
 	m := use(t, "mortal")
-	t.Cleanup(func() { shared.end("mortal") })
 	other := m.start("run", "-n", "1", probe(), "count", "60", "100")
 	other.awaitOutput("out 0 3\n")
 	c := m.start("run", "-n", "2", probe(), "sleep")
@@ -360,6 +356,7 @@ func TestVMKilled(t *testing.T) {
 
 // A node that boots and never registers is named, with what its console shows, and nothing is left of the machine.
 func TestNodeNeverRegisters(t *testing.T) {
+	ownMachine(t, "own")
 	program := filepath.Join(scratch, "hang")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho I have lost my way >&2\nexec sleep 1000\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -386,6 +383,7 @@ func (m *machine) gone() {
 }
 
 func TestOldNodeImage(t *testing.T) {
+	ownMachine(t, "own")
 	m := &machine{t: t, name: "old", nodes: 1, cores: 1}
 	r := m.up("hosted", "--node-program", filepath.Join(scratch, "oldnode"))
 	want := fmt.Sprintf("node0 was refused: the image of node0 (margay old) speaks version %d of the control protocol", control.Version+41)
@@ -425,7 +423,7 @@ func TestRankLeavesOthersInABarrier(t *testing.T) {
 func TestMachineTwice(t *testing.T) {
 	m := use(t, "hosted")
 	r := (&machine{t: t, name: m.name, nodes: 1, cores: 1}).up("hosted")
-	if r.code != 125 || !strings.Contains(r.stderr, "machine shared-hosted: the machine is up: process ") {
+	if r.code != 125 || !strings.Contains(r.stderr, "machine "+m.name+": the machine is up: process ") {
 		t.Error(r)
 	}
 	m.usable()
@@ -433,39 +431,36 @@ func TestMachineTwice(t *testing.T) {
 
 // Nothing survives the holder. What it leaves on disk is recognised and removed by the next machine of that name.
 func TestHolderKilled(t *testing.T) {
-	ownMachine(t)
-	for _, substrate := range []string{"hosted", "qemu"} {
-		t.Run(substrate, func(t *testing.T) {
-			m := up(t, substrate, 1, 2)
-			c := m.start("run", "-n", "2", probe(), "sleep")
-			c.awaitRanks("sleeping", 2)
-			holder, serve := m.status()
-			kill(t, holder)
-			r := c.wait()
-			if r.code != 125 || !strings.Contains(r.stderr, "holder is gone") {
-				t.Error(r)
-			}
-			eventually(t, 5*time.Second, "end of everything", func() bool {
-				return len(pids(t, "guest="+m.name+"-")) == 0 && len(pids(t, m.file("nodes"))) == 0 && unix.Kill(serve, 0) == unix.ESRCH
-			}, func() string {
-				return fmt.Sprint(pids(t, "guest="+m.name+"-"), pids(t, m.file("nodes")), unix.Kill(serve, 0))
-			})
-			if r := m.margay("machine", "status"); r.code != 125 || !strings.Contains(r.stderr, "is dead: its holder") {
-				t.Error(r)
-			}
-			if r := m.margay("run", probe(), "hello"); r.code != 125 || r.took > 25*time.Second {
-				t.Error(r)
-			}
-			if r := m.up("hosted"); r.code != 0 || !strings.Contains(r.stderr, "removing what is left of an earlier machine") {
-				t.Error(r)
-			}
-			m.usable()
+	onOwn(t, func(t *testing.T, substrate string) {
+		m := up(t, substrate, 1, 2)
+		c := m.start("run", "-n", "2", probe(), "sleep")
+		c.awaitRanks("sleeping", 2)
+		holder, serve := m.status()
+		kill(t, holder)
+		r := c.wait()
+		if r.code != 125 || !strings.Contains(r.stderr, "holder is gone") {
+			t.Error(r)
+		}
+		eventually(t, 5*time.Second, "end of everything", func() bool {
+			return len(pids(t, "guest="+m.name+"-")) == 0 && len(pids(t, m.file("nodes"))) == 0 && unix.Kill(serve, 0) == unix.ESRCH
+		}, func() string {
+			return fmt.Sprint(pids(t, "guest="+m.name+"-"), pids(t, m.file("nodes")), unix.Kill(serve, 0))
 		})
-	}
+		if r := m.margay("machine", "status"); r.code != 125 || !strings.Contains(r.stderr, "is dead: its holder") {
+			t.Error(r)
+		}
+		if r := m.margay("run", probe(), "hello"); r.code != 125 || r.took > 25*time.Second {
+			t.Error(r)
+		}
+		if r := m.up("hosted"); r.code != 0 || !strings.Contains(r.stderr, "removing what is left of an earlier machine") {
+			t.Error(r)
+		}
+		m.usable()
+	})
 }
 
 func TestDownEndsEverything(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2)
 	c := m.start("run", "-n", "4", probe(), "sleep")
 	c.awaitRanks("sleeping", 4)
@@ -501,6 +496,7 @@ func TestManyJobs(t *testing.T) {
 
 // Of two who make a machine of the same name at the same moment, one gets it.
 func TestMachineTwiceAtOnce(t *testing.T) {
+	ownMachine(t, "own")
 	m := &machine{t: t, name: "twice", nodes: 2, cores: 1}
 	var all sync.WaitGroup
 	results := make([]result, 4)

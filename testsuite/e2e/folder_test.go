@@ -15,6 +15,7 @@ func in(dir string) func(*exec.Cmd) {
 
 // A machine is made in a folder full of other things, which stay as they are, and in which no name is taken for a machine's.
 func TestFolderOfOthers(t *testing.T) {
+	ownMachine(t, "own")
 	dir := filepath.Join(scratch, "home")
 	if err := os.MkdirAll(filepath.Join(dir, "thesis", "log"), 0o755); err != nil {
 		t.Fatal(err)

@@ -131,7 +131,7 @@ func TestAttacker(t *testing.T) {
 		handle := strings.TrimSpace(strings.TrimPrefix(victim.stdout.String(), "victim "))
 
 		r := m.run(0, attacker(), "system", "10.66.0.1:7117", "10.66.1.0:7118")
-		checkSystem(t, m.name == "shared-hosted", r.stdout)
+		checkSystem(t, m.hosted(), r.stdout)
 
 		caller := extension(t, "caller", "0")
 		r = m.run(0, "--with", caller, attacker(), "node", handle, caller)
@@ -216,7 +216,7 @@ func TestNothingIsLeft(t *testing.T) {
 		},
 		"margay run killed": func(m *machine, c *command) { kill(m.t, c.cmd.Process.Pid) },
 		"init killed": func(m *machine, _ *command) {
-			if m.name != "shared-hosted" {
+			if !m.hosted() {
 				m.margay("kill", "-s", "KILL", m.onlyJob()) // nobody can reach the init of a job in a guest
 				return
 			}
@@ -277,7 +277,7 @@ func (l leftovers) within(before leftovers) bool {
 // remains looks for what is left: on the host for what the processes of hosted nodes have, in a guest by what Linux counts.
 func (m *machine) remains() (l leftovers) {
 	m.t.Helper()
-	if m.name != "shared-hosted" {
+	if !m.hosted() {
 		r := m.run(0, attacker(), "remains")
 		if n, err := fmt.Sscanf(r.stdout, "remains %d %d %d", &l.shared, &l.threads, &l.groups); n != 3 {
 			m.t.Fatalf("%v: %v", err, r)

@@ -27,7 +27,7 @@ func buildImage(t *testing.T, cache string) []byte {
 
 // The node image is small, and two who build it of the same parts have the same bytes.
 func TestImage(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	shared, err := machines.CacheDir()
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestImage(t *testing.T) {
 
 // A node is content with little memory, and has room for an application in it.
 func TestSmallNode(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own virtual")
 	m := up(t, "qemu", 1, 1, "--memory", "256")
 	m.usable()
 }

@@ -131,7 +131,7 @@ func TestJobIsAlone(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		unharmed := beside(t, m)
 		want := "sees 2 processes\n"
-		if m.name == "shared-hosted" {
+		if m.hosted() {
 			want += "CAN leave its cores\n" // without control groups only good manners keep it there, as margay nodes says
 		}
 		if r := m.run(0, "-n", "1", probe(), "snoop"); r.stdout != want {
@@ -166,12 +166,12 @@ func TestAffinity(t *testing.T) {
 func TestPages(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		const mib = 16
-		if r := m.run(0, "-n", "2", probe(), "touch", fmt.Sprint(mib)); m.name != "shared-hosted" && strings.Count(r.stdout, " has 0 KiB") != 2 {
+		if r := m.run(0, "-n", "2", probe(), "touch", fmt.Sprint(mib)); !m.hosted() && strings.Count(r.stdout, " has 0 KiB") != 2 {
 			t.Error(r)
 		}
 		r := m.margay("run", "-n", "2", "-v", "--huge-pages", probe(), "touch", fmt.Sprint(mib))
 		if nodes := m.margay("nodes"); strings.Contains(nodes.stdout, "huge pages on request") {
-			if m.name != "shared-hosted" || r.code != 125 || !strings.Contains(r.stderr, "huge pages: this node cannot do that: ") {
+			if !m.hosted() || r.code != 125 || !strings.Contains(r.stderr, "huge pages: this node cannot do that: ") {
 				t.Error(r)
 			}
 			r = m.run(0, "-n", "2", "-v", probe(), "touch", fmt.Sprint(mib))
@@ -201,7 +201,7 @@ func misbehaving(t testing.TB, do int) string {
 // extension compiles an extension of testdata; what is its DO.
 func extension(t testing.TB, name, what string) string {
 	t.Helper()
-	object := filepath.Join(scratch, name+what+".o")
+	object := filepath.Join(t.TempDir(), name+what+".o")
 	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../ext/include", "-DDO="+what,
 		"-c", "testdata/"+name+".c", "-o", object)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -298,7 +298,7 @@ func TestExtensionsStopped(t *testing.T) {
 // An extension that is run again and again and takes all the fuel that it may does not keep the node kernel from its heartbeat,
 // nor from anything else.
 func TestExtensionHog(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2, "--dead-after", "3s")
 	object := misbehaving(t, 6)
 	c := m.start("run", "-n", "2", "--with", object, probe(), "hog", object, "8")

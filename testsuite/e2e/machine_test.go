@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -69,7 +70,12 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
-	defer shared.down()
+	defer turns.endAll()
+	flag.Parse()
+	if err := flag.Set("test.parallel", "1000"); err != nil { // turns says how many tests run
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
 	return m.Run()
 }
 
@@ -232,20 +238,30 @@ func (c *command) awaitRanks(text string, ranks int) {
 // eventually waits until ok holds.
 func eventually(t testing.TB, wait time.Duration, what string, ok func() bool, state func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(wait); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(wait); ; {
+		begin := time.Now()
+		if ok() {
+			return
+		}
 		if time.Now().After(deadline) {
 			t.Fatalf("no %s within %v:\n%s", what, wait, state())
 		}
+		// A look that takes a command must not keep from the processors what it waits for.
+		time.Sleep(min(max(10*time.Millisecond, 3*time.Since(begin)), 250*time.Millisecond))
 	}
 }
 
 // machine is a machine of a test.
 type machine struct {
-	t     testing.TB
-	name  string
-	nodes int
-	cores int
+	t         testing.TB
+	name      string
+	substrate string // of a machine that is up
+	nodes     int
+	cores     int
 }
+
+// hosted reports whether its nodes share the Linux of this host.
+func (m *machine) hosted() bool { return m.substrate == "hosted" }
 
 var machineNumber atomic.Int32
 
@@ -258,7 +274,7 @@ func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *mach
 // upAs makes a machine by a command that was changed.
 func upAs(t testing.TB, change func(*exec.Cmd), substrate string, nodes, cores int, flags ...string) *machine {
 	t.Helper()
-	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), nodes: nodes, cores: cores}
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: substrate, nodes: nodes, cores: cores}
 	r := start(t, change, m.upArgs(substrate, flags...)...).wait()
 	repeats(t, r)
 	if r.code != 0 {
@@ -434,85 +450,5 @@ func kill(t testing.TB, pid int) {
 	t.Helper()
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatalf("kill %d: %v", pid, err)
-	}
-}
-
-// sharedMachines are machines that several tests use one after the other.
-type sharedMachines struct {
-	mu       sync.Mutex
-	machines map[string]*machine
-}
-
-var shared = sharedMachines{machines: make(map[string]*machine)}
-
-// sharedKinds are the machines that tests share. Virtual nodes cost a host of two CPUs much, also while they do nothing.
-var sharedKinds = map[string]struct {
-	substrate    string
-	nodes, cores int
-	flags        []string
-}{
-	"hosted":    {"hosted", 4, 2, nil},
-	"qemu":      {"qemu", 2, 2, nil},
-	"sched_ext": {"qemu", 1, 1, []string{"--profile", "sched"}},
-	"mortal":    {"qemu", 2, 2, nil}, // its virtual machines are stopped and killed
-}
-
-// use returns the shared machine of a kind.
-func use(t *testing.T, kind string) *machine {
-	t.Helper()
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	m := shared.machines[kind]
-	if m == nil {
-		k := sharedKinds[kind]
-		m = &machine{t: t, name: "shared-" + kind, nodes: k.nodes, cores: k.cores}
-		if r := m.up(k.substrate, k.flags...); r.code != 0 {
-			if strings.Contains(r.stderr, "does not let an ordinary user make them") {
-				t.Skip(r.stderr)
-			}
-			t.Fatalf("machine up: %v", r)
-		}
-		shared.machines[kind] = m
-	}
-	mine := *m
-	mine.t = t
-	t.Cleanup(mine.logs)
-	mine.awaitUp()
-	return &mine
-}
-
-// ownMachine has a test that uses no shared machine run beside others of its kind, when all tests that share machines are over.
-func ownMachine(t *testing.T) {
-	t.Helper()
-	t.Parallel()
-	shared.down()
-}
-
-// down ends all of them.
-func (s *sharedMachines) down() {
-	for kind := range sharedKinds {
-		s.end(kind)
-	}
-}
-
-// end ends the machine of a kind, if there is one.
-func (s *sharedMachines) end(kind string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.machines[kind]
-	if m == nil {
-		return
-	}
-	delete(s.machines, kind)
-	out, err := exec.Command(filepath.Join(bin, "margay"), "-m", m.name, "machine", "down").CombinedOutput()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "e2e: machine down: %v\n%s", err, out)
-	}
-}
-
-// onBoth runs a test on the shared machines of both substrates.
-func onBoth(t *testing.T, test func(t *testing.T, m *machine)) {
-	for _, substrate := range []string{"hosted", "qemu"} {
-		t.Run(substrate, func(t *testing.T) { test(t, use(t, substrate)) })
 	}
 }

@@ -109,6 +109,7 @@ func TestDiskIsFull(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small disk needs root")
 	}
+	ownMachine(t, "own")
 	script := `set -u
 mount -t tmpfs -o size=2m small "$1" && export MARGAY_DIR="$1/m"
 margay=$2 probe=$3

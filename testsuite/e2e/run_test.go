@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"bytes"
+	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -110,10 +112,14 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	arm := filepath.Join(scratch, "arm")
-	cmd := exec.Command("go", "build", "-o", arm, "margay/examples/histogram/plain")
-	cmd.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	program, err := os.ReadFile(filepath.Join(bin, "hello-c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const machine = 18 // the offset of e_machine in an ELF file
+	binary.LittleEndian.PutUint16(program[machine:], uint16(elf.EM_AARCH64))
+	if err := os.WriteFile(arm, program, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		name string
@@ -127,7 +133,7 @@ func TestRefusals(t *testing.T) {
 		{"not executable", 126, "permission denied", []string{notExecutable}},
 		{"no program", 126, "neither an ELF file nor a script", []string{noProgram}},
 		{"folder", 126, "it is a folder", []string{scratch}},
-		{"other architecture", 126, "is for arm64, but the nodes of machine shared-hosted are amd64", []string{arm}},
+		{"other architecture", 126, "is for arm64, but the nodes of machine " + m.name + " are amd64", []string{arm}},
 		{"missing file", 125, "/nothing along: stat ", []string{"--with", "nothing", probe(), "hello"}},
 		{"node's own file", 125, "/proc on a node is the node's own", []string{"--with", "/proc/cpuinfo", probe(), "hello"}},
 		{"too much memory", 125, "node0", []string{"--memory", "100000", probe(), "hello"}},
@@ -157,7 +163,7 @@ func TestDynamicProgramAndScript(t *testing.T) {
 		if r := m.run(0, "-n", "4", "env", "--version"); strings.Count(r.stdout, "env (GNU coreutils)") != 4 {
 			t.Error(r)
 		}
-		script := filepath.Join(scratch, "script")
+		script := filepath.Join(t.TempDir(), "script")
 		if err := os.WriteFile(script, []byte("#!/bin/sh\necho script $1 in rank $MARGAY_RANK\nexit 4\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +175,7 @@ func TestDynamicProgramAndScript(t *testing.T) {
 
 func TestFilesGoAlong(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
-		dir := filepath.Join(scratch, "files")
+		dir := t.TempDir()
 		if err := os.MkdirAll(filepath.Join(dir, "sub"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -304,23 +310,23 @@ func TestHistogram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, program := range []string{"histogram", "histogram-c"} {
-		t.Run(program, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, m *machine) {
-				r := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, program), text)
-				counts, messages, _ := cutLast(r.stdout)
-				if counts != string(plain) || !strings.Contains(messages, " messages sent and handled: node0 ") {
-					t.Errorf("want\n%s%v", plain, r)
-				}
-			})
-		})
-	}
-	// A table that is too small is an error, never a wrong count.
-	m := use(t, "hosted")
-	r := m.run(1, "-n", "4", "--with", text, filepath.Join(bin, "histogram"), "-capacity", "1024", text)
-	if !strings.Contains(r.stderr, "found the table full") || r.stdout != "" {
-		t.Error(r)
-	}
+	onBoth(t, func(t *testing.T, m *machine) {
+		for _, program := range []string{"histogram", "histogram-c"} {
+			r := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, program), text)
+			counts, messages, _ := cutLast(r.stdout)
+			if counts != string(plain) || !strings.Contains(messages, " messages sent and handled: node0 ") {
+				t.Errorf("%s: want\n%s%v", program, plain, r)
+			}
+		}
+		if !m.hosted() {
+			return
+		}
+		// A table that is too small is an error, never a wrong count.
+		r := m.run(1, "-n", "4", "--with", text, filepath.Join(bin, "histogram"), "-capacity", "1024", text)
+		if !strings.Contains(r.stderr, "found the table full") || r.stdout != "" {
+			t.Error(r)
+		}
+	})
 }
 
 // Ranks that share cores get their messages, their node's share of memory and their ends as others do.
@@ -453,7 +459,7 @@ func cutLast(text string) (before, last string, ok bool) {
 }
 
 func TestSixteenNodes(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	m := up(t, "hosted", 16, 2)
 	m.usable()
 	text := filepath.Join(bin, "..", "README.md")

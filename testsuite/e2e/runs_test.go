@@ -19,7 +19,7 @@ const collected = 20 << 10
 // Many jobs, one after the other, leave no memory, descriptor or thread with the processes of the machine. Every other one has
 // an extension, a region and upcalls, and is killed with them.
 func TestManyRuns(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	runs := runsOfCI
 	if text := os.Getenv("MARGAY_RUNS"); text != "" {
 		var err error

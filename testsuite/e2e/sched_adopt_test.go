@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,18 +26,20 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 			m.t.Fatal(r)
 		}
 	}
+	var tests []turnOf
 	for _, c := range []struct {
 		name, sharing string
-		machine       func(*testing.T) *machine
+		turn          *turn
 		kill          func(*machine)
 	}{
-		{"hosted", "priority", func(t *testing.T) *machine { return up(t, "hosted", 1, 1) }, func(m *machine) { kill(m.t, m.nodeKernels()[0]) }},
-		{"qemu", "priority", func(t *testing.T) *machine { return use(t, "qemu") }, restart},
-		{"sched_ext", "sched_ext", func(t *testing.T) *machine { return use(t, "sched_ext") }, restart},
+		{"hosted", "priority", expect("own"), func(m *machine) { kill(m.t, m.nodeKernels()[0]) }},
+		{"qemu", "priority", expect("qemu"), restart},
+		{"sched_ext", "sched_ext", expect("sched_ext"), restart},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			m := c.machine(t)
+		tests = append(tests, turnOf{c.name, c.turn, func(t *testing.T, m *machine) {
+			if m == nil {
+				m = up(t, "hosted", 1, 1)
+			}
 			for policy, share := range map[string]float64{"weighted": 3. / 4, "infinite": 1} {
 				job := m.start("run", "-n", "2", "--per-core", "2", "--keep-going", probe(), "share", "0", "3600")
 				job.awaitRanks("waits", 2)
@@ -44,8 +47,9 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 				job.wait()
 				m.awaitIdle(commandTimeout)
 			}
-		})
+		}})
 	}
+	inTurns(t, tests...)
 }
 
 func (m *machine) killedWhileSharing(policy string, share float64, sharing string, kill func(*machine)) {
@@ -94,15 +98,21 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 
 // computesAlone reports whether one rank has the core of a machine to itself, and gets on. How fast is for whoever else uses the CPU to say.
 func (m *machine) computesAlone() bool {
-	ranks := m.core().Ranks
+	ranks := m.coreFor(500 * time.Millisecond).Ranks
 	return len(ranks) == 1 && ranks[0].CPU > 1
 }
 
 // core is what margay top says of the first core of a machine, nothing while its node is away.
-func (m *machine) core() (c rates.Core) {
+func (m *machine) core() rates.Core {
+	m.t.Helper()
+	return m.coreFor(2 * time.Second)
+}
+
+// coreFor is core with another interval.
+func (m *machine) coreFor(interval time.Duration) (c rates.Core) {
 	m.t.Helper()
 	var v rates.View
-	r := m.margay("top", "--once", "--json", "--interval=2s")
+	r := m.margay("top", "--once", "--json", "--interval="+interval.String())
 	if err := json.Unmarshal([]byte(r.stdout), &v); err == nil && len(v.Cores) > 0 {
 		c = v.Cores[0]
 	}
@@ -115,7 +125,7 @@ func (m *machine) awaitShare(policy string, share float64) {
 	m.t.Helper()
 	var first, second float64
 	eventually(m.t, commandTimeout, fmt.Sprintf("share of %.2f by %s", share, policy), func() bool {
-		ranks := m.core().Ranks
+		ranks := m.coreFor(time.Second).Ranks
 		if len(ranks) != 2 || !strings.Contains(ranks[0].Why+ranks[1].Why, "("+policy+")") {
 			return false
 		}

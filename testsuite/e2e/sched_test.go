@@ -19,18 +19,11 @@ import (
 // processor time that each had is what it says itself. On emulated nodes, where the load of the host decides how long a turn really
 // is, TestSoakSchedulers measures that; here it is whether the scheduler is asked there at all.
 func TestSchedulers(t *testing.T) {
-	for kind, test := range map[string]func(*machine){
-		"hosted":    func(m *machine) { m.schedulers("priority") },
-		"qemu":      func(m *machine) { m.asked("priority") },
-		"sched_ext": func(m *machine) { m.asked("sched_ext") },
-	} {
-		t.Run(kind, func(t *testing.T) {
-			if kind != "hosted" { // where processor time is measured
-				t.Parallel()
-			}
-			test(use(t, kind))
-		})
-	}
+	inTurns(t,
+		turnOf{"hosted", expectAlone("hosted"), func(_ *testing.T, m *machine) { m.schedulers("priority") }},
+		turnOf{"qemu", expect("qemu"), func(_ *testing.T, m *machine) { m.asked("priority") }},
+		turnOf{"sched_ext", expect("sched_ext"), func(_ *testing.T, m *machine) { m.asked("sched_ext") }},
+	)
 }
 
 // asked demands that each scheduler decides while two ranks compute on a core, and that these have the core by it.
@@ -177,10 +170,9 @@ func (m *machine) share(policy string, seconds int) (first, second float64) {
 // A scheduler that does harm does it until it is found out: then the tasks take turns, and the list of extensions says what happened.
 func TestHostileSchedulers(t *testing.T) {
 	burn := misbehaving(t, 7)
+	var tests []turnOf
 	for _, kind := range []string{"hosted", "qemu", "sched_ext"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			m := use(t, kind)
+		tests = append(tests, turnOf{kind, expect(kind), func(t *testing.T, m *machine) {
 			m.hostileSchedulers(burn)
 			if kind != "sched_ext" {
 				return
@@ -188,8 +180,9 @@ func TestHostileSchedulers(t *testing.T) {
 			if r := m.margay("machine", "restart", "0"); r.code != 0 { // Linux counts what they did against its node kernel
 				t.Error(r)
 			}
-		})
+		}})
 	}
+	inTurns(t, tests...)
 }
 
 // hostileSchedulers inserts one after the other while three ranks compute on a core.
@@ -218,7 +211,7 @@ func (m *machine) hostileSchedulers(burn string) {
 		}
 		var v rates.View
 		eventually(t, watchdog, "turns of all ranks", func() bool {
-			v = m.topView("--interval=3s")
+			v = m.topView("--interval=1s")
 			turns := 0
 			for _, r := range v.Cores[0].Ranks {
 				if r.CPU > 15 && (r.Why == "ready" || r.Why == "has the core: turns") {
@@ -250,30 +243,35 @@ func lineWith(text string, words ...string) string {
 // another process wants it: that one is held, which is demanded of profile sched, too. How quiet that is, is printed beside it. What the
 // start of a process leaves behind may still come in the first looks; once it is quiet it stays so.
 func TestInfiniteIsQuiet(t *testing.T) {
-	program, table := compute(t), "profile   processes  interrupts/s  cores lost/s\n"
-	for _, kind := range []struct{ profile, machine string }{{"isolated", "qemu"}, {"sched", "sched_ext"}} {
-		m, profile := use(t, kind.machine), kind.profile
-		for processes := 1; processes <= 2; processes++ {
-			c := m.start("run", "-n", fmt.Sprint(processes), "--per-core", fmt.Sprint(processes), program, "60")
-			eventually(t, commandTimeout, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == processes }, c.stdout.String)
-			if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/infinite")); r.code != 0 {
-				t.Fatal(r)
-			}
-			if processes == 2 {
-				m.holdsOther()
-			}
-			interrupts, lost := m.disturbed(5)
-			if profile == "isolated" && interrupts+lost == 0 {
-				interrupts, lost = m.disturbed(1)
-			}
-			table += fmt.Sprintf("%-8s  %-9d  %-12.1f  %.1f\n", profile, processes, interrupts, lost)
-			if profile == "isolated" && interrupts+lost > 0 {
-				t.Errorf("%d processes: %.1f interrupts/s, %.1f times a second without the core\n%s", processes, interrupts, lost, m.margay("nodes", "--noise=2s").stdout)
-			}
-			c.signal(unix.SIGTERM)
-			c.wait()
-			m.awaitIdle(commandTimeout)
+	program := compute(t)
+	look := func(profile string) func(*testing.T, *machine) {
+		return func(t *testing.T, m *machine) { m.infinite(program, profile == "isolated") }
+	}
+	inTurns(t, turnOf{"isolated", expect("qemu"), look("isolated")}, turnOf{"sched", expect("sched_ext"), look("sched")})
+}
+
+func (m *machine) infinite(program string, quiet bool) {
+	t, table := m.t, "processes  interrupts/s  cores lost/s\n"
+	for processes := 1; processes <= 2; processes++ {
+		c := m.start("run", "-n", fmt.Sprint(processes), "--per-core", fmt.Sprint(processes), program, "120")
+		eventually(t, commandTimeout, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == processes }, c.stdout.String)
+		if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/infinite")); r.code != 0 {
+			t.Fatal(r)
 		}
+		if processes == 2 {
+			m.holdsOther()
+		}
+		interrupts, lost := m.disturbed(5, quiet)
+		if quiet && interrupts+lost == 0 {
+			interrupts, lost = m.disturbed(1, quiet)
+		}
+		table += fmt.Sprintf("%-9d  %-12.1f  %.1f\n", processes, interrupts, lost)
+		if quiet && interrupts+lost > 0 {
+			t.Errorf("%d processes: %.1f interrupts/s, %.1f times a second without the core\n%s", processes, interrupts, lost, m.margay("nodes", "--noise=2s").stdout)
+		}
+		c.signal(unix.SIGTERM)
+		c.wait()
+		m.awaitIdle(commandTimeout)
 	}
 	t.Log("\n" + table)
 }
@@ -289,19 +287,19 @@ func (m *machine) holdsOther() {
 	}, func() string { return fmt.Sprintf("%+v", core) })
 }
 
-// disturbed looks at the one core of a machine so many times at most, until it is quiet while somebody computes there, and returns
-// how often it is interrupted and taken from who does, per second, the last time.
-func (m *machine) disturbed(looks int) (interrupts, lost float64) {
+// disturbed looks at the one core of a machine so many times at most, until somebody computes there, and until that is quiet if it is to
+// be. It returns how often the core is interrupted and taken from who computes, per second, the last time.
+func (m *machine) disturbed(looks int, quiet bool) (interrupts, lost float64) {
 	m.t.Helper()
 	computed := false
 	for range looks {
-		core := m.topView("--interval=3s").Cores[0]
+		core := m.topView("--interval=2s").Cores[0]
 		m.t.Logf("%+v", core)
 		if core.Ranks[0].CPU <= 50 {
 			continue
 		}
 		computed = true
-		if interrupts, lost = core.Interrupts, core.Ranks[0].Involuntary; interrupts+lost == 0 {
+		if interrupts, lost = core.Interrupts, core.Ranks[0].Involuntary; interrupts+lost == 0 || !quiet {
 			break
 		}
 	}

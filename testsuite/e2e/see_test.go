@@ -91,7 +91,7 @@ func TestRecord(t *testing.T) {
 			}
 			// Hosted nodes have one clock.
 			other := trace.Other.Nodes[0]
-			if apart := n.ClockAhead - other.ClockAhead; strings.HasSuffix(m.name, "hosted") && max(apart, -apart) > n.ClockError+other.ClockError {
+			if apart := n.ClockAhead - other.ClockAhead; m.hosted() && max(apart, -apart) > n.ClockError+other.ClockError {
 				t.Errorf("%+v and %+v have one clock", n, other)
 			}
 		}
@@ -206,7 +206,7 @@ func TestTop(t *testing.T) {
 		v := m.topView("--interval=500ms")
 		busy := 0
 		for i, core := range v.Cores {
-			if int(core.Node) != i/2 || int(core.Core) != 1+i%2 || core.Shared != strings.HasSuffix(m.name, "hosted") {
+			if int(core.Node) != i/2 || int(core.Core) != 1+i%2 || core.Shared != m.hosted() {
 				t.Errorf("core %d is %+v", i, core)
 			}
 			for _, r := range core.Ranks {
@@ -226,25 +226,18 @@ func TestTop(t *testing.T) {
 		}
 		c.signal(unix.SIGTERM)
 		c.wait()
+		if r := m.margay("top", "--once", "--sort=age"); r.code != 125 || !strings.Contains(r.stderr, "it is one of [core cpu") {
+			t.Error(r)
+		}
+		if r := m.margay("top", "--interval=1ms"); r.code != 125 || !strings.Contains(r.stderr, "at least 100ms") {
+			t.Error(r)
+		}
 	})
-	m := use(t, "hosted")
-	if r := m.margay("top", "--once", "--sort=age"); r.code != 125 || !strings.Contains(r.stderr, "it is one of [core cpu") {
-		t.Error(r)
-	}
-	if r := m.margay("top", "--interval=1ms"); r.code != 125 || !strings.Contains(r.stderr, "at least 100ms") {
-		t.Error(r)
-	}
 }
 
 // Of a core that ranks share it is told who has it and why, what the scheduler does, and a record has their turns.
 func TestSeeSharedCore(t *testing.T) {
-	for enforcer, kind := range map[string]string{"priority": "hosted", "sched_ext": "sched_ext"} {
-		t.Run(enforcer, func(t *testing.T) {
-			t.Parallel()
-			seeSharedCore(t, use(t, kind))
-		})
-	}
-	t.Cleanup(func() { shared.end("sched_ext") }) // the last test that uses it
+	inTurns(t, turnOf{"priority", expect("hosted"), seeSharedCore}, turnOf{"sched_ext", expect("sched_ext"), seeSharedCore})
 }
 
 func seeSharedCore(t *testing.T, m *machine) {

@@ -16,7 +16,6 @@ import (
 // What machine up was started with, a folder of the host among it, does not come to the machine: no process of it has any of that, and
 // ranks have their standard streams and their socket.
 func TestDescriptors(t *testing.T) {
-	ownMachine(t)
 	secret := filepath.Join(scratch, "inherited")
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
@@ -33,32 +32,30 @@ func TestDescriptors(t *testing.T) {
 			}
 		}
 	}
-	for _, substrate := range []string{"hosted", "qemu"} {
-		t.Run(substrate, func(t *testing.T) {
-			m := upAs(t, inherit, substrate, 1, 2)
-			own := regexp.MustCompile(`^descriptor 0: /dev/null
+	onOwn(t, func(t *testing.T, substrate string) {
+		m := upAs(t, inherit, substrate, 1, 2)
+		own := regexp.MustCompile(`^descriptor 0: /dev/null
 descriptor 1: pipe:\[\d+\]
 descriptor 2: pipe:\[\d+\]
 descriptor 3: socket:\[\d+\]
 $`)
-			r := m.run(0, "-n", "2", "--stdin", "none", "--label", attacker(), "descriptors")
-			for rank := range 2 {
-				if got := labelled(r.stdout, rank); !own.MatchString(got) {
-					t.Errorf("rank %d has other descriptors: %v", rank, r)
+		r := m.run(0, "-n", "2", "--stdin", "none", "--label", attacker(), "descriptors")
+		for rank := range 2 {
+			if got := labelled(r.stdout, rank); !own.MatchString(got) {
+				t.Errorf("rank %d has other descriptors: %v", rank, r)
+			}
+		}
+		for _, pid := range m.processes() {
+			files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+			for _, f := range files {
+				// A job's /tmp and such have the same names in roots of their own, so only ours counts.
+				if name, err := os.Readlink(f); err == nil && (name == secret || name == "/") {
+					command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+					t.Errorf("%s of %q is %s", f, command, name)
 				}
 			}
-			for _, pid := range m.processes() {
-				files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-				for _, f := range files {
-					// A job's /tmp and such have the same names in roots of their own, so only ours counts.
-					if name, err := os.Readlink(f); err == nil && (name == secret || name == "/") {
-						command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-						t.Errorf("%s of %q is %s", f, command, name)
-					}
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // labelled returns what a rank said, by the labels of margay run --label.
@@ -74,6 +71,7 @@ func labelled(output string, rank int) string {
 
 // An ordinary user without XDG_RUNTIME_DIR makes machines, in the folder that nobody has named and in one by a relative name.
 func TestOrdinaryUser(t *testing.T) {
+	ownMachine(t, "own")
 	home := filepath.Join(scratch, "nobody")
 	if err := os.MkdirAll(home, 0o755); err != nil {
 		t.Fatal(err)

@@ -25,50 +25,48 @@ func object(t testing.TB, name string) string {
 
 // Nodes insert the extensions that the machine was made with, and those are run when their slots say.
 func TestMachineExtensions(t *testing.T) {
-	ownMachine(t)
-	for _, substrate := range []string{"hosted", "qemu"} {
-		t.Run(substrate, func(t *testing.T) {
-			m := up(t, substrate, 2, 2, "--extension", object(t, "boot/minimum")+",cores=2,memory=1000000", "--extension", object(t, "timer/heartbeat"),
-				"--extension", object(t, "exit/account"), "--extension", object(t, "fault/tolerate")+",faults=0")
-			list := m.margay("ext", "list").stdout
-			for _, name := range []string{"boot +minimum", "timer +heartbeat", "exit +account", "fault +tolerate"} {
-				if n := len(regexp.MustCompile(name).FindAllString(list, -1)); n != 2 {
-					t.Errorf("%q is there %d times on 2 nodes:\n%s", name, n, list)
-				}
+	onOwn(t, func(t *testing.T, substrate string) {
+		m := up(t, substrate, 2, 2, "--extension", object(t, "boot/minimum")+",cores=2,memory=1000000", "--extension", object(t, "timer/heartbeat"),
+			"--extension", object(t, "exit/account"), "--extension", object(t, "fault/tolerate")+",faults=0")
+		list := m.margay("ext", "list").stdout
+		for _, name := range []string{"boot +minimum", "timer +heartbeat", "exit +account", "fault +tolerate"} {
+			if n := len(regexp.MustCompile(name).FindAllString(list, -1)); n != 2 {
+				t.Errorf("%q is there %d times on 2 nodes:\n%s", name, n, list)
 			}
-			m.run(3, "-n", "4", "--keep-going", "/bin/sh", "-c", "exit 3")
-			r := m.run(125, "-n", "4", "--keep-going", "/bin/sh", "-c", "[ $MARGAY_RANK = 2 ] && kill -SEGV $$; while :; do :; done")
-			if !strings.Contains(r.stderr, "(tolerate) in slot fault has ended it after the end of rank 2") {
-				t.Error(r)
-			}
-			log := m.margay("ext", "log")
-			if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
-				t.Error(log)
-			}
-			// One run for each process of the first job on node1; those of the second are ended with it, after slot fault.
-			runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
-			if runs == nil || !slices.Contains([]string{"2", "3", "4"}, runs[1]) {
-				t.Errorf("runs of account on node1: %q", runs)
-			}
-			before := m.margay("ext", "stats", "--interval", "1s")
-			if !regexp.MustCompile(`timer +heartbeat +\S+ +[1-9]\d+ `).MatchString(before.stdout) {
-				t.Errorf("heartbeat every 10 ms: %v", before)
-			}
-			// The next node kernel has them all, and does not boot again.
-			m.margay("machine", "restart", "0")
-			eventually(t, 30*time.Second, "extensions of the next node kernel", func() bool {
-				return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
-			}, func() string { return m.margay("ext", "list").stdout })
-			if again := m.margay("ext", "list", "--node", "0").stdout; !regexp.MustCompile(`boot +minimum +\S+ +0 `).MatchString(again) {
-				t.Errorf("slot boot was asked again:\n%s", again)
-			}
-			m.usable()
-		})
-	}
+		}
+		m.run(3, "-n", "4", "--keep-going", "/bin/sh", "-c", "exit 3")
+		r := m.run(125, "-n", "4", "--keep-going", "/bin/sh", "-c", "[ $MARGAY_RANK = 2 ] && kill -SEGV $$; while :; do :; done")
+		if !strings.Contains(r.stderr, "(tolerate) in slot fault has ended it after the end of rank 2") {
+			t.Error(r)
+		}
+		log := m.margay("ext", "log")
+		if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
+			t.Error(log)
+		}
+		// One run for each process of the first job on node1; those of the second are ended with it, after slot fault.
+		runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
+		if runs == nil || !slices.Contains([]string{"2", "3", "4"}, runs[1]) {
+			t.Errorf("runs of account on node1: %q", runs)
+		}
+		before := m.margay("ext", "stats", "--interval", "1s")
+		if !regexp.MustCompile(`timer +heartbeat +\S+ +[1-9]\d+ `).MatchString(before.stdout) {
+			t.Errorf("heartbeat every 10 ms: %v", before)
+		}
+		// The next node kernel has them all, and does not boot again.
+		m.margay("machine", "restart", "0")
+		eventually(t, 30*time.Second, "extensions of the next node kernel", func() bool {
+			return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
+		}, func() string { return m.margay("ext", "list").stdout })
+		if again := m.margay("ext", "list", "--node", "0").stdout; !regexp.MustCompile(`boot +minimum +\S+ +0 `).MatchString(again) {
+			t.Errorf("slot boot was asked again:\n%s", again)
+		}
+		m.usable()
+	})
 }
 
 // A node that an extension keeps out does not come up, and the user is told why.
 func TestBootRefused(t *testing.T) {
+	ownMachine(t, "own")
 	m := &machine{t: t, name: "refused", nodes: 1, cores: 1}
 	r := m.up("hosted", "--extension", object(t, "boot/minimum")+",cores=99")
 	if r.code == 0 || !strings.Contains(r.stderr, "(minimum) in slot boot has refused it") ||
@@ -86,6 +84,7 @@ func TestBootRefused(t *testing.T) {
 
 // What is inserted and refused can be read, and constants can be set.
 func TestExtensionLog(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1)
 	if r := m.margay("ext", "insert", object(t, "timer/heartbeat"), "--set", "beats=3", "--set", "interval=0x200000"); r.code != 0 {
 		t.Fatal(r)
@@ -120,7 +119,7 @@ func TestExtensionLog(t *testing.T) {
 // The machine's extensions are what an operator wants on its nodes: one that was away when that changed has it changed when it is
 // back.
 func TestExtensionsOfNodeThatWasAway(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1, "--dead-after", "2s")
 	list := func() string { return m.margay("ext", "list").stdout }
 	shows := func(lines ...string) {

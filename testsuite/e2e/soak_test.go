@@ -4,6 +4,11 @@ package e2e
 
 import "testing"
 
+// What newcomers run ends well, however often.
+func TestSoakExamples(t *testing.T) { examples(t, 50) }
+
+func TestSoakLatencyEndsWell(t *testing.T) { latencyEndsWell(t, 15) }
+
 // On emulated nodes processes have their shares of a core by the time that they get.
 func TestSoakSchedulers(t *testing.T) {
 	t.Run("qemu", func(t *testing.T) { up(t, "qemu", 1, 1).schedulers("priority") })

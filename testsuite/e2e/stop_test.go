@@ -24,7 +24,7 @@ func withoutPriorities(c *exec.Cmd) {
 // Where the node kernel must not give priorities, whoever does not have the core is stopped. Processes that compute share it as
 // elsewhere, and people are told what is missing.
 func TestSchedulersWithoutPriorities(t *testing.T) {
-	ownMachine(t)
+	ownMachine(t, "own")
 	m := upAs(t, withoutPriorities, "hosted", 1, 1)
 	if r := m.margay("nodes"); !strings.Contains(r.stdout, "node0 lacks asking schedulers about a process that begins to wait: only every 10 ms: set priority") {
 		t.Error(r)

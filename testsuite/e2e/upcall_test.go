@@ -12,7 +12,7 @@ import (
 // upcallProgram compiles the program that is interrupted in the middle of all that a program does.
 func upcallProgram(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(scratch, "upcall")
+	program := filepath.Join(t.TempDir(), "upcall")
 	out, err := exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", "../../lib/c/ctest/testdata/upcall.c", filepath.Join(bin, "libmargay.a"),
 		"-lm", "-lpthread", "-o", program).CombinedOutput()
 	if err != nil {
@@ -44,7 +44,7 @@ func TestUpcalls(t *testing.T) {
 	program := upcallProgram(t)
 	onBoth(t, func(t *testing.T, m *machine) {
 		n := 20_000
-		if strings.HasSuffix(t.Name(), "hosted") {
+		if m.hosted() {
 			n = 1_000_000
 		}
 		r := upcallJob(t, m, program, n, 0).wait()

@@ -329,7 +329,7 @@ func haveThreads(n int) {
 
 // orphan leaves a process behind that has left its session, and ends.
 func orphan([]string) error {
-	cmd := exec.Command("/proc/self/exe", "sleep")
+	cmd := exec.Command("/proc/self/exe", "sleep", "3600", "orphan")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd.Start()
 }

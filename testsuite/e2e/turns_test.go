@@ -1,0 +1,275 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Most of what a test does is to wait, so some run at a time. Each one has a machine to itself meanwhile: one that others have used
+// before it, or one of its own. A shared machine is made for the first test that uses it and ended after the last: virtual nodes cost
+// a host of two CPUs much, also while they do nothing.
+
+// kind is what tests have turns for.
+type kind struct {
+	substrate    string
+	nodes, cores int // of a shared machine; 0: the test makes machines of its own
+	flags        []string
+	most         int // tests at a time
+}
+
+// patient has a machine give its nodes more time than the usual 10 s before it takes them for dead: virtual ones are slow on a host
+// that has much else to do. "mortal" has the usual time.
+var patient = []string{"--dead-after", "30s"}
+
+// The kinds, those first whose machines cost most. A test is alone in its turn when it measures processor time of this host.
+var (
+	kinds = map[string]kind{
+		"qemu":        {"qemu", 2, 2, patient, 1},
+		"sched_ext":   {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "sched"}), 1},
+		"mortal":      {"qemu", 2, 2, nil, 1}, // its virtual machines are stopped and killed
+		"own virtual": {"qemu", 0, 0, nil, 1},
+		"hosted":      {"hosted", 4, 2, nil, 2},
+		"own":         {"hosted", 0, 0, nil, 2},
+	}
+	kindOrder = []string{"qemu", "sched_ext", "mortal", "own virtual", "hosted", "own"}
+)
+
+const (
+	mostTests   = 3 // that run
+	mostVirtual = 2 // of them with virtual machines
+	// arrival is how long the first test waits for others, which all come when go test has looked at each: then who goes first is
+	// not up to chance.
+	arrival = 500 * time.Millisecond
+)
+
+// turn is the turn of a test.
+type turn struct {
+	kind    string
+	alone   bool
+	number  int
+	ready   chan struct{}
+	machine *machine // a shared one
+}
+
+// turnsOfTests gives out turns and shared machines.
+type turnsOfTests struct {
+	mu       sync.Mutex
+	number   int
+	started  bool
+	waiting  []*turn
+	running  []*turn
+	expected map[string]int        // turns of a kind that are not over
+	free     map[string][]*machine // shared machines that are up, and that no test uses
+	made     map[string]int        // how many shared machines there have been
+}
+
+var turns = turnsOfTests{expected: make(map[string]int), free: make(map[string][]*machine), made: make(map[string]int)}
+
+// expect announces a turn of a kind. Tests do so before they call t.Parallel.
+func expect(kind string) *turn {
+	turns.mu.Lock()
+	defer turns.mu.Unlock()
+	turns.number++
+	turns.expected[kind]++
+	return &turn{kind: kind, number: turns.number, ready: make(chan struct{})}
+}
+
+// expectAlone announces a turn in which no other test runs.
+func expectAlone(kind string) *turn {
+	w := expect(kind)
+	w.alone = true
+	return w
+}
+
+// take waits for a turn, which ends with the test, and returns its machine if there is a shared one.
+func (w *turn) take(t *testing.T) *machine {
+	t.Helper()
+	begin := time.Now()
+	turns.arrive(w)
+	<-w.ready
+	t.Cleanup(func() { turns.over(w) })
+	t.Logf("waited %.1f s for its turn", time.Since(begin).Seconds()) // make test subtracts that
+	k := kinds[w.kind]
+	if k.nodes == 0 {
+		return nil
+	}
+	if w.machine == nil {
+		turns.mu.Lock()
+		turns.made[w.kind]++
+		name := fmt.Sprintf("%s%d", w.kind, turns.made[w.kind])
+		turns.mu.Unlock()
+		m := &machine{t: t, name: name, substrate: k.substrate, nodes: k.nodes, cores: k.cores}
+		if r := m.up(k.substrate, k.flags...); r.code != 0 {
+			if strings.Contains(r.stderr, "does not let an ordinary user make them") {
+				t.Skip(r.stderr)
+			}
+			t.Fatalf("machine up: %v", r)
+		}
+		w.machine = m
+	}
+	m := *w.machine
+	m.t = t
+	t.Cleanup(m.logs)
+	m.awaitUp()
+	return &m
+}
+
+// arrive adds a test that waits for its turn.
+func (s *turnsOfTests) arrive(w *turn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = append(s.waiting, w)
+	if s.started {
+		s.next()
+		return
+	}
+	if len(s.waiting) == 1 {
+		time.AfterFunc(arrival, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.started = true
+			s.next()
+		})
+	}
+}
+
+// next begins the turns that can begin: first those that are alone, then by kinds, then in the order of the source.
+func (s *turnsOfTests) next() {
+	slices.SortFunc(s.waiting, func(a, b *turn) int {
+		if a.alone != b.alone {
+			if a.alone {
+				return -1
+			}
+			return 1
+		}
+		if x, y := slices.Index(kindOrder, a.kind), slices.Index(kindOrder, b.kind); x != y {
+			return x - y
+		}
+		return a.number - b.number
+	})
+	alone := len(s.waiting) > 0 && s.waiting[0].alone
+	s.waiting = slices.DeleteFunc(s.waiting, func(w *turn) bool {
+		if !s.mayRun(w, alone) {
+			return false
+		}
+		s.running = append(s.running, w)
+		if n := len(s.free[w.kind]); n > 0 {
+			w.machine, s.free[w.kind] = s.free[w.kind][n-1], s.free[w.kind][:n-1]
+		}
+		close(w.ready)
+		return true
+	})
+}
+
+// mayRun reports whether a turn can begin, given those that run, and whether one waits that is alone.
+func (s *turnsOfTests) mayRun(w *turn, alone bool) bool {
+	same, virtual := 0, 0
+	for _, r := range s.running {
+		if r.alone {
+			return false
+		}
+		if r.kind == w.kind {
+			same++
+		}
+		if kinds[r.kind].substrate == "qemu" {
+			virtual++
+		}
+	}
+	if alone {
+		return w.alone && len(s.running) == 0
+	}
+	return len(s.running) < mostTests && same < kinds[w.kind].most && (kinds[w.kind].substrate != "qemu" || virtual < mostVirtual)
+}
+
+// over ends a turn, and the shared machines of its kind when it was the last.
+func (s *turnsOfTests) over(w *turn) {
+	s.mu.Lock()
+	if w.machine != nil {
+		s.free[w.kind] = append(s.free[w.kind], w.machine)
+	}
+	s.expected[w.kind]--
+	last := s.expected[w.kind] == 0
+	s.mu.Unlock()
+	if last {
+		s.end(w.kind)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running = slices.DeleteFunc(s.running, func(r *turn) bool { return r == w })
+	s.next()
+}
+
+// end ends the shared machines of a kind that no test uses.
+func (s *turnsOfTests) end(kind string) {
+	s.mu.Lock()
+	machines := s.free[kind]
+	delete(s.free, kind)
+	s.mu.Unlock()
+	for _, m := range machines {
+		out, err := exec.Command(filepath.Join(bin, "margay"), "-m", m.name, "machine", "down").CombinedOutput()
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "e2e: machine down: %v\n%s", err, out)
+		}
+	}
+}
+
+// endAll ends all shared machines.
+func (s *turnsOfTests) endAll() {
+	for kind := range kinds {
+		s.end(kind)
+	}
+}
+
+// use has a test run beside others and returns its shared machine of a kind.
+func use(t *testing.T, kind string) *machine {
+	t.Helper()
+	w := expect(kind)
+	t.Parallel()
+	return w.take(t)
+}
+
+// ownMachine has a test that makes machines of its own run beside others. The kind is "own" or "own virtual".
+func ownMachine(t *testing.T, kind string) {
+	t.Helper()
+	w := expect(kind)
+	t.Parallel()
+	w.take(t)
+}
+
+// turnOf is a subtest with a turn.
+type turnOf struct {
+	name string
+	turn *turn
+	test func(t *testing.T, m *machine)
+}
+
+// inTurns runs subtests in their turns, beside each other and other tests.
+func inTurns(t *testing.T, tests ...turnOf) {
+	t.Parallel()
+	for _, c := range tests {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.test(t, c.turn.take(t))
+		})
+	}
+}
+
+// onBoth runs a test on shared machines of both substrates.
+func onBoth(t *testing.T, test func(t *testing.T, m *machine)) {
+	inTurns(t, turnOf{"hosted", expect("hosted"), test}, turnOf{"qemu", expect("qemu"), test})
+}
+
+// onOwn runs a test that makes machines of its own, on both substrates.
+func onOwn(t *testing.T, test func(t *testing.T, substrate string)) {
+	on := func(substrate string) func(*testing.T, *machine) {
+		return func(t *testing.T, _ *machine) { test(t, substrate) }
+	}
+	inTurns(t, turnOf{"hosted", expect("own"), on("hosted")}, turnOf{"qemu", expect("own virtual"), on("qemu")})
+}
