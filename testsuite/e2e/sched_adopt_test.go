@@ -47,6 +47,7 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 				job.wait()
 				m.awaitIdle(commandTimeout)
 			}
+			m.sharedBy(c.sharing)
 		}})
 	}
 	inTurns(t, tests...)

@@ -54,12 +54,11 @@ func (m *machine) asked(enforcer string) {
 	}
 }
 
-// sharedBy demands that cores are shared by an enforcer.
+// sharedBy waits until cores are shared by an enforcer, which a node kernel may have yet to start.
 func (m *machine) sharedBy(enforcer string) {
 	m.t.Helper()
-	if nodes := m.margay("nodes").stdout; !strings.Contains(nodes, " "+enforcer+" ") {
-		m.t.Fatalf("cores are not shared by %s:\n%s", enforcer, nodes)
-	}
+	nodes := func() string { return m.margay("nodes").stdout }
+	eventually(m.t, 30*time.Second, "cores shared by "+enforcer, func() bool { return strings.Contains(nodes(), " "+enforcer+" ") }, nodes)
 }
 
 // starving is for how many seconds a process is held: longer than anything takes that looks for processes that starve, be it the
@@ -180,6 +179,7 @@ func TestHostileSchedulers(t *testing.T) {
 			if r := m.margay("machine", "restart", "0"); r.code != 0 { // Linux counts what they did against its node kernel
 				t.Error(r)
 			}
+			m.sharedBy("sched_ext")
 		}})
 	}
 	inTurns(t, tests...)
