@@ -340,13 +340,13 @@ func (a *Agent) info() *control.NodeInfo {
 }
 
 // heartbeat tells serve regularly that the node lives, and what it is when that is no more what serve was told. It ends the session
-// when serve is silent.
+// when serve is silent. That is counted in looks, not in time: a node that had no processor for a while has not listened.
 func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, told *control.NodeInfo) error {
-	tick := time.NewTicker(max(every, 10*time.Millisecond))
+	every = max(every, 10*time.Millisecond)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
-	answered := time.Now()
 	replies := make(chan error, 1)
-	waiting := false
+	waiting, looks := false, 0 // for an answer, and how often it was looked for
 	var seen kernel.Info // that told was compared with last
 	for number := uint64(1); ; {
 		select {
@@ -356,12 +356,12 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			if err != nil {
 				return err
 			}
-			waiting, answered = false, time.Now()
+			waiting, looks = false, 0
 		case <-tick.C:
-			if time.Since(answered) > silence {
-				return fmt.Errorf("agent: serve has been silent for %v", silence)
-			}
 			if waiting {
+				if looks++; time.Duration(looks)*every >= silence {
+					return fmt.Errorf("agent: serve has been silent for %v", silence)
+				}
 				continue
 			}
 			free, err := hardware.FreeMemory()

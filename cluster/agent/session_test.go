@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -390,6 +391,40 @@ func TestSilentServe(t *testing.T) {
 		defer cancel()
 		if err := a.heartbeat(ctx, conn, time.Second, a.info()); err == nil || err.Error() != "agent: serve has been silent for 5s" {
 			t.Errorf("the heartbeat ended with %v", err)
+		}
+	})
+}
+
+// awayKernel is one that takes long to say once which jobs it has.
+type awayKernel struct {
+	*playedKernel
+	once sync.Once
+}
+
+func (k *awayKernel) Jobs() []kernel.JobInfo {
+	k.once.Do(func() { time.Sleep(2 * silence) })
+	return k.playedKernel.Jobs()
+}
+
+// A node that was away for a while does not take that for silence of serve.
+func TestAwayAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newMachine(t).agent(3, new(lines))
+		a.node = &awayKernel{playedKernel: new(playedKernel)}
+		near, far := net.Pipe()
+		conn, serve := control.NewConn(near), control.NewConn(far)
+		defer conn.Close()
+		defer serve.Close()
+		beats := 0
+		go conn.Serve(func(*control.Frame) {})
+		go serve.Serve(func(f *control.Frame) {
+			beats++
+			serve.Answer(f, new(control.Done), nil)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := a.heartbeat(ctx, conn, time.Second, a.info()); !errors.Is(err, context.DeadlineExceeded) || beats < 40 {
+			t.Errorf("the heartbeat ended with %v, after %d", err, beats)
 		}
 	})
 }

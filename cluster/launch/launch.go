@@ -66,8 +66,11 @@ type session struct {
 	conn *control.Conn
 }
 
-// launchTries is how often a job is asked for whose launch is spoilt.
-const launchTries = 3
+// launchTries is how often a job is asked for whose launch is spoilt. Between two tries is a pause, which grows.
+const (
+	launchTries = 5
+	launchPause = 100 * time.Millisecond
+)
 
 // Run runs a job and returns its exit status. The error says what went wrong, a rank's failure included.
 func Run(ctx context.Context, o Options) (int, error) {
@@ -77,6 +80,10 @@ func Run(ctx context.Context, o Options) (int, error) {
 			return code, err
 		}
 		o.Status.Warnf("%v; starting it anew", err)
+		select {
+		case <-time.After(launchPause << try):
+		case <-ctx.Done(): // as the next try says
+		}
 	}
 }
 

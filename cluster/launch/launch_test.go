@@ -354,7 +354,7 @@ func TestSpoiltLaunch(t *testing.T) {
 	if code, err := newLauncher(t, s, 1).run(t); code != 0 || err != nil {
 		t.Errorf("status %d, %v", code, err)
 	}
-	s = serveTo(t, cut, cut, cut)
+	s = serveTo(t, slices.Repeat([]func(*talk){cut}, launchTries)...)
 	if code, err := newLauncher(t, s, 1).run(t); code != ExitMargay || !errors.Is(err, errSpoilt) {
 		t.Errorf("status %d, %v", code, err)
 	}

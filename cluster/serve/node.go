@@ -435,17 +435,22 @@ func (s *Server) call(ctx context.Context, number uint32, request proto.Message)
 
 // watch notices nodes that are silent.
 func (s *Server) watch(ctx context.Context) {
-	tick := time.NewTicker(s.config.Timing.Late / 10)
+	every := s.config.Timing.Late / 10
+	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for {
+	for last := time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+		now := time.Now()
+		away := absence(now.Sub(last), every)
+		last = now
 		s.mu.Lock()
 		for _, n := range s.nodes {
-			s.judge(n, time.Since(n.heard))
+			n.heard = n.heard.Add(away)
+			s.judge(n, now.Sub(n.heard))
 		}
 		for _, j := range s.jobs {
 			s.catchUpClient(j)
@@ -454,6 +459,15 @@ func (s *Server) watch(ctx context.Context) {
 		s.saveAgain()
 		s.mu.Unlock()
 	}
+}
+
+// absence is for how long serve has not listened, from how long ago it looked last when it is to do that so often: it was stopped, or
+// had no processor. Nodes have not been silent in that time. Less than one look is none.
+func absence(since, every time.Duration) time.Duration {
+	if since < 2*every {
+		return 0
+	}
+	return since - every
 }
 
 // judge decides what a node's silence means. The caller holds Server.mu.

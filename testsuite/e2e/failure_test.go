@@ -75,6 +75,30 @@ func TestServeKilled(t *testing.T) {
 	})
 }
 
+// A serve that is stopped for longer than a node may be silent takes no node for dead, and goes on.
+func TestServeStopped(t *testing.T) {
+	ownMachine(t, "own")
+	const dead = 3 * time.Second
+	m := up(t, "hosted", 2, 1, "--dead-after", dead.String())
+	c, complete := countJob(t, m, 2, 60, 100)
+	_, serve := m.status()
+	if err := unix.Kill(serve, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * dead)
+	if err := unix.Kill(serve, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	complete(c.wait())
+	if _, now := m.status(); now != serve {
+		t.Errorf("serve is process %d, not %d", now, serve)
+	}
+	for _, n := range m.listNodes() {
+		m.awaitHealth(int(n.Node), "up", 10*time.Second)
+	}
+	m.usable()
+}
+
 // A serve that is killed while jobs are launched, at whatever moment, costs no job.
 func TestServeKilledAtLaunch(t *testing.T) {
 	m := use(t, "hosted")
