@@ -630,3 +630,13 @@ func TestRemedy(t *testing.T) {
 		}
 	})
 }
+
+// What serve has missed is what is beyond one look.
+func TestAbsence(t *testing.T) {
+	const every = 200 * time.Millisecond
+	for since, want := range map[time.Duration]time.Duration{0: 0, every: 0, 399 * time.Millisecond: 0, 2 * every: every, time.Minute: time.Minute - every} {
+		if got := absence(since, every); got != want {
+			t.Errorf("after %v it was away for %v, not %v", since, got, want)
+		}
+	}
+}
