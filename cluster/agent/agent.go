@@ -347,7 +347,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 	defer tick.Stop()
 	replies := make(chan error, 1)
 	waiting, looks := false, 0 // for an answer, and how often it was looked for
-	var seen kernel.Info // that told was compared with last
+	var seen kernel.Info       // that told was compared with last
 	for number := uint64(1); ; {
 		select {
 		case <-ctx.Done():
