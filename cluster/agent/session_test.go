@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -415,16 +416,16 @@ func TestAwayAgent(t *testing.T) {
 		conn, serve := control.NewConn(near), control.NewConn(far)
 		defer conn.Close()
 		defer serve.Close()
-		beats := 0
+		var beats atomic.Int64
 		go conn.Serve(func(*control.Frame) {})
 		go serve.Serve(func(f *control.Frame) {
-			beats++
+			beats.Add(1)
 			serve.Answer(f, new(control.Done), nil)
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := a.heartbeat(ctx, conn, time.Second, a.info()); !errors.Is(err, context.DeadlineExceeded) || beats < 40 {
-			t.Errorf("the heartbeat ended with %v, after %d", err, beats)
+		if err := a.heartbeat(ctx, conn, time.Second, a.info()); !errors.Is(err, context.DeadlineExceeded) || beats.Load() < 40 {
+			t.Errorf("the heartbeat ended with %v, after %d", err, beats.Load())
 		}
 	})
 }
