@@ -216,14 +216,18 @@ func (d Dir) writeSpec(s Spec) error {
 	return os.WriteFile(d.specFile(), append(text, '\n'), 0o600)
 }
 
-// ReadSpec returns what the machine was made from. The error is ErrNoMachine where the folder is missing or no machine's.
+// ReadSpec returns what the machine was made from. The error is ErrNoMachine where the folder is missing or no machine's. It names the
+// command that makes the machine.
 func (d Dir) ReadSpec() (Spec, error) {
 	if err := d.check(); err != nil {
+		if foreign := (*foreignError)(nil); errors.Is(err, ErrNoMachine) && !errors.As(err, &foreign) {
+			err = fmt.Errorf("%w; %s makes one", err, d.upCommand())
+		}
 		return Spec{}, err
 	}
 	text, err := os.ReadFile(d.specFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return Spec{}, fmt.Errorf("machine %s: %w", d.Name(), ErrNoMachine)
+		return Spec{}, fmt.Errorf("machine %s: %w; %s makes one", d.Name(), ErrNoMachine, d.upCommand())
 	}
 	if err != nil {
 		return Spec{}, err
@@ -235,5 +239,13 @@ func (d Dir) ReadSpec() (Spec, error) {
 	return s, nil
 }
 
+// upCommand is the command that makes the machine.
+func (d Dir) upCommand() string {
+	if d.Name() == DefaultName {
+		return "margay machine up"
+	}
+	return "margay machine up -m " + d.Name()
+}
+
 // ErrNoMachine reports a name that no machine has.
-var ErrNoMachine = errors.New("there is no such machine; margay machine up makes one")
+var ErrNoMachine = errors.New("there is no such machine")

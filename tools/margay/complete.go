@@ -139,7 +139,8 @@ func quickly[Answer proto.Message](a *app, question proto.Message) (answer Answe
 }
 
 func (a *app) machineNames() (entries []string) {
-	for _, m := range machineList() {
+	machines, _ := machineList()
+	for _, m := range machines {
 		entries = append(entries, cobra.CompletionWithDesc(m.Machine, fmt.Sprintf("%s, %d nodes, %s", m.Substrate, m.Nodes, m.State)))
 	}
 	return entries

@@ -83,8 +83,11 @@ func (f coresFlag) Set(text string) error {
 		return nil
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
+	if err != nil {
 		return errors.New("it is a number of cores, or all")
+	}
+	if n < 1 {
+		return errors.New("it must be at least 1, or all")
 	}
 	f.spec.Cores = n
 	return nil

@@ -40,7 +40,10 @@ func (a *app) machineListCommand() *cobra.Command {
 margay machine up that made it, was killed; margay machine down removes what is left of it.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			list := machineList()
+			list, err := machineList()
+			if err != nil {
+				return err
+			}
 			if others := machine.Others(); len(list) == 0 && len(others) > 0 {
 				fmt.Fprintf(a.stderr, "margay: %s has no machine of yours; these folders in it are none: %s\n", machine.Base(), strings.Join(others, ", "))
 			}
@@ -66,9 +69,12 @@ margay machine up that made it, was killed; margay machine down removes what is 
 }
 
 // machineList looks at the folders of all machines. One that goes meanwhile is left out.
-func machineList() []machineState {
+func machineList() ([]machineState, error) {
 	list := []machineState{}
-	dirs, _ := machine.List()
+	dirs, err := machine.List()
+	if err != nil {
+		return nil, err
+	}
 	for _, d := range dirs {
 		info, err := os.Stat(string(d))
 		if err != nil {
@@ -95,7 +101,7 @@ func machineList() []machineState {
 		}
 		list = append(list, m)
 	}
-	return list
+	return list, nil
 }
 
 // owner names the user whose a file is.
