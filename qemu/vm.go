@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -81,6 +82,7 @@ func (vm *VM) wait() {
 		Status:  status.ExitStatus(),
 		After:   time.Since(vm.started),
 		Console: vm.console.Tail(lastLines),
+		Panic:   panicOf(vm.console.Tail(console.KeepLines)),
 		Stderr:  vm.stderr.Tail(lastLines),
 	}
 	if status.Signaled() {
@@ -148,13 +150,22 @@ type Exit struct {
 	Killed  bool           // by Kill or the context of Start
 	After   time.Duration  // since the start
 	Console []string       // the guest's last lines
+	Panic   string         // the line with which its Linux said that it panicked; empty: none
 	Stderr  []string       // QEMU's last messages
 }
 
 // PoweredOff reports whether the guest ended the VM in an orderly way: it powered off, or wanted to restart.
 func (x *Exit) PoweredOff() bool { return x.Status == 0 }
 
-// Error describes the end in one line: what QEMU said, or else the last line of the console.
+// panicOf returns the first line of a console with which Linux says that it panics. A trace and more of the same follow it.
+func panicOf(lines []string) string {
+	if i := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, "Kernel panic") }); i >= 0 {
+		return lines[i]
+	}
+	return ""
+}
+
+// Error describes the end in one line: what QEMU said, or else that Linux panicked, or else the last line of the console.
 func (x *Exit) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "qemu: VM %q ended after %v", x.Name, x.After.Round(time.Millisecond))
@@ -170,6 +181,8 @@ func (x *Exit) Error() string {
 	}
 	if len(x.Stderr) > 0 && !x.Killed {
 		fmt.Fprintf(&b, ": %s", strings.Join(x.Stderr, "; "))
+	} else if x.Panic != "" {
+		fmt.Fprintf(&b, "; its console: %q", x.Panic)
 	} else if n := len(x.Console); n > 0 {
 		fmt.Fprintf(&b, "; last line of its console: %q", x.Console[n-1])
 	}

@@ -325,3 +325,14 @@ func openFiles(t *testing.T) int {
 	}
 	return len(d)
 }
+
+// A guest that panics is told by its panic, not by what is printed after it, however much that is.
+func TestPanicIsQuoted(t *testing.T) {
+	const panics = `echo '[ 4.1] Kernel panic - not syncing: Fatal exception in interrupt'; seq 100; echo ' </TASK>'
+echo '[ 4.2] ---[ end Kernel panic - not syncing: Fatal exception in interrupt ]---'; echo more`
+	exit := waitExit(t, start(t, find(t, script(t, okVersion, panics)), Config{Kernel: "/dev/null"}))
+	const want = `its console: "[ 4.1] Kernel panic - not syncing: Fatal exception in interrupt"`
+	if text := exit.Error(); !strings.HasSuffix(text, "; "+want) {
+		t.Error(text)
+	}
+}
