@@ -2,9 +2,11 @@ package hardware
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -31,7 +33,7 @@ type Row struct {
 	Count uint64
 }
 
-// Since returns the rows that struck cpu between before and n, and their sum.
+// Since returns the rows that struck cpu between before and n, those with the highest counts first, and their sum.
 func (n Interrupts) Since(before Interrupts, cpu int) (sum uint64, rows []Row) {
 	column := -1
 	for i, c := range n.cpus {
@@ -52,6 +54,9 @@ func (n Interrupts) Since(before Interrupts, cpu int) (sum uint64, rows []Row) {
 			rows = append(rows, Row{Name: name, Count: count})
 		}
 	}
+	slices.SortFunc(rows, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Name, b.Name))
+	})
 	return sum, rows
 }
 
