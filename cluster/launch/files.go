@@ -60,7 +60,7 @@ var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm
 // interpreter when it is a script, and the files and folders in with, with the libraries that programs and libraries among
 // them need.
 func Collect(program string, with []string) (*Files, error) {
-	path, err := lookUp(program)
+	path, err := LookUp(program)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,8 @@ func (f *Files) Size() (bytes int64) {
 	return bytes
 }
 
-func lookUp(program string) (string, error) {
+// LookUp finds a program as a shell does, and returns its absolute path. The error is ErrNotFound or ErrNotExecutable.
+func LookUp(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	switch {
 	case errors.Is(err, exec.ErrDot):
@@ -157,7 +158,7 @@ func (f *Files) addInterpreter(words []string, depth int) error {
 		return err
 	}
 	if filepath.Base(words[0]) == "env" && len(words) > 1 && !strings.HasPrefix(words[1], "-") {
-		path, err := lookUp(words[1])
+		path, err := LookUp(words[1])
 		if err != nil {
 			return err
 		}

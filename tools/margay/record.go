@@ -55,6 +55,12 @@ while somebody asks for it. One that is faster than its events can be fetched th
 }
 
 func (a *app) record(ctx context.Context, f recordFlags, args []string) (err error) {
+	if len(args) > 0 {
+		// Before an earlier trace is overwritten.
+		if _, err := launch.LookUp(args[0]); err != nil {
+			return failed(launch.ExitStatus(err), fmt.Errorf("record: %w", err))
+		}
+	}
 	socket, err := a.socket()
 	if err != nil {
 		return err

@@ -44,3 +44,26 @@ func TestRecordIntoPipe(t *testing.T) {
 		t.Errorf("into an open pipe: %s", p.stderr.String())
 	}
 }
+
+// A command that cannot be started leaves the trace of an earlier one as it is.
+func TestRecordOfNoCommand(t *testing.T) {
+	dir := t.TempDir()
+	file, text := filepath.Join(dir, "trace.json"), filepath.Join(dir, "text")
+	for path, content := range map[string]string{file: "the trace of yesterday", text: "no program"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
+		c.Answer(f, &control.Nodes{Nodes: []*control.NodeState{{Health: control.NodeHealth_NODE_UP}}}, nil)
+	})
+	for command, want := range map[string]int{"no-such-command": 127, "./no-such-command": 127, text: 126, dir: 126} {
+		status, _, stderr := margay("", "record", "-o", file, "--", command)
+		if status != want || !strings.Contains(stderr, command) {
+			t.Errorf("%s: status %d, %q", command, status, stderr)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != "the trace of yesterday" {
+			t.Fatalf("%s: the file has %q, %v", command, got, err)
+		}
+	}
+}
