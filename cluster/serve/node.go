@@ -476,7 +476,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 	switch n.health {
 	case control.NodeHealth_NODE_BOOTING:
 		if silent > t.Boot {
-			s.dead(n, fmt.Sprintf("it did not register within %v%s", t.Boot, s.consoleTail(n.number)), "if it stays silent, "+s.anew())
+			s.dead(n, fmt.Sprintf("it did not register within %v (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, s.consoleTail(n.number)), "if it stays silent, "+s.anew())
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {

@@ -47,7 +47,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("node 0 is %v", state)
 		}
 		if state := c.node(1); state.Health != control.NodeHealth_NODE_DEAD ||
-			state.Reason != "it did not register within 2m0s; the last lines of its console:\n    console of 1\n    Oops" {
+			state.Reason != "it did not register within 2m0s (machine up --boot-timeout gives a slow or busy host longer); the last lines of its console:\n    console of 1\n    Oops" {
 			t.Errorf("a node that never came is %v", state)
 		}
 

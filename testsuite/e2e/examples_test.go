@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,6 +74,26 @@ func latencyEndsWell(t *testing.T, rounds int) {
 			if r := job.wait(); r.code != 0 || strings.Count(r.stdout, "\n")-strings.Count(r.stdout, "two that compute, ") != 7 || !strings.Contains(r.stdout, " results of computing, 0 not those of an undisturbed run") {
 				t.Errorf("round %d: %v", round, r)
 			}
+		}
+	}
+}
+
+// The example that make run runs says only why its machine did not come up, and passes on flags for that.
+func TestDemoWithoutMachine(t *testing.T) {
+	text := filepath.Join(scratch, "few.txt")
+	if err := os.WriteFile(text, []byte("few words\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for flags, want := range map[string]string{
+		"":                                  "margay: there is no substrate \"none\": use qemu or hosted\n",
+		"--boot-timeout 3m --message-queue": "margay: machine up has no --message-queue: margay machine up --help lists its flags\n",
+	} {
+		cmd := exec.Command("../../examples/histogram/demo", text)
+		cmd.Env = append(os.Environ(), "SUBSTRATE=none", "UP_FLAGS="+flags)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		if err := cmd.Run(); err == nil || cmd.ProcessState.ExitCode() != 125 || stderr.String() != want {
+			t.Errorf("%q: %v, %q", flags, err, stderr.String())
 		}
 	}
 }
