@@ -128,11 +128,14 @@ func (f *Files) addProgram(path string, depth int) error {
 	// A file without a line is no script.
 	line, _ := bufio.NewReader(io.LimitReader(file, 4096)).ReadString('\n')
 	if script, ok := strings.CutPrefix(line, "#!"); ok {
-		return f.addInterpreter(strings.Fields(script), depth)
+		return f.addInterpreter(path, strings.Fields(script), depth)
 	}
 	program, err := elf.NewFile(file)
+	if err != nil && strings.HasPrefix(line, elf.ELFMAG) {
+		return fmt.Errorf("%s: %w: it is an ELF file that is truncated or damaged", path, ErrNotExecutable)
+	}
 	if err != nil {
-		return fmt.Errorf("%s: %w: it is neither an ELF file nor a script", path, ErrNotExecutable)
+		return fmt.Errorf("%s: %w: it is neither an ELF file nor a script, which needs a first line that begins with #!", path, ErrNotExecutable)
 	}
 	defer program.Close()
 	if program.Type != elf.ET_EXEC && program.Type != elf.ET_DYN {
@@ -146,13 +149,17 @@ func (f *Files) addProgram(path string, depth int) error {
 	return f.addLibraries(path, program)
 }
 
-func (f *Files) addInterpreter(words []string, depth int) error {
+// addInterpreter adds the interpreter of a script, whose first line has the words.
+func (f *Files) addInterpreter(script string, words []string, depth int) error {
 	if len(words) == 0 {
-		return fmt.Errorf("%s: %w: it names no interpreter", f.Program, ErrNotExecutable)
+		return fmt.Errorf("%s: %w: its first line names no interpreter", script, ErrNotExecutable)
 	}
-	interpreter, err := filepath.Abs(words[0])
+	interpreter, err := filepath.Abs(words[0]) // Linux does not look into PATH for it
 	if err != nil {
 		return err
+	}
+	if _, err := LookUp(interpreter); err != nil {
+		return noInterpreter(script, err)
 	}
 	if err := f.addProgram(interpreter, depth+1); err != nil {
 		return err
@@ -160,11 +167,16 @@ func (f *Files) addInterpreter(words []string, depth int) error {
 	if filepath.Base(words[0]) == "env" && len(words) > 1 && !strings.HasPrefix(words[1], "-") {
 		path, err := LookUp(words[1])
 		if err != nil {
-			return err
+			return noInterpreter(script, err)
 		}
 		return f.addProgram(path, depth+1)
 	}
 	return nil
+}
+
+// noInterpreter says of which script an interpreter is missing.
+func noInterpreter(script string, err error) error {
+	return fmt.Errorf("%s: the interpreter that its first line names, %w", script, err)
 }
 
 // addTree adds a file, or a folder with all that is in it.

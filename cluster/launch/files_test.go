@@ -128,6 +128,8 @@ func TestScripts(t *testing.T) {
 	for _, name := range []string{"s1", "s2", "s3", "s4"} {
 		chain = write(t, 0o700, "#!"+chain+"\n", dir, name)
 	}
+	broken := write(t, 0o700, "#! no/such/interpreter -x\n", dir, "broken")
+	write(t, 0o600, "text\n", dir, "text")
 	cases := []struct {
 		name, text string
 		want       []string // besides the script
@@ -141,7 +143,10 @@ func TestScripts(t *testing.T) {
 		{"env of nothing", "#!" + env + " no-such-program\n", nil, ErrNotFound},
 		{"nothing", "#!\necho\n", nil, ErrNotExecutable},
 		{"spaces", "#!  \n", nil, ErrNotExecutable},
-		{"missing", "#!/no/such/interpreter\n", nil, fs.ErrNotExist},
+		{"missing", "#!/no/such/interpreter\n", nil, ErrNotFound},
+		{"missing in a chain", "#!" + broken + "\n", nil, ErrNotFound},
+		{"folder", "#!" + dir + "\n", nil, ErrNotExecutable},
+		{"no program", "#!" + filepath.Join(dir, "text") + "\n", nil, ErrNotExecutable},
 		{"chain", "#!" + filepath.Join(dir, "s2") + "\n", []string{filepath.Join(dir, "s2"), filepath.Join(dir, "s1"), filepath.Join(dir, "s0"), static}, nil},
 		{"long chain", "#!" + chain + "\n", nil, ErrNotExecutable},
 		{"itself", "#!" + filepath.Join(dir, "script") + "\n", nil, ErrNotExecutable},
@@ -373,6 +378,38 @@ func TestFolderAsProgram(t *testing.T) {
 	for _, name := range []string{".", "..", "./", t.TempDir()} {
 		if _, err := Collect(name, nil); !errors.Is(err, ErrNotExecutable) || err.Error() != name+": cannot be executed: it is a folder" {
 			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// What is no program is refused with the reason, and with the exit status of a shell.
+func TestNoProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	env := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "env")
+	long := elfHeader(elf.EM_AARCH64, elf.ET_EXEC)
+	long[33], long[56] = 16, 2 // two segments, 4096 bytes on
+	text := write(t, 0o600, "text\n", dir, "text")
+	const noScript = "it is neither an ELF file nor a script, which needs a first line that begins with #!"
+	for _, k := range []struct {
+		name, text string
+		code       int
+		want       string // after the name of the file
+	}{
+		{"interpreter", "#!/no/such/interpreter -x\n", 127, "the interpreter that its first line names, /no/such/interpreter: command not found"},
+		{"text", "#!" + text + "\n", 126, "the interpreter that its first line names, " + text + ": cannot be executed: permission denied"},
+		{"folder", "#!" + dir + "\n", 126, "the interpreter that its first line names, " + dir + ": cannot be executed: it is a folder"},
+		{"env", "#!" + env + " no-such-program\n", 127, "the interpreter that its first line names, no-such-program: command not found"},
+		{"nothing", "", 126, "cannot be executed: " + noScript},
+		{"line", "echo\n", 126, "cannot be executed: " + noScript},
+		{"magic", "\x7fELF", 126, "cannot be executed: it is an ELF file that is truncated or damaged"},
+		{"header", string(elfHeader(elf.EM_X86_64, elf.ET_EXEC)[:63]), 126, "cannot be executed: it is an ELF file that is truncated or damaged"},
+		{"segments", string(long), 126, "cannot be executed: it is an ELF file that is truncated or damaged"},
+	} {
+		path := write(t, 0o700, k.text, dir, "programs", k.name)
+		_, err := Collect(path, nil)
+		if err == nil || ExitStatus(err) != k.code || err.Error() != path+": "+k.want {
+			t.Errorf("%s: status %d, %v", k.name, ExitStatus(err), err)
 		}
 	}
 }

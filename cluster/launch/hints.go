@@ -66,6 +66,9 @@ func (f *Files) lackOf(code int) string {
 		}
 		name := filepath.Base(real)
 		if code == exitCommandNotFound && slices.Contains(shells, name) {
+			if path != f.Program { // such as a wrapper that has the name of another program
+				name = fmt.Sprintf("%s is a script for %s, which", filepath.Base(f.Program), name)
+			}
 			return name + " finds no other programs on a node than those that go along: --with \"$(command -v NAME)\" takes one"
 		}
 		for interpreter, places := range libraryPlaces {

@@ -20,6 +20,7 @@ func TestLack(t *testing.T) {
 		write(t, 0o600, "", folder, "file")
 	}
 	script := write(t, 0o700, "#!"+python+"\n", prefix, "script.py")
+	wrapper := write(t, 0o700, "#!"+bash+"\n", prefix, "shims", "python3")
 	const leftBehind = "files that arguments name do not go along by themselves:"
 	for _, test := range []struct {
 		name, program string
@@ -34,6 +35,7 @@ func TestLack(t *testing.T) {
 		{"perl", perl, nil, 2, "perl5.36.0 went along without its library: --with " + base + " --with " + shared, nil},
 		{"perl, a part", perl, []string{base}, 2, "perl5.36.0 went along without its library: --with " + shared, nil},
 		{"shell", bash, nil, 127, `bash finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one`, nil},
+		{"script of a shell", wrapper, nil, 127, `python3 is a script for bash, which finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one`, nil},
 		{"shell that fails otherwise", bash, nil, 1, "", nil},
 		{"a program", interpreter("app"), nil, 127, "", nil},
 		{"shell without its script", bash, nil, 127, leftBehind + " --with " + script, []string{script}},
