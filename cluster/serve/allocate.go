@@ -93,8 +93,8 @@ func (s shape) lacks(offers []offer) string {
 		}
 		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), need,
 			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total)
-		if s.perCore == 0 && s.ranks <= free*slot.MaxTasks {
-			text += "; --ppn or --per-core let the ranks of a job share a core"
+		if free > 0 && s.perCore < slot.MaxTasks {
+			text += fmt.Sprintf("; --ppn or --per-core N lets ranks share a core: at most %d ranks with --per-core %d", free*slot.MaxTasks, slot.MaxTasks)
 		}
 		return text
 	}
@@ -109,11 +109,11 @@ func (s shape) lacks(offers []offer) string {
 	}
 	cores := s.cores(largest.total, s.perNode)
 	if cores == 0 {
-		return fmt.Sprintf("a node of %d application cores takes %d ranks at most, %d on a core, not %d",
-			largest.total, largest.total*s.most(), s.most(), s.perNode)
+		return fmt.Sprintf("a node of %s takes %s at most, %d on a core, not %d",
+			count(largest.total, "application core"), count(largest.total*s.most(), "rank"), s.most(), s.perNode)
 	}
-	return fmt.Sprintf("%d ranks, %d on a node, need %d nodes with %d free application cores, but %d of %d have that; a larger --ppn needs fewer nodes",
-		s.ranks, s.perNode, (s.ranks+s.perNode-1)/s.perNode, cores, now, len(offers))
+	return fmt.Sprintf("%s, %d on a node, need %s with %s each, but %d of %d have that; a larger --ppn needs fewer nodes",
+		count(s.ranks, "rank"), s.perNode, count((s.ranks+s.perNode-1)/s.perNode, "node"), count(cores, "free application core"), now, len(offers))
 }
 
 // count writes how many of something there are.

@@ -355,7 +355,7 @@ func TestSharedCores(t *testing.T) {
 			t.Error(ps)
 		}
 		r := m.margay("run", "-n", "6", "--ppn", "2", probe(), "hello")
-		refusal := fmt.Sprintf("6 ranks, 2 on a node, need 3 nodes with 2 free application cores, but %d of %d have that", m.nodes-2, m.nodes)
+		refusal := fmt.Sprintf("6 ranks, 2 on a node, need 3 nodes with 2 free application cores each, but %d of %d have that", m.nodes-2, m.nodes)
 		if r.code != 125 || !strings.Contains(r.stderr, refusal) {
 			t.Error(r)
 		}
