@@ -3833,7 +3833,7 @@ type JobState struct {
 	Error         *Error                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`                        // why it failed, when it did
 	ExitCode      int32                  `protobuf:"varint,4,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // when done
 	Ranks         []*RankState           `protobuf:"bytes,5,rep,name=ranks,proto3" json:"ranks,omitempty"`
-	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that failed first, -1 while none has
+	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4362,7 +4362,7 @@ type JobSummary struct {
 	RankStates    []*RankState           `protobuf:"bytes,12,rep,name=rank_states,json=rankStates,proto3" json:"rank_states,omitempty"`
 	Unkept        []*Unkept              `protobuf:"bytes,14,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // files that ranks have written and that are gone with the job, by node
 	Missing       string                 `protobuf:"bytes,13,opt,name=missing,proto3" json:"missing,omitempty"`                             // why some of its output is missing; empty: nothing is
-	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that failed first, -1 while none has
+	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

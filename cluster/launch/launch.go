@@ -302,6 +302,9 @@ func (s *session) result(state *control.JobState) (int, error) {
 	if first := int(state.FirstFailed); first >= 0 && first < len(state.Ranks) {
 		r := state.Ranks[first]
 		err := fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+		if n := countFailed(state.Ranks); s.Spec.KeepGoing && n > 1 {
+			err = fmt.Errorf("%w; %d of %d ranks failed", err, n, len(state.Ranks))
+		}
 		switch cause := state.Error.Err(); {
 		case state.ExitCode != ExitMargay || cause == nil:
 		case errors.Is(cause, &control.Failure{Code: control.Code_CODE_NO_ROOM}):
@@ -317,6 +320,16 @@ func (s *session) result(state *control.JobState) (int, error) {
 		return ExitStatus(err), err
 	}
 	return int(state.ExitCode), spoilt(err)
+}
+
+// countFailed returns how many ranks have not ended well.
+func countFailed(ranks []*control.RankState) (n int) {
+	for _, r := range ranks {
+		if r.Exit.GetCode() != 0 || r.Exit.GetSignal() != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // handle takes what serve sends about the job.

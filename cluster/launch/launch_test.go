@@ -255,6 +255,35 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
+// When a job goes on although ranks fail, it is said how many did.
+func TestKeepGoing(t *testing.T) {
+	failed := func(code int32) *control.RankState {
+		return &control.RankState{Node: 4, Ended: true, Exit: &control.ExitStatus{Code: code}}
+	}
+	killed := &control.RankState{Node: 4, Ended: true, Exit: &control.ExitStatus{Signal: 9}}
+	for want, ranks := range map[string][]*control.RankState{
+		"rank 0 on node4 exited with status 3":                       {failed(3), failed(0), failed(0)},
+		"rank 0 on node4 exited with status 3; 3 of 3 ranks failed":  {failed(3), killed, failed(1)},
+		"rank 0 on node4 was killed by SIGKILL; 2 of 3 ranks failed": {killed, failed(0), failed(1)},
+	} {
+		for _, keepGoing := range []bool{true, false} {
+			s := serveTo(t, func(c *talk) {
+				c.launched(3)
+				c.done(&control.JobState{ExitCode: 3, Ranks: ranks})
+			})
+			l := newLauncher(t, s, 3)
+			l.Spec.KeepGoing = keepGoing
+			said := want
+			if !keepGoing { // the others were ended
+				said, _, _ = strings.Cut(want, ";")
+			}
+			if code, err := l.run(t); code != 3 || err == nil || err.Error() != said {
+				t.Errorf("keep going %v: status %d, %v", keepGoing, code, err)
+			}
+		}
+	}
+}
+
 func TestExitStatusOfErrors(t *testing.T) {
 	for _, k := range []struct {
 		err  error

@@ -61,7 +61,7 @@ func TestResultOfUnrecorded(t *testing.T) {
 			ExitCode: ExitMargay, Error: control.FromError(control.Failf(code, "the reason")),
 			Ranks: []*control.RankState{{Node: 3, Ended: true, Exit: &control.ExitStatus{Code: 5}}},
 		}
-		if status, err := new(session).result(state); status != ExitMargay || err.Error() != want {
+		if status, err := (&session{Options: Options{Spec: new(control.JobSpec)}}).result(state); status != ExitMargay || err.Error() != want {
 			t.Errorf("%v: status %d, %v", code, status, err)
 		}
 	}

@@ -25,7 +25,7 @@ type job struct {
 	spool  *spool        // gets the records instead when the job is detached
 
 	ranks     []rank
-	first     int              // the rank that failed first, control.None while none has
+	first     int              // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
 	failure   *control.Failure // why the job failed as a whole
 	failed    chan struct{}    // closed when failure is set
 	loading   map[uint32]bool  // nodes that do not have all files yet
@@ -120,7 +120,7 @@ func (j *job) ended() bool {
 // wantsRecords reports whether there is somebody to take the job's records.
 func (j *job) wantsRecords() bool { return j.client != nil || j.spool != nil }
 
-// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, else that of the failure. Output that
+// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, or lowest, else that of the failure. Output that
 // is missing, or an end that could not be recorded, counts more than how a rank has ended.
 func (j *job) exitCode() int32 {
 	spoilt := j.torn || j.failure != nil && j.failure.Code == control.Code_CODE_NO_ROOM
@@ -320,8 +320,8 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 	s.nodes[node].send(&control.Ack{Job: j.number, Seq: seq})
 }
 
-// rankEnded notes the end of a rank. The first that failed decides the job's status, and ends the others unless the job is to
-// keep going. The caller holds Server.mu.
+// rankEnded notes the end of a rank. The first that failed decides the job's status, and ends the others. When the job is to keep going,
+// the lowest that failed decides. The caller holds Server.mu.
 func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 	if j.exited(number, exit) {
 		s.endOthers(j)
@@ -335,13 +335,16 @@ func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 }
 
 // exited notes how a rank ended, and reports whether it is the first that has failed. The caller holds Server.mu.
-func (j *job) exited(number int, exit *control.ExitStatus) bool {
+func (j *job) exited(number int, exit *control.ExitStatus) (first bool) {
 	j.ranks[number].exit = exit
-	if exit.Code == 0 && exit.Signal == 0 || j.first != control.None || j.failure != nil {
+	if exit.Code == 0 && exit.Signal == 0 || j.failure != nil {
 		return false
 	}
-	j.first = number
-	return true
+	first = j.first == control.None
+	if first || j.spec.KeepGoing && number < j.first {
+		j.first = number
+	}
+	return first
 }
 
 // finishOn has a node end what the ranks of a job have left behind, if that keeps the job's output from being complete when all

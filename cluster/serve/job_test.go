@@ -116,17 +116,17 @@ func samePlaces(a, b []*control.Place) bool {
 	return slices.EqualFunc(a, b, func(x, y *control.Place) bool { return x.Rank == y.Rank && x.Node == y.Node && x.Core == y.Core })
 }
 
-// The rank that fails first decides the job's status and ends the others, first politely.
+// The rank that fails first decides the job's status and ends the others, first politely. When they are to keep going, the lowest decides.
 func TestFirstFailureDecides(t *testing.T) {
 	cases := []struct {
 		name         string
 		code, signal int32
 		keepGoing    bool
-		want         int32
+		want, first  int32
 	}{
-		{name: "status", code: 3, want: 3},
-		{name: "signal", signal: int32(unix.SIGSEGV), want: 128 + int32(unix.SIGSEGV)},
-		{name: "keep going", code: 4, keepGoing: true, want: 4},
+		{name: "status", code: 3, want: 3, first: 3},
+		{name: "signal", signal: int32(unix.SIGSEGV), want: 128 + int32(unix.SIGSEGV), first: 3},
+		{name: "keep going", code: 4, keepGoing: true, want: 5, first: 0},
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
@@ -156,7 +156,33 @@ func TestFirstFailureDecides(t *testing.T) {
 				m.played[0].exits(job, 2, 1, 0, int32(unix.SIGKILL))
 				m.played[1].exits(job, 2, 2, 0, int32(unix.SIGTERM))
 				c.ackAll()
-				if state := c.ended(); state.ExitCode != k.want || state.FirstFailed != 3 || state.Error != nil {
+				if state := c.ended(); state.ExitCode != k.want || state.FirstFailed != k.first || state.Error != nil {
+					t.Errorf("it ended as %v", state)
+				}
+			})
+		})
+	}
+}
+
+// With --keep-going the status does not depend on which rank was faster: it is that of the lowest one that failed.
+func TestLowestFailureDecides(t *testing.T) {
+	for _, order := range [][]uint32{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}} {
+		t.Run(fmt.Sprint(order), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 2)
+				c := m.client()
+				s := spec(4)
+				s.KeepGoing = true
+				job := c.run(s)
+				seqs := make(map[uint32]uint64)
+				for _, rank := range order {
+					node := rank / 2
+					seqs[node]++
+					code := []int32{0, 4, 5, 6}[rank]
+					m.played[node].exits(job, seqs[node], rank, code, 0)
+					c.ackAll()
+				}
+				if state := c.ended(); state.ExitCode != 4 || state.FirstFailed != 1 || state.Error != nil {
 					t.Errorf("it ended as %v", state)
 				}
 			})
