@@ -14,8 +14,8 @@ import (
 	"margay/cluster/control"
 )
 
-// spoolLimit bounds the output of one detached job, in bytes. What comes later is not kept, and margay logs says so.
-const spoolLimit = 256 << 20
+// SpoolLimit bounds the output of one detached job, in bytes. What comes later is not kept, and margay logs says so.
+const SpoolLimit = 256 << 20
 
 // spool is the output of a detached job: its records in a file, as frames of the control protocol. An Error stands where output was
 // left out because there was too much.
@@ -40,7 +40,7 @@ func createSpool(dir string, job uint32) (*spool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve: output of job %d: %w", job, err)
 	}
-	return &spool{file: f, limit: spoolLimit}, nil
+	return &spool{file: f, limit: SpoolLimit}, nil
 }
 
 // openSpool opens the spool that an earlier serve wrote, without what it did not finish writing. It hands each record in it to take.

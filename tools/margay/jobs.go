@@ -171,8 +171,9 @@ func (a *app) logsCommand() *cobra.Command {
 		Long: `Show what a detached job has written, and what it writes until it ends. How it has ended is said on standard error when that
 was no success. Exit status: 0 when all output was shown, however the job has ended; 125 when some of it is missing.
 
-The output is kept in the machine's folder until the machine ends, or --remove removes it: that of the jobs that are named, or
-with --all that of all jobs that have ended.`,
+The output is kept in the machine's folder, in output/job-N, until the machine ends, or --remove removes it: that of the jobs that
+are named, or with --all that of all jobs that have ended. It goes earlier with a job that margay ps --all has forgotten. Of each
+job ` + keptOutput + ` are kept; a mark says that more came.`,
 		Example: "  margay logs 7\n  margay logs --remove 7 8\n  margay logs --remove --all",
 		Args: func(c *cobra.Command, args []string) error {
 			switch {

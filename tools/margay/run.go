@@ -14,10 +14,14 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
+	"margay/cluster/serve"
 )
 
 // forwarded are the signals that margay run passes on to the ranks.
 var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
+
+// keptOutput is how much output of a detached job is kept.
+var keptOutput = fmt.Sprintf("%d MiB", serve.SpoolLimit>>20)
 
 // runFlags are the flags of margay run.
 type runFlags struct {
@@ -78,9 +82,17 @@ job, whatever its ranks do, with exit status 130; a third one does not wait for 
 are copied, the first one ends the job. Ctrl-Z stops margay run; the ranks go on. What was ignored when margay was
 started stays ignored (nohup).
 
-When a rank fails, the others are ended, and the job has its exit status: that of the rank, or 128+N when signal N ended
-it. A job that margay kill --force ends has 137. Where this is the status of a SIGINT, SIGTERM or SIGHUP that margay run
-was sent, it dies of that signal, so that Ctrl-C ends a loop of the shell, too.`,
+In a loop of a shell that reads its lines from standard input, margay run would take the other lines: --stdin none, or </dev/null,
+leaves them to the loop.
+
+With --detach the output is kept in the machine's folder, in output/job-N, until the machine ends or margay logs --remove removes it.
+Of each job ` + keptOutput + ` are kept; what comes later is left out, and margay logs says so.
+
+When a rank fails, the others are ended, and the job has the exit status of the rank that failed first: its own, or 128+N when
+signal N ended it. With --keep-going the others go on, and the status is that of the lowest rank that failed, whichever was first.
+Status 125 means that Margay failed, or that it ended the job because its ranks could not go on: one ended while others waited for
+it in a barrier, or did not join those that use messages. A job that margay kill --force ends has 137. Where this is the status
+of a SIGINT, SIGTERM or SIGHUP that margay run was sent, it dies of that signal, so that Ctrl-C ends a loop of the shell, too.`,
 		Example: `  margay run -n 8 ./app -x 1
   margay run -n 4 --with data.txt --label ./app data.txt
   margay run -n 8 --ppn 4 ./app               # 4 ranks on each of 2 nodes
@@ -102,10 +114,10 @@ was sent, it dies of that signal, so that Ctrl-C ends a loop of the shell, too.`
 	fs.IntVar(&f.perCore, "per-core", 0, "ranks that share a core (default: 1, or as many as --ppn needs)")
 	fs.StringArrayVar(&f.with, "with", nil, "a file or folder to take along (may be repeated)")
 	fs.BoolVarP(&f.label, "label", "l", false, "begin each line of output with the rank that wrote it")
-	fs.BoolVarP(&f.detach, "detach", "d", false, "print the job's number and leave it alone; margay logs shows its output")
-	fs.BoolVar(&f.keepGoing, "keep-going", false, "let the other ranks go on when one fails")
+	fs.BoolVarP(&f.detach, "detach", "d", false, "print the job's number and leave it alone; margay logs shows its output, "+keptOutput+" at most")
+	fs.BoolVar(&f.keepGoing, "keep-going", false, "let the other ranks go on when one fails; the lowest rank that failed decides the status")
 	fs.BoolVarP(&f.verbose, "verbose", "v", false, "say what margay does")
-	fs.StringVar(&f.stdin, "stdin", "first", "which ranks read standard input: first, all or none")
+	fs.StringVar(&f.stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
 	fs.IntVar(&f.memoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.hugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
 	fs.BoolVar(&f.force, "force", false, "run a program that is linked with MPI or PMI all the same; its ranks do not find each other")
