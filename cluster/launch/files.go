@@ -135,7 +135,7 @@ func (f *Files) addProgram(path string, depth int) error {
 		return fmt.Errorf("%s: %w: it is an ELF file that is truncated or damaged", path, ErrNotExecutable)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w: it is neither an ELF file nor a script, which needs a first line that begins with #!", path, ErrNotExecutable)
+		return fmt.Errorf("%s: %w: it is neither an ELF file nor a script (with #! at the beginning of its first line)", path, ErrNotExecutable)
 	}
 	defer program.Close()
 	if program.Type != elf.ET_EXEC && program.Type != elf.ET_DYN {

@@ -390,7 +390,7 @@ func TestNoProgram(t *testing.T) {
 	long := elfHeader(elf.EM_AARCH64, elf.ET_EXEC)
 	long[33], long[56] = 16, 2 // two segments, 4096 bytes on
 	text := write(t, 0o600, "text\n", dir, "text")
-	const noScript = "it is neither an ELF file nor a script, which needs a first line that begins with #!"
+	const noScript = "it is neither an ELF file nor a script (with #! at the beginning of its first line)"
 	for _, k := range []struct {
 		name, text string
 		code       int
