@@ -307,9 +307,9 @@ type Setting struct {
 
 // Request asks for an extension.
 type Request struct {
-	Name     string // what it is called; empty for the name in the object
-	Slot     slot.Name
-	Object   []byte // an ELF file
+	Name     string    // what it is called; empty for the name in the object
+	Slot     slot.Name // empty for the one that the object's section names; if that names one, it can be no other
+	Object   []byte    // an ELF file
 	Settings []Setting
 	Trusted  bool   // run it unchecked; for the machine alone
 	Number   uint64 // of whoever inserts, who finds it in Info again
@@ -348,6 +348,9 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	}
 	if s.job != Machine && r.Trusted {
 		return nil, fmt.Errorf("%w: only the machine has trusted extensions; what a job inserts is checked when it runs", ErrRefused)
+	}
+	if made := slot.Name(spec.Slot()); made != row.Name && slot.Declared(made) {
+		return nil, fmt.Errorf("%w: program %s is made for slot %s, as its section says, and not for slot %s", ErrRefused, spec.Name, made, row.Name)
 	}
 	name := cmp.Or(r.Name, spec.Name)
 	if printable.Line(name) != name {

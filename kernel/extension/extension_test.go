@@ -138,6 +138,8 @@ func TestRefused(t *testing.T) {
 		"no such slot":       {Request{Slot: "kitchen", Object: extensiontest.Object(t, deliver)}, `no slot "kitchen"`},
 		"slot of the object": {Request{Object: extensiontest.Object(t, trap)}, "takes no extensions yet"},
 		"slot not ready":     {Request{Slot: slot.Interrupt, Object: extensiontest.Object(t, deliver)}, "takes no extensions yet"},
+		"another slot":       {Request{Slot: slot.Exit, Object: extensiontest.Object(t, deliver)}, "program deliver is made for slot message, as its section says, and not for slot exit"},
+		"another to come":    {Request{Slot: slot.Message, Object: extensiontest.Object(t, trap2)}, "program tock is made for slot trap, as its section says, and not for slot message"},
 		"machine's slot":     {Request{Slot: slot.Boot, Object: extensiontest.Object(t, deliver)}, "when it boots"},
 		"trust":              {Request{Trusted: true, Object: extensiontest.Object(t, deliver)}, "only the machine has trusted"},
 		"two programs":       {Request{Object: extensiontest.Object(t, two...)}, "several programs"},
@@ -177,6 +179,21 @@ func TestSlotChoosesTheProgram(t *testing.T) {
 	}
 	if x.Name() != "consume" || s.Message(event(t), nil) != slot.Consume {
 		t.Errorf("%s was inserted", x.Name())
+	}
+}
+
+// An object whose section names no slot goes into the slot that the request names, and nowhere without one.
+func TestSectionWithoutSlot(t *testing.T) {
+	s := open(t, newManager(t), 1)
+	policy := extensiontest.Program{Section: "policy/first", Name: "policy", Code: consume.Code}
+	if x, err := s.Insert(Request{Object: extensiontest.Object(t, policy)}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), `no slot "policy"`) {
+		t.Errorf("without a slot: %v, %v", x, err)
+	}
+	if _, err := s.Insert(Request{Slot: slot.Message, Object: extensiontest.Object(t, policy)}); err != nil {
+		t.Fatal(err)
+	}
+	if s.Message(event(t), nil) != slot.Consume {
+		t.Error("it is not in slot message")
 	}
 }
 

@@ -5,6 +5,7 @@ package slot
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -167,6 +168,11 @@ func Find(name Name) (Row, error) {
 		}
 	}
 	return Row{}, fmt.Errorf("there is no slot %q; extensions can be put into %v", name, ready)
+}
+
+// Declared reports whether there is a slot of that name, be it one that takes no extensions yet.
+func Declared(name Name) bool {
+	return slices.ContainsFunc(Table, func(row Row) bool { return row.Name == name })
 }
 
 // FaultLimit is how many faults an extension may make before it is removed from its slot.

@@ -13,7 +13,7 @@ import (
 // Spec describes an extension that is to be inserted.
 type Spec struct {
 	Name      string            // what it is called in lists; empty for the name in the object
-	Slot      string            // empty for the one that the object's section names
+	Slot      string            // empty for the one that the object's section names; if that names one, it can be no other
 	Object    []byte            // the ELF file that clang made
 	Constants map[string]uint64 // values of its constants (const volatile variables)
 	Entries   map[string]uint32 // numbers of entries of its maps

@@ -43,9 +43,9 @@ func (a *app) extInsertCommand() *cobra.Command {
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "insert [JOB] OBJECT",
 		Short: "Insert an extension into a running job, or into the machine",
-		Long: `Insert an extension, an ELF object made by clang -target bpf, into a slot of a running job, on all of its nodes. Without a job it is
-the machine's own: it acts on the events of all jobs, before their extensions, on all nodes, until it is removed. A node that is
-away, or boots anew, gets it before it is given jobs; what it has remembered is lost with the boot.`,
+		Long: `Insert an extension, an ELF object made by clang -target bpf, into the slot that its section names, of a running job, on all of
+its nodes. Without a job it is the machine's own: it acts on the events of all jobs, before their extensions, on all nodes, until it
+is removed. A node that is away, or boots anew, gets it before it is given jobs; what it has remembered is lost with the boot.`,
 		Example: `  margay ext insert 7 accumulate.o
   margay ext insert 7 ext/sched/weighted/weighted.o --set weight0=5
   margay ext insert roundrobin.o --node=2`,
@@ -77,7 +77,7 @@ away, or boots anew, gets it before it is given jobs; what it has remembered is 
 	})
 	c.Flags().StringVar(&m.Name, "name", "", "what it is called (default: the name of the file)")
 	c.Flags().StringArrayVar(&settings, "set", nil, "the value of a constant of the extension, as NAME=VALUE; may be given again")
-	c.Flags().StringVar(&m.Slot, "slot", "", "the slot (default: the one that the object's section names)")
+	c.Flags().StringVar(&m.Slot, "slot", "", "the slot of an object whose section names none; of an object with several programs, which one is meant")
 	a.nodeFlag(c, &node, "only on this node")
 	return c
 }
