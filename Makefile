@@ -79,12 +79,13 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: install
-install: bin/margay bin/nodekernel bin/libmargay.a ## install commands, library, manual pages and completions below PREFIX (and DESTDIR)
-	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include $(SHAREDIR)/man/man1 \
+install: bin/margay bin/nodekernel bin/libmargay.a ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
+	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/margay/ext $(SHAREDIR)/man/man1 \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 bin/margay bin/nodekernel $(BINDIR)
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
 	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 ext/include/*.h $(DESTDIR)$(PREFIX)/include/margay/ext
 	rm -f $(SHAREDIR)/man/man1/margay.1 $(SHAREDIR)/man/man1/margay-*.1
 	bin/margay man $(SHAREDIR)/man/man1
 	bin/margay completion bash >$(SHAREDIR)/bash-completion/completions/margay

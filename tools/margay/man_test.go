@@ -41,7 +41,8 @@ func TestInstall(t *testing.T) {
 		t.Fatalf("make install: %v\n%s", err, out)
 	}
 	for _, name := range []string{
-		"bin/margay", "bin/nodekernel", "lib/libmargay.a", "include/margay.h", "share/man/man1/margay.1", "share/man/man1/margay-machine-up.1",
+		"bin/margay", "bin/nodekernel", "lib/libmargay.a", "include/margay.h", "include/margay/ext/margay.h", "include/margay/ext/margay_hash.h",
+		"include/margay/ext/margay_sched.h", "share/man/man1/margay.1", "share/man/man1/margay-machine-up.1",
 		"share/bash-completion/completions/margay", "share/zsh/site-functions/_margay", "share/fish/vendor_completions.d/margay.fish",
 	} {
 		if info, err := os.Stat(filepath.Join(dir, "usr", name)); err != nil || info.Size() == 0 {
@@ -54,4 +55,21 @@ func TestInstall(t *testing.T) {
 	}
 	program := filepath.Join(dir, "greet")
 	compile(t, "#include <margay.h>\nint main(void) { return margay_rank() > 0; }", program, "-I"+dir+"/usr/include", "-L"+dir+"/usr/lib", "-lmargay")
+
+	// The headers of extensions, one of which has the name of the library's.
+	if _, err := exec.LookPath("clang-19"); err != nil {
+		t.Skip("the rest of this test needs clang-19")
+	}
+	object := filepath.Join(dir, "tally.o")
+	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-I", filepath.Join(dir, "usr/include/margay/ext"),
+		"-x", "c", "-c", "-", "-o", object)
+	cmd.Stdin = strings.NewReader("#include <margay.h>\n#include <margay_sched.h>\n" +
+		"SEC(\"message\") int drop(struct margay_message *m) { return m->length ? MARGAY_DROP : MARGAY_DELIVER; }\n")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("clang: %v\n%s", err, text)
+	}
+	out, err = exec.Command(filepath.Join(dir, "usr/bin/margay"), "nimble", "verify", "--elf", object).CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "message drop: accepted") {
+		t.Errorf("%v: %s", err, out)
+	}
 }
