@@ -34,6 +34,7 @@ typedef long long __s64;
 /* Services that Linux has too, under the numbers that they have there. */
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static long (*const map_delete)(void *map, const void *key) = (void *)3; /* fails: elements of arrays stay */
 static __u64 (*const time_ns)(void) = (void *)5;
 static long (*const trace_printk)(const char *format, __u32 size, ...) = (void *)6;
 static __u32 (*const random_u32)(void) = (void *)7;

@@ -18,7 +18,6 @@ typedef _Bool bool;
 #define MAP_FLAGS(number) int (*map_flags)[number]
 #define BPF_F_MMAPABLE 1024
 
-static long (*const map_delete)(void *map, const void *key) = (void *)3;
 static long (*const tail_call)(void *ctx, void *programs, __u32 index) = (void *)12;
 static long (*const read_kernel_string)(void *to, __u32 size, const void *from) = (void *)115;
 static long (*const ring_output)(void *ring, void *data, __u64 size, __u64 flags) = (void *)130;
