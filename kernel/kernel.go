@@ -40,8 +40,14 @@ import (
 // cgroupRoot is where a node that has its kernel to itself finds its control groups.
 const cgroupRoot = "/sys/fs/cgroup"
 
-// reserve is what a node keeps for itself when it says how much memory jobs can have, in bytes.
-const reserve = 24 << 20
+// reserve is what a node keeps for itself of the memory that is free when the node kernel starts, in bytes. An idle node kernel takes
+// 42 MiB of it, huge pages included; the rest is for messages and connections, which no job's control group accounts for.
+const reserve = 64 << 20
+
+// forJobs returns how much memory jobs can have of what is free when the node kernel starts. A job that takes all of it must come to
+// the limit of its control group while Linux still has free pages: Linux without free pages kills whatever it likes. A 64th is for
+// what grows with memory, such as Linux's watermarks and lists of free pages; a small node keeps no more than half.
+func forJobs(free int64) int64 { return max(free/2, free-free/64-reserve) }
 
 // adoptTimeout bounds how long the adoption of one job may take.
 const adoptTimeout = 10 * time.Second
@@ -230,7 +236,7 @@ func (n *Node) findMemory() error {
 		return nil
 	}
 	free, err := hardware.FreeMemory()
-	n.info.Memory = max(0, free-reserve)
+	n.info.Memory = forJobs(free)
 	return err
 }
 

@@ -61,6 +61,27 @@ func TestJobEatsMemory(t *testing.T) {
 	unharmed()
 }
 
+// The memory that a job has when it asks for no limit is less than its node can give: who eats all of it comes to the job's limit, and
+// not to where Linux has no page left for the node itself.
+func TestJobEatsAllMemory(t *testing.T) {
+	m := use(t, "qemu")
+	console := m.file("log", "node0.console")
+	for range 3 {
+		r := m.run(137, "-n", strconv.Itoa(m.cores), probe(), "eat")
+		if !strings.Contains(r.stderr, " on node0 was killed by SIGKILL: out of memory (the job's limit on this node is ") {
+			t.Error(r)
+		}
+	}
+	text, err := os.ReadFile(console)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), "] Out of memory: ") || !strings.Contains(string(text), "] Memory cgroup out of memory: ") {
+		t.Errorf("the node's Linux says:\n%s", text)
+	}
+	m.usable()
+}
+
 // A rank has its limit of memory from its first instruction on, and so have all processes that it starts.
 func TestChildrenAreLimited(t *testing.T) {
 	m := use(t, "hosted")
