@@ -30,6 +30,7 @@ static struct {
 	int bell;
 	int alarm;
 	int rung; /* what has rung the bell is still in it */
+	int finalized;
 	char *area;
 	uint32_t call; /* number of the last request */
 	uint64_t tail; /* of the send ring: this side's own position */
@@ -63,6 +64,14 @@ static int fail(const char *format, ...)
 	vsnprintf(self.error, sizeof self.error, format, args);
 	va_end(args);
 	return -1;
+}
+
+/* no_job fails when this process takes no part in its job, not yet or not any more. */
+static int no_job(void)
+{
+	if (self.finalized)
+		return fail("the job is finalized");
+	return self.area ? 0 : fail("margay_init has not been called");
 }
 
 const char *margay_error(void) { return self.error; }
@@ -161,8 +170,8 @@ static int ask(void *request, size_t size, int file, struct wire_reply *reply, i
 	struct wire_request *r = request;
 	int none[MAX_FILES];
 	int *got = files ? files : none;
-	if (self.socket < 0)
-		return fail("margay_init has not been called");
+	if (self.socket < 0 || self.finalized)
+		return no_job();
 	do {
 		r->call = ++self.call;
 		no_files(got);
@@ -404,8 +413,8 @@ static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *
 
 int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	if (rank < 0 || rank >= margay_size() || handler < 0 || handler >= MARGAY_MAX_HANDLERS)
 		return fail("there is no rank %d with handler %d", rank, handler);
 	if (length > MARGAY_MAX_PAYLOAD)
@@ -501,8 +510,8 @@ static int run_upcalls(void)
 
 int margay_poll(void)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	char *ring_bytes = self.area + header(WIRE_RECEIVE);
 	int was = mask(), n = 0;
 	for (;;) {
@@ -610,8 +619,8 @@ static int start_upcalls(void)
 
 int margay_upcalls(int on)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	if (self.depth > 0)
 		return -1;
 	if (!on == !self.upcalls)
@@ -627,8 +636,8 @@ int margay_upcalls(int on)
 
 int margay_mask(int masked)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	int was = mask();
 	if (masked) {
 		arm(0);
@@ -720,8 +729,8 @@ static int some_came(int n, uint64_t arg)
 
 int margay_wait(int timeout)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	int n = wait_until(some_came, 0, timeout);
 	return n < 0 ? 0 : n;
 }
@@ -742,8 +751,8 @@ static int is_done(int n, uint64_t arg)
 int margay_wait_for(int (*done)(void *data), void *data, int timeout)
 {
 	struct condition c = {done, data};
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	return wait_until(is_done, (uintptr_t)&c, timeout) < 0 ? -1 : 0;
 }
 
@@ -755,8 +764,8 @@ static int is_released(int n, uint64_t number)
 
 int margay_barrier(int timeout)
 {
-	if (!self.area)
-		return fail("margay_init has not been called");
+	if (no_job() != 0)
+		return -1;
 	uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
 	/* The node kernel looks for it when it is awake, and wants to be woken when it is not. */
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
@@ -769,9 +778,10 @@ int margay_barrier(int timeout)
 
 int margay_finalize(int timeout)
 {
-	if (margay_barrier(timeout) != 0)
+	if (margay_barrier(timeout) != 0 || margay_upcalls(0) != 0)
 		return -1;
-	return margay_upcalls(0);
+	self.finalized = 1;
+	return 0;
 }
 
 /* has_room announces that this side waits for room for a record, and reports whether there is some. */

@@ -35,7 +35,9 @@ extern "C" {
 /* margay_init makes this process take part in its job. All ranks of a job must do so, or none. */
 int margay_init(void);
 
-/* margay_finalize ends this rank's part in the job: it is the last barrier. */
+/* margay_finalize ends this rank's part in the job: it is the last barrier. When it has returned 0, no handler runs any more, and
+ * whatever sends, receives, waits or asks the node kernel fails. The process may go on: margay_error, the functions that tell its
+ * place, and memory that it has mapped work as before. When it fails, the job is not finalized. */
 int margay_finalize(int timeout);
 
 /* margay_error says what went wrong last. */
@@ -95,7 +97,7 @@ int margay_barrier(int timeout);
 /* Upcalls: messages for which an extension has answered MARGAY_UPCALL.
  *
  * margay_upcalls(1) has them interrupt this thread, whatever it does; margay_upcalls(0) has them come like all others again, as
- * before the first call and after margay_finalize. It uses the signal SIGURG, whose handler must not be changed meanwhile, and a
+ * before the first call. It uses the signal SIGURG, whose handler must not be changed meanwhile, and a
  * stack of its own. The handler gets whole registers and gives them back: floating point, vectors, flags and errno are as they
  * were. A system call that was interrupted goes on, except those that Linux never restarts (poll, select, epoll_wait, nanosleep
  * and the like, see signal(7)): they return EINTR.
@@ -132,7 +134,8 @@ struct margay_setting {
 };
 
 /* margay_insert puts an extension, an ELF object that clang made, into the node kernel of this node and returns its number.
- * name is what it is called in lists, NULL for the name in the object; slot is NULL for the one that its section names. */
+ * name is what it is called in lists, NULL for the name in the object; slot is NULL for the one that its section names, and can be
+ * no other if that names one. */
 int margay_insert(const char *name, const char *slot, const void *object, size_t size, const struct margay_setting *settings,
 		  int count);
 

@@ -71,6 +71,8 @@ type Job struct {
 	upcalls  *wire.Consumer
 	handlers [wire.MaxHandlers]func(Message)
 
+	finalized atomic.Bool // changed under handling and sending: nothing is sent or handled after that
+
 	interrupting sync.Once // Upcalls has been called
 
 	mu      sync.Mutex
@@ -218,6 +220,9 @@ func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
+	if j.finalized.Load() {
+		return false, ErrClosed
+	}
 	ok, wake, err := j.send.Push(wire.Record{Handler: uint16(handler), Peer: uint32(rank), Args: args, Payload: payload})
 	if err != nil {
 		return false, fmt.Errorf("margay: send: %w", err)
@@ -228,7 +233,7 @@ func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	return ok, nil
 }
 
-// Poll runs the handlers of all messages that have arrived and returns how many there were.
+// Poll runs the handlers of all messages that have arrived and returns how many there were. After Finalize there are none.
 func (j *Job) Poll() int {
 	n := j.poll()
 	if n > 0 {
@@ -251,6 +256,9 @@ func (j *Job) announce() {
 func (j *Job) poll() int {
 	j.handling.Lock()
 	defer j.handling.Unlock()
+	if j.finalized.Load() {
+		return 0
+	}
 	n := 0
 	for {
 		// An upcall that was sent before the message in the ring has come when that has.
@@ -311,6 +319,9 @@ func (j *Job) Wait(ctx context.Context) (n int, err error) {
 // Barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. When it
 // returns, the messages that any rank had sent to this one before entering the barrier have been handled, unless ctx has ended.
 func (j *Job) Barrier(ctx context.Context) error {
+	if j.finalized.Load() {
+		return ErrClosed
+	}
 	number := j.area.Entered().Add(1)
 	// The node kernel looks for it when it is awake, and wants to be woken when it is not.
 	if j.area.SendWaiting().Load() != 0 {
@@ -323,11 +334,14 @@ func (j *Job) Barrier(ctx context.Context) error {
 	return nil
 }
 
-// Finalize ends this rank's part in the job: it waits for the other ranks to do the same. The process may go on.
+// Finalize ends this rank's part in the job: it waits for the other ranks to do the same. When it has returned nil, no handler runs
+// any more, and whatever sends, waits or asks the node kernel returns ErrClosed. The process may go on: what tells its place, and
+// memory that it has mapped, work as before. When it fails, the job is not finalized.
 func (j *Job) Finalize(ctx context.Context) error {
 	if err := j.Barrier(ctx); err != nil {
 		return err
 	}
+	j.finalize()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.closed == nil {
@@ -339,8 +353,20 @@ func (j *Job) Finalize(ctx context.Context) error {
 	return nil
 }
 
+// finalize waits for the handler and the sender under way and lets no other come.
+func (j *Job) finalize() {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	j.finalized.Store(true)
+}
+
 // wait handles messages until done, which is told how many there were, or until ctx ends.
 func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
+	if j.finalized.Load() {
+		return ErrClosed
+	}
 	stop := context.AfterFunc(ctx, func() {
 		j.mu.Lock()
 		defer j.mu.Unlock()
@@ -423,6 +449,9 @@ func (j *Job) ring() {
 func (j *Job) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File, error) {
 	j.asking.Lock()
 	defer j.asking.Unlock()
+	if j.finalized.Load() {
+		return wire.Reply{}, nil, ErrClosed
+	}
 	for {
 		reply, files, err := j.askOnce(q, give)
 		if err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -80,6 +81,8 @@ func rank(mode []string) error {
 		return services(job)
 	case "list":
 		return list(job, mode[1])
+	case "finalized":
+		return finalized(ctx, job)
 	}
 	return nil
 }
@@ -207,6 +210,49 @@ func services(job *margay.Job) error {
 		return fmt.Errorf("a refusal is %w", err)
 	}
 	return err
+}
+
+func finalized(ctx context.Context, job *margay.Job) error {
+	job.Handle(5, func(margay.Message) {
+		fmt.Fprintln(os.Stderr, "a handler runs")
+		os.Exit(1)
+	})
+	x, err := job.Insert(margay.Spec{Object: []byte("object")})
+	if err != nil {
+		return err
+	}
+	job.Upcalls()
+	if err := job.Finalize(ctx); err != nil {
+		return err
+	}
+	fmt.Println("finalized")
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
+	if n := job.Poll(); n != 0 {
+		return fmt.Errorf("%d messages were handled", n)
+	}
+	for _, call := range []func() error{
+		func() error { return job.Send(ctx, 0, 7, [2]uint64{}, nil) },
+		func() error { _, err := job.Post(0, 7, [2]uint64{}, nil); return err },
+		func() error { _, err := job.Wait(ctx); return err },
+		func() error { return job.WaitFor(ctx, func() bool { return true }) },
+		func() error { return job.Barrier(ctx) },
+		func() error { return job.Finalize(ctx) },
+		func() error { _, err := job.Region("shared", 4096); return err },
+		func() error { _, err := job.FixedRegion("shared", 4096); return err },
+		func() error { _, err := job.Insert(margay.Spec{Object: []byte("object")}); return err },
+		func() error { _, err := x.Stats(); return err },
+		func() error { _, err := x.State("m"); return err },
+		x.Remove,
+	} {
+		if err := call(); errors.Is(err, margay.ErrClosed) {
+			fmt.Println(err)
+		} else {
+			fmt.Fprintln(os.Stderr, "not ErrClosed:", err)
+		}
+	}
+	return nil
 }
 
 func TestContract(t *testing.T) {

@@ -46,6 +46,9 @@ func (j *Job) takeUpcalls() {
 func (j *Job) handleUpcalls() (some bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
+	if j.finalized.Load() {
+		return false
+	}
 	for ready := true; ready; ready = !j.upcalls.Wait() {
 		for j.handleNext(j.upcalls) {
 			some = true

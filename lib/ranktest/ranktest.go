@@ -355,6 +355,10 @@ func payload(i int) []byte {
 //	            "object" once more, as it is
 //	list WHAT   takes the fixed region "list" of 4096 bytes, twice; if it is to write, puts there a pointer to a list of the squares
 //	            of 0 to 9, linked by pointers; and prints the address of the region and the sum of the list that it finds there
+//	finalized   has a handler for messages for handler 5, which ends it with the status 1; inserts "object" as it is; finalizes,
+//	            which must succeed; prints "finalized"; waits for the end of its input; polls, for nothing; and prints the error of
+//	            each call that fails from then on, a line for each: send, post, wait, wait for a condition that holds, barrier,
+//	            finalize, region, fixed region, insert, stats, state and remove
 func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is no rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
@@ -427,6 +431,7 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	t.Run("upcalls by polling", func(t *testing.T) { polledUpcalls(t, program) })
 	t.Run("services", func(t *testing.T) { services(t, program) })
 	t.Run("list", func(t *testing.T) { list(t, program) })
+	t.Run("finalized", func(t *testing.T) { finalized(t, program) })
 	t.Run("fixed address that cannot be had", func(t *testing.T) {
 		k := Start(t, program, "list", "write")
 		k.Greet()
@@ -584,6 +589,51 @@ func polledUpcalls(t *testing.T, program func(ctx context.Context, mode ...strin
 	k.Barrier(1)
 	k.Barrier(2)
 	k.Ended(0)
+}
+
+// finalized: a rank that has finalized neither sends nor gets anything, and each call that would says why.
+func finalized(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+	input, more, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer input.Close()
+	defer more.Close()
+	k := Start(t, func(ctx context.Context, mode ...string) *exec.Cmd {
+		cmd := program(ctx, mode...)
+		cmd.Stdin = input
+		return cmd
+	}, "finalized")
+	k.Greet()
+	q, object := k.expect(wire.OpInsert)
+	object.Close()
+	k.answer(q, wire.Reply{Handle: 77})
+	k.Barrier(1)
+	k.Await("end of finalize", func() bool { return strings.Contains(k.output.String(), "finalized\n") })
+	late := wire.Record{Handler: 5, Node: 2}
+	if ok, nudged := k.Upcall(late); !ok || nudged || !k.Push(late) {
+		t.Errorf("upcall: room %v, nudged %v", ok, nudged)
+	}
+	more.Close()
+	output, _ := k.Ended(0)
+	says := strings.Split(output, "\n")[1:]
+	for _, line := range says {
+		if !strings.HasSuffix(line, "the job is finalized") {
+			t.Errorf("a call says %q", line)
+		}
+	}
+	if len(says) != 12 {
+		t.Errorf("%d calls of 12 fail: %q", len(says), says)
+	}
+	if k.receive.Empty() || k.upcalls.Empty() {
+		t.Error("it has taken a message that came after it had finalized")
+	}
+	if r, ok := k.Next(); ok || k.area.Entered().Load() != 1 {
+		t.Errorf("it has sent %+v, %v, and entered %d barriers", r, ok, k.area.Entered().Load())
+	}
+	if n, err := k.socket.Read(make([]byte, wire.MaxRequest)); n > 0 {
+		t.Errorf("it has made a request, %d bytes, %v", n, err)
+	}
 }
 
 // shared makes a page of memory that can be mapped.

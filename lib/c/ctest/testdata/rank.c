@@ -155,6 +155,51 @@ static void list(const char *what)
 	printf("%p %llu\n", (void *)first, (unsigned long long)sum);
 }
 
+static void on_late(const struct margay_am *m, void *data)
+{
+	(void)m;
+	(void)data;
+	errx(1, "a handler runs");
+}
+
+static int holds(void *data) { return data == NULL; }
+
+/* says prints the error of a call that has failed. */
+static void says(int failed)
+{
+	if (failed)
+		puts(margay_error());
+}
+
+static void finalized(void)
+{
+	struct margay_stats stats;
+	struct margay_state state;
+	check(margay_handle(5, on_late, NULL));
+	int x = margay_insert(NULL, NULL, "object", 6, NULL, 0);
+	check(x);
+	check(margay_upcalls(1));
+	check(margay_finalize(20000));
+	puts("finalized");
+	fflush(stdout);
+	while (getchar() != EOF)
+		;
+	if (margay_poll() != -1 || margay_upcalls(1) != -1 || margay_upcalls(0) != -1 || margay_mask(0) != -1 || margay_mask(1) != -1)
+		errx(1, "it polls, or changes what upcalls do");
+	says(margay_send(0, 7, 0, 0, NULL, 0) == -1);
+	says(margay_post(0, 7, 0, 0, NULL, 0) == -1);
+	says(margay_wait(1000) == -1);
+	says(margay_wait_for(holds, NULL, 1000) == -1);
+	says(margay_barrier(1000) == -1);
+	says(margay_finalize(1000) == -1);
+	says(margay_region("shared", 4096, NULL) == NULL);
+	says(margay_fixed_region("shared", 4096, NULL) == NULL);
+	says(margay_insert(NULL, NULL, "object", 6, NULL, 0) == -1);
+	says(margay_stats(x, &stats) == -1);
+	says(margay_state(x, "m", &state) == -1);
+	says(margay_remove(x) == -1);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
@@ -175,6 +220,8 @@ int main(int argc, char **argv)
 		await(atoi(argv[2]));
 	} else if (strcmp(argv[1], "compute") == 0) {
 		compute(atoi(argv[2]));
+	} else if (strcmp(argv[1], "finalized") == 0) {
+		finalized();
 	} else {
 		services();
 	}
