@@ -1,0 +1,13 @@
+package kernel
+
+import "testing"
+
+// The node keeps room for itself, on a small node no more than half of what is free.
+func TestMemoryForJobs(t *testing.T) {
+	const mib = 1 << 20
+	for free, want := range map[int64]int64{0: 0, 40 * mib: 20 * mib, 128 * mib: 64 * mib, 256 * mib: 188 * mib, 64 << 30: 63<<30 - 64*mib} {
+		if got := forJobs(free); got != want {
+			t.Errorf("of %d MiB jobs have %d, not %d", free/mib, got/mib, want/mib)
+		}
+	}
+}
