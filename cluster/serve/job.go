@@ -120,8 +120,8 @@ func (j *job) ended() bool {
 // wantsRecords reports whether there is somebody to take the job's records.
 func (j *job) wantsRecords() bool { return j.client != nil || j.spool != nil }
 
-// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, or lowest, else that of the failure. Output that
-// is missing, or an end that could not be recorded, counts more than how a rank has ended.
+// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, or lowest, else that of the failure.
+// Output that is missing, or an end that could not be recorded, counts more than how a rank has ended.
 func (j *job) exitCode() int32 {
 	spoilt := j.torn || j.failure != nil && j.failure.Code == control.Code_CODE_NO_ROOM
 	if j.first != control.None && (!spoilt || j.failure != nil && j.failure.Code == control.Code_CODE_KILLED) {
