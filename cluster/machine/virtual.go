@@ -80,7 +80,8 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	if o.Spec.Accel == string(qemu.TCG) {
-		o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, o.Spec.Cores+1, initramfs.Emulated)
+		extra := append(qemu.ClockParameters(), initramfs.Emulated)
+		o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, o.Spec.Cores+1, extra...)
 	}
 	return err
 }

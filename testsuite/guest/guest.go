@@ -133,7 +133,8 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
 	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
-	config.Cmdline, err = initramfs.Cmdline(image.Kernel, s.Boot, s.CPUs, initramfs.Emulated, "loglevel=2", "panic_on_oops=1")
+	extra := append(qemu.ClockParameters(), initramfs.Emulated, "loglevel=2", "panic_on_oops=1")
+	config.Cmdline, err = initramfs.Cmdline(image.Kernel, s.Boot, s.CPUs, extra...)
 	if err != nil {
 		return qemu.Config{}, err
 	}

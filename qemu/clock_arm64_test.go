@@ -1,0 +1,3 @@
+package qemu
+
+func again() uint64 { return 0 }
