@@ -43,8 +43,9 @@ const DefaultQueue = 4 << 20
 // A Config describes a switch.
 type Config struct {
 	Ports []PortConfig
-	// Queue bounds the bytes that wait for one port's peer, of which those of one other are three quarters at most, and those that each of a port's two directions delays by its
-	// Fault. Zero means DefaultQueue; a queue holds at least one frame of the greatest length.
+	// Queue bounds the bytes that wait for one port's peer, of which those of one other are three quarters at most, and those that
+	// each of a port's two directions delays by its Fault. Zero means DefaultQueue; a queue holds at least one frame of the greatest
+	// length.
 	Queue int
 	// Seed determines which frames a Fault loses: the same seed, port and direction lose the same ones of a sequence.
 	Seed uint64
