@@ -146,7 +146,9 @@ type Log struct {
 	limit  *rate.Limiter
 
 	mu      sync.Mutex
-	omitted int // lines, since it was last said how many
+	omitted int         // lines, since it was last said how many
+	timer   *time.Timer // says how many; nil: nothing was left out yet
+	closed  bool
 }
 
 // omissionPause is how long lines are left out before the log says so.
@@ -159,21 +161,36 @@ func NewLog(printf func(format string, args ...any), burst int, perSecond float6
 
 // Printf writes a line, unless there are too many.
 func (l *Log) Printf(format string, args ...any) {
-	if l.limit.Allow() {
-		l.printf(format, args...)
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.omitted++; l.omitted == 1 {
-		time.AfterFunc(omissionPause, l.flush)
+	switch {
+	case l.closed:
+	case l.limit.Allow():
+		l.printf(format, args...)
+	default:
+		if l.omitted++; l.omitted == 1 {
+			l.timer = time.AfterFunc(omissionPause, l.flush)
+		}
 	}
 }
 
+// flush says how many lines were left out.
 func (l *Log) flush() {
 	l.mu.Lock()
-	n := l.omitted
+	defer l.mu.Unlock()
+	if l.omitted > 0 {
+		l.printf("%d more such lines in the last %v were left out", l.omitted, omissionPause)
+	}
 	l.omitted = 0
-	l.mu.Unlock()
-	l.printf("%d more such lines in the last %v were left out", n, omissionPause)
+}
+
+// Close has the log say now how many lines it left out, and write nothing any more.
+func (l *Log) Close() {
+	l.flush()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 }

@@ -173,3 +173,22 @@ func TestLog(t *testing.T) {
 		}
 	})
 }
+
+// A log that is closed says what it left out, and nothing after that: who made it may be gone.
+func TestClosedLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got lines
+		l := NewLog(got.printf, 1, 1)
+		for i := range 10 {
+			l.Printf("line %d", i)
+		}
+		l.Close()
+		l.Close()
+		time.Sleep(omissionPause + time.Second)
+		l.Printf("later")
+		want := "line 0|9 more such lines in the last 5s were left out"
+		if text := strings.Join(got.read(), "|"); text != want {
+			t.Errorf("it says %s", text)
+		}
+	})
+}

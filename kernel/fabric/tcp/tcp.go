@@ -113,6 +113,8 @@ func (t *Transport) Close() error {
 	}
 	t.mu.Unlock()
 	t.running.Wait()
+	t.log.Close()
+	t.known.Close()
 	return err
 }
 
