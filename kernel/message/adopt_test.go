@@ -185,8 +185,8 @@ func TestRestartWithLoss(t *testing.T) {
 			t.Fatal("all messages have room")
 		}
 		j.noFault()
+		n := j.waiting(1)
 		j.kill(1)
-		n := j.waiting(1) // some may have been on their way until now
 		j.adopt(1)
 		j.fault(fmt.Sprint(n, " messages for rank 1"), "no room", "node1")
 		b.next(0)

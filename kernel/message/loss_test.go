@@ -244,17 +244,32 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 // fill has a rank send to one that does not read until nothing moves any more, and returns how many messages it has posted.
 func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for quiet := time.Now(); time.Since(quiet) < 100*time.Millisecond; {
-		if a.post(target, 1, uint64(posted), make([]byte, 1000)) {
+	payload := make([]byte, 1000)
+	from := int(j.config.Nodes[a.header.Rank])
+	await(t, "end of what can be sent", func() bool {
+		closed, before := j.windowIsClosed(from, target, packet{payload: payload}.cost()), posted
+		for a.post(target, 1, uint64(posted), payload) {
 			posted++
-			quiet = time.Now()
-		} else {
-			time.Sleep(time.Millisecond)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d messages were sent to a rank that does not read", posted)
-		}
-	}
+		return closed && posted == before
+	})
 	return posted
+}
+
+// windowIsClosed reports whether a node can send a message to a rank neither now nor when what is on its way has come.
+func (j *testJob) windowIsClosed(from, target int, cost uint64) bool {
+	to := int(j.config.Nodes[target])
+	sender, receiver := j.nodes[from].job, j.nodes[to].job
+	sender.sending.Lock()
+	defer sender.sending.Unlock()
+	if sender.ledger.sent[to] != j.received(to, from) {
+		return false
+	}
+	receiver.mu.Lock()
+	told := receiver.granting[receiver.local[target].index*lanes][from]
+	receiver.mu.Unlock()
+	sender.mu.Lock()
+	defer sender.mu.Unlock()
+	l := lane(uint32(target), 0)
+	return !sender.room(l, cost) && sender.reserved[l] == 0 && (from == to || sender.granted[l] == told)
 }
