@@ -3,12 +3,13 @@ package extension
 import (
 	"fmt"
 	"maps"
-	"margay/kernel/printable"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"margay/kernel/printable"
 )
 
 // Note is something that happened to an extension, for people.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/hardware"
+	"margay/kernel/link"
 	"margay/kernel/task"
 )
 
@@ -227,6 +228,33 @@ func awaitNone(t *testing.T, members func() []int) {
 			t.Fatalf("processes %v are left after %v", members(), patience)
 		}
 	}
+}
+
+// An init that is asked to end does so, although its link is held and full of what nobody reads.
+func TestEndUnread(t *testing.T) {
+	s, e := spec(1, "flood"), newEvents()
+	s.Ranks[0].Stdin = false // the init would wait for room to say what of it was taken
+	c := start(t, s, e)
+	e.await(t, "more output than the link holds", func() bool { return len(e.text(0, task.Stdout)) > 1<<19 })
+	left := members(t, c)
+	item, err := c.Kept("job/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Detach()
+	conn, err := link.NewConn(item.Files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.Send(link.New(task.Rewind, nil)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // for the link to be full
+	if err := conn.Send(link.New(task.Quit, nil)); err != nil {
+		t.Fatal(err)
+	}
+	awaitNone(t, left)
 }
 
 // A process that leaves its session and outlives its rank does not outlive the job, however that ends.

@@ -14,8 +14,8 @@
  * from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with
  * run the handler of their number, inside margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, or inside
  * margay_send when that has to wait. So a message may have been handled before the program comes to wait for it: wait with
- * margay_wait_for for what handlers have done, not with margay_wait for a message. A handler may call margay_post, and nothing else that sends or waits. Messages that an extension has
- * made upcalls run theirs at once, when margay_upcalls has been called.
+ * margay_wait_for for what handlers have done, not with margay_wait for a message. A handler may call margay_post, and nothing
+ * else that sends or waits. Messages that an extension has made upcalls run theirs at once, when margay_upcalls has been called.
  *
  * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not safe for use by several
  * threads at a time. Times are in milliseconds; -1 waits for ever. */

@@ -13,8 +13,8 @@
 // from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with run
 // the handler of their number, in whatever call of this package finds them: Poll, Wait, WaitFor, Barrier, Finalize, and Send when
 // it has to wait. So a message may have been handled before the program comes to wait for it: wait with WaitFor for what handlers
-// have done, not with Wait for a message. A handler must not block and must not call those; it may Send when the window is open, which Post tells. Messages
-// that an extension has made upcalls run theirs at once, when Upcalls has been called.
+// have done, not with Wait for a message. A handler must not block and must not call those; it may Send when the window is open,
+// which Post tells. Messages that an extension has made upcalls run theirs at once, when Upcalls has been called.
 package margay
 
 import (

@@ -32,6 +32,9 @@ const outputPiece = 32 << 10
 // killWait bounds how long the init waits for killed processes before it ends, and the kernel with it them.
 const killWait = 2 * time.Second
 
+// tellWait bounds how long the init, when it ends, waits for room to say what vanishes with it.
+const tellWait = time.Second
+
 // Descriptors that the node kernel gives to a job init.
 const (
 	LinkFD  = 3 // its end of the link
@@ -83,8 +86,10 @@ func Main(hasGroup bool) error {
 	err = in.obey()
 	in.killAll()
 	if in.started {
-		// A node kernel that is gone need not be told.
-		_ = in.tell(task.Left, in.brought.unkept("", in.spec.Dir))
+		left := in.brought.unkept("", in.spec.Dir)
+		// A node kernel that is gone need not be told. PID 1 may hold its end of the link, which nobody reads then.
+		in.conn.SetWriteDeadline(time.Now().Add(tellWait))
+		_ = in.tell(task.Left, left)
 	}
 	return errors.Join(err, forgetKeys(in.spec.UID))
 }

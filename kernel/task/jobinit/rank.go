@@ -298,7 +298,8 @@ func (p *pipes) closeNear() {
 // limitsData tells whether a resource limit bounds the memory of each rank.
 func (in *initProcess) limitsData() bool { return in.spec.Rlimits && in.spec.Memory > 0 }
 
-// limitData bounds the private memory of a rank to its part of the job's, and its stack, which Linux counts apart. It is what is left where no control group can be had.
+// limitData bounds the private memory of a rank to its part of the job's, and its stack, which Linux counts apart. It is what is left
+// where no control group can be had.
 func limitData(pid int, s task.Spec) error {
 	bytes := uint64(s.Memory / int64(len(s.Ranks)))
 	limit := func() error {
