@@ -66,11 +66,6 @@ var quiet = []parameter{
 	{"psi=0", "", nil},                // statistics of waiting that nobody reads, kept at each context switch
 }
 
-// Emulated are parameters for a node whose processor is emulated. What Linux does against a processor's speculation is about
-// instructions that such a one never executes, and dear to emulate. Whether the timer ticks Linux looks for a tenth of a second,
-// too short where the host is busy.
-const Emulated = "mitigations=off no_timer_check"
-
 // maxCmdline is the number of bytes that Linux takes of a command line (COMMAND_LINE_SIZE of x86, without the NUL).
 const maxCmdline = 2047
 

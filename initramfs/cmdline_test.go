@@ -26,7 +26,7 @@ func TestCmdline(t *testing.T) {
 		"one application core": {full, Isolated, 2, nil,
 			base + " isolcpus=managed_irq,domain,1 nohz_full=1 rcu_nocbs=1" + rest},
 		"system core only": {full, Isolated, 1, nil, base},
-		"extra":            {full, Isolated, 1, []string{"loglevel=7", Emulated}, base + " loglevel=7 mitigations=off no_timer_check"},
+		"extra":            {full, Isolated, 1, []string{"loglevel=7", "a=b"}, base + " loglevel=7 a=b"},
 		"no nohz_full": {guestkernel.Kernel{Arch: "amd64", Lacks: []string{"nohz_full", "rcu_nocb"}}, Isolated, 3, nil,
 			base + " isolcpus=managed_irq,domain,1-2" + rest},
 		"no isolation": {guestkernel.Kernel{Arch: "amd64", Lacks: []string{"cpu_isolation"}}, Sched, 3, nil,

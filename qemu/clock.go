@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ClockParameters are parameters of the command line with which Linux in an emulated VM knows the rate of its clock. An emulated processor
+// clockParameters are parameters of the command line with which Linux in an emulated VM knows the rate of its clock. An emulated processor
 // counts time (TSC) as this host's does. Linux would measure the rate while it boots, against a timer that QEMU emulates, and on a busy
 // host now and then gets one that is much too low: then its clock is some times too fast for as long as it runs. There are none
 // where this host's rate is not constant, or where the processor says it to the guest, as on arm64.
-func ClockParameters() []string {
+func clockParameters() []string {
 	if rate := tickRate(); rate > 0 {
 		return []string{fmt.Sprintf("tsc_early_khz=%d", rate)}
 	}

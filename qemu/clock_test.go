@@ -25,13 +25,13 @@ func TestMeasure(t *testing.T) {
 func TestTickRate(t *testing.T) {
 	rate := tickRate()
 	if rate == 0 {
-		if p := ClockParameters(); len(p) > 0 {
+		if p := clockParameters(); len(p) > 0 {
 			t.Errorf("no rate, and yet %v", p)
 		}
 		return
 	}
-	if again := again(); math.Abs(float64(again)-float64(rate)) > float64(rate)/1e3 || len(ClockParameters()) != 1 {
-		t.Errorf("%d kHz, then %d; %v", rate, again, ClockParameters())
+	if again := again(); math.Abs(float64(again)-float64(rate)) > float64(rate)/1e3 || len(clockParameters()) != 1 {
+		t.Errorf("%d kHz, then %d; %v", rate, again, clockParameters())
 	}
 	t.Logf("%d kHz", rate)
 }

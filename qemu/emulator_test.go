@@ -111,11 +111,12 @@ func TestArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := &Emulator{arch: AMD64, firmware: []string{"/a/b", "/c,d"}}
+	cmdline := strings.Join(append(clockParameters(), "mitigations=off no_timer_check console=ttyS0 a=b,c"), " ")
 	want := []string{
 		"-name", "guest=n1,debug-threads=on", "-M", "q35,hpet=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
 		"-smp", "3", "-m", "300", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-		"-kernel", image, "-L", "/a/b", "-L", "/c,d", "-initrd", image, "-append", "console=ttyS0 a=b,c",
+		"-kernel", image, "-L", "/a/b", "-L", "/c,d", "-initrd", image, "-append", cmdline,
 		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
 		"-device", "virtio-net-pci,netdev=net,romfile=,mac=02:00:00:00:00:09,host_mtu=9000",
 	}
@@ -131,6 +132,9 @@ func TestArguments(t *testing.T) {
 		if !strings.Contains(line, want) {
 			t.Errorf("%q lacks %q", line, want)
 		}
+	}
+	if strings.Contains(line, "-append") {
+		t.Errorf("%q has parameters for an emulated processor", line)
 	}
 }
 
@@ -160,6 +164,7 @@ func TestConfigIsChecked(t *testing.T) {
 		{"kernel missing", "no such file", func(c *Config) { c.Kernel += "x" }},
 		{"initrd missing", "no such file", func(c *Config) { c.Initrd = image + "x" }},
 		{"command line", "line end", func(c *Config) { c.Cmdline = "a\nb" }},
+		{"long command line", "Linux takes 2047", func(c *Config) { c.Cmdline = strings.Repeat("x", maxCommandLine-20) }},
 		{"socket missing", "network socket", func(c *Config) { c.NIC.Socket += "x" }},
 		{"no socket", "not a socket", func(c *Config) { c.NIC.Socket = image }},
 		{"MAC", "one station", func(c *Config) { c.NIC.MAC = ether.Broadcast }},

@@ -76,14 +76,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image); err != nil {
 		return err
 	}
-	if err := chooseAccel(ctx, found, o); err != nil {
-		return err
-	}
-	if o.Spec.Accel == string(qemu.TCG) {
-		extra := append(qemu.ClockParameters(), initramfs.Emulated)
-		o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, o.Spec.Cores+1, extra...)
-	}
-	return err
+	return chooseAccel(ctx, found, o)
 }
 
 // chooseAccel has KVM prove itself where it is wanted: the file /dev/kvm proves nothing.

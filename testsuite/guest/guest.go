@@ -133,8 +133,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
 	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
-	extra := append(qemu.ClockParameters(), initramfs.Emulated, "loglevel=2", "panic_on_oops=1")
-	config.Cmdline, err = initramfs.Cmdline(image.Kernel, s.Boot, s.CPUs, extra...)
+	config.Cmdline, err = initramfs.Cmdline(image.Kernel, s.Boot, s.CPUs, "loglevel=2", "panic_on_oops=1")
 	if err != nil {
 		return qemu.Config{}, err
 	}
