@@ -98,8 +98,7 @@ func (d Dir) lock() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	whole := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole); err != nil {
+	if err := lockWhole(f); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%w: %w", ErrLocked, err)
 	}
@@ -108,6 +107,20 @@ func (d Dir) lock() (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// lockWhole locks a file for as long as it is open, if nobody else has it locked.
+func lockWhole(f *os.File) error {
+	whole := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole)
+}
+
+// isLocked reports whether somebody else has a file locked. It asks for the lock and does not take it, which would be in the way of who is
+// just about to.
+func isLocked(f *os.File) bool {
+	whole := unix.Flock_t{Type: unix.F_WRLCK}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &whole)
+	return err != nil || whole.Type != unix.F_UNLCK
 }
 
 func writeAt(f *os.File, text string) error {
@@ -126,10 +139,7 @@ func (d Dir) Holder() (pid int, alive bool) {
 	text := make([]byte, 32)
 	n, _ := f.Read(text)
 	pid, _ = strconv.Atoi(strings.TrimSpace(string(text[:n])))
-	// This asks for the lock and does not take it, which would be in the way of a holder that begins.
-	whole := unix.Flock_t{Type: unix.F_WRLCK}
-	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &whole)
-	return pid, err != nil || whole.Type != unix.F_UNLCK
+	return pid, isLocked(f)
 }
 
 // remove removes the folder if it is a machine's, and that of all machines when it was the last one and nobody has named it.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -238,6 +239,40 @@ func TestLookingIsNotHolding(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
+}
+
+// Looking whether a machine is being made is not in the way of who makes it.
+func TestLookWhileMaking(t *testing.T) {
+	base(t)
+	d, err := DirOf("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	stop := make(chan struct{})
+	defer close(stop)
+	for range 2 {
+		looking.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					d.BeingMade()
+				}
+			}
+		})
+	}
+	for range 100 {
+		claimed, err := claim(d, t.Logf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(claimed.Close(), d.remove()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // The lock of a holder that was killed is nobody's, and its machine is cleared away.

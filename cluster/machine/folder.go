@@ -287,7 +287,7 @@ func (m *making) steps() []func() error {
 			m.file, err = m.root.OpenFile(makingName, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 			return err
 		},
-		func() error { return unix.Flock(int(m.file.Fd()), unix.LOCK_EX|unix.LOCK_NB) },
+		func() error { return lockWhole(m.file) },
 	)
 }
 

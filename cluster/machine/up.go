@@ -101,7 +101,7 @@ func (d Dir) BeingMade() bool {
 		return false
 	}
 	defer f.Close()
-	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
+	return isLocked(f)
 }
 
 // errLeave is the way out where something stands in the place of a machine's folder.
