@@ -152,6 +152,7 @@ func bootID() string {
 
 // Run adopts what an earlier node kernel left and serves the machine until ctx ends.
 func (a *Agent) Run(ctx context.Context, node Kernel) error {
+	defer a.peers.Close()
 	a.node = node
 	kept, err := node.Adopt()
 	if err != nil {

@@ -195,7 +195,7 @@ func (c *copying) pass() error {
 	return <-loaded
 }
 
-// copy moves the pieces until the last one and checks the digest.
+// copy moves the pieces until the last one.
 func (c *copying) copy(w io.Writer) error {
 	p, err := c.next()
 	if err != nil {

@@ -6,6 +6,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,7 +154,7 @@ func (s *session) begin(ctx context.Context) error {
 	reply, ok := answer.(*control.RunReply)
 	switch {
 	case lost(conn, err):
-		err = fmt.Errorf("%w: %w", errSpoilt, err)
+		err = s.whyLost(err)
 	case err == nil && !ok:
 		err = fmt.Errorf("serve answered RunRequest with %T", answer)
 	}
@@ -170,6 +171,16 @@ func (s *session) begin(ctx context.Context) error {
 func lost(conn *control.Conn, err error) bool {
 	var answer *control.Failure
 	return err != nil && conn.Err() != nil && !errors.As(err, &answer)
+}
+
+// whyLost says why the connection has ended over which the job was asked for. serve tells that before it ends for good.
+func (s *session) whyLost(err error) error {
+	select {
+	case state := <-s.ended:
+		return cmp.Or(state.Error.Err(), err)
+	default:
+		return fmt.Errorf("%w: %w", errSpoilt, err)
+	}
 }
 
 // sendFiles sends the job's files. Whatever stops it also ends the job or the connection, so nobody need be told.

@@ -389,6 +389,17 @@ func TestSpoiltLaunch(t *testing.T) {
 	}
 }
 
+// A launch that the end of the machine has cut short is not made anew.
+func TestMachineGoesDownDuringLaunch(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		expect[*control.RunRequest](c)
+		c.done(&control.JobState{FirstFailed: control.None, ExitCode: 125, Error: control.FromError(control.Failf(control.Code_CODE_NODE_LOST, "the machine goes down"))})
+	})
+	if code, err := newLauncher(t, s, 1).run(t); code != ExitMargay || err == nil || err.Error() != "the machine goes down" {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
 func TestDetach(t *testing.T) {
 	s := serveTo(t, func(c *talk) { c.launched(1) })
 	l := newLauncher(t, s, 1)

@@ -44,7 +44,7 @@ func TestListOfManyJobs(t *testing.T) {
 				j.failure = control.Failf(control.Code_CODE_FAILED, "%s", strings.Repeat("é", control.MaxFrame))
 				j.unkept = []*control.Unkept{{Files: 9, Names: []string{strings.Repeat("x", control.MaxFrame)}}}
 			}
-			if err := m.server.store.saveJob(j); err != nil {
+			if err := m.server.store.saveJob(j, 0); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -81,7 +81,7 @@ func TestStateOfLargeJob(t *testing.T) {
 				c := m.client()
 				j := much(1, k.ranks, k.reason)
 				j.unkept = []*control.Unkept{{Files: 900, Names: []string{strings.Repeat("x", 3<<20)}}}
-				if err := m.server.store.saveJob(j); err != nil {
+				if err := m.server.store.saveJob(j, 0); err != nil {
 					t.Fatal(err)
 				}
 				check := func(where string, exit int32, ranks []*control.RankState, unkept []*control.Unkept) {

@@ -37,7 +37,8 @@ type job struct {
 	behind    map[uint32]bool // nodes that are to tell records again when the client has taken more
 	moved     time.Time       // when a record came last, or an acknowledgement, or the connection to a node
 	done      chan struct{}   // closed when nothing is left of the job on the nodes
-	killing   bool            // the ranks have been told to end
+	killing   unix.Signal     // by which the ranks were told to end last; 0 while they were not
+	killed    time.Time       // when a node was told that last
 	finishing bool
 	torn      bool              // it has ended before its output was complete
 	unkept    []*control.Unkept // by node: files that are gone with it
@@ -219,7 +220,7 @@ func (s *Server) fromJob(n *node, f *control.Frame) {
 // fault ends a job with which a node cannot go on. While its ranks are ended because one has failed, messages to those that have ended
 // mean nothing: the job ends with its ranks, or awaitEnd ends it. The caller holds Server.mu.
 func (s *Server) fault(j *job, failure *control.Failure) {
-	if j.first != control.None && j.killing {
+	if j.first != control.None && j.killing != 0 {
 		s.config.Log("job %d: %v, while its ranks are ended", j.number, failure)
 		return
 	}
@@ -364,30 +365,52 @@ func (s *Server) endOthers(j *job) {
 
 // killRanks asks the ranks of a job to end, and then makes them. The caller holds Server.mu.
 func (s *Server) killRanks(j *job) {
-	if j.killing {
+	if j.killing != 0 {
 		return
 	}
-	j.killing = true
-	s.signal(j, control.None, unix.SIGTERM)
-	time.AfterFunc(s.config.Timing.Kill, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.jobs[j.number] == j && !j.ended() {
-			s.signal(j, control.None, unix.SIGKILL)
+	s.killWith(j, unix.SIGTERM)
+	s.later(j, s.config.Timing.Kill, func() {
+		if !j.ended() {
+			s.killWith(j, unix.SIGKILL)
 		}
 	})
 	s.awaitEnd(j)
 }
 
-// awaitEnd fails a job whose ranks do not end although they have been made to. It waits longer while output that its consumer does
-// not take keeps the ends of ranks back.
-func (s *Server) awaitEnd(j *job) {
-	time.AfterFunc(2*s.config.Timing.Kill+time.Second, func() {
+func (s *Server) killWith(j *job, sig unix.Signal) {
+	j.killing = sig
+	for _, m := range j.members {
+		s.killOn(s.nodes[m.Node], j)
+	}
+}
+
+// killOn tells a node what the ranks of a job were told last that are to end, also when it was away then. The caller holds Server.mu.
+func (s *Server) killOn(n *node, j *job) {
+	if j.killing != 0 && !j.endedOn(n.number) {
+		j.killed = time.Now()
+		n.send(&control.Signal{Job: j.number, Rank: control.None, Signal: int32(j.killing)})
+	}
+}
+
+// later calls do after a while, with Server.mu held, if the job has not ended by then and serve has not, either.
+func (s *Server) later(j *job, wait time.Duration, do func()) {
+	time.AfterFunc(wait, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if s.jobs[j.number] == j && s.context.Err() == nil {
+			do()
+		}
+	})
+}
+
+// awaitEnd fails a job whose ranks do not end although they have been made to. It waits longer while output that its consumer does
+// not take keeps the ends of ranks back, and for nodes that may be back before long.
+func (s *Server) awaitEnd(j *job) {
+	s.later(j, 2*s.config.Timing.Kill+time.Second, func() {
+		late := slices.ContainsFunc(j.members, func(m *control.Member) bool { return !j.endedOn(m.Node) && s.nodes[m.Node].late() })
 		switch {
-		case s.jobs[j.number] != j || j.ended():
-		case j.heldUp(), j.unsaved != nil: // saveAgain bounds the latter
+		case j.ended():
+		case j.heldUp(), j.unsaved != nil, late, time.Since(j.killed) < s.config.Timing.Kill: // saveAgain bounds the second
 			s.awaitEnd(j)
 		default:
 			s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "ranks of job %d do not end", j.number))

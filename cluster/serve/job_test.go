@@ -498,6 +498,23 @@ func TestFarewell(t *testing.T) {
 	})
 }
 
+// serve ends also while a node has not answered that it has prepared a job.
+func TestFarewellDuringLaunch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		m.played[0].mute["Prepare"] = true
+		if err := c.conn.Send(&control.RunRequest{Spec: spec(1)}); err != nil {
+			t.Fatal(err)
+		}
+		one[*control.Prepare](t, &m.played[0].recorder)
+		m.stop(errors.New("the machine goes down"))
+		if state := c.ended(); state.Error.GetText() != "the machine goes down" {
+			t.Errorf("the client is told %v", state)
+		}
+	})
+}
+
 // What a node cannot do for a job whose ranks are ended, because one has failed, does not hide how that one ended.
 func TestFaultWhileRanksAreEnded(t *testing.T) {
 	bubble(t, func(t *testing.T) {

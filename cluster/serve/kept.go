@@ -79,6 +79,9 @@ func (s *Server) removeOutputOf(job uint32) (int64, error) {
 
 // noOutput says why there is no kept output of a job.
 func (s *Server) noOutput(job uint32) error {
+	if job == 0 {
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "there is no job 0")
+	}
 	jobs, err := s.listJobs(&control.ListJobs{Job: job})
 	if err != nil {
 		return err
@@ -89,12 +92,18 @@ func (s *Server) noOutput(job uint32) error {
 	return control.Failf(control.Code_CODE_NOT_FOUND, "job %d was not detached: its output went to its margay run", job)
 }
 
-// dropForgotten removes the kept output of the job that the store forgets when one has ended. The caller holds Server.mu.
-func (s *Server) dropForgotten(ended uint32) {
-	if ended <= keepEnded || s.jobs[ended-keepEnded] != nil {
-		return
+// outdatedBy returns the job that is forgotten when j has ended, 0 when there is none. One that has not ended is not forgotten. The caller
+// holds Server.mu.
+func (s *Server) outdatedBy(j *job) uint32 {
+	if j.phase != control.JobPhase_JOB_DONE || j.number <= keepEnded || s.jobs[j.number-keepEnded] != nil {
+		return 0
 	}
-	if err := os.Remove(spoolPath(s.config.Dir, ended-keepEnded)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	return j.number - keepEnded
+}
+
+// dropOutput removes the kept output of a job that the store has forgotten.
+func (s *Server) dropOutput(job uint32) {
+	if err := os.Remove(spoolPath(s.config.Dir, job)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.config.Log("%v", err)
 	}
 }

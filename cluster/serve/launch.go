@@ -58,8 +58,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
 	var waits []string
 	for _, n := range s.nodes {
-		late := n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_UP && n.conn == nil
-		if n.info == nil || n.info.Arch != spec.Arch || !late && !n.up() {
+		if n.info == nil || n.info.Arch != spec.Arch || !n.late() && !n.up() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
@@ -72,7 +71,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 			}
 			o.cores = append(o.cores, core)
 		}
-		if late {
+		if n.late() {
 			waits = append(waits, fmt.Sprintf("node%d, which is late", n.number))
 		}
 		offers = append(offers, o)
@@ -234,8 +233,11 @@ func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, clie
 	_, _ = rand.Read(secret) // it never fails
 	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: exec}
 	if !s.step(j, prepareTimeout, prepare) {
-		<-j.done // its cores are free when the client hears of it
-		client.Answer(request, nil, j.failure)
+		select {
+		case <-j.done: // its cores are free when the client hears of it
+			client.Answer(request, nil, j.failure)
+		case <-s.context.Done(): // farewell has told the client
+		}
 		return
 	}
 	client.Answer(request, &control.RunReply{Job: j.number, Places: j.places}, nil)
@@ -273,8 +275,7 @@ func (s *Server) runs(j *job) bool {
 	return true
 }
 
-// step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed. A node that is
-// lost meanwhile is dead before long, or back: then a running job's does it, and a launch is spoilt.
+// step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool {
 	s.mu.Lock()
 	if j.finishing { // a node that has forgotten the job would get it again, and keep it
@@ -283,16 +284,23 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool
 	}
 	asked := s.askAll(j, request)
 	s.mu.Unlock()
-	s.answers(asked, timeout, func(q *question, _ proto.Message, err error) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if err != nil && !errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) {
-			s.fail(j, j.blame(q.node, err))
-		}
-	})
+	s.answers(asked, timeout, s.failIfRefused(j))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return j.failure == nil && !j.finishing
+}
+
+// failIfRefused returns what takes the answer of a node that a job needs. A node that is lost meanwhile is dead before long, or back:
+// then a running job's does it, and a launch is spoilt.
+func (s *Server) failIfRefused(j *job) func(*question, proto.Message, error) {
+	return func(q *question, _ proto.Message, err error) {
+		if err == nil || errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.fail(j, j.blame(q.node, err))
+	}
 }
 
 // askAll sends a request to all nodes of a job. The caller holds Server.mu.

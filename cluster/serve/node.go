@@ -61,6 +61,11 @@ func newNode(number uint32, log func(format string, args ...any)) *node {
 // up reports whether the node can be asked. The caller holds Server.mu.
 func (n *node) up() bool { return n.conn != nil && n.health == control.NodeHealth_NODE_UP }
 
+// late reports whether the node is away and may be back before long. The caller holds Server.mu.
+func (n *node) late() bool {
+	return n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_UP && n.conn == nil
+}
+
 // why says why a node is not up, and what to do about it. The caller holds Server.mu.
 func (n *node) why() string {
 	text := cmp.Or(n.reason, "it has not registered yet")
@@ -267,6 +272,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 			j.over[n.number] = true
 		}
 		s.finishOn(n, j)
+		s.killOn(n, j)
 		if j.wantsRecords() {
 			n.send(&control.Rewind{Job: j.number})
 		}
@@ -342,16 +348,8 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 
 // startOn has a node start a job that an earlier serve could not tell it to start. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
-	asked := s.ask(n.number, &control.Start{Job: j.number})
-	s.running.Go(func() {
-		ctx, cancel := context.WithTimeout(s.context, startTimeout)
-		defer cancel()
-		if _, err := asked.answer(ctx); err != nil && s.context.Err() == nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.fail(j, j.blame(n.number, err))
-		}
-	})
+	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
+	s.running.Go(func() { s.answers(asked, startTimeout, s.failIfRefused(j)) })
 }
 
 // fromNode takes what a registered node sends.
@@ -487,6 +485,10 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		if silent > t.Dead {
 			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead), "if it stays silent, "+s.anew())
 		}
+	case control.NodeHealth_NODE_REFUSED:
+		if silent > t.Dead {
+			s.lose(n)
+		}
 	}
 }
 
@@ -502,6 +504,11 @@ func (s *Server) dead(n *node, reason, remedy string) {
 	n.disconnect()
 	s.accountedFor(n.number)
 	s.roomChanged()
+	s.lose(n)
+}
+
+// lose ends the jobs that a node had. The caller holds Server.mu.
+func (s *Server) lose(n *node) {
 	for _, j := range s.jobs {
 		if j.on(n.number) && !j.records.Complete(n.number) {
 			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "%s", n.why()).At(n.number))

@@ -317,6 +317,28 @@ func TestRefusedNodes(t *testing.T) {
 	}
 }
 
+// A node that comes back with an image that does not fit has its jobs no more.
+func TestRefusedNodeHadJob(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		c.run(spec(4))
+		m.played[0].conn.Close()
+		hello := &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Token: m.token(0), Program: "node image 9"}
+		if _, err := m.dial().Greet(hello); !errors.Is(err, &control.Failure{Code: control.Code_CODE_VERSION}) {
+			t.Fatalf("refused with %v", err)
+		}
+		time.Sleep(15 * time.Second)
+		c.ackAll()
+		if e := c.ended().Error; e.GetCode() != control.Code_CODE_NODE_LOST || !strings.Contains(e.GetText(), "node image 9 speaks version 99") {
+			t.Errorf("the job ended with %v", e)
+		}
+		if state := m.client().node(0); state.Health != control.NodeHealth_NODE_REFUSED {
+			t.Errorf("the node is %v", state)
+		}
+	})
+}
+
 func TestRegistration(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 1)

@@ -81,19 +81,42 @@ func TestRestart(t *testing.T) {
 
 // What ended a job before the restart decides its status after it.
 func TestRestartKeepsFirstFailure(t *testing.T) {
+	failedBeforeRestart(t, func(t *testing.T, m *machine, _ *playedClient, job uint32) {
+		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
+		// A rank that does not care for the polite signal gets the hard one, although another serve has sent the first.
+		time.Sleep(4 * time.Second)
+		signals := take[*control.Signal](&m.played[0].recorder)
+		if len(signals) != 2 || signals[0].Signal != int32(unix.SIGTERM) || signals[1].Signal != int32(unix.SIGKILL) {
+			t.Errorf("node 0 gets the signals %v", signals)
+		}
+	})
+}
+
+// Ranks that are to end are told so when their node is back, and have time for it then.
+func TestRanksEndWhenNodeIsBack(t *testing.T) {
+	failedBeforeRestart(t, func(t *testing.T, m *machine, c *playedClient, job uint32) {
+		m.back(job, control.JobPhase_JOB_RUNNING, 1)
+		time.Sleep(8 * time.Second)
+		none[*control.JobState](t, &c.recorder, "a node may come back")
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		if s := one[*control.Signal](t, &m.played[0].recorder); s.Job != job || s.Rank != control.None || s.Signal != int32(unix.SIGKILL) {
+			t.Errorf("node 0 gets the signal %v", s)
+		}
+		time.Sleep(1900 * time.Millisecond)
+	})
+}
+
+// failedBeforeRestart has a rank of a job fail, starts serve again, and has the other ranks end after what happens between.
+func failedBeforeRestart(t *testing.T, between func(t *testing.T, m *machine, c *playedClient, job uint32)) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
 		c := m.client()
 		job := c.run(spec(4))
 		m.played[1].exits(job, 1, 3, 7, 0)
+		one[*control.Signal](t, &m.played[0].recorder)
 		m.restart()
 		c = m.attach(job)
-		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
-		// A rank that does not care for the polite signal gets the hard one, although another serve has sent the first.
-		time.Sleep(4 * time.Second)
-		if signals := take[*control.Signal](&m.played[0].recorder); len(signals) == 0 || signals[len(signals)-1].Signal != int32(unix.SIGKILL) {
-			t.Errorf("node 0 gets the signals %v", signals)
-		}
+		between(t, m, c, job)
 		m.played[0].exits(job, 1, 0, 0, 9)
 		m.played[0].exits(job, 2, 1, 0, 9)
 		m.played[1].exits(job, 1, 3, 7, 0)
@@ -436,6 +459,29 @@ func TestRestartDuringLaunch(t *testing.T) {
 		}
 		// The same connection can ask for it again.
 		c.run(spec(4))
+	})
+}
+
+// A node that loses its connection while it is told to start a job by a serve that was started again is told once more.
+func TestNodeReconnectsAtStartAfterRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		job := m.client().run(spec(1))
+		m.restart()
+		c := m.attach(job)
+		n := m.played[0]
+		n.mute["Start"] = true
+		m.back(job, control.JobPhase_JOB_PREPARED, 0)
+		n.conn.Close()
+		time.Sleep(time.Second)
+		none[*control.JobState](t, &c.recorder, "the node may come back")
+		n.mute["Start"] = false
+		take[*control.Start](&n.recorder)
+		n.connect()
+		one[*control.Start](t, &n.recorder)
+		if s := c.summary(job); s.Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("it is %v", s)
+		}
 	})
 }
 

@@ -102,10 +102,8 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	s.config.Log("job %d goes on", j.number)
 	s.endOthers(j)
 	if j.spool == nil {
-		time.AfterFunc(s.config.Timing.Orphan, func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.jobs[j.number] == j && j.client == nil {
+		s.later(j, s.config.Timing.Orphan, func() {
+			if j.client == nil {
 				s.clientGone(j)
 			}
 		})

@@ -14,16 +14,16 @@ import (
 // save records a job. While that fails its nodes keep what tells of its state: they are not told that they may forget records. The
 // caller holds Server.mu.
 func (s *Server) save(j *job) {
-	before := j.unsaved
+	before, forget := j.unsaved, s.outdatedBy(j)
 	j.unsaved = nil // what is recorded does not say that it is not
-	if j.unsaved = s.onDisk(s.store.saveJob(j)); j.unsaved != nil && before == nil {
+	if j.unsaved = s.onDisk(s.store.saveJob(j, forget)); j.unsaved != nil && before == nil {
 		s.config.Log("job %d cannot be recorded: %v", j.number, j.unsaved)
 	}
 	for _, m := range j.members {
 		j.noted[m.Node] = j.noted[m.Node] || j.unsaved == nil && j.records.Complete(m.Node)
 	}
-	if j.unsaved == nil && j.phase == control.JobPhase_JOB_DONE {
-		s.dropForgotten(j.number)
+	if j.unsaved == nil && forget != 0 {
+		s.dropOutput(forget)
 	}
 }
 
@@ -55,7 +55,7 @@ func (j *job) standsStill() bool {
 			return true
 		}
 	}
-	return j.ended() || j.killing
+	return j.ended() || j.killing != 0
 }
 
 // saveAgain records what could not be recorded before. A job that stands still for that does so only for a while. The caller holds

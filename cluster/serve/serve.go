@@ -161,7 +161,17 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	s.accept(inner, clients, s.serveLocal)
 	cancel()
 	s.running.Wait()
+	s.closeLogs()
 	return s.store.close()
+}
+
+func (s *Server) closeLogs() {
+	s.log.Close()
+	s.known.Close()
+	for _, n := range s.nodes {
+		n.log.Close()
+		n.deeds.Close()
+	}
 }
 
 // begin takes up what an earlier serve has left and watches the nodes until ctx ends.

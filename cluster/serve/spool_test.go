@@ -246,6 +246,11 @@ func TestRemoveOutput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
 		c := m.client()
+		for _, question := range []proto.Message{&control.Attach{Output: true}, &control.RemoveOutput{Jobs: []uint32{0}}} {
+			if _, err := c.ask(question); err == nil || err.Error() != "there is no job 0" {
+				t.Errorf("%v: %v", question, err)
+			}
+		}
 		if removed := must[*control.OutputRemoved](c, new(control.RemoveOutput)); len(removed.Jobs) != 0 {
 			t.Errorf("before there is any, that of %v is removed", removed)
 		}
@@ -308,6 +313,28 @@ func TestForgottenOutput(t *testing.T) {
 		c.detached(10)
 		if jobs := m.kept(); !slices.Equal(jobs, []string{fmt.Sprint("job-", keepEnded+1), "job-2"}) {
 			t.Errorf("that of %v is kept", jobs)
+		}
+		if jobs := must[*control.Jobs](c, &control.ListJobs{All: true}).Jobs; len(jobs) != 2 || jobs[0].Job != 2 {
+			t.Errorf("remembered are %v", jobs)
+		}
+	})
+}
+
+// A job that runs is not forgotten, however many have ended since it began: the next serve must know it.
+func TestRunningJobIsNotForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		running := c.run(detachedSpec(1))
+		err := m.server.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).SetSequence(keepEnded) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.detached(10)
+		m.restart()
+		m.back(running, control.JobPhase_JOB_RUNNING, 0)
+		if s := m.client().summary(running); s.Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("after the restart it is %v", s)
 		}
 	})
 }

@@ -140,8 +140,8 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 	return list, err
 }
 
-// saveJob records a job as it is now.
-func (s *store) saveJob(j *job) error {
+// saveJob records a job as it is now, and forgets the one that is named unless that is 0.
+func (s *store) saveJob(j *job, forget uint32) error {
 	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state()}
 	for _, m := range j.members {
 		if j.records.Complete(m.Node) {
@@ -155,10 +155,7 @@ func (s *store) saveJob(j *job) error {
 			if err := b.Put(key(j.number), value); err != nil {
 				return err
 			}
-			if j.phase == control.JobPhase_JOB_DONE && j.number > keepEnded {
-				return b.Delete(key(j.number - keepEnded))
-			}
-			return nil
+			return b.Delete(key(forget)) // no job is 0
 		})
 	}
 	if err != nil {

@@ -29,7 +29,7 @@ func TestStore(t *testing.T) {
 	j := newJob(1, &control.JobSpec{Path: []byte("/x"), Command: "x y", User: "u", Ranks: 2, Detach: true}, []*control.Place{{Node: 3, Core: 1}, {Rank: 1, Node: 3, Core: 2}})
 	j.members = []*control.Member{{Node: 3, Address: "10.0.0.3:1"}}
 	j.phase = control.JobPhase_JOB_RUNNING
-	if err := s.saveJob(j); err != nil {
+	if err := s.saveJob(j, 0); err != nil {
 		t.Fatal(err)
 	}
 	n := newNode(3, t.Logf)
@@ -73,22 +73,22 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// The store does not grow without end: it forgets the oldest jobs that have ended.
+// Recording a job can forget another one.
 func TestStoreForgets(t *testing.T) {
 	s := open(t, t.TempDir())
-	save := func(number uint32) {
+	save := func(number, forget uint32) {
 		t.Helper()
 		j := newJob(number, new(control.JobSpec), nil)
 		j.phase = control.JobPhase_JOB_DONE
-		if err := s.saveJob(j); err != nil {
+		if err := s.saveJob(j, forget); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, number := range []uint32{1, 2, keepEnded, keepEnded + 1} {
-		save(number)
-	}
+	save(1, 0)
+	save(2, 0)
+	save(3, 1)
 	list, err := s.summaries(0)
-	if err != nil || len(list) != 3 || list[0].Job != 2 {
+	if err != nil || len(list) != 2 || list[0].Job != 2 {
 		t.Errorf("remembered are %v, %v", list, err)
 	}
 }
