@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -149,7 +150,8 @@ var foreignFlags = map[string]string{
 	"--mpi":             "MPI programs do not run yet",
 }
 
-// positive refuses flags that were given and are not more than zero, or empty, which stands for their default.
+// positive refuses flags that were given and are not more than zero, or empty, which stands for their default, and numbers that no
+// message has room for.
 func positive(c *cobra.Command, names ...string) error {
 	for _, name := range names {
 		f := c.Flags().Lookup(name)
@@ -161,6 +163,9 @@ func positive(c *cobra.Command, names ...string) error {
 			return fmt.Errorf("%s: %s is empty; without the flag it is the default (%s --help)", called(c), flagName(f), c.CommandPath())
 		}
 		number, err := strconv.Atoi(text)
+		if err == nil && number > math.MaxInt32 {
+			return fmt.Errorf("%s: %s %s: it is too large a number", called(c), flagName(f), text)
+		}
 		if d, isTime := time.ParseDuration(text); err != nil && isTime == nil {
 			number, err = int(d), nil
 		}

@@ -100,7 +100,7 @@ func TestMachineList(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := unix.Flock(int(making.Fd()), unix.LOCK_EX); err != nil {
+	if err := unix.FcntlFlock(making.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		t.Fatal(err)
 	}
 	status, stdout, stderr = margay("", "machine", "list")
@@ -141,6 +141,7 @@ func TestNodeNames(t *testing.T) {
 			"ext remove NODE.7":                  func(m proto.Message) bool { return m.(*control.RemoveExtension).Node == 2 },
 			"machine cores --all on --node NODE": func(m proto.Message) bool { return m.(*control.SetDuties).Node == 2 },
 			"machine restart NODE":               func(m proto.Message) bool { return m.(*control.RestartKernel).Node == 2 },
+			"nodes --noise 1s --node NODE":       func(m proto.Message) bool { return m.(*control.Noise).Node == 2 },
 		} {
 			line = strings.ReplaceAll(line, "NODE", text)
 			status, _, stderr := played(t, func(question proto.Message) (proto.Message, error) {
@@ -152,6 +153,8 @@ func TestNodeNames(t *testing.T) {
 					return &control.Extensions{}, nil
 				case *control.ExtensionLog:
 					return &control.ExtensionNotes{}, nil
+				case *control.Noise:
+					return &control.NoiseReport{}, nil
 				}
 				return &control.Done{}, nil
 			}, strings.Fields(line)...)
@@ -160,4 +163,21 @@ func TestNodeNames(t *testing.T) {
 	}
 	status, _, stderr := margay("", "ext", "list", "--node", "x2")
 	wants(t, status, 125, stderr, `ext list: --node x2: "x2" is no node: they are called node0 or 0`)
+}
+
+func TestOneNode(t *testing.T) {
+	nodes := &control.Nodes{Nodes: []*control.NodeState{{Node: 0}, {Node: 1, Reason: "no power"}, {Node: 2}}}
+	list := func(args ...string) (status int, stdout, stderr string) {
+		return played(t, func(proto.Message) (proto.Message, error) { return nodes, nil }, args...)
+	}
+	status, stdout, stderr := list("nodes", "--node", "node1")
+	wants(t, status, 0, stderr)
+	if strings.Contains(stdout, "node0") || strings.Contains(stdout, "node2") || !strings.Contains(stdout, "node1: no power") {
+		t.Errorf("it lists\n%s", stdout)
+	}
+	if _, stdout, _ := list("nodes", "--node", "1", "--json"); strings.Count(stdout, `"health"`) != 1 || !strings.Contains(stdout, "no power") {
+		t.Errorf("it lists\n%s", stdout)
+	}
+	status, _, stderr = list("nodes", "--node", "7")
+	wants(t, status, 125, stderr, "the machine has no node7")
 }

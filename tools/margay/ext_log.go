@@ -159,8 +159,10 @@ each, and the lines that they print. A node remembers the last 1024 of these sin
 				if err != nil {
 					return err
 				}
-				if err := a.printNotes(notes); err != nil {
-					return err
+				if len(notes.Notes) > 0 || !follow {
+					if err := a.printNotes(notes); err != nil {
+						return err
+					}
 				}
 				if !follow {
 					return nil

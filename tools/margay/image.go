@@ -58,12 +58,7 @@ parts have the same bytes. margay machine up does this by itself.`,
 
 func (a *app) printImage(image machine.Image) error {
 	if a.json {
-		text, err := json.MarshalIndent(image, "", "  ")
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(a.stdout, "%s\n", text)
-		return err
+		return printValue(a.stdout, image)
 	}
 	m := image.Manifest
 	fmt.Fprintf(a.stdout, "%s\n", image.Path)

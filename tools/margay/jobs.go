@@ -125,7 +125,7 @@ func jobTime(j *control.JobSummary) string {
 
 func (a *app) killCommand() *cobra.Command {
 	var name string
-	var rank int
+	var rank int32
 	var force bool
 	c := a.verboseFlag(&cobra.Command{
 		Use:   "kill JOB",
@@ -143,7 +143,7 @@ its ranks do with signals.`,
 			if err != nil {
 				return err
 			}
-			if _, err = ask[*control.Done](c.Context(), a, &control.Kill{Job: job, Rank: int32(rank), Signal: int32(sig), Force: force}); err != nil {
+			if _, err = ask[*control.Done](c.Context(), a, &control.Kill{Job: job, Rank: rank, Signal: int32(sig), Force: force}); err != nil {
 				return err
 			}
 			switch {
@@ -158,7 +158,7 @@ its ranks do with signals.`,
 		},
 	})
 	c.Flags().StringVarP(&name, "signal", "s", "TERM", "the signal, by name or number")
-	c.Flags().IntVar(&rank, "rank", control.None, "only this rank")
+	c.Flags().Int32Var(&rank, "rank", control.None, "only this rank")
 	c.Flags().BoolVar(&force, "force", false, "end the job")
 	return c
 }

@@ -141,12 +141,11 @@ func (a *app) statusCommand() *cobra.Command {
 			if a.json {
 				return printJSON(a.stdout, status)
 			}
-			fmt.Fprintf(a.stdout, "machine %s (%s): %d of %d nodes up, %d of %d application cores free, %d jobs\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, status.FreeCores, status.Cores, status.Jobs)
-			fmt.Fprintf(a.stdout, "holder: process %d; serve: process %d, started %d times, last %s ago\n",
-				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second))
-			fmt.Fprintf(a.stdout, "logs: %s\n", filepath.Dir(d.Log("serve")))
-			return nil
+			_, err = fmt.Fprintf(a.stdout, "machine %s (%s): %d of %d nodes up, %d of %d application cores free, %d jobs\n"+
+				"holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
+				status.Machine, status.Substrate, status.Up, status.Nodes, status.FreeCores, status.Cores, status.Jobs,
+				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
+			return err
 		},
 	})
 }
@@ -196,7 +195,6 @@ func (a *app) consoleCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer f.Close()
 			return copyFollowing(c.Context(), a.stdout, f, follow)
 		},
 	}
@@ -207,11 +205,25 @@ func (a *app) consoleCommand() *cobra.Command {
 // followPause is how often a file is looked at for more.
 const followPause = 100 * time.Millisecond
 
-// copyFollowing copies f, and when following whatever is appended to it until ctx ends.
+// copyFollowing copies f, and when following whatever is appended to it until ctx ends, or to the file that takes its place when it is
+// rotated. It closes f.
 func copyFollowing(ctx context.Context, w io.Writer, f *os.File, follow bool) error {
+	defer func() { f.Close() }()
 	for {
-		if _, err := io.Copy(w, f); err != nil || !follow {
+		next, err := successor(f) // nothing more is appended to f when there is one
+		if err != nil {
 			return err
+		}
+		_, err = io.Copy(w, f)
+		if next != nil {
+			f.Close()
+			f = next
+		}
+		switch {
+		case err != nil || !follow:
+			return err
+		case next != nil:
+			continue
 		}
 		select {
 		case <-time.After(followPause):
@@ -219,6 +231,23 @@ func copyFollowing(ctx context.Context, w io.Writer, f *os.File, follow bool) er
 			return nil
 		}
 	}
+}
+
+// successor opens the file that has the name of f now. It is nil when that is f, or there is none.
+func successor(f *os.File) (*os.File, error) {
+	next, err := os.Open(f.Name())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	was, err1 := f.Stat()
+	is, err2 := next.Stat()
+	if err := errors.Join(err1, err2); err != nil || os.SameFile(was, is) {
+		return nil, errors.Join(err, next.Close())
+	}
+	return next, nil
 }
 
 // serveCommand is started by the holder, and on machines without one by their operator.

@@ -17,16 +17,18 @@ import (
 func (a *app) nodesCommand() *cobra.Command {
 	var noise time.Duration
 	var noiseGiven bool
+	node := int32(control.None)
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of the machine and what their cores do",
 		Example: `  margay nodes
+  margay nodes --node 2
   margay nodes --noise 10s    # what interrupts each application core`,
 		Args: func(c *cobra.Command, args []string) error {
 			// pflag takes the value of a flag that can do without one only after "=".
 			if noiseGiven = c.Flags().Changed("noise"); noiseGiven && len(args) > 0 {
 				if err := c.Flags().Set("noise", args[0]); err != nil {
-					return fmt.Errorf("%s: --noise %s: it must be a time with its unit, such as 500ms, 10s or 2m", c.CommandPath(), args[0])
+					return fmt.Errorf("%s: --noise %s: it must be a time with its unit, such as 500ms, 10s or 2m", called(c), args[0])
 				}
 				args = args[1:]
 			}
@@ -37,10 +39,13 @@ func (a *app) nodesCommand() *cobra.Command {
 				return err
 			}
 			if noiseGiven {
-				return a.noise(c.Context(), noise)
+				return a.noise(c.Context(), noise, node)
 			}
 			nodes, err := ask[*control.Nodes](c.Context(), a, &control.ListNodes{})
 			if err != nil {
+				return err
+			}
+			if nodes, err = onlyNode(nodes, node); err != nil {
 				return err
 			}
 			if a.json {
@@ -51,7 +56,21 @@ func (a *app) nodesCommand() *cobra.Command {
 	})
 	c.Flags().DurationVar(&noise, "noise", 0, "count what interrupts each application core for this long, 5s without a value, and print that")
 	c.Flags().Lookup("noise").NoOptDefVal = "5s"
+	a.nodeFlag(c, &node, "only this node")
 	return c
+}
+
+// onlyNode leaves the node that is named, or all.
+func onlyNode(nodes *control.Nodes, named int32) (*control.Nodes, error) {
+	if named == control.None {
+		return nodes, nil
+	}
+	for _, n := range nodes.Nodes {
+		if n.Node == uint32(named) {
+			return &control.Nodes{Nodes: []*control.NodeState{n}}, nil
+		}
+	}
+	return nil, fmt.Errorf("the machine has no node%d (margay nodes lists those that it has)", named)
 }
 
 // healthNames are the states of nodes in words.
@@ -139,14 +158,14 @@ func (n *note) String() string {
 }
 
 // noise prints how often each application core is interrupted.
-func (a *app) noise(ctx context.Context, d time.Duration) error {
+func (a *app) noise(ctx context.Context, d time.Duration, node int32) error {
 	socket, err := a.socket()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, d+answerTimeout)
 	defer cancel()
-	report, err := client.Ask[*control.NoiseReport](ctx, socket, &control.Noise{DurationMs: uint32(d.Milliseconds()), Node: control.None})
+	report, err := client.Ask[*control.NoiseReport](ctx, socket, &control.Noise{DurationMs: uint32(d.Milliseconds()), Node: node})
 	if err != nil {
 		return err
 	}

@@ -83,14 +83,19 @@ func (a *app) record(ctx context.Context, f recordFlags, args []string) (err err
 	writer := trace.NewWriter(file, time.Now())
 	stop := make(chan struct{})
 	var run error // what the command has ended with
-	began := time.Now()
+	began, started := time.Now(), false
 	err = follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, func() {
+		started = true
 		go func() {
 			defer close(stop)
 			run = a.recordedCommand(f.duration, signals, args)
 		}()
 	})
 	if err != nil {
+		if started && len(args) > 0 {
+			status.Warnf("%v: the command goes on, and is no longer recorded", err)
+			<-stop
+		}
 		return err
 	}
 	took := time.Since(began)

@@ -4,11 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/kernel/record"
 )
 
 // An output that would lose the events is refused before anything is recorded.
@@ -66,4 +69,49 @@ func TestRecordOfNoCommand(t *testing.T) {
 			t.Fatalf("%s: the file has %q, %v", command, got, err)
 		}
 	}
+}
+
+// A command goes on when its trace can no longer be written, and margay record ends after it.
+func TestRecordOnFullDisk(t *testing.T) {
+	var events []byte
+	for range 400 {
+		e := record.Event{Time: 1, Kind: record.Fault, Text: strings.Repeat("x", 1000)}
+		events = e.Append(events)
+	}
+	var asked atomic.Int32
+	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
+		switch f.Message().(type) {
+		case *control.ListNodes:
+			c.Answer(f, &control.Nodes{Nodes: []*control.NodeState{{Health: control.NodeHealth_NODE_UP}}}, nil)
+		case *control.ReadClock:
+			c.Answer(f, &control.Clock{TimeNs: 2}, nil)
+		case *control.ReadEvents:
+			answer := &control.Events{Generation: 1, KernelNs: 1, BegunNs: 1, NowNs: 2}
+			if asked.Add(1) > 1 { // the first answer has the command started
+				answer.Events = events
+			}
+			c.Answer(f, answer, nil)
+		}
+	})
+	log := filepath.Join(t.TempDir(), "log")
+	p := shell(t, `"$0" record -o /dev/stdout -- sh -c 'read line; echo "$line" >&2' >/dev/full 2>"$LOG"`)
+	p.Env = append(p.Env, "LOG="+log)
+	stdin, err := p.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	said := func() string {
+		text, _ := os.ReadFile(log)
+		return string(text)
+	}
+	for deadline := time.Now().Add(patience); !strings.Contains(said(), "the command goes on"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it says %q", said())
+		}
+	}
+	if _, err := stdin.Write([]byte("the command has ended\n")); err != nil {
+		t.Error(err)
+	}
+	wants(t, p.status(), 125, said(), "no space left on device: the command goes on, and is no longer recorded\nthe command has ended\nmargay: ")
 }

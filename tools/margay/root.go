@@ -47,8 +47,8 @@ Machines are in the folder that MARGAY_DIR names in the environment; without it 
 /tmp/margay-UID.
 
 Exit status: that of the job for margay run; 125 when margay itself fails or ends a job whose ranks cannot go on,
-126 when a program cannot be executed, 127 when it is not found, 128+N when signal N ended it. A command that SIGINT, SIGTERM or SIGHUP has ended dies of that
-signal itself, which shells show as 128+N as well: Ctrl-C ends loops around it.`,
+126 when a program cannot be executed, 127 when it is not found, 128+N when signal N ended it. A command that SIGINT,
+SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128+N as well: Ctrl-C ends loops around it.`,
 		Example: `  margay machine up                      # 4 virtual nodes with 2 application cores each
   margay run -n 8 ./app                  # one process on each core
   margay nodes                           # what the machine is doing

@@ -295,7 +295,8 @@ func (t *topLoop) content(width int) (lines []string, status string) {
 		lines = append([]string{lines[0], ""}, helpLines...)
 	}
 	if t.trouble != nil {
-		return lines, t.trouble.Error()
+		status, _, _ = strings.Cut(t.trouble.Error(), "\n")
+		return lines, status
 	}
 	return lines, fmt.Sprintf("by %s · q quit · ? help · n c m s i sort · arrows scroll · w all columns", t.order)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -42,8 +41,9 @@ func (a *app) topCommand() *cobra.Command {
 or lose it (LOST/S), interrupts, messages sent and arrived; and below what extensions do.
 
 On a terminal it fills the screen: q quits; c, m, s, i sort by CPU, messages, switches, interrupts, n by node and core; the arrow
-keys scroll, j and k as well; ? shows all keys. Columns that have no room are left out; w brings them back. Elsewhere it prints a table at each interval. Interrupts of a core that is not the node's alone (hosted nodes) are
-those of the host's processor, and marked with ~.`,
+keys scroll, j and k as well; ? shows all keys. Columns that have no room are left out; w brings them back. Elsewhere it prints a
+table at each interval. Interrupts of a core that is not the node's alone (hosted nodes) are those of the host's processor, and
+marked with ~.`,
 		Example: `  margay top
   margay top --once --sort=cpu
   margay top --once --json`,
@@ -109,12 +109,7 @@ func (a *app) samples(ctx context.Context) (*control.Samples, error) {
 // printTop prints one table. On a terminal it is as wide as that.
 func (a *app) printTop(v *rates.View, order rates.Order) error {
 	if a.json {
-		text, err := json.MarshalIndent(v, "", "  ")
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(a.stdout, string(text))
-		return err
+		return printValue(a.stdout, v)
 	}
 	width := widthOf(a.stdout)
 	for _, line := range a.topLines(v, width, order) {
@@ -143,7 +138,7 @@ func (a *app) topLines(v *rates.View, width int, order rates.Order) []string {
 		lines = append(lines, tableLines(extensionTable(v))...)
 	}
 	if v.Trouble != "" {
-		lines = append(lines, "", v.Trouble)
+		lines = append(append(lines, ""), strings.Split(v.Trouble, "\n")...)
 	}
 	return lines
 }
@@ -222,11 +217,7 @@ func extensionTable(v *rates.View) func(io.Writer) error {
 	return func(w io.Writer) error {
 		t := newTable(w, "EXTENSION", "JOB", "SLOT", "NAME", "RUNS/S", "NS/RUN", "FAULTS")
 		for _, x := range v.Extensions {
-			job := "machine"
-			if x.Job != 0 {
-				job = fmt.Sprint(x.Job)
-			}
-			t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), job, x.Slot, x.Name, perSecond(x.Runs), fmt.Sprintf("%.0f", x.Time), x.Faults)
+			t.row(fmt.Sprintf("%d.%d", x.Node, x.Handle), whose(x.Job), x.Slot, x.Name, perSecond(x.Runs), fmt.Sprintf("%.0f", x.Time), x.Faults)
 		}
 		return t.flush()
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -190,5 +191,18 @@ func TestTopKeys(t *testing.T) {
 	press("?")
 	if lines, status := content(); !strings.Contains(lines, "scroll sideways") || !strings.Contains(status, "? help") {
 		t.Errorf("the help: %s, %s", lines, status)
+	}
+}
+
+// What is wrong with several nodes takes a line of the screen for each, and one at the bottom when none answers.
+func TestTopTrouble(t *testing.T) {
+	x := &topLoop{app: &app{machine: "m"}, order: rates.ByCore, view: &rates.View{Trouble: "node1: it is silent\nnode2: it was killed"}}
+	lines, _ := x.content(80)
+	if last := lines[len(lines)-2:]; last[0] != "node1: it is silent" || last[1] != "node2: it was killed" {
+		t.Errorf("the last lines are %q", last)
+	}
+	x.trouble = errors.New("node1: it does not answer\nnode2: it does not answer")
+	if _, status := x.content(80); status != "node1: it does not answer" {
+		t.Errorf("status %q", status)
 	}
 }
