@@ -16,8 +16,8 @@ it. A feature is measured by what it does, whatever it is called: ` + "`margay k
 * **not yet**: it is not there. The row says what is there instead, or what would be needed.
 * **not wanted**: it will not be there. The row says why.
 
-` + "`make test`" + ` fails when a test named here has not passed. Nodes of its tests are hosted, or virtual ones under emulation; nothing here
-was tried on real machines.
+` + "`make test`" + ` fails when a test named here fails or is missing; its summary names those that were skipped. Nodes of its tests are hosted,
+or virtual ones under emulation; nothing here was tried on real machines.
 
 `
 

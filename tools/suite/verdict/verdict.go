@@ -185,13 +185,18 @@ func (s *Suite) testEvent(p *pkg, e event) {
 		}
 	case "pass", "fail", "skip":
 		t.verdict, t.elapsed = e.Action, max(e.Elapsed-t.waited, 0)
-		if t.verdict == "fail" {
+		switch t.verdict {
+		case "fail":
 			s.show(p.path, t)
-		}
-		if t.verdict == "pass" {
-			t.output = slices.DeleteFunc(t.output, func(line string) bool { return !seed.MatchString(line) })
+		case "pass":
+			t.forget()
 		}
 	}
+}
+
+// forget drops what a test has printed but for its seeds.
+func (t *test) forget() {
+	t.output = slices.DeleteFunc(t.output, func(line string) bool { return !seed.MatchString(line) })
 }
 
 var (
@@ -212,7 +217,7 @@ func (s *Suite) notice(p *pkg, test, text string) {
 // show prints all that a failed test has printed.
 func (s *Suite) show(path string, t *test) {
 	fmt.Fprintf(s.out, "=== %s %s\n%s", path, t.name, strings.Join(t.output, ""))
-	t.output = nil
+	t.forget()
 }
 
 // dump prints what a failed package printed outside of tests, and in those that gave no result.

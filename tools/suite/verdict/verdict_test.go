@@ -44,6 +44,15 @@ func TestSummary(t *testing.T) {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: MARGAY_SEED=77\n"}`, passA, ok, passed),
 			good:  true, says: "  MARGAY_SEED=77  run: p TestA\n",
 		},
+		"seed of a failure": {
+			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: MARGAY_SEED=77\n"}`,
+				`{"Action":"fail","Test":"TestA"}`, `{"Action":"fail"}`),
+			ended: errors.New("exit status 1"), shown: "MARGAY_SEED=77\n", says: "  MARGAY_SEED=77  run: p TestA\n",
+		},
+		"seed of a test that was killed": {
+			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: MARGAY_SEED=77\n"}`),
+			ended: errors.New("signal: killed"), shown: "MARGAY_SEED=77\n", says: "  MARGAY_SEED=77  run: p TestA\n",
+		},
 		"cached": {
 			input: events(start, runA, passA, `{"Action":"output","Output":"ok  \tp\t(cached)\n"}`, passed),
 			good:  true, shown: "(cached)", says: "of an earlier run of the same tests:\n  run: p\n",
