@@ -138,6 +138,10 @@ func countLine(rank, i int) string {
 func (m *machine) killedAt(job int, probe string, want map[string]int, at, lines int) {
 	m.t.Helper()
 	serve := m.servePID()
+	if serve == 0 {
+		m.t.Errorf("job %d: serve does not answer", job)
+		return
+	}
 	cmd, cancel := m.command("run", "-n", "8", "--stdin", "none", probe, "wide", strconv.Itoa(lines))
 	defer cancel()
 	var stderr bytes.Buffer
@@ -161,7 +165,12 @@ func (m *machine) killedAt(job int, probe string, want map[string]int, at, lines
 		m.t.Errorf("job %d, serve killed at byte %d: %d lines that no rank has written", job, at, len(got)-len(want))
 	}
 	// The next kill is for the next serve.
+	begun := time.Now()
 	for pid := serve; pid == serve || pid == 0; pid = m.servePID() {
+		if time.Since(begun) > commandTimeout {
+			m.t.Errorf("job %d, serve killed at byte %d: no other serve came within %v", job, at, commandTimeout)
+			return
+		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
