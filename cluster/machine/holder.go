@@ -45,14 +45,15 @@ type nodeState struct {
 	exit *control.NodeExit // nil while it runs
 }
 
+// held is the lock of the machine that this process holds. It stays open until the process has ended: who finds it free finds no holder.
+var held *os.File
+
 // Hold is the life of a holder: it brings the machine in the folder up, and holds it until ctx ends. serve is the command
 // that becomes the machine's serve; it gets the read end of the holder's lifeline as descriptor 3.
 func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (err error) {
-	lock, err := d.lock()
-	if err != nil {
+	if held, err = d.lock(); err != nil {
 		return err
 	}
-	defer lock.Close()
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err

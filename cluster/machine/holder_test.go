@@ -175,6 +175,19 @@ func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string
 	return h
 }
 
+// The lock of a machine is free when its holder's process has ended, and not before.
+func TestLockOutlivesHold(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	if err := Hold(t.Context(), d, nil, t.Logf); !errors.Is(err, ErrNoMachine) {
+		t.Fatalf("without a spec: %v", err)
+	}
+	defer held.Close()
+	if _, alive := d.Holder(); !alive {
+		t.Error("the lock is free")
+	}
+}
+
 // A node that ends before it was up is started again, one that ends later is not.
 func TestHolderKeepsNodes(t *testing.T) {
 	base(t)
