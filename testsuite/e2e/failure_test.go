@@ -382,9 +382,7 @@ func TestVMKilled(t *testing.T) {
 func TestNodeNeverRegisters(t *testing.T) {
 	ownMachine(t, "own")
 	program := filepath.Join(scratch, "hang")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\necho I have lost my way >&2\nexec sleep 1000\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, program, []byte("#!/bin/sh\necho I have lost my way >&2\nexec sleep 1000\n"))
 	m := &machine{t: t, name: "never", nodes: 2, cores: 1}
 	r := m.up("hosted", "--node-program", program, "--boot-timeout", "2s")
 	if r.code != 125 || !strings.Contains(r.stderr, "did not register within 2s") || !strings.Contains(r.stderr, "I have lost my way") {

@@ -407,6 +407,17 @@ func (m *machine) awaitHealth(node int, health string, wait time.Duration) nodeS
 	return n
 }
 
+// writeProgram writes a program that is executed at once. Linux refuses that while any process has it open to write, as one has that
+// another test forks meanwhile: so none is.
+func writeProgram(t *testing.T, path string, text []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // pids finds processes by a part of their command lines.
 func pids(t testing.TB, part string) []int {
 	t.Helper()

@@ -78,12 +78,10 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	for _, name := range []string{"margay", "nodekernel", "hello-c"} { // the tree may be another user's
 		text, err := os.ReadFile(filepath.Join(bin, name))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(home, name), text, 0o755)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		writeProgram(t, filepath.Join(home, name), text)
 	}
 	tmp := filepath.Join(home, "tmp")
 	if err := os.MkdirAll(filepath.Join(tmp, "r"), 0o700); err != nil {
