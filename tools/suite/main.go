@@ -57,8 +57,11 @@ type step struct {
 	args []string // of go test -json
 }
 
-// machines are the packages that boot machines and guests, by the programs in bin: the race detector would not see these.
-var machines = []string{"margay/testsuite/e2e", "margay/testsuite/guest"}
+// These packages boot guests and machines, by the programs in bin: the race detector would not see these.
+const (
+	guests   = "margay/testsuite/guest"
+	machines = "margay/testsuite/e2e"
+)
 
 // alone are tests that compute much with nothing beside them: random programs, simulated hours. The race detector would find nothing
 // in them and make them ten times longer.
@@ -83,15 +86,16 @@ func (c computing) run() []string {
 	return append([]string{"-vet=off", "-count=1", "-timeout=15m", "-run=^(" + c.tests + ")$"}, c.packages...)
 }
 
-// plan returns what is to run. The lists run side by side, the steps of each one after the other. make check vets everything
-// more strictly than go test would. What is tested with the race detector is not taken from an earlier run either: some of it starts
-// programs that go test does not know.
+// plan returns what is to run. The lists run side by side, the steps of each one after the other, so that there are never many more
+// processes that compute than a small host has processors. make check vets everything more strictly than go test would. What is tested
+// with the race detector is not taken from an earlier run either: some of it starts programs that go test does not know.
 func plan(packages, arm64 []string) [][]step {
 	return [][]step{
 		{
 			// Without -count=1 go test would take the result of an earlier run when nothing that it knows of has changed: it does not
 			// know what these tests run.
-			{name: "machines", args: append([]string{"-vet=off", "-count=1", "-timeout=45m"}, machines...)},
+			{name: "guests", args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
+			{name: "machines", args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
 		},
 		{
 			{name: "race", args: append([]string{"-vet=off", "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
@@ -159,7 +163,7 @@ func unproved(suite *verdict.Suite) ([]string, error) {
 	return features.Unproved(append(suite.Passed(), suite.Skipped()...)), nil
 }
 
-// list returns the packages of the module but for machines.
+// list returns the packages of the module but for those of guests and machines.
 func list(ctx context.Context) ([]string, error) {
 	cmd := exec.CommandContext(ctx, "go", "list", "./...")
 	cmd.Stderr = os.Stderr
@@ -167,7 +171,7 @@ func list(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
-	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return slices.Contains(machines, p) }), nil
+	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return p == guests || p == machines }), nil
 }
 
 // interruptDelay is how long tests have to end when they are interrupted.
