@@ -437,7 +437,7 @@ func (c *core) hear() {
 // note takes in what a tracepoint tells, of whichever thread.
 func (c *core) note(r record) {
 	if r.what == woken {
-		c.wake(r)
+		c.wake(r.number, r.time)
 		return
 	}
 	for _, t := range c.tasks {
@@ -445,27 +445,31 @@ func (c *core) note(r record) {
 			t.stale = t.note(r) || t.stale
 		}
 	}
+	// Who gets the CPU from another thread may have been woken up while it was idle, of which nobody has told.
+	if r.next != 0 && (c.apart || r.priority >= highest && r.priority <= lowest) {
+		c.wake(r.next, r.time)
+	}
 }
 
-// wake takes in that the thread of a number was woken up. One that began to wait before anybody listened is not known by its
+// wake takes in that the thread of a number does not wait any more. One that began to wait before anybody listened is not known by its
 // number: it has to be looked for.
-func (c *core) wake(r record) {
+func (c *core) wake(number int, time uint64) {
 	for _, t := range c.tasks {
 		for _, x := range t.threads {
-			if x.number == r.number {
-				x.is(false, r.time)
+			if x.number == number {
+				x.is(false, time)
 				return
 			}
 		}
 	}
 	// It cannot have been woken up twice without having waited here in between, if it is a task's.
-	if c.strangers[r.number] {
+	if c.strangers[number] {
 		return
 	}
 	if len(c.strangers) == maxStrangers {
 		clear(c.strangers)
 	}
-	c.strangers[r.number] = true
+	c.strangers[number] = true
 	for _, t := range c.tasks {
 		t.stale = true
 	}

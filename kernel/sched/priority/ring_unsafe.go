@@ -29,8 +29,8 @@ type ring struct {
 	page  uint64
 	over  bool // the thread has ended, and so have those that it has made
 
-	sample what // what it means to be at the tracepoint
-	thread int  // where the number of the thread is in its record
+	sample what       // what it means to be at the tracepoint
+	point  tracepoint // which one it is
 }
 
 // what is what Linux tells of a thread.
@@ -53,6 +53,8 @@ type record struct {
 	pid, tid int
 	ppid     int // the process that made it, of begun
 	number   int // of the thread, as Linux itself counts threads; 0 when the record does not say it
+	next     int // of waits: the number of the thread that gets the processor; 0 when none does, or the record does not say it
+	priority int // of that one, as tracepoints have it
 }
 
 // What all events have.
@@ -128,7 +130,7 @@ func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) 
 	if err != nil {
 		return nil, err
 	}
-	r.sample, r.thread = means, p.thread
+	r.sample, r.point = means, p
 	return r, nil
 }
 
@@ -225,7 +227,16 @@ func (r *ring) parse(b []byte) record {
 	time := func(at int) uint64 { return binary.LittleEndian.Uint64(whole[at:]) }
 	switch word(0) {
 	case unix.PERF_RECORD_SAMPLE: // pid, tid, time, size of what follows
-		return record{what: r.sample, pid: word(8), tid: word(12), time: time(16), number: word(28 + r.thread)}
+		field := func(which int) int {
+			if at := r.point.fields[which]; at > 0 {
+				return word(28 + at)
+			}
+			return 0
+		}
+		return record{
+			what: r.sample, pid: word(8), tid: word(12), time: time(16),
+			number: field(numberField), next: field(nextField), priority: field(priorityField),
+		}
 	case unix.PERF_RECORD_SWITCH: // pid, tid, time
 		s := record{what: runs, pid: word(8), tid: word(12), time: time(16)}
 		if misc := binary.LittleEndian.Uint16(b[4:]); misc&unix.PERF_RECORD_MISC_SWITCH_OUT != 0 && misc&unix.PERF_RECORD_MISC_SWITCH_OUT_PREEMPT == 0 {

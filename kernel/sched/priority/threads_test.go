@@ -64,3 +64,30 @@ func TestSleeps(t *testing.T) {
 		t.Error("a thread that is not there sleeps")
 	}
 }
+
+// A thread that was woken up on an idle CPU, of which nobody tells, is known to run when it gets the CPU from another one: its task does
+// not wait when that other one does.
+func TestWokenUnseen(t *testing.T) {
+	const computes, pauses, foreign = 11, 12, 13
+	for name, c := range map[string]struct {
+		next, priority int
+		apart          bool
+		waits, stale   bool
+	}{
+		"the thread comes next":        {computes, lowest, false, false, false},
+		"nobody comes next":            {0, 120, false, true, false},
+		"an ordinary one of others":    {foreign, 120, false, true, false},
+		"one of a priority of tasks":   {foreign, highest, false, true, true},
+		"an ordinary one, all alone":   {computes, 120, true, false, false},
+		"a foreign one where all tell": {foreign, 120, true, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shared := &task{threads: map[int]*thread{1: {process: 1, blocked: true, since: 5, number: computes}, 2: {process: 1, number: pauses}}}
+			core := &core{tasks: []*task{shared}, strangers: make(map[int]bool), apart: c.apart}
+			core.note(record{what: waits, time: 10, pid: 1, tid: 2, number: pauses, next: c.next, priority: c.priority})
+			if got := shared.waiting(); got != c.waits || shared.stale != c.stale {
+				t.Errorf("it waits: %v; it has to be looked for: %v", got, shared.stale)
+			}
+		})
+	}
+}

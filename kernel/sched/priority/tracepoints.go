@@ -21,8 +21,17 @@ type tracepoints struct{ switched, woken tracepoint }
 // tracepoint is one of them.
 type tracepoint struct {
 	id     uint64
-	thread int // where its record has the number of the thread, as Linux itself counts threads
+	fields [fieldCount]int // where its record has what it is asked for; 0: nowhere
 }
+
+// What a tracepoint is asked for, of the thread that leaves a CPU or is woken up, and of the one that gets the CPU. Numbers are those by
+// which Linux itself counts threads.
+const (
+	numberField = iota
+	nextField
+	priorityField
+	fieldCount
+)
 
 // maxOffset is how far in a record a field can be that is looked at.
 const maxOffset = 64
@@ -38,7 +47,7 @@ func findTracepoints() (*tracepoints, error) {
 	}
 	defer root.Close()
 	var p tracepoints
-	if p.switched, err = findTracepoint(root.FS(), "sched_switch", "prev_pid"); err != nil {
+	if p.switched, err = findTracepoint(root.FS(), "sched_switch", "prev_pid", "next_pid", "next_prio"); err != nil {
 		return nil, err
 	}
 	if p.woken, err = findTracepoint(root.FS(), "sched_wakeup", "pid"); err != nil {
@@ -89,8 +98,8 @@ func tracing() (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", mount))
 }
 
-// findTracepoint reads what tracefs says of a tracepoint.
-func findTracepoint(root fs.FS, name, thread string) (p tracepoint, err error) {
+// findTracepoint reads what tracefs says of a tracepoint and of these fields of its record.
+func findTracepoint(root fs.FS, name string, fields ...string) (p tracepoint, err error) {
 	dir := "events/sched/" + name
 	id, err := fs.ReadFile(root, dir+"/id")
 	if err != nil {
@@ -103,14 +112,19 @@ func findTracepoint(root fs.FS, name, thread string) (p tracepoint, err error) {
 	if err != nil {
 		return p, fmt.Errorf("tracepoint %s: %w", name, err)
 	}
-	found := regexp.MustCompile(`\sfield:pid_t ` + thread + `;\s*offset:(\d+);\s*size:4;`).FindSubmatch(format)
-	if found == nil {
-		return p, fmt.Errorf("tracepoint %s: it has no %s", name, thread)
+	for i, field := range fields {
+		found := regexp.MustCompile(`\sfield:(?:pid_t|int) ` + field + `;\s*offset:(\d+);\s*size:4;`).FindSubmatch(format)
+		if found == nil {
+			return p, fmt.Errorf("tracepoint %s: it has no %s", name, field)
+		}
+		if p.fields[i], err = strconv.Atoi(string(found[1])); err == nil && p.fields[i] > maxOffset {
+			err = fmt.Errorf("tracepoint %s: %s is at %d", name, field, p.fields[i])
+		}
+		if err != nil {
+			return p, err
+		}
 	}
-	if p.thread, err = strconv.Atoi(string(found[1])); err == nil && p.thread > maxOffset {
-		err = fmt.Errorf("tracepoint %s: %s is at %d", name, thread, p.thread)
-	}
-	return p, err
+	return p, nil
 }
 
 // listen opens the rings that tell which threads begin to wait on a CPU, and which are woken up there from any CPU. Unless tasks are
