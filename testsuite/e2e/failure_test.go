@@ -55,7 +55,7 @@ func TestServeKilled(t *testing.T) {
 		for range 3 {
 			_, serve := m.status()
 			kill(t, serve)
-			eventually(t, 10*time.Second, "another serve", func() bool {
+			eventually(t, "another serve", func() bool {
 				r := m.margay("machine", "status")
 				return r.code == 0 && !strings.Contains(r.stdout, fmt.Sprintf("serve: process %d,", serve))
 			}, func() string { return m.margay("machine", "status").String() })
@@ -94,7 +94,7 @@ func TestServeStopped(t *testing.T) {
 		t.Errorf("serve is process %d, not %d", now, serve)
 	}
 	for _, n := range m.listNodes() {
-		m.awaitHealth(int(n.Node), "up", 10*time.Second)
+		m.awaitHealth(int(n.Node), "up")
 	}
 	m.usable()
 }
@@ -125,7 +125,7 @@ func TestServeKilledWhileFilesAreCopied(t *testing.T) {
 	_, serve := m.status()
 	c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
 	ps := func() string { return m.margay("ps").stdout }
-	eventually(t, 20*time.Second, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+	eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
 	kill(t, serve)
 	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it anew") {
 		t.Error(r)
@@ -238,15 +238,15 @@ func TestRunKilled(t *testing.T) {
 		c := m.start("run", "-n", m.all(), probe(), "sleep", "3600", "stubborn")
 		c.awaitRanks("sleeping", m.nodes*m.cores)
 		kill(t, c.cmd.Process.Pid)
-		m.awaitIdle(20 * time.Second)
+		m.awaitIdle()
 		m.usable()
 	})
 }
 
 // awaitIdle waits until no job is left and every core is free.
-func (m *machine) awaitIdle(wait time.Duration) {
+func (m *machine) awaitIdle() {
 	m.t.Helper()
-	eventually(m.t, wait, "free machine", func() bool {
+	eventually(m.t, "free machine", func() bool {
 		for _, n := range m.listNodes() {
 			for _, c := range n.Cores {
 				if c.Job != 0 {
@@ -278,7 +278,7 @@ func TestTerminalClosed(t *testing.T) {
 	}
 	master.Close()
 	c.wait()
-	m.awaitIdle(20 * time.Second)
+	m.awaitIdle()
 }
 
 // terminal makes a pseudo terminal.
@@ -324,12 +324,12 @@ func TestVMStoppedForAWhile(t *testing.T) {
 	}
 	defer unix.Kill(vms[0], unix.SIGCONT)
 	stopped := time.Now()
-	m.awaitHealth(1, "late", 20*time.Second)
+	m.awaitHealth(1, "late")
 	time.Sleep(5*time.Second - time.Since(stopped))
 	if err := unix.Kill(vms[0], unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.awaitHealth(1, "up", 30*time.Second)
+	m.awaitHealth(1, "up")
 	complete(c.wait())
 }
 
@@ -350,7 +350,7 @@ func TestVMStoppedForGood(t *testing.T) {
 	if err := unix.Kill(vms[0], unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.awaitHealth(1, "up", 30*time.Second)
+	m.awaitHealth(1, "up")
 	m.usable()
 }
 
@@ -359,7 +359,7 @@ func TestVMKilled(t *testing.T) {
 	m := use(t, "mortal")
 	other := m.start("run", "-n", "1", probe(), "count", "60", "100")
 	other.awaitOutput("out 0 3\n")
-	c := m.start("run", "-n", "2", probe(), "sleep")
+	c := m.start("run", "-n", "2", "--ppn", "1", probe(), "sleep")
 	c.awaitRanks("sleeping", 2)
 	vms := pids(t, "guest="+m.name+"-node1,")
 	if len(vms) != 1 {
@@ -369,7 +369,7 @@ func TestVMKilled(t *testing.T) {
 	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "node1: ") || strings.Contains(r.stderr, "it has been silent") {
 		t.Error(r)
 	}
-	if n := m.awaitHealth(1, "dead", 10*time.Second); !strings.Contains(n.Reason, "signal 9") {
+	if n := m.awaitHealth(1, "dead"); !strings.Contains(n.Reason, "signal 9") {
 		t.Errorf("node1 %+v", n)
 	}
 	m.run(0, "-n", "1", probe(), "hello")
@@ -425,8 +425,8 @@ func TestOldLibrary(t *testing.T) {
 
 func TestRankNeverJoins(t *testing.T) {
 	m := use(t, "hosted")
-	r := m.run(125, "-n", "4", "--init-timeout", "1s", probe(), "barrier", "3")
-	if !strings.Contains(r.stderr, "rank 3 on node1 has not joined the job's messages within 1s") {
+	r := m.run(125, "-n", "4", "--init-timeout", "10s", probe(), "barrier", "3")
+	if !strings.Contains(r.stderr, "rank 3 on node1 has not joined the job's messages within 10s") {
 		t.Error(r)
 	}
 	if r := m.run(0, "-n", "8", probe(), "barrier"); strings.Count(r.stdout, "passed 10 barriers") != 8 {
@@ -463,7 +463,7 @@ func TestHolderKilled(t *testing.T) {
 		if r.code != 125 || !strings.Contains(r.stderr, "holder is gone") {
 			t.Error(r)
 		}
-		eventually(t, 5*time.Second, "end of everything", func() bool {
+		eventually(t, "end of everything", func() bool {
 			return len(pids(t, "guest="+m.name+"-")) == 0 && len(pids(t, m.file("nodes"))) == 0 && unix.Kill(serve, 0) == unix.ESRCH
 		}, func() string {
 			return fmt.Sprint(pids(t, "guest="+m.name+"-"), pids(t, m.file("nodes")), unix.Kill(serve, 0))
@@ -513,7 +513,7 @@ func TestManyJobs(t *testing.T) {
 		})
 	}
 	all.Wait()
-	m.awaitIdle(20 * time.Second)
+	m.awaitIdle()
 }
 
 // Of two who make a machine of the same name at the same moment, one gets it.

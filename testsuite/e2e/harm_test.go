@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func attacker() string { return filepath.Join(scratch, "attacker") }
@@ -127,7 +126,7 @@ func TestAttacker(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		victim := m.start("run", attacker(), "victim")
 		victim.awaitOutput("victim ")
-		eventually(t, 10*time.Second, "a line", func() bool { return strings.HasSuffix(victim.stdout.String(), "\n") }, victim.stdout.String)
+		eventually(t, "a line", func() bool { return strings.HasSuffix(victim.stdout.String(), "\n") }, victim.stdout.String)
 		handle := strings.TrimSpace(strings.TrimPrefix(victim.stdout.String(), "victim "))
 
 		r := m.run(0, attacker(), "system", "10.66.0.1:7117", "10.66.1.0:7118")
@@ -172,7 +171,7 @@ func TestAttackerHoldsUp(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		for _, way := range []string{"request", "bell", "request", "bell"} { // who is faster is not said
 			m.run(0, attacker(), "hold", way)
-			m.awaitIdle(30 * time.Second)
+			m.awaitIdle()
 		}
 		m.usable()
 	})
@@ -239,15 +238,15 @@ func TestNothingIsLeft(t *testing.T) {
 					args = append(args, "wait")
 				}
 				c := m.start(args...)
-				eventually(t, 30*time.Second, "both ranks", func() bool { return strings.Count(c.stdout.String(), "staying as extension") == 2 },
+				eventually(t, "both ranks", func() bool { return strings.Count(c.stdout.String(), "staying as extension") == 2 },
 					func() string { return c.stdout.String() + c.stderr.String() })
 				end(&m, c)
 				if r := c.wait(); name == "by itself" && r.code != 0 {
 					t.Error(r)
 				}
-				m.awaitIdle(30 * time.Second)
+				m.awaitIdle()
 				var after leftovers
-				eventually(t, 30*time.Second, "end of all that it left", func() bool {
+				eventually(t, "end of all that it left", func() bool {
 					after = m.remains()
 					return after.within(before)
 				}, func() string { return fmt.Sprintf("before %+v, after %+v", before, after) })

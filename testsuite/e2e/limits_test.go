@@ -34,7 +34,7 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 	return func() {
 		t.Helper()
 		lines := strings.Count(c.stdout.String(), "\n")
-		eventually(t, 10*time.Second, "sign of life of the other job", func() bool {
+		eventually(t, "sign of life of the other job", func() bool {
 			return strings.Count(c.stdout.String(), "\n") > lines
 		}, func() string { return c.stderr.String() })
 		for _, n := range m.listNodes() {

@@ -222,7 +222,7 @@ func (c *command) signal(sig syscall.Signal) {
 // awaitOutput waits until the standard output has a text in it.
 func (c *command) awaitOutput(text string) {
 	c.t.Helper()
-	eventually(c.t, 30*time.Second, "output "+text, func() bool { return strings.Contains(c.stdout.String(), text) }, func() string {
+	eventually(c.t, "output "+text, func() bool { return strings.Contains(c.stdout.String(), text) }, func() string {
 		return c.stdout.String() + c.stderr.String()
 	})
 }
@@ -235,16 +235,16 @@ func (c *command) awaitRanks(text string, ranks int) {
 	}
 }
 
-// eventually waits until ok holds.
-func eventually(t testing.TB, wait time.Duration, what string, ok func() bool, state func() string) {
+// eventually waits until ok holds. How long that takes is not known where the host is busy; commandTimeout bounds what hangs.
+func eventually(t testing.TB, what string, ok func() bool, state func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(wait); ; {
+	for deadline := time.Now().Add(commandTimeout); ; {
 		begin := time.Now()
 		if ok() {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("no %s within %v:\n%s", what, wait, state())
+			t.Fatalf("no %s within %v:\n%s", what, commandTimeout, state())
 		}
 		// A look that takes a command must not keep from the processors what it waits for.
 		time.Sleep(min(max(10*time.Millisecond, 3*time.Since(begin)), 250*time.Millisecond))
@@ -369,7 +369,7 @@ func (m *machine) all() string { return strconv.Itoa(m.nodes * m.cores) }
 // awaitUp waits until all nodes are up, as they are soon after their node kernels have been killed.
 func (m *machine) awaitUp() {
 	m.t.Helper()
-	eventually(m.t, 30*time.Second, "machine with all nodes up", func() bool {
+	eventually(m.t, "machine with all nodes up", func() bool {
 		return !slices.ContainsFunc(m.listNodes(), func(n nodeState) bool { return n.Health != "up" })
 	}, func() string { return m.margay("nodes").String() })
 }
@@ -397,10 +397,10 @@ func (m *machine) listNodes() []nodeState {
 }
 
 // awaitHealth waits until a node has a state.
-func (m *machine) awaitHealth(node int, health string, wait time.Duration) nodeState {
+func (m *machine) awaitHealth(node int, health string) nodeState {
 	m.t.Helper()
 	var n nodeState
-	eventually(m.t, wait, fmt.Sprintf("node%d %s", node, health), func() bool {
+	eventually(m.t, fmt.Sprintf("node%d %s", node, health), func() bool {
 		n = m.listNodes()[node]
 		return n.Health == health
 	}, func() string { return fmt.Sprintf("%+v", n) })

@@ -40,7 +40,7 @@ func TestNoInterruptsWhileComputing(t *testing.T) {
 	m := use(t, "qemu")
 	cores := m.nodes * m.cores
 	c := m.start("run", "-n", m.all(), compute(t), "120")
-	eventually(t, commandTimeout, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == cores }, func() string {
+	eventually(t, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == cores }, func() string {
 		return c.stdout.String() + c.stderr.String()
 	})
 	// What prints is what people read; the same as JSON is what is checked.

@@ -83,10 +83,10 @@ func (m *machine) onlyJob() string {
 func TestKeepGoing(t *testing.T) {
 	m := use(t, "hosted")
 	c := m.start("run", "-n", "2", "--keep-going", probe(), "exit", "3", "0")
-	eventually(t, 10*time.Second, "job", func() bool { return strings.Count(m.margay("ps").stdout, "\n") == 2 }, func() string {
+	eventually(t, "job", func() bool { return strings.Count(m.margay("ps").stdout, "\n") == 2 }, func() string {
 		return m.margay("ps").stdout
 	})
-	eventually(t, 10*time.Second, "end of rank 0", func() bool {
+	eventually(t, "end of rank 0", func() bool {
 		return strings.Contains(m.margay("ps", m.onlyJob()).stdout, "exited with status 3")
 	}, func() string { return m.margay("ps", m.onlyJob()).stdout })
 	time.Sleep(300 * time.Millisecond)

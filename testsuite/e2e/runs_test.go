@@ -47,10 +47,10 @@ func TestManyRuns(t *testing.T) {
 	run(0, warm)
 	before := m.weigh()
 	run(warm, runs)
-	m.awaitIdle(commandTimeout)
+	m.awaitIdle()
 	// The connection of a command that has just ended may not be closed yet.
 	var after map[string]weight
-	eventually(t, commandTimeout, "descriptors as before", func() bool {
+	eventually(t, "descriptors as before", func() bool {
 		after = m.weigh()
 		for name, a := range after {
 			if a.descriptors > before[name].descriptors {

@@ -45,7 +45,7 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 				job.awaitRanks("waits", 2)
 				m.killedWhileSharing(policy, share, c.sharing, c.kill)
 				job.wait()
-				m.awaitIdle(commandTimeout)
+				m.awaitIdle()
 			}
 			m.sharedBy(c.sharing)
 		}})
@@ -72,7 +72,7 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 	for range kills {
 		kill(m)
 		m.awaitShare(policy, share)
-		eventually(t, commandTimeout, "cores shared by "+sharing, func() bool { return strings.Contains(nodes(), " "+sharing+" ") }, nodes)
+		eventually(t, "cores shared by "+sharing, func() bool { return strings.Contains(nodes(), " "+sharing+" ") }, nodes)
 		if list := m.margay("ext", "list").stdout; !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(handle) + ` .* active`).MatchString(list) {
 			t.Errorf("extension %s of job %s is not in its slot:\n%s", handle, job, list)
 		}
@@ -86,11 +86,11 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 		}
 	}
 	state := func() string { return m.margay("top", "--once").stdout }
-	eventually(t, commandTimeout, "end of one rank, computing of the other", end(had), state)
+	eventually(t, "end of one rank, computing of the other", end(had), state)
 	if r := m.margay("ext", "remove", handle); r.code != 0 {
 		t.Error(r)
 	}
-	eventually(t, commandTimeout, "computing without a scheduler", m.computesAlone, state)
+	eventually(t, "computing without a scheduler", m.computesAlone, state)
 	if strings.HasSuffix(t.Name(), "hosted") {
 		m.ordinary()
 	}
@@ -125,7 +125,7 @@ func (m *machine) coreFor(interval time.Duration) (c rates.Core) {
 func (m *machine) awaitShare(policy string, share float64) {
 	m.t.Helper()
 	var first, second float64
-	eventually(m.t, commandTimeout, fmt.Sprintf("share of %.2f by %s", share, policy), func() bool {
+	eventually(m.t, fmt.Sprintf("share of %.2f by %s", share, policy), func() bool {
 		ranks := m.coreFor(time.Second).Ranks
 		if len(ranks) != 2 || !strings.Contains(ranks[0].Why+ranks[1].Why, "("+policy+")") {
 			return false

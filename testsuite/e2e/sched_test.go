@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,7 +36,7 @@ func (m *machine) asked(enforcer string) {
 			t.Fatal(r)
 		}
 		var v rates.View
-		eventually(t, commandTimeout, "core that is shared by "+policy, func() bool {
+		eventually(t, "core that is shared by "+policy, func() bool {
 			v = m.topView("--interval=1s")
 			ranks := v.Cores[0].Ranks
 			if len(ranks) != 2 || !strings.Contains(ranks[0].Why+ranks[1].Why, "("+policy+")") {
@@ -50,7 +49,7 @@ func (m *machine) asked(enforcer string) {
 		}, func() string { return fmt.Sprintf("%+v", v) })
 		c.signal(unix.SIGTERM)
 		c.wait()
-		m.awaitIdle(commandTimeout)
+		m.awaitIdle()
 	}
 }
 
@@ -58,7 +57,7 @@ func (m *machine) asked(enforcer string) {
 func (m *machine) sharedBy(enforcer string) {
 	m.t.Helper()
 	nodes := func() string { return m.margay("nodes").stdout }
-	eventually(m.t, 30*time.Second, "cores shared by "+enforcer, func() bool { return strings.Contains(nodes(), " "+enforcer+" ") }, nodes)
+	eventually(m.t, "cores shared by "+enforcer, func() bool { return strings.Contains(nodes(), " "+enforcer+" ") }, nodes)
 }
 
 // starving is for how many seconds a process is held: longer than anything takes that looks for processes that starve, be it the
@@ -117,7 +116,7 @@ func (m *machine) exchanged() {
 			t.Fatal(r)
 		}
 		var ranks []rates.Rank
-		eventually(t, commandTimeout, "share of 3 to 1", func() bool {
+		eventually(t, "share of 3 to 1", func() bool {
 			ranks = m.core().Ranks
 			return len(ranks) == 2 && ranks[0].CPU > 2*ranks[1].CPU && ranks[1].CPU > 1
 		}, func() string { return fmt.Sprintf("%+v", ranks) })
@@ -125,7 +124,7 @@ func (m *machine) exchanged() {
 		if r := m.margay("ext", "remove", handle); r.code != 0 {
 			t.Fatal(r)
 		}
-		eventually(t, commandTimeout, "turns", func() bool {
+		eventually(t, "turns", func() bool {
 			ranks = m.core().Ranks
 			return len(ranks) == 2 && ranks[0].CPU < 2*ranks[1].CPU
 		}, func() string { return fmt.Sprintf("%+v", ranks) })
@@ -135,7 +134,7 @@ func (m *machine) exchanged() {
 	}
 	c.signal(unix.SIGTERM)
 	c.wait()
-	m.awaitIdle(commandTimeout)
+	m.awaitIdle()
 }
 
 // share runs two ranks on one core and a scheduler, and returns the processor time of each in milliseconds.
@@ -201,7 +200,7 @@ func (m *machine) hostileSchedulers(burn string) {
 			t.Fatal(r)
 		}
 		said := ""
-		eventually(t, watchdog, "the end of "+name, func() bool {
+		eventually(t, "the end of "+name, func() bool {
 			said = lineWith(m.margay("ext", "list").stdout, name, c.says)
 			return said != ""
 		}, func() string { return m.margay("ext", "list").String() })
@@ -210,7 +209,7 @@ func (m *machine) hostileSchedulers(burn string) {
 			t.Errorf("nothing of %s in the log: %v", name, r)
 		}
 		var v rates.View
-		eventually(t, watchdog, "turns of all ranks", func() bool {
+		eventually(t, "turns of all ranks", func() bool {
 			v = m.topView("--interval=1s")
 			turns := 0
 			for _, r := range v.Cores[0].Ranks {
@@ -222,12 +221,9 @@ func (m *machine) hostileSchedulers(burn string) {
 		}, func() string { return fmt.Sprintf("%s: %+v", name, v) })
 		job.signal(unix.SIGTERM)
 		job.wait()
-		m.awaitIdle(20 * time.Second)
+		m.awaitIdle()
 	}
 }
-
-// watchdog is how long sched_ext lets a process wait before it ends whoever schedules.
-const watchdog = 30 * time.Second
 
 // lineWith returns the first line that has all of some words.
 func lineWith(text string, words ...string) string {
@@ -254,7 +250,7 @@ func (m *machine) infinite(program string, quiet bool) {
 	t, table := m.t, "processes  interrupts/s  cores lost/s\n"
 	for processes := 1; processes <= 2; processes++ {
 		c := m.start("run", "-n", fmt.Sprint(processes), "--per-core", fmt.Sprint(processes), program, "120")
-		eventually(t, commandTimeout, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == processes }, c.stdout.String)
+		eventually(t, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == processes }, c.stdout.String)
 		if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/infinite")); r.code != 0 {
 			t.Fatal(r)
 		}
@@ -271,7 +267,7 @@ func (m *machine) infinite(program string, quiet bool) {
 		}
 		c.signal(unix.SIGTERM)
 		c.wait()
-		m.awaitIdle(commandTimeout)
+		m.awaitIdle()
 	}
 	t.Log("\n" + table)
 }
@@ -280,7 +276,7 @@ func (m *machine) infinite(program string, quiet bool) {
 func (m *machine) holdsOther() {
 	m.t.Helper()
 	var core rates.Core
-	eventually(m.t, commandTimeout, "rank that is held", func() bool {
+	eventually(m.t, "rank that is held", func() bool {
 		core = m.core()
 		return len(core.Ranks) == 2 && strings.Contains(core.Ranks[0].Why, "(infinite)") && core.Ranks[0].CPU > 1 &&
 			core.Ranks[1].Why == "held" && core.Ranks[1].CPU == 0

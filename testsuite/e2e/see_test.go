@@ -138,14 +138,14 @@ func TestRecordOneJob(t *testing.T) {
 		c.signal(unix.SIGTERM)
 		c.wait()
 	}
-	m.awaitIdle(20 * time.Second)
+	m.awaitIdle()
 }
 
 // topView is margay top --once --json. An emulated node whose host is busy may have no time to answer: it is asked again.
 func (m *machine) topView(flags ...string) (v rates.View) {
 	m.t.Helper()
 	var r result
-	eventually(m.t, watchdog, "an answer of every node", func() bool {
+	eventually(m.t, "an answer of every node", func() bool {
 		r = m.margay(append([]string{"top", "--once", "--json", "--interval=100ms"}, flags...)...)
 		return m.hosted() || !strings.Contains(r.stderr, "no answer to *control.TakeSamples")
 	}, func() string { return r.String() })
@@ -161,10 +161,10 @@ func TestRecordKilled(t *testing.T) {
 	c := m.start("record", "-o", filepath.Join(t.TempDir(), "trace.json"))
 	recording := func(n int) func() bool { return func() bool { return len(m.topView().Recording) == n } }
 	state := func() string { return fmt.Sprintf("%+v", m.topView()) }
-	eventually(t, 20*time.Second, "recording", recording(4), state)
+	eventually(t, "recording", recording(4), state)
 	kill(t, c.cmd.Process.Pid)
 	c.wait()
-	eventually(t, 20*time.Second, "end of recording", recording(0), state)
+	eventually(t, "end of recording", recording(0), state)
 }
 
 // A node kernel that is started again loses what it had recorded, and the trace says so; a serve loses nothing.
@@ -172,14 +172,14 @@ func TestRecordInterrupted(t *testing.T) {
 	m := use(t, "hosted")
 	file := filepath.Join(t.TempDir(), "trace.json")
 	c := m.start("record", "-o", file)
-	eventually(t, 20*time.Second, "recording", func() bool { return len(m.topView().Recording) == 4 }, c.stderr.String)
+	eventually(t, "recording", func() bool { return len(m.topView().Recording) == 4 }, c.stderr.String)
 	_, serve := m.status()
 	kill(t, serve)
 	m.awaitUp()
 	if r := m.margay("machine", "restart", "2"); r.code != 0 {
 		t.Fatal(r)
 	}
-	eventually(t, 20*time.Second, "word of the gap", func() bool { return strings.Contains(c.stderr.String(), "node2: nothing is known of ") }, c.stderr.String)
+	eventually(t, "word of the gap", func() bool { return strings.Contains(c.stderr.String(), "node2: nothing is known of ") }, c.stderr.String)
 	m.run(0, "-n", "8", probe(), "hello")
 	c.signal(unix.SIGINT)
 	if r := c.wait(); r.code != 0 {
@@ -251,7 +251,7 @@ func seeSharedCore(t *testing.T, m *machine) {
 		t.Fatal(r)
 	}
 	var shared rates.Core
-	eventually(t, 10*time.Second, "turns of 10 ms", func() bool {
+	eventually(t, "turns of 10 ms", func() bool {
 		shared = m.topView("--interval=500ms").Cores[0]
 		return len(shared.Ranks) == 2 && shared.Turns > 20 && shared.Turns <= 200
 	}, func() string { return fmt.Sprintf("%+v", shared) })
@@ -278,7 +278,7 @@ func seeSharedCore(t *testing.T, m *machine) {
 	}
 	c.signal(unix.SIGTERM)
 	c.wait()
-	m.awaitIdle(20 * time.Second)
+	m.awaitIdle()
 }
 
 // On a terminal top fills the screen, knows its keys, and gives the terminal back as it was, whatever ends it.
@@ -306,7 +306,7 @@ func TestTopOnTerminal(t *testing.T) {
 			}, "-m", m.name, "top", "--interval=100ms")
 			sees := func(text string) {
 				t.Helper()
-				eventually(t, 20*time.Second, "text "+text, func() bool { return strings.Contains(shown.String(), text) }, shown.String)
+				eventually(t, "text "+text, func() bool { return strings.Contains(shown.String(), text) }, shown.String)
 			}
 			sees("\x1b[?1049h")
 			sees("node0  1")

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // What machine up was started with, a folder of the host among it, does not come to the machine: no process of it has any of that, and
@@ -178,7 +177,7 @@ func TestKeysOfJobs(t *testing.T) {
 			}
 			return string(text)
 		}
-		eventually(t, 20*time.Second, "end of the job's keys", func() bool { return !strings.Contains(kept(), fmt.Sprintf(" %d:", uid)) }, kept)
+		eventually(t, "end of the job's keys", func() bool { return !strings.Contains(kept(), fmt.Sprintf(" %d:", uid)) }, kept)
 	}
 }
 
@@ -208,7 +207,7 @@ func TestMemoryAfterRestart(t *testing.T) {
 	if r := m.margay("machine", "restart", "0"); r.code != 0 {
 		t.Fatal(r)
 	}
-	eventually(t, 60*time.Second, "second node kernel", func() bool { return kernels() == earlier+1 }, func() string { return m.margay("nodes").String() })
+	eventually(t, "second node kernel", func() bool { return kernels() == earlier+1 }, func() string { return m.margay("nodes").String() })
 	m.awaitUp()
 	if after := memory(); after != before {
 		t.Errorf("%s bytes became %s", before, after)

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,7 +53,7 @@ func TestMachineExtensions(t *testing.T) {
 		}
 		// The next node kernel has them all, and does not boot again.
 		m.margay("machine", "restart", "0")
-		eventually(t, 30*time.Second, "extensions of the next node kernel", func() bool {
+		eventually(t, "extensions of the next node kernel", func() bool {
 			return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
 		}, func() string { return m.margay("ext", "list").stdout })
 		if again := m.margay("ext", "list", "--node", "0").stdout; !regexp.MustCompile(`boot +minimum +\S+ +0 `).MatchString(again) {
@@ -95,7 +94,7 @@ func TestExtensionLog(t *testing.T) {
 	if r := m.margay("ext", "insert", object(t, "boot/minimum")); r.code == 0 || !strings.Contains(r.stderr, "when it boots") {
 		t.Error(r)
 	}
-	eventually(t, 10*time.Second, "three beats", func() bool {
+	eventually(t, "three beats", func() bool {
 		return regexp.MustCompile(`1\.1 +machine +timer +heartbeat +\S+ +3 `).MatchString(m.margay("ext", "list").stdout)
 	}, func() string { return m.margay("ext", "list").stdout })
 	m.margay("ext", "remove", "1.1")
@@ -144,7 +143,7 @@ func TestExtensionsOfNodeThatWasAway(t *testing.T) {
 	}
 	defer unix.Kill(kernel, unix.SIGCONT)
 	away := -1
-	eventually(t, 20*time.Second, "dead node", func() bool {
+	eventually(t, "dead node", func() bool {
 		away = slices.IndexFunc(m.listNodes(), func(n nodeState) bool { return n.Health == "dead" })
 		return away >= 0
 	}, list)
