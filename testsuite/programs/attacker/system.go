@@ -265,7 +265,7 @@ func vsock() error {
 }
 
 func connect(address string) error {
-	c, err := net.DialTimeout("tcp", address, time.Second)
+	c, err := net.DialTimeout("tcp", address, 30*time.Second) // no address is worth a wait: the network is not there
 	if err != nil {
 		for {
 			inner, ok := err.(interface{ Unwrap() error })
