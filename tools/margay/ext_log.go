@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -48,7 +47,7 @@ func (a *app) extSlotsCommand() *cobra.Command {
 					}
 					all = append(all, s)
 				}
-				return json.NewEncoder(a.stdout).Encode(all)
+				return printValue(a.stdout, all)
 			}
 			t := newTable(a.stdout, "SLOT", "CONTEXT", "INSNS", "TIME", "VERDICTS (DEFAULT FIRST)", "WHEN")
 			for _, r := range slot.Table {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
@@ -87,7 +86,7 @@ func (a *app) imageListCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return json.NewEncoder(a.stdout).Encode(entries)
+				return printValue(a.stdout, entries)
 			}
 			for _, e := range entries {
 				target := ""

@@ -77,7 +77,7 @@ func (a *app) record(ctx context.Context, f recordFlags, args []string) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	signals, release := catch(4, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	signals, release := catch(4, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP)
 	defer release()
 	status := &launch.Status{W: a.stderr}
 	writer := trace.NewWriter(file, time.Now())
@@ -197,7 +197,7 @@ func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []
 		case <-timeout:
 			return nil // the command goes on
 		case s := <-signals:
-			if s != unix.SIGINT {
+			if s != unix.SIGINT && s != unix.SIGQUIT {
 				_ = cmd.Process.Signal(s)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -78,20 +79,11 @@ func TestRecordOnFullDisk(t *testing.T) {
 		e := record.Event{Time: 1, Kind: record.Fault, Text: strings.Repeat("x", 1000)}
 		events = e.Append(events)
 	}
-	var asked atomic.Int32
-	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
-		switch f.Message().(type) {
-		case *control.ListNodes:
-			c.Answer(f, &control.Nodes{Nodes: []*control.NodeState{{Health: control.NodeHealth_NODE_UP}}}, nil)
-		case *control.ReadClock:
-			c.Answer(f, &control.Clock{TimeNs: 2}, nil)
-		case *control.ReadEvents:
-			answer := &control.Events{Generation: 1, KernelNs: 1, BegunNs: 1, NowNs: 2}
-			if asked.Add(1) > 1 { // the first answer has the command started
-				answer.Events = events
-			}
-			c.Answer(f, answer, nil)
+	playRecorded(t, func(asked int32) []byte {
+		if asked == 1 { // the first answer has the command started
+			return nil
 		}
+		return events
 	})
 	log := filepath.Join(t.TempDir(), "log")
 	p := shell(t, `"$0" record -o /dev/stdout -- sh -c 'read line; echo "$line" >&2' >/dev/full 2>"$LOG"`)
@@ -114,4 +106,38 @@ func TestRecordOnFullDisk(t *testing.T) {
 		t.Error(err)
 	}
 	wants(t, p.status(), 125, said(), "no space left on device: the command goes on, and is no longer recorded\nthe command has ended\nmargay: ")
+}
+
+// SIGQUIT ends a recording as SIGINT does, without the stacks of Go.
+func TestRecordQuit(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGQUIT} {
+		begun := make(chan bool)
+		begin := sync.OnceFunc(func() { close(begun) })
+		playRecorded(t, func(int32) []byte {
+			begin()
+			return nil
+		})
+		p := shell(t, `exec "$0" record -o "$FILE"`)
+		file := filepath.Join(t.TempDir(), "trace.json")
+		p.Env = append(p.Env, "FILE="+file)
+		p.start()
+		<-begun
+		p.signal(sig)
+		wants(t, p.status(), 0, p.stderr.String(), file+": 0 events of 1 nodes")
+	}
+}
+
+// playRecorded plays a machine of one node, which has these events for the first question for them, for the second and so on.
+func playRecorded(t *testing.T, events func(asked int32) []byte) {
+	var asked atomic.Int32
+	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
+		switch f.Message().(type) {
+		case *control.ListNodes:
+			c.Answer(f, &control.Nodes{Nodes: []*control.NodeState{{Health: control.NodeHealth_NODE_UP}}}, nil)
+		case *control.ReadClock:
+			c.Answer(f, &control.Clock{TimeNs: 2}, nil)
+		case *control.ReadEvents:
+			c.Answer(f, &control.Events{Generation: 1, KernelNs: 1, BegunNs: 1, NowNs: 2, Events: events(asked.Add(1))}, nil)
+		}
+	})
 }
