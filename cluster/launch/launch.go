@@ -114,10 +114,12 @@ func run(ctx context.Context, o Options) (int, error) {
 		readers = int(o.Spec.Ranks)
 	}
 	s.stdin = newStdin(o.Stdin, readers, s.send)
+	var listening sync.WaitGroup // for signals, of which none is taken any more when another session may be next
+	defer listening.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	early := make(chan []os.Signal, 1)
-	go func() { early <- s.early(ctx, cancel) }()
+	listening.Go(func() { early <- s.early(ctx, cancel) })
 	if err := s.begin(ctx); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
@@ -125,11 +127,11 @@ func run(ctx context.Context, o Options) (int, error) {
 		return ExitStatus(err), err
 	}
 	defer func() { s.current().Close() }()
-	go func() {
+	listening.Go(func() {
 		if err := s.forward(ctx, <-early); err != nil {
 			cancel(err)
 		}
-	}()
+	})
 	go s.sendFiles(ctx)
 	code, err := s.wait(ctx)
 	s.printing.Lock()

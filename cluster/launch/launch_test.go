@@ -605,6 +605,45 @@ func TestEarlySignals(t *testing.T) {
 	}
 }
 
+// A client that has ended takes no signal any more, whatever it was just about: it may be for the launch that is made anew.
+func TestSignalsOfTheNext(t *testing.T) {
+	const tries = 20
+	signals := make(chan os.Signal, 1)
+	plays := make([]func(*talk), tries)
+	for i := range plays {
+		plays[i] = func(c *talk) {
+			c.launched(1)
+			expect[*control.Signal](c)
+			c.done(ok())
+		}
+	}
+	l := newLauncher(t, serveTo(t, plays...), 1)
+	l.Signals, l.Status = signals, &Status{W: slow{}}
+	l.Started = func(uint32) error { signals <- unix.SIGINT; return nil }
+	for range tries {
+		if code, err := l.run(t); code != 0 {
+			t.Fatalf("status %d, %v", code, err)
+		}
+		signals <- unix.SIGUSR1
+		time.Sleep(2 * slowness)
+		select {
+		case <-signals:
+		default:
+			t.Fatal("the next signal was taken")
+		}
+	}
+}
+
+// slow is a terminal that takes its time.
+type slow struct{}
+
+const slowness = 10 * time.Millisecond
+
+func (slow) Write(text []byte) (int, error) {
+	time.Sleep(slowness)
+	return len(text), nil
+}
+
 // When the terminal goes the ranks are told, and then the job is given up.
 func TestHangUp(t *testing.T) {
 	signals, started := make(chan os.Signal), make(chan struct{})
