@@ -75,6 +75,24 @@ func TestRoomOfLateNodes(t *testing.T) {
 	}
 }
 
+// A job that waits for room gets that of cores which a node has meanwhile set free for jobs.
+func TestRoomOfMoreCores(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		m.played[1].silence()
+		m.played[1].conn.Close()
+		synctest.Wait()
+		answer := m.client().begin(&control.RunRequest{Spec: spec(3)})
+		info := m.played[0].register().Info
+		info.Cores = append(info.Cores, 7)
+		m.played[0].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: info}}
+		must[*control.Done](m.client(), &control.SetDuties{Node: 0, AllCores: control.Switch_SWITCH_ON})
+		if a := <-answer; a.err != nil {
+			t.Errorf("refused with %v", a.err)
+		}
+	})
+}
+
 // So does one that lacks the cores of a job that is ending.
 func TestRoomOfEndingJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {

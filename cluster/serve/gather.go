@@ -179,11 +179,13 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 	})
 }
 
-// changed takes in what a node is now; where it is does not change. The caller holds Server.mu.
+// changed takes in what a node is now; where it is does not change. It is recorded when watch looks at the node again: a node may tell of
+// itself as often as it likes. The caller holds Server.mu.
 func (s *Server) changed(n *node, info *control.NodeInfo) {
 	info.Address = n.info.Address
-	n.info = info
-	if err := s.store.saveNode(n); err != nil {
-		s.config.Log("%v", err)
+	if proto.Equal(info, n.info) {
+		return
 	}
+	n.info, n.unsaved = info, true
+	s.roomChanged()
 }

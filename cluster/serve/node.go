@@ -20,23 +20,24 @@ import (
 
 // node is what serve knows of a node. Server.mu guards it.
 type node struct {
-	number uint32
-	conn   *control.Conn // nil while it is not connected
-	fresh  *control.Conn // the newest that has shown its token and has not registered; nil when there is none
-	health control.NodeHealth
-	reason string // why it is not up
-	remedy string // what brings it back when it is dead; empty when it comes back by itself
-	info   *control.NodeInfo
-	boot   string
-	heard  time.Time // last; when it is booting, the time of its start
-	since  time.Time // when it registered
-	free   int64     // memory, in bytes
-	boots  uint32
-	uses   map[uint32]use // cores that have been given away
-	hosts  []uint32       // jobs that its last heartbeat named
-	owes   int            // things that it is to do before it can be given jobs
-	log    *gate.Log      // gets the lines of its own log
-	deeds  *gate.Log      // gets what it does that is worth a line
+	number  uint32
+	conn    *control.Conn // nil while it is not connected
+	fresh   *control.Conn // the newest that has shown its token and has not registered; nil when there is none
+	health  control.NodeHealth
+	reason  string // why it is not up
+	remedy  string // what brings it back when it is dead; empty when it comes back by itself
+	info    *control.NodeInfo
+	unsaved bool // info has changed since it was recorded
+	boot    string
+	heard   time.Time // last; when it is booting, the time of its start
+	since   time.Time // when it registered
+	free    int64     // memory, in bytes
+	boots   uint32
+	uses    map[uint32]use // cores that have been given away
+	hosts   []uint32       // jobs that its last heartbeat named
+	owes    int            // things that it is to do before it can be given jobs
+	log     *gate.Log      // gets the lines of its own log
+	deeds   *gate.Log      // gets what it does that is worth a line
 }
 
 // Bounds of a line of a node's log and of its console, in bytes. What a line of the log says is bounded when it comes in.
@@ -218,14 +219,20 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	if s.holder != nil {
 		_ = s.holder.Send(&control.NodeUp{Node: n.number})
 	}
-	if err := s.store.saveNode(n); err != nil {
-		s.config.Log("%v", err)
-	}
+	s.saveNode(n)
 	n.owes, n.hosts = 0, nil
 	s.reconcile(n, m)
 	s.catchUp(n)
 	s.ready(n)
 	return n, nil
+}
+
+// saveNode records a node as it is now. The caller holds Server.mu.
+func (s *Server) saveNode(n *node) {
+	n.unsaved = false
+	if err := s.store.saveNode(n); err != nil {
+		s.config.Log("%v", err)
+	}
 }
 
 // checkAddress refuses a node that wants others to look for it at an address that is not its own.
@@ -449,6 +456,9 @@ func (s *Server) watch(ctx context.Context) {
 		for _, n := range s.nodes {
 			n.heard = n.heard.Add(away)
 			s.judge(n, now.Sub(n.heard))
+			if n.unsaved {
+				s.saveNode(n)
+			}
 		}
 		for _, j := range s.jobs {
 			s.catchUpClient(j)

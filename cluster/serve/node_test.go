@@ -339,6 +339,34 @@ func TestRefusedNodeHadJob(t *testing.T) {
 	})
 }
 
+// A node that tells of itself without end does not have serve write without end; what it told last is recorded.
+func TestNodeTellsMuch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		n, s := m.played[0], m.server.store
+		synctest.Wait()
+		before := s.db.Stats()
+		for i := range 100 {
+			info := n.register().Info
+			info.Version = fmt.Sprint(i)
+			n.tell(&control.Heartbeat{Info: info})
+		}
+		if stats := s.db.Stats(); stats.TxStats.GetWrite() != before.TxStats.GetWrite() {
+			t.Errorf("%d writes, then %d", before.TxStats.GetWrite(), stats.TxStats.GetWrite())
+		}
+		time.Sleep(time.Second)
+		if nodes, err := s.nodes(); err != nil || nodes[0].Info.Version != "99" {
+			t.Errorf("recorded is %v, %v", nodes, err)
+		}
+		recorded := s.db.Stats()
+		n.tell(&control.Heartbeat{Info: m.client().node(0).Info})
+		time.Sleep(time.Second)
+		if stats := s.db.Stats(); stats.TxStats.GetWrite() != recorded.TxStats.GetWrite() {
+			t.Error("what has not changed is recorded again")
+		}
+	})
+}
+
 func TestRegistration(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 1)
