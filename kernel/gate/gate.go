@@ -174,10 +174,14 @@ func (l *Log) Printf(format string, args ...any) {
 	}
 }
 
-// flush says how many lines were left out.
 func (l *Log) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.sayOmitted()
+}
+
+// sayOmitted says how many lines were left out. The caller holds Log.mu.
+func (l *Log) sayOmitted() {
 	if l.omitted > 0 {
 		l.printf("%d more such lines in the last %v were left out", l.omitted, omissionPause)
 	}
@@ -186,9 +190,9 @@ func (l *Log) flush() {
 
 // Close has the log say now how many lines it left out, and write nothing any more.
 func (l *Log) Close() {
-	l.flush()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.sayOmitted()
 	l.closed = true
 	if l.timer != nil {
 		l.timer.Stop()
