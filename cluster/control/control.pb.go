@@ -5549,7 +5549,7 @@ func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
 type ExtensionNote struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
-	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`                     // counts the notes of a node, from 1
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`                     // grows from note to note of a node
 	TimeNs        int64                  `protobuf:"varint,3,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since 1970, by the node's clock
 	Job           uint32                 `protobuf:"varint,4,opt,name=job,proto3" json:"job,omitempty"`                     // whose the extension is; 0: the machine's
 	Handle        uint32                 `protobuf:"varint,5,opt,name=handle,proto3" json:"handle,omitempty"`               // 0: it was never inserted

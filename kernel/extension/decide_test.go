@@ -3,6 +3,7 @@ package extension
 import (
 	"encoding/binary"
 	"testing"
+	"time"
 
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/slot"
@@ -63,25 +64,33 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Notes have numbers, and the last are remembered.
+// Notes have numbers, which go on in the next node kernel, and the last are remembered.
 func TestHistory(t *testing.T) {
-	var h history
+	h := newHistory()
+	began := h.last
 	if got := h.after(0); len(got) != 0 {
 		t.Errorf("before the first: %v", got)
 	}
 	for i := range keptNotes + 10 {
 		h.add(Note{Handle: uint32(i)})
 	}
-	if got := h.after(0); len(got) != keptNotes || got[0].Seq != 11 || got[0].Handle != 10 {
+	if got := h.after(0); len(got) != keptNotes || got[0].Seq != began+11 || got[0].Handle != 10 {
 		t.Errorf("%d notes, the first is %+v", len(got), got[0])
 	}
-	if got := h.after(keptNotes + 8); len(got) != 2 || got[0].Seq != keptNotes+9 {
+	if got := h.after(began + keptNotes + 8); len(got) != 2 || got[0].Seq != began+keptNotes+9 {
 		t.Errorf("the last two: %v", got)
 	}
-	if got := h.after(keptNotes + 10); len(got) != 0 {
+	if got := h.after(began + keptNotes + 10); len(got) != 0 {
 		t.Errorf("after the last: %v", got)
 	}
-	if got := h.after(keptNotes + 11); len(got) != keptNotes {
+	if got := h.after(began + keptNotes + 11); len(got) != keptNotes {
 		t.Errorf("after one that is not there yet: %d notes", len(got))
+	}
+	earlier := h.last
+	time.Sleep(2 * time.Millisecond) // a node kernel takes longer for so many
+	h = newHistory()
+	h.add(Note{})
+	if got := h.after(earlier); len(got) != 1 {
+		t.Errorf("the next node kernel has %d new notes", len(got))
 	}
 }

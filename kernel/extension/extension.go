@@ -62,7 +62,7 @@ type Manager struct {
 	log      func(format string, args ...any)
 	machine  *Set
 	recorder *record.Recorder // nil: none
-	history  history
+	history  *history
 
 	mu      sync.Mutex
 	last    uint32 // handle
@@ -81,7 +81,7 @@ const machineBudget = 16 << 20
 func NewManager(e engine.Engine, cores int, log func(format string, args ...any)) (*Manager, error) {
 	m := &Manager{
 		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[uint32]*Set),
-		watch: make(map[slot.Name]func(uint32)),
+		watch: make(map[slot.Name]func(uint32)), history: newHistory(),
 	}
 	for _, row := range slot.Table {
 		table, err := services(row)

@@ -14,7 +14,7 @@ import (
 
 // Note is something that happened to an extension, for people.
 type Note struct {
-	Seq    uint64 // counts the notes of a node, from 1
+	Seq    uint64 // grows from note to note of a node, also to those of its next node kernel
 	Time   time.Time
 	Job    uint32
 	Handle uint32 // 0: it is about none in particular
@@ -25,12 +25,16 @@ type Note struct {
 // keptNotes is how many notes a node remembers.
 const keptNotes = 1024
 
-// history remembers the last notes. The zero value is ready, and it is safe for concurrent use.
+// history remembers the last notes. It is safe for concurrent use.
 type history struct {
 	mu    sync.Mutex
 	last  uint64
 	notes []Note // the newest last
 }
+
+// newHistory returns an empty history. Its first number is above those of an earlier node kernel, which had less than one note per
+// microsecond.
+func newHistory() *history { return &history{last: uint64(time.Now().UnixMicro())} }
 
 func (h *history) add(n Note) {
 	h.mu.Lock()
@@ -44,7 +48,7 @@ func (h *history) add(n Note) {
 }
 
 // after returns the notes that came after the one with number seq, and that are still known. A number that there was not yet is
-// one of another node kernel, before this one: after it came all.
+// one of another node kernel, before the clock was set back: after it came all.
 func (h *history) after(seq uint64) []Note {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"margay/cluster/control"
+	"margay/cluster/launch"
 	"margay/kernel/boot"
+	"margay/kernel/printable"
 	"margay/kernel/slot"
 	"margay/nimble/object"
 )
@@ -153,28 +157,10 @@ each, and the lines that they print. A node remembers the last 1024 of these sin
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			question := &control.ExtensionLog{Node: node, After: make(map[uint32]uint64)}
-			for {
-				notes, err := ask[*control.ExtensionNotes](c.Context(), a, question)
-				if err != nil {
-					return err
-				}
-				if len(notes.Notes) > 0 || !follow {
-					if err := a.printNotes(notes); err != nil {
-						return err
-					}
-				}
-				if !follow {
-					return nil
-				}
-				for _, n := range notes.Notes {
-					question.After[n.Node] = n.Seq
-				}
-				select {
-				case <-time.After(logPause):
-				case <-c.Context().Done():
-					return nil
-				}
+			if err := a.notes(c.Context(), question, !follow); err != nil || !follow {
+				return err
 			}
+			return a.followNotes(c.Context(), question)
 		},
 	})
 	a.nodeFlag(c, &node, "only this node")
@@ -184,6 +170,51 @@ each, and the lines that they print. A node remembers the last 1024 of these sin
 
 // logPause is how long margay ext log waits before it asks again.
 const logPause = 500 * time.Millisecond
+
+// errNotPrinted reports that notes have come and could not be written.
+var errNotPrinted = errors.New("the log cannot be printed")
+
+// followNotes prints what is new until ctx ends or the machine is down. Nodes and serve may be away for a while, which it says once.
+func (a *app) followNotes(ctx context.Context, question *control.ExtensionLog) error {
+	status, said := &launch.Status{W: a.stderr}, ""
+	for {
+		select {
+		case <-time.After(logPause):
+		case <-ctx.Done():
+			return nil
+		}
+		err := a.notes(ctx, question, false)
+		if err == nil {
+			said = ""
+			continue
+		}
+		if _, down := a.running(); down != nil || errors.Is(err, errNotPrinted) {
+			return cmp.Or(down, err)
+		}
+		if said != err.Error() {
+			said = err.Error()
+			status.Warnf("%s: asking again", printable.Lines(said))
+		}
+	}
+}
+
+// notes prints what has happened since the question was answered last, and nothing when that is nothing unless it is to.
+func (a *app) notes(ctx context.Context, question *control.ExtensionLog, always bool) error {
+	notes, err := ask[*control.ExtensionNotes](ctx, a, question)
+	if err != nil {
+		return err
+	}
+	for _, n := range notes.Notes {
+		question.After[n.Node] = n.Seq
+	}
+	if len(notes.Notes) == 0 && !always {
+		return nil
+	}
+	if err := a.printNotes(notes); err != nil {
+		return fmt.Errorf("%w: %w", errNotPrinted, err)
+	}
+	return nil
+}
 
 func (a *app) printNotes(notes *control.ExtensionNotes) error {
 	if a.json {

@@ -1,34 +1,48 @@
 package main
 
 import (
-	"encoding/json"
+	"bytes"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
-
-	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 )
 
-// margay ext stats --json has the differences of what is counted.
-func TestStatsJSON(t *testing.T) {
-	var counted atomic.Uint64
-	status, stdout, stderr := played(t, func(proto.Message) (proto.Message, error) {
-		runs := counted.Add(100)
-		return &control.Extensions{Extensions: []*control.ExtensionState{
-			{Node: 1, Handle: 3, Job: 5, Slot: "sched", Name: "edf", Engine: "direct", State: "active", Runs: runs, Instructions: 7 * runs, TimeNs: int64(9 * runs), Faults: 1},
-			{Node: 2, Handle: 3, State: "removed", Runs: runs},
-		}}, nil
-	}, "ext", "stats", "--json", "--interval=10ms")
-	var rates []extensionRate
-	if err := json.Unmarshal([]byte(stdout), &rates); status != 0 || err != nil || len(rates) != 1 || rates[0].Seconds < 0.01 {
-		t.Fatalf("status %d, %v: %s%s", status, err, stdout, stderr)
+// A log that is followed goes on when its node is back, and ends when it cannot be written.
+func TestFollowLog(t *testing.T) {
+	var asked atomic.Int32
+	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
+		n := asked.Add(1)
+		if n == 2 || n == 3 {
+			c.Answer(f, nil, control.Failf(control.Code_CODE_NODE_LOST, "node1 is away"))
+			return
+		}
+		note := &control.ExtensionNote{Node: 1, Seq: uint64(n), Text: fmt.Sprintf("after %d", f.Message().(*control.ExtensionLog).After[1])}
+		c.Answer(f, &control.ExtensionNotes{Notes: []*control.ExtensionNote{note}}, nil)
+	})
+	stdout := &fullAfter{writes: 2}
+	var stderr bytes.Buffer
+	status := run(t.Context(), []string{"ext", "log", "--follow"}, strings.NewReader(""), stdout, &stderr)
+	wants(t, status, 125, stderr.String(), errFull.Error())
+	if text := stderr.String(); strings.Count(text, "node1 is away: asking again") != 1 {
+		t.Errorf("it says %q", text)
 	}
-	rates[0].Seconds = 0
-	if want := (extensionRate{Node: 1, Handle: 3, Job: 5, Slot: "sched", Name: "edf", Engine: "direct", Runs: 100, Instructions: 700, TimeNs: 900}); rates[0] != want {
-		t.Errorf("%+v", rates[0])
+	if text := stdout.String(); strings.Count(text, "\n") != 2 || !strings.HasSuffix(text, "after 1\n") {
+		t.Errorf("it prints %q", text)
 	}
-	if _, stdout, _ = played(t, func(proto.Message) (proto.Message, error) { return new(control.Extensions), nil }, "ext", "stats", "--json", "--interval=10ms"); stdout != "[]\n" {
-		t.Errorf("without extensions: %q", stdout)
+}
+
+// fullAfter is a file on a disk that has room for some writes.
+type fullAfter struct {
+	bytes.Buffer
+	writes int
+}
+
+func (f *fullAfter) Write(text []byte) (int, error) {
+	if f.writes--; f.writes < 0 {
+		return full{}.Write(text)
 	}
+	return f.Buffer.Write(text)
 }
