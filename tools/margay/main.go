@@ -3,11 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"syscall"
 
 	"margay/cluster/launch"
@@ -33,13 +35,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 // command carries out one command, says what is wrong and returns how to end.
 func command(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) *exitStatus {
-	root := newRoot(stdin, stdout, stderr)
+	out := &output{Writer: stdout}
+	root := newRoot(stdin, out, stderr)
 	root.SetArgs(args)
-	help := &output{Writer: stdout}
-	root.SetOut(help)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
-		err = help.err
+		err = out.failed()
 	}
 	if err == nil {
 		return new(exitStatus)
@@ -54,17 +55,36 @@ func command(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	return status
 }
 
-// output is where cobra writes help and completions, and remembers why that failed: cobra itself does not.
+// output is the standard output. It remembers the first error of writing: nothing that it has lost is a success, whoever has not looked.
 type output struct {
 	io.Writer
+	mu  sync.Mutex
 	err error
 }
 
 func (o *output) Write(text []byte) (int, error) {
-	if o.err == nil {
-		_, o.err = o.Writer.Write(text)
+	n, err := o.Writer.Write(text)
+	if err != nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.err = cmp.Or(o.err, err)
 	}
-	return len(text), nil
+	return n, err
+}
+
+func (o *output) failed() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// fileOf returns the file that a standard stream is.
+func fileOf(stream any) (f *os.File, ok bool) {
+	if o, ours := stream.(*output); ours {
+		stream = o.Writer
+	}
+	f, ok = stream.(*os.File)
+	return f, ok
 }
 
 // exitStatus is an error that decides the exit status.

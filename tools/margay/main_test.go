@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"margay/initramfs"
 )
 
 // full is a file on a disk that is full.
@@ -14,6 +17,19 @@ type full struct{}
 var errFull = errors.New("the disk is full")
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
+
+// What a command prints besides what it looks at itself is no success, either, when it cannot be written.
+func TestNoteThatCannotBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	if err := initramfs.WriteNodeImage(os.DevNull, []initramfs.File{{Path: "/init"}}, path); err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	status := run(t.Context(), []string{"image", "list", path}, os.Stdin, full{}, &stderr)
+	if want := "margay: " + errFull.Error() + "\n"; status != 125 || stderr.String() != want {
+		t.Errorf("status %d, %q", status, stderr.String())
+	}
+}
 
 // Help that cannot be written is a failure.
 func TestHelpThatCannotBeWritten(t *testing.T) {

@@ -180,6 +180,9 @@ func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.stdin, a.stdout, a.stderr
+	if f, ok := fileOf(a.stdout); ok {
+		cmd.Stdout = f // the command's own, with nobody between
+	}
 	cmd.Env = append(os.Environ(), "MARGAY_MACHINE="+a.machine)
 	if err := cmd.Start(); err != nil {
 		code := 127

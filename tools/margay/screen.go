@@ -146,8 +146,8 @@ var orderKeys = map[byte]rates.Order{
 
 // topScreen fills the terminal with what goes on, until q or a signal.
 func (a *app) topScreen(ctx context.Context, interval time.Duration, order rates.Order) error {
-	out := a.stdout.(*os.File)
-	in, ok := a.stdin.(*os.File)
+	out, _ := fileOf(a.stdout)
+	in, ok := fileOf(a.stdin)
 	if !ok {
 		in = os.Stdin
 	}

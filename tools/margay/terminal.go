@@ -19,7 +19,7 @@ type foregroundReader struct{ terminal *os.File }
 
 // foreground returns r, or when that is a terminal a reader that does not have the process stopped.
 func foreground(r io.Reader) io.Reader {
-	f, ok := r.(*os.File)
+	f, ok := fileOf(r)
 	if !ok {
 		return r
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"io"
-	"os"
 	"strings"
 	"unicode/utf8"
 
@@ -11,7 +10,7 @@ import (
 
 // widthOf is how many columns a terminal has. Of what is none it is 0: lines are as long as they are there.
 func widthOf(w io.Writer) int {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	if !ok {
 		return 0
 	}
