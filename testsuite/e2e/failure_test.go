@@ -113,8 +113,9 @@ func TestServeKilledAtLaunch(t *testing.T) {
 	}
 }
 
-// The same while files are copied, of which the nodes have taken some: margay run sends them again.
-func TestServeKilledWhileFilesAreCopied(t *testing.T) {
+// The same while files are copied, of which the nodes have taken some: margay run sends them again. So it does when it is a node kernel
+// that is killed.
+func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m := use(t, "hosted")
 	large := filepath.Join(t.TempDir(), "large")
 	content := make([]byte, 96<<20) // which does not become smaller
@@ -123,13 +124,16 @@ func TestServeKilledWhileFilesAreCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, serve := m.status()
-	c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
-	ps := func() string { return m.margay("ps").stdout }
-	eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
-	kill(t, serve)
-	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it anew") {
-		t.Error(r)
+	for name, victim := range map[string]int{"serve": serve, "node kernel": m.nodeKernels()[1]} {
+		c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
+		ps := func() string { return m.margay("ps").stdout }
+		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+		kill(t, victim)
+		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it anew") {
+			t.Errorf("%s killed: %v", name, r)
+		}
 	}
+	m.usable()
 }
 
 func TestServeKilledAndDetachedJob(t *testing.T) {
