@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -73,6 +74,39 @@ func TestRoomOfLateNodes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// So does one that lacks the cores of a job whose ranks were just asked to end, but not for ever.
+func TestRoomOfSignalledJob(t *testing.T) {
+	noRoom := &control.Failure{Code: control.Code_CODE_NO_ROOM}
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, other := m.client(), m.client()
+		job := c.run(spec(2))
+		refused := func(when string) {
+			t.Helper()
+			if _, err := other.ask(&control.RunRequest{Spec: spec(1)}); !errors.Is(err, noRoom) {
+				t.Errorf("%s: %v", when, err)
+			}
+		}
+		ask := func(rank int32, sig unix.Signal) {
+			must[*control.Done](c, &control.Kill{Job: job, Rank: rank, Signal: int32(sig)})
+		}
+		ask(control.None, unix.SIGUSR1)
+		ask(1, unix.SIGTERM)
+		refused("for another signal, or another rank's")
+		ask(control.None, unix.SIGTERM)
+		time.Sleep(askedLately)
+		refused("for a job that goes on")
+		ask(control.None, unix.SIGTERM)
+		answer := other.begin(&control.RunRequest{Spec: spec(1)})
+		m.played[0].exits(job, 1, 0, 0, 15)
+		m.played[0].exits(job, 2, 1, 0, 15)
+		c.ackAll()
+		if a := <-answer; a.err != nil {
+			t.Errorf("refused with %v", a.err)
+		}
+	})
 }
 
 // A job that waits for room gets that of cores which a node has meanwhile set free for jobs.

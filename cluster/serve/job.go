@@ -39,6 +39,7 @@ type job struct {
 	done      chan struct{}   // closed when nothing is left of the job on the nodes
 	killing   unix.Signal     // by which the ranks were told to end last; 0 while they were not
 	killed    time.Time       // when a node was told that last
+	asked     time.Time       // when somebody last sent all ranks a signal that ends programs
 	finishing bool
 	torn      bool              // it has ended before its output was complete
 	unkept    []*control.Unkept // by node: files that are gone with it
@@ -432,8 +433,22 @@ func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 			n.send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
 		}
 	}
+	if rank == control.None && slices.Contains(endings, sig) {
+		j.asked = time.Now()
+	}
 	return away
 }
+
+// endings are the signals by which people end programs.
+var endings = []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGKILL, unix.SIGTERM}
+
+// ending reports whether a job is about to free its cores: its ranks were made to end, or asked to not long ago.
+func (j *job) ending() bool {
+	return j.finishing || j.killing != 0 || time.Since(j.asked) < askedLately
+}
+
+// askedLately is how long ranks that were asked to end are believed to.
+const askedLately = 10 * time.Second
 
 // finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. That must be recorded before
 // the nodes forget the job. The caller holds Server.mu.

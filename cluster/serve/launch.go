@@ -64,7 +64,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 		o := offer{node: n.number, total: len(n.info.Cores)}
 		for _, core := range n.info.Cores {
 			use, taken := n.uses[core]
-			if ending := taken && s.jobs[use.job] != nil && s.jobs[use.job].finishing; ending {
+			if j := s.jobs[use.job]; taken && j != nil && j.ending() {
 				waits = append(waits, fmt.Sprintf("the end of job %d", use.job))
 			} else if taken {
 				continue
