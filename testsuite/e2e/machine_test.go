@@ -330,6 +330,19 @@ func (m *machine) file(parts ...string) string {
 	return filepath.Join(append([]string{os.Getenv("MARGAY_DIR"), m.name}, parts...)...)
 }
 
+// awaitConsole waits until the console of node0 has a text. It comes there by a pipe, whose reader no job waits for.
+func (m *machine) awaitConsole(text string) {
+	m.t.Helper()
+	console := func() string {
+		got, err := os.ReadFile(m.file("log", "node0.console"))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		return string(got)
+	}
+	eventually(m.t, fmt.Sprintf("%q on the console of node0", text), func() bool { return strings.Contains(console(), text) }, console)
+}
+
 // margay runs a command on the machine.
 func (m *machine) margay(args ...string) result {
 	m.t.Helper()
