@@ -260,7 +260,7 @@ func size(info fs.FileInfo) int64 {
 
 // Archive writes the files to w as a zstd-compressed tar archive. progress is told how many of their bytes have been read.
 func (f *Files) Archive(w io.Writer, progress func(bytes int64)) error {
-	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithWindowSize(1<<20))
+	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1<<20))
 	if err != nil {
 		return err
 	}
