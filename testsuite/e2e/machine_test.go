@@ -117,7 +117,8 @@ rm -rf "$1"`,
 
 // build compiles one of the programs that only tests need.
 func build(name string) error {
-	cmd := exec.Command("go", "build", "-o", filepath.Join(scratch, name), "margay/testsuite/programs/"+name)
+	// Half of a Go program is what debuggers need, and it would go to the nodes with each job.
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(scratch, name), "margay/testsuite/programs/"+name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", name, err, out)
@@ -370,8 +371,8 @@ func (m *machine) usable() {
 	m.t.Helper()
 	m.awaitUp()
 	n := m.nodes * m.cores
-	r := m.run(0, "-n", m.all(), probe(), "hello")
-	if got := strings.Count(r.stdout, "\n"); got != n {
+	r := m.run(0, "-n", m.all(), filepath.Join(bin, "hello-c"))
+	if got := strings.Count(r.stdout, "hello from rank "); got != n {
 		m.t.Fatalf("%d of %d ranks say hello: %v", got, n, r)
 	}
 }

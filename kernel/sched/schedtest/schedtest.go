@@ -510,7 +510,7 @@ func testArrival(r *rig) {
 	r.insert(r.config.MessageFirst, extension.Setting{Name: "quantum", Value: uint64(time.Second)})
 	r.start(Spin, Spin)
 	var computed time.Duration
-	for range 5 {
+	for range 3 {
 		r.await("the first one has the core", patience, func() bool { return r.info().Running == 0 })
 		before := r.tasks[1].Ran()
 		r.tasks[1].messages.Store(1)
