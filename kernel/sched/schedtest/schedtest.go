@@ -551,6 +551,8 @@ func testEnd(r *rig) {
 	r.insert(r.config.RoundRobin)
 	r.start(Spin, Spin, Spin)
 	r.tasks[0].Kill()
+	turns := r.count()
+	r.await("turns of the others", patience, func() bool { return turns.sum() > len(r.tasks) }) // its last one may be told late
 	r.ratio(0, 1, 1)
 	r.enforcer.Remove(r.tasks[0].Task.ID)
 	r.enforcer.Remove(r.tasks[1].Task.ID)
