@@ -62,7 +62,10 @@ func app(args []string) int {
 	case "surroundings":
 		surroundings()
 	case "eat":
-		eat()
+		if err := eat(); err != nil {
+			fmt.Fprintln(os.Stderr, "eat:", err)
+			return 1
+		}
 	case "fork":
 		fork()
 	case "orphan":
@@ -74,9 +77,9 @@ func app(args []string) int {
 			crowd(dir)
 		}
 	case "touch":
-		eaten = append(eaten, make([]byte, touched))
+		memory := make([]byte, touched)
 		for i := 0; i < touched; i += 4096 {
-			eaten[0][i] = 1
+			memory[i] = 1
 		}
 	}
 	return 0
@@ -105,20 +108,25 @@ func surroundings() {
 	time.Sleep(time.Hour)
 }
 
-// eat takes memory until there is no more. Only rank 0 does, the others look on.
-func eat() {
+// eat takes memory until there is no more. Only rank 0 does, the others look on. It asks Linux and gives the last piece back:
+// Go crashes in one way or another when it gets no memory.
+func eat() error {
 	fmt.Println("eating")
-	for os.Getenv("MARGAY_RANK") == "0" {
-		piece := make([]byte, 1<<20)
-		for i := 0; i < len(piece); i += 4096 {
-			piece[i] = 1
-		}
-		eaten = append(eaten, piece)
+	if os.Getenv("MARGAY_RANK") != "0" {
+		time.Sleep(time.Hour)
 	}
-	time.Sleep(time.Hour)
+	last, err := unix.MmapPtr(-1, 0, nil, piece, unix.PROT_WRITE, populated)
+	for next := last; err == nil; next, err = unix.MmapPtr(-1, 0, nil, piece, unix.PROT_WRITE, populated) {
+		last = next
+	}
+	return errors.Join(err, unix.MunmapPtr(last, piece))
 }
 
-var eaten [][]byte
+// What eat takes at once.
+const (
+	piece     = 1 << 20
+	populated = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
+)
 
 // touched is how much memory touch touches.
 const touched = 16 << 20

@@ -35,7 +35,7 @@ func TestOutOfMemoryByRlimit(t *testing.T) {
 	e := newEvents()
 	c := start(t, s, e)
 	e.await(t, "end of rank 0", func() bool { return len(e.exits()) == 1 })
-	if status := e.exits()[0]; status.OK() || !strings.Contains(e.text(0, task.Stderr), "out of memory") {
+	if status := e.exits()[0]; status.Code != 1 || !strings.Contains(e.text(0, task.Stderr), "eat: "+unix.ENOMEM.Error()) {
 		t.Errorf("rank 0 %v and wrote %q", status, e.text(0, task.Stderr))
 	}
 	if err := c.Signal(1, unix.SIGTERM); err != nil {
