@@ -66,19 +66,15 @@ func TestJobEatsMemory(t *testing.T) {
 // not to where Linux has no page left for the node itself.
 func TestJobEatsAllMemory(t *testing.T) {
 	m := use(t, "qemu")
-	console := m.file("log", "node0.console")
 	for range 3 {
 		r := m.run(137, "-n", strconv.Itoa(m.cores), probe(), "eat")
 		if !strings.Contains(r.stderr, " on node0 was killed by SIGKILL: out of memory (the job's limit on this node is ") {
 			t.Error(r)
 		}
 	}
-	text, err := os.ReadFile(console)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(text), "] Out of memory: ") || !strings.Contains(string(text), "] Memory cgroup out of memory: ") {
-		t.Errorf("the node's Linux says:\n%s", text)
+	m.awaitConsole("] Memory cgroup out of memory: ")
+	if text, err := os.ReadFile(m.file("log", "node0.console")); err != nil || strings.Contains(string(text), "] Out of memory: ") {
+		t.Errorf("the node's Linux says:\n%s\n%v", text, err)
 	}
 	m.usable()
 }
