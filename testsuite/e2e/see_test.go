@@ -141,13 +141,14 @@ func TestRecordOneJob(t *testing.T) {
 	m.awaitIdle()
 }
 
-// topView is margay top --once --json. An emulated node whose host is busy may have no time to answer: it is asked again.
+// topView is margay top --once --json. An emulated node whose host is busy may have no time to answer, or to say that it is up: it is
+// asked again.
 func (m *machine) topView(flags ...string) (v rates.View) {
 	m.t.Helper()
 	var r result
 	eventually(m.t, "an answer of every node", func() bool {
 		r = m.margay(append([]string{"top", "--once", "--json", "--interval=100ms"}, flags...)...)
-		return m.hosted() || !strings.Contains(r.stderr, "no answer to *control.TakeSamples")
+		return m.hosted() || !strings.Contains(r.stderr, "no answer to *control.TakeSamples") && !strings.HasSuffix(r.stderr, " is up (margay nodes)\n")
 	}, func() string { return r.String() })
 	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 0 {
 		m.t.Fatalf("%v: %v", err, r)
