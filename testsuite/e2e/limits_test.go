@@ -72,9 +72,8 @@ func TestJobEatsAllMemory(t *testing.T) {
 			t.Error(r)
 		}
 	}
-	m.awaitConsole("] Memory cgroup out of memory: ")
-	if text, err := os.ReadFile(m.file("log", "node0.console")); err != nil || strings.Contains(string(text), "] Out of memory: ") {
-		t.Errorf("the node's Linux says:\n%s\n%v", text, err)
+	if text := m.awaitConsole("] Memory cgroup out of memory: "); strings.Contains(text, "] Out of memory: ") {
+		t.Errorf("the node's Linux says:\n%s", text)
 	}
 	m.usable()
 }
@@ -138,7 +137,7 @@ func TestInputTooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := m.run(125, "-n", "3", "--with", big, probe(), "read", big)
-	if !regexp.MustCompile(`margay: node\d: .* not enough memory: the files need 4\d{3} MiB`).MatchString(r.stderr) || r.took > 30*time.Second {
+	if !regexp.MustCompile(`margay: node\d: .* not enough memory: the files need (409[6-9]|41\d\d) MiB`).MatchString(r.stderr) || r.took > 30*time.Second {
 		t.Error(r)
 	}
 	m.usable()

@@ -331,17 +331,19 @@ func (m *machine) file(parts ...string) string {
 	return filepath.Join(append([]string{os.Getenv("MARGAY_DIR"), m.name}, parts...)...)
 }
 
-// awaitConsole waits until the console of node0 has a text. It comes there by a pipe, whose reader no job waits for.
-func (m *machine) awaitConsole(text string) {
+// awaitConsole waits until the console of node0 has a text, and returns what it has. It comes there by a pipe, whose reader no job waits
+// for.
+func (m *machine) awaitConsole(text string) (all string) {
 	m.t.Helper()
-	console := func() string {
+	eventually(m.t, fmt.Sprintf("%q on the console of node0", text), func() bool {
 		got, err := os.ReadFile(m.file("log", "node0.console"))
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		return string(got)
-	}
-	eventually(m.t, fmt.Sprintf("%q on the console of node0", text), func() bool { return strings.Contains(console(), text) }, console)
+		all = string(got)
+		return strings.Contains(all, text)
+	}, func() string { return all })
+	return all
 }
 
 // margay runs a command on the machine.

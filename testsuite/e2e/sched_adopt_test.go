@@ -93,7 +93,7 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 		t.Error(r)
 	}
 	eventually(t, "computing without a scheduler", m.computesAlone, state)
-	if strings.HasSuffix(t.Name(), "hosted") {
+	if m.hosted() {
 		m.ordinary()
 	}
 	m.margay("kill", job)
