@@ -78,19 +78,13 @@ func (n *Node) Events(q EventQuery) (record.Batch, error) {
 	return n.recorder.Read(q.Cursor, q.Size, func(e *record.Event) bool { return q.Job == 0 || e.Job == 0 || e.Job == q.Job }), nil
 }
 
-// recordRunning records which ranks run already, and who has the cores that they share.
+// recordRunning records which ranks run already. The scheduler tells who has the cores that they share.
 func (n *Node) recordRunning() {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, j := range n.jobs {
 		for _, p := range j.tasks {
 			j.recordStart(&p)
-		}
-	}
-	n.mu.Unlock()
-	for _, c := range n.sharedCores() {
-		if len(c.Tasks) > 1 && c.Running >= 0 {
-			t := c.Tasks[c.Running]
-			n.recorder.Switch(0, c.Core, t.Job, t.Rank, c.Why)
 		}
 	}
 }

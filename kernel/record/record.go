@@ -61,6 +61,7 @@ type ring struct {
 	mu     sync.Mutex
 	next   uint64 // how many have been added; they are in events by their number
 	events []Event
+	last   Event    // the last Switch
 	_      [64]byte // cores do not slow each other down
 }
 
@@ -136,9 +137,29 @@ func (r *Recorder) add(e *Event) {
 	}
 	ring := &rings.rings[e.Core]
 	ring.mu.Lock()
-	ring.events[ring.next&uint64(len(ring.events)-1)] = *e
-	ring.next++
-	ring.mu.Unlock()
+	defer ring.mu.Unlock()
+	if e.Kind == Switch {
+		ring.last = *e
+	}
+	ring.put(e)
+}
+
+// put adds an event. The caller holds the lock.
+func (r *ring) put(e *Event) {
+	r.events[r.next&uint64(len(r.events)-1)] = *e
+	r.next++
+}
+
+// again adds once more who has each core, for a reader that finds too little of what was before.
+func (r *rings) again() {
+	for i := range r.rings {
+		ring := &r.rings[i]
+		ring.mu.Lock()
+		if ring.last.Job != 0 {
+			ring.put(&ring.last)
+		}
+		ring.mu.Unlock()
+	}
 }
 
 // Cursor says what a reader has read. The zero Cursor is that of one who begins.
@@ -159,9 +180,11 @@ func (r *Recorder) Follow(reader uint64) (begins bool, err error) {
 		return false, ErrReaders
 	}
 	r.readers[reader] = time.Now().Add(r.lease)
-	if r.rings.Load() == nil {
+	if rings := r.rings.Load(); rings == nil {
 		r.last++
 		r.turn(newRings(r.last, r.cores))
+	} else if !had {
+		rings.again()
 	}
 	if r.expiry == nil {
 		r.expiry = time.AfterFunc(r.lease, r.expire)

@@ -96,6 +96,30 @@ func TestNil(t *testing.T) {
 	}
 }
 
+// A reader that comes later is told who has the cores, however long ago that was.
+func TestLateReader(t *testing.T) {
+	r := patient(4)
+	r.Follow(1)
+	r.Switch(5, 1, 7, 3, "turns")
+	r.Switch(5, 2, 7, 4, "turns")
+	r.Switch(6, 2, 0, 0, "turns")
+	for range 1 << 20 {
+		r.Add(Event{Kind: Sent, Core: 1, Job: 7})
+		r.Add(Event{Kind: Sent, Core: 2, Job: 7})
+	}
+	r.Follow(2)
+	events, _, _ := drain(t, r, Cursor{})
+	var cores []Event
+	for _, e := range events {
+		if e.Kind == Switch {
+			cores = append(cores, e)
+		}
+	}
+	if want := []Event{{Time: 5, Kind: Switch, Core: 1, Job: 7, Rank: 3, Text: "turns"}}; !slices.Equal(cores, want) {
+		t.Errorf("told %+v, not %+v", cores, want)
+	}
+}
+
 // Several follow, each at its own pace and with its own selection.
 func TestReaders(t *testing.T) {
 	r := patient(2)

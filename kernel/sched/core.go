@@ -50,7 +50,8 @@ type Core struct {
 	tasks    []*entry // in the order in which they came
 	running  *entry   // nil: nobody
 	told     ID       // what Switched was told last
-	decider  *judged  // who has chosen running; nil: this package
+	toldAt   uint64
+	decider  *judged // who has chosen running; nil: this package
 	plan     Plan
 	until    uint64 // the end of the quantum; slot.Infinite: nobody knows
 	rescue   uint64 // until when a rescued task has the core; 0: none has
@@ -470,10 +471,20 @@ func (c *Core) tell(at uint64) {
 	if c.running != nil {
 		now = c.running.ID
 	}
-	if now != c.told && c.Switched != nil {
+	if now == c.told {
+		return
+	}
+	c.told, c.toldAt = now, at
+	if c.Switched != nil {
 		c.Switched(at, now, c.info.Why)
 	}
-	c.told = now
+}
+
+// TellAgain tells who has the core, and since when, if several tasks share it: for somebody who wants to know only from now on.
+func (c *Core) TellAgain() {
+	if len(c.tasks) > 1 && c.told != (ID{}) && c.Switched != nil {
+		c.Switched(c.toldAt, c.told, c.info.Why)
+	}
 }
 
 // arm makes the plan: the task that runs has the core until then, unless another one starves before that.

@@ -106,6 +106,31 @@ func (b *bench) runs(what string, rank int, quantum time.Duration) {
 
 const never = -1
 
+// Who begins to watch is told who has a core that is shared, and since when.
+func TestTellAgain(t *testing.T) {
+	b := newBench(t, 1)
+	type turn struct {
+		at uint64
+		to ID
+	}
+	var told []turn
+	b.Switched = func(at uint64, to ID, _ string) { told = append(told, turn{at, to}) }
+	b.TellAgain()
+	if told != nil {
+		t.Errorf("who has the core alone is told: %v", told)
+	}
+	b.now++
+	b.Add(b.now, rankID(1))
+	told = nil
+	began := b.now
+	b.pass(3 * time.Millisecond)
+	running := rankID(b.Plan().Run)
+	b.TellAgain()
+	if len(told) != 1 || told[0].to != running || told[0].at > began {
+		t.Errorf("told %v, while %v has had it since %d at the latest", told, running, began)
+	}
+}
+
 // Without a policy a task that is alone is left alone, and several take turns.
 func TestTurns(t *testing.T) {
 	b := newBench(t, 1)

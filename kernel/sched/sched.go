@@ -92,7 +92,8 @@ type Enforcer interface {
 	// Cores describes the shared cores.
 	Cores() []CoreInfo
 
-	// Watch has w told of every core that changes hands from now on, nobody if it is nil.
+	// Watch has w told who has each core that several tasks share, and then of every core that changes hands, in the order in which
+	// that happens; nobody if it is nil.
 	Watch(w Watcher)
 
 	// Close gives everything back to Linux. Held tasks go on.

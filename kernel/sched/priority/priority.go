@@ -112,9 +112,21 @@ func tryPriorities() error {
 func (e *Enforcer) Watch(w sched.Watcher) {
 	if w == nil {
 		e.watch.Store(nil)
-	} else {
-		e.watch.Store(&w)
+		return
 	}
+	e.watch.Store(&w)
+	for _, c := range e.opened() {
+		c.mu.Lock()
+		c.decision.TellAgain()
+		c.mu.Unlock()
+	}
+}
+
+// opened returns the cores that there are.
+func (e *Enforcer) opened() []*core {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Values(e.cores))
 }
 
 // Name implements sched.Enforcer.
@@ -205,9 +217,7 @@ func (e *Enforcer) Woken(id sched.ID) {
 
 // Cores implements sched.Enforcer.
 func (e *Enforcer) Cores() []sched.CoreInfo {
-	e.mu.Lock()
-	cores := slices.Collect(maps.Values(e.cores))
-	e.mu.Unlock()
+	cores := e.opened()
 	slices.SortFunc(cores, func(a, b *core) int { return a.number - b.number })
 	infos := make([]sched.CoreInfo, len(cores))
 	for i, c := range cores {

@@ -75,6 +75,8 @@ type core struct {
 	places [slot.MaxTasks]*task
 	order  []*task
 	chain  *chain // written with both locks held
+
+	watched uint64 // the watcher is told of decisions from then on
 }
 
 // task is a task with its place.

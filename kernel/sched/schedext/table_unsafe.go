@@ -121,6 +121,8 @@ type ending struct {
 
 func (g *given) order() *atomic.Uint64   { return (*atomic.Uint64)(unsafe.Pointer(&g.Order)) }
 func (g *given) signals() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&g.Signals)) }
+func (c *coreState) now() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&c.Now)) }
+
 func (g *given) watched() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&g.Watched)) }
 func (g *given) frozen() *atomic.Uint64  { return (*atomic.Uint64)(unsafe.Pointer(&g.Frozen)) }
 

@@ -8,9 +8,24 @@ func (e *Enforcer) Watch(w sched.Watcher) {
 	defer e.mu.Unlock()
 	e.watcher = w
 	for _, c := range e.cores {
-		if c.cpu >= 0 && !e.closed {
-			e.watched(c)
+		if c.cpu < 0 || e.closed {
+			continue
 		}
+		e.watched(c)
+		if w != nil {
+			e.begins(c)
+		}
+	}
+}
+
+// begins tells who has a core that is shared. Events of earlier decisions may still be on their way: they are told no more. The time is
+// read before the rest, so that an event of the decision that is being made is told. The caller holds the lock.
+func (e *Enforcer) begins(c *core) {
+	c.watched = e.skeleton.core(c.cpu).now().Load()
+	info := e.describe(c)
+	if len(info.Tasks) > 1 && info.Running >= 0 {
+		t := info.Tasks[info.Running]
+		e.watcher(c.number, c.watched, sched.ID{Job: t.Job, Rank: t.Rank}, info.Why)
 	}
 }
 
@@ -25,7 +40,7 @@ func (e *Enforcer) watched(c *core) {
 
 // switched tells that a core has gone to another task. The caller holds the lock.
 func (e *Enforcer) switched(c *core, ev event) {
-	if e.watcher == nil {
+	if e.watcher == nil || ev.Answer < c.watched {
 		return
 	}
 	var to sched.ID

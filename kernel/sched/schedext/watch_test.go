@@ -1,0 +1,56 @@
+package schedext
+
+import (
+	"reflect"
+	"testing"
+
+	"margay/kernel/sched"
+)
+
+// Who watches is told first who has a core that is shared, and then what comes after that; not what comes late, for it was before.
+func TestWatchBegins(t *testing.T) {
+	c := &core{number: 1, cpu: 1}
+	e := &Enforcer{cores: map[int]*core{1: c}, skeleton: &skeleton{}}
+	e.skeleton.allGiven.all, e.skeleton.allCores.all = make([]given, 2), make([]coreState, 2)
+	state := e.skeleton.core(1)
+	for place := range 2 {
+		id := sched.ID{Job: 7, Rank: uint32(place)}
+		waiting := func() uint32 { return 0 }
+		serial := uint32(place + 1)
+		c.order = append(c.order, &task{Task: sched.Task{ID: id, Core: 1, Waiting: waiting}, core: c, place: place, owner: identity{Serial: serial}})
+		state.Places[place].Serial = serial
+	}
+	state.Now, state.Current, state.Decider = 100, 1, nobody
+
+	type turn struct {
+		at   uint64
+		rank uint32
+	}
+	var got []turn
+	watch := func(core int, at uint64, to sched.ID, why string) {
+		if core != 1 || to.Job != 7 || why != "turns" {
+			t.Errorf("core %d goes to %v: %q", core, to, why)
+		}
+		got = append(got, turn{at, to.Rank})
+	}
+	switched := func(at uint64, serial uint32) {
+		e.heard(event{Kind: eventSwitch, CPU: 1, Who: nobody, Answer: at, Serial: serial})
+	}
+	e.Watch(watch)
+	switched(80, 2)
+	switched(90, 1)  // these two were still on their way
+	switched(100, 1) // the decision that was being made
+	switched(120, 2)
+	e.Watch(nil)
+	switched(130, 1)
+	if want := []turn{{100, 1}, {100, 0}, {120, 1}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("told %v, not %v", got, want)
+	}
+
+	got, c.order = nil, c.order[:1]
+	state.Current = 0
+	e.Watch(watch)
+	if got != nil {
+		t.Errorf("who has a core alone is told: %v", got)
+	}
+}
