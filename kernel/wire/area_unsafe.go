@@ -96,9 +96,10 @@ func (a *Area) UpcallProducer() *Producer { return newProducer(a.ring(offUpcallC
 // UpcallConsumer is the rank's end of the upcall ring.
 func (a *Area) UpcallConsumer() *Consumer { return newConsumer(a.ring(offUpcallControl, 2*RingSize)) }
 
+// newProducer goes on where the tail is. The peer may have written over that: a position within a record is none.
 func newProducer(r ring) *Producer {
 	p := &Producer{r}
-	p.position = p.tail.Load()
+	p.position = p.tail.Load() &^ 7
 	return p
 }
 

@@ -121,6 +121,25 @@ func TestUnread(t *testing.T) {
 	}
 }
 
+// A node kernel that is started again takes up a ring whose positions the rank has written over, wherever they are.
+func TestDamagedPositions(t *testing.T) {
+	a := area(t, 2)
+	ring := a.ring(offReceiveControl, RingSize)
+	for _, tail := range []uint64{1, 7, RingSize - 8, RingSize - 4, RingSize - 1, 1 << 63, 1<<64 - 1} {
+		for _, used := range []uint64{0, 1, 8, RingSize, RingSize + 1} {
+			ring.tail.Store(tail)
+			ring.head.Store(tail - used)
+			p := a.ReceiveProducer()
+			for range 2 * RingSize / MaxPayload {
+				if _, _, err := p.Push(Record{Payload: make([]byte, MaxPayload)}); err != nil && !errors.Is(err, ErrCorrupt) {
+					t.Fatalf("tail %d, %d bytes used: %v", tail, used, err)
+				}
+				ring.head.Store(ring.tail.Load()) // as if all had been read
+			}
+		}
+	}
+}
+
 func TestPushRefusesWhatDoesNotFit(t *testing.T) {
 	a := area(t, 2)
 	p, c := a.SendProducer(), a.SendConsumer()
