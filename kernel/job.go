@@ -386,7 +386,9 @@ func (j *job) Record(r task.Record) {
 		if news {
 			j.recordEnd(r.Rank, r.Status, told)
 		}
-		j.messages.Ended(r.Rank)
+		if j.messages != nil { // none when its adoption has failed
+			j.messages.Ended(r.Rank)
+		}
 		if news {
 			j.processEnded(r.Rank, r.Status, left)
 		}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -158,11 +159,56 @@ func TestAttacker(t *testing.T) {
 			t.Error(r)
 		}
 		victim.signal(15)
-		if r := victim.wait(); r.code != 0 || !strings.HasSuffix(r.stdout, "\nmessages counted: true region whole: true file whole: true <nil>\n") {
+		if r := victim.wait(); r.code != 0 || !strings.HasSuffix(r.stdout, "\nmessages counted: true all by one node kernel: true region whole: true file whole: true <nil>\n") {
 			t.Errorf("the victim: %v", r)
 		}
 		m.usable()
 	})
+}
+
+// A job that has damaged what the next node kernel finds of it ends, and harms neither that one nor the job beside it.
+func TestAttackerOfNextKernel(t *testing.T) {
+	m := use(t, "hosted")
+	victim := m.start("run", attacker(), "victim")
+	victim.awaitOutput("\n")
+	job, err := strconv.Atoi(m.onlyJob())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, says := range map[string]string{
+		"shape":     "it was restarted and has lost the job",
+		"positions": "the area was written over",
+	} {
+		job++
+		hostile := m.start("run", "-n", "2", attacker(), "area", what)
+		hostile.awaitOutput("damaged")
+		hostile.awaitOutput("ready")
+		before := m.nodeKernels()
+		if r := m.margay("machine", "restart", "0"); r.code != 0 {
+			t.Fatal(r)
+		}
+		next := func() int {
+			now := m.nodeKernels()
+			return slices.IndexFunc(now, func(pid int) bool { return !slices.Contains(before, pid) })
+		}
+		eventually(t, "another node kernel", func() bool { return next() >= 0 }, func() string { return fmt.Sprint(before) })
+		kernel := m.nodeKernels()[next()]
+		m.awaitUp()
+		if what == "positions" {
+			m.margay("kill", "-s", "USR1", "--rank", "1", strconv.Itoa(job))
+		}
+		if r := hostile.wait(); r.code != 125 || !strings.Contains(r.stderr, says) {
+			t.Errorf("%s: %v", what, r)
+		}
+		if now := m.nodeKernels(); !slices.Contains(now, kernel) {
+			t.Errorf("%s: node kernel %d has ended, there are %v", what, kernel, now)
+		}
+	}
+	victim.signal(15)
+	if r := victim.wait(); r.code != 0 || !strings.Contains(r.stdout, "messages counted: true all by one node kernel: false region whole: true file whole: true <nil>") {
+		t.Errorf("the victim: %v", r)
+	}
+	m.usable()
 }
 
 // What an application gives to its node kernel that would take an hour to close holds up nobody: the job ends, and others go on.

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"time"
@@ -262,6 +264,38 @@ func attackRing([]string) error {
 	return nil
 }
 
+// Where the area has the control block of the receive ring, and of its head (package wire).
+const receiveControl, ringHead = 512, 64
+
+// attackArea WHAT damages what the next node kernel finds in the area of rank 0: "shape", so that it is no area, or "positions", so that
+// those of its receive ring lie within records. A rank 1 sends rank 0 a message when it gets SIGUSR1.
+func attackArea(args []string) error {
+	signalled := make(chan os.Signal, 1)
+	signal.Notify(signalled, unix.SIGUSR1)
+	a, err := newAttacker()
+	if err != nil {
+		return err
+	}
+	if a.job.Rank() == 1 {
+		fmt.Println("ready")
+		<-signalled
+		if err := a.job.Send(context.Background(), 0, 1, [2]uint64{}, nil); err != nil {
+			return err
+		}
+		select {}
+	}
+	switch args[0] {
+	case "shape":
+		clear(a.area[:headerJob])
+	case "positions":
+		for _, at := range []int{receiveControl, receiveControl + ringHead} {
+			binary.LittleEndian.PutUint64(a.area[at:], wire.RingSize-4)
+		}
+	}
+	fmt.Println("damaged")
+	select {}
+}
+
 // victimRegion is the name of a region of the victim.
 const victimRegion = "secret"
 
@@ -314,7 +348,7 @@ func victim([]string) error {
 		return err
 	}
 	file, err := os.ReadFile("/tmp/victim")
-	fmt.Println("messages counted:", sums.Handled == sent && sums.Sum == sent && s.Runs == sent && s.Faults == 0,
+	fmt.Println("messages counted:", sums.Handled == sent && sums.Sum == sent && s.Faults == 0, "all by one node kernel:", s.Runs == sent,
 		"region whole:", string(region.Bytes[:3600]) == strings.Repeat("secret", 600), "file whole:", string(file) == "mine", err)
 	return job.Finalize(ctx)
 }
