@@ -1,6 +1,7 @@
 package message
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -202,11 +203,58 @@ func TestRestartWithLoss(t *testing.T) {
 	})
 }
 
+// A fault that a node kernel has reported is reported by the one after it, too: nobody may have heard the first report.
+func TestRestartWithFault(t *testing.T) {
+	j := open(t, 1, 2)
+	a := j.join(0)
+	j.join(1)
+	n := j.nodes[0]
+	n.job.Ended(1)
+	await(t, "end of rank 1", func() bool {
+		r := n.job.local[1]
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.gone
+	})
+	a.post(1, 1, 0, nil)
+	const report = "rank 0 has sent a message to rank 1 on node0, which has ended"
+	j.fault(report)
+	await(t, "kept fault", func() bool { return n.kept.has(keptFault) })
+	j.restart(0)
+	j.fault(report)
+	n.kept.Keep(keep.Item{Name: keptFault, Words: json.RawMessage("7")})
+	j.kill(0)
+	j.start(0)
+	if job, err := n.engine.Adopt(j.configOf(0), n.kept.replay(t)); err == nil || !strings.Contains(err.Error(), keptFault) {
+		t.Errorf("adopted %v, %v", job, err)
+	}
+	n.kept.Drop(keptFault)
+	n.port.close()
+	j.adopt(0)
+}
+
+// The next node kernel survives what a rank has written over its area: the positions of rings lie within records.
+func TestRestartWithDamagedArea(t *testing.T) {
+	j := open(t, 1, 2)
+	a, b := j.join(0), j.join(1)
+	pass(t, a, b, 0, 3)
+	j.kill(0)
+	const tail, head = 0, 64 // of a ring (package wire)
+	for _, ring := range []int{receiveControl, upcallControl} {
+		for _, end := range []int{tail, head} {
+			binary.LittleEndian.PutUint64(b.memory[ring+end:], wire.RingSize-4)
+		}
+	}
+	j.adopt(0)
+	a.post(1, 1, 3, nil)
+	j.fault("the area was written over", "rank 1")
+}
+
 // ledger changes the ledger of a node whose kernel was killed.
 func (j *testJob) ledger(node int, change func(*ledger)) {
 	j.t.Helper()
 	job := j.nodes[node].job
-	m, err := memory.Attach(keptLedger, int(j.nodes[node].kept.items[keptLedger].Files[0].Fd()), job.ledgerSize())
+	m, err := memory.Attach(keptLedger, int(j.nodes[node].kept.item(keptLedger).Files[0].Fd()), job.ledgerSize())
 	if err != nil {
 		j.t.Fatal(err)
 	}

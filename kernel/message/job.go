@@ -3,6 +3,7 @@ package message
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"margay/kernel/fabric"
+	"margay/kernel/keep"
 	"margay/kernel/record"
 	"margay/kernel/slot"
 	"margay/nimble/memory"
@@ -163,12 +165,17 @@ func (j *Job) Waiting(rank int) uint32 {
 	return r.waits()
 }
 
-// fault reports once that the job cannot go on.
+// fault reports once that the job cannot go on, and keeps that: a node kernel that is started again before serve has heard of it
+// reports it once more.
 func (j *Job) fault(format string, args ...any) {
 	j.faults.Do(func() {
 		err := fmt.Errorf(format, args...)
 		j.recorder().Add(record.Event{Kind: record.Fault, Job: j.config.Job, Text: err.Error()})
-		go j.engine.config.Fault(j.config.Job, err)
+		go func() {
+			j.engine.config.Fault(j.config.Job, err)
+			words, _ := json.Marshal(err.Error())                              // which a string always has
+			_ = j.config.Keeper.Keep(keep.Item{Name: keptFault, Words: words}) // it fails when the job has ended
+		}()
 	})
 }
 

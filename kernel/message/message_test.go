@@ -174,12 +174,15 @@ func (k *keptItems) Drop(name string) error {
 	return nil
 }
 
-// has reports whether something is kept under a name.
-func (k *keptItems) has(name string) bool {
+// item returns what is kept under a name; nil: nothing.
+func (k *keptItems) item(name string) *keep.Item {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.items[name] != nil
+	return k.items[name]
 }
+
+// has reports whether something is kept under a name.
+func (k *keptItems) has(name string) bool { return k.item(name) != nil }
 
 // replay returns what is kept, in files of its own, as the next node kernel gets it.
 func (k *keptItems) replay(t testing.TB) (items []*keep.Item) {
@@ -327,9 +330,11 @@ func (j *testJob) configOf(i int) JobConfig {
 func (j *testJob) close() {
 	for i, n := range j.nodes {
 		j.kill(i)
+		n.kept.mu.Lock()
 		for _, item := range n.kept.items {
 			item.CloseFiles()
 		}
+		n.kept.mu.Unlock()
 	}
 }
 
@@ -360,7 +365,7 @@ type app struct {
 // join makes a rank take part, as a library does.
 func (j *testJob) join(rank int) *app {
 	j.t.Helper()
-	item := j.nodes[j.config.Nodes[rank]].kept.items[fmt.Sprintf("rank/%d/app", rank)]
+	item := j.nodes[j.config.Nodes[rank]].kept.item(fmt.Sprintf("rank/%d/app", rank))
 	conn, err := net.FileConn(item.Files[0])
 	if err != nil {
 		j.t.Fatal(err)

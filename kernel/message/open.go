@@ -20,6 +20,7 @@ import (
 // socket, and the extensions of the job (package extension).
 const (
 	keptLedger  = "ledger"
+	keptFault   = "fault"   // why the job cannot go on
 	keptRanks   = "rank/"   // and the rank's number and "/kernel": socket, area, both ends of the bell and of the alarm
 	keptRegions = "region/" // and the region's name: its memory
 )
@@ -188,6 +189,9 @@ func (j *Job) adopt(items []*keep.Item) error {
 	if err := j.config.Set.Adopt(items); err != nil {
 		return err
 	}
+	if err := j.reportAgain(byName[keptFault]); err != nil {
+		return err
+	}
 	j.mend()
 	return nil
 }
@@ -206,6 +210,19 @@ func (j *Job) adoptRegion(name string, item *keep.Item) error {
 		m.Close()
 		return err
 	}
+	return nil
+}
+
+// reportAgain reports the fault that the node kernel before this one has found.
+func (j *Job) reportAgain(kept *keep.Item) error {
+	if kept == nil {
+		return nil
+	}
+	var text string
+	if err := json.Unmarshal(kept.Words, &text); err != nil {
+		return fmt.Errorf("%s: %w", kept.Name, err)
+	}
+	j.fault("%s", text)
 	return nil
 }
 
