@@ -2,12 +2,13 @@
 // kernel, tells serve what happens in jobs, and passes jobs' files down the tree.
 //
 // The connection to serve may break at any time; the agent opens a new one and registers again with the jobs that it has.
-// Nothing is lost by that: records that were not acknowledged are told again when serve asks for a rewind.
+// Nothing is lost by that: records that were not acknowledged are told again when serve asks for a rewind, and that a job cannot go
+// on with each registration, until it is forgotten.
 //
 // Requests about one job are handled in the order in which they come, also over two connections: a node that has forgotten a job never
 // prepares it afterwards.
 //
-// Locks: Agent.mu guards the connection and the tables of copies and of turns.
+// Locks: Agent.mu guards the connection and the tables of faults, of copies and of turns.
 package agent
 
 import (
@@ -16,11 +17,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -78,7 +81,8 @@ type Agent struct {
 	transport fabric.Transport // nil until the first registration
 
 	mu     sync.Mutex
-	conn   *control.Conn // nil while there is none
+	conn   *control.Conn                // nil while there is none
+	faults map[uint32]*control.JobFault // by job: why it cannot go on
 	copies map[uint32]*copying
 	turns  map[uint32]*turn // by job: the last request about it that is not done
 }
@@ -130,7 +134,7 @@ func New(c Config) (*Agent, error) {
 	}
 	return &Agent{
 		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
-		copies: make(map[uint32]*copying), turns: make(map[uint32]*turn),
+		faults: make(map[uint32]*control.JobFault), copies: make(map[uint32]*copying), turns: make(map[uint32]*turn),
 	}, nil
 }
 
@@ -254,17 +258,31 @@ func (a *Agent) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.setConn(conn)
-	defer a.setConn(nil)
+	a.connect(conn)
+	defer a.disconnect()
 	close(joined)
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
 	return a.heartbeat(ctx, conn, beat, info)
 }
 
-func (a *Agent) setConn(conn *control.Conn) {
+// connect has serve told over conn what happens from now on, and first which jobs cannot go on: it may not have heard that.
+func (a *Agent) connect(conn *control.Conn) {
+	jobs := a.node.Jobs()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.conn = conn
+	maps.DeleteFunc(a.faults, func(job uint32, _ *control.JobFault) bool {
+		return !slices.ContainsFunc(jobs, func(j kernel.JobInfo) bool { return j.Job == job })
+	})
+	for _, m := range a.faults {
+		_ = conn.Send(m)
+	}
+}
+
+func (a *Agent) disconnect() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.conn = nil
 }
 
 // register tells serve what this node is and has, and becomes a member of the fabric.
@@ -423,9 +441,15 @@ func (a *Agent) InputTaken(job uint32, rank int, position uint64) {
 	a.tell(&control.StdinTaken{Job: job, Rank: uint32(rank), Offset: position})
 }
 
-// Fault implements kernel.Sink.
+// Fault implements kernel.Sink. The first fault of a job ends it.
 func (a *Agent) Fault(job uint32, err error) {
-	a.tell(&control.JobFault{Job: job, Error: a.failure(err)})
+	m := &control.JobFault{Job: job, Error: a.failure(err)}
+	a.mu.Lock()
+	if a.faults[job] == nil {
+		a.faults[job] = m
+	}
+	a.mu.Unlock()
+	a.tell(m)
 }
 
 // LogLine passes a line of the node's log on to serve.

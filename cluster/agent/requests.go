@@ -141,6 +141,9 @@ func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) 
 		conn.Answer(f, a.failure(err), nil)
 		return
 	}
+	a.mu.Lock()
+	delete(a.faults, m.Job)
+	a.mu.Unlock()
 	conn.Answer(f, &control.Forgotten{Unkept: &control.Unkept{
 		Node: a.config.Boot.Node, Files: unkept.Files, Names: unkept.Names, More: unkept.More,
 	}}, nil)

@@ -111,6 +111,13 @@ func (s *playedServe) run(k *playedKernel) (*Agent, *lines) {
 	s.t.Helper()
 	log := new(lines)
 	a := s.agent(3, log)
+	s.live(a, k)
+	return a, log
+}
+
+// live runs an agent until the test ends.
+func (s *playedServe) live(a *Agent, k *playedKernel) {
+	s.t.Helper()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	errStop := errors.New("the test is over")
 	ended := make(chan error, 1)
@@ -131,7 +138,6 @@ func (s *playedServe) run(k *playedKernel) (*Agent, *lines) {
 			a.listener.Close()
 		}
 	})
-	return a, log
 }
 
 func TestSession(t *testing.T) {
@@ -198,6 +204,36 @@ func TestSession(t *testing.T) {
 	s.next()
 	if again := all[*control.Register](&s.recorder); len(again) != 2 || again[1].Boot != r.Boot || string(again[1].PublicKey) != string(r.PublicKey) {
 		t.Errorf("the agent registers %v", again)
+	}
+}
+
+// Why a job cannot go on reaches serve, also when there is no connection as the node kernel finds it out, with each registration until
+// the job is forgotten. That of a job which the node does not have reaches nobody.
+func TestFaultsWithoutServe(t *testing.T) {
+	leaktest.Check(t)
+	s := newServe(t)
+	a := s.agent(3, new(lines))
+	a.Fault(4, errors.New("it is gone"))
+	a.Fault(5, errors.New("a message was lost"))
+	a.Fault(5, errors.New("another one, too"))
+	s.live(a, new(playedKernel))
+	for round := 1; round <= 2; round++ {
+		conn := s.next()
+		await(t, "fault", func() bool { return len(all[*control.JobFault](&s.recorder)) >= round })
+		if round == 2 {
+			if _, err := s.ask(conn, &control.Forget{Job: 5}); err != nil {
+				t.Error(err)
+			}
+		}
+		conn.Close()
+	}
+	// What is told after a registration comes before the heartbeats.
+	s.next()
+	beats := len(all[*control.Heartbeat](&s.recorder))
+	await(t, "heartbeat", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > beats })
+	faults := all[*control.JobFault](&s.recorder)
+	if len(faults) != 2 || faults[0].Job != 5 || faults[0].Error.Text != "a message was lost" || !proto.Equal(faults[0], faults[1]) {
+		t.Errorf("serve was told %v", faults)
 	}
 }
 
