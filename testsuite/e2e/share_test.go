@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -75,12 +76,12 @@ func TestOrdinaryUser(t *testing.T) {
 	if err := os.MkdirAll(home, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"margay", "nodekernel", "hello-c"} { // the tree may be another user's
-		text, err := os.ReadFile(filepath.Join(bin, name))
+	for _, program := range []string{filepath.Join(bin, "margay"), filepath.Join(bin, "nodekernel"), filepath.Join(bin, "hello-c"), attacker()} {
+		text, err := os.ReadFile(program) // the tree may be another user's
 		if err != nil {
 			t.Fatal(err)
 		}
-		writeProgram(t, filepath.Join(home, name), text)
+		writeProgram(t, filepath.Join(home, filepath.Base(program)), text)
 	}
 	tmp := filepath.Join(home, "tmp")
 	if err := os.MkdirAll(filepath.Join(tmp, "r"), 0o700); err != nil {
@@ -116,6 +117,8 @@ func TestOrdinaryUser(t *testing.T) {
 			if r := start(t, change, "run", "-n", "2", filepath.Join(home, "hello-c")).wait(); r.code != 0 || strings.Count(r.stdout, "hello from rank") != 2 {
 				t.Error(r)
 			}
+			r = start(t, change, "run", filepath.Join(home, "attacker"), "system", "10.66.0.1:7117", "10.66.1.0:7118").wait()
+			checkSystem(t, slices.Concat(hostMay, ordinaryMay), r.stdout)
 			if r := start(t, change, "machine", "down").wait(); r.code != 0 {
 				t.Error(r)
 			}

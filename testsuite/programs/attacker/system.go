@@ -88,7 +88,8 @@ func tgkill(pid int) error {
 
 // isThread reports whether a number is that of a thread of this process, or of PID 1.
 func isThread(tid int) bool {
-	return unix.Tgkill(os.Getpid(), tid, 0) == nil || unix.Tgkill(1, tid, 0) == unix.EPERM
+	init := unix.Tgkill(1, tid, 0)
+	return unix.Tgkill(os.Getpid(), tid, 0) == nil || init == nil || init == unix.EPERM
 }
 
 // see finds a process in /proc, which shows threads by number, too.
