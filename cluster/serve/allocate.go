@@ -93,7 +93,10 @@ func (s shape) lacks(offers []offer) string {
 		}
 		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), need,
 			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total)
-		if free > 0 && s.perCore < slot.MaxTasks {
+		switch {
+		case free > 0 && s.perCore == slot.MaxTasks:
+			text += fmt.Sprintf(": %s at most", count(free*slot.MaxTasks, "rank"))
+		case free > 0 && s.perCore < slot.MaxTasks:
 			text += fmt.Sprintf("; --ppn or --per-core N lets ranks share a core: at most %d ranks with --per-core %d", free*slot.MaxTasks, slot.MaxTasks)
 		}
 		return text

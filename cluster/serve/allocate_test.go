@@ -100,7 +100,7 @@ func TestNoRoom(t *testing.T) {
 			{5, 0, 0, control.Code_CODE_NO_ROOM, "5 ranks need 5 application cores, but 4 of 4 are free; --ppn or --per-core N lets ranks share a core: at most 32 ranks with --per-core 8 (2 of 2 nodes are up; see margay nodes)"},
 			{9, 0, 2, control.Code_CODE_NO_ROOM, "9 ranks need 5 application cores, but 4 of 4 are free; --ppn or --per-core N lets ranks share a core: at most 32 ranks with --per-core 8 (2 of 2"},
 			{99, 0, 0, control.Code_CODE_NO_ROOM, "99 ranks need 99 application cores, but 4 of 4 are free; --ppn or --per-core N lets ranks share a core: at most 32 ranks with --per-core 8 (2 of 2"},
-			{99, 0, 8, control.Code_CODE_NO_ROOM, "99 ranks need 13 application cores, but 4 of 4 are free (2 of 2"},
+			{99, 0, 8, control.Code_CODE_NO_ROOM, "99 ranks need 13 application cores, but 4 of 4 are free: 32 ranks at most (2 of 2"},
 			{3, 1, 0, control.Code_CODE_NO_ROOM, "3 ranks, 1 on a node, need 3 nodes with 1 free application core each, but 2 of 2 have that; a larger --ppn needs fewer nodes"},
 			{5, 2, 1, control.Code_CODE_NO_ROOM, "5 ranks, 2 on a node, need 3 nodes with 2 free application cores each, but 2 of 2 have that; a larger --ppn needs fewer nodes"},
 			{17, 17, 0, control.Code_CODE_NO_ROOM, "a node of 2 application cores takes 16 ranks at most, 8 on a core, not 17"},

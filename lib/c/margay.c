@@ -415,8 +415,10 @@ int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 {
 	if (no_job() != 0)
 		return -1;
-	if (rank < 0 || rank >= margay_size() || handler < 0 || handler >= MARGAY_MAX_HANDLERS)
-		return fail("there is no rank %d with handler %d", rank, handler);
+	if (rank < 0 || rank >= margay_size())
+		return fail("there is no rank %d, but ranks 0 to %d", rank, margay_size() - 1);
+	if (handler < 0 || handler >= MARGAY_MAX_HANDLERS)
+		return fail("there is no handler %d, but handlers 0 to %d", handler, MARGAY_MAX_HANDLERS - 1);
 	if (length > MARGAY_MAX_PAYLOAD)
 		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
 	int was = mask();

@@ -215,8 +215,11 @@ func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 
 // Post is Send for those who must not wait: it reports whether there was room for the message.
 func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, error) {
-	if rank < 0 || rank >= j.Size() || handler < 0 || handler >= wire.MaxHandlers {
-		return false, fmt.Errorf("margay: there is no rank %d with handler %d", rank, handler)
+	if rank < 0 || rank >= j.Size() {
+		return false, fmt.Errorf("margay: there is no rank %d, but ranks 0 to %d", rank, j.Size()-1)
+	}
+	if handler < 0 || handler >= wire.MaxHandlers {
+		return false, fmt.Errorf("margay: there is no handler %d, but handlers 0 to %d", handler, wire.MaxHandlers-1)
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()

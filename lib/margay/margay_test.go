@@ -48,6 +48,9 @@ func rank(mode []string) error {
 		for rank := range job.Size() {
 			fmt.Print(" ", job.NodeOf(rank))
 		}
+	case "nowhere":
+		fmt.Println(job.Send(ctx, 3, 0, [2]uint64{}, nil))
+		fmt.Println(job.Send(ctx, 0, 256, [2]uint64{}, nil))
 	case "echo":
 		return echo(ctx, job)
 	case "flood":

@@ -341,6 +341,7 @@ func payload(i int) []byte {
 // a message when a function of the library fails:
 //
 //	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
+//	nowhere     sends a message to rank 3 and one for handler 256, and prints the error of each
 //	echo        sends each message for handler 1 back to its source, for handler 2, with 1 added to its second argument, until
 //	            one for handler 3 comes; then it enters a barrier, finalizes and ends
 //	flood N     sends N messages to rank 0, for handler 7, with the arguments i and ^i and a payload of i modulo 1025 bytes,
@@ -379,6 +380,14 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 		k.Greet()
 		if out, _ := k.Ended(0); out != "7 1 3 2 2 1 2 0 2 2" {
 			t.Errorf("it is %s", out)
+		}
+	})
+	t.Run("nowhere", func(t *testing.T) {
+		k := Start(t, program, "nowhere")
+		k.Greet()
+		const want = "there is no rank 3, but ranks 0 to 2\nthere is no handler 256, but handlers 0 to 255"
+		if out, _ := k.Ended(0); strings.ReplaceAll(out, "margay: ", "") != want {
+			t.Errorf("it says %s", out)
 		}
 	})
 	t.Run("version", func(t *testing.T) {

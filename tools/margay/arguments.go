@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // noArguments is for commands that take flags only.
@@ -57,8 +58,8 @@ func flagError(c *cobra.Command, err error) error {
 		if unknown.GetSpecifiedShortnames() != "" {
 			name = "-" + unknown.GetSpecifiedName()
 		}
-		if called(c) == "run" && foreignFlags[name] != "" {
-			return fmt.Errorf("%s has no %s: %s", called(c), name, foreignFlags[name])
+		if hint := foreign(c, name, unknown.GetSpecifiedShortnames()); hint != "" {
+			return fmt.Errorf("%s has no %s: %s", called(c), name, hint)
 		}
 		return fmt.Errorf("%s has no %s: %s --help lists its flags%s", called(c), name, c.CommandPath(), similarFlag(c, unknown.GetSpecifiedName()))
 	case errors.As(err, &empty):
@@ -67,6 +68,23 @@ func flagError(c *cobra.Command, err error) error {
 		return fmt.Errorf("%s: %s %s: %s", called(c), flagName(invalid.GetFlag()), invalid.GetValue(), invalidValue(invalid))
 	}
 	return fmt.Errorf("%s: %w", called(c), err)
+}
+
+// foreign says what does here what a flag means elsewhere. letters is all of what looks like flags of one letter.
+func foreign(c *cobra.Command, name, letters string) string {
+	switch called(c) {
+	case "run":
+		return foreignFlags[name]
+	case "kill":
+		if sig, err := parseSignal(letters); err == nil {
+			return fmt.Sprintf("-s %s names the signal", strings.TrimPrefix(unix.SignalName(sig), "SIG"))
+		}
+	case "record":
+		if c.Flags().NArg() > 0 {
+			return "a command and its flags come after --: margay record -- margay run -n 2 ./a.out"
+		}
+	}
+	return ""
 }
 
 // isTime reports whether a text is a time with its unit. After a dash it looks like flags of one letter.
@@ -172,6 +190,16 @@ func positive(c *cobra.Command, names ...string) error {
 		if err == nil && number <= 0 {
 			return fmt.Errorf("%s: %s %s: it must be more than 0; without the flag it is the default (%s --help)",
 				called(c), flagName(f), text, c.CommandPath())
+		}
+	}
+	return nil
+}
+
+// without refuses flags that were given and have no meaning, and says why.
+func without(c *cobra.Command, why string, names ...string) error {
+	for _, name := range names {
+		if f := c.Flags().Lookup(name); f.Changed {
+			return fmt.Errorf("%s: %s %s", called(c), flagName(f), why)
 		}
 	}
 	return nil

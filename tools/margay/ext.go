@@ -22,7 +22,7 @@ func (a *app) extListCommand() *cobra.Command {
 	node := int32(control.None)
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "list",
-		Short: "List extensions, what they have done, and those that were removed lately and why",
+		Short: "List the extensions of the machine and of running jobs, what they have done, and which were removed lately and why",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := ask[*control.Extensions](c.Context(), a, &control.ListExtensions{Node: node})
@@ -70,7 +70,7 @@ is removed. A node that is away, or boots anew, gets it before it is given jobs;
 			m.Node = node
 			list, err := askWithin[*control.Extensions](c.Context(), a, &m, changeTimeout)
 			if err != nil {
-				return err
+				return fmt.Errorf("%s: %w", object, err)
 			}
 			return a.printExtensions(list)
 		},

@@ -143,6 +143,9 @@ its ranks do with signals.`,
 			if err != nil {
 				return err
 			}
+			if c.Flags().Changed("rank") && rank < 0 {
+				return fmt.Errorf("kill: --rank %d: it must not be negative; without the flag all ranks get the signal", rank)
+			}
 			if _, err = ask[*control.Done](c.Context(), a, &control.Kill{Job: job, Rank: rank, Signal: int32(sig), Force: force}); err != nil {
 				return err
 			}

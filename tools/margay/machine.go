@@ -43,6 +43,11 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 			if err := positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel"); err != nil {
 				return err
 			}
+			if spec.Substrate == machine.Hosted {
+				if err := without(c, "is for virtual nodes: hosted ones have the Linux of this host", "profile", "accel", "kernel", "qemu"); err != nil {
+					return err
+				}
+			}
 			ctx, stop := interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
 			spec.Name = a.machine

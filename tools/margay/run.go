@@ -54,8 +54,8 @@ knows better. Cores are never shared between jobs.
 
 The program is copied to the nodes with the libraries it needs and the files that --with names, and their libraries.
 On a node all of them have the names that they have here, and the working directory and the environment are those of
-here too; nothing else of this host's files is there: no other programs, no /etc, and of an interpreter only what is
-named (--with /usr/lib/python3.11). What ranks write to files is in the node's memory and goes with the job, which
+here too; nothing else of this host's files is there: no other programs, of /etc only the user's and the node's name, and
+of an interpreter only what is named (--with /usr/lib/python3.11). What ranks write to files is in the node's memory and goes with the job, which
 names some of those files at its end, but none in /tmp; standard output and standard error are what comes back, also what
 processes write that ranks have started. Those that are left when all ranks have ended are ended half a second later.
 Each rank finds its number in MARGAY_RANK and how many there are in MARGAY_SIZE.

@@ -205,7 +205,12 @@ int main(int argc, char **argv)
 	if (argc < 2)
 		errx(2, "usage: rank MODE");
 	check(margay_init());
-	if (strcmp(argv[1], "who") == 0) {
+	if (strcmp(argv[1], "nowhere") == 0) {
+		if (margay_send(3, 0, 0, 0, NULL, 0) < 0)
+			puts(margay_error());
+		if (margay_send(0, 256, 0, 0, NULL, 0) < 0)
+			puts(margay_error());
+	} else if (strcmp(argv[1], "who") == 0) {
 		printf("%d %d %d %d %d %d %d", margay_job(), margay_rank(), margay_size(), margay_node(), margay_nodes(), margay_local_rank(),
 		       margay_local_size());
 		for (int rank = 0; rank < margay_size(); rank++)
