@@ -94,6 +94,9 @@ var ErrLocked = errors.New("the machine is up")
 
 // lock takes the machine for the calling process until it ends. The lock file names the process.
 func (d Dir) lock() (*os.File, error) {
+	if err := d.check(); err != nil {
+		return nil, err
+	}
 	f, err := os.OpenFile(d.lockFile(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,13 +45,14 @@ type machines struct {
 	lock *os.File
 }
 
-// errOwnFolder is the way out of a folder of all machines that cannot be used.
-var errOwnFolder = errors.New("set MARGAY_DIR to a folder of your own that nobody else can write to")
-
-// makeBase makes the folder of all machines if it is missing, and locks it.
+// makeBase makes the folder of all machines, and those before it, where they are missing, and locks it.
 func makeBase(path string) (*machines, error) {
 	for {
-		if err := os.MkdirAll(path, 0o700); err != nil {
+		err := checkWay(path, made)
+		if err == nil {
+			_, err = made(path)
+		}
+		if err != nil {
 			return nil, foreignRuntime(err)
 		}
 		b, err := lockBase(path)
@@ -70,7 +70,7 @@ func foreignRuntime(err error) error {
 	if os.Getenv(baseVariable) != "" || dir == "" || failed != nil {
 		return err
 	}
-	if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != os.Geteuid() {
+	if uid := uidOf(info); uid != os.Geteuid() {
 		return fmt.Errorf("%s=%s belongs to user %d, not to %d: unset it or set MARGAY_DIR to a folder of your own: %w",
 			runtimeVariable, dir, uid, os.Geteuid(), err)
 	}
@@ -97,15 +97,16 @@ func lockBase(path string) (*machines, error) {
 
 // openBase opens the folder of all machines. The error is fs.ErrNotExist where there is none.
 func openBase(path string) (*machines, error) {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrPermission) {
-		err = foreignRuntime(err)
+	var info fs.FileInfo
+	err := checkWay(path, os.Lstat)
+	if err == nil {
+		info, err = os.Lstat(path)
 	}
 	if err != nil {
-		return nil, err
+		return nil, foreignRuntime(err)
 	}
 	if why := notOwn(info); why != "" {
-		return nil, fmt.Errorf("folder of all machines: %s %s: %w", path, why, errOwnFolder)
+		return nil, fmt.Errorf("folder of all machines: %s %s: %s", path, why, wayOut(path, info))
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -149,7 +150,7 @@ func notOwn(info fs.FileInfo) string {
 		return "is a symbolic link"
 	case !info.IsDir():
 		return "is no folder"
-	case int(info.Sys().(*syscall.Stat_t).Uid) != os.Getuid():
+	case uidOf(info) != os.Getuid():
 		return "belongs to another user"
 	case info.Mode()&0o022 != 0:
 		return "can be written by others"
@@ -224,7 +225,7 @@ func readMarker(root *os.Root) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !info.Mode().IsRegular() || int(info.Sys().(*syscall.Stat_t).Uid) != os.Getuid() {
+	if !info.Mode().IsRegular() || uidOf(info) != os.Getuid() {
 		return "", errors.New("it is no regular file of this user")
 	}
 	f, err := root.OpenFile(markerName, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)

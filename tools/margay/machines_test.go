@@ -16,7 +16,11 @@ func TestListInForeignFolder(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	folders := map[string]string{open: "can be written by others"}
+	const way = "set MARGAY_DIR to a folder of your own that nobody else can write to"
+	folders := map[string]string{
+		open:                       open + " can be written by others: chmod go-w " + open + ", or " + way,
+		filepath.Join(open, "sub"): filepath.Join(open, "sub") + " leads through " + open + ", which can be written by others (mode drwxrwxrwx): chmod go-w " + open + ", or " + way,
+	}
 	if os.Getuid() == 0 {
 		other := filepath.Join(base, "other")
 		if err := os.Mkdir(other, 0o700); err != nil {
@@ -25,11 +29,11 @@ func TestListInForeignFolder(t *testing.T) {
 		if err := os.Chown(other, 65534, 65534); err != nil {
 			t.Fatal(err)
 		}
-		folders[other] = "belongs to another user"
+		folders[other] = other + " belongs to another user: " + way
 	}
 	for folder, why := range folders {
 		t.Setenv("MARGAY_DIR", folder)
-		want := "folder of all machines: " + folder + " " + why + ": set MARGAY_DIR to a folder of your own that nobody else can write to\n"
+		want := "folder of all machines: " + why + "\n"
 		for _, args := range [][]string{{"machine", "list"}, {"machine", "list", "--json"}} {
 			status, stdout, stderr := margay("", args...)
 			if status != 125 || stdout != "" || stderr != "margay: "+want {
