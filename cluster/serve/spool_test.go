@@ -133,6 +133,21 @@ func TestSpoolLimit(t *testing.T) {
 	}
 }
 
+// Output is not written through a link.
+func TestSpoolIsLink(t *testing.T) {
+	dir := t.TempDir()
+	path := spoolPath(dir, 1)
+	elsewhere := filepath.Join(dir, "elsewhere")
+	err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(elsewhere, []byte("text"), 0o600), os.Symlink(elsewhere, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := createSpool(dir, 1); err == nil {
+		s.close()
+		t.Error("it is opened")
+	}
+}
+
 // A record that cannot be written whole leaves nothing behind that would hide the next one.
 func TestSpoolIsFull(t *testing.T) {
 	if ownDisk(t) {

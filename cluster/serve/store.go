@@ -4,11 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -35,7 +37,7 @@ type store struct{ db *bbolt.DB }
 func openStore(dir string) (*store, error) {
 	path := filepath.Join(dir, "state.db")
 	// The machine's processes do not outlive this host, so it is enough that the store outlives a killed serve.
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: openTimeout, NoSync: true})
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: openTimeout, NoSync: true, OpenFile: openNoLink})
 	if err != nil {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
 	}
@@ -51,6 +53,11 @@ func openStore(dir string) (*store, error) {
 		return nil, errors.Join(fmt.Errorf("serve: open store %s: %w", path, err), db.Close())
 	}
 	return &store{db}, nil
+}
+
+// openNoLink is os.OpenFile, and follows no link in the place of the file.
+func openNoLink(path string, flag int, mode os.FileMode) (*os.File, error) {
+	return os.OpenFile(path, flag|unix.O_NOFOLLOW, mode)
 }
 
 func (s *store) close() error { return s.db.Close() }

@@ -116,6 +116,7 @@ func TestBadStore(t *testing.T) {
 	}{
 		{"garbage", func(path string) error { return os.WriteFile(path, []byte(strings.Repeat("no store ", 5000)), 0o600) }, "invalid database"},
 		{"folder", func(path string) error { return os.Mkdir(path, 0o700) }, "is a directory"},
+		{"link", func(path string) error { return os.Symlink("elsewhere", path) }, "too many levels of symbolic links"},
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {

@@ -68,7 +68,7 @@ func NewAuthority(machine string) (*Authority, error) {
 	return &Authority{cert: cert, key: key}, nil
 }
 
-// Save writes the key to a file that only its owner can read.
+// Save writes the key to a new file that only its owner can read.
 func (a *Authority) Save(path string) error {
 	key, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {
@@ -76,7 +76,12 @@ func (a *Authority) Save(path string) error {
 	}
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 	text = append(text, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
-	if err := os.WriteFile(path, text, 0o600); err != nil {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		_, err = f.Write(text)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("trust: save machine key: %w", err)
 	}
 	return nil

@@ -182,6 +182,18 @@ func TestKeyFile(t *testing.T) {
 	if b, err := Load(path); err != nil || !bytes.Equal(a.Certificate(), b.Certificate()) {
 		t.Errorf("loaded %v, %v", b, err)
 	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("target", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, taken := range []string{path, link} {
+		if err := authority(t).Save(taken); !errors.Is(err, os.ErrExist) {
+			t.Errorf("saved where there is something: %v", err)
+		}
+	}
+	if b, err := Load(path); err != nil || !bytes.Equal(a.Certificate(), b.Certificate()) {
+		t.Errorf("then loaded %v, %v", b, err)
+	}
 	if err := a.Save(filepath.Join(dir, "no", "folder")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("saved to nowhere: %v", err)
 	}

@@ -209,6 +209,22 @@ func TestFileThatCannotBeWritten(t *testing.T) {
 	}
 }
 
+// A log is not written through a link.
+func TestFileIsLink(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "log")
+	if err := os.Symlink("elsewhere", path); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := New(Config{Path: path}); err == nil {
+		l.Close()
+		t.Error("it is opened")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "elsewhere")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file is made elsewhere: %v", err)
+	}
+}
+
 // FuzzLog checks that lines are clean, bounded, and the same however the stream is cut.
 func FuzzLog(f *testing.F) {
 	f.Add([]byte("a\r\nb"), uint16(1))
