@@ -97,25 +97,70 @@ func (d Dir) lock() (*os.File, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(d.lockFile(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := openFile(d.lockFile(), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
-	if err := lockWhole(f); err != nil {
+	if err := lockOpen(f); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%w: %w", ErrLocked, err)
 	}
-	if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
+	if err := errors.Join(lockAsHolder(f), f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-// lockWhole locks a file for as long as it is open, if nobody else has it locked.
-func lockWhole(f *os.File) error {
-	whole := unix.Flock_t{Type: unix.F_WRLCK}
-	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole)
+// holderByte is the byte of a lock file, beyond what is in it, that the holder has locked as a process. Linux says of such a lock which
+// process has it, and of the lock of the bytes before, which no other descriptor of the file can spoil, it does not.
+const holderByte = 1 << 20
+
+// lockOpen locks a file for as long as it is open, if nobody else has it locked.
+func lockOpen(f *os.File) error {
+	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: holderByte})
+}
+
+// lockAsHolder locks a file for the calling process until that closes any descriptor of it.
+func lockAsHolder(f *os.File) error {
+	return unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: holderByte, Len: 1})
+}
+
+// lockedBy returns the other process that has a file locked as its holder, 0 if there is none that this process can see.
+func lockedBy(f *os.File) int {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: holderByte, Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {
+		return 0
+	}
+	return max(0, int(lock.Pid)) // it is -1 when no process has the lock, but an open file
+}
+
+// signal sends a signal to the machine's holder and reports whether there was one. What the lock file says is nothing to go by here.
+func (d Dir) signal(s os.Signal) (sent bool, err error) {
+	f, err := openFile(d.lockFile(), os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	pid := lockedBy(f)
+	if pid == 0 {
+		return false, nil
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = p.Release() }()
+	if lockedBy(f) != pid { // it ended before it was found, and another may have its number
+		return false, nil
+	}
+	if err := p.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return false, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return true, nil
 }
 
 // isLocked reports whether somebody else has a file locked. It asks for the lock and does not take it, which would be in the way of who is
@@ -134,7 +179,7 @@ func writeAt(f *os.File, text string) error {
 // Holder returns the pid of the machine's holder, and whether it lives. A pid without life is that of a holder that was
 // killed; 0 means that there never was one, or that it is just beginning.
 func (d Dir) Holder() (pid int, alive bool) {
-	f, err := os.OpenFile(d.lockFile(), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := openFile(d.lockFile(), os.O_RDONLY)
 	if err != nil {
 		return 0, false
 	}
@@ -226,7 +271,7 @@ func (d Dir) writeSpec(s Spec) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(d.specFile(), append(text, '\n'), 0o600)
+	return writeFile(d.specFile(), append(text, '\n'))
 }
 
 // ReadSpec returns what the machine was made from. The error is ErrNoMachine where the folder is missing or no machine's. It names the
@@ -238,7 +283,7 @@ func (d Dir) ReadSpec() (Spec, error) {
 		}
 		return Spec{}, err
 	}
-	text, err := os.ReadFile(d.specFile())
+	text, err := readFile(d.specFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return Spec{}, fmt.Errorf("machine %s: %w; %s makes one", d.Name(), ErrNoMachine, d.upCommand())
 	}

@@ -288,7 +288,7 @@ func (m *making) steps() []func() error {
 			m.file, err = m.root.OpenFile(makingName, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 			return err
 		},
-		func() error { return lockWhole(m.file) },
+		func() error { return lockOpen(m.file) },
 	)
 }
 

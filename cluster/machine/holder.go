@@ -193,7 +193,7 @@ func (h *holder) keepServe(ctx context.Context) {
 
 // runServe runs one serve until it ends. It is told of the holder's end by the lifeline, so that it can tell others.
 func (h *holder) runServe(ctx context.Context) error {
-	log, err := os.OpenFile(h.dir.Log("serve"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	log, err := openFile(h.dir.Log("serve"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		return err
 	}

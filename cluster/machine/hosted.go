@@ -114,7 +114,7 @@ func (h *hosted) writeConfig(node uint32) error {
 	if err := os.MkdirAll(h.dir.nodeRoot(node), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(h.dir.nodeFile(node), text, 0o600)
+	return writeFile(h.dir.nodeFile(node), text)
 }
 
 // spawn starts the PID 1 of a node. It waits in there for its network card.

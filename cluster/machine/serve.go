@@ -124,9 +124,9 @@ func listenSwitch(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFu
 	return l, nil
 }
 
-// tail returns the last lines of a text file.
+// tail returns the last lines of a text file of a machine.
 func tail(path string, lines int) []string {
-	f, err := os.Open(path)
+	f, err := openFile(path, os.O_RDONLY)
 	if err != nil {
 		return nil
 	}

@@ -96,7 +96,7 @@ func claim(d Dir, told func(string, ...any)) (*os.File, error) {
 
 // BeingMade reports whether a margay machine up is making the machine in this folder.
 func (d Dir) BeingMade() bool {
-	f, err := os.OpenFile(d.makingFile(), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := openFile(d.makingFile(), os.O_RDONLY)
 	if err != nil {
 		return false
 	}
@@ -174,7 +174,7 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 // startHolder starts the holder, apart from this terminal. That of a hosted machine gets namespaces of its own, and where
 // this user is not root a user namespace in which it is.
 func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
-	log, err := os.OpenFile(d.Log("holder"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	log, err := openFile(d.Log("holder"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		return nil, err
 	}
@@ -318,10 +318,10 @@ func end(ctx context.Context, d Dir) error {
 		if !alive {
 			return d.remove()
 		}
-		if pid > 0 && !told {
-			told = true
-			if err := unix.Kill(pid, unix.SIGTERM); err != nil && err != unix.ESRCH {
-				return fmt.Errorf("machine %s: end its holder (process %d): %w", d.Name(), pid, err)
+		if !told {
+			var err error
+			if told, err = d.signal(unix.SIGTERM); err != nil {
+				return fmt.Errorf("machine %s: end its holder: %w", d.Name(), err)
 			}
 		}
 		if time.Now().After(deadline) {
@@ -330,9 +330,7 @@ func end(ctx context.Context, d Dir) error {
 			}
 			killed = true
 			deadline = deadline.Add(downWait)
-			if pid > 0 {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
+			_, _ = d.signal(unix.SIGKILL)
 		}
 		select {
 		case <-time.After(upPoll):

@@ -1,0 +1,51 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// openFile opens a file of a machine, and makes it if flag has os.O_CREATE. It follows no link, waits for no pipe, and takes nothing but a
+// regular file of this user's that has no other name: what is written to a machine's file is written nowhere else.
+func openFile(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && (!info.Mode().IsRegular() || uidOf(info) != os.Getuid() || info.Sys().(*syscall.Stat_t).Nlink > 1) {
+		err = fmt.Errorf("%s is no file of a machine's: a regular one of this user's, with one name", path)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// writeFile writes a whole file of a machine.
+func writeFile(path string, text []byte) error {
+	f, err := openFile(path, os.O_WRONLY|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	if err = f.Truncate(0); err == nil {
+		_, err = f.Write(text)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// readFile reads a whole file of a machine.
+func readFile(path string) ([]byte, error) {
+	f, err := openFile(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
