@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -20,7 +21,7 @@ var ErrNoServe = errors.New("serve does not answer")
 const retryPause = 50 * time.Millisecond
 
 // Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again until ctx ends: serve may
-// just be starting.
+// just be starting. A serve that is neither this user's nor root's is refused and sent nothing.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	for {
 		conn, err := dial(ctx, socket)
@@ -44,6 +45,10 @@ func dial(ctx context.Context, socket string) (*control.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkServe(raw.(*net.UnixConn), socket); err != nil {
+		raw.Close()
+		return nil, err
+	}
 	conn := control.NewConn(raw)
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
@@ -53,6 +58,18 @@ func dial(ctx context.Context, socket string) (*control.Conn, error) {
 	}
 	return conn, nil
 }
+
+// checkServe reports whether another user's process listens on a socket.
+func checkServe(c *net.UnixConn, socket string) error {
+	uid, err := control.PeerUser(c)
+	if err == nil && !mayServe(uid, os.Getuid()) {
+		err = control.Failf(control.Code_CODE_REFUSED, "a process of user %d listens on %s: set MARGAY_DIR to a folder of your own", uid, socket)
+	}
+	return err
+}
+
+// mayServe reports whether a process of a user may be the serve of a client of user own.
+func mayServe(uid, own int) bool { return uid == own || uid == 0 }
 
 // Ask makes one request to the serve on a socket.
 func Ask[Answer proto.Message](ctx context.Context, socket string, request proto.Message) (Answer, error) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -167,6 +168,73 @@ func TestDialWaits(t *testing.T) {
 	}
 	if err := <-dialed; err != nil {
 		t.Error(err)
+	}
+}
+
+// What another user's process listens on is no machine's socket: it is sent nothing.
+func TestStrangerListens(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can listen as another user")
+	}
+	dir, err := os.MkdirTemp("", "margay") // no other user gets into that of the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "s")
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	l := listenAs(t, 65534, socket)
+	defer l.Close()
+	sent := make(chan []byte, 1)
+	go func() {
+		raw, err := l.Accept()
+		if err != nil {
+			close(sent)
+			return
+		}
+		defer raw.Close()
+		text, _ := io.ReadAll(raw)
+		sent <- text
+	}()
+	_, err = Dial(within(t, patience), socket)
+	if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) || !strings.Contains(err.Error(), "user 65534 listens on "+socket) {
+		t.Errorf("the error is %v", err)
+	}
+	if text := <-sent; len(text) > 0 {
+		t.Errorf("%q is sent", text)
+	}
+}
+
+// listenAs listens on a socket with the credentials of another user.
+func listenAs(t *testing.T, uid int, socket string) net.Listener {
+	t.Helper()
+	runtime.LockOSThread() // credentials are those of the thread
+	defer runtime.UnlockOSThread()
+	become := func(uid int) {
+		if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); err != 0 {
+			t.Fatal(err)
+		}
+	}
+	become(uid)
+	l, err := net.Listen("unix", socket)
+	become(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// Who may be a user's serve: a process of that user, or of root.
+func TestMayServe(t *testing.T) {
+	for _, c := range []struct {
+		user, own int
+		may       bool
+	}{{7, 7, true}, {0, 7, true}, {0, 0, true}, {8, 7, false}, {7, 0, false}, {65534, 7, false}} {
+		if may := mayServe(c.user, c.own); may != c.may {
+			t.Errorf("user %d for user %d: %v", c.user, c.own, may)
+		}
 	}
 }
 

@@ -21,8 +21,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/kernel/gate"
@@ -283,19 +281,11 @@ func (s *Server) checkPeer(c net.Conn) error {
 	if !ok {
 		return nil
 	}
-	raw, err := u.SyscallConn()
+	uid, err := control.PeerUser(u)
 	if err != nil {
-		return err
+		return fmt.Errorf("serve: who connects: %w", err)
 	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return err
-	}
-	if cerr != nil {
-		return fmt.Errorf("serve: who connects: %w", cerr)
-	}
-	if int(cred.Uid) != s.config.Owner && cred.Uid != 0 && int(cred.Uid) != os.Getuid() {
+	if uid != s.config.Owner && uid != 0 && uid != os.Getuid() {
 		return control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user", s.config.Machine)
 	}
 	return nil
