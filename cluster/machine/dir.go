@@ -29,16 +29,16 @@ const baseVariable = "MARGAY_DIR"
 // runtimeVariable is the variable of the environment that names a folder of the user's that does not outlive its session.
 const runtimeVariable = "XDG_RUNTIME_DIR"
 
-// Base is the folder of all machines of this user: MARGAY_DIR if that is set, else a folder of the user's that does not
-// outlive the host's next start.
-func Base() string {
+// Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set, else a folder of the user's that
+// does not outlive the host's next start.
+func Base() (string, error) {
 	if dir := os.Getenv(baseVariable); dir != "" {
-		return dir
+		return filepath.Abs(dir)
 	}
 	if dir := os.Getenv(runtimeVariable); dir != "" {
-		return filepath.Join(dir, "margay")
+		return filepath.Abs(filepath.Join(dir, "margay"))
 	}
-	return filepath.Join(os.TempDir(), "margay-"+strconv.Itoa(os.Getuid()))
+	return filepath.Abs(filepath.Join(os.TempDir(), "margay-"+strconv.Itoa(os.Getuid())))
 }
 
 // DirOf returns the folder of the machine called name.
@@ -46,11 +46,11 @@ func DirOf(name string) (Dir, error) {
 	if !validName.MatchString(name) {
 		return "", fmt.Errorf("%q is no name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
 	}
-	dir, err := filepath.Abs(filepath.Join(Base(), name))
+	base, err := Base()
 	if err != nil {
 		return "", err
 	}
-	d := Dir(dir)
+	d := Dir(filepath.Join(base, name))
 	// Linux takes no longer names for sockets.
 	if longest := d.Port("service"); len(longest) > 107 {
 		return "", fmt.Errorf("%s is too long for a socket's name: set MARGAY_DIR to a shorter path", longest)
@@ -230,14 +230,18 @@ func (d Dir) check() error {
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = ErrNoMachine
+		return d.missing()
 	}
 	return fmt.Errorf("machine %s: %w", d.Name(), err)
 }
 
 // List returns the folders of all machines of this user, running or left behind.
 func List() ([]Dir, error) {
-	base, err := openBase(Base())
+	path, err := Base()
+	if err != nil {
+		return nil, err
+	}
+	base, err := openBase(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -255,11 +259,11 @@ func List() ([]Dir, error) {
 	return dirs, err
 }
 
-// Others returns the names in the folder of all machines that look like machines' and are none of this user's.
-func Others() (names []string) {
-	entries, _ := os.ReadDir(Base())
+// Others returns the names in a folder of all machines that look like machines' and are none of this user's.
+func Others(base string) (names []string) {
+	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
-		if validName.MatchString(e.Name()) && e.IsDir() && Dir(filepath.Join(Base(), e.Name())).check() != nil {
+		if validName.MatchString(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
 			names = append(names, e.Name())
 		}
 	}
@@ -285,7 +289,7 @@ func (d Dir) ReadSpec() (Spec, error) {
 	}
 	text, err := readFile(d.specFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return Spec{}, fmt.Errorf("machine %s: %w; %s makes one", d.Name(), ErrNoMachine, d.upCommand())
+		return Spec{}, fmt.Errorf("%w; %s makes one", d.missing(), d.upCommand())
 	}
 	if err != nil {
 		return Spec{}, err
@@ -307,3 +311,8 @@ func (d Dir) upCommand() string {
 
 // ErrNoMachine reports a name that no machine has.
 var ErrNoMachine = errors.New("there is no such machine")
+
+// missing is the ErrNoMachine of this folder. It says where machines are: MARGAY_DIR may be relative.
+func (d Dir) missing() error {
+	return fmt.Errorf("machine %s: %w in %s", d.Name(), ErrNoMachine, filepath.Dir(string(d)))
+}

@@ -138,12 +138,12 @@ func TestNames(t *testing.T) {
 	}
 	t.Setenv("MARGAY_DIR", "")
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
-	if Base() != "/run/user/7/margay" {
-		t.Errorf("machines are in %s", Base())
+	if dir, err := Base(); dir != "/run/user/7/margay" {
+		t.Errorf("machines are in %s, %v", dir, err)
 	}
 	t.Setenv("XDG_RUNTIME_DIR", "")
-	if !strings.HasSuffix(Base(), fmt.Sprint("/margay-", os.Getuid())) {
-		t.Errorf("machines are in %s", Base())
+	if dir, err := Base(); !strings.HasSuffix(dir, fmt.Sprint("/margay-", os.Getuid())) {
+		t.Errorf("machines are in %s, %v", dir, err)
 	}
 }
 

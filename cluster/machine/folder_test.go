@@ -366,7 +366,7 @@ func TestBaseAfterTheLast(t *testing.T) {
 		t.Error(err)
 	}
 	t.Setenv("MARGAY_DIR", filepath.Join(dir, "nothing"))
-	if err := Down(t.Context(), Dir(filepath.Join(Base(), "m"))); !errors.Is(err, ErrNoMachine) {
+	if err := Down(t.Context(), Dir(filepath.Join(dir, "nothing", "m"))); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("where there is no folder of all machines: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "nothing")); !errors.Is(err, fs.ErrNotExist) {

@@ -114,6 +114,11 @@ func TestMachineList(t *testing.T) {
 	if status, stdout, stderr = margay("", "machine", "list", "--json"); status != 0 || stdout != "[]\n" || stderr != "" {
 		t.Errorf("without machines: status %d, %q, %q", status, stdout, stderr)
 	}
+	t.Chdir(filepath.Dir(base))
+	t.Setenv("MARGAY_DIR", filepath.Base(base)) // the folder is named whole
+	if status, _, stderr = margay("", "machine", "list"); status != 0 || stderr != "margay: there is no machine in "+base+"\n" {
+		t.Errorf("without machines: status %d, %q", status, stderr)
+	}
 	for _, other := range []string{"photos", "work"} {
 		if err := os.Mkdir(filepath.Join(base, other), 0o700); err != nil {
 			t.Fatal(err)

@@ -69,7 +69,7 @@ func TestSuggestions(t *testing.T) {
 	if _, stdout, _ := margay("", "help", "ext"); strings.Contains(stdout, "margay ext [flags]") || !strings.Contains(stdout, "margay ext [command]") {
 		t.Errorf("the help of a group: %s", stdout)
 	}
-	for _, line := range []string{"help", "help ext insert", "ext --help", "--help", "--version", "version", "version --json", "machine list", "machine list --json"} {
+	for _, line := range []string{"help", "help ext insert", "ext --help", "--help", "--version", "version", "version --json", "machine list --json"} {
 		if status, stdout, stderr := margay("", strings.Fields(line)...); status != 0 || stdout == "" || stderr != "" {
 			t.Errorf("%q: status %d, output %q, error %q", line, status, stdout, stderr)
 		}

@@ -44,8 +44,10 @@ margay machine up that made it, was killed; margay machine down removes what is 
 			if err != nil {
 				return err
 			}
-			if others := machine.Others(); len(list) == 0 && len(others) > 0 {
-				fmt.Fprintf(a.stderr, "margay: %s has no machine of yours; these folders in it are none: %s\n", machine.Base(), strings.Join(others, ", "))
+			if len(list) == 0 {
+				if err := a.tellNone(); err != nil {
+					return err
+				}
 			}
 			if a.json {
 				return printValue(a.stdout, list)
@@ -66,6 +68,22 @@ margay machine up that made it, was killed; margay machine down removes what is 
 			return nil
 		},
 	})
+}
+
+// tellNone says which folder has no machine, and what is in it instead. Programs are told by an empty list where there is nothing.
+func (a *app) tellNone() error {
+	base, err := machine.Base()
+	if err != nil {
+		return err
+	}
+	others := machine.Others(base)
+	switch {
+	case len(others) > 0:
+		fmt.Fprintf(a.stderr, "margay: %s has no machine of yours; these folders in it are none: %s\n", base, strings.Join(others, ", "))
+	case !a.json:
+		fmt.Fprintf(a.stderr, "margay: there is no machine in %s\n", base)
+	}
+	return nil
 }
 
 // machineList looks at the folders of all machines. One that goes meanwhile is left out.
