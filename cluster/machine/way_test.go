@@ -18,31 +18,47 @@ var ways = map[string]struct {
 	want          string
 }{
 	"a folder that all can write to": {
-		base: "open/d/m", through: "open", files: []string{"open/d/m/", ""}, mode: map[string]fs.FileMode{"open": 0o777}, want: "can be written by others (mode drwxrwxrwx)",
+		base: "open/d/m", through: "open", files: []string{"open/d/m/", ""},
+		mode: map[string]fs.FileMode{"open": 0o777},
+		want: "can be written by others (mode drwxrwxrwx)",
 	},
 	"a folder that the group can write to": {
-		base: "group/d/m", through: "group/d", files: []string{"group/d/m/", ""}, mode: map[string]fs.FileMode{"group/d": 0o775}, want: "can be written by others (mode drwxrwxr-x): chmod go-w ",
+		base: "group/d/m", through: "group/d", files: []string{"group/d/m/", ""},
+		mode: map[string]fs.FileMode{"group/d": 0o775},
+		want: "can be written by others (mode drwxrwxr-x): chmod go-w ",
 	},
 	"a link into a folder that all can write to": {
-		base: "link/m", through: "open", files: []string{"open/d/m/", "", "link", "->open/d"}, mode: map[string]fs.FileMode{"open": 0o777}, want: "can be written by others",
+		base: "link/m", through: "open", files: []string{"open/d/m/", "", "link", "->open/d"},
+		mode: map[string]fs.FileMode{"open": 0o777},
+		want: "can be written by others",
 	},
 	"links in a folder that all can write to": {
-		base: "a/m", through: "open", files: []string{"open/b", "->../own", "own/m/", "", "a", "->own/../open/./b"}, mode: map[string]fs.FileMode{"open": 0o777}, want: "can be written by others",
+		base: "a/m", through: "open", files: []string{"open/b", "->../own", "own/m/", "", "a", "->own/../open/./b"},
+		mode: map[string]fs.FileMode{"open": 0o777},
+		want: "can be written by others",
 	},
 	"what is not there yet": {
-		base: "open/d/m", through: "open", files: []string{"open/", ""}, mode: map[string]fs.FileMode{"open": 0o777}, want: "can be written by others",
+		base: "open/d/m", through: "open", files: []string{"open/", ""},
+		mode: map[string]fs.FileMode{"open": 0o777},
+		want: "can be written by others",
 	},
 	"a folder of another user": {
-		base: "other/d/m", through: "other", files: []string{"other/d/m/", ""}, others: "other", want: "belongs to user 65534",
+		base: "other/d/m", through: "other", files: []string{"other/d/m/", ""},
+		others: "other", want: "belongs to user 65534",
 	},
 	"a missing folder in one of another user": {
-		base: "other/d/m", through: "other", files: []string{"other/", ""}, others: "other", want: "belongs to user 65534",
+		base: "other/d/m", through: "other", files: []string{"other/", ""},
+		others: "other", want: "belongs to user 65534",
 	},
 	"a folder of another user in one that all share": {
-		base: "tmp/d/m", through: "tmp/d", files: []string{"tmp/d/m/", ""}, mode: map[string]fs.FileMode{"tmp": fs.ModeSticky | 0o777}, others: "tmp/d", want: "belongs to user 65534",
+		base: "tmp/d/m", through: "tmp/d", files: []string{"tmp/d/m/", ""},
+		mode:   map[string]fs.FileMode{"tmp": fs.ModeSticky | 0o777},
+		others: "tmp/d", want: "belongs to user 65534",
 	},
 	"a link of another user in one that all share": {
-		base: "tmp/d/m", through: "tmp/d", files: []string{"own/m/", "", "tmp/d", "->../own"}, mode: map[string]fs.FileMode{"tmp": fs.ModeSticky | 0o777}, others: "tmp/d", want: "belongs to user 65534",
+		base: "tmp/d/m", through: "tmp/d", files: []string{"own/m/", "", "tmp/d", "->../own"},
+		mode:   map[string]fs.FileMode{"tmp": fs.ModeSticky | 0o777},
+		others: "tmp/d", want: "belongs to user 65534",
 	},
 }
 

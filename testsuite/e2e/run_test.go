@@ -153,7 +153,8 @@ func TestRefusals(t *testing.T) {
 
 func TestNoSuchMachine(t *testing.T) {
 	r := start(t, nil, "-m", "nobody", "run", probe(), "hello").wait()
-	if r.code != 125 || !strings.Contains(r.stderr, "there is no such machine in "+os.Getenv("MARGAY_DIR")+"; margay machine up -m nobody makes one") || r.took > 10*time.Second {
+	want := "there is no such machine in " + os.Getenv("MARGAY_DIR") + "; margay machine up -m nobody makes one"
+	if r.code != 125 || !strings.Contains(r.stderr, want) || r.took > 10*time.Second {
 		t.Error(r)
 	}
 }
