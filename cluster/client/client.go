@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -21,7 +23,8 @@ var ErrNoServe = errors.New("serve does not answer")
 const retryPause = 50 * time.Millisecond
 
 // Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again until ctx ends: serve may
-// just be starting. A serve that is neither this user's nor root's is refused and sent nothing.
+// just be starting. When the socket's folder is gone, so is the machine: then it fails at once with an error that Gone knows. A serve that
+// is neither this user's nor root's is refused and sent nothing.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	for {
 		conn, err := dial(ctx, socket)
@@ -32,12 +35,21 @@ func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 		if errors.As(err, &refused) {
 			return nil, err
 		}
+		if _, err := os.Stat(filepath.Dir(socket)); errors.Is(err, fs.ErrNotExist) {
+			return nil, control.Failf(control.Code_CODE_DOWN, "the machine is gone")
+		}
 		select {
 		case <-time.After(retryPause):
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w on %s: %w", ErrNoServe, socket, err)
 		}
 	}
+}
+
+// Gone reports whether an error says that the machine has ended or is about to, so that no serve need be looked for.
+func Gone(err error) bool {
+	var f *control.Failure
+	return errors.As(err, &f) && f.Code == control.Code_CODE_DOWN && f.Node == control.None // what a node says is not for the machine
 }
 
 func dial(ctx context.Context, socket string) (*control.Conn, error) {

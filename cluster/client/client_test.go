@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -234,6 +235,46 @@ func TestMayServe(t *testing.T) {
 	}{{7, 7, true}, {0, 7, true}, {0, 0, true}, {8, 7, false}, {7, 0, false}, {65534, 7, false}} {
 		if may := mayServe(c.user, c.own); may != c.may {
 			t.Errorf("user %d for user %d: %v", c.user, c.own, may)
+		}
+	}
+}
+
+// When the machine's folder is removed, no serve is waited for. While it is there, the wait goes on.
+func TestDialOfGoneMachine(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "m")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	late := time.AfterFunc(patience, cancel)
+	defer late.Stop()
+	dialed := make(chan error, 1)
+	go func() {
+		_, err := Dial(ctx, filepath.Join(dir, "s"))
+		dialed <- err
+	}()
+	select {
+	case err := <-dialed:
+		t.Fatalf("the folder is there: %v", err)
+	case <-time.After(2 * retryPause):
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-dialed; !Gone(err) || errors.Is(err, ErrNoServe) || err.Error() != "the machine is gone" {
+		t.Errorf("it is said: %v", err)
+	}
+}
+
+// That a node is down ends no machine.
+func TestGone(t *testing.T) {
+	down := control.Failf(control.Code_CODE_DOWN, "x")
+	for err, want := range map[error]bool{
+		down: true, fmt.Errorf("job 3: %w", down): true, control.Failf(control.Code_CODE_DOWN, "x").At(0): false,
+		control.Failf(control.Code_CODE_NODE_LOST, "x"): false, control.ErrClosed: false, nil: false,
+	} {
+		if Gone(err) != want {
+			t.Errorf("%v: %v", err, !want)
 		}
 	}
 }

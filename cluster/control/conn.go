@@ -119,11 +119,22 @@ func (c *Conn) Refuse(err error) {
 	c.fail(err)
 }
 
+// Dismiss tells the other side why the conversation ends, and ends the connection when the other side has, or after a second: an end
+// that comes while the other side writes could hide what it has not read yet. Serve must run.
+func (c *Conn) Dismiss(err error) {
+	_ = c.Send(FromError(err))
+	select {
+	case <-c.done:
+	case <-time.After(time.Second):
+	}
+	c.Close()
+}
+
 // Distrust has everything that arrives go through Tame from now on. It is called before Serve.
 func (c *Conn) Distrust() { c.tame = true }
 
-// Serve reads frames until the connection ends and returns why. Answers go to those who wait for them; every other frame is
-// handed to handle, one at a time, in order.
+// Serve reads frames until the connection ends and returns why: with Dismiss the other side says that, in an error that answers
+// nothing. Answers go to those who wait for them; every other frame is handed to handle, one at a time, in order.
 func (c *Conn) Serve(handle func(*Frame)) error {
 	for {
 		f, err := ReadFrame(c.in)
@@ -136,6 +147,10 @@ func (c *Conn) Serve(handle func(*Frame)) error {
 		}
 		if c.tame {
 			Tame(f)
+		}
+		if e := f.GetError(); e != nil && f.Answer == 0 {
+			c.fail(e.Err())
+			return e.Err()
 		}
 		if f.Answer == 0 {
 			handle(f)

@@ -252,6 +252,38 @@ func TestFailure(t *testing.T) {
 	}
 }
 
+// Who is dismissed knows why, also when it waits for an answer. Who does not listen is waited for in vain, for a second.
+func TestDismiss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := connect(t)
+		served := make(chan error, 1)
+		go func() { served <- a.Serve(func(*Frame) {}) }()
+		asked := make(chan error, 1)
+		go func() {
+			_, err := a.Call(t.Context(), new(Status))
+			asked <- err
+		}()
+		go b.Serve(func(*Frame) {})
+		synctest.Wait()
+		begun := time.Now()
+		b.Dismiss(Failf(Code_CODE_DOWN, "the machine goes down"))
+		if took := time.Since(begun); took != 0 {
+			t.Errorf("the other side has ended, and is waited for for %v", took)
+		}
+		for _, err := range []error{<-served, <-asked, a.Err()} {
+			if !errors.Is(err, &Failure{Code: Code_CODE_DOWN}) || err.Error() != "the machine goes down" {
+				t.Errorf("it is told: %v", err)
+			}
+		}
+		a, b = connect(t)
+		begun = time.Now()
+		b.Dismiss(errors.New("x"))
+		if took := time.Since(begun); took != time.Second {
+			t.Errorf("a side that does not listen is waited for for %v", took)
+		}
+	})
+}
+
 // What no frame can carry is answered with an error that says so, and the connection goes on.
 func TestAnswerThatDoesNotFit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -275,8 +275,11 @@ func (s *session) end(state *control.JobState, begun bool) (int, error) {
 	return s.result(state)
 }
 
-// reconnect finds the job again at the serve that has taken the old one's place.
+// reconnect finds the job again at the serve that has taken the old one's place, unless serve has said that there will be none.
 func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
+	if err := s.current().Err(); client.Gone(err) {
+		return nil, err
+	}
 	s.Status.Warnf("the connection to serve is lost; looking for it")
 	dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
 	defer cancel()

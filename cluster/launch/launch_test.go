@@ -400,6 +400,37 @@ func TestMachineGoesDownDuringLaunch(t *testing.T) {
 	}
 }
 
+// What serve says of its end is the end of the job, whether it was launched or runs: no other serve is looked for.
+func TestMachineGoesDown(t *testing.T) {
+	for name, before := range map[string]func(c *talk){
+		"while it is launched": func(c *talk) { expect[*control.RunRequest](c) },
+		"while it runs":        func(c *talk) { c.launched(1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLauncher(t, serveTo(t, func(c *talk) {
+				before(c)
+				c.Dismiss(control.Failf(control.Code_CODE_DOWN, "the machine goes down"))
+			}), 1)
+			if code, err := l.run(t); code != ExitMargay || err == nil || err.Error() != "the machine goes down" || strings.Contains(l.status.String(), "looking") {
+				t.Errorf("status %d, %v, the user is told %q", code, err, l.status.String())
+			}
+		})
+	}
+}
+
+// A machine that has gone without a word is looked for until its folder is gone.
+func TestMachineIsGone(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		if err := os.RemoveAll(filepath.Dir(c.serve.socket)); err != nil {
+			t.Error(err)
+		}
+	})
+	if code, err := newLauncher(t, s, 1).run(t); code != ExitMargay || err == nil || err.Error() != "job 5 is lost: the machine is gone" {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
 func TestDetach(t *testing.T) {
 	s := serveTo(t, func(c *talk) { c.launched(1) })
 	l := newLauncher(t, s, 1)

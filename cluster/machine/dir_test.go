@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,11 +49,17 @@ func TestMain(m *testing.M) {
 				os.Exit(1)
 			}
 		case "serve":
+			told := make(chan os.Signal, 1)
+			signal.Notify(told, os.Interrupt)
 			fmt.Println("a serve begins")
 			if os.Args[2] == "badly" {
 				os.Exit(3)
 			}
-			time.Sleep(patience)
+			select {
+			case <-told:
+				fmt.Println("a serve has ended")
+			case <-time.After(patience):
+			}
 			os.Exit(0)
 		}
 	}

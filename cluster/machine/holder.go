@@ -90,23 +90,28 @@ func newSubstrate(s Spec, d Dir, a *trust.Authority) (substrate, error) {
 	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, s.Substrate)
 }
 
-// run starts everything and waits for the end.
+// run starts everything and waits for the end. Then serve ends before the nodes do: its clients are to hear that the machine goes down,
+// and not what becomes of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
 	for node := range uint32(h.spec.Nodes) {
 		h.ups[node] = make(chan struct{})
 	}
+	served, end := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
-	all.Go(func() { h.keepServe(ctx) })
+	all.Go(func() {
+		defer end()
+		h.keepServe(ctx)
+	})
 	all.Go(func() { h.report(ctx) })
 	for node := range uint32(h.spec.Nodes) {
-		all.Go(func() { h.keepNode(ctx, node) })
+		all.Go(func() { h.keepNode(served, node) })
 	}
 	<-ctx.Done()
 	h.log("ending machine %s", h.spec.Name)
 	all.Wait()
 }
 
-// keepNode starts a node, again when it ends before it was up, and stops it at the end.
+// keepNode starts a node, again when it ends before it was up, and stops it when ctx ends.
 func (h *holder) keepNode(ctx context.Context, node uint32) {
 	for boots := uint32(1); ; boots++ {
 		pid, ended, err := h.substrate.start(node)
@@ -169,7 +174,7 @@ func (h *holder) nodeExited(node uint32, e exit, again bool) {
 	}
 }
 
-// keepServe runs serve, one after the other.
+// keepServe runs serve, one after the other, until ctx ends.
 func (h *holder) keepServe(ctx context.Context) {
 	pause := firstPause
 	for {

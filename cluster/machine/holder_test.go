@@ -20,7 +20,8 @@ import (
 
 // playedSubstrate is one whose nodes do what a test wants.
 type playedSubstrate struct {
-	fail error // what the start of node 9 says
+	fail     error  // what the start of node 9 says
+	stopping func() // called before a node is stopped; nil for nothing
 
 	mu      sync.Mutex
 	ends    map[uint32]chan exit // of the nodes that run
@@ -40,6 +41,9 @@ func (p *playedSubstrate) start(node uint32) (int, <-chan exit, error) {
 }
 
 func (p *playedSubstrate) stop(node uint32) {
+	if p.stopping != nil {
+		p.stopping()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = append(p.stopped, node)
@@ -242,6 +246,28 @@ func TestHolderGivesUp(t *testing.T) {
 	s.heard(t, "node3 boots 3")
 	p.end(3, "bad kernel")
 	s.heard(t, "node3 exits: bad kernel, [Oops], retry false")
+}
+
+// Nodes run until serve has ended, which tells its clients that the machine goes down.
+func TestHolderEndsServeFirst(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	said := func(text string) bool {
+		log, _ := os.ReadFile(d.Log("serve"))
+		return strings.Contains(string(log), text)
+	}
+	p := &playedSubstrate{stopping: func() {
+		if !said("a serve has ended") {
+			t.Error("a node is stopped while serve runs")
+		}
+	}}
+	t.Cleanup(func() {
+		if len(p.stopped) != 2 {
+			t.Errorf("stopped: %v", p.stopped)
+		}
+	})
+	holding(t, d, 2, p, "well")
+	await(t, "serve and the nodes", func() bool { return said("a serve begins") && p.started(0) > 0 && p.started(1) > 0 })
 }
 
 // serve is started again whenever it ends.

@@ -150,7 +150,6 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	defer s.mu.Unlock()
 	j := s.jobs[m.Job]
 	if m.Output {
-		s.readers[f] = c.conn
 		s.running.Go(func() { c.replay(f, m.Job) })
 		return
 	}
@@ -177,13 +176,10 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	}
 }
 
-// replay answers with the output of a detached job. It says nothing when serve ends: farewell has, or the client looks for the next serve.
+// replay answers with the output of a detached job. It says nothing when serve ends: the end of the connection does.
 func (c *client) replay(f *control.Frame, job uint32) {
 	s := c.server
 	err := s.replay(job, c.conn)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.readers, f)
 	if err == nil || s.context.Err() == nil {
 		c.conn.Answer(f, &control.Done{}, err)
 	}

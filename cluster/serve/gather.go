@@ -65,6 +65,9 @@ func (s *Server) gather(nodes []uint32, timeout time.Duration, question proto.Me
 		})
 	}
 	asked.Wait()
+	if s.context.Err() != nil { // no fault of the nodes
+		return context.Cause(s.context)
+	}
 	return errors.Join(failed...)
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 )
@@ -346,7 +347,7 @@ func TestLaunchFails(t *testing.T) {
 		}, {
 			name:  "silent",
 			spoil: func(n *playedNode) { n.mute["Prepare"] = true },
-			want:  "node1: no answer to *control.Prepare: context deadline exceeded",
+			want:  "node1: no answer to Prepare: context deadline exceeded",
 		}, {
 			name: "load",
 			after: func(n *playedNode, job uint32) {
@@ -511,6 +512,35 @@ func TestFarewellDuringLaunch(t *testing.T) {
 		m.stop(errors.New("the machine goes down"))
 		if state := c.ended(); state.Error.GetText() != "the machine goes down" {
 			t.Errorf("the client is told %v", state)
+		}
+	})
+}
+
+// Every client is told why serve ends, whatever it waits for, and not that a node has not answered: that is serve's own doing.
+func TestFarewellToAll(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.played[0].mute["TakeSamples"], m.played[0].mute["Noise"] = true, true
+		clients := []*playedClient{m.client()} // which waits for nothing
+		answered := make(chan error, 2)
+		for _, request := range []proto.Message{&control.TakeSamples{Node: control.None}, &control.Noise{Node: control.None, DurationMs: 1000}} {
+			c := m.client()
+			clients = append(clients, c)
+			go func() {
+				_, err := c.ask(request)
+				answered <- err
+			}()
+		}
+		synctest.Wait()
+		m.stop(errors.New("the machine goes down"))
+		ends := []error{<-answered, <-answered}
+		for _, c := range clients {
+			ends = append(ends, c.conn.Err())
+		}
+		for _, err := range ends {
+			if !errors.Is(err, &control.Failure{Code: control.Code_CODE_DOWN}) || err.Error() != "the machine goes down" {
+				t.Errorf("a client is told: %v", err)
+			}
 		}
 	})
 }

@@ -47,7 +47,7 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 		case <-client.Done():
 			return nil, control.ErrClosed
 		case <-s.context.Done():
-			return nil, s.context.Err()
+			return nil, context.Cause(s.context)
 		}
 	}
 }
@@ -236,7 +236,7 @@ func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, clie
 		select {
 		case <-j.done: // its cores are free when the client hears of it
 			client.Answer(request, nil, j.failure)
-		case <-s.context.Done(): // farewell has told the client
+		case <-s.context.Done(): // its client finds out by the end of the connection
 		}
 		return
 	}

@@ -360,7 +360,7 @@ func (h *history) deliver(l *link, from string) {
 // dial opens a connection to serve as far as its opening.
 func (h *history) dial(serve func(*control.Conn) error, hello *control.Hello) *link {
 	l := newLink()
-	h.server.running.Go(func() { h.server.hold(h.ctx, l, serve) })
+	h.server.running.Go(func() { h.server.hold(h.ctx, l, serve, (*control.Conn).Close) })
 	hello.Version, hello.Program = control.Version, "a played program"
 	l.send(hello)
 	l.deliver()

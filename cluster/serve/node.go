@@ -416,7 +416,7 @@ func (q *question) answer(ctx context.Context) (proto.Message, error) {
 	}
 	m, err := q.sent.Answer(ctx)
 	if err != nil && ctx.Err() != nil {
-		return nil, control.Failf(control.Code_CODE_TIMEOUT, "no answer to %T: %v", q.request, context.Cause(ctx)).At(q.node)
+		return nil, control.Failf(control.Code_CODE_TIMEOUT, "no answer to %s: %v", q.request.ProtoReflect().Descriptor().Name(), context.Cause(ctx)).At(q.node)
 	}
 	var answered *control.Failure
 	if err != nil && q.conn.Err() != nil && !errors.As(err, &answered) {

@@ -90,14 +90,13 @@ type Server struct {
 	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
 	settled chan struct{} // closed when, after that, the jobs are gone whose launch the restart has spoilt
 
-	mu      sync.Mutex
-	nodes   []*node         // by number
-	absent  map[uint32]bool // nodes of an earlier serve that have not been heard yet
-	jobs    map[uint32]*job
-	ended   map[uint32]*job // whose end could not be recorded yet
-	holder  *control.Conn
-	readers map[*control.Frame]*control.Conn // who reads output of a detached job, by its request
-	room    chan struct{}                    // closed, and made anew, when there may be room for more jobs
+	mu     sync.Mutex
+	nodes  []*node         // by number
+	absent map[uint32]bool // nodes of an earlier serve that have not been heard yet
+	jobs   map[uint32]*job
+	ended  map[uint32]*job // whose end could not be recorded yet
+	holder *control.Conn
+	room   chan struct{} // closed, and made anew, when there may be room for more jobs
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held
@@ -128,7 +127,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), readers: make(map[*control.Frame]*control.Conn), room: make(chan struct{}),
+		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), room: make(chan struct{}),
 	}
 	for i := range c.Nodes {
 		s.nodes = append(s.nodes, newNode(uint32(i), c.Log))
@@ -139,25 +138,26 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	return s, nil
 }
 
-// Run accepts clients on one listener and nodes on the other until ctx ends; the cause of that is told to the clients of jobs
-// when it is more than a cancellation. It closes both.
+// Run accepts clients on one listener and nodes on the other until ctx ends; the cause of that is told to the clients when it is more
+// than a cancellation. It closes both.
 func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
-	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
 	if err := s.begin(inner); err != nil {
 		return errors.Join(err, s.store.close())
 	}
 	stop := context.AfterFunc(ctx, func() {
-		s.farewell(context.Cause(ctx))
-		cancel()
+		cancel(s.farewell(context.Cause(ctx)))
 		clients.Close()
 		nodes.Close()
 	})
 	defer stop()
 	waiting := gate.New(gate.Config{Most: strangers + s.config.Nodes, MostEach: strangersEach, Wait: 2 * control.HelloTimeout, Log: s.log})
-	s.running.Go(func() { s.accept(inner, tls.NewListener(waiting.Listener(nodes), s.tls), s.serveNode) })
-	s.accept(inner, clients, s.serveLocal)
-	cancel()
+	s.running.Go(func() {
+		s.accept(inner, tls.NewListener(waiting.Listener(nodes), s.tls), s.serveNode, (*control.Conn).Close)
+	})
+	s.accept(inner, clients, s.serveLocal, func(c *control.Conn) { dismiss(c, context.Cause(inner)) })
+	cancel(nil)
 	s.running.Wait()
 	s.closeLogs()
 	return s.store.close()
@@ -182,34 +182,36 @@ func (s *Server) begin(ctx context.Context) error {
 	return nil
 }
 
-// farewell tells the clients of jobs, and who reads output of a detached one, why serve ends, when it has a reason that concerns them.
-func (s *Server) farewell(cause error) {
+// farewell ends the jobs of clients when serve ends for a reason that concerns them, and returns the reason as clients are told it.
+func (s *Server) farewell(cause error) error {
 	if errors.Is(cause, context.Canceled) {
-		return
+		return cause
 	}
 	s.config.Log("%v", cause)
+	down := control.Failf(control.Code_CODE_DOWN, "%v", cause)
 	s.mu.Lock()
-	var told []*control.Conn
-	for f, conn := range s.readers {
-		conn.Answer(f, nil, cause)
-		told = append(told, conn)
-	}
+	defer s.mu.Unlock()
 	for _, j := range s.jobs {
 		if j.client != nil && !j.finishing {
-			j.failure = control.Failf(control.Code_CODE_NODE_LOST, "%v", cause)
+			j.failure = down
 			j.phase, j.finishing = control.JobPhase_JOB_DONE, true
 			j.tellClient()
-			told = append(told, j.client)
 		}
 	}
-	s.mu.Unlock()
-	for _, conn := range told {
-		conn.Flush(time.Second)
-	}
+	return down
 }
 
-// accept serves each connection of l on goroutines of its own until ctx ends.
-func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control.Conn) error) {
+// dismiss ends the connection of a client, which is told the reason unless it is that serve is only started again.
+func dismiss(conn *control.Conn, cause error) {
+	if errors.Is(cause, context.Canceled) {
+		conn.Close()
+		return
+	}
+	conn.Dismiss(cause)
+}
+
+// accept serves each connection of l on goroutines of its own until ctx ends, and then ends those that are left.
+func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control.Conn) error, end func(*control.Conn)) {
 	for {
 		c, err := l.Accept()
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -220,15 +222,15 @@ func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
-		s.running.Go(func() { s.hold(ctx, c, serve) })
+		s.running.Go(func() { s.hold(ctx, c, serve, end) })
 	}
 }
 
 // hold serves one connection until it or ctx ends.
-func (s *Server) hold(ctx context.Context, c net.Conn, serve func(*control.Conn) error) {
+func (s *Server) hold(ctx context.Context, c net.Conn, serve func(*control.Conn) error, end func(*control.Conn)) {
 	conn := control.NewConn(c)
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, conn.Close)
+	stop := context.AfterFunc(ctx, func() { end(conn) })
 	defer stop()
 	if err := serve(conn); err != nil && !errors.Is(err, control.ErrClosed) && !errors.Is(err, io.EOF) && ctx.Err() == nil {
 		log := s.known

@@ -148,7 +148,7 @@ func (m *machine) topView(flags ...string) (v rates.View) {
 	var r result
 	eventually(m.t, "an answer of every node", func() bool {
 		r = m.margay(append([]string{"top", "--once", "--json", "--interval=100ms"}, flags...)...)
-		return m.hosted() || !strings.Contains(r.stderr, "no answer to *control.TakeSamples") && !strings.HasSuffix(r.stderr, " is up (margay nodes)\n")
+		return m.hosted() || !strings.Contains(r.stderr, "no answer to TakeSamples") && !strings.HasSuffix(r.stderr, " is up (margay nodes)\n")
 	}, func() string { return r.String() })
 	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 0 {
 		m.t.Fatalf("%v: %v", err, r)
