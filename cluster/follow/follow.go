@@ -62,7 +62,8 @@ type Follower struct {
 }
 
 // Run follows the nodes until stop is closed, and then fetches what they still have. It calls ready when all nodes that can
-// be reached record. The error is that nothing can be written, or that ctx has ended.
+// be reached record. The error is that nothing can be written, that the machine is gone (client.Gone), or that ctx has ended; what was
+// fetched before is in the trace.
 func Run(ctx context.Context, o Options, stop <-chan struct{}, ready func()) error {
 	f := &Follower{Options: o, reader: rand.Uint64(), begun: time.Now()}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -94,7 +95,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}, ready func()) err
 	return context.Cause(ctx)
 }
 
-// ask makes a request, over a new connection if the last one has ended.
+// ask makes a request, over a new connection if the last one has ended and that was not for good.
 func (f *Follower) ask(ctx context.Context, request proto.Message) (proto.Message, error) {
 	conn, err := f.connected(ctx)
 	if err != nil {
@@ -106,10 +107,10 @@ func (f *Follower) ask(ctx context.Context, request proto.Message) (proto.Messag
 func (f *Follower) connected(ctx context.Context) (*control.Conn, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.conn != nil && f.conn.Err() == nil {
-		return f.conn, nil
-	}
 	if f.conn != nil {
+		if err := f.conn.Err(); err == nil || client.Gone(err) {
+			return f.conn, err
+		}
 		f.conn.Close()
 		f.conn = nil
 	}
@@ -148,7 +149,7 @@ type node struct {
 	silent     bool          // it was not to be reached when it was asked last
 }
 
-// follow follows the node. An error is one of writing.
+// follow follows the node. An error is one of writing, or that the machine is gone.
 func (n *node) follow(ctx context.Context, stop <-chan struct{}) error {
 	last, left := false, final
 	for {
@@ -157,7 +158,7 @@ func (n *node) follow(ctx context.Context, stop <-chan struct{}) error {
 		wait := n.pause
 		var writing *writeError
 		switch {
-		case errors.As(err, &writing):
+		case errors.As(err, &writing), client.Gone(err):
 			return err
 		case ctx.Err() != nil:
 			return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/trace"
 	"margay/cluster/trace/tracetest"
@@ -258,6 +260,56 @@ func TestInterrupted(t *testing.T) {
 	}
 	if n := tr.Other.Nodes; len(n[0].Gaps) != 0 || len(n[1].Gaps) != 1 || n[1].Gaps[0].Why != "its kernel was started again" || n[1].Gaps[0].To < n[1].Gaps[0].From {
 		t.Errorf("%+v", n)
+	}
+}
+
+// When the machine goes down, with or without a word, following ends by itself, and what was fetched is in the trace.
+func TestMachineGoesDown(t *testing.T) {
+	for want, end := range map[string]func(p *played){
+		"the machine goes down": func(p *played) {
+			for _, c := range p.conns {
+				go c.Dismiss(control.Failf(control.Code_CODE_DOWN, "the machine goes down"))
+			}
+		},
+		"the machine is gone": func(p *played) {
+			if err := os.RemoveAll(filepath.Dir(p.socket)); err != nil {
+				p.t.Error(err)
+			}
+			for _, c := range p.conns {
+				go c.Close()
+			}
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			p := play(t, 0, 1)
+			given, taken := false, false // the event, by the node and by who follows it
+			p.mu.Lock()
+			p.change = func(node uint32, e *control.Events) error {
+				if node == 0 {
+					taken = given
+					given = given || bytes.Contains(e.Events, []byte("before"))
+				}
+				return nil
+			}
+			p.mu.Unlock()
+			ended := make(chan struct{})
+			tr, err := p.follow([]uint32{0, 1}, func() {
+				p.add(0, "before")
+				p.await("event", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return taken })
+				p.mu.Lock()
+				end(p)
+				p.mu.Unlock()
+				select {
+				case <-ended:
+				case <-time.After(20 * time.Second):
+					t.Error("it is followed on")
+				}
+			})
+			close(ended)
+			if !client.Gone(err) || err.Error() != want || fmt.Sprint(texts(tr)) != "map[0:[before]]" {
+				t.Errorf("%v, %v", err, texts(tr))
+			}
+		})
 	}
 }
 
