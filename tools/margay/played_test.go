@@ -178,6 +178,14 @@ func (m *playedMachine) send(message proto.Message) {
 	_ = m.conn.Send(message)
 }
 
+// down tells the client of the moment that the machine goes down, as serve does.
+func (m *playedMachine) down() {
+	m.mu.Lock()
+	c := m.conn
+	m.mu.Unlock()
+	c.Dismiss(control.Failf(control.Code_CODE_DOWN, "the machine goes down"))
+}
+
 // awaitRunning waits until the ranks of job 5 run and its client knows.
 func (m *playedMachine) awaitRunning() {
 	m.t.Helper()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -35,7 +37,8 @@ func (a *app) recordCommand() *cobra.Command {
 		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
 		Short: "Record what the nodes do as a time line for a browser's trace viewer",
 		Long: `Record what the nodes do: who has each core, what becomes of messages, which extensions run, when ranks start, end and wait
-in barriers. It ends with the command that it is given and has its exit status; without one, after --duration or with Ctrl-C.
+in barriers. It records until the command that it is given has ended, or for --duration; without either, until Ctrl-C. It ends with
+the command, whose exit status it has. When the machine goes down it ends, with 125, and the file has what was recorded before.
 
 The result is a file of the trace-event format, which https://ui.perfetto.dev and chrome://tracing open. Nodes record only
 while somebody asks for it. One that is faster than its events can be fetched throws the oldest away and counts them.`,
@@ -50,7 +53,7 @@ while somebody asks for it. One that is faster than its events can be fetched th
 	}
 	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
 	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
-	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long (default: until Ctrl-C, or the end of the command)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long; a command goes on (default: until its end, or Ctrl-C)")
 	return c
 }
 
@@ -81,36 +84,46 @@ func (a *app) record(ctx context.Context, f recordFlags, args []string) (err err
 	defer release()
 	status := &launch.Status{W: a.stderr}
 	writer := trace.NewWriter(file, time.Now())
-	stop := make(chan struct{})
+	stop, done := make(chan struct{}), make(chan struct{})
 	var run error // what the command has ended with
 	began, started := time.Now(), false
-	err = follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, func() {
+	ready := func() {
 		started = true
 		go func() {
-			defer close(stop)
-			run = a.recordedCommand(f.duration, signals, args)
+			defer close(done)
+			run = a.recordedCommand(f.duration, signals, args, sync.OnceFunc(func() { close(stop) }))
 		}()
-	})
-	if err != nil {
-		if started && len(args) > 0 {
-			status.Warnf("%v: the command goes on, and is no longer recorded", err)
-			<-stop
-		}
-		return err
 	}
+	cut := follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, ready)
 	took := time.Since(began)
 	summaries, err := writer.Close()
-	if err != nil {
+	if err == nil {
+		a.traced(f.out, summaries, took)
+	}
+	err = cmp.Or(cut, err)
+	if err != nil && !(started && len(args) > 0) {
 		return err
 	}
+	select {
+	case <-done:
+	default:
+		if err != nil {
+			status.Warnf("%v: the command goes on, and is no longer recorded", err)
+		}
+		<-done
+	}
+	return cmp.Or(err, run)
+}
+
+// traced says what is in a trace that is complete, which is also one that ended with its machine.
+func (a *app) traced(path string, summaries []trace.Summary, took time.Duration) {
 	var events, lost uint64
 	for _, s := range summaries {
 		events += s.Events
 		lost += s.Lost
 	}
 	fmt.Fprintf(a.stderr, "margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it\n",
-		f.out, events, len(summaries), took.Seconds(), lost)
-	return run
+		path, events, len(summaries), took.Seconds(), lost)
 }
 
 // checkTrace refuses an output that is no regular file, unless it is open already, such as /dev/stdout: what is written to a pipe that
@@ -164,9 +177,11 @@ func (a *app) recorded(ctx context.Context, socket string, job uint32) (nodes []
 	return nodes, nil
 }
 
-// recordedCommand waits until recording is to end: with the command if there is one, after a time if one is given, or with a
-// signal. A terminal sends its signals to the command as well, which decides what to do.
-func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []string) error {
+// recordedCommand runs the command, if there is one, and has recording stop: with its end, after a time if one is given, or without a
+// command with a signal. It returns when the command has ended. A terminal sends its signals to the command as well, which decides what
+// to do.
+func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []string, stop func()) error {
+	defer stop()
 	var timeout <-chan time.Time
 	if d > 0 {
 		timeout = time.After(d)
@@ -198,7 +213,7 @@ func (a *app) recordedCommand(d time.Duration, signals <-chan os.Signal, args []
 		case err := <-ended:
 			return commandStatus(err)
 		case <-timeout:
-			return nil // the command goes on
+			stop()
 		case s := <-signals:
 			if s != unix.SIGINT && s != unix.SIGQUIT {
 				_ = cmd.Process.Signal(s)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -97,15 +98,84 @@ func TestRecordOnFullDisk(t *testing.T) {
 		text, _ := os.ReadFile(log)
 		return string(text)
 	}
-	for deadline := time.Now().Add(patience); !strings.Contains(said(), "the command goes on"); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it says %q", said())
-		}
-	}
+	awaitText(t, said, "the command goes on")
 	if _, err := stdin.Write([]byte("the command has ended\n")); err != nil {
 		t.Error(err)
 	}
 	wants(t, p.status(), 125, said(), "no space left on device: the command goes on, and is no longer recorded\nthe command has ended\nmargay: ")
+}
+
+// recordsBeside starts margay record with these arguments and a command that ends with status 4 when it is told to. said is what has been
+// written to standard error, and file is the trace.
+func recordsBeside(t *testing.T, arguments string) (p *process, file string, said func() string, end func()) {
+	t.Helper()
+	dir := t.TempDir()
+	file, log := filepath.Join(dir, "trace.json"), filepath.Join(dir, "log")
+	p = shell(t, `exec "$0" record -o "$FILE" `+arguments+` 2>"$LOG"`)
+	p.Env = append(p.Env, "FILE="+file, "LOG="+log)
+	stdin, err := p.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	said = func() string {
+		text, _ := os.ReadFile(log)
+		return string(text)
+	}
+	return p, file, said, func() { stdin.Close() }
+}
+
+// awaitText waits until a text has another in it.
+func awaitText(t *testing.T, said func() string, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !strings.Contains(said(), text); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it says %q", said())
+		}
+	}
+}
+
+// A recording that is over before its command is written, and margay record ends with the command.
+func TestRecordDuration(t *testing.T) {
+	playRecorded(t, func(int32) []byte { return nil })
+	p, file, said, end := recordsBeside(t, `--duration 10ms -- sh -c 'read line; exit 4'`)
+	awaitText(t, said, file+": 0 events of 1 nodes")
+	if text, err := os.ReadFile(file); err != nil || !json.Valid(text) {
+		t.Errorf("the trace is %q, %v", text, err)
+	}
+	end()
+	if status := p.status(); status != 4 || strings.Contains(said(), "goes on") {
+		t.Errorf("status %d: %s", status, said())
+	}
+}
+
+// When the machine goes down, margay record ends, after its command if it has one, and the trace is whole.
+func TestRecordOfMachineGoingDown(t *testing.T) {
+	for arguments, warned := range map[string]bool{"": false, `-- sh -c 'read line; exit 4'`: true} {
+		t.Run(arguments, func(t *testing.T) {
+			e := record.Event{Time: 1, Kind: record.Fault, Text: "before"}
+			m := playRecorded(t, func(asked int32) []byte {
+				if asked == 2 {
+					return e.Append(nil)
+				}
+				return nil
+			})
+			p, file, said, end := recordsBeside(t, arguments)
+			for range 3 { // the third question says that the second answer has come
+				await(m, func(*control.ReadEvents) bool { return true })
+			}
+			m.down()
+			awaitText(t, said, file+": 1 events of 1 nodes")
+			if warned {
+				awaitText(t, said, "the machine goes down: the command goes on, and is no longer recorded")
+				end()
+			}
+			wants(t, p.status(), 125, said(), "margay: the machine goes down\n")
+			if text, err := os.ReadFile(file); err != nil || !json.Valid(text) || !strings.Contains(string(text), "before") {
+				t.Errorf("the trace is %q, %v", text, err)
+			}
+		})
+	}
 }
 
 // SIGQUIT ends a recording as SIGINT does, without the stacks of Go.
@@ -128,9 +198,9 @@ func TestRecordQuit(t *testing.T) {
 }
 
 // playRecorded plays a machine of one node, which has these events for the first question for them, for the second and so on.
-func playRecorded(t *testing.T, events func(asked int32) []byte) {
+func playRecorded(t *testing.T, events func(asked int32) []byte) *playedMachine {
 	var asked atomic.Int32
-	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
+	return playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
 		switch f.Message().(type) {
 		case *control.ListNodes:
 			c.Answer(f, &control.Nodes{Nodes: []*control.NodeState{{Health: control.NodeHealth_NODE_UP}}}, nil)
