@@ -83,6 +83,17 @@ func checkServe(c *net.UnixConn, socket string) error {
 // mayServe reports whether a process of a user may be the serve of a client of user own.
 func mayServe(uid, own int) bool { return uid == own || uid == 0 }
 
+// Await waits until the serve on a socket ends, and returns why, or until ctx does.
+func Await(ctx context.Context, socket string) error {
+	conn, err := Dial(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, conn.Close)()
+	return conn.Serve(func(*control.Frame) {})
+}
+
 // Ask makes one request to the serve on a socket.
 func Ask[Answer proto.Message](ctx context.Context, socket string, request proto.Message) (Answer, error) {
 	var none Answer

@@ -54,6 +54,7 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 	if held, err = d.lock(); err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, held.Truncate(0)) }() // a pid would be that of a holder that was killed
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/kernel/boot"
@@ -83,10 +84,8 @@ func (a *app) extStatsCommand() *cobra.Command {
 				return err
 			}
 			started := time.Now()
-			select {
-			case <-time.After(interval):
-			case <-c.Context().Done():
-				return c.Context().Err()
+			if err := a.pause(c.Context(), interval); err != nil {
+				return err
 			}
 			after, err := ask[*control.Extensions](c.Context(), a, question)
 			if err != nil {
@@ -188,7 +187,7 @@ func (a *app) followNotes(ctx context.Context, question *control.ExtensionLog) e
 			said = ""
 			continue
 		}
-		if _, down := a.running(); down != nil || errors.Is(err, errNotPrinted) {
+		if _, down := a.running(); down != nil || client.Gone(err) || errors.Is(err, errNotPrinted) {
 			return cmp.Or(down, err)
 		}
 		if said != err.Error() {

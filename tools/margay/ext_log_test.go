@@ -34,6 +34,23 @@ func TestFollowLog(t *testing.T) {
 	}
 }
 
+// A log that is followed ends with the machine, which is not asked again.
+func TestFollowLogOfMachineGoingDown(t *testing.T) {
+	var asked atomic.Int32
+	playMachine(t, "m", func(c *control.Conn, f *control.Frame) {
+		if asked.Add(1) == 2 {
+			c.Answer(f, nil, control.Failf(control.Code_CODE_DOWN, "the machine goes down"))
+			return
+		}
+		c.Answer(f, &control.ExtensionNotes{Notes: []*control.ExtensionNote{{Seq: 1}}}, nil)
+	})
+	var stderr bytes.Buffer
+	status := run(t.Context(), []string{"ext", "log", "--follow"}, strings.NewReader(""), &fullAfter{writes: 1}, &stderr)
+	if text := stderr.String(); status != 125 || text != "margay: the machine goes down\n" {
+		t.Errorf("status %d, it says %q", status, text)
+	}
+}
+
 // fullAfter is a file on a disk that has room for some writes.
 type fullAfter struct {
 	bytes.Buffer

@@ -200,21 +200,30 @@ func (a *app) consoleCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return copyFollowing(c.Context(), a.stdout, f, follow)
+			if !follow {
+				defer f.Close()
+				_, err := io.Copy(a.stdout, f)
+				return err
+			}
+			return copyFollowing(c.Context(), a.stdout, f, func() error {
+				_, err := a.running()
+				return err
+			})
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until interrupted")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until Ctrl-C, or until the machine goes down")
 	return c
 }
 
 // followPause is how often a file is looked at for more.
 const followPause = 100 * time.Millisecond
 
-// copyFollowing copies f, and when following whatever is appended to it until ctx ends, or to the file that takes its place when it is
-// rotated. It closes f.
-func copyFollowing(ctx context.Context, w io.Writer, f *os.File, follow bool) error {
+// copyFollowing copies f and whatever is appended to it, or to the file that takes its place when it is rotated, until ctx ends or ended
+// returns an error, which says why nothing more will come. It closes f.
+func copyFollowing(ctx context.Context, w io.Writer, f *os.File, ended func() error) error {
 	defer func() { f.Close() }()
 	for {
+		end := ended()            // before the last look
 		next, err := successor(f) // nothing more is appended to f when there is one
 		if err != nil {
 			return err
@@ -225,8 +234,10 @@ func copyFollowing(ctx context.Context, w io.Writer, f *os.File, follow bool) er
 			f = next
 		}
 		switch {
-		case err != nil || !follow:
+		case err != nil:
 			return err
+		case end != nil:
+			return end
 		case next != nil:
 			continue
 		}

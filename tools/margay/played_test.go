@@ -45,7 +45,8 @@ type playedMachine struct {
 	changed sync.Cond
 	got     []proto.Message // from clients
 	seen    int             // how many of them a test has waited for
-	conn    *control.Conn   // the newest
+	conn    *control.Conn   // over which the last one came
+	conns   []*control.Conn // all that there were
 }
 
 // playMachine makes a machine called name. The environment names its folder until the test ends.
@@ -124,6 +125,9 @@ func (m *playedMachine) talk(c *control.Conn) {
 		return // a client that only looks
 	}
 	_ = c.Send(&control.Welcome{Version: control.Version, Machine: m.name})
+	m.mu.Lock()
+	m.conns = append(m.conns, c)
+	m.mu.Unlock()
 	_ = c.Serve(func(f *control.Frame) {
 		m.play(c, f) // what a test sends when it has awaited the message comes after the answer
 		m.mu.Lock()
@@ -178,12 +182,21 @@ func (m *playedMachine) send(message proto.Message) {
 	_ = m.conn.Send(message)
 }
 
-// down tells the client of the moment that the machine goes down, as serve does.
+// down tells clients that the machine goes down, as serve does.
 func (m *playedMachine) down() {
 	m.mu.Lock()
-	c := m.conn
+	conns := slices.Clone(m.conns)
 	m.mu.Unlock()
-	c.Dismiss(control.Failf(control.Code_CODE_DOWN, "the machine goes down"))
+	for _, c := range conns {
+		c.Dismiss(control.Failf(control.Code_CODE_DOWN, "the machine goes down"))
+	}
+}
+
+// connected returns how often clients have connected.
+func (m *playedMachine) connected() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.conns)
 }
 
 // awaitRunning waits until the ranks of job 5 run and its client knows.

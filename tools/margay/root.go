@@ -101,7 +101,11 @@ func (a *app) running() (machine.Dir, error) {
 	if _, err := d.ReadSpec(); err != nil {
 		return "", err
 	}
-	if pid, alive := d.Holder(); !alive {
+	switch pid, alive := d.Holder(); {
+	case alive:
+	case pid == 0:
+		return "", fmt.Errorf("machine %s has no holder: it is being made or ended, or that was interrupted; margay machine down -m %[1]s removes what is left", a.machine)
+	default:
 		return "", fmt.Errorf("machine %s is dead: its holder (process %d) was killed; margay machine down -m %[1]s removes what is left", a.machine, pid)
 	}
 	return d, nil
@@ -114,6 +118,22 @@ func (a *app) socket() (string, error) {
 		return "", err
 	}
 	return d.Socket(), nil
+}
+
+// pause waits between two questions to the machine's serve. It is an error, at once, when the machine goes down or ctx ends. A serve that is
+// started again, or away, is not missed.
+func (a *app) pause(ctx context.Context, d time.Duration) error {
+	socket, err := a.socket()
+	if err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	if err := client.Await(waiting, socket); client.Gone(err) {
+		return err
+	}
+	<-waiting.Done()
+	return context.Cause(ctx)
 }
 
 // ask makes one request to the machine's serve.

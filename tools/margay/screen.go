@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/rates"
 )
@@ -193,6 +194,9 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case a := <-answers:
+			if client.Gone(a.err) {
+				return a.err
+			}
 			t.trouble = a.err
 			if a.err == nil && before != nil {
 				t.view = rates.Between(before, a.samples)

@@ -74,10 +74,8 @@ func (a *app) top(ctx context.Context, f topFlags) error {
 		return cmp.Or(context.Cause(ctx), err)
 	}
 	for again := 0; ; again++ {
-		select {
-		case <-time.After(f.interval):
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := a.pause(ctx, f.interval); err != nil {
+			return err
 		}
 		after, err := a.samples(ctx)
 		if err != nil {
