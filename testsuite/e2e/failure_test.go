@@ -2,11 +2,13 @@ package e2e
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -504,6 +506,47 @@ func TestDownEndsEverything(t *testing.T) {
 	m.gone()
 	if r := m.margay("machine", "down"); r.code != 125 || !strings.Contains(r.stderr, "there is no such machine") {
 		t.Error(r)
+	}
+}
+
+// Whatever watches or uses a machine when it goes down ends with it, says so in words for people, and looks for no other serve.
+func TestDownEndsCommands(t *testing.T) {
+	ownMachine(t, "own")
+	m := up(t, "hosted", 2, 2)
+	job := strings.TrimSpace(m.run(0, "--detach", probe(), "sleep").stdout)
+	alone, beside := filepath.Join(t.TempDir(), "trace.json"), filepath.Join(t.TempDir(), "trace.json")
+	commands := map[string]*command{
+		"run":           m.start("run", probe(), "sleep"),
+		"record of run": m.start("record", "-o", beside, "--", filepath.Join(bin, "margay"), "run", probe(), "sleep"),
+		"logs":          m.start("logs", job),
+		"console":       m.start("machine", "console", "0", "--follow"),
+		"record":        m.start("record", "-o", alone),
+		"top":           m.start("top", "--interval", "100ms"),
+		"long top":      m.start("top", "--once", "--interval", "1h"),
+		"ext log":       m.start("ext", "log", "--follow"),
+		"ext stats":     m.start("ext", "stats", "--interval", "1h"),
+		"noise":         m.start("nodes", "--noise=1m"),
+	}
+	for _, name := range []string{"run", "record of run", "logs"} {
+		commands[name].awaitOutput("sleeping 0\n")
+	}
+	commands["console"].awaitOutput("\n")
+	commands["top"].awaitOutput("machine " + m.name)
+	eventually(t, "trace", func() bool { _, err := os.Stat(alone); return err == nil }, commands["record"].stderr.String)
+	if r := m.margay("machine", "down"); r.code != 0 {
+		t.Error(r)
+	}
+	ends := regexp.MustCompile(`(^|\n)margay: (the machine goes down|the machine is gone|machine ` + m.name + `: there is no such machine|machine ` + m.name + ` has no holder)[^\n]*\n$`)
+	wrong := regexp.MustCompile(`looking for it|asking again|does not answer|is lost|spoilt|\*control`)
+	for name, c := range commands {
+		if r := c.wait(); r.code != 125 || !ends.MatchString(r.stderr) || wrong.MatchString(r.stderr) {
+			t.Errorf("%s: %v", name, r)
+		}
+	}
+	for _, file := range []string{alone, beside} {
+		if text, err := os.ReadFile(file); err != nil || !json.Valid(text) {
+			t.Errorf("%s: %d bytes, %v", file, len(text), err)
+		}
 	}
 }
 
