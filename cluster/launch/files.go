@@ -17,6 +17,9 @@ import (
 	"syscall"
 
 	"github.com/klauspost/compress/zstd"
+
+	"margay/cluster/launch/ldso"
+	"margay/cluster/launch/regular"
 )
 
 // File is a file that a job takes along. Its name in the job's root is its absolute path here.
@@ -35,10 +38,10 @@ type Files struct {
 	// each other.
 	Parallel string
 
-	have     map[string]bool
-	elves    []string        // the program, and the interpreters of scripts: all that the processor executes
-	loader   string          // that they need; empty: none
-	resolved map[string]bool // names of libraries that it has found
+	have   map[string]bool
+	elves  []string // the program, and the interpreters of scripts: all that the processor executes
+	loader string   // that they need; empty: none
+	search ldso.Search
 }
 
 // Errors about programs.
@@ -64,7 +67,8 @@ func Collect(program string, with []string) (*Files, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Files{Program: path, have: make(map[string]bool), resolved: make(map[string]bool)}
+	f := &Files{Program: path, have: make(map[string]bool)}
+	f.search.LibraryPath, f.search.Preload = os.Getenv("LD_LIBRARY_PATH"), os.Getenv("LD_PRELOAD")
 	if err := f.addProgram(path, 0); err != nil {
 		return nil, err
 	}
@@ -120,7 +124,7 @@ func (f *Files) addProgram(path string, depth int) error {
 	if err := f.add(path); err != nil {
 		return err
 	}
-	file, err := os.Open(path)
+	file, err := regular.Open(path)
 	if err != nil {
 		return fmt.Errorf("%s: %w: %w", path, ErrNotExecutable, err)
 	}
@@ -146,7 +150,7 @@ func (f *Files) addProgram(path string, depth int) error {
 	}
 	f.elves = append(f.elves, path)
 	f.Parallel = cmp.Or(f.Parallel, parallel(program))
-	return f.addLibraries(path, program)
+	return f.addLibraries(path)
 }
 
 // addInterpreter adds the interpreter of a script, whose first line has the words.
@@ -230,14 +234,15 @@ func notHidden(path string) error {
 
 // add adds one file or folder. Symbolic links are followed.
 func (f *Files) add(path string) error {
-	if f.have[path] {
+	name := filepath.Clean(path) // on a node, where no link changes the meaning of ".."
+	if f.have[name] {
 		return nil
 	}
-	if err := notHidden(path); err != nil {
+	if err := notHidden(name); err != nil {
 		return err
 	}
-	if slices.Contains(made, path) {
-		return fmt.Errorf("cannot take %s along: %s on a node is the node's own; take a copy with another name", path, path)
+	if slices.Contains(made, name) {
+		return fmt.Errorf("cannot take %s along: %s on a node is the node's own; take a copy with another name", path, name)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
@@ -246,7 +251,7 @@ func (f *Files) add(path string) error {
 	if !info.Mode().IsRegular() && !info.IsDir() {
 		return fmt.Errorf("cannot take %s along: it is neither a file nor a folder", path)
 	}
-	f.have[path] = true
+	f.have[name] = true
 	f.List = append(f.List, File{Path: path, Mode: info.Mode(), Size: size(info)})
 	return nil
 }

@@ -91,3 +91,67 @@ func TestLibrariesOfWith(t *testing.T) {
 		t.Errorf("a program beside a static one: %v, %v", list, err)
 	}
 }
+
+// Nothing that a file names is executed: no loader, be it of the program or of data, and no library that would audit the loader.
+func TestNothingIsExecuted(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	ran := filepath.Join(dir, "ran")
+	evil := write(t, 0o700, "#!/bin/sh\necho $* >>"+ran+"\n", dir, "evil")
+	compile(t, `#include <fcntl.h>
+		__attribute__((constructor)) static void begin(void) { open("`+ran+`", O_CREAT | O_WRONLY, 0600); }
+		unsigned int la_version(unsigned int version) { return version; }`, filepath.Join(dir, "libaudit.so"), "-shared", "-fPIC", "-Wl,-soname,libaudit.so")
+	static := filepath.Join(dir, "static")
+	compile(t, "int main(void) { return 0; }", static, "-static")
+	for name, args := range map[string][]string{
+		"loader":          {"-Wl,--dynamic-linker=" + evil},
+		"relative loader": {"-Wl,--dynamic-linker=evil"},
+		"auditor":         {"-Wl,--audit=libaudit.so", "-Wl,-rpath," + dir},
+	} {
+		hostile := filepath.Join(dir, "hostile")
+		compile(t, "int main(void) { return 0; }", hostile, args...)
+		for how, collect := range map[string]func() (*Files, error){
+			"a program": func() (*Files, error) { return Collect(hostile, nil) },
+			"data":      func() (*Files, error) { return Collect(static, []string{hostile}) },
+		} {
+			f, err := collect()
+			if _, err := os.Stat(ran); err == nil {
+				t.Errorf("%s of %s was executed", name, how)
+				os.Remove(ran)
+			}
+			if refused := name == "relative loader" && how == "a program"; (err != nil) != refused {
+				t.Errorf("%s of %s: %v", name, how, err)
+			}
+			if err == nil && (!f.have[hostile] || f.have[evil]) {
+				t.Errorf("%s of %s: %v", name, how, paths(f))
+			}
+		}
+	}
+}
+
+// A library that a program finds by $ORIGIN/.. goes along once, also when its folder does.
+func TestLibraryBesideItsProgram(t *testing.T) {
+	dir := t.TempDir()
+	library, program := filepath.Join(dir, "lib", "libone.so"), filepath.Join(dir, "bin", "program")
+	for _, path := range []string{library, program} {
+		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compile(t, "", library, "-shared", "-fPIC", "-Wl,-soname,libone.so")
+	compile(t, "int main(void) { return 0; }", program, "-Wl,--no-as-needed", library, "-Wl,-rpath,$ORIGIN/../lib")
+	f, err := Collect(program, []string{filepath.Join(dir, "lib")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make(map[string]bool)
+	for _, path := range paths(f) {
+		if name := filepath.Clean(path); names[name] {
+			t.Errorf("%s is there twice: %v", name, paths(f))
+		}
+		names[filepath.Clean(path)] = true
+	}
+	if !names[library] {
+		t.Errorf("%s is not in %v", library, paths(f))
+	}
+}

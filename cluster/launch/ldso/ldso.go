@@ -1,0 +1,172 @@
+// Package ldso finds the libraries that a dynamic loader would load for a program. It reads files and executes nothing: a file names
+// its own loader, so asking that loader, as ldd does, executes whatever the file chooses.
+//
+// The order of the search is that of ld.so(8) of the GNU C library, or that of musl where the file names musl's loader. Variants of
+// libraries for newer processors (glibc-hwcaps) are left out, because nodes may have older ones, and so are auditors (LD_AUDIT, DT_AUDIT).
+// Whatever is read may be hostile. The size of each thing, the number of libraries and the number of places tried are bounded.
+package ldso
+
+import (
+	"debug/elf"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Bounds of one search. Programs with some hundred libraries exist.
+const (
+	maxLibraries = 4096
+	maxTried     = 1 << 18 // paths
+)
+
+// Search finds libraries. It remembers those that it has read, for the next file. It is not safe for concurrent use.
+type Search struct {
+	LibraryPath string // more folders with libraries, as in LD_LIBRARY_PATH
+	Preload     string // libraries that every program loads first, as in LD_PRELOAD
+
+	etc   string              // the folder of the loaders' configuration; empty: /etc
+	cache map[string][]string // what the cache of the GNU loader says; nil: not read yet
+	read  map[string]*object  // libraries by path
+}
+
+// Needs is what a file needs to be loaded. All paths are absolute and as the loader makes them: a ".." in one may follow a symbolic link.
+type Needs struct {
+	Machine elf.Machine // 0: of no machine whose loaders are known
+	Loader  string      // empty: the file names none, or none for its machine is here; then nothing else is known
+	// Libraries are those that are here, in the order in which they are loaded.
+	Libraries []string
+	// Index is the file that leads the loader to libraries outside of its default folders; empty: there are no such libraries.
+	Index string
+	// Missing are libraries that are needed and not here.
+	Missing []*Missing
+}
+
+// Missing is a library that is needed and not here.
+type Missing struct {
+	Library string // its name, or its path
+	By      string // the path of a file that needs it
+}
+
+func (m *Missing) Error() string {
+	return fmt.Sprintf("library %s, which %s needs: not found; LD_LIBRARY_PATH adds folders with libraries", m.Library, m.By)
+}
+
+// Needs returns what the file at an absolute path needs. loader is for files that name none, as libraries do; empty: they need nothing.
+// The error says why the file cannot be loaded at all.
+func (s *Search) Needs(path, loader string) (Needs, error) {
+	main, err := readObject(path)
+	if err != nil {
+		return Needs{}, err
+	}
+	needs := Needs{Machine: main.machine}
+	if main.interpreter != "" {
+		loader = main.interpreter
+	}
+	if loader == "" {
+		return needs, nil
+	}
+	if !filepath.IsAbs(loader) {
+		return needs, fmt.Errorf("its dynamic loader, %q, is no absolute path", loader)
+	}
+	own := s.object(loader)
+	if own == nil || own.machine != main.machine {
+		return needs, nil
+	}
+	needs.Loader = loader
+	dir, err := os.Getwd()
+	if err != nil {
+		return needs, fmt.Errorf("working directory: %w", err)
+	}
+	w := &walk{Search: s, needs: needs, dir: dir, queue: []*loaded{{object: main, path: path}}}
+	w.seen = map[string]bool{loader: true, filepath.Base(loader): true, own.soname: true}
+	w.loader = w.newLoader()
+	err = w.all()
+	return w.needs, err
+}
+
+// object returns a file that can be loaded, or nil.
+func (s *Search) object(path string) *object {
+	if o := s.read[path]; o != nil {
+		return o
+	}
+	o, err := readObject(path)
+	if err != nil {
+		return nil // the search goes on at the next place
+	}
+	if s.read == nil {
+		s.read = make(map[string]*object)
+	}
+	s.read[path] = o
+	return o
+}
+
+// config is the path of a file of the loaders' configuration.
+func (s *Search) config(name string) string {
+	if s.etc == "" {
+		return "/etc/" + name
+	}
+	return filepath.Join(s.etc, name)
+}
+
+// loaded is a file at its place among those that are loaded.
+type loaded struct {
+	*object
+	path string
+	by   *loaded // the file that needs it; nil: it is the one that the search is for
+}
+
+// origin is the folder of the file.
+func (l *loaded) origin() string { return l.path[:max(1, strings.LastIndexByte(l.path, '/'))] }
+
+// walk goes through all that is loaded for one file, breadth first as loaders do: each name once, however many files need it.
+type walk struct {
+	*Search
+	loader loader
+	dir    string // the working directory
+	needs  Needs
+	seen   map[string]bool // names, and the sonames of what was found
+	queue  []*loaded
+	tried  int // paths
+}
+
+// all finds what the first file of the queue needs.
+func (w *walk) all() error {
+	main := w.queue[0]
+	for _, name := range strings.FieldsFunc(w.Preload, func(r rune) bool { return r == ' ' || r == ':' }) {
+		w.take(name, main) // a loader goes on without one that is missing
+	}
+	for at := 0; at < len(w.queue); at++ {
+		by := w.queue[at]
+		for _, name := range by.needed {
+			if !w.take(name, by) {
+				w.needs.Missing = append(w.needs.Missing, &Missing{name, by.path})
+				w.seen[name] = true
+			}
+			if len(w.queue) > maxLibraries {
+				return fmt.Errorf("it needs more than %d libraries", maxLibraries)
+			}
+			if w.tried > maxTried {
+				return fmt.Errorf("its libraries may be in more than %d places", maxTried)
+			}
+		}
+	}
+	for _, l := range w.queue[1:] {
+		w.needs.Libraries = append(w.needs.Libraries, l.path)
+	}
+	return nil
+}
+
+// take adds a library, and reports whether it is here.
+func (w *walk) take(name string, by *loaded) bool {
+	if w.seen[name] || w.loader.provides(name) {
+		return true
+	}
+	l := w.find(name, by)
+	if l == nil {
+		return false
+	}
+	w.seen[name], w.seen[l.soname] = true, true
+	w.queue = append(w.queue, l)
+	return true
+}

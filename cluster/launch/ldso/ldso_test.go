@@ -1,0 +1,283 @@
+package ldso
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// image is an ELF file for x86-64 with an interpreter and a dynamic section, which need no compiler.
+type image struct {
+	interpreter string
+	dynamic     []elf.Dyn64 // the values of those with strings are set by text
+	strings     string
+}
+
+// add adds an entry with a string.
+func (i *image) add(tag elf.DynTag, text string) *image {
+	i.dynamic = append(i.dynamic, elf.Dyn64{Tag: int64(tag), Val: uint64(len(i.strings))})
+	i.strings += text + "\x00"
+	return i
+}
+
+// bytes returns the file, which is loaded at address 0.
+func (i *image) bytes() []byte {
+	const header, segment, entry = 64, 56, 16
+	interp := header + 3*segment
+	dynamic := interp + len(i.interpreter) + 1
+	table := dynamic + (len(i.dynamic)+2)*entry
+	size := uint64(table + len(i.strings))
+	h := elf.Header64{Type: uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64), Version: 1, Phoff: header, Ehsize: header, Phentsize: segment, Phnum: 3}
+	copy(h.Ident[:], elf.ELFMAG+string([]byte{byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1}))
+	segments := []elf.Prog64{
+		{Type: uint32(elf.PT_LOAD), Filesz: size, Memsz: size},
+		{Type: uint32(elf.PT_INTERP), Off: uint64(interp), Vaddr: uint64(interp), Filesz: uint64(len(i.interpreter) + 1)},
+		{Type: uint32(elf.PT_DYNAMIC), Off: uint64(dynamic), Vaddr: uint64(dynamic), Filesz: uint64(table - dynamic)},
+	}
+	var out bytes.Buffer
+	for _, part := range []any{h, segments, []byte(i.interpreter + "\x00"), i.dynamic,
+		[]elf.Dyn64{{Tag: int64(elf.DT_STRTAB), Val: uint64(table)}, {}}, []byte(i.strings)} {
+		if err := binary.Write(&out, binary.LittleEndian, part); err != nil {
+			panic(err)
+		}
+	}
+	return out.Bytes()
+}
+
+// save writes data below a folder.
+func save(t *testing.T, data []byte, path ...string) string {
+	t.Helper()
+	name := filepath.Join(path...)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, data, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// musl's loader searches in another order: the environment first, and what any file on the way to the program names; it is its own C library.
+func TestMusl(t *testing.T) {
+	dir := t.TempDir()
+	s := &Search{etc: dir, LibraryPath: filepath.Join(dir, "env")}
+	loader := save(t, new(image).bytes(), dir, "ld-musl-x86_64.so.1")
+	one := save(t, new(image).add(elf.DT_NEEDED, "libtwo.so").bytes(), dir, "env", "libone.so")
+	save(t, new(image).bytes(), dir, "run", "libone.so")
+	two := save(t, new(image).add(elf.DT_NEEDED, "libthree.so").bytes(), dir, "run", "libtwo.so")
+	three := save(t, new(image).bytes(), dir, "listed", "libthree.so")
+	index := save(t, []byte("/nowhere\n"+filepath.Join(dir, "listed")), dir, "ld-musl-x86_64.path")
+	program := save(t, (&image{interpreter: loader}).add(elf.DT_NEEDED, "libone.so").add(elf.DT_NEEDED, "libc.musl-x86_64.so.1").
+		add(elf.DT_RUNPATH, filepath.Join(dir, "run")).bytes(), dir, "program")
+	needs, err := s.Needs(program, "")
+	if want := []string{one, two, three}; err != nil || !slices.Equal(needs.Libraries, want) || len(needs.Missing) > 0 || needs.Index != index {
+		t.Errorf("%+v, %v", needs, err)
+	}
+}
+
+// What a file may name as its loader: any path, of which only loaders for its own machine count.
+func TestLoaders(t *testing.T) {
+	dir := t.TempDir()
+	other := new(image).bytes()
+	other[18] = byte(elf.EM_AARCH64)
+	good := save(t, new(image).bytes(), dir, "good")
+	for name, test := range map[string]struct {
+		loader, want, err string
+	}{
+		"good":             {loader: good, want: good},
+		"none":             {},
+		"missing":          {loader: dir + "/missing"},
+		"a folder":         {loader: dir},
+		"a device":         {loader: os.DevNull},
+		"text":             {loader: save(t, []byte("#!/bin/sh\n"), dir, "text")},
+		"another machine":  {loader: save(t, other, dir, "other")},
+		"no absolute path": {loader: "good", err: `its dynamic loader, "good", is no absolute path`},
+	} {
+		program := save(t, (&image{interpreter: test.loader}).add(elf.DT_NEEDED, "libnone.so").bytes(), dir, "program")
+		needs, err := new(Search).Needs(program, "")
+		if (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
+			t.Errorf("%s: %v", name, err)
+		}
+		if needs.Loader != test.want || (len(needs.Missing) == 1) != (test.want != "") {
+			t.Errorf("%s: %+v", name, needs)
+		}
+	}
+}
+
+// Libraries of the cache are found where the cache says; the files of the loader's own folders need no index on a node.
+func TestCache(t *testing.T) {
+	dir := t.TempDir()
+	loader := save(t, new(image).bytes(), dir, "ld", "ld.so")
+	far, near := save(t, new(image).bytes(), dir, "far", "libfar.so"), save(t, new(image).bytes(), dir, "ld", "libnear.so")
+	entries := []cached{
+		{"libfar.so", filepath.Join(dir, "fast", "libfar.so"), kindGNU, 1 << 62},
+		{"libfar.so", far, 0x303, 0},
+		{"libnear.so", near, 0x303, 0},
+		{"libold.so", save(t, new(image).bytes(), dir, "far", "libold.so"), 0x302, 0},
+	}
+	save(t, new(image).bytes(), dir, "fast", "libfar.so")
+	for name, data := range map[string][]byte{"new": cache(nil, entries), "after an old one": cache([]byte("entryof12byt"), entries)} {
+		save(t, data, dir, "etc", "ld.so.cache")
+		for library, want := range map[string]string{"libfar.so": far, "libnear.so": near, "libold.so": ""} {
+			program := save(t, (&image{interpreter: loader}).add(elf.DT_NEEDED, library).bytes(), dir, "program")
+			needs, err := (&Search{etc: filepath.Join(dir, "etc")}).Needs(program, "")
+			if err != nil || strings.Join(needs.Libraries, " ") != want || (needs.Index != "") != (want == far) {
+				t.Errorf("%s, %s: %+v, %v", name, library, needs, err)
+			}
+			noDefault := &image{interpreter: loader, dynamic: []elf.Dyn64{{Tag: int64(elf.DT_FLAGS_1), Val: uint64(elf.DF_1_NODEFLIB)}}}
+			save(t, noDefault.add(elf.DT_NEEDED, library).bytes(), program)
+			needs, err = (&Search{etc: filepath.Join(dir, "etc")}).Needs(program, "")
+			if err != nil || (len(needs.Libraries) == 1) != (want == far) {
+				t.Errorf("%s, %s without default folders: %+v, %v", name, library, needs, err)
+			}
+		}
+	}
+}
+
+// cached is an entry of a cache.
+type cached struct {
+	name, path string
+	flags      uint32
+	hwcap      uint64
+}
+
+// cache makes a cache; old holds the entries for older loaders.
+func cache(old []byte, entries []cached) []byte {
+	var out, table bytes.Buffer
+	text := ""
+	at := func(word string) uint32 {
+		text += word + "\x00"
+		return uint32(len(cacheMagic) + 28 + 24*len(entries) + len(text) - len(word) - 1)
+	}
+	for _, e := range entries {
+		binary.Write(&table, binary.LittleEndian, cacheEntry{Flags: e.flags, Key: at(e.name), Value: at(e.path), Hwcap: e.hwcap})
+	}
+	if old != nil {
+		out.WriteString(oldMagic)
+		binary.Write(&out, binary.LittleEndian, uint32(len(old)/oldEntry))
+		out.Write(old)
+		out.Write(make([]byte, -out.Len()&(cacheAlign-1)))
+	}
+	out.WriteString(cacheMagic)
+	binary.Write(&out, binary.LittleEndian, cacheHeader{Entries: uint32(len(entries)), Strings: uint32(len(text)), Flags: 2})
+	out.Write(table.Bytes())
+	out.WriteString(text)
+	return out.Bytes()
+}
+
+// A damaged cache is as none: the rest of the search goes on.
+func TestDamagedCache(t *testing.T) {
+	good := cache(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}})
+	if found := parseCache(good); !slices.Equal(found["libone.so"], []string{"/lib/libone.so"}) {
+		t.Fatalf("%v", found)
+	}
+	bad := func(change func(data []byte) []byte) []byte { return change(slices.Clone(good)) }
+	for name, data := range map[string][]byte{
+		"empty":          nil,
+		"text":           []byte("text"),
+		"short header":   good[:30],
+		"short entry":    good[:60],
+		"no strings":     good[:72],
+		"no end":         bad(func(d []byte) []byte { return d[:len(d)-1] }),
+		"many entries":   bad(func(d []byte) []byte { d[23] = 0xff; return d[:len(d)-1] }),
+		"name outside":   bad(func(d []byte) []byte { d[48+7] = 0xff; return d }),
+		"path outside":   bad(func(d []byte) []byte { d[48+11] = 0xff; return d }),
+		"relative path":  cache(nil, []cached{{"libone.so", "lib/libone.so", 0x303, 0}}),
+		"other order":    bad(func(d []byte) []byte { d[28] = endianBig; return d }),
+		"old, and short": append([]byte(oldMagic), 0xff, 0xff, 0xff, 0xff, 1),
+	} {
+		if found := parseCache(data); len(found) > 0 {
+			t.Errorf("%s: %v", name, found)
+		}
+	}
+}
+
+// What a file says of itself does not make the search endless.
+func TestBounds(t *testing.T) {
+	dir := t.TempDir()
+	loader := save(t, new(image).bytes(), dir, "ld.so")
+	many := &image{interpreter: loader}
+	for range maxNeeded + 1 {
+		many.add(elf.DT_NEEDED, "libone.so")
+	}
+	places := (&image{interpreter: loader}).add(elf.DT_RUNPATH, strings.Repeat(":", maxFolders-1))
+	for i := range maxNeeded {
+		places.add(elf.DT_NEEDED, "lib"+strings.Repeat("x", i%200)+".so")
+	}
+	files := &image{interpreter: loader}
+	for i := range 5 {
+		brings := new(image)
+		for j := range maxNeeded {
+			brings.add(elf.DT_NEEDED, spelling(loader, i*maxNeeded+j))
+		}
+		files.add(elf.DT_NEEDED, save(t, brings.bytes(), dir, "libraries", string(rune('a'+i))))
+	}
+	long := (&image{interpreter: loader}).add(elf.DT_NEEDED, strings.Repeat("x", maxName))
+	for want, i := range map[string]*image{
+		"it needs more than 4096 libraries":               files,
+		"it needs more than 1024 libraries":               many,
+		"its libraries may be in more than 262144 places": places,
+		"it is an ELF file that is truncated or damaged":  long,
+	} {
+		if _, err := new(Search).Needs(save(t, i.bytes(), dir, "program"), ""); err == nil || err.Error() != want {
+			t.Errorf("%v, not %s", err, want)
+		}
+	}
+}
+
+// spelling returns one of many ways to write a path.
+func spelling(path string, number int) string {
+	for ; number > 0; number /= 2 {
+		path = []string{"/", "/."}[number%2] + path
+	}
+	return path
+}
+
+// A library whose path is that of a FIFO is no library, and nothing waits.
+func TestFIFO(t *testing.T) {
+	dir := t.TempDir()
+	loader := save(t, new(image).bytes(), dir, "ld.so")
+	fifo := filepath.Join(dir, "libfifo.so")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := save(t, (&image{interpreter: loader}).add(elf.DT_NEEDED, fifo).bytes(), dir, "program")
+	needs, err := new(Search).Needs(program, "")
+	if err != nil || len(needs.Missing) != 1 || needs.Missing[0].Library != fifo {
+		t.Errorf("%+v, %v", needs, err)
+	}
+}
+
+// FuzzObject: a file is read or refused, and a name that it holds has a bound.
+func FuzzObject(f *testing.F) {
+	f.Add((&image{interpreter: "/lib/ld.so"}).add(elf.DT_NEEDED, "libone.so").add(elf.DT_RUNPATH, "$ORIGIN").bytes())
+	f.Add([]byte(elf.ELFMAG))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		o, err := parseObject(bytes.NewReader(data))
+		if err != nil {
+			return
+		}
+		if len(o.needed) > maxNeeded || len(o.interpreter) >= maxName || len(o.rpath)+len(o.runpath) >= 2*maxFolders {
+			t.Errorf("%d libraries, %+v", len(o.needed), o)
+		}
+	})
+}
+
+// FuzzCache: paths of a cache are absolute, whatever it holds.
+func FuzzCache(f *testing.F) {
+	f.Add(cache(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}))
+	f.Add(cache([]byte("entryof12byt"), []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for name, paths := range parseCache(data) {
+			for _, path := range paths {
+				if name == "" || !filepath.IsAbs(path) || len(path) >= maxName {
+					t.Errorf("%q: %q", name, path)
+				}
+			}
+		}
+	})
+}
