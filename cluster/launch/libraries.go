@@ -42,12 +42,12 @@ func (f *Files) addNeeded(file File) error {
 	return f.addNeeds(needs)
 }
 
-// addNeeds adds a loader and the libraries that it loads.
+// addNeeds adds a loader and the libraries that it loads, with the index without which it would not find them.
 func (f *Files) addNeeds(needs ldso.Needs) error {
-	if needs.Loader == "" {
-		return nil
-	}
-	for _, path := range append([]string{needs.Loader}, needs.Libraries...) {
+	for _, path := range append([]string{needs.Loader, needs.Index}, needs.Libraries...) {
+		if path == "" {
+			continue
+		}
 		if err := f.add(path); err != nil {
 			return err
 		}

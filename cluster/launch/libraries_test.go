@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"margay/cluster/launch/ldso"
 )
 
 // A program that is linked with MPI or PMI is known by its libraries, also those of its libraries, or by a function that it has in it.
@@ -126,6 +128,19 @@ func TestNothingIsExecuted(t *testing.T) {
 				t.Errorf("%s of %s: %v", name, how, paths(f))
 			}
 		}
+	}
+}
+
+// The index without which a loader does not find a library goes along: a node has none.
+func TestIndexOfLibraries(t *testing.T) {
+	dir := t.TempDir()
+	loader, index, library := write(t, 0o700, "", dir, "ld.so"), write(t, 0o600, "", dir, "ld.so.cache"), write(t, 0o600, "", dir, "libone.so")
+	f := &Files{have: make(map[string]bool)}
+	if err := f.addNeeds(ldso.Needs{Loader: loader, Libraries: []string{library}, Index: index}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{loader, index, library}; !slices.Equal(paths(f), want) {
+		t.Errorf("%q, not %q", paths(f), want)
 	}
 }
 
