@@ -162,6 +162,9 @@ func (j *job) messageConfig() message.JobConfig {
 	return c
 }
 
+// leastMemory is the least memory that a job may ask for. The bound of a RAM disk in a memory of a few bytes would round to 0, which is none.
+const leastMemory = 1 << 20
+
 // taskSpec works out what a job's processes on this node get, but for their user.
 func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	words, err := json.Marshal(s)
@@ -196,6 +199,9 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	if len(t.Ranks) == 0 {
 		return t, fmt.Errorf("no rank of it is for this node")
 	}
+	if s.Files < 0 || s.Memory < 0 || s.Memory > 0 && s.Memory < leastMemory {
+		return t, fmt.Errorf("%w: files of %d bytes in a memory of %d; a job's memory has at least 1 MiB", ErrRoom, s.Files, s.Memory)
+	}
 	t.Memory = s.Memory
 	if t.Memory == 0 {
 		t.Memory = info.Memory * int64(len(n.coresOf(s))) / int64(len(info.Cores))
@@ -206,7 +212,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	t.RAMDisk = t.Memory / 4 * 3
 	if s.Files > t.RAMDisk {
 		return t, fmt.Errorf("%w: the files need %d MiB, the job's RAM disk has %d MiB here (three quarters of its memory)",
-			ErrRoom, (s.Files+1<<20-1)>>20, t.RAMDisk>>20)
+			ErrRoom, (s.Files-1)>>20+1, t.RAMDisk>>20)
 	}
 	return t, nil
 }

@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -123,6 +124,35 @@ func TestMemoryShare(t *testing.T) {
 		s, err := n.taskSpec(n.prepared(7, c.cores...).spec)
 		if err != nil || s.Memory != c.mib<<20 {
 			t.Errorf("ranks on cores %v get %d MiB, %v", c.cores, s.Memory>>20, err)
+		}
+	}
+}
+
+// No numbers that a client sends make a RAM disk without a bound.
+func TestRAMDiskHasABound(t *testing.T) {
+	n, _ := node(t, 1)
+	n.info.Memory = 400 << 20
+	for _, c := range []struct {
+		memory, files int64
+		err           string
+	}{
+		{leastMemory, leastMemory / 4 * 3, ""},
+		{0, 300 << 20, ""},
+		{0, 300<<20 + 1, "the files need 301 MiB, the job's RAM disk has 300 MiB here"},
+		{0, math.MaxInt64, "the files need 8796093022208 MiB, the job's RAM disk has 300 MiB here"},
+		{0, -1, "files of -1 bytes"},
+		{1, 0, "a memory of 1; a job's memory has at least 1 MiB"},
+		{-1, 0, "a memory of -1;"},
+		{math.MinInt64, 0, "a job's memory has at least 1 MiB"},
+	} {
+		spec := n.prepared(7, 1).spec
+		spec.Memory, spec.Files = c.memory, c.files
+		s, err := n.taskSpec(spec)
+		if c.err == "" && (err != nil || s.RAMDisk < c.files || s.RAMDisk <= 0) {
+			t.Errorf("memory %d, files %d: RAM disk %d, %v", c.memory, c.files, s.RAMDisk, err)
+		}
+		if c.err != "" && (!errors.Is(err, ErrRoom) || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("memory %d, files %d: %v", c.memory, c.files, err)
 		}
 	}
 }
