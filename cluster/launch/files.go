@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,13 +87,14 @@ func Collect(program string, with []string) (*Files, error) {
 	return f, nil
 }
 
-// Size is how many bytes the files take in a RAM disk.
-func (f *Files) Size() (bytes int64) {
+// Size is how many bytes the files take in a RAM disk, at most 2^63 - 4096: sparse files may say that they have more.
+func (f *Files) Size() int64 {
 	const page = 4096
+	var pages int64
 	for _, file := range f.List {
-		bytes += (file.Size+page-1)/page*page + page
+		pages = min(pages+file.Size/page+min(1, file.Size%page)+1, math.MaxInt64/page)
 	}
-	return bytes
+	return pages * page
 }
 
 // LookUp finds a program as a shell does, and returns its absolute path. The error is ErrNotFound or ErrNotExecutable.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -308,6 +309,30 @@ func TestBadWith(t *testing.T) {
 	for with, want := range cases {
 		if _, err := Collect(program, []string{with}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", with, err)
+		}
+	}
+}
+
+// The size of files is what a RAM disk needs, and never wraps.
+func TestSize(t *testing.T) {
+	const page, exa = 4096, 1 << 60
+	for _, test := range []struct {
+		sizes []int64
+		want  int64
+	}{
+		{nil, 0},
+		{[]int64{0, 1, page, page + 1}, page + 2*page + 2*page + 3*page},
+		{[]int64{5 * exa}, 5*exa + page},
+		{[]int64{5 * exa, 5 * exa}, math.MaxInt64 / page * page},
+		{[]int64{math.MaxInt64}, math.MaxInt64 / page * page},
+		{[]int64{math.MaxInt64, math.MaxInt64, math.MaxInt64}, math.MaxInt64 / page * page},
+	} {
+		f := new(Files)
+		for _, size := range test.sizes {
+			f.List = append(f.List, File{Size: size})
+		}
+		if got := f.Size(); got != test.want {
+			t.Errorf("%d: %d, not %d", test.sizes, got, test.want)
 		}
 	}
 }
