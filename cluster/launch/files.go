@@ -290,7 +290,7 @@ func archiveOne(archive *tar.Writer, file File) error {
 		h.Typeflag = tar.TypeDir
 		return archive.WriteHeader(h)
 	}
-	in, err := os.Open(file.Path)
+	in, err := regular.Open(file.Path)
 	if err != nil {
 		return err
 	}

@@ -14,9 +14,13 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
+
+	"margay/cluster/launch/regular"
 )
 
 // write makes a file with its folders.
@@ -310,6 +314,28 @@ func TestBadWith(t *testing.T) {
 		if _, err := Collect(program, []string{with}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", with, err)
 		}
+	}
+}
+
+// A file that has become a FIFO ends the copy, which does not wait for what is written to it.
+func TestFileBecomesFIFO(t *testing.T) {
+	path := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), t.TempDir(), "program")
+	f, err := Collect(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- f.Archive(io.Discard, func(int64) {}) }()
+	select {
+	case err := <-done:
+		if !errors.Is(err, regular.ErrNot) || !strings.Contains(err.Error(), path) {
+			t.Errorf("error %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for a writer")
 	}
 }
 
