@@ -43,6 +43,7 @@ type Files struct {
 	elves  []string // the program, and the interpreters of scripts: all that the processor executes
 	loader string   // that they need; empty: none
 	search ldso.Search
+	most   int // files and folders
 }
 
 // Errors about programs.
@@ -68,7 +69,7 @@ func Collect(program string, with []string) (*Files, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Files{Program: path, have: make(map[string]bool)}
+	f := &Files{Program: path, have: make(map[string]bool), most: maxFiles}
 	f.search.LibraryPath, f.search.Preload = os.Getenv("LD_LIBRARY_PATH"), os.Getenv("LD_PRELOAD")
 	if err := f.addProgram(path, 0); err != nil {
 		return nil, err
@@ -234,6 +235,9 @@ func notHidden(path string) error {
 	return nil
 }
 
+// maxFiles is how many files and folders go along at most. In a RAM disk a million take 4 GiB when they are empty.
+const maxFiles = 1_000_000
+
 // add adds one file or folder. Symbolic links are followed.
 func (f *Files) add(path string) error {
 	name := filepath.Clean(path) // on a node, where no link changes the meaning of ".."
@@ -245,6 +249,10 @@ func (f *Files) add(path string) error {
 	}
 	if slices.Contains(made, name) {
 		return fmt.Errorf("cannot take %s along: %s on a node is the node's own; take a copy with another name", path, name)
+	}
+	if len(f.List) == f.most {
+		return fmt.Errorf("cannot take %s along: at most %d files and folders go along; each symbolic link to a folder counts with all that is in it",
+			path, f.most)
 	}
 	info, err := os.Stat(path)
 	if err != nil {

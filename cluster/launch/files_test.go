@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -360,6 +361,30 @@ func TestSize(t *testing.T) {
 		if got := f.Size(); got != test.want {
 			t.Errorf("%d: %d, not %d", test.sizes, got, test.want)
 		}
+	}
+}
+
+// Links that double with each level make no endless list: 2^20 paths lead to one file here.
+func TestDoublingLinks(t *testing.T) {
+	const levels, most = 20, 1000 // Linux follows 40 links in a path
+	dir := t.TempDir()
+	for level := range levels {
+		for _, name := range []string{"a", "b"} {
+			write(t, 0o600, "", dir, fmt.Sprint(level), "file")
+			if err := os.Symlink(fmt.Sprintf("../%d", level+1), filepath.Join(dir, fmt.Sprint(level), name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write(t, 0o600, "", dir, fmt.Sprint(levels), "file")
+	f := &Files{have: make(map[string]bool), most: most}
+	err := f.addTree(filepath.Join(dir, "0"))
+	if err == nil || !strings.Contains(err.Error(), "at most 1000 files and folders go along") || len(f.List) != most {
+		t.Errorf("%d files, %v", len(f.List), err)
+	}
+	f = &Files{have: make(map[string]bool), most: 2 * (1 + 2 + 4 + 8 + 16)}
+	if err := f.addTree(filepath.Join(dir, fmt.Sprint(levels-4))); err != nil || len(f.List) != f.most {
+		t.Errorf("%d files of the last levels, %v", len(f.List), err)
 	}
 }
 

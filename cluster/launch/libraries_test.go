@@ -135,7 +135,7 @@ func TestNothingIsExecuted(t *testing.T) {
 func TestIndexOfLibraries(t *testing.T) {
 	dir := t.TempDir()
 	loader, index, library := write(t, 0o700, "", dir, "ld.so"), write(t, 0o600, "", dir, "ld.so.cache"), write(t, 0o600, "", dir, "libone.so")
-	f := &Files{have: make(map[string]bool)}
+	f := &Files{have: make(map[string]bool), most: 3}
 	if err := f.addNeeds(ldso.Needs{Loader: loader, Libraries: []string{library}, Index: index}); err != nil {
 		t.Fatal(err)
 	}
