@@ -22,6 +22,8 @@ func arguments(least, most int) cobra.PositionalArgs {
 		switch {
 		case len(args) < least:
 			return fmt.Errorf("%s: %s is missing: %s", called(c), argumentName(c), c.UseLine())
+		case least > 0 && args[0] == "":
+			return fmt.Errorf("%s: %s is empty: %s", called(c), argumentName(c), c.UseLine())
 		case most == 0 && len(args) > 0:
 			return fmt.Errorf("%s takes no arguments, but is given %q: %s", called(c), args[0], c.UseLine())
 		case most > 0 && len(args) > most:

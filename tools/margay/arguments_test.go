@@ -27,6 +27,7 @@ func TestArgumentsInWords(t *testing.T) {
 		"record margay run -n 2 hostname": "record has no -n: a command and its flags come after --: margay record -- margay run -n 2 ./a.out",
 		"machine up --substrate hosted --profile sched": "machine up: --profile is for virtual nodes: hosted ones have the Linux of this host",
 		"kill --rank 4294967296 5":                      "kill: --rank 4294967296: it is too large a number",
+		"run --with= ls":                                "run: --with: an empty name; it takes a file or folder along",
 		"run --ppn":                                     "run: --ppn needs a value: ranks on each node",
 		"run --init-timeout 5 ls":                       "--init-timeout 5: it must be a time with its unit, such as 500ms, 10s or 2m",
 		"run --label=maybe ls":                          "-l maybe: it must be true or false",
@@ -78,6 +79,19 @@ func TestArgumentsInWords(t *testing.T) {
 		if stdout != "" {
 			t.Errorf("%q prints %q", line, stdout)
 		}
+		wants(t, status, 125, stderr, want)
+	}
+}
+
+// What a shell makes of an empty variable is no name, and neither this folder nor a command without a name is meant.
+func TestEmptyArguments(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	for want, args := range map[string][]string{
+		"margay: run: PROGRAM is empty: margay run [flags] PROGRAM [ARGUMENT...]\n": {"run", "", "argument"},
+		"margay: kill: JOB is empty: margay kill JOB [flags]\n":                     {"kill", ""},
+		"margay: run: --with: an empty name;":                                       {"run", "--with", "", "ls"},
+	} {
+		status, _, stderr := margay("", args...)
 		wants(t, status, 125, stderr, want)
 	}
 }

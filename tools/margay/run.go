@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/user"
+	"slices"
 	"strings"
 	"time"
 
@@ -103,6 +104,9 @@ of a SIGINT, SIGTERM or SIGHUP that margay run was sent, it dies of that signal,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout"); err != nil {
 				return err
+			}
+			if slices.Contains(f.with, "") {
+				return fmt.Errorf("%s: --with: an empty name; it takes a file or folder along", called(c))
 			}
 			return a.run(c.Context(), f, args)
 		},
