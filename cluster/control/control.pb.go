@@ -6610,8 +6610,8 @@ func (x *NodeUp) GetNode() uint32 {
 	return 0
 }
 
-// RestartKernel has a node's kernel end and start again; its jobs go on. Clients ask serve, serve asks the node. Answer: Done,
-// before it happens.
+// RestartKernel has a node's kernel end and start again; its jobs go on. Clients ask serve, which answers Done when the node has
+// registered again; serve asks the node, which answers Done before it happens.
 type RestartKernel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`

@@ -88,7 +88,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.SetDuties:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.setDuties(m)) })
 	case *control.RestartKernel:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.tell(m.Node, m, gatherTimeout)) })
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.restartKernel(m)) })
 	case *control.RemoveExtension:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.removeExtension(m)) })
 	default:

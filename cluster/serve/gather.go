@@ -165,6 +165,43 @@ func (s *Server) tell(node uint32, request proto.Message, timeout time.Duration)
 	return s.gather(nodes, timeout, request, func(uint32, proto.Message) {})
 }
 
+// How long the kernel of a node may take to come back, and the pause between two looks whether it has.
+const (
+	restartTimeout = 30 * time.Second
+	restartPause   = 10 * time.Millisecond
+)
+
+// restartKernel has the kernel of a node started again, and waits until the new one has registered.
+func (s *Server) restartKernel(m *control.RestartKernel) error {
+	before := s.registered(m.Node)
+	if err := s.tell(m.Node, m, gatherTimeout); err != nil {
+		return err
+	}
+	late := time.After(restartTimeout)
+	for {
+		if now := s.registered(m.Node); now != nil && now != before {
+			return nil
+		}
+		select {
+		case <-time.After(restartPause):
+		case <-late:
+			return control.Failf(control.Code_CODE_TIMEOUT, "its kernel has not come back within %v (margay nodes)", restartTimeout).At(m.Node)
+		case <-s.context.Done():
+			return context.Cause(s.context)
+		}
+	}
+}
+
+// registered returns the connection of a node that is up; nil: there is none.
+func (s *Server) registered(node uint32) *control.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int64(node) >= int64(len(s.nodes)) || s.nodes[node].health != control.NodeHealth_NODE_UP {
+		return nil
+	}
+	return s.nodes[node].conn
+}
+
 // setDuties has nodes change what their cores do. What those that refuse say does not hide that others have done it.
 func (s *Server) setDuties(m *control.SetDuties) error {
 	nodes, err := s.upNodes(int64(m.Node))

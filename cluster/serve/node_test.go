@@ -643,6 +643,36 @@ func TestQuestionsToNodes(t *testing.T) {
 	})
 }
 
+// Whoever has the kernel of a node started again is answered when the next one has registered, and not for ever without an answer.
+func TestRestartOfKernel(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		restarted := make(chan error, 1)
+		restart := func() {
+			_, err := c.ask(&control.RestartKernel{Node: 1})
+			restarted <- err
+		}
+		go restart()
+		time.Sleep(time.Second) // the kernel still runs
+		m.played[1].conn.Close()
+		time.Sleep(time.Second)
+		select {
+		case err := <-restarted:
+			t.Fatalf("while the node is away: %v", err)
+		default:
+		}
+		m.played[1].connect()
+		if err := <-restarted; err != nil {
+			t.Error(err)
+		}
+		go restart()
+		if err := <-restarted; err == nil || err.Error() != "node1: its kernel has not come back within 30s (margay nodes)" {
+			t.Errorf("the kernel goes on: %v", err)
+		}
+	})
+}
+
 // A question to a node that cannot be asked names the machine, the node and where to look.
 func TestNoNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -426,8 +426,6 @@ func TestDuties(t *testing.T) {
 		if r := m.margay("machine", "restart", "0"); r.code != 0 {
 			t.Error(r)
 		}
-		time.Sleep(time.Second)
-		m.awaitUp()
 		if got := histogram(); got != want {
 			t.Errorf("after a restart: %s\nwant %s", got, want)
 		}

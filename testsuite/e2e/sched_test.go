@@ -213,9 +213,11 @@ func (m *machine) hostileSchedulers(burn string) {
 		eventually(t, "turns of all ranks", func() bool {
 			v = m.topView("--interval=1s")
 			turns := 0
-			for _, r := range v.Cores[0].Ranks {
-				if r.CPU > 15 && (r.Why == "ready" || r.Why == "has the core: turns") {
-					turns++
+			for _, core := range v.Cores {
+				for _, r := range core.Ranks {
+					if r.CPU > 15 && (r.Why == "ready" || r.Why == "has the core: turns") {
+						turns++
+					}
 				}
 			}
 			return turns == 3

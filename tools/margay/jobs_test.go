@@ -43,7 +43,7 @@ func TestVerbose(t *testing.T) {
 		"kill 5":                          "margay: SIGTERM is sent to all ranks of job 5\n",
 		"kill 5 -s 10 --rank 3":           "margay: SIGUSR1 is sent to rank 3 of job 5\n",
 		"kill --force 5":                  "margay: job 5 is ended\n",
-		"machine restart 2":               "margay: the kernel of node2 is started again; margay nodes shows when it is back\n",
+		"machine restart 2":               "margay: the kernel of node2 was started again\n",
 		"machine cores --all on --node 1": "margay: core 0 computes for applications, on node1: on\n",
 		"machine cores --message-core on": "margay: the last core handles messages and nothing else, on all nodes: on\n",
 	} {

@@ -155,20 +155,23 @@ func (a *app) statusCommand() *cobra.Command {
 	})
 }
 
+// restartWait is longer than serve waits for a kernel that was started again.
+const restartWait = time.Minute
+
 func (a *app) restartCommand() *cobra.Command {
 	return a.verboseFlag(&cobra.Command{
 		Use:   "restart NODE",
-		Short: "Start the kernel of a node again; jobs on it go on",
+		Short: "Start the kernel of a node again, and wait until it is back; jobs on the node go on",
 		Args:  arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := parseNode(args[0])
 			if err != nil {
 				return err
 			}
-			if _, err = ask[*control.Done](c.Context(), a, &control.RestartKernel{Node: node}); err != nil {
+			if _, err = askWithin[*control.Done](c.Context(), a, &control.RestartKernel{Node: node}, restartWait); err != nil {
 				return err
 			}
-			a.tell("the kernel of node%d is started again; margay nodes shows when it is back", node)
+			a.tell("the kernel of node%d was started again", node)
 			return nil
 		},
 	})
