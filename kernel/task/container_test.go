@@ -335,6 +335,21 @@ func TestInput(t *testing.T) {
 	e.await(t, "input position", func() bool { return e.position(0) == 13 })
 }
 
+// A rank can open its streams by name.
+func TestStreamsByName(t *testing.T) {
+	for _, streams := range []string{"/dev/std", "/proc/self/fd/"} {
+		e := newEvents()
+		c := start(t, spec(1, "reopen", streams), e)
+		if err := c.Input(0, 0, []byte("typed"), true); err != nil {
+			t.Fatal(err)
+		}
+		e.await(t, "exit", func() bool { return len(e.exits()) == 1 })
+		if out, errors := e.text(0, task.Stdout), e.text(0, task.Stderr); out != "typed" || errors != "typed" {
+			t.Errorf("%s: it wrote %q and %q", streams, out, errors)
+		}
+	}
+}
+
 func TestSignalAndEnd(t *testing.T) {
 	e := newEvents()
 	c := start(t, spec(2, "sleep"), e)

@@ -134,6 +134,10 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 		return err
 	}
 	defer pipes.closeFar()
+	if err := pipes.give(in.spec.UID, in.spec.GID); err != nil {
+		pipes.closeNear()
+		return err
+	}
 	files := []uintptr{pipes.stdin.Fd(), pipes.stdout.Fd(), pipes.stderr.Fd()}
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
@@ -281,6 +285,23 @@ func openPipes(stdin bool) (*pipes, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// give makes the pipes the user's. Linux asks for that when a rank opens its streams by name, as /dev/stdout or /proc/self/fd/1.
+func (p *pipes) give(uid, gid int) error {
+	if uid == os.Geteuid() {
+		return nil
+	}
+	far := []*os.File{p.stdout, p.stderr}
+	if p.input != nil { // else it is /dev/null
+		far = append(far, p.stdin)
+	}
+	for _, f := range far {
+		if err := f.Chown(uid, gid); err != nil {
+			return fmt.Errorf("give the rank its standard streams: %w", err)
+		}
+	}
+	return nil
 }
 
 func (p *pipes) closeFar() {
