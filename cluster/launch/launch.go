@@ -139,6 +139,9 @@ func run(ctx context.Context, o Options) (int, error) {
 	if unwritten := s.printer.finish(); unwritten != nil && code != ExitMargay {
 		return ExitMargay, errors.Join(fmt.Errorf("write output: %w", unwritten), err)
 	}
+	if unread := s.stdin.unread(); unread != nil && code == 0 {
+		return ExitMargay, unread
+	}
 	return code, s.interrupted(code, err)
 }
 

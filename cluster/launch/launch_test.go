@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -534,6 +535,33 @@ func TestStdinToJob(t *testing.T) {
 	l.Stdin = strings.NewReader("typed")
 	if code, err := l.run(t); code != 0 || err != nil {
 		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// What is read of standard input before an error is passed on, and the command does not succeed.
+func TestStdinBreaks(t *testing.T) {
+	for code, want := range map[int32]int{0: ExitMargay, 3: 3} {
+		s := serveTo(t, func(c *talk) {
+			c.launched(1)
+			for {
+				if m, f := expect[*control.Stdin](c); f == nil || m.Eof {
+					break
+				}
+			}
+			state := ok()
+			if state.ExitCode = code; code != 0 {
+				state.FirstFailed = 0
+				state.Ranks = []*control.RankState{{Ended: true, Exit: &control.ExitStatus{Code: code}}}
+			}
+			c.done(state)
+		})
+		l := newLauncher(t, s, 1)
+		l.Spec.Stdin = control.StdinMode_STDIN_FIRST
+		l.Stdin = io.MultiReader(strings.NewReader("typed"), iotest.ErrReader(unix.EISDIR))
+		got, err := l.run(t)
+		if got != want || err == nil || (code == 0) != (err.Error() == "read standard input: is a directory; the ranks were given 5 bytes") {
+			t.Errorf("ranks end with %d: status %d, %v", code, got, err)
+		}
 	}
 }
 

@@ -2,6 +2,8 @@ package launch
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"sync"
 
@@ -29,6 +31,7 @@ type stdin struct {
 	held    []byte            // what has been read and not been taken by all
 	base    uint64            // offset of held[0]
 	eof     bool              // nothing comes after held
+	err     error             // why it could not be read to its end
 }
 
 // newStdin makes the standard input of the given ranks.
@@ -55,6 +58,9 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 		offset := s.base + uint64(len(s.held))
 		s.held = append(s.held, buf[:n]...)
 		s.eof = err != nil
+		if s.eof && !errors.Is(err, io.EOF) {
+			s.err = fmt.Errorf("read standard input: %w; the ranks were given %d bytes", err, offset+uint64(n))
+		}
 		s.tell(&control.Stdin{Job: job, Offset: offset, Data: append([]byte(nil), buf[:n]...), Eof: s.eof})
 		s.mu.Unlock()
 		if err != nil {
@@ -78,6 +84,13 @@ func (s *stdin) wanted(ctx context.Context) bool {
 		s.changed.Wait()
 	}
 	return len(s.taken) > 0 && ctx.Err() == nil
+}
+
+// unread returns why standard input could not be read to its end, nil if it could. To the ranks it has ended there.
+func (s *stdin) unread() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 // progress notes how much a rank has taken.

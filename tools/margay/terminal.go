@@ -41,6 +41,9 @@ func (r *foregroundReader) Read(p []byte) (int, error) {
 		if n == 0 && errors.Is(err, unix.EIO) && r.background() {
 			continue
 		}
+		if errors.Is(err, unix.EIO) {
+			err = io.EOF // the terminal is gone
+		}
 		return n, err
 	}
 }
