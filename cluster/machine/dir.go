@@ -135,34 +135,6 @@ func lockedBy(f *os.File) int {
 	return max(0, int(lock.Pid)) // it is -1 when no process has the lock, but an open file
 }
 
-// signal sends a signal to the machine's holder and reports whether there was one. What the lock file says is nothing to go by here.
-func (d Dir) signal(s os.Signal) (sent bool, err error) {
-	f, err := openFile(d.lockFile(), os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	pid := lockedBy(f)
-	if pid == 0 {
-		return false, nil
-	}
-	p, err := os.FindProcess(pid)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = p.Release() }()
-	if lockedBy(f) != pid { // it ended before it was found, and another may have its number
-		return false, nil
-	}
-	if err := p.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return false, fmt.Errorf("process %d: %w", pid, err)
-	}
-	return true, nil
-}
-
 // isLocked reports whether somebody else has a file locked. It asks for the lock and does not take it, which would be in the way of who is
 // just about to.
 func isLocked(f *os.File) bool {
@@ -188,23 +160,6 @@ func (d Dir) Holder() (pid int, alive bool) {
 	n, _ := f.Read(text)
 	pid, _ = strconv.Atoi(strings.TrimSpace(string(text[:n])))
 	return pid, isLocked(f)
-}
-
-// remove removes the folder if it is a machine's, and that of all machines when it was the last one and nobody has named it.
-func (d Dir) remove() error {
-	base, err := lockBase(filepath.Dir(string(d)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer base.close()
-	if err := base.remove(d.Name()); err != nil {
-		return err
-	}
-	base.removeEmpty()
-	return nil
 }
 
 // removeEmpty removes the folder of all machines unless the user has named it.

@@ -276,8 +276,9 @@ func TestLookWhileMaking(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(claimed.Close(), d.remove()); err != nil {
-			t.Fatal(err)
+		gone, err := (&ending{Dir: d, making: claimed}).remove()
+		if err := errors.Join(claimed.Close(), err); err != nil || !gone {
+			t.Fatal(gone, err)
 		}
 	}
 }

@@ -129,7 +129,7 @@ func TestHolderIsAProcess(t *testing.T) {
 	if err := errors.Join(lockOpen(f), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
 		t.Fatal(err)
 	}
-	if sent, err := d.signal(unix.SIGTERM); sent || err != nil {
+	if sent, err := endingOf(t, d).signal(unix.SIGTERM); sent || err != nil {
 		t.Errorf("a signal is sent: %v, %v", sent, err)
 	}
 }

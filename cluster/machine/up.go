@@ -69,10 +69,7 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 
 // undo ends and removes what claim has claimed, unless a margay machine down has done that, and another up made a machine in its place.
 func undo(ctx context.Context, d Dir, claim *os.File) error {
-	if err := isStill(d.makingFile(), claim); err != nil {
-		return nil
-	}
-	return end(context.WithoutCancel(ctx), d)
+	return (&ending{Dir: d, making: claim}).run(context.WithoutCancel(ctx))
 }
 
 // claim makes the machine's folder, which is the caller's while the returned file is open: nobody else makes a machine of
@@ -144,7 +141,7 @@ func clearWay(b *machines, d Dir, told func(string, ...any)) error {
 			d, strings.Join(left, ", "))
 	}
 	if pid == 0 {
-		told("removing what is left of an earlier machine %s, whose making was interrupted", d.Name())
+		told("removing what is left of an earlier machine %s, which has no holder", d.Name())
 	} else {
 		told("removing what is left of an earlier machine %s, whose holder (process %d) was killed", d.Name(), pid)
 	}
@@ -294,48 +291,4 @@ func firstCause(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	return err
-}
-
-// downWait bounds how long a holder may take to end its machine.
-const downWait = 15 * time.Second
-
-// Down ends a machine and removes its folder. The error is ErrNoMachine, and nothing is touched, where the folder is missing or no machine's.
-func Down(ctx context.Context, d Dir) error {
-	if err := d.check(); err != nil {
-		return err
-	}
-	if _, alive := d.Holder(); !alive && d.BeingMade() {
-		return fmt.Errorf("machine %s: %w; end that one first", d.Name(), errBeingMade)
-	}
-	return end(ctx, d)
-}
-
-// end ends a machine's holder, if it has one, and removes its folder.
-func end(ctx context.Context, d Dir) error {
-	deadline := time.Now().Add(downWait)
-	for told, killed := false, false; ; {
-		pid, alive := d.Holder()
-		if !alive {
-			return d.remove()
-		}
-		if !told {
-			var err error
-			if told, err = d.signal(unix.SIGTERM); err != nil {
-				return fmt.Errorf("machine %s: end its holder: %w", d.Name(), err)
-			}
-		}
-		if time.Now().After(deadline) {
-			if killed {
-				return fmt.Errorf("machine %s: its holder (process %d) does not end", d.Name(), pid)
-			}
-			killed = true
-			deadline = deadline.Add(downWait)
-			_, _ = d.signal(unix.SIGKILL)
-		}
-		select {
-		case <-time.After(upPoll):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }

@@ -1,0 +1,139 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// downWait bounds how long a holder may take to end its machine.
+const downWait = 15 * time.Second
+
+// Down ends a machine and removes its folder. The error is ErrNoMachine, and nothing is touched, where the folder is missing or no
+// machine's. A machine that is made in its place meanwhile is left alone.
+func Down(ctx context.Context, d Dir) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	making, err := openFile(d.makingFile(), os.O_RDONLY)
+	if err == nil {
+		defer making.Close()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("machine %s: %w", d.Name(), err)
+	}
+	return (&ending{Dir: d, making: making}).run(ctx)
+}
+
+// ending is the end of one machine. Another one may take its folder at any time after its holder has ended.
+type ending struct {
+	Dir
+	making *os.File // the file that was made with the machine, by which it is known; nil: it has none
+	told   bool     // its holder has been signalled
+}
+
+// isStill reports whether the folder is that of the same machine.
+func (e *ending) isStill() bool {
+	if e.making == nil {
+		_, err := os.Lstat(e.makingFile())
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return isStill(e.makingFile(), e.making) == nil
+}
+
+// run ends the machine's holder, if it has one, and removes its folder.
+func (e *ending) run(ctx context.Context) error {
+	deadline := time.Now().Add(downWait)
+	for killed := false; ; {
+		pid, alive := e.Holder()
+		if !alive {
+			if removed, err := e.remove(); removed || err != nil {
+				return err
+			}
+			continue // it has a holder now
+		}
+		if !e.isStill() {
+			return nil
+		}
+		if !e.told {
+			var err error
+			if e.told, err = e.signal(unix.SIGTERM); err != nil {
+				return fmt.Errorf("machine %s: end its holder: %w", e.Name(), err)
+			}
+		}
+		if time.Now().After(deadline) {
+			if killed {
+				return fmt.Errorf("machine %s: its holder (process %d) does not end", e.Name(), pid)
+			}
+			killed = true
+			deadline = deadline.Add(downWait)
+			_, _ = e.signal(unix.SIGKILL)
+		}
+		select {
+		case <-time.After(upPoll):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// signal sends a signal to the machine's holder and reports whether there was one. What the lock file says is nothing to go by here.
+func (e *ending) signal(s os.Signal) (sent bool, err error) {
+	f, err := openFile(e.lockFile(), os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	pid := lockedBy(f)
+	if pid == 0 || !e.isStill() { // a machine's lock file is made after the file by which it is known
+		return false, nil
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = p.Release() }()
+	if lockedBy(f) != pid { // it ended before it was found, and another may have its number
+		return false, nil
+	}
+	if err := p.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return false, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return true, nil
+}
+
+// remove removes the machine's folder, and that of all machines when it was the last one and nobody has named it. It reports whether the
+// machine is gone; it is not while a holder has it. No other machine takes the folder meanwhile.
+func (e *ending) remove() (gone bool, err error) {
+	base, err := lockBase(filepath.Dir(string(e.Dir)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer base.close()
+	if !e.isStill() {
+		return true, nil
+	}
+	if _, alive := e.Holder(); alive {
+		return false, nil
+	}
+	// Once there is a holder the files of a machine are whole: if it was ended here, who makes the machine writes no more of them.
+	if !e.told && e.making != nil && isLocked(e.making) {
+		return false, fmt.Errorf("machine %s: %w; end that one first", e.Name(), errBeingMade)
+	}
+	if err := base.remove(e.Name()); err != nil {
+		return false, err
+	}
+	base.removeEmpty()
+	return true, nil
+}

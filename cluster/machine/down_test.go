@@ -1,0 +1,102 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+)
+
+// endingOf begins the end of a machine, as Down does.
+func endingOf(t *testing.T, d Dir) *ending {
+	t.Helper()
+	making, err := os.Open(d.makingFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { making.Close() })
+	return &ending{Dir: d, making: making}
+}
+
+// Whoever ends a machine leaves one alone that was made in its place, in any state.
+func TestDownOfAnother(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	e := endingOf(t, d)
+	claimed, err := claim(d, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claimed.Close()
+	if err := writeFile(d.keyFile(), nil); err != nil {
+		t.Fatal(err)
+	}
+	holder := hold(t, d)
+	for _, state := range []string{"with a holder", "without one"} {
+		if err := e.run(t.Context()); err != nil {
+			t.Errorf("%s: %v", state, err)
+		}
+		if _, err := os.Stat(d.keyFile()); err != nil {
+			t.Errorf("%s: %v", state, err)
+		}
+		if _, alive := d.Holder(); alive != (state == "with a holder") {
+			t.Errorf("%s: its holder lives: %v", state, alive)
+		}
+		if err := holder.Process.Kill(); err == nil {
+			await(t, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
+		}
+	}
+	// It is still being made, and has no holder.
+	if err := Down(t.Context(), d); !errors.Is(err, errBeingMade) {
+		t.Errorf("the end of a machine that is being made: %v", err)
+	}
+	if _, err := os.Stat(d.keyFile()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Machines of one name that are made and ended at the same time are whole or gone.
+func TestDownAndUp(t *testing.T) {
+	base(t)
+	d, err := DirOf("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	made := 0
+	for i := range 3 {
+		all.Go(func() {
+			for n := range 100 {
+				pause := time.Duration(rand.IntN(int(time.Millisecond)))
+				if i > 0 {
+					if err := Down(context.Background(), d); err != nil && !errors.Is(err, ErrNoMachine) && !errors.Is(err, errBeingMade) {
+						t.Errorf("down %d: %v", n, err)
+					}
+					time.Sleep(pause)
+					continue
+				}
+				claimed, err := claim(d, func(string, ...any) {})
+				if err != nil {
+					t.Errorf("up %d: %v", n, err)
+					continue
+				}
+				time.Sleep(pause)
+				if err := errors.Join(writeFile(d.keyFile(), nil), writeFile(d.specFile(), nil), claimed.Close()); err != nil {
+					t.Errorf("up %d: %v", n, err)
+				}
+				made++
+			}
+		})
+	}
+	all.Wait()
+	if err := Down(t.Context(), d); err != nil && !errors.Is(err, ErrNoMachine) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(string(d)); !errors.Is(err, os.ErrNotExist) || made != 100 {
+		t.Error(fmt.Errorf("%d machines were made; what is left: %w", made, err))
+	}
+}
