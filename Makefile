@@ -15,7 +15,7 @@ endif
 CFLAGS := -O2 -g -Wall -Wextra -Werror
 
 # Packages whose tests run for arm64 under an emulator of the processor.
-ARM64_PACKAGES := ./nimble/... ./kernel/wire ./kernel/slot ./kernel/boot ./kernel/klog ./cluster/control ./examples/histogram/words
+ARM64_PACKAGES := ./nimble/... ./kernel/abi/... ./kernel/klog ./cluster/control ./examples/histogram/words
 
 .PHONY: help
 help: ## list the targets
@@ -85,7 +85,7 @@ install: bin/margay bin/nodekernel bin/libmargay.a ## install commands, library,
 	install -m 755 bin/margay bin/nodekernel $(BINDIR)
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
 	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 ext/include/*.h $(DESTDIR)$(PREFIX)/include/margay/ext
+	install -m 644 kernel/abi/slot/*.h $(DESTDIR)$(PREFIX)/include/margay/ext
 	rm -f $(SHAREDIR)/man/man1/margay.1 $(SHAREDIR)/man/man1/margay-*.1
 	bin/margay man $(SHAREDIR)/man/man1
 	bin/margay completion bash >$(SHAREDIR)/bash-completion/completions/margay
@@ -118,9 +118,9 @@ bin/histogram: FORCE
 bin/plain: FORCE
 	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/plain
 
-bin/margay.o: lib/c/margay.c lib/c/margay.h lib/c/wire.h
+bin/margay.o: lib/c/margay.c lib/c/margay.h kernel/abi/wire/wire.h
 	@mkdir -p bin
-	$(CC) $(CFLAGS) -c $< -o $@
+	$(CC) $(CFLAGS) -I kernel/abi/wire -c $< -o $@
 
 bin/libmargay.a: bin/margay.o
 	$(AR) rcs $@ $<

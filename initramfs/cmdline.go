@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"margay/initramfs/guestkernel"
+	"margay/kernel/abi/node"
 )
 
 // Profile is a way to boot a node, which says how its application cores are kept free of other work.
@@ -18,7 +19,7 @@ const (
 	Sched
 )
 
-var profileNames = []string{Isolated: "isolated", Sched: "sched"}
+var profileNames = []string{Isolated: node.Isolated, Sched: node.Sched}
 
 // ParseProfile returns the profile of that name.
 func ParseProfile(name string) (Profile, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"margay/initramfs/guestkernel"
+	"margay/kernel/abi/node"
 )
 
 // Spec says what an image is made of. It is a plain value.
@@ -24,9 +25,6 @@ type Spec struct {
 	Files    []File               // in addition
 	Progress guestkernel.Progress // hears of each step; may be nil
 }
-
-// LoadOrder is the file of an image that lists its modules: one absolute path a line, dependencies first.
-const LoadOrder = "/lib/modules/load-order"
 
 // initPath is the program that the kernel starts first from an initramfs.
 const initPath = "/init"
@@ -127,7 +125,7 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 		order.WriteString(m.path + "\n")
 		files = append(files, File{Path: m.path, Data: m.data})
 	}
-	files = append(files, File{Path: LoadOrder, Data: []byte(order.String())})
+	files = append(files, File{Path: node.LoadOrder, Data: []byte(order.String())})
 	var archive bytes.Buffer
 	manifest.Entries, err = writeArchive(&archive, append(files, s.Files...))
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 
 	"margay/initramfs/guestkernel"
+	"margay/kernel/abi/node"
 )
 
 func build(t *testing.T, s Spec) ([]byte, Manifest) {
@@ -93,7 +94,7 @@ func TestBuild(t *testing.T) {
 	for name, mode := range map[string]uint64{
 		".": 0o40755, "dev": 0o40755, "proc": 0o40555, "sys": 0o40555, "run": 0o40755, "tmp": 0o41777, "etc": 0o40755,
 		"init": 0o100755, "dev/console": 0o20600, "dev/null": 0o20666, "etc/margay/site": 0o100640, "etc/link": 0o120777,
-		"bin/tool": 0o104755, modules + "kernel/drivers/net/virtio_net.ko": 0o100644, LoadOrder[1:]: 0o100644,
+		"bin/tool": 0o104755, modules + "kernel/drivers/net/virtio_net.ko": 0o100644, node.LoadOrder[1:]: 0o100644,
 	} {
 		if got[name].Mode != mode {
 			t.Errorf("%s has mode %o, want %o", name, got[name].Mode, mode)
@@ -116,7 +117,7 @@ func TestBuild(t *testing.T) {
 		"drivers/char/hw_random/virtio-rng", "drivers/net/veth"} {
 		wantOrder += "/" + modules + "kernel/" + p + ".ko\n"
 	}
-	if order := contentOf(t, got[LoadOrder[1:]]); order != wantOrder {
+	if order := contentOf(t, got[node.LoadOrder[1:]]); order != wantOrder {
 		t.Errorf("load order\n%swant\n%s", order, wantOrder)
 	}
 	checkManifest(t, m, image, len(got))

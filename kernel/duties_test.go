@@ -17,7 +17,7 @@ import (
 // keeping is a node that leaves things with a PID 1 of the test's, and may use one CPU.
 func keeping(t *testing.T, cores int) (*Node, *keep.Store) {
 	t.Helper()
-	n, _ := node(t, cores)
+	n, _ := node1(t, cores)
 	own, err := hardware.Slots(cores, 0)
 	if err != nil {
 		t.Fatal(err)

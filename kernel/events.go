@@ -6,9 +6,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 )
 

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/message"
-	"margay/kernel/slot"
 	"margay/kernel/task"
-	"margay/kernel/wire"
 )
 
 // JobSpec is a job as a node kernel is told of it.

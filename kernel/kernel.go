@@ -21,7 +21,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
 	"margay/kernel/cgroup"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -31,7 +32,6 @@ import (
 	"margay/kernel/message"
 	"margay/kernel/pid1"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/kernel/timer"
 	"margay/nimble/engine"
@@ -74,7 +74,7 @@ type Sink interface {
 
 // Config is what a node kernel needs.
 type Config struct {
-	Boot    boot.Config
+	Boot    node.Config
 	Program []string      // command that becomes a job init
 	Engine  engine.Engine // that runs extensions
 	Link    *link.Conn
@@ -241,7 +241,7 @@ func (n *Node) findMemory() error {
 }
 
 // ownLinux reports whether the Linux kernel is this node's alone, so that its settings are the node's.
-func (n *Node) ownLinux() bool { return n.config.Boot.Substrate != "hosted" }
+func (n *Node) ownLinux() bool { return n.config.Boot.Substrate != node.Hosted }
 
 // findPages finds out whether jobs can have huge pages, and keeps the node kernel's own pages in memory.
 func (n *Node) findPages() {

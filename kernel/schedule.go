@@ -1,11 +1,11 @@
 package kernel
 
 import (
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/record"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 )
 

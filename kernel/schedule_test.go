@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/hardware"
 	"margay/kernel/record"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 	"margay/nimble/engine/portable"
 )
@@ -64,15 +64,15 @@ func (h *heard) Remove(id sched.ID) {
 	h.words = append(h.words, fmt.Sprintf("remove %d.%d", id.Job, id.Rank))
 }
 
-// node is node 1, with so many application cores and nothing else.
-func node(t *testing.T, cores int) (*Node, *heard) {
+// node1 is node 1, with so many application cores and nothing else.
+func node1(t *testing.T, cores int) (*Node, *heard) {
 	h := new(heard)
 	m, err := extension.NewManager(portable.New(), cores+1, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := &Node{
-		extensions: m, config: Config{Boot: boot.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[uint32]*job),
+		extensions: m, config: Config{Boot: node.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[uint32]*job),
 		recorder: record.New(cores + 1),
 	}
 	for i := range cores + 1 {
@@ -95,7 +95,7 @@ func (n *Node) prepared(number uint32, cores ...int) *job {
 }
 
 func TestClaim(t *testing.T) {
-	n, _ := node(t, 3)
+	n, _ := node1(t, 3)
 	if err := n.claim(n.prepared(7, 1, 1, 2)); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestClaim(t *testing.T) {
 
 // Memory is shared out by cores, not by ranks.
 func TestMemoryShare(t *testing.T) {
-	n, _ := node(t, 4)
+	n, _ := node1(t, 4)
 	n.info.Memory = 400 << 20
 	for _, c := range []struct {
 		cores []int
@@ -130,7 +130,7 @@ func TestMemoryShare(t *testing.T) {
 
 // No numbers that a client sends make a RAM disk without a bound.
 func TestRAMDiskHasABound(t *testing.T) {
-	n, _ := node(t, 1)
+	n, _ := node1(t, 1)
 	n.info.Memory = 400 << 20
 	for _, c := range []struct {
 		memory, files int64
@@ -159,7 +159,7 @@ func TestRAMDiskHasABound(t *testing.T) {
 
 // The scheduler hears of each rank that starts, and once of its end, however that comes.
 func TestScheduler(t *testing.T) {
-	n, h := node(t, 2)
+	n, h := node1(t, 2)
 	j := n.prepared(7, 1, 1, 2)
 	open := func(rank int) task.RankProcess {
 		f, err := os.Open(os.DevNull)
@@ -194,7 +194,7 @@ func TestScheduler(t *testing.T) {
 // Where a node kernel has been before, the next one does not wait for its scheduler. Ranks run meanwhile, also those that were left
 // stopped, and the scheduler is given those that are left, under the policies that there are then.
 func TestScheduledLater(t *testing.T) {
-	n, h := node(t, 2)
+	n, h := node1(t, 2)
 	n.scheduler.Store(nil)
 	n.shared.Store(false)
 	n.info.Scheduler, n.booted = "", true
@@ -277,7 +277,7 @@ func TestScheduledLater(t *testing.T) {
 // Cores get the policies of the machine and of the job that has them, whenever those come and go, and messages are told only
 // where they can matter.
 func TestPolicies(t *testing.T) {
-	n, h := node(t, 3)
+	n, h := node1(t, 3)
 	alone, shared := n.prepared(7, 1), n.prepared(8, 2, 2)
 	for _, j := range []*job{alone, shared} {
 		if err := n.claim(j); err != nil {

@@ -7,16 +7,16 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/message"
 	"margay/kernel/record"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 )
 
 // started has the node run two ranks on core 1 and one on core 2, all of them this process.
 func started(t *testing.T) (*Node, *job) {
-	n, _ := node(t, 2)
+	n, _ := node1(t, 2)
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
 	t.Cleanup(j.leaveAll)
@@ -164,7 +164,7 @@ func TestSample(t *testing.T) {
 
 // What a look at a node with three ranks costs its system core.
 func BenchmarkSample(b *testing.B) {
-	n, _ := node(&testing.T{}, 2)
+	n, _ := node1(&testing.T{}, 2)
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
 	for rank := 1; rank <= 3; rank++ {

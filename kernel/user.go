@@ -4,7 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 )
 
 // The user ids that jobs run under: a range that neither people nor containers, nor what hands out ids for services, take from
@@ -17,7 +17,7 @@ const (
 // userOf chooses the user id of a job. Linux counts by user (processes, signals that wait, keys), for all nodes that share it, so each job
 // has an id of its own on each node of each machine: one by chance, which the machine's token makes another for each machine of the
 // same name. No two jobs of this node have the same; that two of different nodes have is as likely as that their hashes meet.
-func userOf(c boot.Config, job uint32, taken func(uid int) bool) int {
+func userOf(c node.Config, job uint32, taken func(uid int) bool) int {
 	for try := uint32(0); ; try++ {
 		h := sha256.New()
 		for _, text := range []string{c.Machine, c.Token} {

@@ -3,17 +3,17 @@ package kernel
 import (
 	"testing"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 )
 
 // Jobs of different nodes, machines and numbers are different users, far from those of people.
 func TestUserOf(t *testing.T) {
 	free := func(int) bool { return false }
-	seen := make(map[int]boot.Config)
+	seen := make(map[int]node.Config)
 	for _, machine := range []string{"a", "b"} {
 		for _, token := range []string{"one", "two"} {
-			for node := range uint32(8) {
-				c := boot.Config{Machine: machine, Token: token, Node: node}
+			for number := range uint32(8) {
+				c := node.Config{Machine: machine, Token: token, Node: number}
 				for job := range uint32(8) {
 					uid := userOf(c, job, free)
 					if other, ok := seen[uid]; ok || uid < firstUID || uid >= firstUID+uidCount || uid != int(int32(uid)) {
@@ -28,14 +28,14 @@ func TestUserOf(t *testing.T) {
 		}
 	}
 	// What has no borders between its parts is not the same.
-	if userOf(boot.Config{Machine: "ab", Token: "c"}, 1, free) == userOf(boot.Config{Machine: "a", Token: "bc"}, 1, free) {
+	if userOf(node.Config{Machine: "ab", Token: "c"}, 1, free) == userOf(node.Config{Machine: "a", Token: "bc"}, 1, free) {
 		t.Error("machine ab with token c has the users of machine a with token bc")
 	}
 }
 
 // Where hashes meet, the later job gets another one.
 func TestUserTaken(t *testing.T) {
-	c := boot.Config{Machine: "a", Token: "one"}
+	c := node.Config{Machine: "a", Token: "one"}
 	n := &Node{config: Config{Boot: c}, jobs: make(map[uint32]*job)}
 	var uids []int
 	taken := func(uid int) bool {

@@ -35,7 +35,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/kernel"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
@@ -59,7 +59,7 @@ const silence = 5 * time.Second
 
 // Config is what an agent needs.
 type Config struct {
-	Boot    boot.Config
+	Boot    node.Config
 	Version string // of the node image
 	Log     func(format string, args ...any)
 	Restart func() // ends this process, to be started again by PID 1

@@ -17,7 +17,7 @@ import (
 
 	"margay/cluster/trust"
 	"margay/kernel"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/record"
@@ -240,11 +240,11 @@ func (l *lines) String() string {
 }
 
 // agent makes the agent of a node, which nobody runs yet.
-func (m *machine) agent(node uint32, log *lines) *Agent {
+func (m *machine) agent(number uint32, log *lines) *Agent {
 	m.t.Helper()
 	a, err := New(Config{
-		Boot: boot.Config{
-			Machine: "m", Node: node, Substrate: "played", Address: "127.0.0.1/8", Serve: m.serve, CA: m.authority.Certificate(), Token: m.token,
+		Boot: node.Config{
+			Machine: "m", Node: number, Substrate: "played", Address: "127.0.0.1/8", Serve: m.serve, CA: m.authority.Certificate(), Token: m.token,
 		},
 		Version: "v1", Log: log.logf,
 	})

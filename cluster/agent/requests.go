@@ -11,10 +11,10 @@ import (
 
 	"margay/cluster/control"
 	"margay/kernel"
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 	"margay/kernel/task"
 )
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"margay/cluster/serve"
+	"margay/kernel/abi/node"
 )
 
 // patience bounds every wait of these tests.
@@ -394,7 +395,7 @@ func TestSpecFile(t *testing.T) {
 	if _, err := d.ReadSpec(); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("no spec: %v", err)
 	}
-	want := Spec{Name: "m", Substrate: Virtual, Nodes: 3, Cores: 2, Profile: "isolated", MemoryMiB: 256, Accel: "tcg", MTU: 1500, Program: "/p", Kernel: "/k",
+	want := Spec{Name: "m", Substrate: node.Virtual, Nodes: 3, Cores: 2, Profile: "isolated", MemoryMiB: 256, Accel: "tcg", MTU: 1500, Program: "/p", Kernel: "/k",
 		Image: "/i", Cmdline: "c", Lacks: []string{"l"}, Secret: "t", Timing: serve.Timing{Dead: 3 * time.Second, Kill: time.Millisecond}}
 	if err := d.writeSpec(want); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/node"
 )
 
 // What is written to a machine's files goes nowhere else, neither through a symbolic link nor because a file has another name, and
@@ -38,7 +40,7 @@ func TestFilesElsewhere(t *testing.T) {
 			return err
 		}},
 		"boot configuration": {func(d Dir) string { return d.nodeFile(0) }, func(d Dir) error {
-			return (&hosted{dir: d, spec: Spec{Name: "m", Substrate: Hosted, Cores: 1, MemoryMiB: 128, Secret: "s"}, cert: []byte("c")}).writeConfig(0)
+			return (&hosted{dir: d, spec: Spec{Name: "m", Substrate: node.Hosted, Cores: 1, MemoryMiB: 128, Secret: "s"}, cert: []byte("c")}).writeConfig(0)
 		}},
 		"log of serve": {func(d Dir) string { return d.Log("serve") }, func(d Dir) error {
 			return (&holder{dir: d, serve: quick}).runServe(t.Context())

@@ -13,6 +13,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/abi/node"
 )
 
 // The pause before serve is started again, and the longest one.
@@ -83,9 +84,9 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 
 func newSubstrate(s Spec, d Dir, a *trust.Authority) (substrate, error) {
 	switch s.Substrate {
-	case Hosted:
+	case node.Hosted:
 		return newHosted(s, d, a)
-	case Virtual:
+	case node.Virtual:
 		return newVirtual(s, d, a)
 	}
 	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, s.Substrate)

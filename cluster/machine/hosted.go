@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/trust"
+	"margay/kernel/abi/node"
 	"margay/qemu/child"
 	"margay/qemu/console"
 )
@@ -42,7 +43,7 @@ func checkRoot() error {
 		return fmt.Errorf("look at /: %w", err)
 	}
 	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return fmt.Errorf("hosted nodes cannot be made in a chroot, since its / is no mount point; use --substrate %s", Virtual)
+		return fmt.Errorf("hosted nodes cannot be made in a chroot, since its / is no mount point; use --substrate %s", node.Virtual)
 	}
 	return nil
 }
@@ -118,13 +119,13 @@ func (h *hosted) writeConfig(node uint32) error {
 }
 
 // spawn starts the PID 1 of a node. It waits in there for its network card.
-func (h *hosted) spawn(node uint32, log *console.Log) (*hostedNode, error) {
+func (h *hosted) spawn(number uint32, log *console.Log) (*hostedNode, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	cmd := exec.Command(h.spec.Program, "hosted", h.dir.nodeFile(node), h.dir.nodeRoot(node))
+	cmd := exec.Command(h.spec.Program, node.Hosted, h.dir.nodeFile(number), h.dir.nodeRoot(number))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{r}
 	cmd.Dir = "/"
@@ -134,7 +135,7 @@ func (h *hosted) spawn(node uint32, log *console.Log) (*hostedNode, error) {
 	}
 	if err := child.Start(cmd); err != nil {
 		w.Close()
-		return nil, fmt.Errorf("start node%d: %w", node, err)
+		return nil, fmt.Errorf("start node%d: %w", number, err)
 	}
 	return &hostedNode{cmd: cmd, lifeline: w}, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"margay/cluster/serve"
 	"margay/cluster/trust"
+	"margay/kernel/abi/node"
 	"margay/qemu/netstack"
 )
 
@@ -82,7 +83,7 @@ func listenClients(path string) (net.Listener, error) {
 
 // listenNodes listens where the machine's nodes look for serve: on the machine's switch, or on the host's own network.
 func listenNodes(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFunc) (net.Listener, error) {
-	if s.Substrate == Virtual {
+	if s.Substrate == node.Virtual {
 		return listenSwitch(ctx, s, d, lost)
 	}
 	address := netip.AddrPortFrom(serveAddress.Addr(), servePort)

@@ -16,7 +16,7 @@ import (
 	"margay/cluster/serve"
 	"margay/cluster/trust"
 	"margay/initramfs"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/qemu"
 	"margay/qemu/ether"
 )
@@ -24,7 +24,7 @@ import (
 // Spec is what a machine is made from. It is plain data.
 type Spec struct {
 	Name      string `json:"name"`
-	Substrate string `json:"substrate"` // Virtual or Hosted
+	Substrate string `json:"substrate"` // node.Virtual or node.Hosted
 	Nodes     int    `json:"nodes"`
 	Cores     int    `json:"cores"` // for applications, on each node
 
@@ -45,16 +45,10 @@ type Spec struct {
 	Lacks    []string `json:"lacks,omitempty"`    // what the guest kernel lacks
 	Secret   string   `json:"secret"`             // from which the nodes' join tokens are made
 
-	Extensions []boot.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
+	Extensions []node.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }
-
-// The substrates.
-const (
-	Virtual = "qemu"
-	Hosted  = "hosted"
-)
 
 // MaxNodes bounds a machine.
 const MaxNodes = 1000
@@ -74,7 +68,7 @@ func (s *Spec) complete() error {
 		s.Name = DefaultName
 	}
 	if s.Substrate == "" {
-		s.Substrate = Virtual
+		s.Substrate = node.Virtual
 	}
 	if s.Nodes == 0 {
 		s.Nodes = defaultNodes
@@ -85,7 +79,7 @@ func (s *Spec) complete() error {
 	if s.Profile == "" {
 		s.Profile = initramfs.Isolated.String()
 	}
-	if s.MTU == 0 && s.Substrate == Virtual {
+	if s.MTU == 0 && s.Substrate == node.Virtual {
 		s.MTU = defaultMTU
 	}
 	if s.Accel == "" {
@@ -95,8 +89,8 @@ func (s *Spec) complete() error {
 		s.MemoryMiB = defaultMemoryMiB
 	}
 	switch {
-	case s.Substrate != Virtual && s.Substrate != Hosted:
-		return fmt.Errorf("there is no substrate %q: use %s or %s", s.Substrate, Virtual, Hosted)
+	case s.Substrate != node.Virtual && s.Substrate != node.Hosted:
+		return fmt.Errorf("there is no substrate %q: use %s or %s", s.Substrate, node.Virtual, node.Hosted)
 	case s.Nodes < 1 || s.Nodes > MaxNodes:
 		return fmt.Errorf("a machine has 1 to %d nodes, not %d", MaxNodes, s.Nodes)
 	case s.Cores < 1 || s.Cores > 254:
@@ -117,7 +111,7 @@ func (s *Spec) complete() error {
 // what it does when it has nothing to do.
 func (s *Spec) timing() serve.Timing {
 	t := s.Timing
-	if s.Substrate == Virtual && s.Accel == string(qemu.TCG) && t.Heartbeat == 0 && t.Late == 0 {
+	if s.Substrate == node.Virtual && s.Accel == string(qemu.TCG) && t.Heartbeat == 0 && t.Late == 0 {
 		t.Heartbeat, t.Late = time.Second, 3*time.Second
 	}
 	return t
@@ -147,16 +141,16 @@ func nodeMAC(node uint32) ether.MAC {
 }
 
 // bootConfig is what a node is told at its start.
-func (s Spec) bootConfig(node uint32, certificate []byte) boot.Config {
-	c := boot.Config{
-		Machine: s.Name, Node: node, Substrate: s.Substrate, Profile: s.Profile,
-		MAC: nodeMAC(node).String(), Address: nodeAddress(node).String(), MTU: s.MTU,
+func (s Spec) bootConfig(number uint32, certificate []byte) node.Config {
+	c := node.Config{
+		Machine: s.Name, Node: number, Substrate: s.Substrate, Profile: s.Profile,
+		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
-		CA:    certificate, Token: trust.NodeToken(s.Secret, node), Lacks: s.Lacks, Extensions: s.Extensions,
+		CA:    certificate, Token: trust.NodeToken(s.Secret, number), Lacks: s.Lacks, Extensions: s.Extensions,
 		AllCores: s.AllCores, MessageCore: s.MessageCore,
 	}
-	if s.Substrate == Hosted {
-		c.Profile = "shared"
+	if s.Substrate == node.Hosted {
+		c.Profile = node.Shared
 		c.Cores = s.Cores
 		c.Memory = int64(s.MemoryMiB) << 20
 	}

@@ -9,7 +9,7 @@ import (
 
 	"margay/cluster/serve"
 	"margay/cluster/trust"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 )
 
 func TestDefaults(t *testing.T) {
@@ -17,7 +17,7 @@ func TestDefaults(t *testing.T) {
 	if err := s.complete(); err != nil {
 		t.Fatal(err)
 	}
-	want := Spec{Name: "default", Substrate: Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Accel: "tcg", MemoryMiB: 512}
+	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Accel: "tcg", MemoryMiB: 512}
 	if fmt.Sprint(s) != fmt.Sprint(want) {
 		t.Errorf("an empty spec becomes %+v", s)
 	}
@@ -25,7 +25,7 @@ func TestDefaults(t *testing.T) {
 	if err := again.complete(); err != nil || fmt.Sprint(again) != fmt.Sprint(s) {
 		t.Errorf("a complete spec becomes %+v, %v", again, err)
 	}
-	hosted := Spec{Substrate: Hosted}
+	hosted := Spec{Substrate: node.Hosted}
 	if err := hosted.complete(); err != nil || hosted.MTU != 0 {
 		t.Errorf("a hosted machine has the MTU %d, %v", hosted.MTU, err)
 	}
@@ -77,7 +77,7 @@ func TestNetwork(t *testing.T) {
 
 // What nodes are told at their start is what they can read.
 func TestBootConfig(t *testing.T) {
-	for _, substrate := range []string{Virtual, Hosted} {
+	for _, substrate := range []string{node.Virtual, node.Hosted} {
 		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Secret: "secret", Lacks: []string{"x"}}
 		if err := s.complete(); err != nil {
 			t.Fatal(err)
@@ -86,14 +86,14 @@ func TestBootConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := boot.Parse(text)
+		c, err := node.Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if c.Node != 7 || c.Token != trust.NodeToken("secret", 7) || strings.Contains(string(text), `"secret"`) || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || len(c.Lacks) != 1 {
 			t.Errorf("node 7 is told %+v", c)
 		}
-		if hosted := substrate == Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == "shared") {
+		if hosted := substrate == node.Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == node.Shared) {
 			t.Errorf("on %s it is told %+v", substrate, c)
 		}
 	}
@@ -114,10 +114,10 @@ func TestTiming(t *testing.T) {
 		spec Spec
 		want serve.Timing
 	}{
-		"emulated":    {Spec{Substrate: Virtual, Accel: "tcg", Timing: dead}, slow},
-		"virtualized": {Spec{Substrate: Virtual, Accel: "kvm", Timing: dead}, dead},
-		"hosted":      {Spec{Substrate: Hosted, Accel: "tcg", Timing: dead}, dead},
-		"its own":     {Spec{Substrate: Virtual, Accel: "tcg", Timing: own}, own},
+		"emulated":    {Spec{Substrate: node.Virtual, Accel: "tcg", Timing: dead}, slow},
+		"virtualized": {Spec{Substrate: node.Virtual, Accel: "kvm", Timing: dead}, dead},
+		"hosted":      {Spec{Substrate: node.Hosted, Accel: "tcg", Timing: dead}, dead},
+		"its own":     {Spec{Substrate: node.Virtual, Accel: "tcg", Timing: own}, own},
 	} {
 		if got := c.spec.timing(); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)

@@ -18,6 +18,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/initramfs/guestkernel"
+	"margay/kernel/abi/node"
 	"margay/kernel/descriptor"
 )
 
@@ -158,7 +159,7 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	o.Spec.Secret = trust.NewToken()
-	if o.Spec.Substrate == Hosted {
+	if o.Spec.Substrate == node.Hosted {
 		if err := checkRoot(); err != nil {
 			return err
 		}
@@ -182,7 +183,7 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	// In a user namespace the holder has another user id, and relative to / a path means something else.
 	cmd.Env = append(os.Environ(), baseVariable+"="+filepath.Dir(string(d)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if o.Spec.Substrate == Hosted {
+	if o.Spec.Substrate == node.Hosted {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET
 		if os.Getuid() != 0 {
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
@@ -191,10 +192,10 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 		}
 	}
 	if err := cmd.Start(); err != nil {
-		if o.Spec.Substrate == Hosted && errors.Is(err, unix.EPERM) {
+		if o.Spec.Substrate == node.Hosted && errors.Is(err, unix.EPERM) {
 			return nil, fmt.Errorf("start holder: hosted nodes need namespaces, and this system does not let an ordinary user make them "+
 				"(look at the sysctls kernel.unprivileged_userns_clone, user.max_user_namespaces and "+
-				"kernel.apparmor_restrict_unprivileged_userns); become root, or use --substrate %s: %w", Virtual, err)
+				"kernel.apparmor_restrict_unprivileged_userns); become root, or use --substrate %s: %w", node.Virtual, err)
 		}
 		return nil, fmt.Errorf("start holder: %w", err)
 	}

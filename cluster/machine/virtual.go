@@ -13,7 +13,7 @@ import (
 	"margay/cluster/trust"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/qemu"
 	"margay/qemu/console"
 	"margay/qemu/emulator"
@@ -124,32 +124,32 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 func nodeName(node uint32) string { return fmt.Sprintf("node%d", node) }
 
 // start implements substrate.
-func (v *virtual) start(node uint32) (int, <-chan exit, error) {
-	text, err := v.spec.bootConfig(node, v.cert).Encode()
+func (v *virtual) start(number uint32) (int, <-chan exit, error) {
+	text, err := v.spec.bootConfig(number, v.cert).Encode()
 	if err != nil {
 		return 0, nil, err
 	}
-	image := v.dir.nodeImage(node)
+	image := v.dir.nodeImage(number)
 	own := []initramfs.File{
-		{Path: filepath.Dir(boot.Path), Mode: os.ModeDir | 0o700},
-		{Path: boot.Path, Mode: 0o600, Data: text},
+		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
+		{Path: node.Path, Mode: 0o600, Data: text},
 	}
 	if err := initramfs.WriteNodeImage(v.spec.Image, own, image); err != nil {
 		return 0, nil, err
 	}
 	vm, err := v.emulator.Start(context.Background(), qemu.Config{
-		Name: v.spec.Name + "-" + nodeName(node), Accel: qemu.Accel(v.spec.Accel),
+		Name: v.spec.Name + "-" + nodeName(number), Accel: qemu.Accel(v.spec.Accel),
 		Kernel: v.spec.Kernel, Initrd: image, Cmdline: v.spec.Cmdline,
 		MemoryMiB: v.spec.MemoryMiB, CPUs: v.spec.Cores + 1,
-		NIC:     qemu.NIC{Socket: v.dir.Port(nodeName(node)), MAC: nodeMAC(node), MTU: v.spec.MTU},
-		Console: console.Config{Path: v.dir.ConsoleLog(node)},
-		Stderr:  console.Config{Path: v.dir.file("log", nodeName(node)+".qemu")},
+		NIC:     qemu.NIC{Socket: v.dir.Port(nodeName(number)), MAC: nodeMAC(number), MTU: v.spec.MTU},
+		Console: console.Config{Path: v.dir.ConsoleLog(number)},
+		Stderr:  console.Config{Path: v.dir.file("log", nodeName(number)+".qemu")},
 	})
 	if err != nil {
 		return 0, nil, err
 	}
 	v.mu.Lock()
-	v.vms[node] = vm
+	v.vms[number] = vm
 	v.mu.Unlock()
 	ended := make(chan exit, 1)
 	go func() {

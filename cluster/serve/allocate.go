@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"margay/cluster/control"
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 )
 
 // offer is what a node has to give: its number, how many application cores it has, and the free ones in ascending order.

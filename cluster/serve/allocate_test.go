@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"margay/cluster/control"
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 )
 
 func TestAllocate(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strconv"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 )
 
 // event writes one event. The caller holds the lock.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"margay/cluster/trace/tracetest"
+	"margay/kernel/abi/slot"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 )
 
 // place is where an extension's slot is in the table.

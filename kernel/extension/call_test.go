@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/service"
 )

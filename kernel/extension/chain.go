@@ -6,8 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
 )

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"margay/ext/message/accumulate"
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
 )

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
 )

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/slot"
 )
 
 // The first answer that is not the default counts, and faults do not.

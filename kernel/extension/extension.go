@@ -26,10 +26,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 	"margay/kernel/printable"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/engine"
 	"margay/nimble/memory"

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"margay/ext/message/accumulate"
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
 	"margay/kernel/leaktest"
-	"margay/kernel/slot"
 	"margay/nimble/engine/portable"
 	"margay/nimble/memory"
 	"margay/nimble/state"

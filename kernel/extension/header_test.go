@@ -7,14 +7,14 @@ import (
 	"strings"
 	"testing"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble/service"
 )
 
 // The header that extensions are compiled with declares every service that some slot offers, with its number and its arguments, and
 // no other.
 func TestHeaderDeclaresServices(t *testing.T) {
-	header, err := os.ReadFile("../../ext/include/margay.h")
+	header, err := os.ReadFile("../abi/slot/margay_ext.h")
 	if err != nil {
 		t.Fatal(err)
 	}

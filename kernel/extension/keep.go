@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
-	"margay/kernel/slot"
 	"margay/nimble/memory"
 	"margay/nimble/state"
 )

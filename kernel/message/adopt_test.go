@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/ext/message/accumulate"
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
 	"margay/kernel/leaktest"
-	"margay/kernel/wire"
 	"margay/nimble/memory"
 )
 

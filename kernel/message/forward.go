@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 )
 
 // lanes is how many windows a rank has at a node: for messages that have been forwarded 0 to slot.MaxHops times. A message that is

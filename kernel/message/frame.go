@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 	"margay/kernel/record"
-	"margay/kernel/slot"
-	"margay/kernel/wire"
 )
 
 // Kinds of frame. Every frame begins with

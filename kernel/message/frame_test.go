@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"margay/kernel/slot"
-	"margay/kernel/wire"
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 )
 
 // frameOf encodes a frame that has been parsed.

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/ext/message/accumulate"
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
 	"margay/kernel/leaktest"
-	"margay/kernel/wire"
 )
 
 // Where the numbers of an area's rings are: the control blocks, and in them the tail and the head (package wire).

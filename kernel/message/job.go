@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 	"margay/nimble/memory"
 )
 

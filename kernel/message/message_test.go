@@ -13,12 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/leaktest"
 	"margay/kernel/record"
-	"margay/kernel/wire"
 	"margay/nimble/engine/portable"
 )
 

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
 	"margay/kernel/task"
-	"margay/kernel/wire"
 	"margay/nimble/memory"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/wire"
 	"margay/kernel/record"
-	"margay/kernel/wire"
 	"margay/nimble/memory"
 )
 

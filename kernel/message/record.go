@@ -3,8 +3,8 @@ package message
 import (
 	"sync/atomic"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 )
 
 // counts are what a rank has had of messages.

@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
-	"margay/kernel/slot"
 )
 
 // recorded reads what a node has recorded of some kinds.

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
-	"margay/kernel/slot"
-	"margay/kernel/wire"
 	"margay/nimble/memory"
 	"margay/nimble/state"
 )

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
-	"margay/kernel/slot"
-	"margay/kernel/wire"
 )
 
 // byHandler answers what the message's handler says, and makes a fault for handler 9.

@@ -6,10 +6,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/slot"
-	"margay/kernel/wire"
 )
 
 const (

@@ -9,15 +9,15 @@ import (
 	"strings"
 	"testing"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/pid1"
 )
 
 func TestMachine(t *testing.T) {
-	if err := os.MkdirAll(filepath.Dir(boot.Path), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(node.Path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(boot.Path, encoded(t), 0o600); err != nil {
+	if err := os.WriteFile(node.Path, encoded(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p := play(t, namespaces(), "machine", "-")
@@ -42,7 +42,7 @@ func TestMachine(t *testing.T) {
 
 // The guest was booted from a node image, so its modules are loaded. To load them again is no error.
 func TestModules(t *testing.T) {
-	order, err := os.ReadFile(pid1.LoadOrder)
+	order, err := os.ReadFile(node.LoadOrder)
 	if err != nil {
 		t.Fatal(err)
 	}

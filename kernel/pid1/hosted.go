@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 )
 
 // Hosted is a node that is a set of namespaces on a host. Whoever makes the namespaces starts PID 1 in them.
@@ -21,9 +21,9 @@ type Hosted struct {
 var hostedDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
 // SetUp builds a root of its own, so that the node sees nothing of the host's files, and configures the network.
-func (h Hosted) SetUp(log func(format string, args ...any)) (boot.Config, error) {
+func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	go h.watchLifeline()
-	config, err := boot.Read(h.Config)
+	config, err := node.Read(h.Config)
 	if err != nil {
 		return config, err
 	}
@@ -34,7 +34,7 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (boot.Config, error)
 	if err != nil {
 		return config, err
 	}
-	if err := os.WriteFile(boot.Path, text, 0o600); err != nil {
+	if err := os.WriteFile(node.Path, text, 0o600); err != nil {
 		return config, err
 	}
 	if err := unix.Sethostname([]byte(config.Hostname())); err != nil {
@@ -63,7 +63,7 @@ func (h Hosted) makeRoot() error {
 			return fmt.Errorf("mount on %s: %w", m.target, err)
 		}
 	}
-	for _, dir := range []string{"dev", "proc", "run", "tmp", filepath.Dir(boot.Path)} {
+	for _, dir := range []string{"dev", "proc", "run", "tmp", filepath.Dir(node.Path)} {
 		if err := os.Mkdir(filepath.Join(h.Root, dir), 0o755); err != nil {
 			return err
 		}

@@ -11,11 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 )
-
-// LoadOrder is the file of the node image that lists the modules to load, one absolute path a line, in order.
-const LoadOrder = "/lib/modules/load-order"
 
 // Machine is a node that has its Linux kernel to itself: a virtual machine, or metal.
 type Machine struct{}
@@ -51,14 +48,14 @@ func withhold() error {
 }
 
 // SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and configures the network.
-func (m Machine) SetUp(log func(format string, args ...any)) (boot.Config, error) {
+func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := m.Mount(); err != nil {
-		return boot.Config{}, err
+		return node.Config{}, err
 	}
 	if err := errors.Join(m.LoadModules(), withhold()); err != nil {
 		log("%v", err)
 	}
-	config, err := boot.Read(boot.Path)
+	config, err := node.Read(node.Path)
 	if err != nil {
 		return config, err
 	}
@@ -86,7 +83,7 @@ func (Machine) Mount() error {
 }
 
 // LoadModules loads the modules of the node image. It goes on after one that cannot be loaded and returns all errors.
-func (Machine) LoadModules() error { return loadModules(LoadOrder) }
+func (Machine) LoadModules() error { return loadModules(node.LoadOrder) }
 
 // Off turns the machine off.
 func (Machine) Off() {

@@ -8,14 +8,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 )
 
 // interfaceWait bounds how long PID 1 waits for the interface to the other nodes to appear.
 const interfaceWait = 10 * time.Second
 
 // configureNetwork turns on loopback and gives the interface with the configured MAC its address.
-func configureNetwork(c boot.Config) error {
+func configureNetwork(c node.Config) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("network: loopback: %w", err)

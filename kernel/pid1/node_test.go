@@ -14,12 +14,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/pid1"
 )
 
 // config is what the nodes of these tests are told. They have an MTU of their own to see that it is set.
-var config = boot.Config{
+var config = node.Config{
 	Machine: "test", Node: 3, Substrate: "hosted", Profile: "shared", MAC: "52:54:00:00:00:03", Address: "10.66.1.3/16", MTU: 1234,
 	Serve: "10.66.0.1:7117", CA: []byte("certificate"), Token: "token",
 }
@@ -63,7 +63,7 @@ func makeCard() error {
 }
 
 // describe says what has become of the node, and stays.
-func describe(got boot.Config) error {
+func describe(got node.Config) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return err
@@ -88,11 +88,11 @@ func describe(got boot.Config) error {
 		names, err := filepath.Glob(pattern)
 		fmt.Println(pattern, names, err)
 	}
-	info, err := os.Stat(boot.Path)
+	info, err := os.Stat(node.Path)
 	if err != nil {
 		return err
 	}
-	fmt.Println(boot.Path, info.Mode())
+	fmt.Println(node.Path, info.Mode())
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	fmt.Print(string(mounts))
 	fmt.Println("ready")
@@ -168,7 +168,7 @@ func TestHosted(t *testing.T) {
 
 func TestHostedRefuses(t *testing.T) {
 	p, _ := startHosted(t, []byte("{}"))
-	contains(t, p.end(1), "error: boot: configuration: ")
+	contains(t, p.end(1), "error: node: configuration: ")
 }
 
 // A module that cannot be loaded does not keep the next one from being tried.

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/descriptor"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -46,7 +46,7 @@ const (
 // Node is how PID 1 gets its node ready, which differs between a machine of its own and a hosted node.
 type Node interface {
 	// SetUp mounts and configures, and returns the node's configuration. What it lacks but can live without it logs.
-	SetUp(log func(format string, args ...any)) (boot.Config, error)
+	SetUp(log func(format string, args ...any)) (node.Config, error)
 	// Off ends the node. It does not return.
 	Off()
 }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/keep"
 	"margay/kernel/link"
 	"margay/kernel/pid1"
@@ -48,14 +48,14 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// node is a node that needs no getting ready.
-type node struct{ err error }
+// ready is a node that needs no getting ready.
+type ready struct{ err error }
 
-func (n node) SetUp(func(string, ...any)) (boot.Config, error) {
-	return boot.Config{Machine: "test", Node: 3}, n.err
+func (r ready) SetUp(func(string, ...any)) (node.Config, error) {
+	return node.Config{Machine: "test", Node: 3}, r.err
 }
 
-func (node) Off() {
+func (ready) Off() {
 	fmt.Println("off")
 	os.Exit(0)
 }
@@ -68,11 +68,11 @@ func first(args []string) error {
 	}
 	switch args[0] {
 	case "no node":
-		return pid1.Main(node{err: errors.New("there is no node")}, []string{"/none"})
+		return pid1.Main(ready{err: errors.New("there is no node")}, []string{"/none"})
 	case "no kernel":
-		return pid1.Main(node{}, []string{"/none"})
+		return pid1.Main(ready{}, []string{"/none"})
 	}
-	return pid1.Main(node{}, []string{"/proc/self/exe", "kernel", args[0]})
+	return pid1.Main(ready{}, []string{"/proc/self/exe", "kernel", args[0]})
 }
 
 // nodeKernel is a node kernel. It says what was kept for it before it plays its part.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble/memory"
 )
 

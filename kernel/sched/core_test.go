@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble/memory"
 )
 

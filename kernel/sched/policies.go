@@ -1,8 +1,8 @@
 package sched
 
 import (
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
 )

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
 	"margay/nimble/object"

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
 	"margay/nimble/service"

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"margay/ext/timer/heartbeat"
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/leaktest"
-	"margay/kernel/slot"
 	"margay/nimble/engine/portable"
 	"margay/nimble/state"
 )

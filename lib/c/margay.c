@@ -1,4 +1,4 @@
-/* The C side of the application interface. Its layouts are those of the Go package kernel/wire, which a test holds it to. */
+/* The C side of the application interface. Its layouts are those of the Go package kernel/abi/wire, which a test holds it to. */
 #define _GNU_SOURCE
 #include "margay.h"
 

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 )
 
 // Spec describes an extension that is to be inserted.

@@ -30,7 +30,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 )
 
 // MaxPayload is the longest payload of a message, in bytes.

@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 	"margay/lib/margay"
 	"margay/lib/ranktest"
 )

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 )
 
 // FixedRegion is Region at an address that is the same for all ranks of this node that ask for it in this way, whatever language

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 )
 
 // patience bounds every wait.

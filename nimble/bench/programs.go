@@ -169,7 +169,7 @@ func checksum(b []byte) (sum uint64) {
 	return sum
 }
 
-// The hash table of ext/include/margay_hash.h with keys of 8 bytes: slots, and
+// The hash table of kernel/abi/slot/margay_hash.h with keys of 8 bytes: slots, and
 // the size of one.
 const (
 	slots    = 1024

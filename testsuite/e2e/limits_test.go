@@ -219,7 +219,7 @@ func misbehaving(t testing.TB, do int) string {
 func extension(t testing.TB, name, what string) string {
 	t.Helper()
 	object := filepath.Join(t.TempDir(), name+what+".o")
-	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../ext/include", "-DDO="+what,
+	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-I", "../../kernel/abi/slot", "-DDO="+what,
 		"-c", "testdata/"+name+".c", "-o", object)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -124,7 +124,7 @@ func TestImports(t *testing.T) {
 
 // Leaves use the standard library alone.
 func TestLeaves(t *testing.T) {
-	leaves := []string{"kernel/wire", "kernel/slot", "nimble/isa"}
+	leaves := []string{"kernel/abi/slot", "kernel/abi/wire", "kernel/abi/node", "nimble/isa"}
 	for _, p := range packages(t) {
 		if !slices.Contains(leaves, strings.TrimPrefix(p.ImportPath, module)) {
 			continue

@@ -17,13 +17,14 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/machine"
+	"margay/kernel/abi/node"
 )
 
 // benchPlaces are where margay bench can measure: a machine of one node each, with a core for who receives and one for who sends.
 var benchPlaces = map[string]machine.Spec{
-	"hosted":        {Substrate: "hosted"},
-	"qemu":          {Substrate: machine.Virtual, Profile: "sched"},
-	"qemu-isolated": {Substrate: machine.Virtual, Profile: "isolated"},
+	"hosted":        {Substrate: node.Hosted},
+	"qemu":          {Substrate: node.Virtual, Profile: node.Sched},
+	"qemu-isolated": {Substrate: node.Virtual, Profile: node.Isolated},
 }
 
 // benchRuns are the jobs of a round: options of margay run, for what examples/latency does with so many ranks.
@@ -204,10 +205,10 @@ func (a *app) benchSched(ctx context.Context, b schedBench, substrates []string)
 }
 
 // begin makes the machine.
-func (m *benchMachine) begin(ctx context.Context, node string) error {
+func (m *benchMachine) begin(ctx context.Context, program string) error {
 	spec := benchPlaces[m.place]
-	spec.Name, spec.Program, spec.Nodes, spec.Cores, spec.MemoryMiB = m.machine, node, 1, 2, 512
-	if spec.Substrate == machine.Virtual {
+	spec.Name, spec.Program, spec.Nodes, spec.Cores, spec.MemoryMiB = m.machine, program, 1, 2, 512
+	if spec.Substrate == node.Virtual {
 		spec.Accel, spec.Kernel, spec.QEMU = "tcg", os.Getenv("KERNEL"), os.Getenv("QEMU")
 	}
 	err := machine.Up(ctx, machine.UpOptions{

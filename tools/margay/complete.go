@@ -12,9 +12,9 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
-	"margay/cluster/machine"
 	"margay/cluster/rates"
-	"margay/kernel/slot"
+	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
 	"margay/nimble/engine/list"
 )
 
@@ -24,7 +24,7 @@ const completionTimeout = time.Second
 // enumerated are the values of flags that take one of a few, by the command and the flag.
 var enumerated = map[string]map[string][]string{
 	"machine up": {
-		"substrate": {machine.Virtual, machine.Hosted},
+		"substrate": {node.Virtual, node.Hosted},
 		"profile":   {"isolated", "sched"},
 		"accel":     {"tcg", "kvm", "auto"},
 		"cores":     {"1", "2", "3", "all"},

@@ -17,9 +17,9 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/launch"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
 	"margay/kernel/printable"
-	"margay/kernel/slot"
 	"margay/nimble/object"
 )
 
@@ -252,11 +252,11 @@ func parseSettings(texts []string) ([]*control.ExtensionSetting, error) {
 
 // bootExtensions reads the extensions that nodes are to insert when they boot, given as FILE[,NAME=VALUE...], and sees to it that
 // nodes know their slots.
-func bootExtensions(given []string) ([]boot.Extension, error) {
-	var all []boot.Extension
+func bootExtensions(given []string) ([]node.Extension, error) {
+	var all []node.Extension
 	for _, text := range given {
 		path, constants, _ := strings.Cut(text, ",")
-		x := boot.Extension{Name: strings.TrimSuffix(filepath.Base(path), ".o"), Constants: make(map[string]uint64)}
+		x := node.Extension{Name: strings.TrimSuffix(filepath.Base(path), ".o"), Constants: make(map[string]uint64)}
 		if constants != "" {
 			settings, err := parseSettings(strings.Split(constants, ","))
 			if err != nil {
@@ -280,7 +280,7 @@ func bootExtensions(given []string) ([]boot.Extension, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--extension %s: %w", path, err)
 		}
-		if slices.ContainsFunc(all, func(other boot.Extension) bool { return other.Name == x.Name }) {
+		if slices.ContainsFunc(all, func(other node.Extension) bool { return other.Name == x.Name }) {
 			return nil, fmt.Errorf("--extension %s: there are two of the name %s", path, x.Name)
 		}
 		x.Object = file

@@ -15,6 +15,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/machine"
+	"margay/kernel/abi/node"
 )
 
 func (a *app) machineCommand() *cobra.Command {
@@ -43,7 +44,7 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 			if err := positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel"); err != nil {
 				return err
 			}
-			if spec.Substrate == machine.Hosted {
+			if spec.Substrate == node.Hosted {
 				if err := without(c, "is for virtual nodes: hosted ones have the Linux of this host", "profile", "accel", "kernel", "qemu"); err != nil {
 					return err
 				}
@@ -71,7 +72,7 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	spec.Cores = 2
 	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
 	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
-	f.StringVar(&spec.Substrate, "substrate", machine.Virtual, "what nodes run on: qemu or hosted")
+	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu or hosted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/driver"
 	"margay/nimble/engine"

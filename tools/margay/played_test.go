@@ -19,6 +19,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/machine"
+	"margay/kernel/abi/node"
 )
 
 // patience bounds every wait of these tests.
@@ -78,7 +79,7 @@ func playMachineIn(t *testing.T, base, name string, play func(c *control.Conn, f
 	if err := os.WriteFile(filepath.Join(string(d), "margay-machine"), []byte(marker), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	spec, err := json.Marshal(machine.Spec{Name: name, Substrate: machine.Hosted, Nodes: 4, Cores: 2})
+	spec, err := json.Marshal(machine.Spec{Name: name, Substrate: node.Hosted, Nodes: 4, Cores: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

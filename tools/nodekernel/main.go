@@ -16,7 +16,7 @@ import (
 
 	"margay/cluster/agent"
 	"margay/kernel"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/klog"
 	"margay/kernel/link"
 	"margay/kernel/pid1"
@@ -45,7 +45,7 @@ func run(args []string) error {
 	switch {
 	case len(args) == 0:
 		return pid1.Main(pid1.Machine{}, []string{self, "kernel"})
-	case args[0] == "hosted" && len(args) == 3:
+	case args[0] == node.Hosted && len(args) == 3:
 		node := pid1.Hosted{Config: args[1], Root: args[2], Lifeline: os.NewFile(3, "lifeline")}
 		return pid1.Main(node, []string{self, "kernel"})
 	case args[0] == "kernel" && len(args) == 1:
@@ -58,7 +58,7 @@ func run(args []string) error {
 
 // runKernel is the life of the node kernel. It ends only by being ended.
 func runKernel() error {
-	config, err := boot.Read(boot.Path)
+	config, err := node.Read(node.Path)
 	if err != nil {
 		return err
 	}
@@ -70,17 +70,17 @@ func runKernel() error {
 	if err != nil {
 		return err
 	}
-	node, err := kernel.New(kernel.Config{
+	k, err := kernel.New(kernel.Config{
 		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Log: logf,
 		Scheduler: func() (kernel.Scheduler, []string) { return schedulers.Open(config, logf) },
 	})
 	if err != nil {
 		return err
 	}
-	if config.Substrate != "hosted" {
+	if config.Substrate != node.Hosted {
 		go followKernelLog(a)
 	}
-	return a.Run(context.Background(), node)
+	return a.Run(context.Background(), k)
 }
 
 // followKernelLog has serve told of what the Linux kernel complains about.

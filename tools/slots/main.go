@@ -4,7 +4,7 @@ package main
 import (
 	"fmt"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 )
 
 func main() { fmt.Print(slot.Markdown()) }

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* minimum keeps nodes out of the machine that have less than they should, as when memory or a core has failed. */
-#include "margay.h"
+#include "margay_ext.h"
 
 const volatile __u64 memory = 0; /* bytes for jobs */
 const volatile __u32 cores = 1;  /* for applications */

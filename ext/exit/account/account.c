@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* account adds up what the processes of a node were: how many, for how long, and how they ended. */
-#include "margay.h"
+#include "margay_ext.h"
 
 struct account {
 	__u64 processes;

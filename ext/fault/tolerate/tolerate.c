@@ -2,7 +2,7 @@
 
 /* tolerate ends a job when too many of its ranks on this node have made a fault. It is for jobs that keep going when a rank
  * fails. */
-#include "margay.h"
+#include "margay_ext.h"
 
 const volatile __u32 faults = 1; /* that a job may have */
 

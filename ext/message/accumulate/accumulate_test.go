@@ -7,7 +7,7 @@ import (
 
 	"margay/ext/message/accumulate"
 	"margay/ext/message/messagetest"
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/engine/portable"
 )

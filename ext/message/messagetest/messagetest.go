@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/engine"
 	"margay/nimble/memory"

@@ -2,7 +2,7 @@
 
 /* spread sends messages to where they belong: one for a certain handler goes on to the rank that its first argument, modulo the
  * number of ranks, names, whichever rank it was sent to. So who sends need not know who owns what. All others are delivered. */
-#include "margay.h"
+#include "margay_ext.h"
 
 const volatile __u32 handler = 0; /* of the messages that are spread */
 const volatile __u32 ranks = 1;   /* among which they are spread */

@@ -5,7 +5,7 @@ import (
 
 	"margay/ext/message/messagetest"
 	"margay/ext/message/spread"
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/engine/portable"
 )

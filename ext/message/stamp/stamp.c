@@ -2,7 +2,7 @@
 
 /* stamp notes when messages arrive at their node, for those who measure what happens behind that. A message for one of the handlers
  * from a number on interrupts its rank, the others are delivered. */
-#include "margay.h"
+#include "margay_ext.h"
 
 #define STAMPS 1024
 

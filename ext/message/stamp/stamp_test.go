@@ -8,7 +8,7 @@ import (
 
 	"margay/ext/message/messagetest"
 	"margay/ext/message/stamp"
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/engine/portable"
 )

@@ -2,7 +2,7 @@
 
 /* upcall has messages interrupt: those for the handlers from one number on run their handler at once, whatever their rank does.
  * All others are delivered. */
-#include "margay.h"
+#include "margay_ext.h"
 
 const volatile __u32 first = 128; /* of the handlers whose messages interrupt */
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/engine"
 	"margay/nimble/memory"

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* heartbeat counts intervals, and how late it was: what a node's system core is busy with shows there. */
-#include "margay.h"
+#include "margay_ext.h"
 
 const volatile __u64 interval = 10000000; /* nanoseconds */
 const volatile __u64 beats = 0;           /* after so many it stops; 0: never */

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
 )
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 // config is that of a node which is to be scheduled by sched_ext.
-var config = boot.Config{Profile: schedProfile, Substrate: "qemu"}
+var config = node.Config{Profile: node.Sched, Substrate: node.Virtual}
 
 // Tasks that were sched_ext's, one of them stopped, share their core by priorities when sched_ext cannot be had any more. The node
 // says why.

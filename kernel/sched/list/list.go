@@ -4,20 +4,16 @@ package list
 import (
 	"fmt"
 
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/sched"
 	"margay/kernel/sched/priority"
 	"margay/kernel/sched/schedext"
 )
 
-// schedProfile is the boot profile of nodes that are to be scheduled by sched_ext. Others are not: with cores isolated as well as
-// they can be it does not attach.
-const schedProfile = "sched"
-
 // Open opens the best enforcer that there is for a node, and says what it lacks: why there is no better one, and what it cannot
-// notice. It may take seconds.
-func Open(c boot.Config, log func(format string, args ...any)) (e sched.Enforcer, lacks []string) {
-	if c.Profile == schedProfile && c.Substrate != "hosted" {
+// notice. Only nodes with profile node.Sched get sched_ext: it does not attach where cores are isolated. It may take seconds.
+func Open(c node.Config, log func(format string, args ...any)) (e sched.Enforcer, lacks []string) {
+	if c.Profile == node.Sched && c.Substrate != node.Hosted {
 		e, err := schedext.New(log)
 		if err == nil {
 			return e, nil

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/nimble/service"
 )
 

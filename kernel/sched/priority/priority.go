@@ -39,9 +39,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/hardware"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 )
 
 // Enforcer shares cores. It implements sched.Enforcer.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/nimble/service"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/nimble"
 	"margay/nimble/engine/linux"
 	"margay/nimble/memory"

@@ -3,7 +3,7 @@
 #ifndef SCHED_EXT_H
 #define SCHED_EXT_H
 
-#include "margay.h"
+#include "margay_ext.h"
 
 typedef _Bool bool;
 #define true 1

@@ -38,8 +38,8 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 )
 
 // maxEvictions is how often Linux may end the skeleton before it is not attached again.

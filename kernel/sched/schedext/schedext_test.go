@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 )
 
 func readTestSpec(t *testing.T) *ebpf.CollectionSpec {

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/slot"
+	"margay/kernel/abi/slot"
 )
 
 // The types here are those of skeleton.c, with which a test compares them. The memory of three of them is shared with it.

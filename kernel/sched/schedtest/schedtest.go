@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/sched"
-	"margay/kernel/slot"
 	"margay/nimble/engine"
 )
 

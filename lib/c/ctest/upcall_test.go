@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 	"margay/lib/ranktest"
 )
 

@@ -19,10 +19,10 @@ import (
 	"strings"
 	"testing"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 )
 
-// same says what C has for each number of kernel/wire: a name, or an expression where C needs no name.
+// same says what C has for each number of kernel/abi/wire: a name, or an expression where C needs no name.
 var same = map[string]string{
 	"Version": "WIRE_VERSION", "magic": "WIRE_MAGIC", "RingSize": "WIRE_RING_SIZE", "MaxName": "WIRE_MAX_NAME", "MaxSettings": "WIRE_MAX_SETTINGS",
 
@@ -54,10 +54,10 @@ var goOnly = []string{
 	"StatusInvalid", "StatusNotFound", "StatusRefused", "StatusNoRoom", "StatusFailed",
 }
 
-// goNumbers returns the numbers that kernel/wire declares, exported or not.
+// goNumbers returns the numbers that kernel/abi/wire declares, exported or not.
 func goNumbers(t *testing.T) map[string]string {
 	t.Helper()
-	names, err := filepath.Glob("../../../kernel/wire/*.go")
+	names, err := filepath.Glob("../../../kernel/abi/wire/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func build(t *testing.T, source string, more ...string) (program string) {
 	if err := os.WriteFile(program+".c", []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-o", program, program + ".c"}, more...)
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-o", program, program + ".c"}, more...)
 	if out, err := exec.Command(compiler(t), args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
@@ -159,22 +159,22 @@ func TestNumbers(t *testing.T) {
 		case same[name] == "":
 			t.Errorf("wire.h has nothing for %s", name)
 		case c[name] != value:
-			t.Errorf("%s is %s in kernel/wire, and %s is %s in C", name, value, same[name], c[name])
+			t.Errorf("%s is %s in kernel/abi/wire, and %s is %s in C", name, value, same[name], c[name])
 		}
 	}
 	for _, name := range append(slices.Collect(maps.Keys(same)), goOnly...) {
 		if numbers[name] == "" {
-			t.Errorf("kernel/wire has no %s", name)
+			t.Errorf("kernel/abi/wire has no %s", name)
 		}
 	}
-	out, err := exec.Command(compiler(t), "-E", "-dM", "../wire.h").Output()
+	out, err := exec.Command(compiler(t), "-E", "-dM", "../../../kernel/abi/wire/wire.h").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	known := slices.Collect(maps.Values(same))
 	for _, define := range regexp.MustCompile(`(?m)^#define (WIRE_\w+)`).FindAllStringSubmatch(string(out), -1) {
 		if !slices.Contains(known, define[1]) {
-			t.Errorf("kernel/wire has nothing for %s", define[1])
+			t.Errorf("kernel/abi/wire has nothing for %s", define[1])
 		}
 	}
 }
@@ -208,7 +208,7 @@ func TestFields(t *testing.T) {
 		want[fmt.Sprintf("reply.values[%d]", i)] = v
 	}
 
-	header, err := os.ReadFile("../wire.h")
+	header, err := os.ReadFile("../../../kernel/abi/wire/wire.h")
 	if err != nil {
 		t.Fatal(err)
 	}

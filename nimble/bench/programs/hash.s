@@ -1,5 +1,5 @@
 # The sum of the values of the keys 1 to 256 in a hash table, laid out and
-# searched as ext/include/margay_hash.h does it: 1024 slots of length, value and
+# searched as kernel/abi/slot/margay_hash.h does it: 1024 slots of length, value and
 # a key of 8 bytes.
     lddw_value r9, 0, 0
     mov r6, 256

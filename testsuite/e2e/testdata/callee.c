@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* What caller.c calls: it adds 5 to the second argument of a message that has one. */
-#include "margay.h"
+#include "margay_ext.h"
 
 SEC("message") int callee(struct margay_message *m)
 {

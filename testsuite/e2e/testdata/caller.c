@@ -2,7 +2,7 @@
 
 /* Has another extension work on every message with a 2 as its first argument, and prints what came of it. The
  * message is delivered if all is well. */
-#include "margay.h"
+#include "margay_ext.h"
 
 const volatile __u64 helper = 0; /* its handle */
 

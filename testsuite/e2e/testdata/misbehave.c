@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* Extensions that do what they must not. Each test takes one of them: DO is its number. */
-#include "margay.h"
+#include "margay_ext.h"
 
 static long (*const no_service)(void) = (void *)4242;
 

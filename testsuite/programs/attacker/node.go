@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/ext/message/accumulate"
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 	"margay/lib/margay"
 )
 

@@ -6,7 +6,7 @@ import (
 	"net"
 	"os"
 
-	"margay/kernel/wire"
+	"margay/kernel/abi/wire"
 )
 
 func main() {

@@ -9,7 +9,7 @@ import (
 	"margay/cluster/agent"
 	"margay/cluster/control"
 	"margay/kernel"
-	"margay/kernel/boot"
+	"margay/kernel/abi/node"
 	"margay/kernel/link"
 	"margay/kernel/pid1"
 	"margay/nimble/engine/portable"
@@ -28,7 +28,7 @@ func run(args []string) error {
 	if len(args) == 3 {
 		return pid1.Main(pid1.Hosted{Config: args[1], Root: args[2], Lifeline: os.NewFile(3, "lifeline")}, []string{"/proc/self/exe", "kernel"})
 	}
-	config, err := boot.Read(boot.Path)
+	config, err := node.Read(node.Path)
 	if err != nil {
 		return err
 	}

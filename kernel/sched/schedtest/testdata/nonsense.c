@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* nonsense chooses a task that is not there, holds the one that it chooses, and names no task at all, by turns. */
-#include "margay.h"
+#include "margay_ext.h"
 
 static __u32 turn;
 

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* starve gives the core to the first task for ever, and does not hold the others. */
-#include "margay.h"
+#include "margay_ext.h"
 
 SEC("sched") int starve(struct margay_sched *s)
 {

@@ -27,8 +27,8 @@ func Markdown() string {
 	var b strings.Builder
 	b.WriteString(`# Slots
 
-Where an extension can be attached. This page is made from the table in kernel/slot (` + "`make generate`" + `), which the node kernel
-goes by; ` + "`margay ext slots`" + ` prints it. Contexts and verdicts in C are in [include/margay.h](include/margay.h), where a verdict has
+Where an extension can be attached. This page is made from the table in kernel/abi/slot (` + "`make generate`" + `), which the node kernel
+goes by; ` + "`margay ext slots`" + ` prints it. Contexts and verdicts in C are in [margay_ext.h](../kernel/abi/slot/margay_ext.h), where a verdict has
 the prefix MARGAY_. What is marked with a star is what happens without an extension, and after one has made a fault.
 
 `)

@@ -1,4 +1,4 @@
-package boot
+package node
 
 import (
 	"reflect"

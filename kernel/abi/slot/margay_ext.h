@@ -8,7 +8,7 @@
  *
  *	SEC("message") int f(struct margay_message *m)
  *
- * The layouts here are those of kernel/slot. */
+ * The layouts here are those of the Go package beside this header. */
 #ifndef MARGAY_EXT_H
 #define MARGAY_EXT_H
 

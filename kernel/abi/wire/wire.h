@@ -1,4 +1,4 @@
-/* The layouts of the application interface, version 2: kernel/wire in C. */
+/* The layouts of the application interface, version 2: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 

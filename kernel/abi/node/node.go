@@ -1,6 +1,8 @@
-// Package boot is the file that tells a node who it is: written for each node by whoever starts it, read by PID 1 and the
-// node kernel. On a virtual machine it is appended to the node image, on a hosted node it is a file.
-package boot
+// Package node is the interface between the machine, which starts a node, and the programs of the node: the configuration
+// that the machine writes for each node and that PID 1 and the node kernel read, the names of the substrates, and the paths
+// in a node image. On a virtual machine the configuration is appended to the node image, on a hosted node it is a file. The
+// package is a leaf.
+package node
 
 import (
 	"encoding/json"
@@ -15,6 +17,23 @@ import (
 // Path is where the file is on a node.
 const Path = "/margay/node.json"
 
+// LoadOrder is the file of a node image that lists its kernel modules: one absolute path a line, dependencies first.
+const LoadOrder = "/lib/modules/load-order"
+
+// The substrates: what a node runs on.
+const (
+	Virtual = "qemu"   // a virtual machine
+	Hosted  = "hosted" // namespaces of the service host, whose Linux the node shares
+	Metal   = "metal"  // a machine of its own
+)
+
+// The profiles: how the Linux of a node is started.
+const (
+	Isolated = "isolated" // application cores with the least noise
+	Sched    = "sched"    // with sched_ext, which does not go together with isolated cores
+	Shared   = "shared"   // on cores that are not the node's own
+)
+
 // maxSize bounds the file, in bytes.
 const maxSize = 8 << 20
 
@@ -22,8 +41,8 @@ const maxSize = 8 << 20
 type Config struct {
 	Machine   string   `json:"machine"`
 	Node      uint32   `json:"node"`
-	Substrate string   `json:"substrate"`        // qemu, hosted or metal
-	Profile   string   `json:"profile"`          // boot profile of the kernel, or "shared" where cores are not the node's own
+	Substrate string   `json:"substrate"`        // Virtual, Hosted or Metal
+	Profile   string   `json:"profile"`          // Isolated, Sched or Shared
 	MAC       string   `json:"mac"`              // of the interface to the other nodes
 	Address   string   `json:"address"`          // of this node on that interface, with prefix length
 	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
@@ -57,7 +76,7 @@ func (c Config) Prefix() netip.Prefix { return netip.MustParsePrefix(c.Address) 
 func Read(path string) (Config, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return Config{}, fmt.Errorf("boot: %w", err)
+		return Config{}, fmt.Errorf("node: %w", err)
 	}
 	return Parse(text)
 }
@@ -74,10 +93,10 @@ func (c Config) Encode() ([]byte, error) {
 func Parse(text []byte) (Config, error) {
 	var c Config
 	if len(text) > maxSize {
-		return Config{}, fmt.Errorf("boot: configuration of %d bytes, at most %d are allowed", len(text), maxSize)
+		return Config{}, fmt.Errorf("node: configuration of %d bytes, at most %d are allowed", len(text), maxSize)
 	}
 	if err := json.Unmarshal(text, &c); err != nil {
-		return Config{}, fmt.Errorf("boot: configuration: %w", err)
+		return Config{}, fmt.Errorf("node: configuration: %w", err)
 	}
 	if err := c.check(); err != nil {
 		return Config{}, err
@@ -105,7 +124,7 @@ func (c Config) check() error {
 		errs = append(errs, fmt.Errorf("mtu %d, cores %d or memory %d is out of range", c.MTU, c.Cores, c.Memory))
 	}
 	if len(errs) > 0 {
-		return fmt.Errorf("boot: configuration: %w", errors.Join(errs...))
+		return fmt.Errorf("node: configuration: %w", errors.Join(errs...))
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func TestContextsAgree(t *testing.T) {
 		{"fault/tolerate", "margay_exit", reflect.TypeFor[ExitContext](), ExitSize},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			file, err := os.ReadFile(fmt.Sprintf("../../ext/%s/%s.o", test.object, path.Base(test.object)))
+			file, err := os.ReadFile(fmt.Sprintf("../../../ext/%s/%s.o", test.object, path.Base(test.object)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -66,7 +66,7 @@ func agree(t *testing.T, c *btf.Struct, goType reflect.Type) {
 
 // The headers declare the verdicts with the table's numbers.
 func TestVerdictsAgree(t *testing.T) {
-	header, err := os.ReadFile("../../ext/include/margay.h")
+	header, err := os.ReadFile("margay_ext.h")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestVerdictsAgree(t *testing.T) {
 
 // So does the bound on how often a message is forwarded.
 func TestMaxHopsAgrees(t *testing.T) {
-	header, err := os.ReadFile("../../ext/include/margay.h")
+	header, err := os.ReadFile("margay_ext.h")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestTable(t *testing.T) {
 
 // The header declares the constants of the sched slot with the numbers that they have here.
 func TestConstantsAgree(t *testing.T) {
-	header, err := os.ReadFile("../../ext/include/margay.h")
+	header, err := os.ReadFile("margay_ext.h")
 	if err != nil {
 		t.Fatal(err)
 	}

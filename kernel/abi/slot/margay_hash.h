@@ -17,7 +17,7 @@
 #ifndef MARGAY_HASH_H
 #define MARGAY_HASH_H
 
-#include "margay.h"
+#include "margay_ext.h"
 
 /* How far a key may be from where it belongs before the table counts as full. */
 #define HASH_PROBES 512

@@ -2,7 +2,7 @@
 #ifndef MARGAY_SCHED_H
 #define MARGAY_SCHED_H
 
-#include "margay.h"
+#include "margay_ext.h"
 
 #define MILLISECOND 1000000ull
 
