@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 )
 
 func cached(t *testing.T, s Spec, dir string) (string, Manifest) {
@@ -28,7 +28,7 @@ func TestCached(t *testing.T) {
 	s, dir := testSpec(t), filepath.Join(t.TempDir(), "images")
 	want, manifest := build(t, s)
 	compressed := 0
-	s.Progress = func(step guestkernel.Step) {
+	s.Progress = func(step progress.Step) {
 		if step.Text == "node image made" {
 			compressed++
 		}

@@ -14,16 +14,17 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 	"margay/kernel/abi/node"
 )
 
 // Spec says what an image is made of. It is a plain value.
 type Spec struct {
-	Kernel   guestkernel.Kernel   // whose modules are taken
-	Init     string               // path of a static program for Kernel's architecture, the node's process 1
-	Modules  []Module             // nil: DefaultModules; empty: none
-	Files    []File               // in addition
-	Progress guestkernel.Progress // hears of each step; may be nil
+	Kernel   guestkernel.Kernel // whose modules are taken
+	Init     string             // path of a static program for Kernel's architecture, the node's process 1
+	Modules  []Module           // nil: DefaultModules; empty: none
+	Files    []File             // in addition
+	Progress progress.Func      // hears of each step; may be nil
 }
 
 // initPath is the program that the kernel starts first from an initramfs.
@@ -120,7 +121,7 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	var order strings.Builder
 	files := append([]File{{Path: initPath, Mode: 0o755, Source: s.Init}}, base...)
 	for _, m := range chosen.load {
-		s.Progress.Report(guestkernel.Step{Text: "adding module " + m.name + " to the node image", Done: int64(len(m.data)), Total: int64(len(m.data))})
+		s.Progress.Report(progress.Step{Text: "adding module " + m.name + " to the node image", Done: int64(len(m.data)), Total: int64(len(m.data))})
 		manifest.Modules = append(manifest.Modules, m.name)
 		order.WriteString(m.path + "\n")
 		files = append(files, File{Path: m.path, Data: m.data})
@@ -133,7 +134,7 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	}
 	size := int64(archive.Len())
 	manifest.Uncompressed = size
-	s.Progress.Report(guestkernel.Step{Text: "archiving the node image", Done: size, Total: size})
+	s.Progress.Report(progress.Step{Text: "archiving the node image", Done: size, Total: size})
 	return archive.Bytes(), manifest, ctx.Err()
 }
 
@@ -145,8 +146,8 @@ const (
 )
 
 // compress makes an image of an archive and completes its manifest.
-func compress(archive []byte, manifest *Manifest, progress guestkernel.Progress) ([]byte, error) {
-	progress.Report(guestkernel.Step{Text: "compressing the node image", Total: int64(len(archive))})
+func compress(archive []byte, manifest *Manifest, report progress.Func) ([]byte, error) {
+	report.Report(progress.Step{Text: "compressing the node image", Total: int64(len(archive))})
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1),
 		zstd.WithWindowSize(window))
 	if err != nil {
@@ -156,7 +157,7 @@ func compress(archive []byte, manifest *Manifest, progress guestkernel.Progress)
 	image := encoder.EncodeAll(archive, nil)
 	sum := sha256.Sum256(image)
 	manifest.Compressed, manifest.SHA256 = int64(len(image)), hex.EncodeToString(sum[:])
-	progress.Report(guestkernel.Step{Text: "compressing the node image", Done: int64(len(archive)), Total: int64(len(archive))})
-	progress.Report(guestkernel.Step{Text: "node image made", Done: manifest.Compressed, Total: manifest.Compressed})
+	report.Report(progress.Step{Text: "compressing the node image", Done: int64(len(archive)), Total: int64(len(archive))})
+	report.Report(progress.Step{Text: "node image made", Done: manifest.Compressed, Total: manifest.Compressed})
 	return image, nil
 }

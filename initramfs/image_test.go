@@ -23,6 +23,7 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 
 	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 	"margay/kernel/abi/node"
 )
 
@@ -222,7 +223,7 @@ func TestKernelWithoutInitrd(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "vmlinuz-1"), nil)
 	write(t, filepath.Join(root, "config-1"), []byte("CONFIG_BLK_DEV_INITRD=y\n"))
-	k, err := guestkernel.Find(context.Background(), guestkernel.Options{Override: filepath.Join(root, "vmlinuz-1"), Arch: "amd64"}, nil)
+	k, err := guestkernel.Open(filepath.Join(root, "vmlinuz-1"), amd64(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,8 +271,8 @@ func TestFileErrors(t *testing.T) {
 
 func TestBuildReports(t *testing.T) {
 	s := testSpec(t)
-	last := map[string]guestkernel.Step{}
-	s.Progress = func(step guestkernel.Step) { last[step.Text] = step }
+	last := map[string]progress.Step{}
+	s.Progress = func(step progress.Step) { last[step.Text] = step }
 	image, m := build(t, s)
 	if last["node image made"].Total != int64(len(image)) || last["archiving the node image"].Total != m.Uncompressed || last["compressing the node image"].Done != m.Uncompressed || last["adding module veth to the node image"].Total == 0 {
 		t.Errorf("steps %v", last)

@@ -3,7 +3,6 @@ package initramfs
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"debug/elf"
 	"encoding/binary"
 	"os"
@@ -97,11 +96,20 @@ func testKernel(t *testing.T) guestkernel.Kernel {
 	} {
 		write(t, filepath.Join(modules, path), data)
 	}
-	k, err := guestkernel.Find(context.Background(), guestkernel.Options{Override: filepath.Join(root, "vmlinuz-"+testVersion), Arch: "amd64"}, nil)
+	k, err := guestkernel.Open(filepath.Join(root, "vmlinuz-"+testVersion), amd64(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
+}
+
+func amd64(t *testing.T) guestkernel.Arch {
+	t.Helper()
+	arch, err := guestkernel.ArchNamed("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return arch
 }
 
 func testSpec(t *testing.T) Spec {

@@ -17,7 +17,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/trust"
-	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 	"margay/kernel/abi/node"
 	"margay/kernel/descriptor"
 )
@@ -29,7 +29,7 @@ type UpOptions struct {
 	// Told is told what happens, in lines for people.
 	Told func(format string, args ...any)
 	// Progress is told of the steps of what takes a while.
-	Progress func(guestkernel.Step)
+	Progress func(progress.Step)
 }
 
 // upPoll is how often Up looks how far the nodes are.

@@ -10,13 +10,14 @@ import (
 	"runtime"
 	"sync"
 
+	"margay/cluster/provision"
+	"margay/cluster/provision/emulator"
 	"margay/cluster/trust"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
 	"margay/kernel/abi/node"
 	"margay/qemu"
 	"margay/qemu/console"
-	"margay/qemu/emulator"
 	"margay/qemu/vswitch"
 )
 
@@ -46,14 +47,14 @@ type virtual struct {
 
 // prepareVirtual finds what virtual nodes need, and says in the spec where it is.
 func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
-	found, err := FindEmulator(ctx, emulator.Options{
+	found, err := provision.FindEmulator(ctx, emulator.Options{
 		Arch: qemu.Arch(runtime.GOARCH), Program: o.Spec.QEMU, Told: o.Told, Progress: o.Progress,
 	})
 	if err != nil {
 		return err
 	}
 	o.Spec.QEMU, o.Spec.Firmware = found.Path(), found.Firmware()
-	image, err := BuildImage(ctx, ImageOptions{Program: o.Spec.Program, Kernel: o.Spec.Kernel, Told: o.Progress})
+	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: o.Spec.Program, Kernel: o.Spec.Kernel, Told: o.Progress})
 	if err != nil {
 		return err
 	}

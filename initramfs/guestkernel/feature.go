@@ -18,7 +18,7 @@ type Feature struct {
 // as lacking.
 const FeatureConfig = "config"
 
-// Features lists what Find looks for.
+// Features lists what Load looks for.
 var Features = []Feature{
 	{"sched_ext", []string{"SCHED_CLASS_EXT"}, "the sched slot is enforced by priorities instead of sched_ext"},
 	{"cpu_isolation", []string{"CPU_ISOLATION"}, "the kernel places its own work on application cores"},

@@ -3,6 +3,7 @@ package guestkernel
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -14,9 +15,12 @@ import (
 // moduleRoots are the places of VERSION/ under the root of a system, an unpacked package or `make modules_install`.
 var moduleRoots = []string{"usr/lib/modules", "lib/modules"}
 
-// openOverride opens the kernel a user named: an image, or a directory that holds one.
-func openOverride(path string, arch Arch) (Kernel, error) {
-	wrap := func(err error) error { return &Error{Op: "open", Object: path, Err: err, own: true} }
+// ErrNoImage says that a directory or file is not a kernel with what belongs to it.
+var ErrNoImage = errors.New("no kernel image")
+
+// Open opens the kernel that a user names: an image, or a directory that holds one.
+func Open(path string, arch Arch) (Kernel, error) {
+	wrap := func(err error) error { return fmt.Errorf("guest kernel: open %s: %w", path, err) }
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return Kernel{}, wrap(err)
@@ -33,7 +37,7 @@ func openOverride(path string, arch Arch) (Kernel, error) {
 	}
 	if err == nil {
 		k.Arch, k.Source = arch.Name, "given by the user: "+path
-		err = k.load()
+		err = k.Load()
 	}
 	if err != nil {
 		return Kernel{}, wrap(err)
@@ -76,9 +80,9 @@ func openTree(root string) (Kernel, error) {
 			versions = append(versions, e.Name())
 		}
 	}
-	slices.SortFunc(versions, func(a, b string) int { return compareVersions(b, a) })
+	slices.SortFunc(versions, func(a, b string) int { return CompareVersions(b, a) })
 	for _, v := range versions {
-		if k, ok := openRelease(root, v); ok {
+		if k, ok := Release(root, v); ok {
 			return k, nil
 		}
 	}
@@ -89,8 +93,10 @@ func openTree(root string) (Kernel, error) {
 	return openImage(image)
 }
 
-// openRelease finds image, modules and configuration of one release under root.
-func openRelease(root, version string) (Kernel, bool) {
+// Release finds image, modules and configuration of one release under root, a root directory or an unpacked package. Architecture
+// and source are the caller's to fill in, and Load reads the configuration. It reports false when the image or the modules are
+// missing.
+func Release(root, version string) (Kernel, bool) {
 	k := Kernel{Version: version}
 	for _, r := range moduleRoots {
 		if dir := filepath.Join(root, r, version); k.Modules == "" && isDir(dir) {
@@ -115,8 +121,8 @@ func configNames(beside, modules, version string) []string {
 	return names
 }
 
-// load reads the configuration, if there is one, and fills what depends on it.
-func (k *Kernel) load() error {
+// Load reads the configuration, if there is one, and fills what depends on it.
+func (k *Kernel) Load() error {
 	if k.Config != "" {
 		options, err := readConfig(k.Config)
 		if err != nil {

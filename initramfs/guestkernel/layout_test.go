@@ -1,15 +1,12 @@
 package guestkernel
 
 import (
-	"context"
 	"encoding/binary"
-	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"margay/apt/apttest"
 )
 
 // imageWith returns the start of an x86 image whose header names a version.
@@ -23,9 +20,29 @@ func imageWith(version string) string {
 
 const sampleConfig = "# CONFIG_OFF is not set\nCONFIG_SCHED_CLASS_EXT=y\nCONFIG_NO_HZ_FULL=m\nCONFIG_HZ=250\nCONFIG_NAME=\"text\"\n"
 
+func arch(t *testing.T) Arch {
+	t.Helper()
+	a, err := ArchNamed("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// write makes a file and the folders that lead to it.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func open(t *testing.T, path string) Kernel {
 	t.Helper()
-	k, err := Find(context.Background(), Options{Override: path, Arch: "amd64"}, nil)
+	k, err := Open(path, arch(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,15 +65,15 @@ func TestOverrideLayouts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			apttest.Write(t, filepath.Join(root, c.image), imageWith(v))
+			write(t, filepath.Join(root, c.image), imageWith(v))
 			want := Kernel{Version: v, Arch: "amd64", Image: filepath.Join(root, c.image)}
 			if c.modules != "" {
 				want.Modules = filepath.Join(root, c.modules)
-				apttest.Write(t, filepath.Join(want.Modules, "modules.builtin"), "")
+				write(t, filepath.Join(want.Modules, "modules.builtin"), "")
 			}
 			if c.config != "" {
 				want.Config = filepath.Join(root, c.config)
-				apttest.Write(t, want.Config, sampleConfig)
+				write(t, want.Config, sampleConfig)
 			}
 			k := open(t, filepath.Join(root, c.override))
 			if k.Version != want.Version || k.Arch != want.Arch || k.Image != want.Image || k.Modules != want.Modules || k.Config != want.Config {
@@ -72,10 +89,10 @@ func TestOverrideLayouts(t *testing.T) {
 func TestOverrideNewest(t *testing.T) {
 	root := t.TempDir()
 	for _, v := range []string{"6.9.0", "6.10.0", "6.11.0"} {
-		apttest.Write(t, filepath.Join(root, "lib/modules", v, "modules.builtin"), "")
+		write(t, filepath.Join(root, "lib/modules", v, "modules.builtin"), "")
 	}
 	for _, v := range []string{"6.9.0", "6.10.0"} {
-		apttest.Write(t, filepath.Join(root, "boot/vmlinuz-"+v), imageWith(v))
+		write(t, filepath.Join(root, "boot/vmlinuz-"+v), imageWith(v))
 	}
 	if k := open(t, root); k.Version != "6.10.0" {
 		t.Errorf("version %s, want the newest that has an image", k.Version)
@@ -84,16 +101,15 @@ func TestOverrideNewest(t *testing.T) {
 
 func TestOverrideErrors(t *testing.T) {
 	root := t.TempDir()
-	apttest.Write(t, filepath.Join(root, "Image"), "not an x86 image")
+	write(t, filepath.Join(root, "Image"), "not an x86 image")
 	for name, c := range map[string]struct{ path, text string }{
 		"absent":     {filepath.Join(root, "nothing"), "no such file"},
 		"no image":   {t.TempDir(), ErrNoImage.Error()},
 		"no version": {filepath.Join(root, "Image"), "vmlinuz-VERSION"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Find(context.Background(), Options{Override: c.path}, nil)
-			var e *Error
-			if !errors.As(err, &e) || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), c.path) {
+			_, err := Open(c.path, arch(t))
+			if err == nil || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), c.path) {
 				t.Errorf("error %v", err)
 			}
 			if strings.Contains(err.Error(), "set KERNEL") {
@@ -101,7 +117,7 @@ func TestOverrideErrors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Find(context.Background(), Options{Arch: "vax"}, nil); err == nil || !strings.Contains(err.Error(), "arm64") {
+	if _, err := ArchNamed("vax"); err == nil || !strings.Contains(err.Error(), "arm64") {
 		t.Errorf("unknown architecture: %v", err)
 	}
 }

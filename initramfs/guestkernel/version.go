@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// compareVersions orders kernel releases: runs of digits by their value, everything else byte by byte.
-func compareVersions(a, b string) int {
+// CompareVersions orders kernel releases: runs of digits by their value, everything else byte by byte.
+func CompareVersions(a, b string) int {
 	for a != "" && b != "" {
 		var x, y string
 		if isDigit(a[0]) && isDigit(b[0]) {

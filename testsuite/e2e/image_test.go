@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	machines "margay/cluster/machine"
+	"margay/cluster/provision"
 )
 
 // maxImage is how large a node image may be, in bytes.
@@ -28,7 +28,7 @@ func buildImage(t *testing.T, cache string) []byte {
 // The node image is small, and two who build it of the same parts have the same bytes.
 func TestImage(t *testing.T) {
 	ownMachine(t, "own")
-	shared, err := machines.CacheDir()
+	shared, err := provision.CacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,11 +24,11 @@ import (
 	"strconv"
 	"time"
 
-	"margay/cluster/machine"
+	"margay/cluster/provision"
+	"margay/cluster/provision/emulator"
 	"margay/initramfs"
 	"margay/qemu"
 	"margay/qemu/console"
-	"margay/qemu/emulator"
 	"margay/testsuite/guest/report"
 )
 
@@ -79,7 +79,7 @@ type Result struct {
 // all the same, as far as it got; failed tests are no error.
 func Run(ctx context.Context, s Spec) ([]Result, error) {
 	s.complete()
-	found, err := machine.FindEmulator(ctx, emulator.Options{Arch: qemu.AMD64, Program: os.Getenv("QEMU"), Told: s.Told})
+	found, err := provision.FindEmulator(ctx, emulator.Options{Arch: qemu.AMD64, Program: os.Getenv("QEMU"), Told: s.Told})
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	if err := goTool(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", init, "margay/testsuite/programs/guestinit"); err != nil {
 		return qemu.Config{}, err
 	}
-	image, err := machine.BuildImage(ctx, machine.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL")})
+	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL")})
 	if err != nil {
 		return qemu.Config{}, err
 	}

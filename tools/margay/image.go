@@ -8,9 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"margay/cluster/machine"
+	"margay/cluster/provision"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 )
 
 func (a *app) imageCommand() *cobra.Command {
@@ -20,7 +21,7 @@ func (a *app) imageCommand() *cobra.Command {
 }
 
 func (a *app) imageBuildCommand() *cobra.Command {
-	var o machine.ImageOptions
+	var o provision.ImageOptions
 	var out string
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "build",
@@ -35,7 +36,7 @@ parts have the same bytes. margay machine up does this by itself.`,
 				return err
 			}
 			o.Told = a.progress()
-			image, err := machine.BuildImage(c.Context(), o)
+			image, err := provision.BuildImage(c.Context(), o)
 			if err != nil {
 				return err
 			}
@@ -55,7 +56,7 @@ parts have the same bytes. margay machine up does this by itself.`,
 	return c
 }
 
-func (a *app) printImage(image machine.Image) error {
+func (a *app) printImage(image provision.Image) error {
 	if a.json {
 		return printValue(a.stdout, image)
 	}
@@ -108,12 +109,12 @@ const (
 
 // progress shows the steps of work that takes a while: on a terminal as a line that changes, elsewhere a line for each step
 // that moves bytes.
-func (a *app) progress() func(guestkernel.Step) {
+func (a *app) progress() func(progress.Step) {
 	terminal := isTerminal(a.stderr)
 	started := time.Now()
 	var shown time.Time
 	var last string
-	return func(s guestkernel.Step) {
+	return func(s progress.Step) {
 		done := s.Done == s.Total
 		if time.Since(started) < progressDelay || s.Total == 0 || (s.Text == last && (!terminal || time.Since(shown) < progressInterval && !done)) {
 			return

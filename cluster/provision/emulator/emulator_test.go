@@ -12,8 +12,9 @@ import (
 	"sync"
 	"testing"
 
-	"margay/apt"
-	"margay/apt/apttest"
+	"margay/cluster/provision/apt"
+	"margay/cluster/provision/apt/apttest"
+	"margay/internal/progress"
 	"margay/qemu"
 )
 
@@ -61,13 +62,13 @@ type search struct {
 	archive *apttest.Archive
 	root    string
 	told    []string
-	steps   []apt.Step
+	steps   []progress.Step
 }
 
 func newSearch(t *testing.T) *search {
 	s := &search{archive: backports(), root: apttest.DebianHost(t), Options: Options{Arch: qemu.AMD64, CacheDir: filepath.Join(t.TempDir(), "qemu")}}
 	s.Told = func(format string, args ...any) { s.told = append(s.told, fmt.Sprintf(format, args...)) }
-	s.Progress = func(step apt.Step) { s.steps = append(s.steps, step) }
+	s.Progress = func(step progress.Step) { s.steps = append(s.steps, step) }
 	return s
 }
 
@@ -126,7 +127,9 @@ func TestFetchThenCache(t *testing.T) {
 	if !slices.Equal(s.told, want) {
 		t.Errorf("told %q, want %q", s.told, want)
 	}
-	if !slices.ContainsFunc(s.steps, func(p apt.Step) bool { return p.Text == "downloading QEMU "+pkgVersion && p.Total == 300 && p.Done > 0 }) {
+	if !slices.ContainsFunc(s.steps, func(p progress.Step) bool {
+		return p.Text == "downloading QEMU "+pkgVersion && p.Total == 300 && p.Done > 0
+	}) {
 		t.Errorf("no step tells the size of the download: %v", s.steps)
 	}
 	if left, _ := os.ReadDir(s.CacheDir); len(left) != 2 {

@@ -1,10 +1,11 @@
-package guestkernel
+package linux
 
 import (
 	"errors"
 	"fmt"
 
-	"margay/apt"
+	"margay/cluster/provision/apt"
+	"margay/initramfs/guestkernel"
 )
 
 // cache has one directory a kernel release.
@@ -20,11 +21,11 @@ type record struct {
 }
 
 // newest returns the newest cached kernel for arch.
-func (c cache) newest(arch Arch) (Kernel, bool) {
-	var best Kernel
+func (c cache) newest(arch guestkernel.Arch) (guestkernel.Kernel, bool) {
+	var best guestkernel.Kernel
 	for _, release := range c.Names() {
 		k, ok := c.open(release, arch)
-		if ok && (best.Version == "" || compareVersions(k.Version, best.Version) > 0) {
+		if ok && (best.Version == "" || guestkernel.CompareVersions(k.Version, best.Version) > 0) {
 			best = k
 		}
 	}
@@ -32,31 +33,31 @@ func (c cache) newest(arch Arch) (Kernel, bool) {
 }
 
 // open returns a cached release, if it is there, whole and for arch.
-func (c cache) open(release string, arch Arch) (Kernel, bool) {
+func (c cache) open(release string, arch guestkernel.Arch) (guestkernel.Kernel, bool) {
 	var r record
 	if !c.Read(release, &r) || r.Version != release || r.Arch != arch.Name {
-		return Kernel{}, false
+		return guestkernel.Kernel{}, false
 	}
-	k, ok := openRelease(c.Path(release), release)
+	k, ok := guestkernel.Release(c.Path(release), release)
 	if !ok {
-		return Kernel{}, false
+		return guestkernel.Kernel{}, false
 	}
 	k.Arch, k.Source = r.Arch, r.Source
-	return k, k.load() == nil
+	return k, k.Load() == nil
 }
 
 // install makes an unpacked tree the cached kernel of a release. The caller holds the lock.
-func (c cache) install(tree, release string, arch Arch, source string) (Kernel, error) {
+func (c cache) install(tree, release string, arch guestkernel.Arch, source string) (guestkernel.Kernel, error) {
 	wrap := func(err error) error { return &Error{Op: "store", Object: release, Err: err} }
-	if _, ok := openRelease(tree, release); !ok {
-		return Kernel{}, wrap(fmt.Errorf("its packages have %w or no modules", ErrNoImage))
+	if _, ok := guestkernel.Release(tree, release); !ok {
+		return guestkernel.Kernel{}, wrap(fmt.Errorf("its packages have %w or no modules", guestkernel.ErrNoImage))
 	}
 	if err := c.Store(tree, release, record{Version: release, Arch: arch.Name, Source: source}); err != nil {
-		return Kernel{}, wrap(err)
+		return guestkernel.Kernel{}, wrap(err)
 	}
 	k, ok := c.open(release, arch)
 	if !ok {
-		return Kernel{}, wrap(errors.New("the stored kernel cannot be read back"))
+		return guestkernel.Kernel{}, wrap(errors.New("the stored kernel cannot be read back"))
 	}
 	return k, nil
 }

@@ -1,4 +1,4 @@
-package guestkernel
+package linux
 
 import (
 	"context"
@@ -10,8 +10,6 @@ var (
 	ErrNotCached = errors.New("no kernel is cached and the network is not to be used")
 	// ErrNoPackage says that a suite has no kernel package that would do.
 	ErrNoPackage = errors.New("no kernel package")
-	// ErrNoImage says that a directory or file is not a kernel with what belongs to it.
-	ErrNoImage = errors.New("no kernel image")
 )
 
 // Error is what Find returns: what was being done, to what, and why it could not be.
@@ -19,12 +17,11 @@ type Error struct {
 	Op     string // for people: "read the package index"
 	Object string // what Op was applied to
 	Err    error
-	own    bool // the kernel was the user's choice already
 }
 
 func (e *Error) Error() string {
 	s := "guest kernel: " + e.Op + " " + e.Object + ": " + e.Err.Error()
-	if !e.own && !errors.Is(e.Err, context.Canceled) {
+	if !errors.Is(e.Err, context.Canceled) {
 		s += " (to use a kernel of your own, set KERNEL to its image or to a directory with image and modules)"
 	}
 	return s

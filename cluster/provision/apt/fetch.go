@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"margay/internal/progress"
 )
 
 // Fetch downloads and unpacks packages and returns the directory that they were unpacked to, which is below the archive's.
@@ -19,7 +21,7 @@ func (a *Archive) Fetch(ctx context.Context, what string, packages []Package) (t
 		args = append(args, p.Name+"="+p.Version)
 		size += p.Size
 	}
-	stop := a.watch(debs, Step{Text: "downloading " + what, Total: size})
+	stop := a.watch(debs, progress.Step{Text: "downloading " + what, Total: size})
 	_, err = a.command(ctx, debs, "apt-get", args...)
 	stop()
 	if err != nil {
@@ -40,7 +42,7 @@ func (a *Archive) unpack(ctx context.Context, debs, tree string) (unpacked int, 
 		if filepath.Ext(file.Name()) != ".deb" {
 			continue
 		}
-		a.Progress.Report(Step{Text: "unpacking " + file.Name()})
+		a.Progress.Report(progress.Step{Text: "unpacking " + file.Name()})
 		if _, err := a.Run(ctx, debs, nil, "dpkg", "-x", file.Name(), tree); err != nil {
 			return unpacked, fmt.Errorf("unpack: %w", err)
 		}
@@ -53,7 +55,7 @@ func (a *Archive) unpack(ctx context.Context, debs, tree string) (unpacked int, 
 const watchEvery = 500 * time.Millisecond
 
 // watch tells how much of step has arrived in debs until the function it returns is called, which tells it a last time.
-func (a *Archive) watch(debs string, step Step) (stop func()) {
+func (a *Archive) watch(debs string, step progress.Step) (stop func()) {
 	a.Progress.Report(step)
 	quit, ended := make(chan struct{}), make(chan struct{})
 	go func() {

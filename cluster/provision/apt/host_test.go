@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"margay/apt/apttest"
+	"margay/cluster/provision/apt/apttest"
 )
 
 func TestParseRelease(t *testing.T) {

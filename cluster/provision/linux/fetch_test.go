@@ -1,4 +1,4 @@
-package guestkernel
+package linux
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"sync"
 	"testing"
 
-	"margay/apt/apttest"
+	"margay/cluster/provision/apt/apttest"
+	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 )
 
 const (
@@ -51,8 +53,8 @@ func debianArchive() *apttest.Archive {
 func TestFetchThenCache(t *testing.T) {
 	a, root := debianArchive(), apttest.DebianHost(t)
 	o := Options{CacheDir: filepath.Join(t.TempDir(), "cache"), Arch: "amd64"}
-	var steps []Step
-	first, err := find(context.Background(), o, func(s Step) { steps = append(steps, s) }, root, a.Run)
+	var steps []progress.Step
+	first, err := find(context.Background(), o, func(s progress.Step) { steps = append(steps, s) }, root, a.Run)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,7 @@ func TestFetchThenCache(t *testing.T) {
 	if slices.Contains(first.Lacks, "nohz_full") || !slices.Contains(first.Lacks, "sched_ext") {
 		t.Errorf("lacks %v", first.Lacks)
 	}
-	if last := slices.ContainsFunc(steps, func(s Step) bool { return s.Total == 400 && s.Done > 0 }); !last {
+	if last := slices.ContainsFunc(steps, func(s progress.Step) bool { return s.Total == 400 && s.Done > 0 }); !last {
 		t.Errorf("no step tells the size of the download: %v", steps)
 	}
 	if left, _ := os.ReadDir(o.CacheDir); len(left) != 2 {
@@ -125,7 +127,7 @@ func TestFallback(t *testing.T) {
 		a.Suites["trixie-backports"]["linux-image-cloud-amd64"] = "linux-image-7.1.3+deb13-cloud-amd64"
 		var told string
 		k, err := find(context.Background(), Options{CacheDir: t.TempDir(), Arch: "amd64"},
-			func(s Step) { told += s.Text + "\n" }, apttest.DebianHost(t), a.Run)
+			func(s progress.Step) { told += s.Text + "\n" }, apttest.DebianHost(t), a.Run)
 		if err != nil || k.Version != oldRelease {
 			t.Errorf("%+v, %v", k, err)
 		}
@@ -222,7 +224,7 @@ func TestIncompletePackages(t *testing.T) {
 	a, root := debianArchive(), apttest.DebianHost(t)
 	delete(a.Trees, "linux-binary-"+newRelease)
 	o := Options{CacheDir: t.TempDir(), Arch: "amd64"}
-	if _, err := find(context.Background(), o, nil, root, a.Run); !errors.Is(err, ErrNoImage) {
+	if _, err := find(context.Background(), o, nil, root, a.Run); !errors.Is(err, guestkernel.ErrNoImage) {
 		t.Errorf("error %v", err)
 	}
 	if _, err := find(context.Background(), Options{CacheDir: o.CacheDir, Offline: true}, nil, root, a.Run); !errors.Is(err, ErrNotCached) {

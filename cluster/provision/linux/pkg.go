@@ -1,10 +1,10 @@
-package guestkernel
+package linux
 
 import (
 	"slices"
 	"strings"
 
-	"margay/apt"
+	"margay/cluster/provision/apt"
 )
 
 const imagePrefix = "linux-image-"
@@ -13,7 +13,7 @@ const imagePrefix = "linux-image-"
 func release(p apt.Package) (string, bool) {
 	i := slices.IndexFunc(p.Depends, func(name string) bool {
 		rest, ok := strings.CutPrefix(name, imagePrefix)
-		return ok && rest != "" && isDigit(rest[0])
+		return ok && rest != "" && '0' <= rest[0] && rest[0] <= '9'
 	})
 	if i < 0 {
 		return "", false

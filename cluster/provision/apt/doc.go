@@ -25,19 +25,3 @@ var (
 	// ErrNoSuite says that the archive does not have the suite that was asked for.
 	ErrNoSuite = errors.New("the archive has no such suite")
 )
-
-// Step is one piece of news about work that goes on. Steps with the same Text describe the same work.
-type Step struct {
-	Text        string
-	Done, Total int64 // bytes; Total is 0 where no amount is known
-}
-
-// Progress is told of each step, from one goroutine at a time. A nil Progress is valid and hears nothing.
-type Progress func(Step)
-
-// Report passes s on.
-func (p Progress) Report(s Step) {
-	if p != nil {
-		p(s)
-	}
-}

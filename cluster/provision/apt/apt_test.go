@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"margay/apt/apttest"
+	"margay/cluster/provision/apt/apttest"
 )
 
 // The private configuration must reach the archive as the host does, and take neither its hooks nor its tolerance of

@@ -1,4 +1,6 @@
-package machine
+// Package provision finds or makes what virtual nodes run on: the guest kernel and QEMU, which it fetches from the archive of the
+// host's distribution if need be, and the node image. All of it is cached.
+package provision
 
 import (
 	"context"
@@ -8,10 +10,12 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"margay/cluster/provision/emulator"
+	"margay/cluster/provision/linux"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 	"margay/qemu"
-	"margay/qemu/emulator"
 )
 
 // Image is a node image and the kernel that boots it.
@@ -26,7 +30,7 @@ type ImageOptions struct {
 	Program string // the static program that becomes /init
 	Kernel  string // the user's own kernel; empty for the distribution's newest
 	Refresh bool   // look for a newer kernel than the one in the cache
-	Told    func(guestkernel.Step)
+	Told    progress.Func
 }
 
 // CacheDir is where kernels, images and emulators are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
@@ -76,7 +80,7 @@ func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	kernel, err := guestkernel.Find(ctx, guestkernel.Options{
+	kernel, err := linux.Find(ctx, linux.Options{
 		Override: o.Kernel, CacheDir: filepath.Join(cache, "kernel"), Refresh: o.Refresh,
 	}, o.Told)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"margay/apt"
+	"margay/cluster/provision/apt"
+	"margay/internal/progress"
 	"margay/qemu"
 )
 
@@ -25,7 +26,7 @@ type Options struct {
 	Program  string // the user's own, a path or a name in PATH; used instead of everything else
 	CacheDir string
 	Told     func(format string, args ...any) // hears, in lines for people, of what is not as it should be
-	Progress apt.Progress                     // hears of each step of a fetch; may be nil
+	Progress progress.Func                    // hears of each step of a fetch; may be nil
 }
 
 // offer is a place of an archive where there is a sound QEMU for a release that has none.

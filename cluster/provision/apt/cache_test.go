@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"margay/internal/progress"
 )
 
 func TestLockHonoursContext(t *testing.T) {
@@ -18,7 +20,7 @@ func TestLockHonoursContext(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	told := ""
-	_, err = c.Lock(ctx, func(s Step) { told = s.Text; cancel() })
+	_, err = c.Lock(ctx, func(s progress.Step) { told = s.Text; cancel() })
 	if !errors.Is(err, context.Canceled) || !strings.Contains(told, "waiting") {
 		t.Errorf("error %v, told %q", err, told)
 	}

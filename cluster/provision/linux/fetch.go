@@ -1,4 +1,4 @@
-package guestkernel
+package linux
 
 import (
 	"context"
@@ -7,16 +7,18 @@ import (
 	"path/filepath"
 	"strings"
 
-	"margay/apt"
+	"margay/cluster/provision/apt"
+	"margay/initramfs/guestkernel"
+	"margay/internal/progress"
 )
 
 // fetcher looks for a kernel in the archive, in dir, a directory of its own.
 type fetcher struct {
 	host     apt.Host
-	arch     Arch
+	arch     guestkernel.Arch
 	dir      string
 	run      apt.Runner
-	progress Progress
+	progress progress.Func
 }
 
 // resolved is a kernel release of the archive and the packages it consists of.
@@ -49,7 +51,7 @@ func (f fetcher) resolve(ctx context.Context) (resolved, error) {
 		if !errors.Is(err, apt.ErrNoSuite) && !errors.Is(err, ErrNoPackage) {
 			return resolved{}, err
 		}
-		f.progress.Report(Step{Text: "no kernel in " + suite + ": " + errors.Unwrap(err).Error()})
+		f.progress.Report(progress.Step{Text: "no kernel in " + suite + ": " + errors.Unwrap(err).Error()})
 		missed = err
 	}
 	return resolved{}, missed
@@ -68,14 +70,14 @@ func (f fetcher) tryOffer(ctx context.Context, o offer, dir string) (resolved, e
 	}
 	r := resolved{archive: a}
 	for _, m := range metas {
-		if release, ok := release(m); ok && compareVersions(release, r.release) > 0 {
+		if release, ok := release(m); ok && guestkernel.CompareVersions(release, r.release) > 0 {
 			r.release = release
 		}
 	}
 	if r.release == "" {
 		return resolved{}, fmt.Errorf("%w named %s", ErrNoPackage, strings.Join(names, " or "))
 	}
-	if compareVersions(r.release, o.least) < 0 {
+	if guestkernel.CompareVersions(r.release, o.least) < 0 {
 		return resolved{}, fmt.Errorf("%w: the newest is %s, needed is %s", ErrNoPackage, r.release, o.least)
 	}
 	r.packages, err = closure(ctx, a, r.release)

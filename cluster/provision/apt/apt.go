@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"margay/internal/progress"
 )
 
 // Runner runs a program in dir with extra environment and returns its standard output. Its error holds what the program
@@ -50,7 +52,7 @@ type Config struct {
 	Dir      string // an empty or absent directory for all of it; its path is absolute
 	Arch     string // Debian's name of the architecture whose packages are wanted
 	Run      Runner
-	Progress Progress // may be nil
+	Progress progress.Func // may be nil
 }
 
 // Archive is a private apt that knows one suite, or the suites that the machine uses.
@@ -75,7 +77,7 @@ func (h Host) Open(ctx context.Context, suite string, c Config) (*Archive, error
 		sources = sources[:1]
 		sources[0].Suites = []string{suite}
 	}
-	c.Progress.Report(Step{Text: "reading the package index of " + a.suite})
+	c.Progress.Report(progress.Step{Text: "reading the package index of " + a.suite})
 	if err := a.configure(ctx, sources); err != nil {
 		return nil, err
 	}

@@ -1,9 +1,9 @@
-package guestkernel
+package linux
 
 import (
 	"strings"
 
-	"margay/apt"
+	"margay/cluster/provision/apt"
 )
 
 // offer is one place of an archive where kernels may be.

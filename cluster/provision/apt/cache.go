@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/progress"
 )
 
 // Cache is a directory with one directory for each thing that was fetched.
@@ -65,7 +67,7 @@ func (c Cache) Store(tree, name string, record any) error {
 const lockPoll = 200 * time.Millisecond
 
 // Lock waits until this process alone may change the cache. The kernel of the host frees a dead process's lock.
-func (c Cache) Lock(ctx context.Context, progress Progress) (unlock func(), err error) {
+func (c Cache) Lock(ctx context.Context, report progress.Func) (unlock func(), err error) {
 	wrap := func(err error) error { return fmt.Errorf("lock %s: %w", c.Dir, err) }
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return nil, wrap(err)
@@ -84,7 +86,7 @@ func (c Cache) Lock(ctx context.Context, progress Progress) (unlock func(), err 
 			return nil, wrap(err)
 		}
 		if !told {
-			progress.Report(Step{Text: "waiting for another process that fetches to " + c.Dir})
+			report.Report(progress.Step{Text: "waiting for another process that fetches to " + c.Dir})
 		}
 		select {
 		case <-ctx.Done():
