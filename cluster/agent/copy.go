@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/internal/tree"
 	"margay/kernel"
 	"margay/kernel/fabric"
 )
@@ -53,10 +54,12 @@ func (a *Agent) startCopy(s kernel.JobSpec) {
 		if m.Node != fabric.Node(a.config.Boot.Node) {
 			continue
 		}
-		if c.root = i == 0; !c.root {
-			c.parent = s.Members[(i-1)/2].Node
+		if parent, ok := tree.Parent(i); ok {
+			c.parent = s.Members[parent].Node
+		} else {
+			c.root = true
 		}
-		for child := 2*i + 1; child <= 2*i+2 && child < len(s.Members); child++ {
+		for _, child := range tree.Children(i, len(s.Members)) {
 			c.children = append(c.children, s.Members[child].Node)
 		}
 	}

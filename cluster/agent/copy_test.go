@@ -28,8 +28,8 @@ type member struct {
 	log    lines
 }
 
-// tree makes nodes that can reach each other, the first one being the root of every job.
-func tree(t *testing.T, n int) []*member {
+// grow makes nodes that can reach each other, the first one being the root of every job.
+func grow(t *testing.T, n int) []*member {
 	t.Helper()
 	leaktest.Check(t)
 	m := newMachine(t)
@@ -109,7 +109,7 @@ func randomBytes(n int) []byte {
 func TestCopyDownTheTree(t *testing.T) {
 	for _, size := range []int{0, 1, 5<<20 + 3} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			nodes := tree(t, 7)
+			nodes := grow(t, 7)
 			prepare(t, nodes)
 			files := randomBytes(size)
 			send(t, nodes[0], files, 256<<10)
@@ -140,7 +140,7 @@ func TestCopyDownTheTree(t *testing.T) {
 // A node in the middle of the tree cannot unpack the files. It says so itself, the nodes above name it, and those below it know
 // where their files should have come from.
 func TestCopyFailsInTheMiddle(t *testing.T) {
-	nodes := tree(t, 5) // 1 is the parent of 3 and 4
+	nodes := grow(t, 5) // 1 is the parent of 3 and 4
 	nodes[1].kernel.load = func(_ context.Context, files io.Reader) error {
 		_, _ = io.CopyN(io.Discard, files, 1<<20)
 		return fmt.Errorf("unpack: %w", unix.ENOSPC)
@@ -172,7 +172,7 @@ func TestCopyFailsInTheMiddle(t *testing.T) {
 
 // A node that cannot be reached is named by its parent.
 func TestCopyToDeadNode(t *testing.T) {
-	nodes := tree(t, 3)
+	nodes := grow(t, 3)
 	prepare(t, nodes)
 	nodes[2].transport.Close()
 	send(t, nodes[0], []byte("files"), 5)
@@ -183,7 +183,7 @@ func TestCopyToDeadNode(t *testing.T) {
 
 // A job that is ended while its files are on their way says nothing more, and nothing of the passage is left.
 func TestCopyIsStopped(t *testing.T) {
-	nodes := tree(t, 3)
+	nodes := grow(t, 3)
 	prepare(t, nodes)
 	nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: []byte("the first piece")})
 	first[*control.FileTaken](t, &nodes[0].told)
@@ -209,7 +209,7 @@ func TestCopyIsStopped(t *testing.T) {
 
 // More than the window is not stored without bound.
 func TestCopyTooMuch(t *testing.T) {
-	nodes := tree(t, 1)
+	nodes := grow(t, 1)
 	nodes[0].kernel.load = func(ctx context.Context, _ io.Reader) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -224,7 +224,7 @@ func TestCopyTooMuch(t *testing.T) {
 }
 
 func TestStrangeStreams(t *testing.T) {
-	nodes := tree(t, 2)
+	nodes := grow(t, 2)
 	prepare(t, nodes)
 	long := binary.BigEndian.AppendUint32(nil, 1)
 	long = binary.BigEndian.AppendUint32(long, maxPiece+1)
@@ -267,7 +267,7 @@ func TestStrangeStreams(t *testing.T) {
 // The files of a job come to a node from its parent in the job's tree, and to the root from serve. Whatever another node sends, of the
 // job or not, is no part of them, and does not end the job.
 func TestFilesOfOthers(t *testing.T) {
-	nodes := tree(t, 5)
+	nodes := grow(t, 5)
 	stranger := nodes[4]
 	nodes = nodes[:4]
 	prepare(t, nodes)

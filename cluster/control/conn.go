@@ -12,7 +12,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"margay/kernel/printable"
+	"margay/internal/cond"
+	"margay/internal/printable"
 )
 
 // Bounds of what a connection holds for a peer that is slower than its sender, in bytes.
@@ -171,15 +172,11 @@ func (c *Conn) Send(body proto.Message) error { return c.send(NewFrame(body)) }
 
 // SendBulk is Send for a stream of bulk data: it first waits until little is queued.
 func (c *Conn) SendBulk(ctx context.Context, body proto.Message) error {
-	stop := context.AfterFunc(ctx, c.wake)
-	defer stop()
 	c.mu.Lock()
-	for c.queued > bulkLimit && c.err == nil && ctx.Err() == nil {
-		c.changed.Wait()
-	}
+	err := cond.Wait(ctx, &c.changed, func() bool { return c.queued <= bulkLimit || c.err != nil })
 	c.mu.Unlock()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	if err != nil {
+		return err
 	}
 	return c.Send(body)
 }
@@ -281,20 +278,9 @@ func (c *Conn) Err() error {
 func (c *Conn) Flush(wait time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	stop := context.AfterFunc(ctx, c.wake)
-	defer stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.queued > 0 && c.err == nil && ctx.Err() == nil {
-		c.changed.Wait()
-	}
-}
-
-// wake has those who wait for the queue look again. It takes the lock, lest they miss it between a look and the wait.
-func (c *Conn) wake() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.changed.Broadcast()
+	_ = cond.Wait(ctx, &c.changed, func() bool { return c.queued == 0 || c.err != nil })
 }
 
 // Close ends the connection at once and waits for its writer, and for its stream to be closed.

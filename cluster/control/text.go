@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 // Bounds of what is taken from a side that may lie. They are far above what a correct node sends.

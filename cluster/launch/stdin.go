@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/cond"
 )
 
 // Bounds of standard input on the way: how far it may be ahead of the rank that has taken the least, and the size of one
@@ -49,8 +50,6 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 	s.mu.Lock()
 	s.job = job
 	s.mu.Unlock()
-	stop := context.AfterFunc(ctx, s.wake)
-	defer stop()
 	buf := make([]byte, stdinPiece)
 	for s.wanted(ctx) {
 		n, err := s.from.Read(buf)
@@ -69,21 +68,12 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 	}
 }
 
-// wake has run look again whether it goes on.
-func (s *stdin) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.changed.Broadcast()
-}
-
 // wanted waits until another piece may be read and reports whether any rank is there for it.
 func (s *stdin) wanted(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.held) > stdinWindow-stdinPiece && len(s.taken) > 0 && ctx.Err() == nil {
-		s.changed.Wait()
-	}
-	return len(s.taken) > 0 && ctx.Err() == nil
+	err := cond.Wait(ctx, &s.changed, func() bool { return len(s.held) <= stdinWindow-stdinPiece || len(s.taken) == 0 })
+	return err == nil && len(s.taken) > 0
 }
 
 // unread returns why standard input could not be read to its end, nil if it could. To the ranks it has ended there.

@@ -3,7 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 	"strings"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"margay/cluster/control"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 // unkeptNames is how many files are named of those that were not kept.

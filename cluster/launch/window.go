@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"sync"
+
+	"margay/internal/cond"
 )
 
 // window lets a sender go only so far ahead of its receiver.
@@ -26,28 +28,17 @@ var errNoReceiver = errors.New("nobody takes them any more")
 
 // wait returns when n more bytes may be sent, and counts them as sent.
 func (w *window) wait(ctx context.Context, n int) error {
-	stop := context.AfterFunc(ctx, w.wake)
-	defer stop()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.sent+uint64(n) > w.got+w.limit && !w.closed && ctx.Err() == nil {
-		w.changed.Wait()
-	}
+	err := cond.Wait(ctx, &w.changed, func() bool { return w.sent+uint64(n) <= w.got+w.limit || w.closed })
 	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
+	case err != nil:
+		return err
 	case w.closed:
 		return errNoReceiver
 	}
 	w.sent += uint64(n)
 	return nil
-}
-
-// wake has all waits look again.
-func (w *window) wake() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.changed.Broadcast()
 }
 
 // taken tells how many bytes the receiver has taken in all.

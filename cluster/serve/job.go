@@ -9,7 +9,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/records"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 // job is a job that has not ended. Server.mu guards it.

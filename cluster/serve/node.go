@@ -14,8 +14,8 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/internal/printable"
 	"margay/kernel/gate"
-	"margay/kernel/printable"
 )
 
 // node is what serve knows of a node. Server.mu guards it.

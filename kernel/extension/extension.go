@@ -26,9 +26,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"margay/internal/printable"
 	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
-	"margay/kernel/printable"
 	"margay/kernel/record"
 	"margay/nimble"
 	"margay/nimble/engine"

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 // Note is something that happened to an extension, for people.

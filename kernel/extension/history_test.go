@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"margay/internal/printable"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/printable"
 )
 
 // A name that would not stay in its line, or would say something to a terminal, is refused and told harmlessly.

@@ -4,23 +4,22 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"margay/internal/tree"
 )
 
 // parent returns the place of this node's parent in the job's tree, -1 for the root.
 func (j *Job) parent() int {
-	if j.self == 0 {
+	parent, ok := tree.Parent(j.self)
+	if !ok {
 		return -1
 	}
-	return (j.self - 1) / 2
+	return parent
 }
 
 // children returns the places of this node's children in the job's tree.
 func (j *Job) children() []int {
-	var c []int
-	for at := 2*j.self + 1; at <= 2*j.self+2 && at < len(j.config.Members); at++ {
-		c = append(c, at)
-	}
-	return c
+	return tree.Children(j.self, len(j.config.Members))
 }
 
 // childArrived notes that the subtree of a child has entered so many barriers.

@@ -39,6 +39,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"margay/internal/cond"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/gate"
@@ -216,19 +217,8 @@ func (e *Engine) send(ctx context.Context, to fabric.Node, class fabric.Class, f
 func (e *Engine) connected(ctx context.Context) (fabric.Transport, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.transport == nil {
-		stop := context.AfterFunc(ctx, func() {
-			e.mu.Lock() // or it might come between the look at ctx and the wait
-			defer e.mu.Unlock()
-			e.changed.Broadcast()
-		})
-		defer stop()
-	}
-	for e.transport == nil && ctx.Err() == nil {
-		e.changed.Wait()
-	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+	if err := cond.Wait(ctx, &e.changed, func() bool { return e.transport != nil }); err != nil {
+		return nil, err
 	}
 	return e.transport, nil
 }

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/clock"
 	"margay/kernel/task"
-	"margay/nimble/service"
 )
 
 // The end of a rank tells what it has used. All that it reads is in memory, so that no fault waits for a disk.
@@ -33,11 +33,11 @@ func TestProcesses(t *testing.T) {
 		s.Ranks[i].Cores = []int{cpu} // they share it
 	}
 	e := newEvents()
-	before := service.Monotonic()
+	before := clock.Monotonic()
 	start(t, s, e)
 	e.await(t, "processes", func() bool { return len(e.processes()) == 3 })
 	for rank, p := range e.processes() {
-		if now := service.Monotonic(); p.Since < before || p.Since > now {
+		if now := clock.Monotonic(); p.Since < before || p.Since > now {
 			t.Errorf("rank %d was started at %d, between %d and %d", rank, p.Since, before, now)
 		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))

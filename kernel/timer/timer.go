@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/clock"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/nimble"
 	"margay/nimble/memory"
-	"margay/nimble/service"
 )
 
 // firstInterval is the interval of an extension that does not choose one.
@@ -125,7 +125,7 @@ func (r *timer) run() error {
 // tick runs the extension once. It reports whether it is to be run again.
 func (r *timer) tick() (bool, error) {
 	c := &r.context
-	c.Now = service.Monotonic()
+	c.Now = clock.Monotonic()
 	if _, err := binary.Encode(r.event.Bytes(), binary.LittleEndian, c); err != nil {
 		return false, err
 	}

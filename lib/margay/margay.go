@@ -30,6 +30,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/cond"
 	"margay/kernel/abi/wire"
 )
 
@@ -370,11 +371,7 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	if j.finalized.Load() {
 		return ErrClosed
 	}
-	stop := context.AfterFunc(ctx, func() {
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.changed.Broadcast()
-	})
+	stop := cond.Wake(ctx, &j.changed)
 	defer stop()
 	handled := 0
 	idle := func() bool {

@@ -13,8 +13,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 
+	"margay/internal/printable"
 	"margay/nimble"
 	"margay/nimble/asm"
 	"margay/nimble/memory"
@@ -202,13 +202,6 @@ func qualified(spec *object.Spec) string {
 	return strings.TrimPrefix(spec.Section+" "+spec.Name, " ")
 }
 
-// OneLine replaces what would not stay in a line of a terminal: text that comes
-// from a file may contain anything.
-func OneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, text)
-}
+// OneLine returns text in one line of what can be printed: text that comes from a
+// file may contain anything.
+func OneLine(text string) string { return printable.Line(strings.ReplaceAll(text, "\n", " ")) }

@@ -161,7 +161,7 @@ func TestServices(t *testing.T) {
 }
 
 func TestOneLine(t *testing.T) {
-	if got := OneLine("a\nb\x1b[2J\u202ec"); got != "a b [2J c" {
+	if got := OneLine("a\nb\x1b[2J\u202ec"); got != "a b?[2J?c" {
 		t.Errorf("got %q", got)
 	}
 }

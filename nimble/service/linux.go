@@ -2,11 +2,11 @@ package service
 
 import (
 	"encoding/binary"
-	"math"
 	"math/rand/v2"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/clock"
 )
 
 // Linux returns the services that Linux has under the same numbers
@@ -17,7 +17,7 @@ func Linux() []Service {
 		{Number: 1, Name: "map_lookup_elem", Args: []Kind{Handle, Key}, Element: true, Func: mapLookup},
 		{Number: 2, Name: "map_update_elem", Args: []Kind{Handle, Key, Value, Scalar}, Func: mapUpdate},
 		{Number: 3, Name: "map_delete_elem", Args: []Kind{Handle, Key}, Func: mapDelete},
-		{Number: 5, Name: "ktime_get_ns", Func: clock},
+		{Number: 5, Name: "ktime_get_ns", Func: monotonic},
 		{Number: 6, Name: "trace_printk", Args: []Kind{Readable, Length, Scalar, Scalar, Scalar}, Func: tracePrintk},
 		{Number: 7, Name: "get_prandom_u32", Func: random},
 		{Number: 8, Name: "get_smp_processor_id", Func: core},
@@ -63,31 +63,7 @@ func mapUpdate(c *Call) (uint64, error) {
 // mapDelete fails: elements of arrays cannot be deleted.
 func mapDelete(*Call) (uint64, error) { return Errno(unix.EINVAL), nil }
 
-// started pairs a reading of Go's monotonic clock with CLOCK_MONOTONIC, which
-// it runs in step with.
-var started, startedAt = pairClocks()
-
-// pairClocks reads both clocks several times and takes the pair with the least time between them, since whoever is held up in
-// the middle would have every later time wrong by that.
-func pairClocks() (started time.Time, at uint64) {
-	least := time.Duration(math.MaxInt64)
-	for range 8 {
-		var ts unix.Timespec
-		before := time.Now()
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-			panic("service: no monotonic clock: " + err.Error())
-		}
-		if took := time.Since(before); took < least {
-			least, started, at = took, before.Add(took/2), uint64(ts.Nano())
-		}
-	}
-	return started, at
-}
-
-// Monotonic returns what extensions get of ktime_get_ns: CLOCK_MONOTONIC in nanoseconds, without a system call.
-func Monotonic() uint64 { return startedAt + uint64(time.Since(started)) }
-
-func clock(*Call) (uint64, error) { return Monotonic(), nil }
+func monotonic(*Call) (uint64, error) { return clock.Monotonic(), nil }
 
 func random(*Call) (uint64, error) { return uint64(rand.Uint32()), nil }
 

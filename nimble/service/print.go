@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/printable"
 )
 
 // Bounds of printed text, in bytes.
@@ -21,7 +23,7 @@ const (
 // %d %i %u %x %p %c %s and %%, with l or ll, # and 0 flags and a width below
 // 100. A %s takes at most 64 bytes of memory that the extension may read. A
 // format that is none of this is an error code, EINVAL. A newline at the end is
-// left out; what is not printable ASCII becomes a question mark.
+// left out; what cannot be printed becomes a question mark.
 func tracePrintk(c *Call) (uint64, error) {
 	format := c.Bytes(0)
 	end := bytes.IndexByte(format, 0)
@@ -48,7 +50,7 @@ func (c *Call) format(format string, args []uint64) (string, error) {
 		text, rest, found := strings.Cut(format, "%")
 		line.WriteString(text)
 		if !found {
-			return printable(strings.TrimSuffix(line.String(), "\n")), nil
+			return printable.Line(strings.TrimSuffix(line.String(), "\n")), nil
 		}
 		if strings.HasPrefix(rest, "%") {
 			line.WriteByte('%')
@@ -144,17 +146,6 @@ func (c *Call) text(addr uint64) string {
 		text = append(text, b[0])
 	}
 	return string(text)
-}
-
-// printable replaces what would not stay in a line.
-func printable(text string) string {
-	line := []byte(text)
-	for i, b := range line {
-		if b < ' ' || b > '~' {
-			line[i] = '?'
-		}
-	}
-	return string(line)
 }
 
 // pad makes text as wide as the verb wants.

@@ -10,9 +10,9 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"strings"
 	"sync"
-	"unicode"
+
+	"margay/internal/printable"
 )
 
 // Bounds of what is kept.
@@ -110,16 +110,8 @@ func (l *Log) publish(text []byte) {
 	l.changed = make(chan struct{})
 }
 
-// clean makes bytes of unknown origin fit for a terminal: printable characters, blanks and tabs remain, an end of line
-// in the manner of a serial port goes, anything else becomes a replacement character.
-func clean(b []byte) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, string(bytes.TrimRight(b, "\r")))
-}
+// clean makes bytes of unknown origin fit for a terminal. Tabs stay, and the end of line in the manner of a serial port goes.
+func clean(b []byte) string { return printable.Lines(string(bytes.TrimRight(b, "\r"))) }
 
 // Tail returns the last n lines, oldest first, or as many as are kept. A line that is not finished counts as one.
 func (l *Log) Tail(n int) []string {

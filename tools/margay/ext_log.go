@@ -17,9 +17,9 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/launch"
+	"margay/internal/printable"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
-	"margay/kernel/printable"
 	"margay/nimble/object"
 )
 

@@ -13,7 +13,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 func (a *app) psCommand() *cobra.Command {

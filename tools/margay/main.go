@@ -13,7 +13,7 @@ import (
 	"syscall"
 
 	"margay/cluster/launch"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 // version is the version of this build, set by the linker.

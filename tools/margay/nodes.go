@@ -11,7 +11,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 )
 
 func (a *app) nodesCommand() *cobra.Command {

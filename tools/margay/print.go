@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 	"strings"
 	"text/tabwriter"
 )

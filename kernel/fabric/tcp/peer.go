@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/internal/cond"
 	"margay/kernel/fabric"
 )
 
@@ -56,22 +57,12 @@ func newPeer(t *Transport, node fabric.Node) *peer {
 func (p *peer) send(ctx context.Context, class fabric.Class, frame []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if class == fabric.User && p.queued > queueBytes {
-		stop := context.AfterFunc(ctx, func() {
-			p.mu.Lock() // or it might come between the look at ctx and the wait
-			defer p.mu.Unlock()
-			p.changed.Broadcast()
-		})
-		defer stop()
-		for p.queued > queueBytes && !p.closed && ctx.Err() == nil {
-			p.changed.Wait()
-		}
-	}
+	err := cond.Wait(ctx, &p.changed, func() bool { return class != fabric.User || p.queued <= queueBytes || p.closed })
 	switch {
 	case p.closed:
 		return fabric.ErrClosed
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
+	case err != nil:
+		return err
 	case p.address == "" && p.conn == nil:
 		return fmt.Errorf("%w %d", fabric.ErrUnknownNode, p.node)
 	}

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/clock"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
-	"margay/nimble/service"
 )
 
 // core is one core. A thread of its own hears of context switches and of the time.
@@ -88,7 +88,7 @@ func (c *core) add(t *task) error {
 		return err
 	}
 	c.tasks = append(c.tasks, t)
-	if err := c.decision.Add(service.Monotonic(), t.ID); err != nil {
+	if err := c.decision.Add(clock.Monotonic(), t.ID); err != nil {
 		c.tasks = c.tasks[:len(c.tasks)-1]
 		return err
 	}
@@ -108,7 +108,7 @@ func (c *core) remove(id sched.ID) {
 	}
 	c.check(c.release(t))
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *task) bool { return other == t })
-	c.decision.Remove(service.Monotonic(), id)
+	c.decision.Remove(clock.Monotonic(), id)
 	c.update()
 }
 
@@ -116,7 +116,7 @@ func (c *core) setPolicies(policies []*sched.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.policies = len(policies)
-	c.decision.SetPolicies(service.Monotonic(), policies)
+	c.decision.SetPolicies(clock.Monotonic(), policies)
 	c.update()
 }
 
@@ -129,7 +129,7 @@ func (c *core) arrived(id sched.ID, waiting uint32) {
 			c.hear() // the message has woken it up, of which nobody else tells
 		}
 		c.settle(t)
-		c.decision.Arrived(service.Monotonic(), id)
+		c.decision.Arrived(clock.Monotonic(), id)
 		c.update()
 	}
 }
@@ -305,9 +305,9 @@ func (c *core) settle(t *task) bool {
 	t.blocked = waiting
 	if waiting {
 		t.rested = t.ran()
-		c.decision.Block(service.Monotonic(), t.ID)
+		c.decision.Block(clock.Monotonic(), t.ID)
 	} else {
-		c.decision.Wake(service.Monotonic(), t.ID)
+		c.decision.Wake(clock.Monotonic(), t.ID)
 	}
 	return true
 }
@@ -422,7 +422,7 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 		}
 		news = c.settle(t) || news
 	}
-	c.decision.Tick(service.Monotonic())
+	c.decision.Tick(clock.Monotonic())
 	c.update()
 	return news
 }

@@ -15,10 +15,10 @@ import (
 	"margay/ext/sched/messagefirst"
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
+	"margay/internal/clock"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
 	"margay/nimble/engine/list"
-	"margay/nimble/service"
 )
 
 func TestMain(m *testing.M) {
@@ -138,7 +138,7 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 	c.mu.Lock()
 	wronged := c.find(id)
 	for _, x := range wronged.threads {
-		x.is(true, service.Monotonic())
+		x.is(true, clock.Monotonic())
 	}
 	c.settle(wronged)
 	c.update()

@@ -49,7 +49,7 @@ const (
 // record is one thing that Linux tells.
 type record struct {
 	what     what
-	time     uint64 // as service.Monotonic says it
+	time     uint64 // as clock.Monotonic says it
 	pid, tid int
 	ppid     int // the process that made it, of begun
 	number   int // of the thread, as Linux itself counts threads; 0 when the record does not say it

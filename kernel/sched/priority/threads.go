@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/clock"
 	"margay/kernel/sched"
 	"margay/kernel/usage"
-	"margay/nimble/service"
 )
 
 // level is the real-time priority of a task's threads, or ordinary.
@@ -91,7 +91,7 @@ func (t *task) find() {
 	known := t.threads
 	t.threads, t.processes = make(map[int]*thread), make(map[int]bool)
 	for _, found := range sched.Threads(t.PID) {
-		x := &thread{process: found.Process, level: unknown, since: service.Monotonic(), blocked: sleeps(found)}
+		x := &thread{process: found.Process, level: unknown, since: clock.Monotonic(), blocked: sleeps(found)}
 		if was := known[found.ID]; was != nil && was.process == x.process {
 			x.level, x.number = was.level, was.number
 		}

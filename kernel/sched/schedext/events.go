@@ -9,9 +9,9 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
+	"margay/internal/clock"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
-	"margay/nimble/service"
 )
 
 // listen does what the skeleton asks for until the enforcer is closed.
@@ -171,7 +171,7 @@ func (e *Enforcer) watch() {
 
 // starves reports whether a task of a core has waited for too long.
 func (e *Enforcer) starves(c *core) bool {
-	state, now := e.skeleton.core(c.cpu), service.Monotonic()
+	state, now := e.skeleton.core(c.cpu), clock.Monotonic()
 	for _, t := range c.order {
 		p := &state.Places[t.place]
 		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(e.floor(c)) {

@@ -13,11 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/clock"
 	"margay/kernel/cgroup"
 	"margay/kernel/hardware"
 	"margay/kernel/link"
 	"margay/kernel/task"
-	"margay/nimble/service"
 )
 
 // oomScore makes an application the first to go when memory runs out anywhere on the node.
@@ -142,7 +142,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), since: service.Monotonic(), input: newInput(pipes.input)}
+	started := &rank{Rank: r, started: time.Now(), since: clock.Monotonic(), input: newInput(pipes.input)}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
 	if err := in.fork(started, files); err != nil {

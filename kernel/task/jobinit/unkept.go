@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/printable"
+	"margay/internal/printable"
 	"margay/kernel/task"
 )
 

@@ -1,0 +1,22 @@
+package clock
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The clock is between two readings of Linux's own, but for the error with which the two were paired.
+func TestMonotonic(t *testing.T) {
+	const tolerance = 1_000_000_000 // a machine that stands still between two readings
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		t.Fatal(err)
+	}
+	before := uint64(ts.Nano())
+	first := Monotonic()
+	second := Monotonic()
+	if second < first || first+tolerance < before {
+		t.Errorf("%d, then %d; Linux said %d before", first, second, before)
+	}
+}
