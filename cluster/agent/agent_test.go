@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/trust"
+	"margay/internal/check"
 	"margay/kernel"
 	"margay/kernel/abi/node"
 	"margay/kernel/extension"
@@ -55,18 +56,8 @@ func all[M proto.Message](r *recorder) (found []M) {
 // first waits for the first message of a type.
 func first[M proto.Message](t *testing.T, r *recorder) M {
 	t.Helper()
-	await(t, fmt.Sprintf("message %T", *new(M)), func() bool { return len(all[M](r)) > 0 })
+	check.AwaitFor(t, patience, fmt.Sprintf("message %T", *new(M)), func() bool { return len(all[M](r)) > 0 })
 	return all[M](r)[0]
-}
-
-// await waits until ok holds.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s within %v", what, patience)
-		}
-	}
 }
 
 // playedKernel is a node kernel that does what a test wants.

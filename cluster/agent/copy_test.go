@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/internal/check"
 	"margay/kernel/fabric"
-	"margay/kernel/leaktest"
 )
 
 // member is a node of a tree: its agent, its node kernel, and what it tells serve.
@@ -31,7 +31,7 @@ type member struct {
 // grow makes nodes that can reach each other, the first one being the root of every job.
 func grow(t *testing.T, n int) []*member {
 	t.Helper()
-	leaktest.Check(t)
+	check.Leaks(t)
 	m := newMachine(t)
 	var all []*member
 	for i := range n {
@@ -87,7 +87,7 @@ func send(t *testing.T, root *member, files []byte, piece int) {
 	t.Helper()
 	sent := 0
 	for sent < len(files) {
-		await(t, "room for more files", func() bool {
+		check.AwaitFor(t, patience, "room for more files", func() bool {
 			taken := all[*control.FileTaken](&root.told)
 			return len(taken) == 0 && sent < control.FileWindow || len(taken) > 0 && sent < int(taken[len(taken)-1].Offset)+control.FileWindow ||
 				len(all[*control.Loaded](&root.told)) > 0
@@ -194,7 +194,7 @@ func TestCopyIsStopped(t *testing.T) {
 	for i, b := range nodes {
 		b.stopCopy(1)
 		b.stopCopy(1)
-		await(t, "end of the passage", func() bool { return passing[i].context.Err() != nil && b.copying(1) == nil })
+		check.AwaitFor(t, patience, "end of the passage", func() bool { return passing[i].context.Err() != nil && b.copying(1) == nil })
 		b.fileChunk(&control.FileChunk{Job: 1, Data: []byte("too late"), Last: true})
 	}
 	for i, b := range nodes {
@@ -254,7 +254,7 @@ func TestStrangeStreams(t *testing.T) {
 			} else if _, err := conn.Read(make([]byte, 1)); err == nil {
 				t.Error("it was answered")
 			}
-			await(t, "line in the log", func() bool { return strings.Contains(nodes[1].log.String(), k.want) })
+			check.AwaitFor(t, patience, "line in the log", func() bool { return strings.Contains(nodes[1].log.String(), k.want) })
 			if k.fails != "" {
 				if m := first[*control.Loaded](t, &nodes[1].told); m.Error.GetText() != k.fails {
 					t.Errorf("the node says %v", m)

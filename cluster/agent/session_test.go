@@ -18,9 +18,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/check"
 	"margay/kernel"
 	"margay/kernel/extension"
-	"margay/kernel/leaktest"
 	"margay/kernel/record"
 	"margay/kernel/task"
 )
@@ -141,7 +141,7 @@ func (s *playedServe) live(a *Agent, k *playedKernel) {
 }
 
 func TestSession(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	k := new(playedKernel)
 	a, log := s.run(k)
@@ -155,7 +155,7 @@ func TestSession(t *testing.T) {
 		len(r.Jobs) != 1 || r.Jobs[0].Job != 5 || r.Jobs[0].Phase != control.JobPhase_JOB_DONE {
 		t.Errorf("the agent registers %v", r)
 	}
-	await(t, "two heartbeats", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > 1 })
+	check.AwaitFor(t, patience, "two heartbeats", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > 1 })
 	if beats := all[*control.Heartbeat](&s.recorder); beats[0].Number != 1 || beats[1].Number != 2 || beats[0].FreeMemory <= 0 || beats[0].Info != nil {
 		t.Errorf("heartbeats %v", beats)
 	}
@@ -173,12 +173,12 @@ func TestSession(t *testing.T) {
 		}
 		return infos, later
 	}
-	await(t, "two heartbeats after a change", func() bool { _, later := told(); return later > 1 })
+	check.AwaitFor(t, patience, "two heartbeats after a change", func() bool { _, later := told(); return later > 1 })
 	if infos, _ := told(); len(infos) != 1 || infos[0].Scheduler != "a scheduler" || infos[0].Kernel != "9.9" {
 		t.Errorf("serve was told %v", infos)
 	}
 
-	await(t, "registered agent", func() bool { return strings.Contains(log.String(), "registered with serve") })
+	check.AwaitFor(t, patience, "registered agent", func() bool { return strings.Contains(log.String(), "registered with serve") })
 	a.Record(5, task.Record{Seq: 1, Rank: 2, Stream: task.Stdout, Data: []byte("hi")})
 	a.Record(5, task.Record{Seq: 2, Rank: 2, Stream: task.Exit, Status: task.Status{Signal: unix.SIGKILL, Reason: "out of memory", Time: time.Second}})
 	a.InputTaken(5, 2, 77)
@@ -210,7 +210,7 @@ func TestSession(t *testing.T) {
 // Why a job cannot go on reaches serve, also when there is no connection as the node kernel finds it out, with each registration until
 // the job is forgotten. That of a job which the node does not have reaches nobody.
 func TestFaultsWithoutServe(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	a := s.agent(3, new(lines))
 	a.Fault(4, errors.New("it is gone"))
@@ -219,7 +219,7 @@ func TestFaultsWithoutServe(t *testing.T) {
 	s.live(a, new(playedKernel))
 	for round := 1; round <= 2; round++ {
 		conn := s.next()
-		await(t, "fault", func() bool { return len(all[*control.JobFault](&s.recorder)) >= round })
+		check.AwaitFor(t, patience, "fault", func() bool { return len(all[*control.JobFault](&s.recorder)) >= round })
 		if round == 2 {
 			if _, err := s.ask(conn, &control.Forget{Job: 5}); err != nil {
 				t.Error(err)
@@ -230,7 +230,7 @@ func TestFaultsWithoutServe(t *testing.T) {
 	// What is told after a registration comes before the heartbeats.
 	s.next()
 	beats := len(all[*control.Heartbeat](&s.recorder))
-	await(t, "heartbeat", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > beats })
+	check.AwaitFor(t, patience, "heartbeat", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > beats })
 	faults := all[*control.JobFault](&s.recorder)
 	if len(faults) != 2 || faults[0].Job != 5 || faults[0].Error.Text != "a message was lost" || !proto.Equal(faults[0], faults[1]) {
 		t.Errorf("serve was told %v", faults)
@@ -248,7 +248,7 @@ func sameExceptNow(got proto.Message, want *control.Events) bool {
 
 // Requests are passed to the node kernel and answered with what it says. What needs no answer is done in order.
 func TestRequests(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	k := new(playedKernel)
 	_, log := s.run(k)
@@ -309,7 +309,7 @@ func TestRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await(t, "call of the last request", func() bool { return k.called("rewind 5") })
+	check.AwaitFor(t, patience, "call of the last request", func() bool { return k.called("rewind 5") })
 	for _, want := range []string{"input 5 1 9 in true", "signal 5 -1 15", "ack 5 8"} {
 		if !k.called(want) {
 			t.Errorf("the node kernel was not asked to %s", want)
@@ -337,7 +337,7 @@ func TestRequests(t *testing.T) {
 	k.refuse = errors.New("broken")
 	k.mu.Unlock()
 	_ = conn.Send(&control.Rewind{Job: 6})
-	await(t, "line in the log", func() bool { return strings.Contains(log.String(), "broken") })
+	check.AwaitFor(t, patience, "line in the log", func() bool { return strings.Contains(log.String(), "broken") })
 	if strings.Contains(log.String(), "no such job") {
 		t.Errorf("a job that has just ended is worth a line:\n%s", log)
 	}
@@ -345,7 +345,7 @@ func TestRequests(t *testing.T) {
 
 // serve may ask for something as soon as it has answered Register.
 func TestPrepareRightAfterRegistration(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	s.sent = []proto.Message{
 		&control.Prepare{Job: 6, Spec: new(control.JobSpec), Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}}}, &control.Forget{Job: 7},
@@ -353,7 +353,7 @@ func TestPrepareRightAfterRegistration(t *testing.T) {
 	k := new(playedKernel)
 	s.run(k)
 	conn := s.next()
-	await(t, "prepared job", func() bool { return k.called("prepare 6") && k.called("forget 7") })
+	check.AwaitFor(t, patience, "prepared job", func() bool { return k.called("prepare 6") && k.called("forget 7") })
 	if _, err := s.ask(conn, &control.Forget{Job: 6}); err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestPrepareRightAfterRegistration(t *testing.T) {
 
 // A switch that is not touched leaves things as they are.
 func TestSetDuties(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	k := new(playedKernel)
 	s.run(k)
@@ -383,7 +383,7 @@ func TestSetDuties(t *testing.T) {
 
 // The node kernel is restarted only once serve has its answer.
 func TestRestartKernel(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	log := new(lines)
 	a := s.agent(3, log)
@@ -406,11 +406,11 @@ func TestRestartKernel(t *testing.T) {
 }
 
 func TestRefusedAgent(t *testing.T) {
-	leaktest.Check(t)
+	check.Leaks(t)
 	s := newServe(t)
 	s.refuse = control.Failf(control.Code_CODE_VERSION, "this margay is too old")
 	_, log := s.run(new(playedKernel))
-	await(t, "two tries", func() bool { return strings.Count(log.String(), "this margay is too old") >= 2 })
+	check.AwaitFor(t, patience, "two tries", func() bool { return strings.Count(log.String(), "this margay is too old") >= 2 })
 }
 
 // A serve that lets heartbeats go unanswered is left.

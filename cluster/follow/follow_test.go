@@ -18,7 +18,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trace"
 	"margay/cluster/trace/tracetest"
-	"margay/kernel/leaktest"
+	"margay/internal/check"
 	"margay/kernel/record"
 )
 
@@ -37,7 +37,7 @@ type played struct {
 }
 
 func play(t *testing.T, nodes ...uint32) *played {
-	leaktest.Check(t)
+	check.Leaks(t)
 	p := &played{
 		t: t, socket: filepath.Join(t.TempDir(), "s"), nodes: make(map[uint32]*record.Recorder), ahead: make(map[uint32]time.Duration),
 		made: make(map[uint32]int64),

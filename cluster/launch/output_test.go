@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 
 	"margay/cluster/control"
+	"margay/internal/check"
 )
 
 func said(rank uint32, stream control.Stream, text string) *control.Record {
@@ -62,7 +62,7 @@ func TestPrinter(t *testing.T) {
 
 // Lines of several ranks come out whole, each in its rank's order, however they were cut into records.
 func TestLinesAreNeverTorn(t *testing.T) {
-	random := rand.New(rand.NewPCG(seed(t), 1))
+	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	const ranks, lines = 5, 200
 	var rest [ranks]string
 	for rank := range rest {
@@ -105,7 +105,7 @@ func TestLinesAreNeverTorn(t *testing.T) {
 func TestLongLines(t *testing.T) {
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
-	random := rand.New(rand.NewPCG(seed(t), 2))
+	random := rand.New(rand.NewPCG(check.Seed(t), 2))
 	for _, label := range []bool{false, true} {
 		const ranks, lines = 4, 3
 		var rest, prefix [ranks]string
@@ -188,20 +188,6 @@ func TestPrintFails(t *testing.T) {
 	if err := p.print(exited(0)); !errors.Is(err, errBroken) {
 		t.Errorf("the rest: %v", err)
 	}
-}
-
-// seed returns the seed of a random test: MARGAY_SEED, or a new one that is logged.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return seed
 }
 
 func TestFailed(t *testing.T) {

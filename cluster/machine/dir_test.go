@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"margay/cluster/serve"
+	"margay/internal/check"
 	"margay/kernel/abi/node"
 )
 
@@ -117,15 +118,6 @@ func hold(t *testing.T, d Dir) *exec.Cmd {
 		t.Fatalf("the holder says %q", line)
 	}
 	return cmd
-}
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s within %v", what, patience)
-		}
-	}
 }
 
 func TestNames(t *testing.T) {
@@ -295,7 +287,7 @@ func TestStaleLock(t *testing.T) {
 	if err := holder.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
+	check.AwaitFor(t, patience, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
 	told := ""
 	claimed, err := claim(d, func(format string, args ...any) { told = fmt.Sprintf(format, args...) })
 	if err != nil {

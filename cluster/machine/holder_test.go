@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/check"
 )
 
 // playedSubstrate is one whose nodes do what a test wants.
@@ -120,7 +121,7 @@ func (s *playedServe) hear(m proto.Message) {
 // heard waits until serve has been told something.
 func (s *playedServe) heard(t *testing.T, what string) {
 	t.Helper()
-	await(t, fmt.Sprintf("word of %q", what), func() bool {
+	check.AwaitFor(t, patience, fmt.Sprintf("word of %q", what), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return slices.Contains(s.got, what)
@@ -215,7 +216,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 		_ = s.conn.Send(&control.NodeUp{Node: node})
 	}
 	s.mu.Unlock()
-	await(t, "nodes that are up", func() bool { return h.isUp(0) && h.isUp(1) })
+	check.AwaitFor(t, patience, "nodes that are up", func() bool { return h.isUp(0) && h.isUp(1) })
 	p.end(0, "it fell over again")
 	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
 
@@ -267,7 +268,7 @@ func TestHolderEndsServeFirst(t *testing.T) {
 		}
 	})
 	holding(t, d, 2, p, "well")
-	await(t, "serve and the nodes", func() bool { return said("a serve begins") && p.started(0) > 0 && p.started(1) > 0 })
+	check.AwaitFor(t, patience, "serve and the nodes", func() bool { return said("a serve begins") && p.started(0) > 0 && p.started(1) > 0 })
 }
 
 // serve is started again whenever it ends.
@@ -275,7 +276,7 @@ func TestHolderKeepsServe(t *testing.T) {
 	base(t)
 	d := created(t, "m")
 	holding(t, d, 0, new(playedSubstrate), "badly")
-	await(t, "third serve", func() bool {
+	check.AwaitFor(t, patience, "third serve", func() bool {
 		text, _ := os.ReadFile(d.Log("serve"))
 		return strings.Count(string(text), "a serve begins") >= 3
 	})

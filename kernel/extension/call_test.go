@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
@@ -89,7 +90,7 @@ func TestCall(t *testing.T) {
 		budget := fuel(1 << 30)
 		_, _ = called(t, caller, uint64(broken.handle), &budget, 0)
 	}
-	await(t, "removal", func() bool { _, err := s.Find(broken.handle); return err != nil })
+	check.Await(t, "removal", func() bool { _, err := s.Find(broken.handle); return err != nil })
 }
 
 // recording has a manager record, and returns what reads it.

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"margay/ext/message/accumulate"
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
-	"margay/kernel/leaktest"
 	"margay/nimble/engine/portable"
 	"margay/nimble/memory"
 	"margay/nimble/state"
@@ -74,16 +74,6 @@ var (
 	trap    = extensiontest.Program{Section: "trap", Name: "tick", Code: deliver.Code}
 	trap2   = extensiontest.Program{Section: "trap/second", Name: "tock", Code: deliver.Code}
 )
-
-// await waits until ok holds.
-func await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s within 20 s", what)
-		}
-	}
-}
 
 func TestInsertListRemove(t *testing.T) {
 	m := newManager(t)
@@ -593,7 +583,7 @@ func TestLend(t *testing.T) {
 	mine := errors.New("mine")
 	err = x.Lend("totals", func(m *state.Map) error {
 		go func() { done <- s.Remove(x.Handle(), "a test") }()
-		await(t, "removal from the chain", s.Empty)
+		check.Await(t, "removal from the chain", s.Empty)
 		go func() { done <- s.Close() }()
 		select {
 		case err := <-done:
@@ -622,7 +612,7 @@ func TestLend(t *testing.T) {
 
 // Everything at once, until the job ends in the middle of it: nothing is used after it is gone, and nothing is left.
 func TestTogether(t *testing.T) {
-	files, goroutines := leaktest.Descriptors(t), runtime.NumGoroutine()
+	files, goroutines := check.Descriptors(t), runtime.NumGoroutine()
 	m := newManager(t)
 	programs := [][]byte{accumulate.Object, extensiontest.Object(t, faulty), extensiontest.Object(t, consume), extensiontest.Object(t, nothing)}
 	for job := range uint32(3) {
@@ -698,8 +688,8 @@ func TestTogether(t *testing.T) {
 		all.Wait()
 	}
 	runtime.GC()
-	await(t, "end of all goroutines", func() bool { return runtime.NumGoroutine() <= goroutines })
-	if now := leaktest.Descriptors(t); now > files {
+	check.Await(t, "end of all goroutines", func() bool { return runtime.NumGoroutine() <= goroutines })
+	if now := check.Descriptors(t); now > files {
 		t.Errorf("%d descriptors before, %d after", files, now)
 	}
 }

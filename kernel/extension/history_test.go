@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"margay/internal/check"
 	"margay/internal/printable"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
@@ -125,7 +126,7 @@ func TestFaultsInEachSlot(t *testing.T) {
 						t.Fatalf("after %d faults: %+v, %v", n, d, err)
 					}
 				}
-				await(t, "its removal", func() bool { l := m.List(); return len(l) == 1 && l[0].Removed != "" })
+				check.Await(t, "its removal", func() bool { l := m.List(); return len(l) == 1 && l[0].Removed != "" })
 				x := m.List()[0]
 				if !strings.HasPrefix(x.Removed, fmt.Sprintf("it made %d faults", slot.FaultLimit)) || x.Stats.Faults != slot.FaultLimit {
 					t.Errorf("%+v", x)

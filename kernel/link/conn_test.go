@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/check"
 )
 
 // bound lets nothing take longer than a while.
@@ -25,19 +27,9 @@ func bound(t *testing.T, conns ...*Conn) {
 	}
 }
 
-// descriptors counts the open ones of this process.
-func descriptors(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
-}
-
 // What is no end of a link is refused, and closed.
 func TestNewConnRefuses(t *testing.T) {
-	before := descriptors(t)
+	before := check.Descriptors(t)
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +45,7 @@ func TestNewConnRefuses(t *testing.T) {
 			t.Errorf("%s was taken: %v, %v", name, c, err)
 		}
 	}
-	if after := descriptors(t); after != before {
+	if after := check.Descriptors(t); after != before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/ext/message/accumulate"
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
-	"margay/kernel/leaktest"
 	"margay/nimble/memory"
 )
 
@@ -86,7 +86,7 @@ func TestRestartKeepsBells(t *testing.T) {
 	if !b.receive.Wait() {
 		t.Fatal("there is a message already")
 	}
-	await(t, "sleep of the node kernel", func() bool { return b.area.SendWaiting().Load() == 1 })
+	check.Await(t, "sleep of the node kernel", func() bool { return b.area.SendWaiting().Load() == 1 })
 	a.post(1, 1, 5, nil)
 	if !b.awaitRing(10 * time.Second) {
 		t.Fatal("nobody rang")
@@ -129,7 +129,7 @@ func TestRestartBeforeAnswer(t *testing.T) {
 	if reply.Status != wire.StatusOK || reply.Call != 42 {
 		t.Errorf("asking again: %+v", reply)
 	}
-	await(t, "end of the request", func() bool {
+	check.Await(t, "end of the request", func() bool {
 		answered := false
 		j.ledger(0, func(l *ledger) { answered = l.asking[0] == 0 })
 		return answered
@@ -168,7 +168,7 @@ func TestRestartWithLoss(t *testing.T) {
 		pass(t, a, b, 0, 3)
 		j.lose(0, 1, true)
 		a.post(1, 1, 3, nil)
-		await(t, "message on its way", func() bool { return j.sent(0, 1) == 4 })
+		check.Await(t, "message on its way", func() bool { return j.sent(0, 1) == 4 })
 		j.kill(0)
 		j.net.mu.Lock()
 		clear(j.net.cut)
@@ -210,7 +210,7 @@ func TestRestartWithFault(t *testing.T) {
 	j.join(1)
 	n := j.nodes[0]
 	n.job.Ended(1)
-	await(t, "end of rank 1", func() bool {
+	check.Await(t, "end of rank 1", func() bool {
 		r := n.job.local[1]
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -219,7 +219,7 @@ func TestRestartWithFault(t *testing.T) {
 	a.post(1, 1, 0, nil)
 	const report = "rank 0 has sent a message to rank 1 on node0, which has ended"
 	j.fault(report)
-	await(t, "kept fault", func() bool { return n.kept.has(keptFault) })
+	check.Await(t, "kept fault", func() bool { return n.kept.has(keptFault) })
 	j.restart(0)
 	j.fault(report)
 	n.kept.Keep(keep.Item{Name: keptFault, Words: json.RawMessage("7")})
@@ -279,12 +279,12 @@ func TestRestartInBarrier(t *testing.T) {
 			done := make(chan bool, 2)
 			enter := func(a *app) {
 				go func() { done <- a.barrier(20 * time.Second) }()
-				await(t, "entry", func() bool { return a.area.Entered().Load() == 1 })
+				check.Await(t, "entry", func() bool { return a.area.Entered().Load() == 1 })
 			}
 			other := 1 - c.node
 			enter(apps[other])
 			if c.node == 0 {
-				await(t, "arrival", func() bool {
+				check.Await(t, "arrival", func() bool {
 					job := j.nodes[0].job
 					job.mu.Lock()
 					defer job.mu.Unlock()
@@ -390,9 +390,9 @@ func TestRestartKeepsExtensions(t *testing.T) {
 	handles = append(handles, counter.Handle, dropper.Handle)
 	for round := range uint64(3) {
 		a.post(1, 5, 10, []byte("word"))
-		await(t, "count", func() bool { return region.Bytes()[0] == byte(round+1) && region.Bytes()[8] == byte(10*(round+1)) })
+		check.Await(t, "count", func() bool { return region.Bytes()[0] == byte(round+1) && region.Bytes()[8] == byte(10*(round+1)) })
 		a.post(1, 6, 1, []byte("word"))
-		await(t, "drop", func() bool { return j.received(1, 0) == 2*(round+1) })
+		check.Await(t, "drop", func() bool { return j.received(1, 0) == 2*(round+1) })
 		if r, ok := b.next(0); ok {
 			t.Errorf("%+v was delivered", r)
 		}
@@ -460,7 +460,7 @@ func TestRestartWithoutRemovedExtensions(t *testing.T) {
 			if err := remove(j, a, reply.Handle); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "removal from what is kept", func() bool { return !j.nodes[0].kept.has(item) })
+			check.Await(t, "removal from what is kept", func() bool { return !j.nodes[0].kept.has(item) })
 			j.restart(0)
 			if list := j.nodes[0].manager.List(); len(list) != 0 {
 				t.Errorf("there is %+v again", list)
@@ -528,7 +528,7 @@ func TestAdoptIncomplete(t *testing.T) {
 					c.change(item)
 				}
 			}
-			before := leaktest.Descriptors(t)
+			before := check.Descriptors(t)
 			for _, item := range items {
 				before -= len(item.Files)
 			}
@@ -538,7 +538,7 @@ func TestAdoptIncomplete(t *testing.T) {
 			if err := config.Set.Close(); err != nil {
 				t.Error(err)
 			}
-			if after := leaktest.Descriptors(t); after > before {
+			if after := check.Descriptors(t); after > before {
 				t.Errorf("%d descriptors are open, %d should be", after, before)
 			}
 			n.port.close()

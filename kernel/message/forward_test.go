@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
 )
@@ -86,7 +87,7 @@ func TestForward(t *testing.T) {
 			var sender sync.WaitGroup
 			sender.Go(func() {
 				for i := range uint64(n) {
-					await(t, "room in the ring", func() bool { return a.post(c.first, 9, uint64(c.last), numbered(i, 1000)) })
+					check.Await(t, "room in the ring", func() bool { return a.post(c.first, 9, uint64(c.last), numbered(i, 1000)) })
 				}
 			})
 			for i := range uint64(n) {
@@ -106,7 +107,7 @@ func TestForward(t *testing.T) {
 func (j *testJob) nothingHeld() {
 	j.t.Helper()
 	for i, n := range j.nodes {
-		await(j.t, fmt.Sprintf("end of the forwards of node%d", i), func() bool {
+		check.Await(j.t, fmt.Sprintf("end of the forwards of node%d", i), func() bool {
 			n.job.mu.Lock()
 			defer n.job.mu.Unlock()
 			return *n.job.ledger.forwarding == 0 && len(n.job.held) == 0 && len(n.job.onward) == 0 && len(n.job.forwards) == 0
@@ -129,7 +130,7 @@ func TestForwardAround(t *testing.T) {
 			for rank, a := range apps {
 				all.Go(func() { // each sends to the next, for the one before it
 					for i := range uint64(each) {
-						await(t, "room in the ring", func() bool { return a.post((rank+1)%ranks, 1, uint64(rank+ranks-1)%ranks, numbered(i, 1000)) })
+						check.Await(t, "room in the ring", func() bool { return a.post((rank+1)%ranks, 1, uint64(rank+ranks-1)%ranks, numbered(i, 1000)) })
 					}
 				})
 			}
@@ -209,7 +210,7 @@ func TestForwardToDeaf(t *testing.T) {
 	for _, pair := range [][2]int{{1, 3}, {1, 4}, {4, 2}, {3, 2}, {2, 0}, {2, 4}, {3, 4}} {
 		from, to := apps[pair[0]], apps[pair[1]]
 		for i := range uint64(600) {
-			await(t, "room in the ring", func() bool { return from.post(pair[1], 1, uint64(pair[1]), numbered(i, 1000)) })
+			check.Await(t, "room in the ring", func() bool { return from.post(pair[1], 1, uint64(pair[1]), numbered(i, 1000)) })
 			if r, ok := to.next(10 * time.Second); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
 				t.Fatalf("from rank %d to rank %d: message %d came as %v", pair[0], pair[1], i, ok)
 			}
@@ -275,7 +276,7 @@ func TestForwardAndRestart(t *testing.T) {
 		a, b := j.join(0), j.join(2)
 		for round := range 3 {
 			for i := range uint64(400) {
-				await(t, "room in the ring", func() bool { return a.post(1, 1, 2, numbered(i, 1000)) })
+				check.Await(t, "room in the ring", func() bool { return a.post(1, 1, 2, numbered(i, 1000)) })
 				if r, ok := b.next(10 * time.Second); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
 					t.Fatalf("round %d: message %d came as %v", round, i, ok)
 				}
@@ -305,7 +306,7 @@ func TestForwardLost(t *testing.T) {
 	a := j.join(0)
 	j.lose(1, 2, true)
 	a.post(1, 1, 2, nil)
-	await(t, "forward", func() bool {
+	check.Await(t, "forward", func() bool {
 		job := j.nodes[1].job
 		job.sending.Lock()
 		defer job.sending.Unlock()
@@ -322,7 +323,7 @@ func TestForwardToEnded(t *testing.T) {
 	a := j.join(0)
 	j.join(2)
 	j.nodes[2].job.Ended(2)
-	await(t, "end", func() bool {
+	check.Await(t, "end", func() bool {
 		r := j.nodes[2].job.local[2]
 		r.mu.Lock()
 		defer r.mu.Unlock()

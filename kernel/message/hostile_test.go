@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/ext/message/accumulate"
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
-	"margay/kernel/leaktest"
 )
 
 // Where the numbers of an area's rings are: the control blocks, and in them the tail and the head (package wire).
@@ -67,7 +67,7 @@ func TestHostileArea(t *testing.T) {
 			}
 			a.write(sendControl+tail, wire.RingSize)
 			a.ring()
-			await(a.t, "end of it", func() bool {
+			check.Await(a.t, "end of it", func() bool {
 				return binary.LittleEndian.Uint64(a.memory[sendControl+head:]) != 0 || a.area.SendWaiting().Load() == 1
 			})
 			a.write(sendControl+tail, math.MaxUint64)
@@ -94,7 +94,7 @@ func TestHostileArea(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, 2, 3)
 			hostile, a, b := j.join(0), j.join(1), j.join(3)
-			await(t, "sleep of the node kernel", func() bool { return hostile.area.SendWaiting().Load() == 1 })
+			check.Await(t, "sleep of the node kernel", func() bool { return hostile.area.SendWaiting().Load() == 1 })
 			c.write(hostile)
 			hostile.ring()
 			j.fault("rank 0 on node0", c.says)
@@ -188,7 +188,7 @@ func TestHostileAreaAllTheTime(t *testing.T) {
 		}
 	})
 	for i := range 300 {
-		await(t, "room", func() bool { return a.post(3, 1, uint64(i), nil) })
+		check.Await(t, "room", func() bool { return a.post(3, 1, uint64(i), nil) })
 	}
 	for got := 0; got < 300; {
 		r, ok := b.next(20 * time.Second)
@@ -278,7 +278,7 @@ func TestHostileRequests(t *testing.T) {
 		"files for nothing":    {encode(wire.Request{Op: wire.OpStats, Handle: good.Handle}), file("x"), 3, wire.StatusOK},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := leaktest.Descriptors(t)
+			before := check.Descriptors(t)
 			var rights []byte
 			if c.file != nil {
 				f := c.file()
@@ -298,7 +298,7 @@ func TestHostileRequests(t *testing.T) {
 			if reply.Status != c.want || (reply.Text == "") != (c.want == wire.StatusOK) {
 				t.Errorf("reply %+v, want status %d", reply, c.want)
 			}
-			await(t, "end of the files that came", func() bool { return leaktest.Descriptors(t) <= before })
+			check.Await(t, "end of the files that came", func() bool { return check.Descriptors(t) <= before })
 			if reply, files := a.ask(wire.Request{Op: wire.OpStats, Call: 77, Handle: good.Handle}, nil); reply.Call != 77 || reply.Status != wire.StatusOK {
 				closeAll(files)
 				t.Errorf("the next request: %+v", reply)

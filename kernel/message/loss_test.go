@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/fabric"
 )
 
@@ -56,7 +57,7 @@ func TestLostMessages(t *testing.T) {
 			for i := range 3 {
 				a.post(1-from, 1, uint64(i), nil)
 			}
-			await(t, "message on its way", func() bool { return j.sent(from, 1-from) == 8 })
+			check.Await(t, "message on its way", func() bool { return j.sent(from, 1-from) == 8 })
 			j.noFault() // nobody can know yet
 			j.lose(0, 1, false)
 			j.fault(fmt.Sprintf("messages between node%d and node%d were lost", from, 1-from), "8 were sent, 5 came")
@@ -73,7 +74,7 @@ func TestMessageBehindLostOnes(t *testing.T) {
 	a, b, other := j.join(0), j.join(2), j.join(1)
 	j.lose(0, 1, true)
 	a.post(2, 1, 1, nil)
-	await(t, "message on its way", func() bool { return j.sent(0, 1) == 1 })
+	check.Await(t, "message on its way", func() bool { return j.sent(0, 1) == 1 })
 	j.net.mu.Lock()
 	clear(j.net.cut)
 	j.net.mu.Unlock()
@@ -147,7 +148,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 			a := j.join(rank)
 			go func() { done <- a.barrier(20 * time.Second) }()
 		}
-		await(t, "arrival", func() bool {
+		check.Await(t, "arrival", func() bool {
 			job := j.nodes[far].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
@@ -172,7 +173,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 		// The child has arrived, and then hears nothing more.
 		done := make(chan bool, 2)
 		go func() { done <- child.barrier(20 * time.Second) }()
-		await(t, "arrival", func() bool {
+		check.Await(t, "arrival", func() bool {
 			job := j.nodes[0].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
@@ -220,7 +221,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 		j.lose(0, 1, true)
 		j.nodes[1].job.Ended(1)
 		a.barrier(0)
-		await(t, "end", func() bool {
+		check.Await(t, "end", func() bool {
 			job := j.nodes[1].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
@@ -246,7 +247,7 @@ func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 	t.Helper()
 	payload := make([]byte, 1000)
 	from := int(j.config.Nodes[a.header.Rank])
-	await(t, "end of what can be sent", func() bool {
+	check.Await(t, "end of what can be sent", func() bool {
 		closed, before := j.windowIsClosed(from, target, packet{payload: payload}.cost()), posted
 		for a.post(target, 1, uint64(posted), payload) {
 			posted++

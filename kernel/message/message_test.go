@@ -13,11 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
-	"margay/kernel/leaktest"
 	"margay/kernel/record"
 	"margay/nimble/engine/portable"
 )
@@ -221,7 +221,7 @@ func open(t testing.TB, n, perNode int) *testJob {
 func openWith(t testing.TB, n, perNode int, c JobConfig) *testJob {
 	t.Helper()
 	if _, fuzzing := t.(*testing.F); !fuzzing { // which has goroutines of its own
-		leaktest.Check(t)
+		check.Leaks(t)
 	}
 	j := &testJob{t: t, faults: make(chan error, 16), net: &network{
 		ports: make(map[fabric.Node]*port), cut: make(map[[2]fabric.Node]bool), held: make(map[[2]fabric.Node]hold),
@@ -335,16 +335,6 @@ func (j *testJob) close() {
 			item.CloseFiles()
 		}
 		n.kept.mu.Unlock()
-	}
-}
-
-// await waits until ok holds.
-func await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s within 20 s", what)
-		}
 	}
 }
 
@@ -587,7 +577,7 @@ func (j *testJob) holdsBarrier(apps []*app, way hold) {
 	}
 	close(way.release)
 	for rank, a := range apps {
-		await(j.t, fmt.Sprint("release of rank ", rank), func() bool { return a.area.Released().Load() == 1 })
+		check.Await(j.t, fmt.Sprint("release of rank ", rank), func() bool { return a.area.Released().Load() == 1 })
 	}
 }
 
@@ -630,14 +620,14 @@ func TestBarrierBehindWaitingMessages(t *testing.T) {
 	sent := 0
 	for _, source := range []int{1, 2} {
 		for i := 0; i < 200; i++ {
-			await(t, "room for a message", func() bool { return apps[source].post(0, 1, 0, make([]byte, wire.MaxPayload)) })
+			check.Await(t, "room for a message", func() bool { return apps[source].post(0, 1, 0, make([]byte, wire.MaxPayload)) })
 			sent++
 		}
 	}
 	for _, a := range apps {
 		a.enter()
 	}
-	await(t, "release of rank 1", func() bool { return apps[1].area.Released().Load() == 1 })
+	check.Await(t, "release of rank 1", func() bool { return apps[1].area.Released().Load() == 1 })
 	if apps[0].area.Released().Load() != 0 {
 		t.Fatal("rank 0 is out of the barrier, and messages wait for room in its ring")
 	}
@@ -646,6 +636,6 @@ func TestBarrierBehindWaitingMessages(t *testing.T) {
 			t.Fatalf("%d of %d messages came", i, sent)
 		}
 	}
-	await(t, "release of rank 0", func() bool { return apps[0].area.Released().Load() == 1 })
+	check.Await(t, "release of rank 0", func() bool { return apps[0].area.Released().Load() == 1 })
 	j.noFault()
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
@@ -50,7 +51,7 @@ func TestRecorded(t *testing.T) {
 				t.Fatal("a message is missing")
 			}
 		}
-		await(t, "sent messages", func() bool { return len(j.recorded(0, record.Sent)) == n })
+		check.Await(t, "sent messages", func() bool { return len(j.recorded(0, record.Sent)) == n })
 		sent, arrived := j.recorded(0, record.Sent), j.recorded(there, record.Arrived)
 		if len(arrived) != n {
 			t.Fatalf("%d came", len(arrived))
@@ -134,7 +135,7 @@ func TestRecordedBarrier(t *testing.T) {
 	for n := range uint64(3) {
 		a.enter()
 		b.enter()
-		await(t, "release", func() bool { return a.area.Released().Load() == n+1 && b.area.Released().Load() == n+1 })
+		check.Await(t, "release", func() bool { return a.area.Released().Load() == n+1 && b.area.Released().Load() == n+1 })
 	}
 	for node := range 2 {
 		events := j.recorded(node, record.Barrier)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
@@ -38,7 +39,7 @@ func TestVerdicts(t *testing.T) {
 				if i%4 == 0 {
 					verdict = slot.Drop
 				}
-				await(t, "room in the ring", func() bool { return a.post(target, uint16(verdict), uint64(i), make([]byte, 1000)) })
+				check.Await(t, "room in the ring", func() bool { return a.post(target, uint16(verdict), uint64(i), make([]byte, 1000)) })
 			}
 			for i := range 10 {
 				a.post(target, uint16(slot.Deliver), uint64(i), nil)
@@ -79,7 +80,7 @@ func TestFaultsFallBack(t *testing.T) {
 			}
 		}
 	}
-	await(t, "removal", func() bool { return j.nodes[1].job.config.Set.Empty() })
+	check.Await(t, "removal", func() bool { return j.nodes[1].job.config.Set.Empty() })
 	if stats, _ := b.ask(wire.Request{Op: wire.OpStats, Handle: reply.Handle}, nil); stats.Status != wire.StatusNotFound {
 		t.Errorf("stats of what is gone: %+v", stats)
 	}
@@ -145,7 +146,7 @@ func TestWoken(t *testing.T) {
 	if !a.barrier(10 * time.Second) {
 		t.Fatal("the barrier is not complete")
 	}
-	await(t, "news of rank 1, which the barrier wakes up", woken[1].Load)
+	check.Await(t, "news of rank 1, which the barrier wakes up", woken[1].Load)
 	if woken[0].Load() {
 		t.Error("rank 0, which does not sleep, was woken up by the barrier")
 	}
@@ -168,8 +169,8 @@ func TestWoken(t *testing.T) {
 			t.Fatalf("%d of %d messages came", i, sent)
 		}
 	}
-	await(t, "news of rank 0, which has room again", woken[0].Load)
-	await(t, "news of rank 1, to which what waited for room has been given", woken[1].Load)
+	check.Await(t, "news of rank 0, which has room again", woken[0].Load)
+	check.Await(t, "news of rank 1, to which what waited for room has been given", woken[1].Load)
 	j.noFault()
 }
 
@@ -308,7 +309,7 @@ func TestEndedRank(t *testing.T) {
 					t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 				}
 			}
-			await(t, "end", func() bool {
+			check.Await(t, "end", func() bool {
 				r := j.nodes[0].job.local[0]
 				r.mu.Lock()
 				defer r.mu.Unlock()
@@ -379,7 +380,7 @@ func TestEndAfterBarrier(t *testing.T) {
 			t.Error("a rank is stuck in the barrier")
 		}
 	}
-	await(t, "ends", func() bool {
+	check.Await(t, "ends", func() bool {
 		for _, n := range j.nodes {
 			n.job.mu.Lock()
 			ended := len(n.job.ended)

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/check"
 )
 
 // cpu is the CPU that this goroutine runs on now.
@@ -92,7 +94,7 @@ func TestSpinner(t *testing.T) {
 		}
 	}
 	for _, a := range apps {
-		await(t, "attention", func() bool { return a.area.SendWaiting().Load() == 0 })
+		check.Await(t, "attention", func() bool { return a.area.SendWaiting().Load() == 0 })
 	}
 	spinning.Store(true)
 	exchange(apps, 500)

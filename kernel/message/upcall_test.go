@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
@@ -48,7 +49,7 @@ func (a *app) nudges() int {
 func (a *app) postAll(n, target int, handler uint16, payload []byte) {
 	a.t.Helper()
 	for i := range n {
-		await(a.t, "room in the ring", func() bool { return a.post(target, handler, uint64(i), payload) })
+		check.Await(a.t, "room in the ring", func() bool { return a.post(target, handler, uint64(i), payload) })
 	}
 }
 
@@ -122,7 +123,7 @@ func TestUpcallsAndFullRings(t *testing.T) {
 		j.insertEverywhere(byHandler)
 		a, b, c := j.join(0), j.join(1), j.join(2)
 		a.postAll(ring, 1, deliver, payload)
-		await(t, "messages that wait", func() bool { return j.waiting(1) > 0 })
+		check.Await(t, "messages that wait", func() bool { return j.waiting(1) > 0 })
 		c.post(1, upcall, 0, nil)
 		if r, ok := b.nextUpcall(10 * time.Second); !ok || r.Peer != 2 {
 			t.Fatalf("behind a full ring came %v %+v", ok, r)
@@ -140,13 +141,13 @@ func TestUpcallsAndFullRings(t *testing.T) {
 		a, b, c := j.join(0), j.join(1), j.join(2)
 		a.postAll(ring, 1, upcall, payload)
 		const before = ring - wire.RingSize/1040 // do not fit with their headers
-		await(t, "upcalls that wait", func() bool { return j.waiting(1) == before })
+		check.Await(t, "upcalls that wait", func() bool { return j.waiting(1) == before })
 		c.post(1, deliver, 0, nil)
-		await(t, "message", func() bool { return j.waiting(1) == before+1 })
+		check.Await(t, "message", func() bool { return j.waiting(1) == before+1 })
 		for _, x := range []*app{a, b, c} {
 			x.enter()
 		}
-		await(t, "release of rank 0", func() bool { return a.area.Released().Load() == 1 })
+		check.Await(t, "release of rank 0", func() bool { return a.area.Released().Load() == 1 })
 		for i, passed := 0, false; i < ring; i++ {
 			released := b.area.Released().Load() != 0
 			if _, ok := b.next(0); ok || released {
@@ -160,7 +161,7 @@ func TestUpcallsAndFullRings(t *testing.T) {
 				t.Fatalf("upcall %d came as %v %v, passed %v", i, ok, r.Args, passed)
 			}
 		}
-		await(t, "release of rank 1", func() bool { return b.area.Released().Load() == 1 })
+		check.Await(t, "release of rank 1", func() bool { return b.area.Released().Load() == 1 })
 		j.noFault()
 	})
 }
@@ -173,9 +174,9 @@ func TestUpcallAndRestart(t *testing.T) {
 	for i := range 10 {
 		a.post(1, upcall, uint64(i), nil)
 	}
-	await(t, "messages", func() bool { return j.received(1, 0) == 10 })
+	check.Await(t, "messages", func() bool { return j.received(1, 0) == 10 })
 	j.restart(1)
-	await(t, "nudge", func() bool { return b.nudges() == 1 })
+	check.Await(t, "nudge", func() bool { return b.nudges() == 1 })
 	for i := range 10 {
 		if r, ok := b.nextUpcall(10 * time.Second); !ok || r.Args[0] != uint64(i) {
 			t.Fatalf("upcall %d came as %v %+v", i, ok, r)
@@ -186,7 +187,7 @@ func TestUpcallAndRestart(t *testing.T) {
 	if r, ok := b.nextUpcall(10 * time.Second); !ok || r.Args[0] != 10 {
 		t.Errorf("the upcall after that came as %v %+v", ok, r)
 	}
-	await(t, "nudge", func() bool { return b.nudges() == 1 })
+	check.Await(t, "nudge", func() bool { return b.nudges() == 1 })
 	j.noFault()
 }
 
@@ -197,7 +198,7 @@ func TestUpcallsWaitAndRestart(t *testing.T) {
 	a := j.join(0)
 	j.join(1)
 	a.postAll(wire.RingSize/1000, 1, upcall, make([]byte, 1000))
-	await(t, "upcalls that wait", func() bool { return j.waiting(1) > 0 })
+	check.Await(t, "upcalls that wait", func() bool { return j.waiting(1) > 0 })
 	j.restart(1)
 	j.fault("messages for rank 1, which had no room for them, were lost")
 }

@@ -1,19 +1,18 @@
 package pid1_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/kernel/abi/node"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -218,29 +217,11 @@ func poll(what string, ok func() bool) error {
 	return nil
 }
 
-// lockedBuffer is a buffer that is read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
 // part is a part that runs.
 type part struct {
 	t   *testing.T
 	cmd *exec.Cmd
-	out lockedBuffer // all that it and its node kernels say
+	out check.Buffer // all that it and its node kernels say
 }
 
 // play starts the test binary in a part. change may change the command before it is started.

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"margay/ext/timer/heartbeat"
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/leaktest"
 	"margay/nimble/engine/portable"
 	"margay/nimble/state"
 )
@@ -18,7 +18,7 @@ import (
 // node is a manager whose timers run.
 func node(t *testing.T) (*extension.Manager, *Timers) {
 	t.Helper()
-	leaktest.Check(t)
+	check.Leaks(t)
 	m, err := extension.NewManager(portable.New(), 1, t.Logf)
 	if err != nil {
 		t.Fatal(err)
@@ -35,16 +35,6 @@ func insert(t *testing.T, s *extension.Set, r extension.Request) *extension.Exte
 		t.Fatal(err)
 	}
 	return x
-}
-
-// await waits until ok holds.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for start := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(start) > 20*time.Second {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
 }
 
 // beats reads what heartbeat has counted.
@@ -66,7 +56,7 @@ func TestIntervals(t *testing.T) {
 	x := insert(t, s, extension.Request{Object: heartbeat.Object, Settings: []extension.Setting{
 		{Name: heartbeat.Interval, Value: uint64(2 * time.Millisecond)}, {Name: heartbeat.Beats, Value: 20},
 	}})
-	await(t, "the last beat", func() bool { return beats(t, x).Beats == 20 })
+	check.Await(t, "the last beat", func() bool { return beats(t, x).Beats == 20 })
 	h := beats(t, x)
 	if took, n := time.Duration(h.Last-h.First), 19+h.Missed; took < time.Duration(n)*2*time.Millisecond-time.Millisecond {
 		t.Errorf("%d intervals of 2 ms in %v", n, took)
@@ -91,12 +81,12 @@ func TestRemoved(t *testing.T) {
 		return extension.Request{Object: extensiontest.Object(t, p)}
 	}
 	a, b, machines := insert(t, s, request(always)), insert(t, s, request(seldom)), insert(t, m.Machine(), request(always))
-	await(t, "runs", func() bool { return a.Stats().Runs > 3 && b.Stats().Runs > 0 && machines.Stats().Runs > 3 })
+	check.Await(t, "runs", func() bool { return a.Stats().Runs > 3 && b.Stats().Runs > 0 && machines.Stats().Runs > 3 })
 	if err := m.Remove(a.Handle(), "a test"); err != nil {
 		t.Fatal(err)
 	}
 	runs, others := a.Stats().Runs, machines.Stats().Runs
-	await(t, "the machine's to go on", func() bool { return machines.Stats().Runs > others+10 })
+	check.Await(t, "the machine's to go on", func() bool { return machines.Stats().Runs > others+10 })
 	if now := a.Stats().Runs; now != runs {
 		t.Errorf("it was run %d times after it was removed", now-runs)
 	}
@@ -128,7 +118,7 @@ func TestContext(t *testing.T) {
 		}}
 		s := m.Open(9, 1<<20)
 		x := insert(t, s, extension.Request{Object: extensiontest.Object(t, p)})
-		await(t, "a run", func() bool { return x.Stats().Runs > 0 })
+		check.Await(t, "a run", func() bool { return x.Stats().Runs > 0 })
 		if err := s.Close(); err != nil { // which waits for the run
 			t.Error(err)
 		}

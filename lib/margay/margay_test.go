@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 	"margay/lib/margay"
 	"margay/lib/ranktest"
@@ -293,7 +294,7 @@ func TestInitFails(t *testing.T) {
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
-			before, goroutines := descriptors(t), runtime.NumGoroutine()
+			before, goroutines := check.Descriptors(t), runtime.NumGoroutine()
 			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -314,9 +315,9 @@ func TestInitFails(t *testing.T) {
 				t.Error(err)
 			}
 			conn.Close()
-			for deadline := time.Now().Add(10 * time.Second); descriptors(t) != before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(10 * time.Second); check.Descriptors(t) != before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
 				if time.Now().After(deadline) {
-					t.Fatalf("%d descriptors, before there were %d", descriptors(t), before)
+					t.Fatalf("%d descriptors, before there were %d", check.Descriptors(t), before)
 				}
 			}
 		})
@@ -350,13 +351,4 @@ func serve(conn *net.UnixConn, reply wire.Reply, files int) error {
 	}
 	_, _, err = conn.WriteMsgUnix(reply.Encode(), rights, nil)
 	return err
-}
-
-func descriptors(t *testing.T) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"testing"
 
+	"margay/internal/check"
 	"margay/qemu/ether"
 )
 
@@ -36,7 +37,7 @@ func BenchmarkForward(b *testing.B) {
 			for sent := 0; sent < b.N; sent += perWrite {
 				src.write(burst[:min(perWrite, b.N-sent)*len(one)])
 			}
-			until(b, "the burst to be read", func() bool { return l.Port("p0").Stats().RxFrames == uint64(b.N) })
+			check.AwaitFor(b, patience, "the burst to be read", func() bool { return l.Port("p0").Stats().RxFrames == uint64(b.N) })
 			// The queue may be full: the mark goes again until it gets through.
 			var n int
 			for done := false; !done; {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/qemu/ether"
 )
 
@@ -28,13 +29,13 @@ func mac(n int) ether.MAC { return ether.MAC{0x52, 0x54, 0, 0, byte(n >> 8), byt
 type lab struct {
 	*Switch
 	t   testing.TB
-	log *syncBuffer
+	log *check.Buffer
 }
 
 func newLab(t testing.TB, n int, adjust ...func(*Config)) *lab {
 	t.Helper()
 	dir := t.TempDir()
-	log := &syncBuffer{}
+	log := &check.Buffer{}
 	cfg := Config{Log: slog.New(slog.NewTextHandler(log, nil))}
 	for i := range n {
 		cfg.Ports = append(cfg.Ports, PortConfig{
@@ -58,33 +59,6 @@ func newLab(t testing.TB, n int, adjust ...func(*Config)) *lab {
 	return &lab{s, t, log}
 }
 
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
-// until waits for a condition that needs no further event to come true.
-func until(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
-	}
-}
-
 // peer is what is plugged into a port.
 type peer struct {
 	t    testing.TB
@@ -103,7 +77,7 @@ func (l *lab) plug(i int) *peer {
 		l.t.Fatal(err)
 	}
 	l.t.Cleanup(func() { conn.Close() })
-	until(l.t, "the port to accept", func() bool { return port.Stats().Connections > before })
+	check.AwaitFor(l.t, patience, "the port to accept", func() bool { return port.Stats().Connections > before })
 	return &peer{l.t, conn, ether.NewReader(conn), port.MAC()}
 }
 
@@ -170,7 +144,7 @@ func TestForwarding(t *testing.T) {
 	c.expect(a.mac, big)
 
 	want := Stats{Connected: true, Connections: 3, RxFrames: 5, TxFrames: 7}
-	until(t, "the counters", func() bool { return l.Stats().TxFrames == want.TxFrames })
+	check.AwaitFor(t, patience, "the counters", func() bool { return l.Stats().TxFrames == want.TxFrames })
 	got := l.Stats()
 	if got.RxBytes == 0 || got.TxBytes <= got.RxBytes {
 		t.Errorf("bytes: received %d, sent %d", got.RxBytes, got.TxBytes)
@@ -195,7 +169,7 @@ func TestDropsAreCounted(t *testing.T) {
 	if got, want := l.Port("p0").Stats().Drops, (Drops{Runt: 1, Source: 2, Unknown: 2}); got != want {
 		t.Errorf("p0: got %+v, want %+v", got, want)
 	}
-	until(t, "the last copy's drop", func() bool { return l.Port("p2").Stats().Drops == Drops{Absent: 2} })
+	check.AwaitFor(t, patience, "the last copy's drop", func() bool { return l.Port("p2").Stats().Drops == Drops{Absent: 2} })
 	if got := l.Port("p1").Stats().Drops; got != (Drops{}) {
 		t.Errorf("p1: got %+v, want none", got)
 	}
@@ -208,7 +182,7 @@ func TestMalformedLengthEndsOneConnection(t *testing.T) {
 			a, b := l.plug(0), l.plug(1)
 			a.write(binary.BigEndian.AppendUint32(nil, length))
 			a.expectEnd()
-			until(t, "the reason", func() bool {
+			check.AwaitFor(t, patience, "the reason", func() bool {
 				return strings.Contains(l.log.String(), "port=p0") && strings.Contains(l.log.String(), ether.ErrLength.Error())
 			})
 			a = l.plug(0)
@@ -227,7 +201,7 @@ func TestPeersComeAndGo(t *testing.T) {
 		b.send(a.mac, want)
 		a.expect(b.mac, want)
 		a.conn.Close()
-		until(t, "the port to be free", func() bool { return !l.Port("p0").Stats().Connected })
+		check.AwaitFor(t, patience, "the port to be free", func() bool { return !l.Port("p0").Stats().Connected })
 	}
 	old := l.plug(0)
 	young := l.plug(0)
@@ -270,7 +244,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 	payload := strings.Repeat("x", 1000)
 	flood := func(p *peer) {
 		p.write(bytes.Repeat(ether.Append(nil, frame(slow.mac, p.mac, payload)), 4000))
-		until(t, "the flood to come", func() bool { return l.Switch.byMAC[p.mac].Stats().RxFrames == 4000 })
+		check.AwaitFor(t, patience, "the flood to come", func() bool { return l.Switch.byMAC[p.mac].Stats().RxFrames == 4000 })
 	}
 	flood(flooder)
 	flood(second)
@@ -278,7 +252,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 	for i := range frames {
 		honest.send(slow.mac, fmt.Sprint(i, payload))
 	}
-	until(t, "the frames to come", func() bool { return l.Port("p2").Stats().RxFrames == frames })
+	check.AwaitFor(t, patience, "the frames to come", func() bool { return l.Port("p2").Stats().RxFrames == frames })
 	if full := l.Port("p3").Stats().Drops.Full; before == 0 || full != before {
 		t.Fatalf("%d frames of the floods and %d others were dropped", before, full-before)
 	}
@@ -298,7 +272,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 	}
 	// What has been written takes no room any more.
 	out := l.Port("p3").session.Load().out
-	until(t, "the queue to be written", func() bool {
+	check.AwaitFor(t, patience, "the queue to be written", func() bool {
 		slow.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 		slow.r.Next() // what the second has sent meanwhile
 		out.mu.Lock()
@@ -318,9 +292,9 @@ func TestFramesOfAGonePeerAreCounted(t *testing.T) {
 	one := ether.Append(nil, frame(gone.mac, a.mac, strings.Repeat("x", 1000)))
 	const sent = 2000 // more than a socket holds
 	a.write(bytes.Repeat(one, sent))
-	until(t, "the frames to arrive", func() bool { return l.Port("p0").Stats().RxFrames == sent })
+	check.AwaitFor(t, patience, "the frames to arrive", func() bool { return l.Port("p0").Stats().RxFrames == sent })
 	gone.conn.Close()
-	until(t, "each frame to be accounted for", func() bool {
+	check.AwaitFor(t, patience, "each frame to be accounted for", func() bool {
 		s := l.Port("p1").Stats()
 		return s.TxFrames+s.Drops.Total() == sent && s.Drops.Unsent > 0
 	})
@@ -431,8 +405,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left in the directory: %v %v", left, err)
 	}
-	until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= goroutines })
-	until(t, "descriptors to be closed", func() bool { return openFiles(t) <= files })
+	check.AwaitFor(t, patience, "goroutines to end", func() bool { return runtime.NumGoroutine() <= goroutines })
+	check.AwaitFor(t, patience, "descriptors to be closed", func() bool { return openFiles(t) <= files })
 }
 
 // cycle closes a switch with free, used, delayed and stopped ports.
@@ -483,11 +457,11 @@ func TestFaultsOnTheSwitch(t *testing.T) {
 	set(Fault{Cut: true})
 	a.send(b.mac, "cut")
 	b.send(a.mac, "cut")
-	until(t, "both to be cut", func() bool { return l.Port("p1").Stats().Drops.Cut == 2 })
+	check.AwaitFor(t, patience, "both to be cut", func() bool { return l.Port("p1").Stats().Drops.Cut == 2 })
 
 	set(Fault{Loss: 1})
 	a.send(b.mac, "lost")
-	until(t, "the loss", func() bool { return l.Port("p1").Stats().Drops.Lost == 1 })
+	check.AwaitFor(t, patience, "the loss", func() bool { return l.Port("p1").Stats().Drops.Lost == 1 })
 
 	const delay = 30 * time.Millisecond
 	set(Fault{Delay: delay})
@@ -541,7 +515,7 @@ func TestConnectStorm(t *testing.T) {
 	}
 	go io.Copy(io.Discard, b.conn)
 	wg.Wait()
-	until(t, "the last one to go", func() bool {
+	check.AwaitFor(t, patience, "the last one to go", func() bool {
 		s := l.Port("p0").Stats()
 		return s.Connections == 400 && !s.Connected
 	})

@@ -2,7 +2,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,13 +14,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/check"
 )
 
 // bin is where make build puts the programs.
@@ -146,28 +146,10 @@ func (r result) String() string {
 type command struct {
 	t              testing.TB
 	cmd            *exec.Cmd
-	stdout, stderr lockedBuffer
+	stdout, stderr check.Buffer
 	started        time.Time
 	done           chan struct{}
 	result         result
-}
-
-// lockedBuffer is a buffer that is read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 // start starts margay with arguments. change may change the command before it is started.

@@ -18,6 +18,7 @@ import (
 
 	"margay/cluster/rates"
 	"margay/cluster/trace/tracetest"
+	"margay/internal/check"
 )
 
 // readTrace reads and checks a trace.
@@ -299,7 +300,7 @@ func TestTopOnTerminal(t *testing.T) {
 			if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 90, Row: 9}); err != nil {
 				t.Fatal(err)
 			}
-			var shown lockedBuffer
+			var shown check.Buffer
 			go io.Copy(&shown, master)
 			c := start(t, func(c *exec.Cmd) {
 				c.Stdin, c.Stdout, c.Stderr = slave, slave, slave

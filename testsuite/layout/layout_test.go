@@ -1,4 +1,3 @@
-// Package layout holds the tree to the rules that ARCHITECTURE.md states.
 package layout
 
 import (
@@ -18,20 +17,29 @@ const module = "margay/"
 
 // pkg is a package as go list describes it.
 type pkg struct {
-	ImportPath              string
-	Name                    string
-	Imports                 []string
-	TestImports             []string
-	XTestImports            []string
-	CgoFiles                []string
-	GoFiles, IgnoredGoFiles []string
-	Dir                     string
+	ImportPath, Name, Dir              string
+	Imports, TestImports, XTestImports []string
+	GoFiles, CgoFiles                  []string
 }
 
+// packages returns all packages as they are built here.
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json", "./...")
+	return listed(t, nil)
+}
+
+// everyVariant returns all packages, with the files that have the tags of tests, for each architecture.
+func everyVariant(t *testing.T) []pkg {
+	t.Helper()
+	return slices.Concat(
+		listed(t, []string{"GOARCH=amd64"}, "-tags", "guest,soak"), listed(t, []string{"GOARCH=arm64"}, "-tags", "guest,soak"), packages(t))
+}
+
+func listed(t *testing.T, env []string, flags ...string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", append(append([]string{"list"}, flags...), "-json=ImportPath,Name,Imports,TestImports,XTestImports,CgoFiles,GoFiles,Dir", "./...")...)
 	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -49,88 +57,95 @@ func packages(t *testing.T) []pkg {
 	}
 }
 
-// table reads the table of ARCHITECTURE.md: which folders a folder may import.
-func table(t *testing.T) map[string][]string {
+// table reads the tables of ARCHITECTURE.md.
+func table(t *testing.T) Table {
 	t.Helper()
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rows, ok := strings.Cut(string(text), "| folder | may import |\n|---|---|\n")
-	if !ok {
-		t.Fatal("ARCHITECTURE.md has no table of imports")
+	table, err := ParseTables(string(text))
+	if err != nil {
+		t.Fatal(err)
 	}
-	m := make(map[string][]string)
-	comment := regexp.MustCompile(`\(.*\)`)
-	for line := range strings.Lines(rows) {
-		cells := strings.Split(strings.TrimSpace(line), "|")
-		if len(cells) != 4 {
-			break
-		}
-		for folder := range strings.SplitSeq(cells[1], ",") {
-			var may []string
-			for word := range strings.SplitSeq(comment.ReplaceAllString(cells[2], ""), ",") {
-				may = append(may, strings.TrimSpace(word))
-			}
-			m[strings.TrimSpace(folder)] = may
-		}
+	if err := table.CheckOrder(); err != nil {
+		t.Error(err)
 	}
-	return m
+	return table
 }
 
-// folder returns the row that a package belongs to: the longest one that its path begins with.
-func folder(rows map[string][]string, path string) string {
-	best := ""
-	for row := range rows {
-		if (path == row || strings.HasPrefix(path, row+"/")) && len(row) > len(best) {
-			best = row
-		}
-	}
-	return best
-}
-
+// Imports of packages and of their tests, with every build tag and for both architectures, are those of the table.
 func TestImports(t *testing.T) {
 	rows := table(t)
-	if len(rows) < 10 {
-		t.Fatalf("the table has only the rows %v", rows)
-	}
 	seen := 0
-	for _, p := range packages(t) {
+	for _, p := range everyVariant(t) {
 		from := strings.TrimPrefix(p.ImportPath, module)
-		own := folder(rows, from)
-		if own == "" {
-			t.Errorf("%s is in no row of the table", from)
-			continue
-		}
-		for _, imported := range p.Imports {
-			to, ours := strings.CutPrefix(imported, module)
-			if !ours {
-				continue
+		for i, list := range [][]string{p.Imports, p.TestImports, p.XTestImports} {
+			for _, imported := range list {
+				to, ours := strings.CutPrefix(imported, module)
+				if !ours {
+					continue
+				}
+				seen++
+				if err := rows.Check(from, to, i > 0); err != nil {
+					t.Error(err)
+				}
 			}
-			seen++
-			target := folder(rows, to)
-			may := rows[own]
-			if target == own || slices.Contains(may, target) || slices.Contains(may, "everything") ||
-				slices.Contains(may, "everything but testsuite") && target != "testsuite" || slices.Contains(may, strings.Split(target, "/")[0]) {
-				continue
-			}
-			t.Errorf("%s imports %s, which the row of %s does not allow", from, to, own)
 		}
 	}
-	if seen < 50 {
+	if seen < 500 {
 		t.Errorf("only %d imports were looked at", seen)
 	}
 }
 
-// Leaves use the standard library alone.
-func TestLeaves(t *testing.T) {
-	leaves := []string{"kernel/abi/slot", "kernel/abi/wire", "kernel/abi/node", "nimble/isa"}
+// What C files include is allowed to them as an import is.
+func TestIncludes(t *testing.T) {
+	rows := table(t)
+	all, err := Includes(os.DirFS("../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 30 {
+		t.Errorf("only %d includes were looked at", len(all))
+	}
+	for _, include := range all {
+		if err := rows.Check(include.From, include.To, include.Test); err != nil {
+			t.Errorf("%s: %v", include.File, err)
+		}
+	}
+}
+
+// Each row of the table covers a package, or a folder of C files.
+func TestRows(t *testing.T) {
+	rows := table(t)
+	all, err := Includes(os.DirFS("../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, include := range all {
+		names = append(names, include.From)
+	}
 	for _, p := range packages(t) {
-		if !slices.Contains(leaves, strings.TrimPrefix(p.ImportPath, module)) {
+		names = append(names, strings.TrimPrefix(p.ImportPath, module))
+	}
+	for i, r := range rows {
+		if !slices.ContainsFunc(names, func(name string) bool { return rows.row(name) == i }) {
+			t.Errorf("the row of %s covers nothing", r.Of)
+		}
+	}
+}
+
+// Leaves use the standard library alone; those of the borders, one another as well.
+func TestLeaves(t *testing.T) {
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		if !strings.HasPrefix(name, "kernel/abi/") && name != "nimble/isa" {
 			continue
 		}
 		for _, imported := range p.Imports {
-			if strings.Contains(strings.Split(imported, "/")[0], ".") || strings.HasPrefix(imported, module) {
+			third := strings.Contains(strings.Split(imported, "/")[0], ".")
+			if third || strings.HasPrefix(imported, module) && !strings.HasPrefix(imported, module+"kernel/abi/") {
 				t.Errorf("%s is a leaf and imports %s", p.ImportPath, imported)
 			}
 		}

@@ -5,11 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"reflect"
-	"strconv"
 	"sync"
 	"testing"
+
+	"margay/internal/check"
 )
 
 func area(t testing.TB, ranks int) *Area {
@@ -47,7 +47,7 @@ func TestAreaHeader(t *testing.T) {
 
 // Records of all lengths pass through a ring many times its size, in order and whole.
 func TestRingPassesEverything(t *testing.T) {
-	seed := seed(t)
+	seed := check.Seed(t)
 	a := area(t, 2)
 	p, c := a.SendProducer(), a.SendConsumer()
 	const n = 20000
@@ -263,18 +263,4 @@ func BenchmarkRing(b *testing.B) {
 		}
 		c.Release()
 	}
-}
-
-// seed returns the seed of a random test: MARGAY_SEED, or a new one that is logged.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return seed
 }

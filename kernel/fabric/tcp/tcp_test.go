@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/fabric"
-	"margay/kernel/leaktest"
 )
 
 // machine makes certificates for the nodes of a test.
@@ -139,7 +139,7 @@ func listen(t testing.TB, address string) net.Listener {
 // nodes starts n nodes that know each other. When the test is over, nothing of them may be left.
 func nodes(t testing.TB, m *machine, n int) (ts []*Transport, rs []*recorder) {
 	t.Helper()
-	leaktest.Check(t)
+	check.Leaks(t)
 	var addresses []string
 	for i := range n {
 		l := listen(t, "127.0.0.1:0")

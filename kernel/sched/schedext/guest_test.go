@@ -24,6 +24,7 @@ import (
 	"margay/ext/sched/messagefirst"
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
@@ -264,7 +265,7 @@ func (r *rig) takeTurns(what string, all ...*process) {
 	before := ran(all)
 	c := r.count()
 	defer r.e.Watch(nil)
-	until(r.t, what, func() bool {
+	check.AwaitFor(r.t, 2*time.Minute, what, func() bool {
 		least, most := c.of(all[0]), c.of(all[0])
 		for i, p := range all {
 			least, most = min(least, c.of(p)), max(most, c.of(p))
@@ -284,7 +285,7 @@ func (r *rig) share(what string, want float64, all ...*process) {
 	before := ran(all)
 	c := r.count()
 	defer r.e.Watch(nil)
-	until(r.t, what, func() bool {
+	check.AwaitFor(r.t, 2*time.Minute, what, func() bool {
 		now, sum := ran(all), time.Duration(0)
 		for i := range now {
 			sum += now[i] - before[i]
@@ -409,13 +410,13 @@ func TestHold(t *testing.T) {
 	if r.e.cores[cpu].chain != chain {
 		t.Error("a policy that is there was given to Linux again")
 	}
-	until(t, "one stands still", func() bool {
+	check.AwaitFor(t, 2*time.Minute, "one stands still", func() bool {
 		before := ran([]*process{a, b})
 		time.Sleep(100 * time.Millisecond)
 		return a.ran() == before[0] != (b.ran() == before[1])
 	})
 	before, c := ran([]*process{a, b}), r.count()
-	until(t, "a second of processor time", func() bool { return a.ran()-before[0]+b.ran()-before[1] > time.Second })
+	check.AwaitFor(t, 2*time.Minute, "a second of processor time", func() bool { return a.ran()-before[0]+b.ran()-before[1] > time.Second })
 	if after := ran([]*process{a, b}); after[0] != before[0] && after[1] != before[1] || c.of(a) > 0 && c.of(b) > 0 {
 		t.Errorf("from %v to %v, turns %v", before, after, c.count)
 	}
@@ -439,16 +440,6 @@ func (r *rig) assembled(lines ...string) *sched.Policy {
 	return p
 }
 
-// until waits for something to come about.
-func until(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 2 minutes: %s", what)
-		}
-	}
-}
-
 func (r *rig) blamed(text string) func() bool {
 	return func() bool {
 		r.mu.Lock()
@@ -465,10 +456,10 @@ func (r *rig) blamed(text string) func() bool {
 // byTheFloor waits until the first process has got the core from the floor, and checks that only the other one has it from the policy.
 func (r *rig) byTheFloor(a, b *process) {
 	r.t.Helper()
-	until(r.t, "the policy's choice", func() bool { return r.e.Cores()[0].Why == "assembled" })
+	check.AwaitFor(r.t, 2*time.Minute, "the policy's choice", func() bool { return r.e.Cores()[0].Why == "assembled" })
 	c := r.count()
 	defer r.e.Watch(nil)
-	until(r.t, "a rescue, and the policy's choice again", func() bool { return c.of(a) >= 1 && c.of(b) >= 1 })
+	check.AwaitFor(r.t, 2*time.Minute, "a rescue, and the policy's choice again", func() bool { return c.of(a) >= 1 && c.of(b) >= 1 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.by[a.id]) != 1 || !c.by[a.id]["floor"] || len(c.by[b.id]) != 1 || !c.by[b.id]["assembled"] {
@@ -481,21 +472,21 @@ func TestNonsense(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
 	r.set(r.assembled("mov r0, 7", "exit"))
-	until(t, "task 7 of 2", r.blamed("it chose task 7 of 2"))
+	check.AwaitFor(t, 2*time.Minute, "task 7 of 2", r.blamed("it chose task 7 of 2"))
 	r.takeTurns("with nonsense", a, b)
 	r.set(r.assembled("stdw [r1+32], 3", "mov r0, 1", "exit"))
-	until(t, "task 1 held", r.blamed("it chose task 1, which it holds"))
+	check.AwaitFor(t, 2*time.Minute, "task 1 held", r.blamed("it chose task 1, which it holds"))
 	r.takeTurns("with more nonsense", a, b)
 	// What a policy writes into its context does not change what it is told.
 	r.set(r.assembled("stw [r1+8], 8", "mov r0, 5", "exit"))
-	until(t, "task 5 of 2", r.blamed("it chose task 5 of 2"))
+	check.AwaitFor(t, 2*time.Minute, "task 5 of 2", r.blamed("it chose task 5 of 2"))
 	// The next one of the chain is asked, and the first that has an opinion decides.
 	r.set(r.assembled("lddw r0, 0xffffffffffffffff", "exit"), r.assembled("mov r0, 255", "exit"),
 		r.assembled("mov r0, 1", "exit"))
 	r.byTheFloor(a, b)
 	// An answer is a number: addresses of Linux's are not shown to anybody.
 	r.set(r.assembled("mov r0, r10", "exit"))
-	until(t, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))
+	check.AwaitFor(t, 2*time.Minute, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))
 }
 
 // TestSlow has a policy that works for too long, as far as Linux lets it: tasks take turns all the same, and somebody hears of it.
@@ -504,7 +495,7 @@ func TestSlow(t *testing.T) {
 	a, b := r.start("spin", 0), r.start("spin", 1)
 	work := slices.Repeat([]string{"call 5"}, 12<<10) // the time
 	r.set(r.assembled(append(work, "mov r0, 255", "exit")...))
-	until(t, "a fault", r.blamed("it worked for "))
+	check.AwaitFor(t, 2*time.Minute, "a fault", r.blamed("it worked for "))
 	r.set()
 	r.takeTurns("turns", a, b)
 	r.mu.Lock()
@@ -519,7 +510,7 @@ func TestSlow(t *testing.T) {
 func TestLeave(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("leave", 1)
-	until(t, "a refusal", func() bool {
+	check.AwaitFor(t, 2*time.Minute, "a refusal", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return len(r.refused) > 0
@@ -552,11 +543,11 @@ func TestBlocking(t *testing.T) {
 // bothGetOn waits until two processes have had the core often, of which one waits now and then, by what is named.
 func (r *rig) bothGetOn(why string, all ...*process) {
 	r.t.Helper()
-	until(r.t, why, func() bool { return r.e.Cores()[0].Why == why })
+	check.AwaitFor(r.t, 2*time.Minute, why, func() bool { return r.e.Cores()[0].Why == why })
 	before := ran(all)
 	c := r.count()
 	defer r.e.Watch(nil)
-	until(r.t, "turns of who waits and who does not", func() bool {
+	check.AwaitFor(r.t, 2*time.Minute, "turns of who waits and who does not", func() bool {
 		for i, p := range all {
 			if c.of(p) < counted/2 || p.ran()-before[i] < 50*time.Millisecond {
 				return false
@@ -586,14 +577,14 @@ func TestEviction(t *testing.T) {
 	r := newRig(t)
 	evict := func(n int) {
 		t.Helper()
-		until(t, "attached", func() bool { // again, which it is not yet when the log has the end before
+		check.AwaitFor(t, 2*time.Minute, "attached", func() bool { // again, which it is not yet when the log has the end before
 			state, err := os.ReadFile("/sys/kernel/sched_ext/state")
 			return err == nil && string(state) == "enabled\n"
 		})
 		if err := os.WriteFile("/proc/sysrq-trigger", []byte("S"), 0); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "eviction", func() bool {
+		check.AwaitFor(t, 2*time.Minute, "eviction", func() bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return len(r.said) >= n

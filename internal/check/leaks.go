@@ -1,5 +1,4 @@
-// Package leaktest finds out whether tests leave anything behind.
-package leaktest
+package check
 
 import (
 	"os"
@@ -9,10 +8,12 @@ import (
 )
 
 // patience is how long what ends by itself may take to do so.
-const patience = 10 * time.Second
+var patience = leakPatience
 
-// Check has the test fail when, at its end, there are more goroutines or descriptors than now.
-func Check(t testing.TB) {
+const leakPatience = 10 * time.Second
+
+// Leaks fails the test when, at its end, there are more goroutines or descriptors than now.
+func Leaks(t testing.TB) {
 	t.Helper()
 	poller(t)
 	goroutines, files := runtime.NumGoroutine(), Descriptors(t)
@@ -28,7 +29,7 @@ func Check(t testing.TB) {
 	})
 }
 
-// poller has Go open what it waits for descriptors with, which it keeps.
+// poller makes Go open what it waits for descriptors with, which it keeps.
 func poller(t testing.TB) {
 	t.Helper()
 	r, w, err := os.Pipe()
