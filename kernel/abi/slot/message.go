@@ -1,7 +1,9 @@
 package slot
 
-// MaxMessage is the longest payload of a message in the message slot, in bytes.
-const MaxMessage = 1024
+import "margay/kernel/abi/wire"
+
+// MaxMessage is the longest payload of a message in the message slot, in bytes: of any that a rank can send.
+const MaxMessage = wire.MaxPayload
 
 // MessageContext is what an extension in the message slot gets: struct margay_message. The system has written the source
 // fields, so they are true. Behind Length, Data is zero.
