@@ -4089,6 +4089,7 @@ type NodeState struct {
 	UpMs          int64                  `protobuf:"varint,8,opt,name=up_ms,json=upMs,proto3" json:"up_ms,omitempty"` // since it registered
 	Boots         uint32                 `protobuf:"varint,9,opt,name=boots,proto3" json:"boots,omitempty"`           // boots it took to come up
 	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`         // what brings it back, when it is dead and does not come back by itself
+	Retry         bool                   `protobuf:"varint,11,opt,name=retry,proto3" json:"retry,omitempty"`          // reason says how it ended, and it is started once more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4191,6 +4192,13 @@ func (x *NodeState) GetRemedy() string {
 		return x.Remedy
 	}
 	return ""
+}
+
+func (x *NodeState) GetRetry() bool {
+	if x != nil {
+		return x.Retry
+	}
+	return false
 }
 
 type CoreUse struct {
@@ -7041,7 +7049,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
 	"\tListNodes\"8\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xc9\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xdf\x02\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -7054,7 +7062,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05up_ms\x18\b \x01(\x03R\x04upMs\x12\x14\n" +
 	"\x05boots\x18\t \x01(\rR\x05boots\x12\x16\n" +
 	"\x06remedy\x18\n" +
-	" \x01(\tR\x06remedy\"E\n" +
+	" \x01(\tR\x06remedy\x12\x14\n" +
+	"\x05retry\x18\v \x01(\bR\x05retry\"E\n" +
 	"\aCoreUse\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\x12\x14\n" +

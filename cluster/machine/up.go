@@ -253,7 +253,7 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 			return fmt.Errorf("serve answered ListNodes with %T", answer)
 		}
 		for _, n := range nodes.Nodes {
-			if strings.Contains(n.Reason, "started once more") && n.Reason != again[n.Node] {
+			if n.Retry && n.Reason != again[n.Node] {
 				again[n.Node] = n.Reason
 				o.Told("node%d: %s", n.Node, n.Reason)
 			}
@@ -270,7 +270,7 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 			case control.NodeHealth_NODE_REFUSED:
 				return fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)
 			case control.NodeHealth_NODE_DEAD:
-				if !strings.Contains(n.Reason, "started once more") {
+				if !n.Retry {
 					return fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)
 				}
 			}

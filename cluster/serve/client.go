@@ -243,7 +243,7 @@ func (s *Server) listNodes() *control.Nodes {
 	list := new(control.Nodes)
 	for _, n := range s.nodes {
 		state := &control.NodeState{
-			Node: n.number, Health: n.health, Reason: n.reason, Info: n.info, FreeMemory: n.free, Boots: n.boots,
+			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
 			SilentMs: time.Since(n.heard).Milliseconds(),
 		}
 		if n.health == control.NodeHealth_NODE_DEAD {

@@ -25,6 +25,7 @@ type node struct {
 	fresh   *control.Conn // the newest that has shown its token and has not registered; nil when there is none
 	health  control.NodeHealth
 	reason  string // why it is not up
+	retry   bool   // reason says how it ended, and it is started once more
 	remedy  string // what brings it back when it is dead; empty when it comes back by itself
 	info    *control.NodeInfo
 	unsaved bool // info has changed since it was recorded
@@ -171,7 +172,7 @@ func (s *Server) nodeRefused(hello *control.Hello, err error) {
 	defer s.mu.Unlock()
 	if int(hello.Node) < len(s.nodes) && s.nodes[hello.Node].conn == nil {
 		n := s.nodes[hello.Node]
-		n.health, n.reason = control.NodeHealth_NODE_REFUSED, err.Error()
+		n.turn(control.NodeHealth_NODE_REFUSED, err.Error())
 	}
 }
 
@@ -253,10 +254,10 @@ func (s *Server) checkAddress(node uint32, address string) error {
 // ready makes a node one that can be given jobs, unless it has something to end first. The caller holds Server.mu.
 func (s *Server) ready(n *node) {
 	if n.owes > 0 {
-		n.health, n.reason = control.NodeHealth_NODE_LATE, "it ends jobs that are none any more, or gets the machine's extensions"
+		n.turn(control.NodeHealth_NODE_LATE, "it ends jobs that are none any more, or gets the machine's extensions")
 		return
 	}
-	n.health, n.reason = control.NodeHealth_NODE_UP, ""
+	n.turn(control.NodeHealth_NODE_UP, "")
 	s.accountedFor(n.number)
 	s.roomChanged()
 }
@@ -488,7 +489,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {
-			n.health, n.reason = control.NodeHealth_NODE_LATE, "it is silent"
+			n.turn(control.NodeHealth_NODE_LATE, "it is silent")
 			n.deeds.Printf("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
 		}
 	case control.NodeHealth_NODE_LATE:
@@ -507,9 +508,15 @@ func (s *Server) anew() string {
 	return fmt.Sprintf("margay machine down -m %s and margay machine up make the machine anew", s.config.Machine)
 }
 
+// turn changes what a node is, and why it is not up. Server.mu is held.
+func (n *node) turn(health control.NodeHealth, reason string) {
+	n.health, n.reason, n.retry = health, reason, false
+}
+
 // dead takes a node out of the machine and ends the jobs it had. The caller holds Server.mu.
 func (s *Server) dead(n *node, reason, remedy string) {
-	n.health, n.reason, n.remedy = control.NodeHealth_NODE_DEAD, reason, remedy
+	n.turn(control.NodeHealth_NODE_DEAD, reason)
+	n.remedy = remedy
 	n.deeds.Printf("node%d is dead: %s", n.number, reason)
 	n.disconnect()
 	s.accountedFor(n.number)
@@ -553,7 +560,7 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 	n := s.nodes[m.Node]
 	if n.conn == nil && n.health != control.NodeHealth_NODE_LATE {
 		if m.Boots <= 1 {
-			n.reason = "" // else it says why the node boots again
+			n.reason, n.retry = "", false // else they say why the node boots again
 		}
 		n.health, n.heard = control.NodeHealth_NODE_BOOTING, time.Now()
 	}
@@ -573,5 +580,7 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	} else if len(m.Console) > 0 {
 		reason += "; the last lines of its console:\n    " + strings.Join(m.Console, "\n    ")
 	}
-	s.dead(s.nodes[m.Node], reason, remedy)
+	n := s.nodes[m.Node]
+	s.dead(n, reason, remedy)
+	n.retry = m.Retry
 }

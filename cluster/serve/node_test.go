@@ -489,13 +489,16 @@ func TestHolder(t *testing.T) {
 			t.Errorf("the holder is told %v", u)
 		}
 		h.tell(&control.NodeExit{Node: 0, Reason: "it fell over", Retry: true})
-		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || state.Reason != "it fell over; it is started once more" {
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || state.Reason != "it fell over; it is started once more" || !state.Retry {
 			t.Errorf("node 0 is %v", state)
 		}
 		if remedy := c.node(0).Remedy; remedy != "" {
 			t.Errorf("for a node that is started once more there is %q to be done", remedy)
 		}
 		h.tell(&control.NodeBoot{Node: 0, Boots: 2})
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || !state.Retry {
+			t.Errorf("node 0, which boots again, is %v", state)
+		}
 		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
 		h.tell(&control.NodeExit{Node: 7})
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 || !strings.HasPrefix(state.Reason, "it fell over") {
