@@ -8,7 +8,8 @@
 //
 // For each pair of a node and a target rank there is a window: bytes of messages that may be on their way, or wait at the
 // target's node for room in the receive ring. A rank whose next message finds the window closed has it and all later ones
-// waiting in its send ring. What has been taken is told back as a running total, so that telling it again does no harm.
+// waiting in its send ring. What has been taken is told back as a running total, so that telling it again does no harm. The
+// target's node counts what comes: a message beyond the window is dropped, and the job is reported as faulty.
 //
 // # Loss
 //

@@ -16,14 +16,6 @@ const lanes = slot.MaxHops + 1
 // lane is the index of such a window among those of all ranks.
 func lane(rank uint32, hops uint8) int { return int(rank)*lanes + int(hops) }
 
-// windowOf is how wide a lane is, in bytes.
-func windowOf(lane int) uint64 {
-	if lane%lanes == 0 {
-		return window
-	}
-	return window / 4
-}
-
 // origin says where a message came from, and what room it took.
 type origin struct {
 	flow
@@ -37,6 +29,9 @@ type flow struct {
 	member int // the node that sent it here
 	hops   uint8
 }
+
+// lane is the lane that the flow's messages take room in.
+func (f flow) lane() int { return lane(uint32(f.rank.number), f.hops) }
 
 // held is a message whose room has not been given back: it is being forwarded, or one before it in its flow is. Room is given
 // back in order, so that a total says which messages it is for.
@@ -179,7 +174,7 @@ func (j *Job) giveBack(o origin, back *refunds) {
 	total := &j.ledger.takenOf(o.rank.index, o.hops)[o.member]
 	*total += o.cost
 	if o.member == j.self {
-		j.grant(lane(uint32(o.rank.number), o.hops), *total, back)
+		j.grant(o.lane(), *total, back)
 		return
 	}
 	told := &j.granting[o.rank.index*lanes+int(o.hops)][o.member]

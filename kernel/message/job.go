@@ -17,10 +17,6 @@ import (
 	"margay/nimble/memory"
 )
 
-// window is how many bytes of messages from one node to one rank may be on their way or wait for room at its node, besides those
-// that were forwarded. A rank's node grants anew when a quarter has been taken.
-const window = 256 << 10
-
 // Job is the messages of one job on this node.
 type Job struct {
 	engine   *Engine
@@ -42,6 +38,7 @@ type Job struct {
 	receiving sync.Mutex
 	event     *memory.Memory // a slot.MessageContext
 	judged    *packet        // the message in it
+	intake    [][]intake     // by lane of a local rank and member
 
 	mu       sync.Mutex
 	changed  sync.Cond
@@ -83,6 +80,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	}
 	for range lanes * len(c.Local) {
 		j.granting = append(j.granting, make([]uint64, len(c.Members)))
+		j.intake = append(j.intake, make([]intake, len(c.Members)))
 	}
 	var err error
 	if j.event, err = memory.Map("message", slot.MessageSize); err != nil {
@@ -227,19 +225,34 @@ func (j *Job) receive(member int, f *frame) {
 		return
 	}
 	var back refunds
-	for i := range f.packets {
-		p := &f.packets[i]
-		if r := j.target(member, p); r != nil {
-			j.handle(r, origin{flow{r, member, p.hops}, f.number + uint64(i), p.cost()}, p, &back)
-		}
-	}
+	n := j.handleAll(member, f, &back)
 	j.mu.Lock()
-	j.ledger.received[member] += uint64(len(f.packets))
+	j.ledger.received[member] += n
 	if len(f.packets) == 0 {
 		back.came = append(back.came, j.answer(member))
 	}
 	j.mu.Unlock()
 	back.send(j)
+}
+
+// handleAll handles the messages of a frame up to the first for which the sender had no room, and returns how many. Those behind
+// it are dropped, and so are all later frames of that member, since their numbers do not meet. The caller holds Job.receiving.
+func (j *Job) handleAll(member int, f *frame, back *refunds) uint64 {
+	for i := range f.packets {
+		p := &f.packets[i]
+		r := j.target(member, p)
+		if r == nil {
+			continue
+		}
+		o := origin{flow{r, member, p.hops}, f.number + uint64(i), p.cost()}
+		if !j.admit(o) {
+			j.fault("node%d has sent rank %d on node%d more than its window of %d bytes has room for",
+				j.config.Members[member], r.number, j.engine.config.Self, windowOf(o.lane()))
+			return uint64(i)
+		}
+		j.handle(r, o, p, back)
+	}
+	return uint64(len(f.packets))
 }
 
 // answer answers a question. When not all is settled, another answer follows. The caller holds Job.mu.
@@ -365,44 +378,6 @@ func (j *Job) grants(member int, grants []grant) {
 	j.changed.Broadcast()
 	j.mu.Unlock()
 	back.send(j)
-}
-
-// reserve takes room in a lane. It reports whether there was enough.
-func (j *Job) reserve(lane int, cost uint64) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if !j.room(lane, cost) {
-		return false
-	}
-	j.reserved[lane] += cost
-	return true
-}
-
-// spend notes that messages for which room was taken are sent now. Until then a node kernel that is killed has sent nothing,
-// and its successor finds the room free.
-func (j *Job) spend(costs map[int]uint64) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for lane, cost := range costs {
-		j.reserved[lane] -= cost
-		j.ledger.spent[lane] += cost
-	}
-	clear(costs)
-}
-
-// room reports whether there is room in a lane. The caller holds Job.mu.
-func (j *Job) room(lane int, cost uint64) bool {
-	return j.ledger.spent[lane]+j.reserved[lane]+cost <= j.granted[lane]+windowOf(lane)
-}
-
-// awaitRoom waits until there is room in a lane. It reports false when the job ends.
-func (j *Job) awaitRoom(lane int, cost uint64) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for !j.closed && !j.room(lane, cost) {
-		j.changed.Wait()
-	}
-	return !j.closed
 }
 
 // resume tells a member, after frames between here and there may have been lost, everything that it must know.

@@ -240,7 +240,11 @@ func (j *Job) mend() {
 				n, r.number, j.engine.config.Self)
 		}
 		for hops := range uint8(lanes) {
-			j.granted[lane(uint32(r.number), hops)] = j.ledger.takenOf(r.index, hops)[j.self]
+			taken := j.ledger.takenOf(r.index, hops)
+			j.granted[lane(uint32(r.number), hops)] = taken[j.self]
+			for member := range taken {
+				j.intake[r.index*lanes+int(hops)][member].came = taken[member]
+			}
 		}
 		r.seen = *j.ledger.released
 		r.release(*j.ledger.released)

@@ -1,0 +1,250 @@
+package message
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"margay/kernel/extension/extensiontest"
+	"margay/kernel/fabric"
+	"margay/kernel/slot"
+	"margay/kernel/wire"
+)
+
+// heldFor returns the bytes of messages for a rank that its node has in memory of its own.
+func (j *testJob) heldFor(rank int) (bytes uint64) {
+	job := j.nodes[j.config.Nodes[rank]].job
+	r := job.local[rank]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, in := range []*inbox{&r.ordinary, &r.upcalls} {
+		for _, w := range in.overflow {
+			bytes += w.origin.cost
+		}
+	}
+	job.mu.Lock()
+	defer job.mu.Unlock()
+	for f, list := range job.held {
+		for _, h := range list {
+			if f.rank == r {
+				bytes += h.cost
+			}
+		}
+	}
+	return bytes
+}
+
+// flood has node 1 send a message to node 0 as often as 4 MiB allow, whatever the window.
+func (j *testJob) flood(p packet) {
+	number := j.sent(1, 0)
+	for sent := uint64(0); sent < 4<<20; {
+		frame := newFrame(kindMessages, j.config.Job, key(j.config.Secret), number)
+		for range 30 {
+			frame = appendPacket(frame, p)
+			number++
+			sent += p.cost()
+		}
+		j.nodes[0].engine.Frame(1, frame)
+	}
+}
+
+// A node that sends more than the window has room for is named in the job's fault, and what is beyond the window is dropped.
+func TestFlood(t *testing.T) {
+	const sender, target, far = 2, 0, 4 // ranks on nodes 1, 0 and 2
+	big := make([]byte, 1000)
+	for name, c := range map[string]struct {
+		program extensiontest.Program
+		packet  packet
+		limit   uint64
+		before  func(j *testJob)
+	}{
+		"delivered":       {packet: packet{payload: big}, limit: window},
+		"no payload":      {packet: packet{}, limit: window},
+		"upcalls":         {program: byHandler, packet: packet{handler: upcall, payload: big}, limit: window},
+		"forwarded":       {program: byArgument, packet: packet{args: [2]uint64{far}, payload: big}, limit: window},
+		"forwarded once":  {packet: packet{hops: 1, payload: big}, limit: window / 4},
+		"forwarded often": {packet: packet{hops: slot.MaxHops, payload: big}, limit: window / 4},
+		"behind one that is forwarded": {program: byArgument, packet: packet{args: [2]uint64{target}}, limit: window, before: func(j *testJob) {
+			way := j.net.hold(0, 2)
+			j.join(sender).post(target, 1, far, nil)
+			<-way.waits
+			await(t, "message that is forwarded", func() bool { return j.received(0, 1) == 1 })
+		}},
+		"after a restart": {packet: packet{payload: big}, limit: window, before: func(j *testJob) {
+			pass(t, j.join(sender), j.join(target), 0, 2000)
+			j.lose(0, 1, true) // what node 1 really has sent would be less than the flood
+			j.restart(0)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := open(t, 3, 2)
+			if c.program.Name != "" {
+				j.insertEverywhere(c.program)
+			}
+			if c.before != nil {
+				c.before(j)
+			}
+			c.packet.source, c.packet.target = sender, target
+			j.flood(c.packet)
+			j.fault("node1 has sent rank 0 on node0 more than its window", fmt.Sprint(c.limit))
+			if n := j.heldFor(target); n == 0 || n > c.limit {
+				t.Errorf("node 0 holds %d bytes, the window is %d", n, c.limit)
+			}
+			if c.program.Name == "" {
+				pass(t, j.join(far), j.join(target+1), 0, 300)
+			}
+		})
+	}
+}
+
+// byHandlerAround answers what the message's handler says, and forwards a message from one rank of so many to the next until it
+// has come to the one that its first argument names.
+func byHandlerAround(ranks int) extensiontest.Program {
+	return extensiontest.Message("byhandleraround",
+		"ldxw r0, [r1+16]",
+		"jne r0, 3, +9",
+		"ldxdw r2, [r1+24]",
+		"ldxw r3, [r1+12]",
+		"jne r2, r3, +2",
+		"mov r0, 0",
+		"exit",
+		"add r3, 1",
+		fmt.Sprintf("jlt r3, %d, +1", ranks),
+		"mov r3, 0",
+		"stxw [r1+12], r3",
+		"exit")
+}
+
+// seed returns the seed of a random test: MARGAY_SEED, or a new one that is logged.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("MARGAY_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("MARGAY_SEED=%d", seed)
+	return seed
+}
+
+// Messages of all kinds go everywhere, forwarded or not, past ranks that do not read for a while, over connections that break
+// and node kernels that are started again. No node is ever taken for one that sends more than it may, and when all is read, what
+// came through each window is what was sent and taken.
+func TestHonestNodesKeepToWindows(t *testing.T) {
+	const nodes, perNode, rounds = 3, 2, 6
+	random := rand.New(rand.NewPCG(seed(t), 1))
+	j := open(t, nodes, perNode)
+	j.insertEverywhere(byHandlerAround(nodes * perNode))
+	var apps []*app
+	for rank := range nodes * perNode {
+		apps = append(apps, j.join(rank))
+	}
+	for round := range rounds {
+		var ranks, breaks sync.WaitGroup
+		over := make(chan struct{})
+		favourite := random.IntN(len(apps))
+		for rank := range apps {
+			r := rand.New(rand.NewPCG(random.Uint64(), 1))
+			ranks.Go(func() { playRound(t, apps, rank, favourite, r) })
+		}
+		r := rand.New(rand.NewPCG(random.Uint64(), 1))
+		breaks.Go(func() { j.breakUntil(over, r) })
+		ranks.Wait()
+		close(over)
+		breaks.Wait()
+		j.nothingHeld()
+		j.noFault()
+		await(t, fmt.Sprintf("agreement about windows in round %d", round), j.windowsAgree)
+		for range random.IntN(nodes) {
+			j.restart(random.IntN(nodes))
+		}
+	}
+	j.noFault()
+}
+
+// playRound has a rank send messages, most to a favourite, read in some of the time, and enter a barrier.
+func playRound(t *testing.T, apps []*app, rank, favourite int, random *rand.Rand) {
+	a := apps[rank]
+	read := func() (any bool) {
+		_, ordinary := a.next(0)
+		_, upcall := a.nextUpcall(0)
+		return ordinary || upcall
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	deafUntil := time.Now().Add(time.Duration(random.IntN(100)) * time.Millisecond)
+	for sent := 0; sent < 1500; {
+		target, kind := random.IntN(len(apps)), random.IntN(int(slot.Upcall)+1)
+		if random.IntN(3) > 0 {
+			target = favourite
+		}
+		last := (target + random.IntN(slot.MaxHops+1)) % len(apps)
+		payload := make([]byte, random.IntN(wire.MaxPayload+1))
+		for !a.post(target, uint16(kind), uint64(last), payload) {
+			if time.Now().After(deadline) {
+				t.Errorf("rank %d: there is no room for message %d", rank, sent)
+				return
+			}
+			if time.Now().Before(deafUntil) || !read() {
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+		sent++
+	}
+	for number := a.enter(); a.area.Released().Load() < number; {
+		if time.Now().After(deadline) {
+			t.Errorf("rank %d is stuck in the barrier", rank)
+			return
+		}
+		if !read() {
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+	for read() {
+	}
+}
+
+// breakUntil has connections break, on which nothing is lost.
+func (j *testJob) breakUntil(over chan struct{}, random *rand.Rand) {
+	for {
+		select {
+		case <-over:
+			return
+		case <-time.After(time.Millisecond):
+			a := random.IntN(len(j.nodes))
+			b := (a + 1 + random.IntN(len(j.nodes)-1)) % len(j.nodes)
+			j.nodes[a].engine.Broken(fabric.Node(b))
+			j.nodes[b].engine.Broken(fabric.Node(a))
+		}
+	}
+}
+
+// windowsAgree reports whether through each window as much has come, and was taken, as was sent.
+func (j *testJob) windowsAgree() bool {
+	for rank, node := range j.config.Nodes {
+		for from := range j.nodes {
+			for hops := range uint8(lanes) {
+				sender, receiver := j.nodes[from].job, j.nodes[node].job
+				index := receiver.local[rank].index
+				sender.mu.Lock()
+				spent := sender.ledger.spent[lane(uint32(rank), hops)]
+				sender.mu.Unlock()
+				receiver.receiving.Lock()
+				came := receiver.intake[index*lanes+int(hops)][from].came
+				receiver.receiving.Unlock()
+				receiver.mu.Lock()
+				taken := receiver.ledger.takenOf(index, hops)[from]
+				receiver.mu.Unlock()
+				if spent != came || came != taken {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
