@@ -49,7 +49,7 @@ soak: deps build ## repeat random and long tests until the time in MARGAY_SOAK (
 	@tools/soak
 
 .PHONY: check
-check: deps ## format, vet, staticcheck, generated files, go.mod, cross-build
+check: deps ## format, vet, staticcheck, prose, generated files, go.mod, cross-build
 	@tools/check
 
 .PHONY: bench

@@ -13,8 +13,9 @@ import (
 	"margay/testsuite/documents"
 )
 
-// What the documents show is what happens: a reader's copy of the tree, one shell a page, every command in its order. In front
-// of each block its page says what of the output may differ; TestPages in testsuite/documents lists the blocks that are not run.
+// TestDocuments runs every command of the documents: one copy of the tree and one shell for each page, the commands in their order.
+// The comment in front of a block lists what may differ in its output; TestPages in testsuite/documents lists the blocks that are
+// not run.
 func TestDocuments(t *testing.T) {
 	pages := func(substrate, kind string, pages ...string) {
 		t.Run(substrate, func(t *testing.T) {
@@ -26,12 +27,13 @@ func TestDocuments(t *testing.T) {
 		})
 	}
 	t.Parallel()
-	pages("hosted", "own", "README.md", "docs/observing.md", "ext/README.md", "CONTRIBUTING.md")
-	pages("qemu", "own virtual", "README.md")
+	pages("hosted", "own", "README.md", "docs/programs.md", "docs/operating.md", "docs/observing.md", "ext/README.md",
+		"CONTRIBUTING.md")
+	pages("qemu", "own virtual", "README.md", "docs/programs.md", "docs/operating.md")
 }
 
-// readersMargay is margay for a page that is run on nodes of another kind than it says, and beside other tests: a node that is late gets no
-// ranks, which a page does not show.
+// readersMargay replaces the command margay: it selects the substrate of the test, and waits for late nodes before it runs a job,
+// since a late node gets no ranks and other tests load the host.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up") set -- "$@" --substrate "$substrate" ;;
@@ -45,7 +47,7 @@ const readersMargay = `margay() {
 }
 `
 
-// nodeStartedAgain is what margay machine up says of a virtual node that had to be started again, which the README says can be.
+// nodeStartedAgain matches the lines of margay machine up about a virtual node that was restarted, which docs/operating.md allows.
 var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*started once more.*\n| at the \d\. boot`)
 
 func readPage(t *testing.T, substrate, page string) {
@@ -62,7 +64,7 @@ func readPage(t *testing.T, substrate, page string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// README names that for a busy host, and beside other tests this is one.
+	// docs/operating.md recommends this for a busy host; other tests run at the same time.
 	env := append(readersEnvironment(), "MARGAY_DIR="+base, "UP_FLAGS=--boot-timeout 5m")
 	s := documents.Session{Dir: tree, Env: env, Scratch: t.TempDir(), Deadline: 8 * time.Minute}
 	s.Prelude = "substrate=" + substrate + "\n" + readersMargay
