@@ -19,13 +19,14 @@ const (
 	imageSuffix    = ".img"
 	manifestSuffix = ".json"
 	keepImages     = 4
-	// staleAfter is the age at which a temporary file cannot be that of a build that goes on.
+	// staleAfter is the age at which a temporary file no longer belongs to a running build.
 	staleAfter = time.Hour
 )
 
-// Cached returns an image of spec in cacheDir, which it makes if it must, and its manifest. An image is known by the
-// hash of its archive, so it is never stale, and is checked against its manifest before it is used. The newest few
-// images are kept. Several processes may use one cache; the path stays valid until as many newer images were made.
+// Cached returns an image of spec in cacheDir and its manifest, and builds the image if necessary.
+// The hash of its archive identifies an image, so it is never stale, and it is checked against its
+// manifest before use. The newest few images are kept. Several processes may use one cache; the
+// path stays valid until as many newer images exist.
 func Cached(ctx context.Context, spec Spec, cacheDir string) (string, Manifest, error) {
 	archive, manifest, err := assemble(ctx, spec)
 	if err != nil {
@@ -53,7 +54,7 @@ func Cached(ctx context.Context, spec Spec, cacheDir string) (string, Manifest, 
 	return path, manifest, ctx.Err()
 }
 
-// cachedSum returns hash and size of the image at path if they are those its manifest names.
+// cachedSum returns hash and size of the image at path if they match its manifest.
 func cachedSum(path string) (sum string, size int64, err error) {
 	data, err := os.ReadFile(strings.TrimSuffix(path, imageSuffix) + manifestSuffix)
 	if err != nil {
@@ -69,12 +70,12 @@ func cachedSum(path string) (sum string, size int64, err error) {
 	}
 	hash := sha256.Sum256(image)
 	if hex.EncodeToString(hash[:]) != m.SHA256 {
-		return "", 0, errors.New("the image is not the one of its manifest")
+		return "", 0, errors.New("the image does not match its manifest")
 	}
 	return m.SHA256, int64(len(image)), nil
 }
 
-// store writes manifest and image, the image last: where it is, both are.
+// store writes manifest and image, the image last, so that an image always has a manifest.
 func store(path string, image []byte, manifest Manifest) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -99,8 +100,8 @@ func store(path string, image []byte, manifest Manifest) error {
 	return nil
 }
 
-// prune removes all but the newest images of dir, and what dead builds left. Files that another process removed first
-// are no error.
+// prune removes all but the newest images of dir, and leftovers of dead builds. A file that another
+// process has removed is not an error.
 func prune(dir string, keep int) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -49,7 +49,7 @@ func TestCached(t *testing.T) {
 	}
 }
 
-// An image that is not what its manifest says is made anew.
+// An image that does not match its manifest is built again.
 func TestCachedRepairs(t *testing.T) {
 	s, dir := testSpec(t), t.TempDir()
 	want, _ := build(t, s)

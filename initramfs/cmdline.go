@@ -9,13 +9,13 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// Profile is a way to boot a node, which says how its application cores are kept free of other work.
+// Profile selects how a node keeps its application cores free of other work.
 type Profile int
 
 const (
-	// Isolated takes the application cores out of the kernel's load balancing: the least noise.
+	// Isolated excludes the application cores from the kernel's load balancing: the least noise.
 	Isolated Profile = iota
-	// Sched leaves them in, because sched_ext does not attach otherwise.
+	// Sched includes them, because sched_ext does not attach otherwise.
 	Sched
 )
 
@@ -46,7 +46,7 @@ func (p *Profile) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// parameter is one parameter that keeps the application cores, CORES, quiet.
+// parameter is a kernel parameter that keeps the application cores, CORES, quiet.
 type parameter struct {
 	text    string
 	feature string    // of guestkernel.Features, without which it is left out
@@ -63,16 +63,17 @@ var quiet = []parameter{
 	{"nosoftlockup", "", nil},
 	{"skew_tick=1", "", nil},
 	{"tsc=nowatchdog", "", nil},       // the clock's watchdog asks one core after the other for its time, on x86
-	{"damon_stat.enabled=0", "", nil}, // statistics of memory that nobody reads, by a thread that samples all the time
-	{"psi=0", "", nil},                // statistics of waiting that nobody reads, kept at each context switch
+	{"damon_stat.enabled=0", "", nil}, // unused statistics of memory, by a thread that samples all the time
+	{"psi=0", "", nil},                // unused statistics of waiting, updated at each context switch
 }
 
-// maxCmdline is the number of bytes that Linux takes of a command line (COMMAND_LINE_SIZE of x86, without the NUL).
+// maxCmdline is the number of bytes that Linux accepts on its command line (COMMAND_LINE_SIZE of
+// x86, without the NUL).
 const maxCmdline = 2047
 
-// Cmdline returns the kernel command line of a node with the given number of cores, core 0 of which is the system's. A
-// panic ends the node, and only errors reach the console. Parameters of features that k lacks are left out; k.Lacks
-// says which these are. Extra parameters come last, so that they win.
+// Cmdline returns the kernel command line of a node with the given number of cores, with core 0 as
+// the system core. A panic ends the node, and only errors reach the console. Parameters of features
+// in k.Lacks are omitted. Extra parameters come last, so that they take precedence.
 func Cmdline(k guestkernel.Kernel, p Profile, cores int, extra ...string) (string, error) {
 	if cores < 1 {
 		return "", fmt.Errorf("kernel command line: %d cores", cores)
@@ -93,7 +94,7 @@ func Cmdline(k guestkernel.Kernel, p Profile, cores int, extra ...string) (strin
 		return "", fmt.Errorf("kernel command line: line break or NUL in %q", line)
 	}
 	if len(line) > maxCmdline {
-		return "", fmt.Errorf("kernel command line: %d bytes, the kernel takes %d", len(line), maxCmdline)
+		return "", fmt.Errorf("kernel command line: %d bytes, the kernel accepts %d", len(line), maxCmdline)
 	}
 	return line, nil
 }

@@ -18,8 +18,9 @@ import (
 // File is one file of a node's first root file system.
 type File struct {
 	Path string // absolute and clean
-	// Mode is type and permission. Regular files, directories, symbolic links and character devices can be made. Without
-	// permission bits it is 0644, for directories 0755 and for symbolic links 0777.
+	// Mode is type and permission. Regular files, directories, symbolic links and character devices
+	// are supported. The default permission is 0644, for directories 0755 and for symbolic links
+	// 0777.
 	Mode         fs.FileMode
 	UID, GID     uint32
 	Data         []byte // the content; the target of a symbolic link
@@ -27,7 +28,7 @@ type File struct {
 	Major, Minor uint32 // of a device
 }
 
-// FileError says which file of an image cannot be made, and why.
+// FileError is an error about a file of an image.
 type FileError struct {
 	Path string
 	Err  error
@@ -36,7 +37,7 @@ type FileError struct {
 func (e *FileError) Error() string { return "image file " + e.Path + ": " + e.Err.Error() }
 func (e *FileError) Unwrap() error { return e.Err }
 
-// base is what every image has. The kernel would leave the root writable by all.
+// base holds the files of every image. Without it the kernel would make the root writable by all.
 var base = []File{
 	{Path: "/", Mode: fs.ModeDir | 0o755},
 	{Path: "/dev", Mode: fs.ModeDir | 0o755},
@@ -115,8 +116,8 @@ func (f File) content() ([]byte, error) {
 	return data, nil
 }
 
-// arrange validates files, adds the directories they are in, and returns all in the order of their names, which puts
-// every directory before what is in it.
+// arrange validates files, adds their directories, and returns all sorted by name, so that a
+// directory precedes its files.
 func arrange(files []File) ([]File, error) {
 	all := map[string]File{}
 	for _, f := range files {
@@ -147,7 +148,8 @@ func arrange(files []File) ([]File, error) {
 	return sorted, nil
 }
 
-// writeArchive writes files, and the directories they are in, as a cpio archive and returns what it wrote.
+// writeArchive writes files and their directories as a cpio archive and returns the entries
+// written.
 func writeArchive(w io.Writer, files []File) ([]Entry, error) {
 	files, err := arrange(files)
 	if err != nil {

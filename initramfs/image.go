@@ -13,12 +13,12 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"margay/initramfs/guestkernel"
+	"margay/cluster/provision/linux"
 	"margay/internal/progress"
 	"margay/kernel/abi/node"
 )
 
-// Spec says what an image is made of. It is a plain value.
+// Spec lists the contents of an image. It is a plain value.
 type Spec struct {
 	Kernel   guestkernel.Kernel // whose modules are taken
 	Init     string             // path of a static program for Kernel's architecture, the node's process 1
@@ -33,7 +33,7 @@ const initPath = "/init"
 // required are the options without which a kernel does not boot an image.
 var required = []string{"BLK_DEV_INITRD", "RD_ZSTD"}
 
-// ErrSpec is in every error that says that a Spec is not valid.
+// ErrSpec is wrapped by every error about an invalid Spec.
 var ErrSpec = errors.New("image specification")
 
 // check validates s and returns it with its defaults filled in.
@@ -62,7 +62,7 @@ func (s Spec) check() (Spec, error) {
 	return s, nil
 }
 
-// checkStatic makes sure that the program at path runs on arch with no file beside it.
+// checkStatic checks that the program at path runs on arch without other files.
 func checkStatic(path string, arch guestkernel.Arch) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -83,8 +83,8 @@ func checkStatic(path string, arch guestkernel.Arch) error {
 	return nil
 }
 
-// Build writes an image to w and says what is in it. The same inputs give the same bytes. The error is ErrSpec, a
-// *FileError or a *ModuleError where one of these is to blame.
+// Build writes an image to w and returns its manifest. The same inputs give the same bytes. Errors
+// about the spec, a file or a module are ErrSpec, a *FileError or a *ModuleError.
 func Build(ctx context.Context, spec Spec, w io.Writer) (Manifest, error) {
 	archive, manifest, err := assemble(ctx, spec)
 	if err != nil {
@@ -100,7 +100,8 @@ func Build(ctx context.Context, spec Spec, w io.Writer) (Manifest, error) {
 	return manifest, ctx.Err()
 }
 
-// assemble makes the archive of an image and a manifest in which only what depends on compression is missing.
+// assemble returns the archive of an image, and its manifest without the fields that depend on
+// compression.
 func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	s, err := spec.check()
 	if err != nil {
@@ -139,13 +140,15 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 }
 
 const (
-	// level is the strongest that does not make a rebuild wait: the next one takes five times as long for some 5 %.
+	// level is the strongest that keeps a rebuild short: the next one takes five times as long and
+	// saves about 5 %.
 	level = zstd.SpeedBetterCompression
-	// window is how far back, in bytes, a match may lie. A node holds that much memory while it unpacks.
+	// window is the greatest distance of a match, in bytes. A node needs this much memory while it
+	// unpacks.
 	window = 8 << 20
 )
 
-// compress makes an image of an archive and completes its manifest.
+// compress turns an archive into an image and completes its manifest.
 func compress(archive []byte, manifest *Manifest, report progress.Func) ([]byte, error) {
 	report.Report(progress.Step{Text: "compressing the node image", Total: int64(len(archive))})
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1),

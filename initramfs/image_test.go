@@ -154,7 +154,7 @@ func checkManifest(t *testing.T, m Manifest, image []byte, files int) {
 	}
 }
 
-// An image depends on contents and modes only: not on times, places or the order of what is added.
+// An image depends on contents and modes only: not on times, paths or the order of its files.
 func TestReproducible(t *testing.T) {
 	first, second := testSpec(t), testSpec(t)
 	a, b := File{Path: "/a", Data: []byte("a")}, File{Path: "/b/c", Data: []byte("c")}

@@ -14,7 +14,7 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
-// Bounds of what List reads, so that no image can take more memory than a builder has or more time than a user.
+// Bounds of List, so that no image exhausts memory or takes unreasonable time.
 const (
 	maxImage    = 512 << 20 // bytes of an image
 	maxUnpacked = 4 << 30   // bytes of one archive
@@ -22,11 +22,11 @@ const (
 	maxWindow   = 128 << 20 // bytes; what Linux allows
 )
 
-// ErrImage is in every error that says that something is not an image.
+// ErrImage is wrapped by every error about an invalid image.
 var ErrImage = errors.New("not a node image")
 
-// List returns the files of an image, those of an overlay last. It takes what Linux takes: archives of format newc,
-// in a zstd frame or not, with zero bytes between them.
+// List returns the files of an image, an overlay's last. It accepts the same as Linux: archives of
+// format newc, in a zstd frame or not, with zero bytes between them.
 func List(r io.Reader) ([]Entry, error) {
 	image, err := io.ReadAll(io.LimitReader(r, maxImage+1))
 	if err != nil {
@@ -55,7 +55,8 @@ func List(r io.Reader) ([]Entry, error) {
 	return entries, nil
 }
 
-// listPart adds the files of the archive that image begins with and returns how many bytes of image it took.
+// listPart adds the files of the archive at the beginning of image and returns the number of bytes
+// it read.
 func listPart(image []byte, entries *[]Entry) (int, error) {
 	if bytes.HasPrefix(image, []byte(newcMagic)) {
 		source := bytes.NewReader(image)
@@ -76,8 +77,8 @@ func listPart(image []byte, entries *[]Entry) (int, error) {
 	return n, listArchive(bufio.NewReader(io.LimitReader(d, maxUnpacked)), entries)
 }
 
-// frameLength returns the length of the zstd frame that image begins with (RFC 8878, section 3.1.1), because a decoder
-// does not say where it stopped.
+// frameLength returns the length of the zstd frame at the beginning of image (RFC 8878, section
+// 3.1.1), because a decoder does not report where it stopped.
 func frameLength(image []byte) (int, error) {
 	const blockHeader, checksum, typeRLE = 3, 4, 1
 	var h zstd.Header
@@ -112,7 +113,7 @@ const (
 	newcHeader = len(newcMagic) + newcFields*8
 )
 
-// The places of a header's fields that matter here.
+// The offsets of the header fields used here.
 const (
 	fieldMode     = 1
 	fieldUID      = 2
@@ -121,8 +122,8 @@ const (
 	fieldNameSize = 11
 )
 
-// listArchive adds the files of one archive up to its trailer. It does not use the reader of package cpio, which
-// allocates what a header asks for.
+// listArchive adds the files of one archive up to its trailer. It does not use the reader of
+// package cpio, which allocates as much as a header demands.
 func listArchive(r *bufio.Reader, entries *[]Entry) error {
 	for {
 		h, err := readHeader(r)
@@ -155,7 +156,7 @@ func listArchive(r *bufio.Reader, entries *[]Entry) error {
 func readHeader(r io.Reader) (fields [newcFields]uint32, err error) {
 	var text [newcHeader]byte
 	if _, err := io.ReadFull(r, text[:]); err != nil {
-		return fields, fmt.Errorf("the archive has no end: %w", err)
+		return fields, fmt.Errorf("the archive is truncated: %w", err)
 	}
 	if string(text[:len(newcMagic)]) != newcMagic {
 		return fields, fmt.Errorf("a file begins with %q instead of %q", text[:len(newcMagic)], newcMagic)
@@ -171,7 +172,7 @@ func readHeader(r io.Reader) (fields [newcFields]uint32, err error) {
 	return fields, nil
 }
 
-// readContent passes over e's content, of which it keeps a symbolic link's.
+// readContent skips e's content, and keeps a symbolic link's.
 func readContent(r *bufio.Reader, e *Entry) error {
 	if e.Mode.Type() != fs.ModeSymlink {
 		_, err := r.Discard(int(e.Size + -e.Size&(align-1)))
@@ -185,7 +186,8 @@ func readContent(r *bufio.Reader, e *Entry) error {
 	return err
 }
 
-// readPadded reads n bytes and the padding after them, when offset bytes were read since an aligned place.
+// readPadded reads n bytes and the padding after them, given the number of bytes read since an
+// aligned offset.
 func readPadded(r *bufio.Reader, offset int, n uint32) ([]byte, error) {
 	data := make([]byte, n)
 	if _, err := io.ReadFull(r, data); err != nil {

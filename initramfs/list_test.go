@@ -111,8 +111,8 @@ func FuzzList(f *testing.F) {
 	})
 }
 
-// FuzzListPacked gives the fuzzer what is inside a frame. A frame holds one archive, so what follows the first trailer
-// is listed only where there is no frame.
+// FuzzListPacked fuzzes the content of a frame. A frame holds one archive, so data after the first
+// trailer is listed only without a frame.
 func FuzzListPacked(f *testing.F) {
 	f.Add(bytes.Join([][]byte{file("a", "12345"), trailer}, nil))
 	f.Fuzz(func(t *testing.T, archive []byte) {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Manifest says what an image is.
+// Manifest describes an image.
 type Manifest struct {
 	Kernel       string   `json:"kernel"`       // release of the kernel the modules are of
 	Arch         string   `json:"arch"`         // Go's name of the processor architecture
@@ -31,7 +31,7 @@ type Entry struct {
 	Target   string // of a symbolic link
 }
 
-// entryJSON is Entry with its mode in octal, as chmod and stat have it.
+// entryJSON is Entry with its mode in octal, as in chmod and stat.
 type entryJSON struct {
 	Path   string `json:"path"`
 	Mode   string `json:"mode"`

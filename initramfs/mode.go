@@ -10,7 +10,7 @@ const (
 	unixSticky   = 0o1000
 )
 
-// modeBits pairs the bits of Go with those of Unix.
+// modeBits pairs Go's bits with Unix's.
 var modeBits = []struct {
 	mode fs.FileMode
 	unix uint32
@@ -34,7 +34,7 @@ var flagBits = []struct {
 	{fs.ModeSticky, unixSticky},
 }
 
-// unixMode returns mode as st_mode has it.
+// unixMode converts mode to an st_mode.
 func unixMode(mode fs.FileMode) uint32 {
 	u := uint32(mode.Perm())
 	for _, b := range modeBits {
@@ -50,7 +50,7 @@ func unixMode(mode fs.FileMode) uint32 {
 	return u
 }
 
-// goMode returns an st_mode as Go has it. A type that does not exist becomes fs.ModeIrregular.
+// goMode converts an st_mode to Go's form. An unknown type becomes fs.ModeIrregular.
 func goMode(u uint32) fs.FileMode {
 	mode := fs.ModeIrregular
 	for _, b := range modeBits {

@@ -11,7 +11,7 @@ import (
 // maxModinfo bounds the bytes of a module's section .modinfo.
 const maxModinfo = 1 << 20
 
-// readDepends returns the names of the modules that a module, an ELF file, needs to be loaded before it.
+// readDepends returns the names of the modules that must be loaded before a module, an ELF file.
 func readDepends(module []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(module))
 	if err != nil {
@@ -31,7 +31,8 @@ func readDepends(module []byte) ([]string, error) {
 	return parseDepends(data), nil
 }
 
-// parseDepends finds "depends=a,b" among the strings of a section .modinfo, "key=value" each ended by NUL.
+// parseDepends finds "depends=a,b" among the strings of a section .modinfo, "key=value" each ended
+// by NUL.
 func parseDepends(modinfo []byte) []string {
 	for text := range strings.SplitSeq(string(modinfo), "\x00") {
 		if list, ok := strings.CutPrefix(text, "depends="); ok {

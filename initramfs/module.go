@@ -18,14 +18,14 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Module is a kernel module that an image is to have.
+// Module names a kernel module of an image.
 type Module struct {
 	Name     string // "-" and "_" mean the same
 	Optional bool   // the image is good without it
 }
 
-// DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the channel and the random
-// numbers of its host, and the network devices of namespaces.
+// DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the
+// channel and the random numbers of its host, and the network devices of namespaces.
 func DefaultModules() []Module {
 	return []Module{
 		{Name: "virtio_pci"},
@@ -36,10 +36,10 @@ func DefaultModules() []Module {
 	}
 }
 
-// ErrNoModule says that a kernel has no module of a name, neither as a file nor built in.
+// ErrNoModule reports that a kernel lacks a module, both as a file and built in.
 var ErrNoModule = errors.New("the kernel has no such module")
 
-// ModuleError says which module cannot be put into an image, and why.
+// ModuleError is an error about a module of an image.
 type ModuleError struct {
 	Name   string
 	Kernel string // release
@@ -55,14 +55,14 @@ func (e *ModuleError) Unwrap() error { return e.Err }
 // moduleName returns the name the kernel uses for a module.
 func moduleName(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// moduleIndex knows which modules a kernel has.
+// moduleIndex lists the modules of a kernel.
 type moduleIndex struct {
 	dir     string            // lib/modules/VERSION
 	files   map[string]string // path in dir by name
 	builtIn map[string]bool
 }
 
-// indexModules reads a directory lib/modules/VERSION; no directory is a kernel without modules.
+// indexModules reads a directory lib/modules/VERSION; without it the kernel has no modules.
 func indexModules(dir string) (moduleIndex, error) {
 	x := moduleIndex{dir: dir, files: map[string]string{}, builtIn: map[string]bool{}}
 	if dir == "" {
@@ -77,7 +77,7 @@ func indexModules(dir string) (moduleIndex, error) {
 			return nil
 		}
 		relative, err := filepath.Rel(dir, path)
-		// A module outside kernel/ is there to replace the one the kernel came with.
+		// A module outside kernel/ replaces the kernel's own.
 		if _, taken := x.files[moduleName(stem)]; !taken || !strings.HasPrefix(relative, "kernel/") {
 			x.files[moduleName(stem)] = relative
 		}
@@ -115,14 +115,14 @@ func cutModuleSuffix(name string) (stem, compression string, ok bool) {
 	return stem, compression, ok && stem != ""
 }
 
-// module is a module that goes into an image.
+// module is a module of an image.
 type module struct {
 	name string
 	path string // in the image
 	data []byte // decompressed
 }
 
-// selection is what came of the modules asked for.
+// selection is the result of selectModules.
 type selection struct {
 	load            []module // in load order
 	builtIn, absent []string
@@ -137,7 +137,7 @@ type selector struct {
 	pending []string // from the module asked for down to the one looked at
 }
 
-// selectModules returns the modules wanted and those they depend on, dependencies first.
+// selectModules returns the requested modules and their dependencies, dependencies first.
 func selectModules(ctx context.Context, x moduleIndex, kernel string, wanted []Module) (selection, error) {
 	s := selector{moduleIndex: x, kernel: kernel, done: map[string]bool{},
 		chosen: selection{builtIn: []string{}, absent: []string{}}}
@@ -157,7 +157,7 @@ func selectModules(ctx context.Context, x moduleIndex, kernel string, wanted []M
 	return s.chosen, nil
 }
 
-// add puts the named module after those it depends on.
+// add appends the named module after its dependencies.
 func (s *selector) add(ctx context.Context, name string) error {
 	if s.done[name] {
 		return nil
@@ -170,7 +170,7 @@ func (s *selector) add(ctx context.Context, name string) error {
 	case !ok:
 		return wrap(ErrNoModule)
 	case slices.Contains(s.pending, name):
-		return wrap(fmt.Errorf("it depends on itself, by way of %s", strings.Join(s.pending, ", ")))
+		return wrap(fmt.Errorf("it depends on itself through %s", strings.Join(s.pending, ", ")))
 	}
 	data, err := readModule(ctx, filepath.Join(s.dir, relative))
 	if err != nil {
@@ -227,7 +227,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	return data, err
 }
 
-// unxz runs xz, which every machine has that unpacks packages with compressed modules.
+// unxz runs xz, which exists on every machine that unpacks packages with compressed modules.
 func unxz(ctx context.Context, r io.Reader) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "xz", "-dc")
 	var stdout, stderr bytes.Buffer

@@ -70,7 +70,7 @@ func TestSelectModulesErrors(t *testing.T) {
 	}{
 		"nowhere":            {"a:", "zz", "module zz of kernel 1.0", ErrNoModule},
 		"dependency nowhere": {"a: b\nb: zz", "a", "module b of kernel 1.0: module zz", ErrNoModule},
-		"cycle":              {"a: b\nb: c\nc: a", "a", "depends on itself, by way of a, b, c", nil},
+		"cycle":              {"a: b\nb: c\nc: a", "a", "depends on itself through a, b, c", nil},
 		"self":               {"a: a", "a", "depends on itself", nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,17 +9,18 @@ import (
 	"path/filepath"
 )
 
-// align is what the offset of an archive within an image must be a multiple of, in bytes.
+// align divides the offset of every archive in an image, in bytes.
 const align = 4
 
-// Overlay writes an archive that may follow an image. Directories the files are in are made as in an image.
+// Overlay writes an archive that may follow an image. It adds the directories of the files, as in
+// an image.
 func Overlay(files []File, w io.Writer) error {
 	_, err := writeArchive(w, files)
 	return err
 }
 
-// WriteNodeImage makes dst the image at imagePath with the files of one node added. dst is complete or absent, replaces
-// what was there, and only its owner may read it.
+// WriteNodeImage writes to dst the image at imagePath with the files of one node added. dst is
+// complete or absent, replaces an older file, and is readable only by its owner.
 func WriteNodeImage(imagePath string, files []File, dst string) error {
 	var overlay bytes.Buffer
 	if err := Overlay(files, &overlay); err != nil {
@@ -45,7 +46,8 @@ func WriteNodeImage(imagePath string, files []File, dst string) error {
 	return nil
 }
 
-// replace gives path the content that write writes, all or nothing. The file is readable by its owner only.
+// replace replaces the content of path by the output of write, completely or not at all. The file
+// is readable only by its owner.
 func replace(path string, write func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"margay/initramfs/guestkernel"
 )
 
-// elfFile returns a 64-bit ELF file with one section, if it is named, and one program header, if it has a type.
+// elfFile returns a 64-bit ELF file with one section, if it is named, and one program header, if it
+// has a type.
 func elfFile(machine elf.Machine, kind elf.Type, section string, content []byte, program elf.ProgType) []byte {
 	names := "\x00.shstrtab\x00" + section + "\x00"
 	h := elf.Header64{

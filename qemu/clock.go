@@ -7,10 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockParameters are parameters of the command line with which Linux in an emulated VM knows the rate of its clock. An emulated processor
-// counts time (TSC) as this host's does. Linux would measure the rate while it boots, against a timer that QEMU emulates, and on a busy
-// host now and then gets one that is much too low: then its clock is some times too fast for as long as it runs. There are none
-// where this host's rate is not constant, or where the processor says it to the guest, as on arm64.
+// clockParameters returns the command line parameters that give Linux in an emulated VM the rate of
+// its clock. An emulated processor's time-stamp counter (TSC) runs at the host's rate. Linux would
+// measure the rate at boot against an emulated timer, and on a busy host sometimes measures one
+// that is far too low; its clock then runs several times too fast until it ends. There are no
+// parameters if the host's rate is not constant, or if the processor reports it to the guest, as on
+// arm64.
 func clockParameters() []string {
 	if rate := tickRate(); rate > 0 {
 		return []string{fmt.Sprintf("tsc_early_khz=%d", rate)}
@@ -18,10 +20,11 @@ func clockParameters() []string {
 	return nil
 }
 
-// measuring is between the two readings that make a rate. Each is off by less than a microsecond.
+// measuring is the time between the two readings of one measurement. Each is off by less than a
+// microsecond.
 const measuring = 20 * time.Millisecond
 
-// reading is what the processor's counter and Linux's clock say at the same time.
+// reading holds the processor's counter and Linux's clock at the same time.
 type reading struct {
 	ticks uint64
 	time  time.Duration
@@ -35,13 +38,13 @@ func measure(ticks func() uint64) uint64 {
 	return uint64(float64(to.ticks-from.ticks) / (to.time - from.time).Seconds() / 1000)
 }
 
-// read takes the best of some readings: between the two looks of one at the counter this process may lose its CPU.
+// read returns the best of several readings, because this process may lose its CPU during one.
 func read(ticks func() uint64) (best reading) {
 	shortest := ^uint64(0)
 	for range 100 {
 		var now unix.Timespec
 		before := ticks()
-		// It fails for no clock that there is.
+		// It cannot fail for a clock that exists.
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &now)
 		after := ticks()
 		if took := after - before; took < shortest {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A counter is measured within a tenth of a per mille, ten times better than Linux wants it, or the next time: this process
-// may lose its CPU.
+// A counter is measured within a tenth of a per mille, ten times better than Linux wants it, or the
+// next time: this process may lose its CPU.
 func TestMeasure(t *testing.T) {
 	start := time.Now()
 	const rate = 2_345_678 // kHz

@@ -18,11 +18,11 @@ type Config struct {
 
 	Kernel  string // path of a kernel image
 	Initrd  string // path of its initramfs; may be empty
-	Cmdline string // what Linux is told, besides what any emulated one is; it must name the serial console to have one
+	Cmdline string // further kernel parameters; must name the serial console
 
 	MemoryMiB int // zero means DefaultMemoryMiB
 	CPUs      int // zero means 1
-	NIC       NIC // the zero value is no network
+	NIC       NIC // zero: no network
 
 	Console console.Config // where the serial console is logged
 	Stderr  console.Config // where QEMU's own messages are logged
@@ -32,7 +32,7 @@ type Config struct {
 type NIC struct {
 	Socket string    // of a vswitch port; empty means no card
 	MAC    ether.MAC // of the same port
-	MTU    int       // bytes, told to the guest, whose driver sets it; zero leaves it at 1500
+	MTU    int       // bytes, offered to the guest, whose driver sets it; zero leaves it at 1500
 }
 
 // Defaults and bounds of a Config.
@@ -44,7 +44,7 @@ const (
 	maxMTU           = 65535
 )
 
-// validate fills in defaults and checks what QEMU would complain about late or not clearly.
+// validate fills in defaults and rejects values that QEMU reports late or unclearly.
 func (c *Config) validate() error {
 	if c.Accel == "" {
 		c.Accel = TCG
@@ -67,9 +67,9 @@ func (c *Config) validate() error {
 	case c.Kernel == "":
 		return errors.New("no kernel")
 	case strings.ContainsAny(c.Cmdline, "\x00\n"):
-		return fmt.Errorf("kernel command line %q has a line end or NUL", c.Cmdline)
+		return fmt.Errorf("kernel command line %q contains a line end or NUL", c.Cmdline)
 	case len(c.commandLine()) > maxCommandLine:
-		return fmt.Errorf("kernel command line: %d bytes, Linux takes %d", len(c.commandLine()), maxCommandLine)
+		return fmt.Errorf("kernel command line: %d bytes, Linux accepts %d", len(c.commandLine()), maxCommandLine)
 	}
 	for _, path := range []string{c.Kernel, c.Initrd} {
 		if err := checkFile(path); err != nil {
@@ -96,7 +96,7 @@ func (n *NIC) validate() error {
 	if n.Socket == "" {
 		return nil
 	}
-	// A QEMU that cannot connect runs all the same, with a dead network.
+	// A QEMU that cannot connect runs without a working network.
 	info, err := os.Stat(n.Socket)
 	switch {
 	case err != nil:
@@ -144,10 +144,12 @@ func (e *Emulator) args(c *Config) []string {
 	return append(args, c.NIC.args()...)
 }
 
-// maxCommandLine is the number of bytes that Linux takes of a command line (COMMAND_LINE_SIZE of x86 and arm64, without the NUL).
+// maxCommandLine is the number of bytes that Linux accepts on its command line (COMMAND_LINE_SIZE
+// of x86 and arm64, without the NUL).
 const maxCommandLine = 2047
 
-// commandLine is the command line of the guest's Linux. The config's own parameters come last, so that they win.
+// commandLine is the command line of the guest's Linux. The config's own parameters come last, so
+// that they take precedence.
 func (c *Config) commandLine() string {
 	var words []string
 	if c.Accel == TCG {
@@ -159,9 +161,9 @@ func (c *Config) commandLine() string {
 	return strings.Join(words, " ")
 }
 
-// emulatedParameters are parameters for Linux on an emulated processor. What Linux does against a processor's speculation is about
-// instructions that such a one never executes, and dear to emulate. Whether the timer ticks Linux looks for a tenth of a second,
-// too short where the host is busy.
+// emulatedParameters are kernel parameters for an emulated processor. Mitigations of speculative
+// execution protect against nothing there and are expensive to emulate. Linux tests for a tenth of
+// a second whether the timer ticks, which is too short on a busy host.
 func emulatedParameters() []string {
 	return append(clockParameters(), "mitigations=off", "no_timer_check")
 }
@@ -180,5 +182,5 @@ func (n *NIC) args() []string {
 	}
 }
 
-// escape makes a string a value of one of QEMU's comma-separated options.
+// escape quotes a string as a value in one of QEMU's comma-separated options.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }

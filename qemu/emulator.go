@@ -1,15 +1,16 @@
-// Package qemu starts, watches and ends virtual machines. A VM is one QEMU process that boots a kernel and an
-// initramfs, has a serial console and at most one network card, and dies with the process that started it.
+// Package qemu starts, monitors and stops virtual machines. A VM is one QEMU process that boots a
+// kernel and an initramfs, has a serial console and at most one network card, and dies with the
+// process that started it.
 //
 //	emulator, err := qemu.Find(ctx, qemu.AMD64, "")   // finds the program, checks its version
 //	vm, err := emulator.Start(ctx, qemu.Config{...})   // returns when the process runs
 //	<-vm.Done()                                        // it ended: vm.Exit() says how
 //
-// The packages below it are useful apart: vswitch connects VMs, netstack connects this process to them, console keeps
-// what they print, child starts processes that die with their parent.
+// The packages below it are independent: vswitch connects VMs, netstack connects this process to
+// them, console keeps their output, child starts processes that die with their parent.
 //
-// Without hardware virtualization everything is emulated (TCG), which is the default. KVM is used only when asked for,
-// and should be asked for only after ProbeKVM: /dev/kvm may exist and yet hang every guest.
+// By default, guests are emulated (TCG). KVM is used only on request, and should be requested only
+// after ProbeKVM: /dev/kvm may exist and yet hang every guest.
 package qemu
 
 import (
@@ -26,10 +27,10 @@ import (
 	"time"
 )
 
-// An Arch is the architecture of a guest, by the name that Go gives it.
+// An Arch is the architecture of a guest, by Go's name.
 type Arch string
 
-// AMD64 is the 64-bit x86 architecture. Its serial console is ttyS0 to Linux.
+// AMD64 is the 64-bit x86 architecture. Linux calls its serial console ttyS0.
 const AMD64 Arch = "amd64"
 
 // arches says how each architecture is emulated.
@@ -41,19 +42,19 @@ var arches = map[Arch]struct {
 }{
 	AMD64: {
 		binary: "qemu-system-x86_64",
-		// hpet: Linux uses it while it boots and leaves its timer running, 250 times a second.
+		// hpet: Linux uses it at boot and leaves its timer running, 250 times a second.
 		machine: "q35,hpet=off",
-		// cx16: QEMU 7.2, which runs where nothing newer can be had, corrupts the flags around an emulated cmpxchg16b, and
-		// Linux guests die at random.
-		// erms, fsrm: Linux copies by "rep movsb" where these say that it is fast; emulated, it moves a byte at a time.
-		// Without them a guest sends and receives two to three times as much.
-		// aes: emulated, AES-GCM is half as fast as ChaCha20, which TLS takes where the processor has no AES.
+		// cx16: QEMU 7.2, used if no newer one is available, corrupts the flags around an emulated
+		// cmpxchg16b, and Linux guests crash at random. erms, fsrm: with these flags Linux copies
+		// by "rep movsb", which is emulated a byte at a time. Without them a guest sends and
+		// receives two to three times as much. aes: emulated AES-GCM is half as fast as ChaCha20,
+		// which TLS selects if the processor has no AES.
 		cpu: map[Accel]string{TCG: "max,-cx16,-erms,-fsrm,-aes", KVM: "host"},
 		pkg: "qemu-system-x86",
 	},
 }
 
-// An Accel is the way in which a guest's instructions are executed.
+// An Accel selects how a guest's instructions are executed.
 type Accel string
 
 // The accelerators.
@@ -65,12 +66,14 @@ const (
 // A Version is a version of QEMU.
 type Version struct{ Major, Minor, Micro int }
 
-// MinVersion is the first version whose VMs can be connected to a vswitch: it introduced "-netdev stream".
+// MinVersion is the first version whose VMs can be connected to a vswitch: it introduced "-netdev
+// stream".
 var MinVersion = Version{7, 2, 0}
 
-// SoundVersion is the first version that emulates a guest which changes its own code while several CPUs run it, as Linux
-// does all the time: it introduced that code is translated under the lock of its page. An older one may run an instruction
-// that has been replaced by then, mostly the breakpoint that Linux puts there meanwhile, and Linux oopses.
+// SoundVersion is the first version that correctly emulates a guest which patches its own code
+// while several CPUs run it, as Linux does: since then QEMU translates code under the lock of its
+// page. An older version may run an instruction that has already been replaced, usually the
+// breakpoint that Linux puts there during the change, and Linux oopses.
 var SoundVersion = Version{8, 1, 0}
 
 // String returns the version as QEMU prints it.
@@ -91,7 +94,7 @@ type Emulator struct {
 // Path returns the program's absolute path.
 func (e *Emulator) Path() string { return e.path }
 
-// Firmware returns the folders with firmware that it was found with.
+// Firmware returns the firmware folders given to Find.
 func (e *Emulator) Firmware() []string { return slices.Clone(e.firmware) }
 
 // Sound reports whether the program is of SoundVersion or newer.
@@ -100,12 +103,12 @@ func (e *Emulator) Sound() bool { return !e.version.less(SoundVersion) }
 // Version returns the program's version.
 func (e *Emulator) Version() Version { return e.version }
 
-// versionTimeout bounds the run of a program that is asked for its version.
+// versionTimeout bounds a run of QEMU with -version.
 const versionTimeout = 10 * time.Second
 
-// Find looks for the QEMU of the architecture. The binary is a path or a name in PATH, empty for the usual one; it looks for
-// firmware in the folders given before those it was built for. The error says what to install; it wraps exec.ErrNotFound
-// where there is no such program.
+// Find looks for the QEMU of an architecture. The binary is a path or a name in PATH; empty selects
+// the usual name. QEMU looks for firmware in the given folders before its built-in ones. The error
+// names the package to install; it wraps exec.ErrNotFound if there is no such program.
 func Find(ctx context.Context, arch Arch, binary string, firmware ...string) (*Emulator, error) {
 	row, ok := arches[arch]
 	if !ok {
@@ -154,7 +157,7 @@ var versionPattern = regexp.MustCompile(`(?m)^QEMU emulator version (\d{1,6})\.(
 func parseVersion(out string) (Version, error) {
 	m := versionPattern.FindStringSubmatch(out)
 	if m == nil {
-		return Version{}, fmt.Errorf("not a QEMU: it says %.80q", out)
+		return Version{}, fmt.Errorf("not a QEMU: its version reads %.80q", out)
 	}
 	number := func(s string) int {
 		n, _ := strconv.Atoi(s) // digits by the pattern; the micro version may be absent

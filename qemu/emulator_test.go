@@ -18,7 +18,8 @@ import (
 
 const okVersion = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)"
 
-// script makes a program that stands in for QEMU: it says a version and otherwise does what the shell commands say.
+// script makes a program that stands in for QEMU: it says a version and otherwise does what the
+// shell commands say.
 func script(t testing.TB, version, commands string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qemu")
@@ -59,7 +60,7 @@ func TestFind(t *testing.T) {
 	cases := []struct{ name, arch, binary, want string }{
 		{"missing", "amd64", "no-such-qemu", "apt-get install qemu-system-x86"},
 		{"too old", "amd64", script(t, "QEMU emulator version 7.1.0", ""), "7.1.0, want 7.2.0 or newer"},
-		{"other program", "amd64", script(t, "busybox 1.2", ""), `not a QEMU: it says "busybox 1.2`},
+		{"other program", "amd64", script(t, "busybox 1.2", ""), `not a QEMU: its version reads "busybox 1.2`},
 		{"broken", "amd64", fails, "library missing"},
 		{"architecture", "vax", path, "want one of [amd64]"},
 	}
@@ -164,7 +165,7 @@ func TestConfigIsChecked(t *testing.T) {
 		{"kernel missing", "no such file", func(c *Config) { c.Kernel += "x" }},
 		{"initrd missing", "no such file", func(c *Config) { c.Initrd = image + "x" }},
 		{"command line", "line end", func(c *Config) { c.Cmdline = "a\nb" }},
-		{"long command line", "Linux takes 2047", func(c *Config) { c.Cmdline = strings.Repeat("x", maxCommandLine-20) }},
+		{"long command line", "Linux accepts 2047", func(c *Config) { c.Cmdline = strings.Repeat("x", maxCommandLine-20) }},
 		{"socket missing", "network socket", func(c *Config) { c.NIC.Socket += "x" }},
 		{"no socket", "not a socket", func(c *Config) { c.NIC.Socket = image }},
 		{"MAC", "one station", func(c *Config) { c.NIC.MAC = ether.Broadcast }},

@@ -16,8 +16,9 @@ var (
 	repeats  = ending{0xeb, 0xe5}                               // jmp to the first instruction
 )
 
-// kernel makes a file that boots like Linux: 16-bit x86 code, as the boot protocol had it before version 2.00, that
-// prints a text on the first serial port. It is loaded to a segment at DS and entered at its offset 0x200.
+// kernel makes a file that boots like Linux: 16-bit x86 code, as the boot protocol had it before
+// version 2.00, that prints a text on the first serial port. It is loaded to a segment at DS and
+// entered at its offset 0x200.
 func kernel(t testing.TB, text string, end ending) string {
 	t.Helper()
 	code := []byte{

@@ -13,16 +13,17 @@ import (
 // ProbeTimeout bounds ProbeKVM. A sound KVM boots a kernel in a second or two.
 const ProbeTimeout = 15 * time.Second
 
-// killTimeout bounds the wait for the end of a killed probe: a process that hangs in the kernel cannot be killed.
+// killTimeout bounds the wait for a killed probe, because a process that hangs in the kernel does
+// not die.
 const killTimeout = 2 * time.Second
 
-// kvmDevice is the way to KVM.
+// kvmDevice is the device of KVM.
 const kvmDevice = "/dev/kvm"
 
-// ProbeKVM finds out whether KVM works by booting cfg with it, without network. KVM has proved itself when the guest
-// prints a line that contains the marker or, where the marker is empty, powers off. Otherwise the error is the reason
-// why it is not usable; it wraps an *Exit where the VM ended, and context.DeadlineExceeded after ProbeTimeout. No VM is
-// left behind.
+// ProbeKVM tests KVM by booting cfg with it, without network. KVM works if the guest prints a line
+// that contains the marker or, if the marker is empty, powers off. Otherwise the error is the
+// reason; it wraps an *Exit if the VM ended, and context.DeadlineExceeded after ProbeTimeout. No VM
+// is left behind.
 func (e *Emulator) ProbeKVM(ctx context.Context, cfg Config, marker string) error {
 	return e.probeKVM(ctx, kvmDevice, cfg, marker)
 }
@@ -44,7 +45,8 @@ func (e *Emulator) probeKVM(ctx context.Context, device string, cfg Config, mark
 func (e *Emulator) probe(ctx context.Context, cfg Config, marker string) error {
 	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
 	defer cancel()
-	// The end of the context does not kill the VM, so that one that ended before is told from one that hangs.
+	// The end of the context does not kill the VM, so that a VM that ended earlier differs from one
+	// that hangs.
 	vm, err := e.start(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return err
@@ -80,7 +82,7 @@ func appears(ctx context.Context, log *console.Log, marker string) bool {
 	}
 }
 
-// end kills the VM and gives it a moment to be gone.
+// end kills the VM and waits briefly for its end.
 func (vm *VM) end() {
 	if err := vm.Kill(); err != nil {
 		return

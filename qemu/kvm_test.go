@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// The tests of the probe never use KVM: the device is /dev/null and QEMU a script, or the probe below it runs with TCG.
+// The tests of the probe never use KVM: the device is /dev/null and QEMU a script, or the probe
+// below it runs with TCG.
 
 func TestProbeKVM(t *testing.T) {
 	cfg := Config{Name: "probe", Kernel: kernel(t, "", hangs)}

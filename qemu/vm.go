@@ -16,7 +16,8 @@ import (
 	"margay/qemu/console"
 )
 
-// waitDelay bounds the wait for the output of a process that is gone, which another one may hold open.
+// waitDelay bounds the wait for the output of a process that has ended; another process may hold it
+// open.
 const waitDelay = time.Second
 
 // lastLines is how many lines of the console and of QEMU's messages an Exit quotes.
@@ -36,8 +37,9 @@ type VM struct {
 	killed bool // Kill was called, or the context ended
 }
 
-// Start starts a VM. It returns as soon as the process runs: a QEMU that refuses its arguments and a guest that crashes
-// at once both end the VM, see Exit. The VM is killed when ctx ends; it dies with the calling process in any case.
+// Start starts a VM. It returns as soon as the process runs: a QEMU that refuses its arguments and
+// a guest that crashes at once both end the VM, see Exit. The VM is killed when ctx ends; it dies
+// with the calling process in any case.
 func (e *Emulator) Start(ctx context.Context, cfg Config) (*VM, error) {
 	vm, err := e.start(ctx, cfg)
 	if err != nil {
@@ -63,7 +65,8 @@ func (e *Emulator) start(ctx context.Context, cfg Config) (*VM, error) {
 	vm.cmd.WaitDelay = waitDelay
 	vm.cmd.Stdout = vm.console
 	vm.cmd.Stderr = vm.stderr
-	// A group of its own keeps the terminal's interrupt from the guest: whoever started it decides.
+	// A process group of its own shields the guest from the terminal's interrupt: the caller
+	// decides.
 	vm.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := child.Start(vm.cmd); err != nil {
 		return nil, errors.Join(err, vm.console.Close(), vm.stderr.Close())
@@ -98,7 +101,7 @@ func (vm *VM) wait() {
 // Name returns the VM's name.
 func (vm *VM) Name() string { return vm.cfg.Name }
 
-// PID returns the process id of the QEMU. It means nothing after Done.
+// PID returns QEMU's process id, valid until Done.
 func (vm *VM) PID() int { return vm.cmd.Process.Pid }
 
 // Done is closed when the process has ended and its output is logged.
@@ -114,8 +117,8 @@ func (vm *VM) Exit() *Exit {
 	}
 }
 
-// Kill ends the process at once, a paused one too. It does not wait: Done tells when it is gone. To kill a VM that has
-// ended is no error.
+// Kill ends the process at once, even if paused. It does not wait: Done is closed when the process
+// has ended. Killing a VM that has ended is not an error.
 func (vm *VM) Kill() error {
 	vm.mu.Lock()
 	vm.killed = true
@@ -126,10 +129,10 @@ func (vm *VM) Kill() error {
 	return nil
 }
 
-// Pause stops the VM until Continue. Its clock and everything else stand still, and so does its network link.
+// Pause stops the VM, its clock and its network link until Continue.
 func (vm *VM) Pause() error { return vm.signal(syscall.SIGSTOP) }
 
-// Continue lets a paused VM go on.
+// Continue resumes a paused VM.
 func (vm *VM) Continue() error { return vm.signal(syscall.SIGCONT) }
 
 func (vm *VM) signal(s syscall.Signal) error {
@@ -139,10 +142,10 @@ func (vm *VM) signal(s syscall.Signal) error {
 	return nil
 }
 
-// Console returns what the guest has printed. It stays readable after Done.
+// Console returns the guest's output. It stays readable after Done.
 func (vm *VM) Console() *console.Log { return vm.console }
 
-// An Exit says how a VM ended. It is an error for those who did not expect it to end.
+// An Exit describes how a VM ended. It is an error for callers that did not expect the end.
 type Exit struct {
 	Name    string         // of the VM
 	Status  int            // exit status; -1 if a signal ended it
@@ -150,14 +153,15 @@ type Exit struct {
 	Killed  bool           // by Kill or the context of Start
 	After   time.Duration  // since the start
 	Console []string       // the guest's last lines
-	Panic   string         // the line with which its Linux said that it panicked; empty: none
+	Panic   string         // the line of its Linux that reports a panic; empty: none
 	Stderr  []string       // QEMU's last messages
 }
 
-// PoweredOff reports whether the guest ended the VM in an orderly way: it powered off, or wanted to restart.
+// PoweredOff reports whether the guest ended the VM properly, by powering off or restarting.
 func (x *Exit) PoweredOff() bool { return x.Status == 0 }
 
-// panicOf returns the first line of a console with which Linux says that it panics. A trace and more of the same follow it.
+// panicOf returns the first line of a console that reports a Linux panic. A stack trace and more
+// lines follow it.
 func panicOf(lines []string) string {
 	if i := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, "Kernel panic") }); i >= 0 {
 		return lines[i]
@@ -165,7 +169,8 @@ func panicOf(lines []string) string {
 	return ""
 }
 
-// Error describes the end in one line: what QEMU said, or else that Linux panicked, or else the last line of the console.
+// Error describes the end in one line: QEMU's messages, else Linux's panic, else the last line of
+// the console.
 func (x *Exit) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "qemu: VM %q ended after %v", x.Name, x.After.Round(time.Millisecond))

@@ -286,7 +286,7 @@ func TestVMDiesWithItsKilledHolder(t *testing.T) {
 	}
 }
 
-// running reports whether the process exists and is not a zombie that nobody has waited for.
+// running reports whether the process exists and is not a zombie.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -326,7 +326,7 @@ func openFiles(t *testing.T) int {
 	return len(d)
 }
 
-// A guest that panics is told by its panic, not by what is printed after it, however much that is.
+// The error of a guest that panics is its panic, not the output after it.
 func TestPanicIsQuoted(t *testing.T) {
 	const panics = `echo '[ 4.1] Kernel panic - not syncing: Fatal exception in interrupt'; seq 100; echo ' </TASK>'
 echo '[ 4.2] ---[ end Kernel panic - not syncing: Fatal exception in interrupt ]---'; echo more`

@@ -1,14 +1,15 @@
-/* latency measures how long a message takes from its arrival at a node to its handler in a process there, and what it costs when a
- * core changes hands.
+/* latency measures the time from a message's arrival at a node to its handler in a process there,
+ * and the cost of a switch between processes on a core.
  *
  *	margay run -n 2 ./latency [--json] [MESSAGES [MICROSECONDS]]
  *	margay run -n 3 --per-core 2 ./latency [--json] [MESSAGES [MICROSECONDS]]
  *
- * The last rank, on a core of its own, sends a message, waits for its echo and then for some time, and again. Rank 0 handles it, in
- * turns, in each way that there is. With two ranks it has its core to itself, unless it starts a process beside it, for which Linux
- * shares the core. With three, rank 1 computes on the same core, and the node shares it, as its default says or as the scheduler
- * message-first does. The extension stamp notes when messages arrived. Whoever computes meanwhile compares its results with that of
- * an undisturbed run. */
+ * The last rank, on its own core, repeatedly sends a message, waits for its echo and then for some
+ * time. Rank 0 handles it by each mechanism in turns. With two ranks it has its core for itself,
+ * unless it starts a second process, so that Linux shares the core. With three ranks, rank 1
+ * computes on the same core, and the node shares it by its default or by the scheduler
+ * message-first. The extension stamp records arrival times. Computing processes compare their
+ * results with an undisturbed run. */
 #include <err.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -41,16 +42,16 @@ enum { ECHO = 1, MEASURE = 2, INTERRUPT = 128 }; /* handlers; stamp makes upcall
 enum { STEPS = 200000 }; /* of a piece of work */
 
 static const uint64_t BURST = 100000000; /* nanoseconds of work by which switches are measured, about */
-static const uint64_t QUANTUM = 200000;  /* nanoseconds of a turn meanwhile */
+static const uint64_t QUANTUM = 200000;  /* nanoseconds of a turn during the measurement */
 
-/* What a process used for a burst of work. */
+/* The cost of a burst of work. */
 struct used {
 	uint64_t start, end; /* CLOCK_MONOTONIC */
 	uint64_t processor;  /* nanoseconds */
 	uint64_t lost;       /* times that it lost the core */
 };
 
-/* What the ranks share, and the child of rank 0. */
+/* Memory shared by the ranks and the child of rank 0. */
 struct shared {
 	_Atomic int core[3];
 	_Atomic int finished; /* the turn that is over */
@@ -60,7 +61,7 @@ struct shared {
 	struct used alone[2], both[2];
 };
 
-/* Who computes on the core while a message arrives, besides who receives it. */
+/* The process that computes on the receiver's core while a message arrives. */
 enum companion { NOBODY, CHILD, RANK };
 
 static struct shared *shared;
@@ -105,7 +106,8 @@ static void echo(const struct margay_am *m, void *unused)
 
 /* ---- Computing ---- */
 
-/* piece is a piece of work whose result depends on each of its steps, in floating point and integers. */
+/* piece is a piece of work whose result depends on each of its steps, in floating point and
+ * integers. */
 static uint64_t piece(void)
 {
 	static volatile uint64_t seed = 88172645463325252ull; /* or the compiler knows that all results are the same */
@@ -126,7 +128,7 @@ static void compute(void)
 	atomic_fetch_add(&shared->results, 1);
 }
 
-/* times_lost is how often Linux has taken the core away from this process. */
+/* times_lost is the number of times that Linux preempted this process. */
 static uint64_t times_lost(void)
 {
 	struct rusage r;
@@ -134,7 +136,7 @@ static uint64_t times_lost(void)
 	return r.ru_nivcsw;
 }
 
-/* accompany computes until the turn is over. */
+/* accompany computes until the turn ends. */
 static void accompany(void)
 {
 	uint64_t lost = times_lost();
@@ -152,7 +154,7 @@ static void burst(struct used *u)
 	*u = (struct used){was.start, now(), clock_now(CLOCK_PROCESS_CPUTIME_ID) - was.processor, times_lost() - was.lost};
 }
 
-/* start_child has a process do something, on the core of this one. */
+/* start_child runs a function in a child process on this core. */
 static pid_t start_child(void (*what)(void))
 {
 	pid_t child = fork();
@@ -172,7 +174,7 @@ static void end_child(pid_t child)
 		errx(1, "the child has failed");
 }
 
-/* ---- What rank 0 does meanwhile ---- */
+/* ---- Rank 0's part ---- */
 
 static void polling(int n)
 {
@@ -279,7 +281,7 @@ static void take_turn(struct mechanism *m, int first, int end, int pause)
 		check(margay_remove(policy));
 }
 
-/* ---- What a switch costs ---- */
+/* ---- The cost of a switch ---- */
 
 struct lost {
 	int64_t switches, processor, elapsed; /* more than without switches; the last two in nanoseconds */
@@ -291,7 +293,7 @@ static void child_both(void) { burst(&shared->both[1]); }
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* switching has two processes work one after the other and then at the same time on one core. */
+/* switching runs two processes one after the other and then at the same time on one core. */
 static struct lost switching(void)
 {
 	int rank = margay_rank(), with = margay_size() == 3;
@@ -376,7 +378,7 @@ static void print_text(const struct mechanism *mechanisms, int n, const struct l
 	       (unsigned long long)shared->different);
 }
 
-/* place finds out whether the ranks are where they have to be. */
+/* place checks that the ranks are on the right cores. */
 static void place(void)
 {
 	const char *core = getenv("MARGAY_CORE");

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Feature is something of a kernel that a node makes use of and can do without.
+// Feature is an optional kernel feature that a node uses.
 type Feature struct {
 	Name    string
 	Options []string // all must be "y"
 	Without string   // what a node does without it
 }
 
-// FeatureConfig is the name in Kernel.Lacks that says that the configuration is not known. All Features are then taken
-// as lacking.
+// FeatureConfig in Kernel.Lacks means that the configuration is unknown. Then all Features count as
+// missing.
 const FeatureConfig = "config"
 
 // Features lists what Load looks for.
@@ -32,7 +32,7 @@ var Features = []Feature{
 	{"cpusets", []string{"CPUSETS"}, "cores cannot be partitioned at run time"},
 }
 
-// Describe returns what it means that a kernel lacks the feature of that name.
+// Describe returns the consequence of a missing feature.
 func Describe(name string) string {
 	if name == FeatureConfig {
 		return "the kernel's configuration was not found, so each feature is taken as lacking"
@@ -45,7 +45,8 @@ func Describe(name string) string {
 	return "unknown feature"
 }
 
-// lacks returns the names of the features that a configuration does not have; nil options are an unknown configuration.
+// lacks returns the names of the features missing in a configuration; nil options mean an unknown
+// configuration.
 func lacks(options map[string]string) []string {
 	missing := []string{}
 	if options == nil {

@@ -12,9 +12,9 @@ type Kernel struct {
 	options map[string]string
 }
 
-// Option returns the value of a build option, named without CONFIG_: "y", "m", a number or a string. The value is empty
-// if the option is not set or the configuration is not known.
+// Option returns the value of a build option, named without CONFIG_: "y", "m", a number or a
+// string. The value is empty if the option is not set or the configuration is unknown.
 func (k Kernel) Option(name string) string { return k.options[name] }
 
-// ConfigKnown reports whether the build configuration was found, so that Option says something.
+// ConfigKnown reports whether the build configuration was found, and Option is meaningful.
 func (k Kernel) ConfigKnown() bool { return k.options != nil }

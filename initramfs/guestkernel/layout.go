@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// moduleRoots are the places of VERSION/ under the root of a system, an unpacked package or `make modules_install`.
+// moduleRoots are the places of VERSION/ under the root of a system, an unpacked package or `make
+// modules_install`.
 var moduleRoots = []string{"usr/lib/modules", "lib/modules"}
 
 // ErrNoImage says that a directory or file is not a kernel with what belongs to it.
@@ -45,8 +46,8 @@ func Open(path string, arch Arch) (Kernel, error) {
 	return k, nil
 }
 
-// openImage finds what belongs to an image by the names in use for it: the directory of its modules around it, or
-// boot/vmlinuz-VERSION beside lib/modules/VERSION.
+// openImage finds the files of an image by their usual names: the image in its modules directory,
+// or boot/vmlinuz-VERSION beside lib/modules/VERSION.
 func openImage(image string) (Kernel, error) {
 	version, err := imageVersion(image)
 	if err != nil {
@@ -121,7 +122,7 @@ func configNames(beside, modules, version string) []string {
 	return names
 }
 
-// Load reads the configuration, if there is one, and fills what depends on it.
+// load reads the configuration, if any, and fills the fields that depend on it.
 func (k *Kernel) Load() error {
 	if k.Config != "" {
 		options, err := readConfig(k.Config)
@@ -134,7 +135,7 @@ func (k *Kernel) Load() error {
 	return nil
 }
 
-// imageVersion returns the release of an image: from the header that x86 images have, else from its name
+// imageVersion returns the release of an image: from the x86 header, else from its name
 // vmlinuz-VERSION.
 func imageVersion(path string) (string, error) {
 	f, err := os.Open(path)
@@ -151,7 +152,7 @@ func imageVersion(path string) (string, error) {
 	}
 	_, v, ok := strings.Cut(filepath.Base(path), "-")
 	if !ok || v == "" {
-		return "", errors.New("neither its header nor its name says its version; name it vmlinuz-VERSION")
+		return "", errors.New("neither its header nor its name gives its version; name it vmlinuz-VERSION")
 	}
 	return v, nil
 }

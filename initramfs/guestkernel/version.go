@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// CompareVersions orders kernel releases: runs of digits by their value, everything else byte by byte.
+// compareVersions orders kernel releases: runs of digits by their value, everything else byte by
+// byte.
 func CompareVersions(a, b string) int {
 	for a != "" && b != "" {
 		var x, y string

@@ -1,4 +1,5 @@
-/* The C side of the application interface. Its layouts are those of the Go package kernel/abi/wire, which a test holds it to. */
+/* The C side of the application interface. A test compares its layouts with the Go package
+ * kernel/abi/wire. */
 #define _GNU_SOURCE
 #include "margay.h"
 
@@ -20,7 +21,7 @@
 
 #include "wire.h"
 
-/* Upcalls interrupt by a signal that is never lost, that does no harm where nobody handles it, and that nobody uses. */
+/* The signal of upcalls is never lost, is ignored by default, and is hardly used otherwise. */
 #define UPCALL_SIGNAL SIGURG
 #define UPCALL_STACK (256 << 10) /* bytes */
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
@@ -29,14 +30,14 @@ static struct {
 	int socket; /* for requests */
 	int bell;
 	int alarm;
-	int rung; /* what has rung the bell is still in it */
+	int rung; /* the bell's bytes have not been read yet */
 	int finalized;
 	char *area;
 	uint32_t call; /* number of the last request */
 	uint64_t tail; /* of the send ring: this side's own position */
 	uint64_t head; /* of the receive ring: likewise */
 
-	/* Of upcalls, which come in the middle of anything. */
+	/* State of upcalls, which may interrupt at any point. */
 	volatile uint64_t upcall_head; /* of the upcall ring: likewise */
 	volatile int upcalls;          /* they may interrupt */
 	volatile int masked;           /* but not now */
@@ -50,7 +51,7 @@ static struct {
 		margay_handler f;
 		void *data;
 	} handlers[MARGAY_MAX_HANDLERS];
-	void *fixed[64]; /* where regions have been mapped at their fixed address: a job has no more of them */
+	void *fixed[64]; /* regions mapped at their fixed address; a job has at most this many */
 	size_t fixed_count;
 	char error[512];
 } self = {.socket = -1, .bell = -1, .alarm = -1};
@@ -59,14 +60,14 @@ static int fail(const char *format, ...)
 {
 	va_list args;
 	if (self.depth > 0)
-		return -1; /* printf is for those that have interrupted nobody */
+		return -1; /* printf is not safe in a signal handler */
 	va_start(args, format);
 	vsnprintf(self.error, sizeof self.error, format, args);
 	va_end(args);
 	return -1;
 }
 
-/* no_job fails when this process takes no part in its job, not yet or not any more. */
+/* no_job fails if this process has not joined its job or has left it. */
 static int no_job(void)
 {
 	if (self.finalized)
@@ -125,10 +126,10 @@ static int send_request(const void *request, size_t size, int file)
 	return n == (ssize_t)size ? 0 : fail("ask the node kernel: %s", strerror(errno));
 }
 
-/* The descriptors that can come with a reply. */
+/* The descriptors of a reply. */
 #define MAX_FILES 3
 
-/* receive_reply waits for the reply and puts the descriptors that come with it into files, -1 where there is none. */
+/* receive_reply waits for the reply and stores its descriptors in files, -1 for none. */
 static int receive_reply(struct wire_reply *reply, int files[MAX_FILES])
 {
 	struct iovec data = {reply, sizeof *reply};
@@ -163,8 +164,8 @@ static void close_files(int files[MAX_FILES])
 			close(files[i]);
 }
 
-/* ask makes a request. The descriptors that come with the reply go to files, which may be NULL. A request that may be made twice
- * is made again when the node kernel was started again before it answered. */
+/* ask makes a request. The descriptors of the reply go to files, which may be NULL. An idempotent
+ * request is repeated if the node kernel was restarted before it answered. */
 static int ask(void *request, size_t size, int file, struct wire_reply *reply, int files[MAX_FILES])
 {
 	struct wire_request *r = request;
@@ -177,7 +178,7 @@ static int ask(void *request, size_t size, int file, struct wire_reply *reply, i
 		no_files(got);
 		if (send_request(request, size, file) != 0 || receive_reply(reply, got) != 0)
 			return -1;
-		/* Another reply is to a request that the node kernel has answered twice. */
+		/* Any other reply is a duplicate from the node kernel. */
 		while (reply->call != r->call) {
 			close_files(got);
 			no_files(got);
@@ -209,7 +210,7 @@ int margay_init(void)
 	if (self.area)
 		return fail("margay_init has been called before");
 	if (!text || fstat(atoi(text), &info) != 0 || !S_ISSOCK(info.st_mode))
-		return fail("this process is no rank of a job: start it with margay run");
+		return fail("this process is not a rank of a job: start it with margay run");
 	self.socket = atoi(text);
 	fcntl(self.socket, F_SETFD, FD_CLOEXEC);
 	struct wire_request request = {.op = WIRE_HELLO, .value = WIRE_VERSION};
@@ -243,7 +244,8 @@ static int is_mapped(const void *at)
 	return 0;
 }
 
-/* map_region maps a region anywhere, or where the node kernel has all ranks map it. */
+/* map_region maps a region anywhere, or at the address that the node kernel assigns to all ranks.
+ * */
 static void *map_region(const char *name, size_t size, size_t *actual, int fixed)
 {
 	struct wire_request request = {.op = WIRE_REGION, .value = size};
@@ -349,7 +351,7 @@ int margay_state(int extension, const char *map, struct margay_state *state)
 
 /* ---- Messages ---- */
 
-/* ring wakes the node kernel. A bell that can take no more has been rung often enough. */
+/* ring wakes the node kernel. A full bell needs no further byte. */
 static void ring(void)
 {
 	char one = 1;
@@ -365,7 +367,8 @@ static size_t send_room(void)
 	return WIRE_RING_SIZE - (self.tail - atomic_load(word64(WIRE_SEND_CONTROL + WIRE_HEAD)));
 }
 
-/* mask has upcalls wait and returns whether they did already, for unmask. It is what keeps them out of this library's own work. */
+/* mask masks upcalls and returns the previous state, for unmask. It keeps them out of this
+ * library's own work. */
 static int mask(void)
 {
 	int was = self.masked;
@@ -376,7 +379,7 @@ static int mask(void)
 
 static void interruptible(void);
 
-/* unmask takes mask back, and makes good for an upcall that came meanwhile. */
+/* unmask restores the state before mask, and handles an upcall that arrived since. */
 static void unmask(int was)
 {
 	atomic_signal_fence(memory_order_seq_cst);
@@ -438,7 +441,7 @@ int margay_handle(int number, margay_handler handler, void *data)
 	return 0;
 }
 
-/* no_handler ends the process, in which a message has come that it has no handler for. */
+/* no_handler aborts the process after a message without a handler. */
 static void no_handler(const struct wire_record *r)
 {
 	char text[128]; /* stdio may be what an upcall has interrupted */
@@ -457,7 +460,7 @@ static void block_upcalls(int how)
 	sigprocmask(how, &set, NULL);
 }
 
-/* run_handler runs the handler of a record, masked, and leaves it masked, whatever the handler does about that. */
+/* run_handler runs the handler of a record with upcalls masked, and leaves them masked. */
 static void run_handler(const struct wire_record *r)
 {
 	margay_handler f = self.handlers[r->handler % MARGAY_MAX_HANDLERS].f;
@@ -476,7 +479,7 @@ static void run_handler(const struct wire_record *r)
 	self.unblocked = unblocked;
 }
 
-/* consumed moves a ring's head and wakes the node kernel if that waits for room. */
+/* consumed advances a ring's head and wakes the node kernel if it waits for room. */
 static void consumed(size_t control, uint64_t head)
 {
 	atomic_store(word64(control + WIRE_HEAD), head);
@@ -486,7 +489,7 @@ static void consumed(size_t control, uint64_t head)
 
 static int upcalls_wait(void) { return atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_TAIL)) != self.upcall_head; }
 
-/* run_upcalls runs the handlers of all upcalls that have come. The caller has masked them. */
+/* run_upcalls runs the handlers of all pending upcalls. The caller has masked them. */
 static int run_upcalls(void)
 {
 	struct {
@@ -517,7 +520,7 @@ int margay_poll(void)
 	char *ring_bytes = self.area + header(WIRE_RECEIVE);
 	int was = mask(), n = 0;
 	for (;;) {
-		/* An upcall that was sent before the message in the ring has come when that has. */
+		/* An upcall sent before the message in the ring has arrived before it. */
 		int some = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head;
 		n += run_upcalls();
 		if (!some)
@@ -539,7 +542,7 @@ int margay_poll(void)
 
 static void arm(int armed) { atomic_store(word32(WIRE_UPCALL_CONTROL + WIRE_CONSUMER_WAITING), armed); }
 
-/* interruptible takes the upcalls that wait and lets further ones interrupt. */
+/* interruptible handles pending upcalls and lets further ones interrupt. */
 static void interruptible(void)
 {
 	for (;;) {
@@ -558,7 +561,7 @@ static void interruptible(void)
 	}
 }
 
-/* on_alarm is what upcalls interrupt with. Linux keeps the next one out until it returns. */
+/* on_alarm is the signal handler of upcalls. Linux blocks the next signal until it returns. */
 static void on_alarm(int number)
 {
 	int error = errno, unblocked = self.unblocked;
@@ -573,13 +576,14 @@ static void on_alarm(int number)
 		self.unblocked = unblocked;
 		self.depth--;
 	}
-	/* Last, since the node kernel is woken by that. A byte that came meanwhile has sent its own signal. */
+	/* Last, because this wakes the node kernel. A byte that arrived since has raised its own
+	 * signal. */
 	while (recv(self.alarm, rung, sizeof rung, MSG_DONTWAIT) == sizeof rung)
 		;
 	errno = error;
 }
 
-/* alternate_stack gives this thread a stack for handlers of signals, with a page behind it that may not be touched. */
+/* alternate_stack gives this thread a stack for signal handlers, with a guard page. */
 static int alternate_stack(void)
 {
 	const size_t guard = 4096;
@@ -594,7 +598,7 @@ static int alternate_stack(void)
 	return 0;
 }
 
-/* start_upcalls has Linux send this thread a signal when something comes through the alarm. */
+/* start_upcalls makes Linux signal this thread when the alarm becomes readable. */
 static int start_upcalls(void)
 {
 	struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART | SA_ONSTACK};
@@ -664,8 +668,8 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* hush takes what has rung out of the bell. It reports whether the node kernel is still there. The node kernel is woken by that, so
- * it is not done while a message waits to be handled. */
+/* hush empties the bell and reports whether the node kernel is still connected. Reading wakes the
+ * node kernel, so do it when no message is pending. */
 static int hush(void)
 {
 	char rung[256];
@@ -675,7 +679,8 @@ static int hush(void)
 	return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* sleep_until waits until the bell has been rung, or a signal has come, or the deadline (-1: none) is over, which it reports by 0. */
+/* sleep_until waits for the bell, a signal or the deadline (-1: none). It returns 0 after the
+ * deadline. */
 static int sleep_until(int64_t deadline)
 {
 	for (;;) {
@@ -695,7 +700,8 @@ static int sleep_until(int64_t deadline)
 	}
 }
 
-/* wait_until handles messages until done(n) is true; n is how many there were. It fails when the time is over. */
+/* wait_until handles messages until done(n) is true; n is the number handled. It fails after the
+ * deadline. */
 static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout)
 {
 	int64_t deadline = timeout < 0 ? -1 : now_ms() + timeout;
@@ -710,7 +716,7 @@ static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeou
 			break;
 		}
 		there = hush();
-		/* Whoever comes after this rings, upcalls too. */
+		/* Messages and upcalls that arrive after this ring the bell. */
 		atomic_store(waiting, 1);
 		arm(0);
 		int more = margay_poll();
@@ -737,7 +743,7 @@ int margay_wait(int timeout)
 	return n < 0 ? 0 : n;
 }
 
-/* What margay_wait_for waits for. */
+/* The condition of margay_wait_for. */
 struct condition {
 	int (*done)(void *data);
 	void *data;
@@ -769,12 +775,12 @@ int margay_barrier(int timeout)
 	if (no_job() != 0)
 		return -1;
 	uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
-	/* The node kernel looks for it when it is awake, and wants to be woken when it is not. */
+	/* The node kernel polls for it when awake, and must be woken when asleep. */
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
 	if (wait_until(is_released, number, timeout) < 0)
 		return -1;
-	margay_poll(); /* what came between the last look and the release */
+	margay_poll(); /* messages that arrived since the last poll */
 	return 0;
 }
 
@@ -786,7 +792,8 @@ int margay_finalize(int timeout)
 	return 0;
 }
 
-/* has_room announces that this side waits for room for a record, and reports whether there is some. */
+/* has_room announces that this side waits for room for a record, and reports whether there is room.
+ * */
 static int has_room(int n, uint64_t length)
 {
 	(void)n;

@@ -1,7 +1,8 @@
-/* margay.h: what a C program links to take part in a Margay job.
+/* margay.h: the library of C programs that take part in a Margay job.
  *
- * The program learns its place in the job, sends active messages to other ranks, meets them at barriers, shares memory with
- * the ranks and extensions of its node, and puts extensions into the node kernel. Link with libmargay.a.
+ * The program gets its place in the job, sends active messages to other ranks, synchronises by
+ * barriers, shares memory with the ranks and extensions of its node, and inserts extensions into
+ * the node kernel. Link with libmargay.a.
  *
  *	if (margay_init() != 0)
  *		errx(1, "%s", margay_error());
@@ -10,15 +11,17 @@
  *	margay_barrier(-1);
  *	margay_finalize(-1);
  *
- * A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
- * from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with
- * run the handler of their number, inside margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, or inside
- * margay_send when that has to wait. So a message may have been handled before the program comes to wait for it: wait with
- * margay_wait_for for what handlers have done, not with margay_wait for a message. A handler may call margay_post, and nothing
- * else that sends or waits. Messages that an extension has made upcalls run theirs at once, when margay_upcalls has been called.
+ * A message is written to memory shared with the node kernel; a system call is made only if the
+ * node kernel sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
+ * ends the job. Unless an extension consumes a message, it runs the handler of its number inside
+ * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, or margay_send when
+ * that must wait. So a message may have been handled before the program waits for it: wait with
+ * margay_wait_for for the effect of a handler, not with margay_wait for a message. A handler may
+ * call margay_post, but no other function that sends or waits. A message that an extension turns
+ * into an upcall runs its handler at once, if margay_upcalls has been called.
  *
- * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not safe for use by several
- * threads at a time. Times are in milliseconds; -1 waits for ever. */
+ * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not
+ * safe for use by several threads at a time. Times are in milliseconds; -1 waits for ever. */
 #ifndef MARGAY_H
 #define MARGAY_H
 
@@ -32,19 +35,20 @@ extern "C" {
 #define MARGAY_MAX_PAYLOAD 1024 /* bytes of a message's payload */
 #define MARGAY_MAX_HANDLERS 256
 
-/* margay_init makes this process take part in its job. All ranks of a job must do so, or none. */
+/* margay_init joins this process to its job. All ranks of a job must call it, or none. */
 int margay_init(void);
 
-/* margay_finalize ends this rank's part in the job: it is the last barrier. When it has returned 0, no handler runs any more, and
- * whatever sends, receives, waits or asks the node kernel fails. The process may go on: margay_error, the functions that tell its
- * place, and memory that it has mapped work as before. When it fails, the job is not finalized. */
+/* margay_finalize ends this rank's part in the job: it is the last barrier. After it has returned
+ * 0, no handler runs, and functions that send, receive, wait or request fail. The process may
+ * continue: margay_error, the functions that return its place, and mapped memory work as before. If
+ * it fails, the job is not finalized. */
 int margay_finalize(int timeout);
 
-/* margay_error says what went wrong last. */
+/* margay_error returns a description of the last error. */
 const char *margay_error(void);
 
-/* The place of this process: its job, its rank of how many, its node and how many of the job there are, its number among the
- * job's ranks on this node and how many those are. */
+/* The place of this process: its job, its rank and the number of ranks, its node and the number of
+ * the job's nodes, its index among the job's ranks on this node and their number. */
 int margay_job(void);
 int margay_rank(void);
 int margay_size(void);
@@ -56,7 +60,7 @@ int margay_local_size(void);
 /* margay_node_of returns the number of the node that a rank is on. */
 int margay_node_of(int rank);
 
-/* An active message as its handler gets it. */
+/* An active message, as passed to its handler. */
 struct margay_am {
 	int source; /* rank that sent it; the system vouches for it */
 	int node;   /* where that rank is */
@@ -68,62 +72,68 @@ struct margay_am {
 
 typedef void (*margay_handler)(const struct margay_am *message, void *data);
 
-/* margay_handle sets the handler for messages of a number; NULL takes it away. A message without a handler aborts. */
+/* margay_handle sets the handler for messages of a number; NULL removes it. A message without a
+ * handler aborts the process. */
 int margay_handle(int number, margay_handler handler, void *data);
 
-/* margay_send sends a message to a rank. It waits, handling messages meanwhile, while the send ring is full. */
+/* margay_send sends a message to a rank. While the send ring is full it waits and handles messages.
+ * */
 int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 
-/* margay_post is margay_send that does not wait: it returns 1 when the message is sent and 0 when there is no room. */
+/* margay_post is margay_send without waiting: it returns 1 if the message is sent and 0 if there is
+ * no room. */
 int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 
-/* margay_poll runs the handlers of the messages that have arrived and returns how many there were. */
+/* margay_poll runs the handlers of the messages that have arrived and returns their number. */
 int margay_poll(void);
 
-/* margay_wait_for waits until done(data) returns true, and handles messages meanwhile. It calls done first, and again when
- * messages have been handled, never in the middle of a handler. It returns -1 when the time is over. */
+/* margay_wait_for handles messages until done(data) returns true. It calls done first, and again
+ * after messages have been handled, never during a handler. It returns -1 after the timeout. */
 int margay_wait_for(int (*done)(void *data), void *data, int timeout);
 
-/* margay_wait waits until it has handled messages, and returns how many there were, 0 when the time is over. Messages that were
- * handled before, in margay_barrier, in margay_send or as upcalls, do not count: a program that expects a certain message uses
- * margay_wait_for. */
+/* margay_wait waits until it has handled messages and returns their number, 0 after the timeout.
+ * Messages handled before, in margay_barrier, in margay_send or as upcalls, do not count: use
+ * margay_wait_for to wait for a certain message. */
 int margay_wait(int timeout);
 
-/* margay_barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. When it
- * returns 0, the messages that any rank had sent to this one before entering the barrier have been handled. It fails when the
- * time is over; the job can then not use barriers any more. */
+/* margay_barrier handles messages until every rank of the job has called it as often as this one.
+ * When it returns 0, all messages that any rank sent to this one before entering the barrier have
+ * been handled. It fails after the timeout; the job can then no longer use barriers. */
 int margay_barrier(int timeout);
 
-/* Upcalls: messages for which an extension has answered MARGAY_UPCALL.
+/* Upcalls: messages with the verdict MARGAY_UPCALL.
  *
- * margay_upcalls(1) has them interrupt this thread, whatever it does; margay_upcalls(0) has them come like all others again, as
- * before the first call. It uses the signal SIGURG, whose handler must not be changed meanwhile, and a
- * stack of its own. The handler gets whole registers and gives them back: floating point, vectors, flags and errno are as they
- * were. A system call that was interrupted goes on, except those that Linux never restarts (poll, select, epoll_wait, nanosleep
- * and the like, see signal(7)): they return EINTR.
+ * margay_upcalls(1) lets them interrupt this thread at any point; margay_upcalls(0) restores their
+ * delivery as ordinary messages. It uses the signal SIGURG, whose handler must not be changed while
+ * upcalls are on, and its own stack. All registers are preserved: floating point, vectors, flags
+ * and errno. An interrupted system call continues, except those that Linux never restarts (poll,
+ * select, epoll_wait, nanosleep and the like, see signal(7)): they return EINTR.
  *
- * The handler has come in the middle of anything, malloc and stdio included. It may call margay_post, margay_mask, the functions
- * that tell the place of this process, and what signal-safety(7) lists; not malloc or printf. When margay_post fails there, it
- * says so, and leaves margay_error as it was.
+ * The handler may interrupt any code, including malloc and stdio. It may call margay_post,
+ * margay_mask, the functions that return the place of this process, and the functions in
+ * signal-safety(7); not malloc or printf. A failing margay_post returns an error there but does not
+ * change margay_error.
  *
- * While a handler runs, whoever called it, upcalls are masked: the next one comes when it has returned. It may let others
- * interrupt it, by margay_mask(0), unless eight handlers run in the middle of each other already. While a program waits in this library, they come as fast, one after the other.
+ * While any handler runs, upcalls are masked: the next one is handled when it has returned. A
+ * handler may let others interrupt it by margay_mask(0), up to a nesting of eight. While a program
+ * waits in this library, upcalls are handled as fast, one at a time.
  *
- * Upcalls from one rank come in the order in which they were sent. They may come before other messages that were sent before
- * them; a message never comes before an upcall that the same rank has sent before it. */
+ * Upcalls from one rank arrive in the order of sending. They may overtake messages; a message never
+ * overtakes an upcall that the same rank sent before it. */
 int margay_upcalls(int on);
 
-/* margay_mask has upcalls wait (1), or come again (0), at once if there are some, and returns what it was before. It makes no
- * system call. Polling and waiting take upcalls, masked or not. */
+/* margay_mask masks (1) or unmasks (0) upcalls, handling pending ones at once, and returns the
+ * previous state. It makes no system call. Polling and waiting handle upcalls, masked or not. */
 int margay_mask(int masked);
 
-/* margay_region maps memory that the job's ranks on this node share under a name, zeroes when it is first asked for. An
- * extension that has a map of that name works on it when it is inserted later. A size of 0 asks for one that is there; the
- * size that it has goes to *actual unless that is NULL. */
+/* margay_region maps memory that the job's ranks on this node share under a name, initially zero.
+ * An extension that is inserted later and has a map of that name works on it. A size of 0 requires
+ * an existing region; its size goes to *actual unless that is NULL. */
 void *margay_region(const char *name, size_t size, size_t *actual);
 
-/* margay_fixed_region is margay_region at an address that is the same for all ranks of this node that ask for it in this way: a
- * pointer into the region means the same to each of them. Asked again for the same region, it returns the same address. */
+/* margay_fixed_region is margay_region at the same address in all ranks of this node that call it,
+ * so they can share pointers into the region. A second call for the same region returns the same
+ * address. */
 void *margay_fixed_region(const char *name, size_t size, size_t *actual);
 
 /* A setting changes an extension before it is inserted. */
@@ -133,13 +143,14 @@ struct margay_setting {
 	int entries; /* 0: the value of a constant; 1: the number of a map's entries */
 };
 
-/* margay_insert puts an extension, an ELF object that clang made, into the node kernel of this node and returns its number.
- * name is what it is called in lists, NULL for the name in the object; slot is NULL for the one that its section names, and can be
- * no other if that names one. */
+/* margay_insert inserts an extension, an ELF object made by clang, into the node kernel of this
+ * node and returns its number. name is its name in lists, NULL for the name in the object. slot
+ * must match the object's section if that names a slot; NULL selects the section's slot. */
 int margay_insert(const char *name, const char *slot, const void *object, size_t size, const struct margay_setting *settings,
 		  int count);
 
-/* margay_remove takes an extension out again. When it returns, the extension does not run and will not. */
+/* margay_remove removes an extension. When it returns, the extension is not running and will not
+ * run again. */
 int margay_remove(int extension);
 
 /* What an extension has done. */
@@ -153,7 +164,7 @@ struct margay_stats {
 
 int margay_stats(int extension, struct margay_stats *stats);
 
-/* A map of an extension, mapped into this process: the very memory that the extension works on. */
+/* A map of an extension, mapped into this process: the memory that the extension works on. */
 struct margay_state {
 	void *bytes;
 	size_t size;

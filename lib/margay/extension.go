@@ -10,7 +10,7 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// Spec describes an extension that is to be inserted.
+// Spec describes an extension to insert.
 type Spec struct {
 	Name      string            // what it is called in lists; empty for the name in the object
 	Slot      string            // empty for the one that the object's section names; if that names one, it can be no other
@@ -19,13 +19,14 @@ type Spec struct {
 	Entries   map[string]uint32 // numbers of entries of its maps
 }
 
-// Extension is an extension that this rank has inserted. It acts on the events of this node alone, and vanishes with the job.
+// Extension is an extension that this rank has inserted. It acts on the events of this node alone,
+// and vanishes with the job.
 type Extension struct {
 	job    *Job
 	handle uint32
 }
 
-// Stats are what an extension has done since it was inserted, or since the node kernel was last started.
+// Stats counts the work of an extension since its insertion or the last start of the node kernel.
 type Stats struct {
 	Runs         uint64
 	Instructions uint64
@@ -41,8 +42,8 @@ type State struct {
 	Stride  int    // bytes from one entry of a map to the next
 }
 
-// Insert puts an extension into the node kernel of this node. An extension that is refused gives ErrRefused, with the index of
-// the instruction that is at fault.
+// Insert inserts an extension into the node kernel of this node. The error of a refused extension
+// is ErrRefused and contains the index of the offending instruction.
 func (j *Job) Insert(s Spec) (*Extension, error) {
 	q := wire.Request{Op: wire.OpInsert, Name: s.Name, Where: s.Slot}
 	for name, value := range s.Constants {
@@ -80,7 +81,8 @@ func memoryFile(content []byte) (*os.File, error) {
 // Handle is the extension's number on its node, as margay ext list shows it.
 func (x *Extension) Handle() int { return int(x.handle) }
 
-// Remove takes the extension out again. When it returns, the extension does not run and will not.
+// Remove removes the extension. When it returns, the extension is not running and will not run
+// again.
 func (x *Extension) Remove() error {
 	if _, _, err := x.job.ask(wire.Request{Op: wire.OpRemove, Handle: x.handle}, nil); err != nil {
 		return fmt.Errorf("margay: remove extension %d: %w", x.handle, err)
@@ -88,7 +90,8 @@ func (x *Extension) Remove() error {
 	return nil
 }
 
-// Stats returns what the extension has done. ErrNotFound means that it was removed, perhaps because it made too many faults.
+// Stats returns the extension's counters. ErrNotFound means that it was removed, perhaps after too
+// many faults.
 func (x *Extension) Stats() (Stats, error) {
 	reply, _, err := x.job.ask(wire.Request{Op: wire.OpStats, Handle: x.handle}, nil)
 	if err != nil {
@@ -98,7 +101,7 @@ func (x *Extension) Stats() (Stats, error) {
 	return Stats{Runs: v[0], Instructions: v[1], Faults: v[2], Time: time.Duration(v[3]), LastFault: reply.Text}, nil
 }
 
-// State maps a map of the extension, the very memory that it works on.
+// State maps a map of the extension: the memory that it works on.
 func (x *Extension) State(name string) (State, error) {
 	s, err := x.job.mapState(wire.Request{Op: wire.OpState, Handle: x.handle, Name: name})
 	if err != nil {
@@ -107,8 +110,9 @@ func (x *Extension) State(name string) (State, error) {
 	return s, nil
 }
 
-// Region maps memory that the job's ranks on this node share under a name, made of zeroes when it is first asked for. An
-// extension that has a map of that name works on it when it is inserted later. A size of 0 asks for one that is there.
+// Region maps memory that the job's ranks on this node share under a name, initially zero. An
+// extension that is inserted later and has a map of that name works on it. A size of 0 requires an
+// existing region.
 func (j *Job) Region(name string, size int) (State, error) {
 	s, err := j.mapState(wire.Request{Op: wire.OpRegion, Name: name, Value: uint64(size)})
 	if err != nil {

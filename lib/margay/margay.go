@@ -1,6 +1,6 @@
-// Package margay is what a Go program links to be more than a plain program on a Margay machine: it learns its place in the
-// job, sends active messages to other ranks, meets them at barriers, shares memory with the ranks and extensions of its node,
-// and puts extensions into the node kernel.
+// Package margay is the library of Go programs that take part in a Margay job. The program gets its
+// place in the job, sends active messages to other ranks, synchronises by barriers, shares memory
+// with the ranks and extensions of its node, and inserts extensions into the node kernel.
 //
 //	job, err := margay.Init()
 //	job.Handle(1, func(m margay.Message) { ... })
@@ -9,12 +9,14 @@
 //	job.WaitFor(ctx, func() bool { return arrived == n })
 //	job.Finalize(ctx)
 //
-// A message is put into memory shared with the node kernel; no system call is made unless the node kernel sleeps. Messages
-// from one rank to another arrive in order, each exactly once: a loss ends the job. Those that no extension has dealt with run
-// the handler of their number, in whatever call of this package finds them: Poll, Wait, WaitFor, Barrier, Finalize, and Send when
-// it has to wait. So a message may have been handled before the program comes to wait for it: wait with WaitFor for what handlers
-// have done, not with Wait for a message. A handler must not block and must not call those; it may Send when the window is open,
-// which Post tells. Messages that an extension has made upcalls run theirs at once, when Upcalls has been called.
+// A message is written to memory shared with the node kernel; a system call is made only if the
+// node kernel sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
+// ends the job. Unless an extension consumes a message, it runs the handler of its number inside
+// Poll, Wait, WaitFor, Barrier, Finalize, or Send when that must wait. So a message may have been
+// handled before the program waits for it: wait with WaitFor for the effect of a handler, not with
+// Wait for a message. A handler must not block and must not call these functions; it may send with
+// Post, which reports whether there is room. A message that an extension turns into an upcall runs
+// its handler at once, if Upcalls has been called.
 package margay
 
 import (
@@ -40,12 +42,13 @@ const MaxPayload = wire.MaxPayload
 // Errors.
 var (
 	// ErrNoJob reports that this process was not started by margay run.
-	ErrNoJob = errors.New("margay: this process is no rank of a job: start it with margay run")
+	ErrNoJob = errors.New("margay: this process is not a rank of a job: start it with margay run")
 	// ErrClosed reports use of a job after Finalize.
 	ErrClosed = errors.New("margay: the job is finalized")
-	// ErrGone reports that the node kernel has ended the connection, and none will come in its place.
+	// ErrGone reports that the node kernel has closed the connection for good.
 	ErrGone = errors.New("margay: the node kernel is gone")
-	// ErrNotFound, ErrRefused, ErrNoRoom and ErrVersion say why the node kernel did not do what was asked.
+	// ErrNotFound, ErrRefused, ErrNoRoom and ErrVersion are the reasons of the node kernel's
+	// refusals.
 	ErrNotFound = errors.New("not found")
 	ErrRefused  = errors.New("refused")
 	ErrNoRoom   = errors.New("no room")
@@ -78,13 +81,13 @@ type Job struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	rung    uint64             // how often the bell was heard, or another goroutine has handled messages
+	rung    uint64             // number of bells received and of batches handled by other goroutines
 	waiters atomic.Int32       // goroutines in sleep; changed under mu
 	closed  error              // ErrClosed or ErrGone; nil: it is not
 	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
 }
 
-// Message is an active message as its handler gets it.
+// Message is an active message, as passed to its handler.
 type Message struct {
 	Source  int // rank that sent it; the system vouches for it
 	Node    int // where that rank is
@@ -93,7 +96,7 @@ type Message struct {
 	Payload []byte // valid until the handler returns
 }
 
-// Init makes this process take part in its job. All ranks of a job must do so, or none.
+// Init joins this process to its job. All ranks of a job must call it, or none.
 func Init() (*Job, error) {
 	fd, err := strconv.Atoi(os.Getenv(wire.EnvFD))
 	if err != nil || fd < 0 {
@@ -166,13 +169,13 @@ func (j *Job) Number() int { return int(j.header.Job) }
 // Rank is this process's number in the job, 0 to Size-1.
 func (j *Job) Rank() int { return int(j.header.Rank) }
 
-// Size is how many ranks the job has.
+// Size is the number of ranks of the job.
 func (j *Job) Size() int { return int(j.header.Size) }
 
 // Node is the number of the node that this rank is on.
 func (j *Job) Node() int { return int(j.header.Node) }
 
-// Nodes is how many nodes the job has.
+// Nodes is the number of nodes of the job.
 func (j *Job) Nodes() int { return int(j.header.Nodes) }
 
 // NodeOf is the number of the node that a rank is on.
@@ -186,17 +189,19 @@ func (j *Job) NodeOf(rank int) int {
 // LocalRank is this process's number among the job's ranks on its node, 0 to LocalSize-1.
 func (j *Job) LocalRank() int { return int(j.header.LocalRank) }
 
-// LocalSize is how many ranks of the job are on this node.
+// LocalSize is the number of the job's ranks on this node.
 func (j *Job) LocalSize() int { return int(j.header.LocalSize) }
 
-// Handle sets the handler for messages of a number, 0 to 255; nil takes it away. A message without a handler is a panic.
+// Handle sets the handler for messages of a number, 0 to 255; nil removes it. A message without a
+// handler panics.
 func (j *Job) Handle(number int, f func(Message)) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	j.handlers[number] = f
 }
 
-// Send sends a message to a rank, which may be this one. It waits, handling messages meanwhile, while the send ring is full.
+// Send sends a message to a rank, which may be this one. While the send ring is full it waits and
+// handles messages.
 func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, payload []byte) error {
 	for {
 		ok, err := j.Post(rank, handler, args, payload)
@@ -214,7 +219,7 @@ func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 	}
 }
 
-// Post is Send for those who must not wait: it reports whether there was room for the message.
+// Post is Send without waiting: it reports whether there was room for the message.
 func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, error) {
 	if rank < 0 || rank >= j.Size() {
 		return false, fmt.Errorf("margay: there is no rank %d, but ranks 0 to %d", rank, j.Size()-1)
@@ -237,7 +242,8 @@ func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	return ok, nil
 }
 
-// Poll runs the handlers of all messages that have arrived and returns how many there were. After Finalize there are none.
+// Poll runs the handlers of all messages that have arrived and returns their number, 0 after
+// Finalize.
 func (j *Job) Poll() int {
 	n := j.poll()
 	if n > 0 {
@@ -246,7 +252,7 @@ func (j *Job) Poll() int {
 	return n
 }
 
-// announce wakes the goroutines that wait, since messages have been handled.
+// announce wakes the waiting goroutines after messages have been handled.
 func (j *Job) announce() {
 	if j.waiters.Load() == 0 {
 		return
@@ -265,7 +271,7 @@ func (j *Job) poll() int {
 	}
 	n := 0
 	for {
-		// An upcall that was sent before the message in the ring has come when that has.
+		// An upcall sent before the message in the ring has arrived before it.
 		some := j.receive.Ready()
 		for j.handleNext(j.upcalls) {
 			n++
@@ -279,7 +285,8 @@ func (j *Job) poll() int {
 	}
 }
 
-// handleNext runs the handler of the next message in a ring, if there is one. The caller holds Job.handling.
+// handleNext runs the handler of the next message in a ring, if there is one. The caller holds
+// Job.handling.
 func (j *Job) handleNext(ring *wire.Consumer) bool {
 	record, ok, err := ring.Next()
 	if err != nil {
@@ -295,16 +302,16 @@ func (j *Job) handleNext(ring *wire.Consumer) bool {
 	handler(Message{
 		Source: int(record.Peer), Node: int(record.Node), Handler: int(record.Handler), Args: record.Args, Payload: record.Payload,
 	})
-	// A sender may wait for the room of this one.
+	// A sender may wait for this record's room.
 	if ring.Release() {
 		j.ring()
 	}
 	return true
 }
 
-// WaitFor waits until done returns true, and handles messages meanwhile. It asks done first, and again when messages have been
-// handled, whichever goroutine does that; done is called while no handler runs, so it may read what handlers write. It must not
-// block, and must not call functions of this package that handle messages.
+// WaitFor handles messages until done returns true. It calls done first, and again after any
+// goroutine has handled messages, never while a handler runs, so done may read data that handlers
+// write. done must not block and must not call functions of this package that handle messages.
 func (j *Job) WaitFor(ctx context.Context, done func() bool) error {
 	return j.wait(ctx, func(int) bool {
 		j.handling.Lock()
@@ -313,34 +320,37 @@ func (j *Job) WaitFor(ctx context.Context, done func() bool) error {
 	})
 }
 
-// Wait waits until this call has handled messages, and returns how many there were. Messages that were handled before, in Barrier
-// or in Send, or by another goroutine meanwhile, do not count: a program that expects a certain message uses WaitFor.
+// Wait waits until this call has handled messages, and returns their number. Messages handled
+// before, in Barrier or Send, or by another goroutine do not count: use WaitFor to wait for a
+// certain message.
 func (j *Job) Wait(ctx context.Context) (n int, err error) {
 	err = j.wait(ctx, func(handled int) bool { n = handled; return n > 0 })
 	return n, err
 }
 
-// Barrier waits until every rank of the job has called it as often as this one, and handles messages meanwhile. When it
-// returns, the messages that any rank had sent to this one before entering the barrier have been handled, unless ctx has ended.
+// Barrier handles messages until every rank of the job has called it as often as this one. When it
+// returns, all messages that any rank sent to this one before entering the barrier have been
+// handled, unless ctx has ended.
 func (j *Job) Barrier(ctx context.Context) error {
 	if j.finalized.Load() {
 		return ErrClosed
 	}
 	number := j.area.Entered().Add(1)
-	// The node kernel looks for it when it is awake, and wants to be woken when it is not.
+	// The node kernel polls for it when awake, and must be woken when asleep.
 	if j.area.SendWaiting().Load() != 0 {
 		j.ring()
 	}
 	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
 		return err
 	}
-	j.Poll() // what came between the last look and the release
+	j.Poll() // messages that arrived since the last poll
 	return nil
 }
 
-// Finalize ends this rank's part in the job: it waits for the other ranks to do the same. When it has returned nil, no handler runs
-// any more, and whatever sends, waits or asks the node kernel returns ErrClosed. The process may go on: what tells its place, and
-// memory that it has mapped, work as before. When it fails, the job is not finalized.
+// Finalize ends this rank's part in the job: it waits for the other ranks to do the same. After it
+// has returned nil, no handler runs, and functions that send, wait or request return ErrClosed. The
+// process may continue: the functions that return its place, and mapped memory, work as before. If
+// it fails, the job is not finalized.
 func (j *Job) Finalize(ctx context.Context) error {
 	if err := j.Barrier(ctx); err != nil {
 		return err
@@ -357,7 +367,7 @@ func (j *Job) Finalize(ctx context.Context) error {
 	return nil
 }
 
-// finalize waits for the handler and the sender under way and lets no other come.
+// finalize waits for the running handler and sender and admits no other.
 func (j *Job) finalize() {
 	j.handling.Lock()
 	defer j.handling.Unlock()
@@ -366,7 +376,7 @@ func (j *Job) finalize() {
 	j.finalized.Store(true)
 }
 
-// wait handles messages until done, which is told how many there were, or until ctx ends.
+// wait handles messages until done, which receives their number, returns true, or until ctx ends.
 func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	if j.finalized.Load() {
 		return ErrClosed
@@ -390,14 +400,14 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	}
 }
 
-// sleep waits for the bell, unless it turns out that this side is not idle.
+// sleep waits for the bell, unless this side is not idle.
 func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	j.mu.Lock()
 	heard := j.rung
 	j.waiters.Add(1)
 	j.area.ReceiveWaiting().Swap(1)
 	j.mu.Unlock()
-	idle := isIdle() // whoever comes later rings
+	idle := isIdle() // later messages ring the bell
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {
@@ -415,7 +425,7 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	return nil
 }
 
-// listen hears the bell.
+// listen receives from the bell.
 func (j *Job) listen() {
 	var rung [256]byte
 	for {
@@ -433,7 +443,7 @@ func (j *Job) listen() {
 	}
 }
 
-// ring wakes the node kernel. A bell that can take no more has been rung often enough.
+// ring wakes the node kernel. A full bell needs no further byte.
 func (j *Job) ring() {
 	raw, err := j.bell.SyscallConn()
 	if err != nil {
@@ -444,8 +454,8 @@ func (j *Job) ring() {
 	})
 }
 
-// ask makes a request of the node kernel. One that may be made twice is made again when the node kernel was started again
-// before it answered.
+// ask makes a request of the node kernel. An idempotent request is repeated if the node kernel was
+// restarted before it answered.
 func (j *Job) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File, error) {
 	j.asking.Lock()
 	defer j.asking.Unlock()
@@ -468,7 +478,8 @@ func (j *Job) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File, error)
 	}
 }
 
-// askOnce sends a request and waits for its answer. Another answer is to a request that the node kernel has answered twice.
+// askOnce sends a request and waits for its answer. Any other answer is a duplicate from the node
+// kernel.
 func (j *Job) askOnce(q wire.Request, give *os.File) (wire.Reply, []*os.File, error) {
 	j.calls++
 	q.Call = j.calls
@@ -541,7 +552,7 @@ func failure(r wire.Reply) error {
 	return errors.New(r.Text)
 }
 
-// refusal is an error of the node kernel, in its words, that belongs to one of this package's kinds.
+// refusal is an error of the node kernel, with its text, of one of this package's kinds.
 type refusal struct {
 	kind error
 	text string

@@ -278,7 +278,7 @@ func TestNoJob(t *testing.T) {
 	}
 }
 
-// What the node kernel refuses tells the application its kind, and an Init that fails leaves nothing behind.
+// A refusal of the node kernel carries its kind, and a failed Init leaves nothing behind.
 func TestInitFails(t *testing.T) {
 	cases := []struct {
 		name  string

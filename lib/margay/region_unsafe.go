@@ -11,9 +11,9 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// FixedRegion is Region at an address that is the same for all ranks of this node that ask for it in this way, whatever language
-// they are written in: a pointer into the region means the same to each of them. What it points to must not be on the Go heap.
-// Asked again for the same region, it returns the same memory.
+// FixedRegion is Region at the same address in all ranks of this node that call it, in any
+// language, so they can share pointers into the region. These must not point to the Go heap. A
+// second call for the same region returns the same memory.
 func (j *Job) FixedRegion(name string, size int) (State, error) {
 	reply, files, err := j.ask(wire.Request{Op: wire.OpRegion, Name: name, Value: uint64(size)}, nil)
 	if err != nil {
@@ -30,7 +30,7 @@ func (j *Job) FixedRegion(name string, size int) (State, error) {
 	return State{Bytes: memory}, nil
 }
 
-// mapAt maps shared memory at an address, unless it is there already.
+// mapAt maps shared memory at an address, unless it is already mapped.
 func (j *Job) mapAt(f *os.File, address, length uintptr) ([]byte, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -40,7 +40,7 @@ func (j *Job) mapAt(f *os.File, address, length uintptr) ([]byte, error) {
 	at, err := unix.MmapPtr(int(f.Fd()), 0, unsafe.Add(nil, address), length, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED|unix.MAP_FIXED_NOREPLACE)
 	if errors.Is(err, unix.EEXIST) {
-		err = errors.New("this process has something else there")
+		err = errors.New("this process has other memory there")
 	}
 	if err != nil {
 		return nil, err

@@ -6,16 +6,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Upcalls has the handlers of upcalls, messages for which an extension has answered UPCALL, run as soon as they come, until
-// Finalize. They run on a thread of their own, beside the goroutines that compute: Linux gives that thread the core, and no
-// goroutine has to be preempted for it. Handlers still run one at a time, and a Poll under way on another goroutine, which takes
-// upcalls too, is waited for. Without Upcalls, they come like all other messages.
+// Upcalls enables upcalls, messages with the verdict UPCALL, until Finalize: their handlers run as
+// soon as they arrive. They run on their own thread, in parallel with the goroutines that compute:
+// Linux gives that thread the core, and no goroutine is preempted. Handlers still run one at a
+// time, after a running Poll of another goroutine, which handles upcalls as well. Without Upcalls
+// they are delivered like other messages.
 //
-// Upcalls from one rank come in the order in which they were sent. They may come before other messages that were sent before
-// them; a message never comes before an upcall that the same rank has sent before it.
+// Upcalls from one rank arrive in the order of sending. They may overtake messages; a message never
+// overtakes an upcall that the same rank sent before it.
 func (j *Job) Upcalls() {
 	j.interrupting.Do(func() {
-		// The thread needs a processor of the Go scheduler when it wakes, and those who compute do not give theirs away.
+		// The thread needs a P of the Go scheduler when it wakes, and computing goroutines do not
+		// release theirs.
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 		go j.takeUpcalls()
 	})
@@ -42,7 +44,8 @@ func (j *Job) takeUpcalls() {
 	}
 }
 
-// handleUpcalls handles the upcalls that have come, and has the next one ring the alarm. It reports whether there were any.
+// handleUpcalls handles the pending upcalls and arms the alarm for the next one. It reports whether
+// there were any.
 func (j *Job) handleUpcalls() (some bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
@@ -57,7 +60,7 @@ func (j *Job) handleUpcalls() (some bool) {
 	return some
 }
 
-// stopUpcalls ends what waits for the alarm. The caller holds Job.mu.
+// stopUpcalls ends the goroutine that waits for the alarm. The caller holds Job.mu.
 func (j *Job) stopUpcalls() {
 	waits := true
 	j.interrupting.Do(func() { waits = false })

@@ -1,5 +1,5 @@
-// Package ranktest plays the node kernel to one rank, and holds the libraries for applications to one contract: Suite. A library
-// takes part with a program that does what Suite says with it.
+// Package ranktest plays the node kernel for one rank, and has one contract suite for all
+// application libraries. A library takes part with a program that implements the modes of Suite.
 package ranktest
 
 import (
@@ -22,10 +22,10 @@ import (
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// lifetime bounds how long a program runs, which waits often in some tests.
+// lifetime bounds the run of a program, which waits often in some tests.
 const lifetime = 5 * time.Minute
 
-// Kernel is a node kernel as the one rank of a test sees it.
+// Kernel is the node kernel of a test with one rank.
 type Kernel struct {
 	t       *testing.T
 	cmd     *exec.Cmd
@@ -117,7 +117,7 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	return k
 }
 
-// pair makes two connected sockets, one for this side and one for the rank's.
+// pair makes two connected sockets, one for each side.
 func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -138,7 +138,7 @@ func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
 	return conn.(*net.UnixConn), os.NewFile(uintptr(fds[1]), "far")
 }
 
-// request waits for the rank's next request, and for the file that comes with it.
+// request waits for the rank's next request and its file.
 func (k *Kernel) request() (wire.Request, *os.File) {
 	k.t.Helper()
 	buf, oob := make([]byte, wire.MaxRequest+1), make([]byte, unix.CmsgSpace(4))
@@ -206,7 +206,7 @@ func (k *Kernel) ring() {
 	}
 }
 
-// Push gives the rank a message, if there is room.
+// Push sends the rank a message, if there is room.
 func (k *Kernel) Push(r wire.Record) bool {
 	k.t.Helper()
 	ok, wake, err := k.receive.Push(r)
@@ -235,7 +235,7 @@ func (k *Kernel) Sleeps() {
 	})
 }
 
-// Rendezvous does something while the rank waits for a region.
+// Rendezvous calls a function while the rank waits for a region.
 func (k *Kernel) Rendezvous(during func()) {
 	k.t.Helper()
 	q, _ := k.expect(wire.OpRegion)
@@ -243,7 +243,7 @@ func (k *Kernel) Rendezvous(during func()) {
 	k.answer(q, wire.Reply{Values: [8]uint64{q.Value}}, k.memory)
 }
 
-// Upcall gives the rank an upcall, if there is room, and reports whether it had to nudge.
+// Upcall sends the rank an upcall, if there is room, and reports whether it raised the alarm.
 func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
 	k.t.Helper()
 	ok, wake, err := k.upcalls.Push(r)
@@ -263,7 +263,7 @@ func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
 	return ok, nudged
 }
 
-// Next takes a message of the rank, if there is one.
+// Next receives a message from the rank, if there is one.
 func (k *Kernel) Next() (wire.Record, bool) {
 	k.t.Helper()
 	r, ok, err := k.send.Next()
@@ -280,7 +280,7 @@ func (k *Kernel) Next() (wire.Record, bool) {
 	return r, true
 }
 
-// sleep is Next that sleeps until the rank rings.
+// sleep is Next, but sleeps until the rank rings.
 func (k *Kernel) sleep() wire.Record {
 	k.t.Helper()
 	for {
@@ -308,7 +308,7 @@ func (k *Kernel) Await(what string, ok func() bool) {
 	}
 }
 
-// Barrier waits until the rank has entered its n-th barrier, and lets it out.
+// Barrier waits until the rank has entered its n-th barrier, and releases it.
 func (k *Kernel) Barrier(n uint64) {
 	k.t.Helper()
 	k.Await(fmt.Sprintf("barrier %d", n), func() bool { return k.area.Entered().Load() == n })
@@ -337,15 +337,15 @@ func payload(i int) []byte {
 	return b
 }
 
-// Suite holds a library to the contract. program returns a command that does what its mode says, and ends with the status 1 and
-// a message when a function of the library fails:
+// Suite checks a library against the contract. program returns a command that implements a mode,
+// and exits with status 1 and a message if a function of the library fails:
 //
 //	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
 //	nowhere     sends a message to rank 3 and one for handler 256, and prints the error of each
 //	echo        sends each message for handler 1 back to its source, for handler 2, with 1 added to its second argument, until
 //	            one for handler 3 comes; then it enters a barrier, finalizes and ends
 //	flood N     sends N messages to rank 0, for handler 7, with the arguments i and ^i and a payload of i modulo 1025 bytes,
-//	            of which byte j is i+j; then it finalizes and ends
+//	            byte j being i+j; then it finalizes and ends
 //	compute N   has upcalls interrupt it and computes, without a call of the library, until it has sent N messages for handler 4
 //	            back to their sources, for handler 2, with 1 added to the second argument; then it finalizes and ends
 //	await N     enters a barrier, has upcalls interrupt it, waits until N messages for handler 5 have been handled, be it before it
@@ -361,7 +361,7 @@ func payload(i int) []byte {
 //	            each call that fails from then on, a line for each: send, post, wait, wait for a condition that holds, barrier,
 //	            finalize, region, fixed region, insert, stats, state and remove
 func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
-	const noJob = "this process is no rank of a job: start it with margay run"
+	const noJob = "this process is not a rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
 		for _, env := range []string{"", "=", "=99", "=-1", "=0", "=garbage"} {
 			cmd := program(t.Context(), "who")
@@ -511,7 +511,7 @@ func flood(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	k.Ended(0)
 }
 
-// await: a rank that waits for what a handler does need not be the one in whose wait the handler runs.
+// await: a goroutine that waits for a handler's effect need not be the one that runs the handler.
 func await(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	for _, later := range []int{0, 1, 5} { // messages after the barrier
 		t.Run(fmt.Sprint(later), func(t *testing.T) {
@@ -535,14 +535,15 @@ func await(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	}
 }
 
-// upcalls: a rank that computes is interrupted, by one message and by many, and is nudged no more often than it has armed.
+// upcalls: a computing rank is interrupted, by one message and by many, and at most once for each
+// time it has armed.
 func upcalls(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const n, singles = 3000, 100
 	k := Start(t, program, "compute", fmt.Sprint(n))
 	k.Greet()
 	nudges, sent := 0, 0
 	for got := range n {
-		// What is on its way has room in the send ring, since a handler cannot wait.
+		// Messages in flight have room in the send ring, because a handler cannot wait.
 		for sent < n && sent < got+200 && (sent <= got || got >= singles) {
 			if sent < singles {
 				k.Await("arming", func() bool { return k.area.Armed().Load() != 0 })
@@ -568,7 +569,8 @@ func upcalls(t *testing.T, program func(ctx context.Context, mode ...string) *ex
 	k.Ended(0)
 }
 
-// polledUpcalls: a rank that does not want to be interrupted takes upcalls when it waits, before messages that were sent later.
+// polledUpcalls: a rank without upcalls handles them when it waits, before messages that were sent
+// later.
 func polledUpcalls(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	k := Start(t, program, "echo")
 	k.Greet()
@@ -600,7 +602,7 @@ func polledUpcalls(t *testing.T, program func(ctx context.Context, mode ...strin
 	k.Ended(0)
 }
 
-// finalized: a rank that has finalized neither sends nor gets anything, and each call that would says why.
+// finalized: a finalized rank neither sends nor receives, and calls that would return the reason.
 func finalized(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	input, more, err := os.Pipe()
 	if err != nil {
@@ -660,7 +662,7 @@ func shared(t *testing.T, name string) *os.File {
 	return f
 }
 
-// list: a pointer that one rank has stored in a fixed region is good in another.
+// list: a pointer that one rank has stored in a fixed region is valid in another.
 func list(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	region := shared(t, "list")
 	const address = 0x1000_0040_0000
@@ -680,7 +682,7 @@ func list(t *testing.T, program func(ctx context.Context, mode ...string) *exec.
 	}
 }
 
-// services: requests say what the application wants, and replies reach it.
+// services: requests carry the application's arguments, and replies reach it.
 func services(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	k := Start(t, program, "services")
 	k.Greet()
@@ -703,7 +705,7 @@ func services(t *testing.T, program func(ctx context.Context, mode ...string) *e
 	object.Close()
 	k.answer(q, wire.Reply{Handle: 77})
 
-	// A node kernel that was started again may answer an old request once more, and has this one made again.
+	// A restarted node kernel may answer an old request again, and this one must be repeated.
 	q, _ = k.expect(wire.OpStats)
 	old := q
 	old.Call--

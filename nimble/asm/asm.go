@@ -1,8 +1,7 @@
 // Package asm is the text of whole programs: Print writes it and Programs reads
 // it back, to the same bytes, maps and names. Source lines have no text.
 //
-// A line holds labels, an instruction and a comment, each of which may be
-// missing:
+// A line holds labels, an instruction and a comment, all optional:
 //
 //	# sum of r2 bytes at r1
 //	    mov r0, 0
@@ -38,20 +37,18 @@
 //	            | ".variable" name name number number      its map, offset and size
 //	            | ".extern" name .
 //
-// Mnemonics and their operands are those of the table of package isa, so 64-bit
-// operations have the plain name and 32-bit ones end in 32: add, add32; jeq,
-// jeq32; atomic_add, atomic_add32. Loads are ldxb to ldxdw and, sign-extending,
-// ldxsb to ldxsw; stores stb to stdw (immediate) and stxb to stxdw. A target is
-// the last operand of jumps, of call_local and of lddw_code; as a number it
-// counts slots of 8 bytes, from the one that follows the first slot of the
-// instruction. hex is one slot, byte by byte, for what has no other text.
+// Mnemonics and their operands come from the table of package isa, so 64-bit operations have the
+// plain name and 32-bit ones end in 32: add, add32; jeq, jeq32; atomic_add, atomic_add32. Loads are
+// ldxb to ldxdw and, sign-extending, ldxsb to ldxsw; stores stb to stdw (immediate) and stxb to
+// stxdw. A target is the last operand of jumps, of call_local and of lddw_code; as a number it
+// counts slots of 8 bytes, from the one that follows the first slot of the instruction. hex is one
+// slot, byte by byte, for instructions without another text.
 //
-// Declarations say what an object knows beside its instructions. A map has the
-// sizes of an element and their number. Maps and externs, which are services,
-// are declared before they are named: lddw_map r1, counts; lddw_value r1, .data,
-// 8; call_named notify. In the place of a name may be its number, from 0 on. A
-// text holds several programs if .program, which begins one, occurs again;
-// labels and declarations are those of one program.
+// Declarations are the part of an object besides its instructions. A map has the sizes of an
+// element and their number. Maps and externs, which are services, are declared before they are
+// named: lddw_map r1, counts; lddw_value r1, .data, 8; call_named notify. A number, counted from 0,
+// may replace a name. A text holds several programs if .program, which begins one, occurs again;
+// labels and declarations belong to one program.
 //
 // Reading is not verifying: text can hold any instruction that fits its fields.
 // Package verify says whether a program is accepted.
@@ -164,7 +161,7 @@ type jump struct {
 	place       place
 }
 
-// fail reports an error at what is left of a line.
+// fail reports an error at the rest of a line.
 func (p *parser) fail(line, left, format string, args ...any) error {
 	return &Error{p.line, len(line) - len(left) + 1, fmt.Sprintf(format, args...)}
 }
@@ -202,7 +199,7 @@ func (p *parser) read(line string) error {
 	return p.instruction(line, left)
 }
 
-// instruction reads what is left of a line after its labels.
+// instruction reads the rest of a line after its labels.
 func (p *parser) instruction(line, left string) error {
 	at := place{p.line, len(line) - len(left) + 1}
 	name, rest := left, ""
@@ -238,8 +235,7 @@ func (p *parser) instruction(line, left string) error {
 	return nil
 }
 
-// operand returns what is left of a line from operand n on, or from the
-// mnemonic on for -1.
+// operand returns the rest of a line from operand n on, or from the mnemonic on for -1.
 func operand(instruction, operands string, n int) string {
 	if n < 0 {
 		return instruction

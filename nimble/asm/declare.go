@@ -80,7 +80,7 @@ func (p *parser) readExtern(words []string) (bad int, err error) {
 	return 0, nil
 }
 
-// kinds are those of maps.
+// kinds are the kinds of maps.
 var kinds = map[string]state.Kind{"array": state.Array, "per_core": state.PerCore}
 
 func (p *parser) readMap(words []string) (bad int, err error) {

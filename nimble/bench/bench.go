@@ -1,10 +1,9 @@
 // Package bench measures engines, and what they are compared with, by a few
 // small programs.
 //
-// A measurement is a median of rounds, and in each round every contender has
-// its turn, so that what else the machine does hits all of them alike; time is
-// that of the processor. Only ratios within one measurement mean anything:
-// machines are noisy.
+// A measurement is a median of rounds, and every contender runs once in each round, so that other
+// load affects all of them alike; times are processor time. Only ratios within one measurement mean
+// anything: machines are noisy.
 package bench
 
 import (
@@ -26,7 +25,7 @@ type Contender struct {
 // Inserted is a program that is ready to run.
 type Inserted struct {
 	Runner
-	Took time.Duration // for verification and threading, or what comes nearest
+	Took time.Duration // for verification and threading, or the nearest equivalent
 	Size int           // bytes of code; 0: unknown
 }
 
@@ -48,7 +47,7 @@ type Turn struct {
 
 // Result is what one contender did.
 type Result struct {
-	Instructions uint64        // of one run; 0: nobody counts them
+	Instructions uint64        // of one run; 0: unknown
 	Run          float64       // nanoseconds of one run, median
 	Insert       time.Duration // verification and threading, median
 	Size         int           // bytes of code; 0: unknown
@@ -69,8 +68,8 @@ type Plan struct {
 	Turn   time.Duration // how long the runs of a contender take in a round, at least; 0: 5 ms
 }
 
-// Measure gives a program to the contenders and returns their results in the
-// same order. Who does not count instructions has them from who does.
+// Measure runs a program on the contenders and returns their results in the same order. A contender
+// that does not count instructions gets the count of another.
 func (p *Program) Measure(contenders []Contender, plan Plan) []Result {
 	plan.Rounds, plan.Turn = max(plan.Rounds, 1), cmp.Or(plan.Turn, 5*time.Millisecond)
 	turns := make([]contest, len(contenders))
@@ -95,8 +94,7 @@ func (p *Program) Measure(contenders []Contender, plan Plan) []Result {
 	return results
 }
 
-// count returns how many instructions a run of the program is, 0 if no
-// contender can tell.
+// count returns the number of instructions of a run, 0 if no contender counts them.
 func (p *Program) count(contenders []Contender) uint64 {
 	for _, c := range contenders {
 		if c.Once {
@@ -173,8 +171,7 @@ func (c *contest) remove() error {
 	return err
 }
 
-// run adds one time to those of c. The first run of all says how many runs are
-// enough, and is not counted.
+// run adds one time to c's. The very first run determines the number of runs, and is not counted.
 func (c *contest) run(turn time.Duration) error {
 	if c.runs == 0 {
 		first, err := c.inserted.Run(1)
@@ -195,7 +192,7 @@ func (c *contest) run(turn time.Duration) error {
 	return err
 }
 
-// result removes the program and says what came of it.
+// result removes the program and returns its result.
 func (c *contest) result() Result {
 	if err := errors.Join(c.err, c.remove()); err != nil {
 		return Result{Err: err}

@@ -90,7 +90,8 @@ func (s silent) Run(n int) (Turn, error) {
 	return t, err
 }
 
-// clocked is a contender whose times are told, not measured. Its first run is no figure: it says how many are enough.
+// clocked is a contender with given times. Its first run is not a figure: it determines the number
+// of runs.
 type clocked struct {
 	want  uint64
 	runs  []int
@@ -106,8 +107,8 @@ func (c *clocked) Run(n int) (Turn, error) {
 
 func (c *clocked) Close() error { return nil }
 
-// A figure is the median of rounds, of as many runs as the plan's time takes; an insertion takes what it takes each time, and an
-// instruction its part of a run.
+// A figure is the median of rounds, of as many runs as the plan's time takes; an insertion takes
+// what it takes each time, and an instruction its part of a run.
 func TestFigures(t *testing.T) {
 	p := Programs[0]
 	c := &clocked{want: p.Want, times: []float64{100, 70, 20, 40}}

@@ -73,8 +73,8 @@ func Find(name string) (*Program, error) {
 	return nil, fmt.Errorf("there is no program %q", name)
 }
 
-// Bounded returns the program with fewer rounds, for whoever must see the end
-// of a loop before it is run. A program without rounds is returned as it is.
+// Bounded returns the program with fewer rounds, for verifiers that must prove the end of a loop. A
+// program without rounds is returned as it is.
 func (p *Program) Bounded() *Program {
 	if p.Rounds == 0 {
 		return p
@@ -84,7 +84,7 @@ func (p *Program) Bounded() *Program {
 	return &bounded
 }
 
-// Context returns what can be promised of its context.
+// Context returns the guarantees about its context.
 func (p *Program) Context() verify.Context {
 	any := len(p.Memory) > 0
 	return verify.Context{Size: uint64(len(p.Memory)), Readable: any, Writable: any}

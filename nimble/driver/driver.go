@@ -26,9 +26,8 @@ import (
 // program that can be accepted, in hexadecimal, is a quarter of it.
 const MaxText = 64 << 20
 
-// Rejection is the error for a program that was not accepted. Its text begins
-// with the section and function, if it has them, then insn=N where the fault is
-// that of an instruction.
+// Rejection is the error for a program that was not accepted. Its text begins with the section and
+// function, if any, then insn=N if an instruction is at fault.
 type Rejection struct{ Err error }
 
 // Error says why, in one line.
@@ -79,8 +78,8 @@ func reject(spec *object.Spec, err error) error {
 	return &Rejection{err}
 }
 
-// Hex reads a program in hexadecimal; white space is ignored. An error is a
-// *Rejection if it is not that of the reader.
+// Hex reads a program in hexadecimal; white space is ignored. An error is a *Rejection unless it
+// comes from the reader.
 func Hex(in io.Reader) (*object.Spec, error) {
 	text, err := ReadAll(in)
 	if err != nil {
@@ -93,7 +92,7 @@ func Hex(in io.Reader) (*object.Spec, error) {
 	return spec, nil
 }
 
-// Raw reads a program in its encoding. Its errors are those of Hex.
+// Raw reads a program in its encoding. It returns the same errors as Hex.
 func Raw(in io.Reader) (*object.Spec, error) {
 	code, err := ReadAll(in)
 	if err != nil {
@@ -145,8 +144,7 @@ func accepted(specs []*object.Spec, err error) ([]*object.Spec, error) {
 	return specs, nil
 }
 
-// Choice says which programs of a file are meant: those of a section, those of a
-// function, all that both allow if one is empty.
+// Choice selects programs of a file by section and function; an empty field selects all.
 type Choice struct{ Section, Function string }
 
 // String returns the choice as flags.
@@ -161,8 +159,7 @@ func (c Choice) String() string {
 	return strings.Join(flags, " ")
 }
 
-// All returns the programs that are meant. If there are none the error says what
-// there is.
+// All returns the selected programs. If there are none, the error lists the programs of the file.
 func (c Choice) All(specs []*object.Spec) ([]*object.Spec, error) {
 	var chosen []*object.Spec
 	for _, spec := range specs {

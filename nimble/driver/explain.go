@@ -31,8 +31,8 @@ type Refusal struct {
 	Reason string `json:"reason"`
 }
 
-// Function is a function of a program, the slots [Start, End), and what is known
-// of its instructions that are more than arithmetic and jumps.
+// Function is a function of a program, the slots [Start, End), and the findings about its
+// instructions other than arithmetic and jumps.
 type Function struct {
 	Start    int       `json:"start"`
 	End      int       `json:"end"`
@@ -40,8 +40,7 @@ type Function struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Finding is what is known of an instruction that touches memory, calls or names
-// a map.
+// Finding describes an instruction that accesses memory, calls or names a map.
 type Finding struct {
 	Slot    int      `json:"insn"`
 	Text    string   `json:"text"` // of the instruction
@@ -105,8 +104,8 @@ func (r *Report) count(i *verify.Instruction) {
 	}
 }
 
-// newFinding says what is known of an instruction, if it is of a kind that is
-// reported. access is what the verifier says of an access.
+// newFinding describes an instruction of a kind that is reported. access is the verifier's result
+// for an access.
 func newFinding(p *verify.Program, slot int, access string) (f Finding, ok bool) {
 	i := p.At(slot)
 	f = Finding{Slot: slot, Text: i.String(), Line: p.Line(slot).String(), Why: access}
@@ -167,7 +166,7 @@ func (r *Report) Explain(w io.Writer) error {
 	return nil
 }
 
-// String says what is known, without the instruction.
+// String returns the finding, without the instruction.
 func (f Finding) String() (text string) {
 	switch {
 	case f.Access == proved:

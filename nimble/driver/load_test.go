@@ -119,7 +119,7 @@ func accepts(spec *object.Spec) bool {
 	return err == nil
 }
 
-// checkAccepted demands that what is accepted is in order.
+// checkAccepted checks the invariants of an accepted program.
 func checkAccepted(t *testing.T, spec *object.Spec) {
 	t.Helper()
 	if !accepts(spec) {

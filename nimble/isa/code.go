@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// DecodeError says at which slot bytes are no program.
+// DecodeError names the slot at which bytes are not a program.
 type DecodeError struct {
 	Slot   int // index of the instruction
 	Reason string

@@ -1,11 +1,10 @@
 // Package isa is the instruction set of Nimble: the whole of RFC 9669 (BPF
 // Instruction Set Architecture), little-endian.
 //
-// One table (table.go) declares each instruction: opcode byte, mnemonic,
-// operand form, the field that tells it from others of the same opcode,
-// conformance group and section. The decoder, the printer, the parser and the
-// validity of fields derive from it, so that an instruction exists in exactly
-// one place.
+// One table (table.go) declares each instruction: opcode byte, mnemonic, operand form, the field
+// that distinguishes it from others of the same opcode, conformance group and section. The decoder,
+// the printer, the parser and the validity of fields derive from it, so that an instruction exists
+// in exactly one place.
 //
 // A program is a slice of Instructions indexed by slot, a slot being 8 bytes.
 // Jump distances, program counters and every index in an error count slots. A

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestTable checks that the rows are complete and tell each other apart.
+// TestTable checks that the rows are complete and distinct.
 func TestTable(t *testing.T) {
 	type selector struct {
 		code uint8
@@ -126,8 +126,7 @@ func TestFieldsOutOfBounds(t *testing.T) {
 	}
 }
 
-// TestAgainstLLVM compares encodings and mnemonics with those of another
-// assembler.
+// TestAgainstLLVM compares encodings and mnemonics with LLVM's.
 func TestAgainstLLVM(t *testing.T) {
 	data, err := os.ReadFile("testdata/llvm.txt")
 	if err != nil {

@@ -1,7 +1,7 @@
 package isa
 
-// Op names one instruction: one row of the table. Several Ops share an opcode
-// byte where RFC 9669 tells them apart by another field.
+// Op names one instruction: one row of the table. Several Ops share an opcode byte if RFC 9669
+// distinguishes them by another field.
 type Op uint8
 
 // The instructions of RFC 9669. K takes the 32-bit immediate as operand, X the

@@ -56,7 +56,7 @@ type Row struct {
 	Form    Form   // operands, and with them the bounds of every field
 	Group   Group  // conformance group
 	Section string // section of RFC 9669
-	Key     Key    // what tells it from other rows with this opcode byte
+	Key     Key    // distinguishes it from other rows with this opcode byte
 	Refused string // why Nimble refuses it; empty if it does not
 }
 
@@ -73,9 +73,8 @@ func (b Bounds) String() string {
 	return fmt.Sprintf("%d to %d", b.Min, b.Max)
 }
 
-// bounds are those of every field of every row: what its form allows, and of
-// its key field the key. A field that an instruction does not use is reserved
-// and must be zero.
+// bounds holds the bounds of every field of every row: the range that its form allows, and for its
+// key field the key. A field that an instruction does not use is reserved and must be zero.
 var bounds = allBounds()
 
 func allBounds() (all [Ops][High + 1]Bounds) {
@@ -258,7 +257,7 @@ var forms = [...]form{
 	FormInd:         {[]operand{src, imm}, [...]Bounds{Src: readable, Imm: any32, High: {}}},
 }
 
-// byCode lists the rows of each opcode byte, byName those of each mnemonic.
+// byCode lists the rows of each opcode byte, byName the rows of each mnemonic.
 var byCode, byName = indexTable()
 
 func indexTable() (codes [256][]Op, names map[string][]Op) {

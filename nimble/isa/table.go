@@ -1,8 +1,8 @@
 package isa
 
-// table declares every instruction. Decoding, printing, parsing and validity
-// derive from it, and the tests of the verifier and of every engine walk it.
-// The numbers are those of RFC 9669, sections 4 and 5.
+// table declares every instruction. Decoding, printing, parsing and validity derive from it, and
+// the tests of the verifier and of every engine walk it. The numbers come from RFC 9669, sections 4
+// and 5.
 var table = [Ops]Row{
 	AddK:      {Code: 0x07, Name: "add", Form: FormDstImm, Group: Base64, Section: "4.1"},
 	AddX:      {Code: 0x0f, Name: "add", Form: FormDstSrc, Group: Base64, Section: "4.1"},

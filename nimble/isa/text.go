@@ -67,7 +67,7 @@ func Parse(text string) (Instruction, error) {
 	return i, nil
 }
 
-// OperandError says what is wrong with the text of an instruction.
+// OperandError describes an error in the text of an instruction.
 type OperandError struct {
 	Operand int // counted from 0; -1: the mnemonic, or the number of operands
 	Reason  string

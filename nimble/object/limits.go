@@ -134,8 +134,8 @@ func shortNames(table []byte) bool {
 	return true
 }
 
-// checkSymbols makes sure that symbols do not overlap, so that the sum of what
-// they name is bounded by the file, and bounds what is copied per symbol.
+// checkSymbols checks that symbols do not overlap, so that the file bounds the sum of their sizes,
+// and bounds the copies per symbol.
 func checkSymbols(table []byte, sections []elf.Section64, types uint64) error {
 	symbols := make([]elf.Sym64, len(table)/elf.Sym64Size)
 	if len(symbols) > maxSymbols {

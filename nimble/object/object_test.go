@@ -155,7 +155,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestUnsupported says what is wrong with objects in the words of their source.
+// TestUnsupported checks that errors about objects use the names in their source.
 func TestUnsupported(t *testing.T) {
 	for _, c := range []struct {
 		name    string

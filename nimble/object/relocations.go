@@ -29,7 +29,7 @@ func checkRelocations(file []byte) error {
 	}
 	symbols, err := f.Symbols()
 	if err != nil {
-		return nil // the ELF parser says what is wrong with it
+		return nil // the ELF parser reports the error
 	}
 	r := relocations{file, f, symbols}
 	for _, s := range f.Sections {
@@ -43,7 +43,7 @@ func checkRelocations(file []byte) error {
 	return nil
 }
 
-// section checks what is relocated in one section.
+// section checks the relocations of one section.
 func (r *relocations) section(s, in *elf.Section) error {
 	code, data := in.Flags&elf.SHF_EXECINSTR != 0, in.Flags&elf.SHF_ALLOC != 0 && in.Name != mapSection
 	if !code && !data {

@@ -1,10 +1,9 @@
 // Package object turns files into Specs: what an extension is before it is
 // verified.
 //
-// A Spec is a plain value: instructions, the maps and services they name, and
-// what is needed to say where in the source an instruction comes from. It owns
-// nothing, may be copied (Copy) and changed, and promises nothing: any field
-// may hold nonsense until package verify has looked at it.
+// A Spec is a plain value: instructions, the maps and services they name, and the source position
+// of each instruction. It owns nothing, may be copied (Copy) and changed, and guarantees nothing:
+// any field may be invalid until package verify has checked it.
 //
 // Two kinds of input exist: ELF objects of clang's BPF target (ELF), parsed by
 // cilium/ebpf after this package has bounded what a hostile file can make it
@@ -121,7 +120,7 @@ func (s *Spec) SetVariable(name string, value any) error {
 	return nil
 }
 
-// Error says what is wrong with an object, as exactly as is known.
+// Error describes an error in an object, as exactly as is known.
 type Error struct {
 	Program string // section and function; empty if the whole file is meant
 	Slot    int    // index of the instruction, -1 if none is meant

@@ -22,8 +22,8 @@ const (
 // and its zero, as Linux does. A format is a string with its zero; it may have
 // %d %i %u %x %p %c %s and %%, with l or ll, # and 0 flags and a width below
 // 100. A %s takes at most 64 bytes of memory that the extension may read. A
-// format that is none of this is an error code, EINVAL. A newline at the end is
-// left out; what cannot be printed becomes a question mark.
+// format that is none of this is an error code, EINVAL. A trailing newline is removed; a byte that
+// is not printable ASCII becomes a question mark.
 func tracePrintk(c *Call) (uint64, error) {
 	format := c.Bytes(0)
 	end := bytes.IndexByte(format, 0)

@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// printed calls trace_printk with a format, its zero included, and returns what
-// came of it.
+// printed calls trace_printk with a format, its zero included, and returns the result.
 func printed(t testing.TB, c *Call, mem []byte, base uint64, format string, args ...uint64) (line string, result uint64) {
 	t.Helper()
 	table, err := NewTable(Linux()...)

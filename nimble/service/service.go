@@ -69,7 +69,7 @@ func (s *Service) String() string {
 	return strconv.Itoa(int(s.Number))
 }
 
-// validate reports what is wrong with the declaration.
+// validate returns an error if the declaration is invalid.
 func (s *Service) validate() error {
 	if s.Number < 0 || s.Number > MaxNumber || s.Number == 0 && s.Name == "" || s.Func == nil || len(s.Args) > 5 {
 		return fmt.Errorf("service %q: number %d, %d arguments", s.Name, s.Number, len(s.Args))

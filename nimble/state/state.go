@@ -68,7 +68,7 @@ func (s *Spec) Size(cores int) uint64 {
 	return s.Length()
 }
 
-// Validate reports what is wrong with the description.
+// Validate returns an error if the description is invalid.
 func (s *Spec) Validate() error {
 	switch {
 	case s.Name == "":
@@ -179,7 +179,7 @@ func (m *Map) Value(core int, index uint32) (value []byte, ok bool) {
 	return memory.View(addr, uint64(m.spec.ValueSize)), true
 }
 
-// Close releases the memory unless it belongs to somebody else.
+// Close releases the memory unless another owner has it.
 func (m *Map) Close() error {
 	if !m.owned {
 		return nil

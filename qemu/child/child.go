@@ -1,12 +1,15 @@
-// Package child starts processes that cannot outlive their parent, not even one that is killed with SIGKILL.
+// Package child starts processes that cannot outlive their parent, not even one that is killed with
+// SIGKILL.
 //
-// Linux sends a process the signal of PR_SET_PDEATHSIG when the *thread* that created it ends, and the Go runtime ends
-// threads as it likes. So every start goes through one goroutine that keeps its thread as long as the process lives.
+// Linux sends a process its PR_SET_PDEATHSIG signal when the *thread* that created it ends, and the
+// Go runtime ends threads at any time. So every start goes through one goroutine that keeps its
+// thread while the process lives.
 //
-// The promise has limits of the kernel's: it does not pass on to the child's own children, and a child loses it when it
-// executes a set-user-id program or changes its user. A child that is the first process of a PID namespace takes its
-// whole namespace with it; it alone is missed if the parent dies in the instant between creating it and the child's
-// asking for the signal, because it does not see its parent there.
+// The kernel limits the guarantee: it does not extend to the child's own children, and a child
+// loses it by executing a set-user-id program or changing its user. A child that is the first
+// process of a PID namespace takes its whole namespace with it. Such a child survives if the parent
+// dies between creating it and the child's request for the signal, because it cannot see its
+// parent.
 package child
 
 import (
@@ -16,10 +19,9 @@ import (
 	"syscall"
 )
 
-// Start starts cmd like cmd.Start, with the difference that the kernel kills the process as soon as the calling process
-// is gone. Everything that cmd.SysProcAttr asks for stays, Cloneflags included; only its Pdeathsig is replaced. The
-// rest, Wait above all, is the caller's as usual. Start is safe for concurrent use; processes are created one after
-// another.
+// Start is cmd.Start for a process that the kernel kills as soon as the calling process ends. It
+// replaces only Pdeathsig in cmd.SysProcAttr. The caller must call Wait as usual. Start is safe for
+// concurrent use; processes are created one at a time.
 func Start(cmd *exec.Cmd) error {
 	attr := syscall.SysProcAttr{}
 	if cmd.SysProcAttr != nil {

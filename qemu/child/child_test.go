@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// parent starts a sleeper that reports to this process's own standard output, and lets threads come and go.
+// parent starts a sleeper that reports to this process's own standard output, and lets threads come
+// and go.
 func parent(role string) {
 	cmd := sleeper()
 	if role == "parent of a namespace" {
@@ -46,7 +47,8 @@ func parent(role string) {
 	time.Sleep(time.Hour)
 }
 
-// churn makes the runtime end threads: a goroutine that returns while locked takes its thread with it.
+// churn makes the runtime end threads: a goroutine that returns while locked takes its thread with
+// it.
 func churn() {
 	var wg sync.WaitGroup
 	for range 50 {
@@ -85,7 +87,8 @@ func waitGone(t *testing.T, pid int) {
 	}
 }
 
-// startParent starts a process in that role; it returns the process, its child's pid and the pid the child sees.
+// startParent starts a process in that role; it returns the process, its child's pid and the pid
+// the child sees.
 func startParent(t *testing.T, role string) (cmd *exec.Cmd, pid, own int) {
 	t.Helper()
 	cmd = self(role)

@@ -1,9 +1,9 @@
-// Package console keeps what a machine or a process prints: the last lines in memory, all of it in a file of bounded
-// size.
+// Package console keeps the output of a machine or a process: the last lines in memory, all lines
+// in a file of bounded size.
 //
-// The writer is not trusted. It can neither fill the disk (the file is rotated, one older file is kept) nor memory
-// (lines are cut, few are kept), nor does it reach the reader's terminal with control characters. And it is never held
-// up: a disk that is full or a reader that is slow costs lines, which are counted.
+// The writer is not trusted. It cannot fill the disk (the file is rotated, one older file is kept)
+// or memory (lines are cut, few are kept), and its control characters do not reach the reader's
+// terminal. It never blocks: a full disk or a slow reader loses lines, which are counted.
 package console
 
 import (
@@ -15,25 +15,26 @@ import (
 	"margay/internal/printable"
 )
 
-// Bounds of what is kept.
+// Bounds of the log.
 const (
 	// KeepLines is how many of the last lines are in memory.
 	KeepLines = 512
-	// MaxLine is the length in bytes at which a line is cut; what follows is a line of its own.
+	// MaxLine is the length in bytes at which a line is cut; the rest becomes another line.
 	MaxLine = 1024
 	// DefaultMaxBytes is the size of the file, in bytes, at which it is rotated.
 	DefaultMaxBytes = 4 << 20
-	// OldSuffix follows the name of the file that was rotated last.
+	// OldSuffix is appended to the name of the file that was rotated last.
 	OldSuffix = ".old"
 )
 
-// A Config says where lines go besides memory. The zero value is memory only.
+// A Config describes the file of a log. The zero value keeps lines in memory only.
 type Config struct {
 	Path     string // file that lines are appended to; empty means none
 	MaxBytes int64  // size at which it is rotated; zero means DefaultMaxBytes
 }
 
-// A Log takes a stream of text apart into lines and keeps them. Its methods may be called from several goroutines.
+// A Log splits a stream of text into lines and keeps them. Its methods may be called from several
+// goroutines.
 type Log struct {
 	mu      sync.Mutex
 	file    *file // nil: none
@@ -44,7 +45,7 @@ type Log struct {
 	closed  bool
 }
 
-// New returns an empty log. The file is opened or made here, so that an error shows at once.
+// New returns an empty log. It opens or creates the file, so that errors are reported at once.
 func New(cfg Config) (*Log, error) {
 	l := &Log{changed: make(chan struct{})}
 	if cfg.Path != "" {
@@ -59,7 +60,8 @@ func New(cfg Config) (*Log, error) {
 	return l, nil
 }
 
-// Write takes a piece of the stream. It always reports success; see Lost. After Close it returns io.ErrClosedPipe.
+// Write takes a piece of the stream. It always reports success; see Lost. After Close it returns
+// io.ErrClosedPipe.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +115,8 @@ func (l *Log) publish(text []byte) {
 // clean makes bytes of unknown origin fit for a terminal. Tabs stay, and the end of line in the manner of a serial port goes.
 func clean(b []byte) string { return printable.Lines(string(bytes.TrimRight(b, "\r"))) }
 
-// Tail returns the last n lines, oldest first, or as many as are kept. A line that is not finished counts as one.
+// Tail returns the last n lines, oldest first, or as many as are kept. An unfinished line counts as
+// one.
 func (l *Log) Tail(n int) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,9 +127,10 @@ func (l *Log) Tail(n int) []string {
 	return lines[max(0, len(lines)-n):]
 }
 
-// Follow returns the lines from number from on, counted from 0, and the number to ask for next. It waits until there is
-// one or ctx ends. When lines are no longer kept, next-len(lines) is more than from: the difference was missed. The
-// error is io.EOF after Close when all lines are read, and ctx's otherwise.
+// Follow returns the lines from number from on, counted from 0, and the number to ask for next. It
+// waits for a line or the end of ctx. If lines are no longer kept, next-len(lines) exceeds from by
+// the number of missed lines. The error is io.EOF after Close when all lines are read, and ctx's
+// otherwise.
 func (l *Log) Follow(ctx context.Context, from uint64) (lines []string, next uint64, err error) {
 	for {
 		l.mu.Lock()
@@ -155,7 +159,7 @@ func (l *Log) since(from uint64) []string {
 	return append([]string(nil), l.lines[uint64(len(l.lines))-n:]...)
 }
 
-// Lost returns how many bytes the file lacks because it could not be written, and the last error that was the reason.
+// Lost returns the number of bytes that could not be written to the file, and the last write error.
 func (l *Log) Lost() (bytes int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,7 +169,8 @@ func (l *Log) Lost() (bytes int64, err error) {
 	return l.file.lost, l.file.err
 }
 
-// Close finishes the last line, ends the readers after it and closes the file. Later calls do nothing.
+// Close finishes the last line, ends the readers after it and closes the file. Later calls do
+// nothing.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

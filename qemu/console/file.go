@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// A file is the bounded file of a log. It takes about twice its limit of disk: itself and the one rotated before.
+// A file is the bounded file of a log. With the previous one it uses about twice its limit on disk.
 type file struct {
 	path  string
 	limit int64
@@ -57,7 +57,7 @@ func (w *file) lose(n int, err error) {
 	w.err = err
 }
 
-// makeRoom opens the file where that is to be done and rotates it if n more bytes are too many.
+// makeRoom opens the file if necessary, and rotates it if n more bytes would exceed the limit.
 func (w *file) makeRoom(n int64) error {
 	if w.f == nil {
 		if err := w.open(); err != nil {
@@ -72,7 +72,7 @@ func (w *file) makeRoom(n int64) error {
 	if err != nil {
 		return err
 	}
-	// A name that is gone was removed by somebody to save space; a new file serves them best.
+	// A missing name was removed to save space: start a new file.
 	if err := os.Rename(w.path, w.path+OldSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

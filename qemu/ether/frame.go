@@ -1,13 +1,13 @@
-// Package ether holds what the switch and its peers agree on: Ethernet addresses and the framing of Ethernet on a byte
-// stream.
+// Package ether defines Ethernet addresses and the framing of Ethernet on a byte stream, as the
+// switch and its peers use them.
 //
-// The framing is that of QEMU's "stream" network back end: each frame is preceded by its length in octets, a 4-byte
-// big-endian number that does not count itself. A frame starts at the destination address and has neither preamble nor
-// frame check sequence:
+// The framing matches QEMU's "stream" network back end: each frame is preceded by its length in
+// octets, a 4-byte big-endian number that does not count itself. A frame starts at the destination
+// address and has neither preamble nor frame check sequence:
 //
 //	length (4) | destination (6) | source (6) | type (2) | payload
 //
-// The stream has no marks to find the next frame by, so a length that cannot be true ends the connection.
+// The stream has no marks for finding the next frame, so an impossible length ends the connection.
 package ether
 
 import (
@@ -22,19 +22,21 @@ const (
 	PrefixLen = 4  // the length in front of a frame
 	HeaderLen = 14 // the Ethernet header: destination, source, type
 
-	// MaxFrame is the longest frame accepted: an IPv4 packet of the greatest length behind an Ethernet header. QEMU's own
-	// limit is slightly higher.
+	// MaxFrame is the longest frame accepted: an IPv4 packet of the greatest length behind an
+	// Ethernet header. QEMU's own limit is slightly higher.
 	MaxFrame = HeaderLen + 65536
 )
 
-// ErrLength is the error of a length prefix that is zero or beyond MaxFrame. The stream cannot be read any further.
+// ErrLength is the error of a length prefix that is zero or beyond MaxFrame. The stream cannot be
+// read any further.
 var ErrLength = errors.New("impossible frame length")
 
-// readSize is the size of a Reader's buffer: some frames of the greatest length, and about what a unix socket holds.
+// readSize is the size of a Reader's buffer: several frames of the greatest length, about the
+// capacity of a unix socket.
 const readSize = 256 << 10
 
-// A Reader cuts a stream into frames. It reads as much as the stream offers and copies nothing but the tail of its
-// buffer. It is for one goroutine at a time.
+// A Reader cuts a stream into frames. It reads as much as the stream offers and copies only the
+// tail of its buffer. It is for one goroutine at a time.
 type Reader struct {
 	src        io.Reader
 	buf        []byte
@@ -46,9 +48,10 @@ func NewReader(src io.Reader) *Reader {
 	return &Reader{src: src, buf: make([]byte, readSize)}
 }
 
-// Next returns the next frame, which is valid until the following call. A frame may be shorter than an Ethernet header.
-// At the end of the stream the error is io.EOF between two frames and io.ErrUnexpectedEOF inside one; it wraps
-// ErrLength where the length is impossible, and is the stream's own otherwise.
+// Next returns the next frame, which is valid until the following call. A frame may be shorter than
+// an Ethernet header. At the end of the stream the error is io.EOF between two frames and
+// io.ErrUnexpectedEOF inside one; it wraps ErrLength if the length is impossible, and is the
+// stream's own otherwise.
 func (r *Reader) Next() ([]byte, error) {
 	if err := r.fill(PrefixLen); err != nil {
 		return nil, err

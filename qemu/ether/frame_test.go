@@ -109,7 +109,8 @@ func TestMAC(t *testing.T) {
 	}
 }
 
-// FuzzReader checks against a straightforward decoder that every stream gives the same frames and the same end.
+// FuzzReader checks against a straightforward decoder that every stream gives the same frames and
+// the same end.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte{}, uint16(1))
 	f.Add([]byte{0, 0, 0, 0}, uint16(3))

@@ -5,7 +5,8 @@ import (
 	"net"
 )
 
-// A MAC is a 48-bit Ethernet address in the order of the wire. It is comparable and serves as a map key.
+// A MAC is a 48-bit Ethernet address in the order of the wire. It is comparable and serves as a map
+// key.
 type MAC [6]byte
 
 // Broadcast is the address of every station.
@@ -29,5 +30,6 @@ func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
 // Group reports whether m addresses several stations: multicast or broadcast (IEEE 802.3, I/G bit).
 func (m MAC) Group() bool { return m[0]&1 != 0 }
 
-// Station reports whether m can be the address of one station: neither a group address nor all zero.
+// Station reports whether m can be the address of one station: neither a group address nor all
+// zero.
 func (m MAC) Station() bool { return !m.Group() && m != MAC{} }

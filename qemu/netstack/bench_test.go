@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// BenchmarkTransfer sends one TCP stream from one stack through the switch to another, all in this process.
+// BenchmarkTransfer sends one TCP stream from one stack through the switch to another, all in this
+// process.
 func BenchmarkTransfer(b *testing.B) {
 	for _, mtu := range []int{1500, 9000, MaxMTU} {
 		b.Run(fmt.Sprintf("mtu=%d", mtu), func(b *testing.B) {

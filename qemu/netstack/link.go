@@ -16,13 +16,13 @@ import (
 // writeSize is about how much is written to the link at once, bytes.
 const writeSize = 256 << 10
 
-// A link is the lower half of the stack's Ethernet interface: gVisor's packets, with their Ethernet header in place, on
-// a stream connection. The stack's FIFO calls WritePackets from one goroutine.
+// A link is the lower half of the stack's Ethernet interface: gVisor's packets, with their Ethernet
+// header in place, on a stream connection. The stack's FIFO calls WritePackets from one goroutine.
 type link struct {
 	conn net.Conn
 	mac  tcpip.LinkAddress
 	mtu  uint32
-	lose func(error) // told when the connection fails
+	lose func(error) // called when the connection fails
 
 	mu  sync.RWMutex
 	up  stack.NetworkDispatcher // nil: not attached to a stack
@@ -43,7 +43,7 @@ func newLink(conn net.Conn, cfg Config, lose func(error)) *link {
 	}
 }
 
-// inject hands a frame from the connection to the stack.
+// inject passes a frame from the connection to the stack.
 func (l *link) inject(frame []byte) {
 	l.mu.RLock()
 	up := l.up
@@ -103,10 +103,12 @@ func (l *link) IsAttached() bool {
 	return l.up != nil
 }
 
-// Capabilities implements stack.LinkEndpoint. Received checksums need no check: the frames came through memory.
+// Capabilities implements stack.LinkEndpoint. Received checksums need no check: the frames came
+// through memory.
 func (*link) Capabilities() stack.LinkEndpointCapabilities { return stack.CapabilityRXChecksumOffload }
 
-// SupportedGSO implements stack.GSOEndpoint: TCP handles large segments and cuts them just before WritePackets.
+// SupportedGSO implements stack.GSOEndpoint: TCP handles large segments and cuts them just before
+// WritePackets.
 func (*link) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
 
 // GSOMaxSize implements stack.GSOEndpoint.
@@ -121,8 +123,8 @@ func (l *link) LinkAddress() tcpip.LinkAddress { return l.mac }
 // ARPHardwareType implements stack.LinkEndpoint.
 func (*link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareEther }
 
-// The rest of stack.LinkEndpoint: MTU and address are fixed, the Ethernet layer above makes and reads the headers, and
-// the connection is closed by the Stack.
+// The rest of stack.LinkEndpoint: MTU and address are fixed, the Ethernet layer above makes and
+// reads the headers, and the connection is closed by the Stack.
 func (*link) SetMTU(uint32)                        {}
 func (*link) SetLinkAddress(tcpip.LinkAddress)     {}
 func (*link) MaxHeaderLength() uint16              { return 0 }

@@ -1,14 +1,17 @@
-// Package netstack gives a process an Ethernet port of its own: gVisor's TCP/IP stack on one stream connection, which
-// carries frames in the framing of package ether. The service node of a machine is on the machine's switch this way. To
-// the nodes it is one more station, it needs no privilege, and nothing of it shows on the host's own network.
+// Package netstack gives a process an Ethernet port of its own: gVisor's TCP/IP stack on one stream
+// connection, which carries frames in the framing of package ether. It connects the service node of
+// a machine to the machine's switch. To the nodes it is another station; it needs no privilege and
+// is invisible on the host's own network.
 //
-// The stack answers ARP and ping, and speaks TCP over IPv4 within its subnet. Connections and listeners are the
-// ordinary ones of package net. Nothing is configured by the network: address and MTU are the caller's.
+// The stack answers ARP and ping, and speaks TCP over IPv4 within its subnet. Connections and
+// listeners are the ordinary ones of package net. The network configures nothing: the caller sets
+// address and MTU.
 //
 //	conn -> Stack.receive -> gVisor -> net.Conn, net.Listener
 //	conn <- link.WritePackets <- FIFO <- gVisor
 //
-// One goroutine reads the link and one writes it, so no lock of gVisor's is ever held across input or output on it.
+// One goroutine reads the link and one writes it, so no lock of gVisor is held across its input or
+// output.
 package netstack
 
 import (
@@ -43,7 +46,7 @@ const (
 	MaxMTU     = 65535
 )
 
-// A Config says who the stack is.
+// A Config is the identity of a stack on the network.
 type Config struct {
 	MAC     ether.MAC
 	Address netip.Prefix // IPv4 address and subnet, such as 10.64.0.1/16
@@ -68,10 +71,11 @@ func (c *Config) validate() error {
 // nicID is the number of the stack's only interface.
 const nicID = 1
 
-// sendQueue is how many packets wait for the link. TCP takes one that finds no room for lost.
+// sendQueue is the number of packets that may wait for the link. TCP treats a packet that finds no
+// room as lost.
 const sendQueue = 4096
 
-// closeGrace bounds how long Close waits for the link to take the resets of open connections.
+// closeGrace bounds the time that Close waits for the resets of open connections to be sent.
 const closeGrace = time.Second
 
 // A Stack is a running network stack. Its methods may be called from several goroutines.
@@ -90,8 +94,8 @@ type Stack struct {
 	closeErr error
 }
 
-// New starts a stack on conn, which it owns from then on, in case of an error too. When the link is lost, Done is
-// closed, and the caller closes the stack.
+// New starts a stack on conn, which it then owns, even after an error. When the link is lost, Done
+// is closed, and the caller closes the stack.
 func New(conn net.Conn, cfg Config) (*Stack, error) {
 	s := &Stack{conn: conn, done: make(chan struct{})}
 	if err := cfg.validate(); err != nil {
@@ -112,12 +116,12 @@ func New(conn net.Conn, cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-// silence drops what gVisor prints to standard error: any station could provoke such lines at will.
+// silence discards gVisor's messages on standard error, because any station can cause them at will.
 var silence = sync.OnceFunc(func() {
 	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
 })
 
-// configure brings up the interface and tunes TCP for a link with much room and no loss of its own.
+// configure brings up the interface and tunes TCP for a link with large queues and no loss.
 func (s *Stack) configure() error {
 	for _, option := range tcpOptions() {
 		if err := s.ip.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
@@ -141,8 +145,8 @@ func (s *Stack) configure() error {
 	return nil
 }
 
-// tcpOptions returns how this stack's TCP differs from gVisor's defaults. RACK is off because gVisor's answers to the
-// tail drops of a full switch queue by sending a third as much.
+// tcpOptions returns the differences from gVisor's TCP defaults. RACK is off, because with it
+// gVisor sends only a third as much after tail drops of a full switch queue.
 func tcpOptions() []tcpip.SettableTransportProtocolOption {
 	var (
 		sack    = tcpip.TCPSACKEnabled(true)
@@ -179,8 +183,8 @@ func (s *Stack) lose(err error) {
 	})
 }
 
-// Listen accepts TCP connections to a port of the stack's address; port 0 takes a free one. After Close the listener's
-// Accept returns net.ErrClosed.
+// Listen accepts TCP connections to a port of the stack's address; port 0 takes a free one. After
+// Close the listener's Accept returns net.ErrClosed.
 func (s *Stack) Listen(port uint16) (net.Listener, error) {
 	addr := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(s.cfg.Address.Addr().As4()), Port: port}
 	l, err := gonet.ListenTCP(s.ip, addr, ipv4.ProtocolNumber)
@@ -190,8 +194,8 @@ func (s *Stack) Listen(port uint16) (net.Listener, error) {
 	return &listener{TCPListener: l}, nil
 }
 
-// DialContext opens a TCP connection to an IPv4 address of the subnet. A station that does not answer to ARP is
-// reported after some seconds, one that does not answer to TCP when ctx ends.
+// DialContext opens a TCP connection to an IPv4 address of the subnet. A station that does not
+// answer ARP is reported after some seconds, one that does not answer TCP when ctx ends.
 func (s *Stack) DialContext(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	if !to.Addr().Is4() {
 		return nil, fmt.Errorf("netstack: dial %v: not an IPv4 address", to)
@@ -204,10 +208,11 @@ func (s *Stack) DialContext(ctx context.Context, to netip.AddrPort) (net.Conn, e
 	return conn, nil
 }
 
-// Done is closed when the link is lost, by Close too.
+// Done is closed when the link is lost or by Close.
 func (s *Stack) Done() <-chan struct{} { return s.done }
 
-// Err returns why the link was lost, wrapping net.ErrClosed after Close, and nil as long as it is up.
+// Err returns why the link was lost, wrapping net.ErrClosed after Close, and nil as long as it is
+// up.
 func (s *Stack) Err() error {
 	select {
 	case <-s.done:
@@ -217,7 +222,7 @@ func (s *Stack) Err() error {
 	}
 }
 
-// Malformed returns how many frames were dropped because they made no sense as Ethernet, IPv4 or TCP.
+// Malformed returns the number of frames dropped as malformed Ethernet, IPv4 or TCP.
 func (s *Stack) Malformed() uint64 {
 	stats := s.ip.Stats()
 	return s.runt.Load() +
@@ -226,13 +231,14 @@ func (s *Stack) Malformed() uint64 {
 		stats.TCP.InvalidSegmentsReceived.Value()
 }
 
-// Close resets all connections, closes the listeners and the link, and waits for the stack's goroutines. Later calls
-// return the same.
+// Close resets all connections, closes the listeners and the link, and waits for the stack's
+// goroutines. Later calls return the same.
 func (s *Stack) Close() error {
 	s.closing.Do(func() {
 		s.lose(net.ErrClosed)
-		// The reader ends first, so that nothing arrives in a stack that is taken apart. The writer gets a moment to send
-		// the resets; the deadline also frees it when the peer reads nothing.
+		// Stop the reader first, so that no frame arrives while the stack shuts down. The writer
+		// gets a moment to send the resets; the deadline also unblocks it if the peer does not
+		// read.
 		s.conn.SetReadDeadline(time.Unix(0, 1))
 		s.reader.Wait()
 		s.conn.SetWriteDeadline(time.Now().Add(closeGrace))

@@ -354,7 +354,7 @@ func TestLinkLoss(t *testing.T) {
 func TestCloseWithAStoppedPeer(t *testing.T) {
 	a, b := couple(t, 0)
 	client, _ := connect(t, a, b)
-	b.conn.SetReadDeadline(time.Unix(0, 1)) // b reads no more
+	b.conn.SetReadDeadline(time.Unix(0, 1)) // b stops reading
 	b.reader.Wait()
 	go client.Write(noise(8 << 20))
 	time.Sleep(50 * time.Millisecond)

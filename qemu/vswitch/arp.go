@@ -15,7 +15,8 @@ const (
 	typeOuterTag = 0x88a8 // IEEE 802.1ad
 )
 
-// An ARP packet for Ethernet and IPv4 (RFC 826): its first eight bytes but for the operation, its length, and where its sender is.
+// An ARP packet for Ethernet and IPv4 (RFC 826): its first eight bytes except the operation, its
+// length, and the offset of its sender.
 const (
 	arpKind     = "\x00\x01\x08\x00\x06\x04"
 	arpLen      = 28
@@ -23,15 +24,16 @@ const (
 	arpProtocol = 14
 )
 
-// Where an IPv4 header (RFC 791) has its source, and its least length.
+// The offset of the source in an IPv4 header (RFC 791), and the minimum length of the header.
 const (
 	ipSource = 12
 	ipLen    = 20
 )
 
-// honest reports whether a frame that comes from a station says nothing about the address of another: neither in ARP nor as the source of
-// an IPv4 packet. Only one that asks whether an address is free (RFC 5227), or has none yet, may claim none. A station with an address
-// has nothing else to say: in other protocols it could have any number of addresses. An address that is not valid is not compared.
+// honest reports whether a frame from a station claims no address of another station, neither in
+// ARP nor as the source of an IPv4 packet. A station that probes whether an address is free (RFC
+// 5227), or has none yet, may claim none. A station with an address may use no other protocol,
+// because it could have any number of addresses there. An invalid address is not compared.
 func honest(frame []byte, mac ether.MAC, address netip.Addr) bool {
 	at := ether.HeaderLen
 	kind := binary.BigEndian.Uint16(frame[at-2:])
@@ -60,7 +62,7 @@ func honestARP(p []byte, mac ether.MAC, address netip.Addr) bool {
 	return !address.IsValid() || owns(address, p[arpProtocol:])
 }
 
-// owns reports whether the IPv4 address at the beginning of b is that of a station, or none.
+// owns reports whether the IPv4 address at the beginning of b is the station's or zero.
 func owns(address netip.Addr, b []byte) bool {
 	claimed := netip.AddrFrom4([4]byte(b))
 	return claimed == address || claimed.IsUnspecified()

@@ -11,7 +11,7 @@ import (
 
 func address(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}) }
 
-// arp is a frame of a station with an ARP packet in which it claims a hardware and an IP address.
+// arp is a frame of a station with an ARP packet that claims a hardware and an IP address.
 func arp(from, to, hardware ether.MAC, claimed netip.Addr, tags ...uint16) []byte {
 	f := append(to[:], from[:]...)
 	for _, tag := range tags {
@@ -80,7 +80,8 @@ func TestHonest(t *testing.T) {
 	}
 }
 
-// A station that claims the address of another, in ARP or as the source of a packet, is not heard, and counted.
+// A frame that claims another station's address, in ARP or as the source of a packet, is dropped
+// and counted.
 func TestImposter(t *testing.T) {
 	l := newLab(t, 2, func(c *Config) {
 		for i := range c.Ports {
@@ -99,7 +100,8 @@ func TestImposter(t *testing.T) {
 	}
 }
 
-// FuzzHonest: whatever passes is IPv4, or ARP for IPv4, as the stations read it, and claims the peer's own addresses.
+// FuzzHonest: whatever passes is IPv4, or ARP for IPv4, as the stations read it, and claims the
+// peer's own addresses.
 func FuzzHonest(f *testing.F) {
 	m, other := mac(1), mac(2)
 	for _, tags := range [][]uint16{nil, {typeTag}, {typeOuterTag, typeTag}} {

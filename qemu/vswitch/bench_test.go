@@ -10,8 +10,9 @@ import (
 	"margay/qemu/ether"
 )
 
-// BenchmarkForward sends frames of one peer to another, both of this process, as fast as both sockets take them. It
-// reports what arrived; what the switch dropped because the receiver was slower is shown as a part of what was sent.
+// BenchmarkForward sends frames of one peer to another, both of this process, as fast as both
+// sockets take them. It reports what arrived; what the switch dropped because the receiver was
+// slower is shown as a part of what was sent.
 func BenchmarkForward(b *testing.B) {
 	for _, size := range []int{64, 1514, 9014, ether.MaxFrame} {
 		b.Run(fmt.Sprintf("frame=%d", size), func(b *testing.B) {

@@ -7,10 +7,10 @@ import (
 	"margay/qemu/ether"
 )
 
-// chunkSize is the unit in which an outbox takes memory, bytes.
+// chunkSize is the unit of an outbox's memory, in bytes.
 const chunkSize = 64 << 10
 
-// maxBatch is how many chunks are written by one system call.
+// maxBatch is the number of chunks written by one system call.
 const maxBatch = 16
 
 // A chunk is a piece of the stream to a peer. Frames may cross from one chunk into the next.
@@ -21,7 +21,7 @@ type chunk struct {
 	shares []share // of their sources
 }
 
-// A share is how many bytes, prefixes included, are of frames of one source in a row.
+// A share is the number of bytes, with prefixes, of consecutive frames of one source.
 type share struct {
 	waiting *int // of the source, in the outbox
 	bytes   int
@@ -35,8 +35,9 @@ func (c *chunk) free() {
 	chunkPool.Put(c)
 }
 
-// greed is how many times the room that is left may wait of one source's frames. A source that sends too much gets three quarters of the
-// queue, and what is left of it for others grows again with each frame that is written.
+// greed is the greatest ratio of one source's queued bytes to the free bytes. A source that sends
+// too much gets three quarters of the queue, and the free part grows with each frame that is
+// written.
 const greed = 3
 
 // An outbox is the bounded queue of the stream to one peer. Several goroutines put, one takes.
@@ -58,8 +59,8 @@ func newOutbox(limit int, count *counters) *outbox {
 	return o
 }
 
-// put queues a copy of the frame, or drops and counts it. It does not wait. A frame that finds none of its source waiting gets all the
-// room that there is.
+// put queues a copy of the frame, or drops and counts it. It does not wait. A frame whose source
+// has no queued frame may use all free space.
 func (o *outbox) put(frame []byte) {
 	size := ether.PrefixLen + len(frame)
 	source := ether.Source(frame)
@@ -116,7 +117,8 @@ func (o *outbox) append(b []byte) *chunk {
 	}
 }
 
-// take moves the oldest chunks, at most maxBatch, into batch. It waits for some; none means that the outbox is closed.
+// take moves the oldest chunks, at most maxBatch, into batch. It waits for at least one; none means
+// that the outbox is closed.
 func (o *outbox) take(batch []*chunk) []*chunk {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,7 +133,7 @@ func (o *outbox) take(batch []*chunk) []*chunk {
 	return batch
 }
 
-// done gives back chunks that take returned.
+// done releases chunks that take returned.
 func (o *outbox) done(batch []*chunk) {
 	o.mu.Lock()
 	for _, c := range batch {
@@ -146,7 +148,7 @@ func (o *outbox) done(batch []*chunk) {
 	}
 }
 
-// close drops and counts what is queued; take returns none from now on.
+// close drops and counts the queued frames; take then returns none.
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -159,7 +161,8 @@ func (o *outbox) close() {
 	o.wake.Signal()
 }
 
-// drain writes the outbox to the peer until the connection or the outbox ends. It returns the connection's error.
+// drain writes the outbox to the peer until the connection or the outbox ends. It returns the
+// connection's error.
 func (o *outbox) drain(conn *net.UnixConn) error {
 	var (
 		batch []*chunk

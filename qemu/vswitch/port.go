@@ -28,7 +28,7 @@ type Port struct {
 
 	session atomic.Pointer[session] // nil: no peer
 	mu      sync.Mutex              // held to change session
-	closed  bool                    // under mu: no more sessions
+	closed  bool                    // under mu: refuses sessions
 }
 
 // Bits of the seeds of a port's two wires.
@@ -52,7 +52,7 @@ func newPort(s *Switch, index int, pc PortConfig, cfg Config) (*Port, error) {
 	return p, nil
 }
 
-// listen opens a socket that only the own user may connect to.
+// listen opens a socket that only this user may connect to.
 func listen(path string) (*net.UnixListener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
 		if err := os.Remove(path); err != nil {
@@ -88,7 +88,7 @@ func (p *Port) Stats() Stats {
 	return s
 }
 
-// Fault returns what SetFault has set.
+// Fault returns the value of SetFault.
 func (p *Port) Fault() Fault {
 	if f := p.fault.Load(); f != nil {
 		return *f
@@ -96,8 +96,8 @@ func (p *Port) Fault() Fault {
 	return Fault{}
 }
 
-// SetFault changes what goes wrong between the port and its peer, for frames sent from now on. It survives a change of
-// the peer.
+// SetFault changes the faults injected between the port and its peer, for later frames. It survives
+// a change of the peer.
 func (p *Port) SetFault(f Fault) error {
 	if err := f.validate(); err != nil {
 		return fmt.Errorf("vswitch: port %q: %w", p.cfg.Name, err)
@@ -135,10 +135,11 @@ func (p *Port) transmit(frame []byte) {
 	}
 }
 
-// acceptRetry is the pause after an error of accept, which is one of the whole process (no descriptors left).
+// acceptRetry is the pause after an error of accept, which concerns the whole process (no
+// descriptors left).
 const acceptRetry = 100 * time.Millisecond
 
-// accept lets peers in until the port is closed.
+// accept accepts peers until the port is closed.
 func (p *Port) accept() {
 	for {
 		conn, err := p.listener.AcceptUnix()
@@ -159,7 +160,7 @@ func (p *Port) accept() {
 	}
 }
 
-// checkPeer refuses processes of other users than the own and root.
+// checkPeer refuses processes of users other than this one and root.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -204,7 +205,7 @@ func (p *Port) attach(conn *net.UnixConn) {
 	p.sw.wg.Go(s.write)
 }
 
-// detach leaves the port without a peer if s is still the one.
+// detach removes the port's peer if it is still s.
 func (p *Port) detach(s *session) { p.session.CompareAndSwap(s, nil) }
 
 func (p *Port) close() error {
@@ -222,7 +223,7 @@ func (p *Port) close() error {
 	return p.listener.Close()
 }
 
-// errReplaced ends a session whose port got a newer one.
+// errReplaced ends a session whose port has a newer one.
 var errReplaced = errors.New("replaced by a newer connection")
 
 // A session is one connection of a port's peer.
@@ -251,7 +252,8 @@ func (s *session) write() {
 	}
 }
 
-// end closes the connection and logs the first reason given. It does not wait for the session's goroutines.
+// end closes the connection and logs the first reason given. It does not wait for the session's
+// goroutines.
 func (s *session) end(reason error) {
 	s.once.Do(func() {
 		s.port.detach(s)

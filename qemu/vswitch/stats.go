@@ -2,7 +2,7 @@ package vswitch
 
 import "sync/atomic"
 
-// Stats counts what a port has seen since the switch started. Bytes are those of frames without the length prefix.
+// Stats counts the traffic of a port since the switch started. Bytes exclude the length prefixes.
 type Stats struct {
 	Connected   bool   // a peer is there
 	Connections uint64 // peers so far
@@ -13,9 +13,9 @@ type Stats struct {
 	Drops       Drops
 }
 
-// Drops counts the frames that were not delivered, by reason. The first four are counted at the port the frame came
-// from, Absent, Full and Unsent at the port it should have left by, the others at the port whose Fault did it. Each
-// copy of a flooded frame counts.
+// Drops counts the frames that were not delivered, by reason. The first four are counted at the
+// source port, Absent, Full and Unsent at the destination port, the others at the port with the
+// Fault. Each copy of a flooded frame counts.
 type Drops struct {
 	Runt    uint64 // shorter than an Ethernet header
 	Source  uint64 // the source address is not the port's

@@ -1,30 +1,33 @@
-// Package vswitch is an Ethernet switch in user space. It joins the virtual machines of one margay machine and its
-// service node without any privilege, and it is the place where a test cuts a cable, loses frames or slows them down.
+// Package vswitch is an Ethernet switch in user space. It connects the virtual machines and the
+// service node of one margay machine without any privilege. Tests use it to cut cables and to lose
+// or delay frames.
 //
-// A switch has a fixed set of ports. Each port is a unix stream socket that its peer connects to: a QEMU with
-// "-netdev stream,server=off,addr.type=unix,addr.path=SOCKET" or the service node's network stack. Frames travel in the
-// framing of package ether. Only processes of the switch's own user, or root, may connect. A port has one peer at a
-// time; a newer connection takes the place of the older one.
+// A switch has a fixed set of ports. Each port is a unix stream socket that its peer connects to: a
+// QEMU with "-netdev stream,server=off,addr.type=unix,addr.path=SOCKET" or the service node's
+// network stack. Frames use the framing of package ether. Only processes of the switch's own user
+// or of root may connect. A port has one peer at a time; a newer connection replaces the older one.
 //
 // # Forwarding
 //
-// The forwarding table is static: each port declares the one address of its peer. A unicast frame goes to the port of
-// its destination or is dropped, a multicast or broadcast frame goes to all other ports. A frame whose source is not
-// its port's own address is dropped, so a receiver knows who sent a frame from its source address alone. So is an
-// ARP packet in which the peer claims another Ethernet or IP address than its own: none can draw to itself what is meant for another.
-// Of a peer that has an IP address nothing but ARP and IPv4 from that address passes, so that an address stands for one station.
+// The forwarding table is static: each port declares the one address of its peer. A unicast frame
+// goes to the port of its destination or is dropped, a multicast or broadcast frame goes to all
+// other ports. A frame whose source is not its port's own address is dropped, so the source address
+// identifies the sender. So is an ARP packet that claims another Ethernet or IP address than the
+// peer's own, so no peer can attract another's frames. From a peer with an IP address only ARP and
+// IPv4 from that address pass, so an address identifies one station.
 //
 // # No port stalls another
 //
 //	peer -> session.read -> Port.in (wire) -> Switch.forward -> Port.out (wire) -> outbox -> session.write -> peer
 //
-// Everything between the two goroutines of a session, one that reads and one that writes, takes bounded time: a frame
-// is copied into the outbox of the port it leaves by, and dropped and counted when that is full. A peer that reads
-// slowly or not at all loses its own frames, and one that sends too much to another leaves room in that one's outbox for
-// what others send. Nothing is dropped without a counter (see Drops).
+// A session has one goroutine that reads and one that writes. All work between them takes bounded
+// time: a frame is copied into the outbox of its destination port, or dropped and counted if the
+// outbox is full. A peer that reads slowly or not at all loses its own frames. A peer that sends
+// too much leaves room for other senders in the receiver's outbox. Every dropped frame is counted
+// (see Drops).
 //
-// Locks, outermost first: Port.mu, wire.mu of a port's in, wire.mu of a port's out, outbox.mu. Of each kind at most one
-// is held.
+// Locks, outermost first: Port.mu, wire.mu of a port's in, wire.mu of a port's out, outbox.mu. Of
+// each kind at most one is held.
 package vswitch
 
 import (
@@ -37,17 +40,18 @@ import (
 	"margay/qemu/ether"
 )
 
-// DefaultQueue is how many bytes wait for a slow peer unless Config says otherwise.
+// DefaultQueue is the default of Config.Queue, in bytes.
 const DefaultQueue = 4 << 20
 
 // A Config describes a switch.
 type Config struct {
 	Ports []PortConfig
-	// Queue bounds the bytes that wait for one port's peer, of which those of one other are three quarters at most, and those that
-	// each of a port's two directions delays by its Fault. Zero means DefaultQueue; a queue holds at least one frame of the greatest
-	// length.
+	// Queue bounds the bytes that wait for one port's peer, at most three quarters of them from one
+	// sender. It also bounds the bytes delayed by a Fault in each direction of a port. Zero means
+	// DefaultQueue; a queue holds at least one frame of the greatest length.
 	Queue int
-	// Seed determines which frames a Fault loses: the same seed, port and direction lose the same ones of a sequence.
+	// Seed determines which frames a Fault loses: the same seed, port and direction lose the same
+	// frames of a sequence.
 	Seed uint64
 	// Log receives connections, refusals and the reasons of disconnections. Nil means none.
 	Log *slog.Logger
@@ -70,8 +74,9 @@ type Switch struct {
 	wg     sync.WaitGroup // every goroutine of the switch
 }
 
-// New starts a switch: when it returns, every port's socket accepts connections. A socket file left behind by a dead
-// switch is replaced, so the caller must be the only one to use the paths (it holds the lock of their directory).
+// New starts a switch: when it returns, every port's socket accepts connections. It replaces the
+// socket file of a dead switch, so the caller must have exclusive use of the paths (by the lock of
+// their directory).
 func New(cfg Config) (*Switch, error) {
 	if cfg.Queue == 0 {
 		cfg.Queue = DefaultQueue
@@ -123,7 +128,7 @@ func (s *Switch) Ports() []*Port { return append([]*Port(nil), s.ports...) }
 // Port returns the port of that name, or nil.
 func (s *Switch) Port(name string) *Port { return s.byName[name] }
 
-// Stats returns the sum over all ports. Connected is whether any port is.
+// Stats returns the sum over all ports. Connected reports whether any port is connected.
 func (s *Switch) Stats() Stats {
 	var sum Stats
 	for _, p := range s.ports {
@@ -132,8 +137,8 @@ func (s *Switch) Stats() Stats {
 	return sum
 }
 
-// Close disconnects all peers, removes the sockets and waits for the switch's goroutines. Frames under way are lost.
-// Later calls do nothing.
+// Close disconnects all peers, removes the sockets and waits for the switch's goroutines. Frames in
+// flight are lost. Later calls do nothing.
 func (s *Switch) Close() error {
 	var errs []error
 	for _, p := range s.ports {
@@ -143,7 +148,7 @@ func (s *Switch) Close() error {
 	return errors.Join(errs...)
 }
 
-// forward sends a frame with a valid header, which came in at a port, to where its destination is.
+// forward sends a frame with a valid header, received at a port, to its destination.
 func (s *Switch) forward(from *Port, frame []byte) {
 	dst := ether.Destination(frame)
 	if dst.Group() {

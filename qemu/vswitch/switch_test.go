@@ -270,11 +270,11 @@ func TestFloodLeavesRoom(t *testing.T) {
 		}
 		next++
 	}
-	// What has been written takes no room any more.
+	// Written frames no longer take room.
 	out := l.Port("p3").session.Load().out
 	check.AwaitFor(t, patience, "the queue to be written", func() bool {
 		slow.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
-		slow.r.Next() // what the second has sent meanwhile
+		slow.r.Next() // the second's frame
 		out.mu.Lock()
 		defer out.mu.Unlock()
 		return out.bytes == 0

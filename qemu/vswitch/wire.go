@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// A Fault is what goes wrong between a port and its peer, in both directions alike. The zero value is a sound cable.
+// A Fault describes the faults injected between a port and its peer, in both directions. The zero
+// value injects none.
 type Fault struct {
 	Loss  float64       // probability that a frame is lost, 0 to 1
-	Delay time.Duration // by which each frame is late; frames keep their order
+	Delay time.Duration // of each frame; frames keep their order
 	Rate  int64         // bytes per second that pass in each direction; 0 means no limit
 	Cut   bool          // nothing passes, and what was delayed is lost
 }
@@ -28,7 +29,7 @@ func (f Fault) validate() error {
 	return nil
 }
 
-// A wire is one direction of the cable between a port and its peer: it does to frames what the port's Fault says.
+// A wire is one direction of the cable between a port and its peer. It applies the port's Fault.
 type wire struct {
 	deliver func(frame []byte) // the far end; called in order, must neither keep the frame nor wait
 	fault   *atomic.Pointer[Fault]
@@ -39,7 +40,7 @@ type wire struct {
 
 	mu     sync.Mutex
 	rng    *rand.Rand
-	late   []lateFrame // in the order of arrival, which is that of due
+	late   []lateFrame // in the order of arrival and of due
 	bytes  int         // of late
 	busy   time.Time   // until when earlier frames occupy the wire at the fault's rate
 	last   time.Time   // when the newest of late is due
@@ -101,7 +102,7 @@ func (w *wire) sendAt(now time.Time, f Fault, frame []byte) {
 	}
 }
 
-// release delivers what is due and sleeps until the next frame is.
+// release delivers the frames that are due and sleeps until the next one is.
 func (w *wire) release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,7 +126,7 @@ func (w *wire) release() {
 	w.waiting.Store(false)
 }
 
-// close loses what is delayed and will be sent.
+// close discards delayed and future frames.
 func (w *wire) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -103,8 +103,8 @@ func check(name string, content []byte) []string {
 	return append(all, wide(name, content)...)
 }
 
-// wide returns a complaint for each comment that is wider than the width. Words that cannot be
-// broken may be.
+// wide returns a complaint for each comment that is wider than the width. Preformatted
+// text and words that cannot be broken may be.
 func wide(name string, content []byte) []string {
 	comments := make(map[int]bool)
 	for _, l := range prose(name, content) {
@@ -116,7 +116,8 @@ func wide(name string, content []byte) []string {
 	for number := 1; lines.Scan(); number++ {
 		text := strings.ReplaceAll(lines.Text(), "\t", "    ")
 		columns := utf8.RuneCountInString(text)
-		if comments[number] && columns > width && len(strings.Fields(text)) > 2 {
+		preformatted := strings.Contains(lines.Text(), "//\t") || strings.Contains(lines.Text(), "//  ")
+		if comments[number] && columns > width && !preformatted && len(strings.Fields(text)) > 2 {
 			all = append(all, fmt.Sprintf("%s:%d: %d columns: wrap comments at %d", name, number, columns, width))
 		}
 	}

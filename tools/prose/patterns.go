@@ -40,14 +40,14 @@ var patterns = []pattern{
 	},
 	{
 		name:   "of which",
-		refuse: regexp.MustCompile(`(?i)\b(of|in|for|from|to|with|by|behind|beside|after|before) which\b`),
+		refuse: regexp.MustCompile(`(?i)\b(of|for|behind|beside) which\b`),
 		advice: "write two sentences",
 	},
 	{
 		name:   "is to be",
-		refuse: regexp.MustCompile(`(?i)\b((is|are|was|were) (not )?to be|need not be|no more)\b`),
+		refuse: regexp.MustCompile(`(?i)\b((is|are|was|were) (not )?to be|no more)\b`),
 		allow:  regexp.MustCompile(`(?i)\bno more than\b`),
-		advice: "use must, need not or no longer",
+		advice: "use must, or no longer",
 	},
 	{
 		name:   "is no",

@@ -16,8 +16,9 @@ type line struct {
 }
 
 // prose returns the comments and strings of Go, the comments of C and of shell scripts, and the
-// text of Markdown outside fenced blocks. Of a Go test it returns the comments only, because its
-// strings are often data. A generated file has no prose.
+// text of Markdown outside fenced blocks. A string without a blank and preformatted
+// comments are not prose. Of a Go test it
+// returns the comments only, because its strings are often data. A generated file has no prose.
 func prose(name string, content []byte) []line {
 	switch filepath.Ext(name) {
 	case ".go":
@@ -47,7 +48,7 @@ func proseOfGo(content []byte, test bool) []line {
 		switch {
 		case kind == token.EOF:
 			return lines
-		case kind == token.COMMENT && !strings.HasPrefix(text, "//go:"), kind == token.STRING && !test:
+		case kind == token.COMMENT && !strings.HasPrefix(text, "//go:") && !strings.HasPrefix(text, "//\t"), kind == token.STRING && !test && strings.Contains(text, " "):
 			lines = append(lines, split(file.Line(at), text, source)...)
 		}
 	}

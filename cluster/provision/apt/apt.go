@@ -14,11 +14,12 @@ import (
 	"margay/internal/progress"
 )
 
-// Runner runs a program in dir with extra environment and returns its standard output. Its error holds what the program
-// said on standard error. It is a parameter so that tests need neither apt nor a network.
+// Runner runs a program in dir with extra environment and returns its standard output. Its error
+// contains the program's standard error. It is a parameter so that tests need neither apt nor a
+// network.
 type Runner func(ctx context.Context, dir string, env []string, name string, args ...string) (string, error)
 
-// waitDelay is how long the children of a program that was ended may keep its output open.
+// waitDelay bounds the time that children of a killed program may keep its output open.
 const waitDelay = 2 * time.Second
 
 // Run is the Runner that runs programs.
@@ -47,7 +48,7 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")
 }
 
-// Config says how an archive is read.
+// Config describes access to an archive.
 type Config struct {
 	Dir      string // an empty or absent directory for all of it; its path is absolute
 	Arch     string // Debian's name of the architecture whose packages are wanted
@@ -55,7 +56,7 @@ type Config struct {
 	Progress progress.Func // may be nil
 }
 
-// Archive is a private apt that knows one suite, or the suites that the machine uses.
+// Archive is a private apt with one suite, or with the suites that the machine uses.
 type Archive struct {
 	Config
 	suite string
@@ -64,8 +65,9 @@ type Archive struct {
 // Suite returns the name of the suite, for people.
 func (a *Archive) Suite() string { return a.suite }
 
-// Open reads the package index of a suite of the distribution's archive; without a name, of the machine's own suites with
-// their updates. The error wraps ErrNoSuite if the archive can be reached and does not have the suite.
+// Open reads the package index of a suite of the distribution's archive. An empty name selects the
+// machine's own suites with their updates. The error wraps ErrNoSuite if the archive is reachable
+// but lacks the suite.
 func (h Host) Open(ctx context.Context, suite string, c Config) (*Archive, error) {
 	sources, err := h.archive(c.Arch)
 	if err != nil {
@@ -84,10 +86,10 @@ func (h Host) Open(ctx context.Context, suite string, c Config) (*Archive, error
 	return a, a.update(ctx)
 }
 
-// configure prepares the private directory, for the given sources and nothing else.
+// configure prepares the private directory for the given sources only.
 func (a *Archive) configure(ctx context.Context, sources []source) error {
 	if strings.ContainsAny(a.Dir, "\"\n\\") {
-		return errors.New("the name of the directory has a character that apt's configuration cannot hold")
+		return errors.New("the name of the directory contains a character that apt's configuration cannot represent")
 	}
 	for _, d := range []string{"state/lists/partial", "cache/archives/partial", "etc/sources.list.d", "etc/apt.conf.d",
 		"etc/preferences.d", "debs"} {
@@ -110,9 +112,10 @@ func (a *Archive) configure(ctx context.Context, sources []source) error {
 	)
 }
 
-// config returns the private configuration. Hooks of the host's configuration do not run because its files are not
-// read; its keyrings and passwords for archives stay in use. With the user root, apt would hand its work to a user that
-// cannot enter the cache; it downloads as root instead. An index without a good signature is an error.
+// config returns the private configuration. The host's configuration files are not read, so its
+// hooks do not run; its keyrings and archive passwords stay in use. As root, apt would download as
+// a user that cannot enter the cache; it downloads as root instead. An index without a valid
+// signature is an error.
 func (a *Archive) config() string {
 	return fmt.Sprintf(`Dir::State "%[1]s/state";
 Dir::State::status "%[1]s/status";
@@ -134,13 +137,13 @@ Acquire::Languages "none";
 `, a.Dir, a.Arch)
 }
 
-// hostSettings begin the names of those settings of the host's apt that say how to reach the archive and what date to
-// believe. They are in force for the private apt too.
+// hostSettings are prefixes of the host's apt settings about access to the archive and the validity
+// of dates. They apply to the private apt as well.
 var hostSettings = []string{
 	"acquire::http::", "acquire::https::", "acquire::retries", "acquire::forceipv", "acquire::check-",
 }
 
-// hostAcquire returns those settings as lines of a configuration file.
+// hostAcquire returns these settings as lines of a configuration file.
 func (a *Archive) hostAcquire(ctx context.Context) (string, error) {
 	dump, err := a.Run(ctx, a.Dir, nil, "apt-config", "dump", "--no-empty")
 	if err != nil {
@@ -169,7 +172,7 @@ func (a *Archive) update(ctx context.Context) error {
 	return err
 }
 
-// Show returns those of the named packages that exist.
+// Show returns the named packages that exist.
 func (a *Archive) Show(ctx context.Context, names ...string) ([]Package, error) {
 	args := append([]string{"show", "--no-all-versions", "--"}, names...)
 	text, err := a.command(ctx, a.Dir, "apt-cache", args...)

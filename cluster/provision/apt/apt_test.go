@@ -11,8 +11,8 @@ import (
 	"margay/cluster/provision/apt/apttest"
 )
 
-// The private configuration must reach the archive as the host does, and take neither its hooks nor its tolerance of
-// unsigned indexes.
+// The private configuration must reach the archive as the host does, and take neither its hooks nor
+// its tolerance of unsigned indexes.
 func TestPrivateConfiguration(t *testing.T) {
 	dir := t.TempDir()
 	a := &Archive{Config: Config{Dir: dir, Arch: "arm64", Run: new(apttest.Archive).Run}}

@@ -15,7 +15,7 @@ import (
 	"margay/internal/progress"
 )
 
-// Cache is a directory with one directory for each thing that was fetched.
+// Cache is a directory with one directory for each fetched item.
 type Cache struct {
 	Dir    string // its path is absolute
 	Record string // name of the file in each thing that says what it is; it is written last, before the rename
@@ -24,7 +24,7 @@ type Cache struct {
 // scratchPrefix begins the names of unfinished fetches.
 const scratchPrefix = ".new-"
 
-// Names returns the names of the things that may be in the cache.
+// Names returns the names of the items that may be in the cache.
 func (c Cache) Names() []string {
 	entries, err := os.ReadDir(c.Dir)
 	if err != nil {
@@ -39,16 +39,17 @@ func (c Cache) Names() []string {
 	return names
 }
 
-// Path returns the directory of a thing.
+// Path returns the directory of an item.
 func (c Cache) Path(name string) string { return filepath.Join(c.Dir, name) }
 
-// Read reads the record of a thing and reports whether there is one, which means that the thing was stored as a whole.
+// Read reads the record of an item and reports whether it exists, that is, whether the item is
+// complete.
 func (c Cache) Read(name string, record any) bool {
 	data, err := os.ReadFile(filepath.Join(c.Path(name), c.Record))
 	return err == nil && json.Unmarshal(data, record) == nil
 }
 
-// Store makes an unpacked tree the thing of that name. The caller holds the lock.
+// Store stores an unpacked tree as the item of that name. The caller holds the lock.
 func (c Cache) Store(tree, name string, record any) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
@@ -63,10 +64,11 @@ func (c Cache) Store(tree, name string, record any) error {
 	return os.Rename(tree, c.Path(name))
 }
 
-// lockPoll is how often a taken lock is tried again.
+// lockPoll is the interval between attempts to take a held lock.
 const lockPoll = 200 * time.Millisecond
 
-// Lock waits until this process alone may change the cache. The kernel of the host frees a dead process's lock.
+// Lock waits for the exclusive right to change the cache. The kernel releases a dead process's
+// lock.
 func (c Cache) Lock(ctx context.Context, report progress.Func) (unlock func(), err error) {
 	wrap := func(err error) error { return fmt.Errorf("lock %s: %w", c.Dir, err) }
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
@@ -97,7 +99,8 @@ func (c Cache) Lock(ctx context.Context, report progress.Func) (unlock func(), e
 	}
 }
 
-// Scratch makes an empty directory for one fetch and removes what dead fetches left. The caller holds the lock.
+// Scratch creates an empty directory for one fetch and removes the leftovers of dead fetches. The
+// caller holds the lock.
 func (c Cache) Scratch() (string, error) {
 	left, err := os.ReadDir(c.Dir)
 	for _, e := range left {

@@ -32,7 +32,8 @@ func TestLockHonoursContext(t *testing.T) {
 	}
 }
 
-// What is in the cache is whole: it has a record, and what dead fetches left is neither seen nor kept.
+// Items of the cache are complete: they have a record, and leftovers of dead fetches are neither
+// visible nor kept.
 func TestStore(t *testing.T) {
 	c := Cache{Dir: t.TempDir(), Record: "what.json"}
 	dead, err := c.Scratch()
@@ -49,7 +50,7 @@ func TestStore(t *testing.T) {
 	if err := os.Mkdir(c.Path("half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, value := range []string{"first", "second"} { // what is there is replaced
+	for _, value := range []string{"first", "second"} { // the second value replaces the first
 		tree := filepath.Join(scratch, "tree")
 		if err := os.Mkdir(tree, 0o755); err != nil {
 			t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"margay/internal/progress"
 )
 
-// Fetch downloads and unpacks packages and returns the directory that they were unpacked to, which is below the archive's.
-// What they are together is for people.
+// Fetch downloads and unpacks packages and returns the directory that they were unpacked to, below
+// the archive's. The description of the packages is for people.
 func (a *Archive) Fetch(ctx context.Context, what string, packages []Package) (tree string, err error) {
 	debs := filepath.Join(a.Dir, "debs")
 	args := []string{"-q", "download", "--"}
@@ -35,7 +35,7 @@ func (a *Archive) Fetch(ctx context.Context, what string, packages []Package) (t
 	return tree, err
 }
 
-// unpack unpacks the package files in debs to tree and returns how many there are.
+// unpack unpacks the package files in debs to tree and returns their number.
 func (a *Archive) unpack(ctx context.Context, debs, tree string) (unpacked int, err error) {
 	files, err := os.ReadDir(debs)
 	for _, file := range files {
@@ -51,10 +51,11 @@ func (a *Archive) unpack(ctx context.Context, debs, tree string) (unpacked int, 
 	return unpacked, err
 }
 
-// watchEvery is how often the progress of a download is told.
+// watchEvery is the interval between progress reports of a download.
 const watchEvery = 500 * time.Millisecond
 
-// watch tells how much of step has arrived in debs until the function it returns is called, which tells it a last time.
+// watch reports the bytes of step that have arrived in debs, until the returned function is called,
+// which reports a last time.
 func (a *Archive) watch(debs string, step progress.Step) (stop func()) {
 	a.Progress.Report(step)
 	quit, ended := make(chan struct{}), make(chan struct{})
@@ -73,7 +74,8 @@ func (a *Archive) watch(debs string, step progress.Step) (stop func()) {
 	return func() { close(quit); <-ended }
 }
 
-// treeSize returns the bytes in the files below dir. Files that vanish meanwhile do not count.
+// treeSize returns the bytes in the files below dir. Files that vanish during the walk do not
+// count.
 func treeSize(dir string) int64 {
 	var sum int64
 	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {

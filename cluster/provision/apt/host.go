@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Host is what matters here of the machine that fetches: its distribution and its apt sources.
+// Host describes the machine that fetches: its distribution and its apt sources.
 type Host struct {
 	Distribution string // Debian or Ubuntu, which it is or is like
 	Version      string // VERSION_ID of os-release
@@ -105,11 +105,12 @@ func readSources(dir string) ([]source, error) {
 	return all, nil
 }
 
-// archive returns the entries of the distribution's own archive for a Debian architecture, the main one first and those
-// of its updates and security fixes after it. They are reduced to the component main, which is all that is fetched from.
+// archive returns the entries of the distribution's own archive for a Debian architecture: the main
+// one, then its updates and security fixes. They are reduced to the component main, the only one
+// used.
 //
-// Others publish packages under the release's suite name as well, so the main entry is the one that looks most like the
-// distribution's: its keyring or the last part of its address bears the distribution's name.
+// Third parties also publish packages under the release's suite name. The main entry is the one
+// whose keyring or last part of the address has the distribution's name.
 func (h Host) archive(arch string) ([]source, error) {
 	var entries []source
 	best, bestScore := -1, -1

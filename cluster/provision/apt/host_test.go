@@ -34,7 +34,8 @@ func TestParseRelease(t *testing.T) {
 	}
 }
 
-// The main entry of the distribution must be found among those of others that use the release's suite name.
+// The distribution's main entry must be found among third-party entries with the release's suite
+// name.
 func TestArchive(t *testing.T) {
 	debian := "Types: deb\nURIs: http://m.example/debian/\nSuites: trixie trixie-updates\nComponents: main contrib\n"
 	security := "Types: deb\nURIs: http://m.example/debian-security\nSuites: trixie-security\nComponents: main\n"

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Package is what the index says of the newest version of one package.
+// Package is the index's description of the newest version of a package.
 type Package struct {
 	Name, Version string
 	Size          int64    // of the package file, in bytes
@@ -29,8 +29,8 @@ func parsePackages(text string) []Package {
 	return found
 }
 
-// parseDepends returns the names in a dependency field (deb-control(5)), without versions and architectures. Where
-// there is a choice of packages none is returned.
+// parseDepends returns the names in a dependency field (deb-control(5)), without versions and
+// architectures. Where there is a choice of packages none is returned.
 func parseDepends(field string) []string {
 	var names []string
 	for dependency := range strings.SplitSeq(field, ",") {

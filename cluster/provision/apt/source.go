@@ -13,8 +13,8 @@ type source struct {
 	CheckValidUntil          string   // as written; empty: apt's default
 }
 
-// parseSources reads a file in deb822 form (*.sources, sources.list(5)). Entries that are disabled, malformed or not of
-// binary packages are left out: whether somebody else's entry is well-formed is apt's to say.
+// parseSources reads a file in deb822 form (*.sources, sources.list(5)). Entries that are disabled,
+// malformed or not for binary packages are skipped: apt judges the entries of third parties.
 func parseSources(text string) []source {
 	var found []source
 	for _, s := range parseStanzas(text) {
@@ -33,7 +33,8 @@ func parseSources(text string) []source {
 	return found
 }
 
-// parseList reads a file in the one-line form (*.list, sources.list(5)): type [options] uri suite components.
+// parseList reads a file in the one-line form (*.list, sources.list(5)): type [options] uri suite
+// components.
 func parseList(text string) []source {
 	var found []source
 	for line := range strings.Lines(text) {
@@ -62,7 +63,7 @@ func parseList(text string) []source {
 	return found
 }
 
-// setOptions takes the bracketed options of a one-line entry, of which the entry's meaning here depends on three.
+// setOptions reads the bracketed options of a one-line entry; three of them matter here.
 func (s *source) setOptions(options string) {
 	for option := range strings.FieldsSeq(options) {
 		name, value, _ := strings.Cut(option, "=")
@@ -82,7 +83,7 @@ func (s source) usable() bool {
 	return len(s.URIs) > 0 && len(s.Suites) > 0 && len(s.Components) > 0
 }
 
-// isNo reports whether a value means no to apt.
+// isNo reports whether apt reads a value as no.
 func isNo(value string) bool {
 	return slices.Contains([]string{"no", "false", "without", "off", "disable", "0"}, strings.ToLower(value))
 }
@@ -106,9 +107,9 @@ func (s source) stanza(arch string) string {
 	return b.String()
 }
 
-// parseStanzas reads Debian control data (deb-control(5)): stanzas of "Name: value" separated by empty lines, where a
-// line that begins with white space continues the value. Names are returned in lower case, continuation lines as they
-// stand. Comments, and lines that are none of this, are left out.
+// parseStanzas reads Debian control data (deb-control(5)): stanzas of "Name: value" separated by
+// empty lines, where a line that begins with white space continues the value. Names are returned in
+// lower case, continuation lines as they stand. Comments and other lines are skipped.
 func parseStanzas(text string) []map[string]string {
 	var all []map[string]string
 	current, last := map[string]string{}, ""

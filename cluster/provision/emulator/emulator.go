@@ -1,9 +1,10 @@
-// Package emulator finds the QEMU that nodes are emulated with.
+// Package emulator finds the QEMU for virtual nodes.
 //
-// It is the one that is installed, if it is sound (qemu.SoundVersion). Else it is a private one: that of the cache, or it
-// is fetched into the cache from another suite of the machine's own archive (package apt), which installs and upgrades
-// nothing. The private one uses the shared libraries of the installed one; what has been unpacked is run before it is
-// taken. Where there is no such suite and no network, the installed one has to do, and the user is told what that means.
+// It is the installed one if that is sound (qemu.SoundVersion). Otherwise it is a private one from
+// the cache, fetched from another suite of the machine's own archive (package apt), which installs
+// and upgrades nothing. The private one uses the installed one's shared libraries, and is run once
+// before it is used. If there is no such suite or no network, the installed one is used, with a
+// warning.
 package emulator
 
 import (
@@ -20,16 +21,16 @@ import (
 	"margay/qemu"
 )
 
-// Options say which QEMU is wanted.
+// Options select a QEMU.
 type Options struct {
 	Arch     qemu.Arch
 	Program  string // the user's own, a path or a name in PATH; used instead of everything else
 	CacheDir string
-	Told     func(format string, args ...any) // hears, in lines for people, of what is not as it should be
-	Progress progress.Func                    // hears of each step of a fetch; may be nil
+	Told     func(format string, args ...any) // receives warnings, one line each
+	Progress progress.Func                    // receives each step of a fetch; may be nil
 }
 
-// offer is a place of an archive where there is a sound QEMU for a release that has none.
+// offer is a suite with a sound QEMU for a release that has none.
 type offer struct {
 	distribution, codename string
 	arch                   qemu.Arch
@@ -39,18 +40,20 @@ type offer struct {
 	firmware               []string // folders in there
 }
 
-// offers has a row for each known release whose QEMU is not sound and whose archive has another suite with one that is.
+// offers has a row for each known release with an unsound QEMU whose archive has a sound one in
+// another suite.
 var offers = []offer{{
 	distribution: apt.Debian, codename: "bookworm", arch: qemu.AMD64, suite: "bookworm-backports",
 	packages: []string{"qemu-system-x86", "qemu-system-data", "seabios"},
 	program:  "usr/bin/qemu-system-x86_64", firmware: []string{"usr/share/qemu", "usr/share/seabios"},
 }}
 
-// fetchTimeout bounds a fetch of some 13 MB: there is something to go on with.
+// fetchTimeout bounds a fetch of about 13 MB; the installed QEMU is the fallback.
 const fetchTimeout = 3 * time.Minute
 
-// Find returns the QEMU that o asks for, fetching it if it must. It is safe for concurrent use, by several processes with
-// one cache too. The error is that of qemu.Find for the installed one or for the user's own.
+// Find returns the QEMU that o selects, and fetches it if necessary. It is safe for concurrent use,
+// even by several processes with one cache. The error comes from qemu.Find for the installed one or
+// the user's own.
 func Find(ctx context.Context, o Options) (*qemu.Emulator, error) {
 	return find(ctx, o, "/", apt.Run)
 }
@@ -72,7 +75,7 @@ func find(ctx context.Context, o Options, root string, run apt.Runner) (*qemu.Em
 	return installed, nil
 }
 
-// private returns the QEMU of the cache, which it fetches if it is not there.
+// private returns the QEMU of the cache, and fetches it if it is absent.
 func (o *Options) private(ctx context.Context, installed qemu.Version, root string, run apt.Runner) (*qemu.Emulator, error) {
 	wrap := func(err error) error { return fmt.Errorf("emulator: fetch a newer QEMU: %w", err) }
 	// apt resolves relative names against a directory of its own.
@@ -91,7 +94,7 @@ func (o *Options) private(ctx context.Context, installed qemu.Version, root stri
 		return nil, wrap(err)
 	}
 	defer unlock()
-	if e := c.any(ctx, o.Arch); e != nil { // another process has fetched it meanwhile
+	if e := c.any(ctx, o.Arch); e != nil { // another process has fetched it in the meantime
 		return e, nil
 	}
 	host, offer, err := choose(o.Arch, root)
@@ -106,7 +109,7 @@ func (o *Options) private(ctx context.Context, installed qemu.Version, root stri
 	return e, nil
 }
 
-// choose returns the machine and the offer that is for it.
+// choose returns the host and the offer for it.
 func choose(arch qemu.Arch, root string) (apt.Host, offer, error) {
 	host, err := apt.ReadHost(root)
 	if err != nil {
@@ -116,7 +119,7 @@ func choose(arch qemu.Arch, root string) (apt.Host, offer, error) {
 		return o.distribution == host.Distribution && o.codename == host.Codename && o.arch == arch
 	})
 	if i < 0 {
-		return host, offer{}, fmt.Errorf("no suite with one is known for %s %s", host.Distribution, host.Codename)
+		return host, offer{}, fmt.Errorf("no suite with a newer one is known for %s %s", host.Distribution, host.Codename)
 	}
 	return host, offers[i], nil
 }
@@ -124,7 +127,7 @@ func choose(arch qemu.Arch, root string) (apt.Host, offer, error) {
 // cache has one directory for each version of the package with the program.
 type cache struct{ apt.Cache }
 
-// record says what a directory of the cache has.
+// record describes a directory of the cache.
 type record struct {
 	Arch     qemu.Arch `json:"arch"`
 	Source   string    `json:"source"`   // for people
@@ -132,7 +135,7 @@ type record struct {
 	Firmware []string  `json:"firmware"` // folders in the directory
 }
 
-// open finds and runs the program in dir, and says what is wrong with it.
+// open finds and runs the program in dir.
 func (r record) open(ctx context.Context, dir string) (*qemu.Emulator, error) {
 	firmware := make([]string, len(r.Firmware))
 	for i, folder := range r.Firmware {
@@ -148,7 +151,7 @@ func (r record) open(ctx context.Context, dir string) (*qemu.Emulator, error) {
 	return e, err
 }
 
-// any returns a sound emulator of the cache, nil if there is none that is whole and runs.
+// any returns a sound emulator of the cache, nil if none is complete and runs.
 func (c cache) any(ctx context.Context, arch qemu.Arch) *qemu.Emulator {
 	for _, name := range c.Names() {
 		var r record
@@ -162,7 +165,7 @@ func (c cache) any(ctx context.Context, arch qemu.Arch) *qemu.Emulator {
 	return nil
 }
 
-// fetch gets what is offered into the cache. The caller holds the lock.
+// fetch stores the offered packages in the cache. The caller holds the lock.
 func (c cache) fetch(ctx context.Context, host apt.Host, o offer, config apt.Config) (*qemu.Emulator, error) {
 	scratch, err := c.Scratch()
 	if err != nil {
@@ -193,7 +196,7 @@ func (c cache) fetch(ctx context.Context, host apt.Host, o offer, config apt.Con
 	return r.open(ctx, c.Path(name))
 }
 
-// resolve returns the packages of the offer and the version of the one with the program.
+// resolve returns the packages of the offer and the version of the package with the program.
 func (o offer) resolve(ctx context.Context, archive *apt.Archive) (packages []apt.Package, version string, err error) {
 	packages, err = archive.Show(ctx, o.packages...)
 	if err != nil {
@@ -201,7 +204,7 @@ func (o offer) resolve(ctx context.Context, archive *apt.Archive) (packages []ap
 	}
 	i := slices.IndexFunc(packages, func(p apt.Package) bool { return p.Name == o.packages[0] })
 	if i < 0 || len(packages) != len(o.packages) {
-		return nil, "", fmt.Errorf("%s does not have all of the packages %s", o.suite, strings.Join(o.packages, ", "))
+		return nil, "", fmt.Errorf("%s lacks some of the packages %s", o.suite, strings.Join(o.packages, ", "))
 	}
 	return packages, packages[i].Version, nil
 }

@@ -118,7 +118,8 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// One that is too old is replaced by one that is fetched once, and found without a network from then on.
+// One that is too old is replaced by one that is fetched once, and found without a network from
+// then on.
 func TestFetchThenCache(t *testing.T) {
 	install(t, "7.2.22")
 	s := newSearch(t)
@@ -143,7 +144,7 @@ func TestFetchThenCache(t *testing.T) {
 	}
 }
 
-// Whatever is in the way, the installed one has to do, the user is told so in one line, and nothing is left in the cache.
+// After any error the installed QEMU is used, one line warns the user, and the cache stays empty.
 func TestFallback(t *testing.T) {
 	cases := []struct {
 		name, want string
@@ -151,7 +152,7 @@ func TestFallback(t *testing.T) {
 	}{
 		{"no network", "could not resolve", func(s *search) { s.archive.Failing["apt-get update"] = errors.New("could not resolve") }},
 		{"no suite", "no such suite", func(s *search) { delete(s.archive.Suites, "bookworm-backports") }},
-		{"no package", "does not have all of the packages", func(s *search) { delete(s.archive.Suites["bookworm-backports"], "seabios") }},
+		{"no package", "lacks some of the packages", func(s *search) { delete(s.archive.Suites["bookworm-backports"], "seabios") }},
 		{"interrupted", "killed", func(s *search) { s.archive.Failing["dpkg -x"] = errors.New("killed") }},
 		{"a library is missing", "libnone.so.1", func(s *search) {
 			s.archive.Trees["qemu-system-x86"]["usr/bin/qemu-system-x86_64"] = "#!/bin/sh\necho no libnone.so.1 >&2; exit 127\n"
@@ -160,7 +161,7 @@ func TestFallback(t *testing.T) {
 			s.archive.Trees["qemu-system-x86"]["usr/bin/qemu-system-x86_64"] = says("8.0.4")
 		}},
 		{"no firmware", "usr/share/seabios: no such file", func(s *search) { delete(s.archive.Trees, "seabios") }},
-		{"another release", "no suite with one is known for debian trixie", func(s *search) {
+		{"another release", "no suite with a newer one is known for debian trixie", func(s *search) {
 			s.root = t.TempDir()
 			apttest.Write(t, filepath.Join(s.root, "etc/os-release"), "ID=debian\nVERSION_CODENAME=trixie\n")
 		}},
@@ -190,7 +191,7 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// What is not whole, does not run or is of another architecture is not taken from the cache.
+// An entry of the cache that is incomplete, does not run or has another architecture is not used.
 func TestIncompleteCache(t *testing.T) {
 	install(t, "7.2.22")
 	for name, spoil := range map[string]func(dir string) error{
@@ -235,7 +236,7 @@ func TestConcurrentFetch(t *testing.T) {
 	}
 }
 
-// Who gives up gets neither an emulator nor an explanation of what would have to do.
+// A cancelled call returns no emulator and no warning.
 func TestGivenUp(t *testing.T) {
 	install(t, "7.2.22")
 	s := newSearch(t)

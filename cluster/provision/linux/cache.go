@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"margay/cluster/provision/apt"
-	"margay/initramfs/guestkernel"
+	"margay/cluster/provision/linux"
 )
 
 // cache has one directory a kernel release.
@@ -13,7 +13,7 @@ type cache struct{ apt.Cache }
 
 func newCache(dir string) cache { return cache{apt.Cache{Dir: dir, Record: "kernel.json"}} }
 
-// record is what a cached kernel needs beside its files.
+// record describes a cached kernel, besides its files.
 type record struct {
 	Version string `json:"version"`
 	Arch    string `json:"arch"`
@@ -32,7 +32,7 @@ func (c cache) newest(arch guestkernel.Arch) (guestkernel.Kernel, bool) {
 	return best, best.Version != ""
 }
 
-// open returns a cached release, if it is there, whole and for arch.
+// open returns a cached release if it exists, is complete and is for arch.
 func (c cache) open(release string, arch guestkernel.Arch) (guestkernel.Kernel, bool) {
 	var r record
 	if !c.Read(release, &r) || r.Version != release || r.Arch != arch.Name {
@@ -46,7 +46,7 @@ func (c cache) open(release string, arch guestkernel.Arch) (guestkernel.Kernel, 
 	return k, k.Load() == nil
 }
 
-// install makes an unpacked tree the cached kernel of a release. The caller holds the lock.
+// install stores an unpacked tree as the cached kernel of a release. The caller holds the lock.
 func (c cache) install(tree, release string, arch guestkernel.Arch, source string) (guestkernel.Kernel, error) {
 	wrap := func(err error) error { return &Error{Op: "store", Object: release, Err: err} }
 	if _, ok := guestkernel.Release(tree, release); !ok {

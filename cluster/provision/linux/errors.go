@@ -6,13 +6,13 @@ import (
 )
 
 var (
-	// ErrNotCached says that the cache holds no kernel and that the network was not to be used.
-	ErrNotCached = errors.New("no kernel is cached and the network is not to be used")
-	// ErrNoPackage says that a suite has no kernel package that would do.
+	// ErrNotCached reports an empty cache when the network must not be used.
+	ErrNotCached = errors.New("no kernel is cached and the network must not be used")
+	// ErrNoPackage reports a suite without a suitable kernel package.
 	ErrNoPackage = errors.New("no kernel package")
 )
 
-// Error is what Find returns: what was being done, to what, and why it could not be.
+// Error is returned by Find: an operation, its object and the cause.
 type Error struct {
 	Op     string // for people: "read the package index"
 	Object string // what Op was applied to

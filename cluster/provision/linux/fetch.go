@@ -28,14 +28,15 @@ type resolved struct {
 	packages []apt.Package
 }
 
-// describe says for people where the release is from. The packages of one release are of one version.
+// describe returns the origin of the release for people. All packages of a release have one
+// version.
 func (r resolved) describe() string {
 	return fmt.Sprintf("%s, %s %s", r.archive.Suite(), r.packages[0].Name, r.packages[0].Version)
 }
 
-// resolve finds the newest release among the offers of the distribution. An offer that is not there, or that has
-// nothing new enough, is passed over and progress is told; any other trouble ends the search, so that a bad network
-// does not choose an old kernel.
+// resolve finds the newest release among the offers of the distribution. An offer that is absent or
+// too old is skipped and reported to progress; any other error ends the search, so that a network
+// failure does not select an old kernel.
 func (f fetcher) resolve(ctx context.Context) (resolved, error) {
 	var missed error
 	for i, o := range distributions[f.host.Distribution] {
@@ -57,7 +58,7 @@ func (f fetcher) resolve(ctx context.Context) (resolved, error) {
 	return resolved{}, missed
 }
 
-// tryOffer resolves the newest release that the metapackages of o lead to.
+// tryOffer resolves the newest release that the metapackages of o depend on.
 func (f fetcher) tryOffer(ctx context.Context, o offer, dir string) (resolved, error) {
 	a, err := f.host.Open(ctx, o.suite, apt.Config{Dir: dir, Arch: f.arch.Debian, Run: f.run, Progress: f.progress})
 	if err != nil {
@@ -84,7 +85,7 @@ func (f fetcher) tryOffer(ctx context.Context, o offer, dir string) (resolved, e
 	return r, err
 }
 
-// closure returns the image package of a release and all the packages of that release it depends on.
+// closure returns the image package of a release and its dependencies within that release.
 func closure(ctx context.Context, a *apt.Archive, release string) ([]apt.Package, error) {
 	var all []apt.Package
 	seen := map[string]bool{imagePrefix + release: true}

@@ -120,7 +120,8 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
-// An offer that is too old is passed over; trouble with the network is not a reason to take an old kernel.
+// An offer that is too old is passed over; trouble with the network is not a reason to take an old
+// kernel.
 func TestFallback(t *testing.T) {
 	t.Run("too old", func(t *testing.T) {
 		a := debianArchive()
@@ -164,7 +165,8 @@ func TestFallback(t *testing.T) {
 	})
 }
 
-// Ubuntu has no suite of its own for new kernels, and several metapackages, of which the newest kernel counts.
+// Ubuntu has no suite of its own for new kernels, but several metapackages; the newest kernel
+// counts.
 func TestUbuntu(t *testing.T) {
 	const hwe, ga = "6.17.0-8-generic", "6.8.0-90-generic"
 	a := &apttest.Archive{
@@ -206,7 +208,8 @@ func TestInterruptedFetch(t *testing.T) {
 			if left, _ := os.ReadDir(o.CacheDir); len(left) != 1 {
 				t.Errorf("left behind: %v", left)
 			}
-			// A process that was killed leaves its scratch directory and maybe a kernel without a record.
+			// A process that was killed leaves its scratch directory and maybe a kernel without a
+			// record.
 			apttest.Write(t, filepath.Join(o.CacheDir, ".new-dead", "tree", "x"), "")
 			apttest.Write(t, filepath.Join(o.CacheDir, newRelease, "usr/lib/modules", newRelease, "vmlinuz"), "")
 			a.Failing = map[string]error{}

@@ -6,14 +6,14 @@ import (
 	"margay/cluster/provision/apt"
 )
 
-// offer is one place of an archive where kernels may be.
+// offer is a suite that may have kernels.
 type offer struct {
 	suite string   // empty: the machine's own suites
 	metas []string // packages that depend on the current kernel; ARCH and VERSION are replaced
 	least string   // older releases will not do; empty: any
 }
 
-// distributions says where the kernels of each known distribution are, in order of preference.
+// distributions lists the suites with kernels for each known distribution, in order of preference.
 var distributions = map[string][]offer{
 	apt.Debian: {
 		{suite: "trixie-backports", metas: []string{"linux-image-cloud-ARCH"}, least: "7.2"},

@@ -1,4 +1,5 @@
-/* hello says where each rank of a job is. It uses nothing of Margay but its environment, so it is a plain program. */
+/* hello prints the node of each rank of a job. It is a plain program and uses only Margay's
+ * environment variables. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-// Command hello says where each rank of a job is, and sends a greeting around: each rank to the next one.
+// Command hello prints the node of each rank of a job, and sends a greeting from each rank to the
+// next one.
 package main
 
 import (

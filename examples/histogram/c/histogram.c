@@ -2,10 +2,11 @@
  *
  *	margay run -n 8 --with FILE ./histogram-c FILE
  *
- * Each rank counts the words of its share of the text, and sends every word with its count as an active message to the rank
- * that owns the word, which its hash decides. There the extension accumulate adds the count to a table in the node kernel,
- * while the rank sleeps. When all is counted, the first rank of each node reads its node's table and sends what it found to
- * rank 0, which prints it. The Go example beside this one does the same. */
+ * Each rank counts the words of its share of the text. It sends every word with its count as an
+ * active message to the word's owner, a rank given by the word's hash. There the extension
+ * accumulate adds the count to a table in the node kernel, while the rank sleeps. Finally the first
+ * rank of each node reads its node's table and sends the result to rank 0, which prints it. The Go
+ * example beside this one does the same. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <inttypes.h>
@@ -51,7 +52,7 @@ struct accumulate_slot {
 	char word[MAX_WORD];
 };
 
-/* What is known of a text's words. */
+/* The histogram of a text. */
 struct count {
 	uint64_t count;
 	size_t length;
@@ -87,8 +88,8 @@ static int is_part(unsigned char c)
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/* each_word calls f for every word of the runs of letters, digits and underscores that begin in text[begin, end). A run of
- * more than MAX_WORD bytes is several words. */
+/* each_word calls f for every word of the runs of letters, digits and underscores that begin in
+ * text[begin, end). A run of more than MAX_WORD bytes is several words. */
 static void each_word(const char *text, size_t size, size_t begin, size_t end, void (*f)(const char *word, size_t length))
 {
 	size_t at = begin;
@@ -198,8 +199,8 @@ static void add_top(struct histogram *h, const char *word, size_t length, uint64
 
 static int finished;           /* ranks that have sent all their words, to the first rank of a node */
 static uint64_t expected;      /* words that they have sent to this node */
-static int reported;           /* nodes that rank 0 has heard of */
-static struct histogram whole; /* what they have told rank 0 */
+static int reported;           /* nodes that have reported to rank 0 */
+static struct histogram whole; /* the sum of their reports */
 static uint64_t *handled;      /* by node */
 static int *handled_node;
 
@@ -245,8 +246,8 @@ static int insert(uint32_t capacity)
 	return extension;
 }
 
-/* send_words sends what this rank has counted, and then tells the first rank of each node how many words that node got.
- * These messages come after the words, so whoever gets them has all of those. */
+/* send_words sends this rank's counts, and then the number of words sent to each node to that
+ * node's first rank. These messages follow the words, so all words have arrived before them. */
 static void send_words(void)
 {
 	uint64_t *sent = calloc(margay_size(), sizeof *sent); /* by rank */
@@ -281,7 +282,7 @@ static int all_reported(void *data)
 	return reported == margay_nodes();
 }
 
-/* report reads this node's table when all words have come, and sends what is in it to rank 0. */
+/* report reads this node's table when all words have arrived, and sends it to rank 0. */
 static void report(int extension)
 {
 	struct margay_state state;

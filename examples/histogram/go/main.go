@@ -2,10 +2,10 @@
 //
 //	margay run -n 8 --with FILE ./histogram FILE
 //
-// Each rank counts the words of its share of the text, and sends every word with its count as an active message to the rank
-// that owns the word, which its hash decides. There the extension accumulate adds the count to a table in the node kernel,
-// while the rank sleeps. When all is counted, the first rank of each node reads its node's table and sends what it found to
-// rank 0, which prints it.
+// Each rank counts the words of its share of the text. It sends every word with its count as an
+// active message to the word's owner, a rank given by the word's hash. There the extension
+// accumulate adds the count to a table in the node kernel, while the rank sleeps. Finally the first
+// rank of each node reads its node's table and sends the result to rank 0, which prints it.
 package main
 
 import (
@@ -97,7 +97,7 @@ type rank struct {
 	handled   map[int]uint64 // by node
 }
 
-// insert puts the extension into this node.
+// insert inserts the extension into this node.
 func (r *rank) insert(capacity int) (err error) {
 	r.extension, err = r.job.Insert(margay.Spec{
 		Name: "accumulate", Object: accumulate.Object,
@@ -130,7 +130,7 @@ func (r *rank) count(ctx context.Context, path string) error {
 		}
 		r.sent[r.job.NodeOf(owner)]++
 	}
-	// These messages come after the words that went to the same node, so whoever gets them has all of those.
+	// These messages follow the words to the same node, so all words have arrived before them.
 	for leader := range r.job.Size() {
 		if leader == 0 || r.job.NodeOf(leader) != r.job.NodeOf(leader-1) {
 			if err := r.job.Send(ctx, leader, allSent, [2]uint64{r.sent[r.job.NodeOf(leader)]}, nil); err != nil {
@@ -163,7 +163,7 @@ func (r *rank) onAllSent(m margay.Message) {
 	r.expected += m.Args[0]
 }
 
-// report reads this node's table when all words have come, and sends what is in it to rank 0.
+// report reads this node's table when all words have arrived, and sends it to rank 0.
 func (r *rank) report(ctx context.Context) error {
 	if err := r.job.WaitFor(ctx, func() bool { return r.finished == r.job.Size() }); err != nil {
 		return err
@@ -214,7 +214,7 @@ func (r *rank) onNodeTotal(m margay.Message) {
 	r.handled[m.Node] = handled
 }
 
-// print prints what all nodes have found.
+// print prints the histogram of all nodes.
 func (r *rank) print(ctx context.Context) error {
 	if err := r.job.WaitFor(ctx, func() bool { return r.nodes == r.job.Nodes() }); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Command plain counts the words of a text the plain way, in one process and with no machine. What it prints is what the
-// histogram examples must print.
+// Command plain counts the words of a text sequentially in one process, without a machine. The
+// histogram examples must print the same.
 //
 //	plain FILE
 package main

@@ -1,7 +1,7 @@
-// Package words says what a word is to the histogram examples, and what a histogram looks like in print.
+// Package words defines words, and the printed form of a histogram, for the histogram examples.
 //
-// A word is a run of ASCII letters, digits and underscores. A run of more than MaxWord bytes counts as several words of
-// MaxWord bytes and the rest.
+// A word is a run of ASCII letters, digits and underscores. A run of more than MaxWord bytes counts
+// as several words of MaxWord bytes and the rest.
 package words
 
 import (
@@ -15,10 +15,10 @@ import (
 // MaxWord is the length of the longest word, in bytes.
 const MaxWord = 64
 
-// TopTen is how many words are printed.
+// TopTen is the number of words printed.
 const TopTen = 10
 
-// part tells which bytes are part of a word.
+// part marks the bytes that are part of a word.
 var part = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_'
@@ -26,7 +26,8 @@ var part = func() (t [256]bool) {
 	return t
 }()
 
-// Each calls f for every word of the runs that begin in text[begin:end]. The word is a part of text.
+// Each calls f for every word of the runs that begin in text[begin:end]. The word is a part of
+// text.
 func Each(text []byte, begin, end int, f func(word []byte)) {
 	at := begin
 	if begin > 0 && begin < len(text) && part[text[begin-1]] {
@@ -63,13 +64,13 @@ func Hash(word []byte) uint64 {
 	return h
 }
 
-// Count is a word and how often it is there.
+// Count is a word and its frequency.
 type Count struct {
 	Word  string
 	Count uint64
 }
 
-// Histogram is what is known of a text's words. Histograms of different words can be put together.
+// Histogram is the histogram of a text. Histograms of different words can be merged.
 type Histogram struct {
 	Words       uint64  // all
 	Different   uint64  // different ones

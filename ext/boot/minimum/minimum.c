@@ -1,6 +1,7 @@
 //go:build ignore
 
-/* minimum keeps nodes out of the machine that have less than they should, as when memory or a core has failed. */
+/* minimum rejects nodes with fewer resources than required, for example after a failure of memory
+ * or of a core. */
 #include "margay_ext.h"
 
 const volatile __u64 memory = 0; /* bytes for jobs */

@@ -1,4 +1,4 @@
-// Package minimum is the extension minimum (minimum.c), which keeps nodes out of the machine that have too little.
+// Package minimum is the extension minimum (minimum.c), which rejects nodes with too few resources.
 package minimum
 
 import _ "embed"
@@ -8,7 +8,8 @@ import _ "embed"
 //go:embed minimum.o
 var Object []byte
 
-// The names of the constants that say how many bytes for jobs, and how many application cores, a node must have.
+// The names of the constants for the least bytes for jobs and the least number of application cores
+// of a node.
 const (
 	Memory = "memory"
 	Cores  = "cores"

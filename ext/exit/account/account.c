@@ -1,11 +1,11 @@
 //go:build ignore
 
-/* account adds up what the processes of a node were: how many, for how long, and how they ended. */
+/* account accounts for the processes of a node: their number, their run time and how they ended. */
 #include "margay_ext.h"
 
 struct account {
 	__u64 processes;
-	__u64 nanoseconds; /* for which they ran, all together */
+	__u64 nanoseconds; /* run time of all */
 	__u64 failed;      /* those with an exit status that is not 0 */
 	__u64 killed;      /* those that a signal ended */
 };

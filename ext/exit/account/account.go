@@ -14,10 +14,10 @@ var Object []byte
 // Map is the name of the extension's map.
 const Map = "account"
 
-// Sums are what the processes of a node were: struct account.
+// Sums are the totals of a node's processes: struct account.
 type Sums struct {
 	Processes   uint64
-	Nanoseconds uint64 // for which they ran, all together
+	Nanoseconds uint64 // run time of all
 	Failed      uint64 // those with an exit status that is not 0
 	Killed      uint64 // those that a signal ended
 }

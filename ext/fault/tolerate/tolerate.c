@@ -1,12 +1,12 @@
 //go:build ignore
 
-/* tolerate ends a job when too many of its ranks on this node have made a fault. It is for jobs that keep going when a rank
- * fails. */
+/* tolerate ends a job when too many of its ranks on this node have died of a fault. It is for jobs
+ * that continue when a rank fails. */
 #include "margay_ext.h"
 
 const volatile __u32 faults = 1; /* that a job may have */
 
-/* Faults of each job, at the place of its number. */
+/* Faults of each job, indexed by its number. */
 #define JOBS 1024
 
 struct tolerate_job {

@@ -1,4 +1,5 @@
-// Package tolerate is the extension tolerate (tolerate.c), which ends a job when too many of its ranks have made a fault.
+// Package tolerate is the extension tolerate (tolerate.c), which ends a job when too many of its
+// ranks have died of a fault.
 package tolerate
 
 import _ "embed"
@@ -8,5 +9,5 @@ import _ "embed"
 //go:embed tolerate.o
 var Object []byte
 
-// Faults is the name of the constant that says how many faults a job may have on a node.
+// Faults is the name of the constant for the number of faults that a job may have on a node.
 const Faults = "faults"

@@ -1,7 +1,8 @@
 //go:build ignore
 
-/* accumulate counts: an active message whose payload is a word adds its first argument to the word's entry in a hash table.
- * The table is in the node kernel's memory of the job, and no process is woken. Messages for other handlers are delivered. */
+/* accumulate counts: an active message whose payload is a word adds its first argument to the
+ * word's entry in a hash table. The table is in the job's memory in the node kernel, and no process
+ * is woken. Messages for other handlers are delivered. */
 #define HASH_KEY 64
 #include "margay_hash.h"
 
@@ -9,12 +10,12 @@ HASH_TABLE(table, 1024);
 const volatile __u32 capacity = 1024; /* entries of table, a power of two */
 const volatile __u32 handler = 0;     /* of the messages that are counted */
 
-/* What has been done, for whoever reads the table. A message that could not be counted is in one of the last two. */
+/* Totals for readers of the table. A message that was not counted is in one of the last two. */
 struct accumulate_totals {
 	__u64 handled; /* messages counted */
 	__u64 sum;     /* of the first arguments of those */
 	__u64 full;    /* messages that found no room */
-	__u64 refused; /* messages whose payload is no word: empty, or longer than a key */
+	__u64 refused; /* messages whose payload is not a word: empty, or longer than a key */
 };
 
 struct {

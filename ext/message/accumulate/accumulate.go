@@ -1,4 +1,5 @@
-// Package accumulate is the extension accumulate (accumulate.c) for Go programs: its object and the layout of its state.
+// Package accumulate is the extension accumulate (accumulate.c) for Go programs: its object and the
+// layout of its state.
 package accumulate
 
 import (
@@ -15,7 +16,8 @@ var Object []byte
 // MaxWord is the length of the longest word that can be counted, in bytes.
 const MaxWord = 64
 
-// The names of the extension's maps, and of the constants that say how large the table is and which messages are counted.
+// The names of the extension's maps, and of the constants for the size of the table and the handler
+// of counted messages.
 const (
 	Table    = "table"
 	Totals   = "totals"
@@ -31,7 +33,7 @@ type Sums struct {
 	Handled uint64 // messages counted
 	Sum     uint64 // of the first arguments of those
 	Full    uint64 // messages that found no room in the table
-	Refused uint64 // messages whose payload is no word
+	Refused uint64 // messages whose payload is not a word
 }
 
 // ReadSums reads the bytes of the map Totals.
@@ -44,7 +46,7 @@ func ReadSums(b []byte) (Sums, error) {
 	return s, err
 }
 
-// Err is an error when a message was not counted.
+// Err returns an error if a message was not counted.
 func (s Sums) Err() error {
 	if s.Full > 0 || s.Refused > 0 {
 		return fmt.Errorf("accumulate: %d messages found the table full and %d carried no word", s.Full, s.Refused)

@@ -1,4 +1,4 @@
-// Package messagetest is for tests of extensions in slot message: it runs one on messages that nobody has sent.
+// Package messagetest tests extensions in slot message: it runs one on made-up messages.
 package messagetest
 
 import (
@@ -13,15 +13,15 @@ import (
 	"margay/nimble/service"
 )
 
-// Extension is an extension that has been inserted for a test. It is not safe for concurrent use.
+// Extension is an extension inserted for a test. It is not safe for concurrent use.
 type Extension struct {
 	*nimble.Extension
 	t       testing.TB
 	context *memory.Memory
 }
 
-// Insert inserts the one program of an object on an engine, with maps and variables as options say. It is removed when the test
-// ends.
+// Insert inserts the one program of an object on an engine, with maps and variables as options say.
+// It is removed when the test ends.
 func Insert(t testing.TB, e engine.Engine, objectFile []byte, options nimble.Options) *Extension {
 	t.Helper()
 	specs, err := object.ELF(objectFile)
@@ -44,7 +44,8 @@ func Insert(t testing.TB, e engine.Engine, objectFile []byte, options nimble.Opt
 	return x
 }
 
-// Ask runs the extension on a message and returns its verdict. The target rank is then the one that it has named.
+// Ask runs the extension on a message and returns its verdict. The target rank is then the
+// extension's.
 func (x *Extension) Ask(m *slot.MessageContext) slot.Verdict {
 	b := x.context.Bytes()
 	for i, v := range [...]uint32{m.Job, m.SourceNode, m.SourceRank, m.TargetRank, m.Handler, m.Length} {

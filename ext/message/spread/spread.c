@@ -1,7 +1,8 @@
 //go:build ignore
 
-/* spread sends messages to where they belong: one for a certain handler goes on to the rank that its first argument, modulo the
- * number of ranks, names, whichever rank it was sent to. So who sends need not know who owns what. All others are delivered. */
+/* spread forwards messages to their owners: a message for a certain handler goes to the rank given
+ * by its first argument modulo the number of ranks, whichever rank it was sent to. Senders need not
+ * know the owners. All other messages are delivered. */
 #include "margay_ext.h"
 
 const volatile __u32 handler = 0; /* of the messages that are spread */

@@ -8,7 +8,7 @@ import _ "embed"
 //go:embed spread.o
 var Object []byte
 
-// The extension's constants: the handler whose messages are spread, and the number of ranks among which they are.
+// The extension's constants: the handler whose messages are spread, and the number of ranks.
 const (
 	Handler = "handler"
 	Ranks   = "ranks"

@@ -1,14 +1,15 @@
 //go:build ignore
 
-/* stamp notes when messages arrive at their node, for those who measure what happens behind that. A message for one of the handlers
- * from a number on interrupts its rank, the others are delivered. */
+/* stamp records when messages arrive at their node, for measuring delays from there. A message for
+ * a handler at or above a given number interrupts its rank; the others are delivered. */
 #include "margay_ext.h"
 
 #define STAMPS 1024
 
 const volatile __u32 first = 128; /* of the handlers whose messages interrupt */
 
-/* Nanoseconds of CLOCK_MONOTONIC, by the message's first argument modulo the number of entries. */
+/* Nanoseconds of CLOCK_MONOTONIC, indexed by the message's first argument modulo the number of
+ * entries. */
 struct {
 	MAP_ARRAY;
 	MAP_VALUE(__u64);

@@ -8,10 +8,11 @@ import _ "embed"
 //go:embed stamp.o
 var Object []byte
 
-// First is the constant that says from which handler on messages interrupt.
+// First is the constant for the lowest handler whose messages interrupt.
 const First = "first"
 
-// Stamps is the map that holds the nanoseconds of CLOCK_MONOTONIC at which messages arrived, by their first argument modulo Entries.
+// Stamps is the map of arrival times, in nanoseconds of CLOCK_MONOTONIC, indexed by the first
+// argument modulo Entries.
 const (
 	Stamps  = "stamps"
 	Entries = 1024

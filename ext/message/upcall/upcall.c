@@ -1,7 +1,7 @@
 //go:build ignore
 
-/* upcall has messages interrupt: those for the handlers from one number on run their handler at once, whatever their rank does.
- * All others are delivered. */
+/* upcall interrupts ranks: a message for a handler at or above a given number runs its handler at
+ * once, whatever its rank does. All others are delivered. */
 #include "margay_ext.h"
 
 const volatile __u32 first = 128; /* of the handlers whose messages interrupt */

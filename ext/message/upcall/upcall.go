@@ -8,8 +8,8 @@ import _ "embed"
 //go:embed upcall.o
 var Object []byte
 
-// First is the constant that says from which handler on messages interrupt.
+// First is the constant for the lowest handler whose messages interrupt.
 const First = "first"
 
-// DefaultFirst is its value when nobody sets it.
+// DefaultFirst is its default.
 const DefaultFirst = 128

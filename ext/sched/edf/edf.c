@@ -1,13 +1,14 @@
 //go:build ignore
 
-/* edf gives each task a slice of processor time in every period of its own, as Kitten's scheduler of that name does: of those
- * whose slice is not used up the one runs whose period ends first. Time that nobody has reserved goes in turns to tasks without
- * a reservation, and to the others when there are none. The slices must fit: the sum of slice / period is at most 1. */
+/* edf gives each task a slice of processor time in every period of its own, as Kitten's scheduler
+ * of that name does: of the tasks with unused slice, the one whose period ends first runs.
+ * Unreserved time goes in turns to tasks without a reservation, or to the others if there are none.
+ * The slices must fit: the sum of slice / period is at most 1. */
 #include "margay_sched.h"
 
-const volatile __u64 quantum = 10 * MILLISECOND; /* nanoseconds of a turn that nobody has reserved */
+const volatile __u64 quantum = 10 * MILLISECOND; /* nanoseconds of a turn in unreserved time */
 
-/* Reservations in nanoseconds, by the order in which the tasks came to the core; a slice of 0 is none. */
+/* Reservations in nanoseconds, by order of arrival at the core; a slice of 0 means none. */
 const volatile __u64 slice0 = 0, period0 = 100 * MILLISECOND;
 const volatile __u64 slice1 = 0, period1 = 100 * MILLISECOND;
 const volatile __u64 slice2 = 0, period2 = 100 * MILLISECOND;
@@ -17,7 +18,7 @@ const volatile __u64 slice5 = 0, period5 = 100 * MILLISECOND;
 const volatile __u64 slice6 = 0, period6 = 100 * MILLISECOND;
 const volatile __u64 slice7 = 0, period7 = 100 * MILLISECOND;
 
-/* What is known of a task, at the place of its rank. */
+/* The state of each task, indexed by its rank. */
 struct edf_task {
 	__u32 job;
 	__u32 rank;
@@ -33,7 +34,7 @@ struct {
 	MAP_ENTRIES(KNOWN);
 } known SEC(".maps");
 
-/* left returns how much of its slice a task has left, having begun its next period if it is time for that. */
+/* left returns the unused part of a task's slice, after starting its next period if that is due. */
 static inline_always __u64 left(const struct margay_sched *s, const struct margay_task *t, struct edf_task *k, __u64 slice,
 				__u64 period)
 {
@@ -43,7 +44,7 @@ static inline_always __u64 left(const struct margay_sched *s, const struct marga
 		k->deadline = 0;
 	}
 	if (s->now >= k->deadline) {
-		/* Periods follow each other, unless the task has missed one. */
+		/* Periods follow each other, unless the task missed one. */
 		k->deadline = s->now - k->deadline < period ? k->deadline + period : s->now + period;
 		k->ran = t->ran;
 	}
@@ -95,7 +96,7 @@ SEC("sched") int edf(struct margay_sched *s)
 		chosen = spare != MARGAY_DEFAULT ? spare : late;
 		budget = quantum;
 	}
-	/* When a period ends, somebody else may come first. */
+	/* When a period ends, another task may have the earliest deadline. */
 	s->quantum = next - s->now < budget ? next - s->now : budget;
 	return chosen;
 }

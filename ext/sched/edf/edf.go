@@ -11,12 +11,12 @@ import (
 //go:embed edf.o
 var Object []byte
 
-// Quantum is the name of the constant that says how long a turn in unreserved time is, in nanoseconds.
+// Quantum is the name of the constant for the length of a turn in unreserved time, in nanoseconds.
 const Quantum = "quantum"
 
-// Slice returns the name of the constant that says how much of each period a task has, in nanoseconds, by the order in which
-// the tasks came to the core.
+// Slice returns the name of the constant for a task's share of each period, in nanoseconds, by
+// order of arrival at the core.
 func Slice(task int) string { return fmt.Sprintf("slice%d", task) }
 
-// Period returns the name of the constant that says how long its periods are, in nanoseconds.
+// Period returns the name of the constant for the length of its periods, in nanoseconds.
 func Period(task int) string { return fmt.Sprintf("period%d", task) }

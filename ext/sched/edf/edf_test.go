@@ -21,7 +21,8 @@ func reserved(slicesAndPeriods ...time.Duration) map[string]any {
 	return constants
 }
 
-// inPeriods checks that a task had its slice in each of its periods, and returns how much more it had at most.
+// inPeriods checks that a task had its slice in each of its periods, and returns how much more it
+// had at most.
 func inPeriods(t *testing.T, c *simulator.Core, task int, slice, period, end time.Duration) (more time.Duration) {
 	t.Helper()
 	for from := time.Duration(0); from+period <= end; from += period {
@@ -63,7 +64,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// Time that nobody has reserved is for those with a reservation when there is nobody else.
+// Unreserved time goes to tasks with a reservation if there are no others.
 func TestSpareTime(t *testing.T) {
 	constants := reserved(1*ms, 10*ms, 1*ms, 10*ms)
 	constants[edf.Quantum] = uint64(ms)

@@ -1,7 +1,7 @@
 //go:build ignore
 
-/* infinite lets the task that has the core keep it until it waits for something or ends. The others that have something to do
- * are held meanwhile: they are not there for Linux, and nothing interrupts the one that runs. */
+/* infinite lets the running task keep the core until it waits or ends. Other ready tasks are held:
+ * Linux does not see them, and nothing interrupts the running task. */
 #include "margay_sched.h"
 
 SEC("sched") int infinite(struct margay_sched *s)

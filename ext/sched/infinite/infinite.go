@@ -1,4 +1,5 @@
-// Package infinite is the scheduler infinite (infinite.c): whoever has the core keeps it until it waits or ends.
+// Package infinite is the scheduler infinite (infinite.c): the running task keeps the core until it
+// waits or ends.
 package infinite
 
 import _ "embed"

@@ -1,7 +1,7 @@
 //go:build ignore
 
-/* message-first gives the core to a task for which messages wait, at once when one arrives, and takes it away again when they
- * have been handled. Without messages the tasks take turns. */
+/* message-first gives the core to a task as soon as a message arrives for it, and takes it away
+ * when its messages have been handled. Without messages the tasks take turns. */
 #include "margay_sched.h"
 
 const volatile __u64 quantum = 10 * MILLISECOND; /* nanoseconds of a turn without messages */

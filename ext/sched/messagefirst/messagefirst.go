@@ -1,4 +1,5 @@
-// Package messagefirst is the scheduler message-first (messagefirst.c): the core goes to whom messages wait for.
+// Package messagefirst is the scheduler message-first (messagefirst.c): the core goes to tasks with
+// pending messages.
 package messagefirst
 
 import _ "embed"
@@ -8,8 +9,8 @@ import _ "embed"
 //go:embed messagefirst.o
 var Object []byte
 
-// The names of the constants that say how long a turn is, and after how long it is looked whether messages still wait, in
-// nanoseconds.
+// The names of the constants for the length of a turn and for the interval between checks for
+// pending messages, in nanoseconds.
 const (
 	Quantum = "quantum"
 	Look    = "look"

@@ -64,7 +64,8 @@ func TestTurnsWithoutMessages(t *testing.T) {
 	}
 }
 
-// Of several with messages the one that has waited for the longest time is first, and they are handled one after the other.
+// Of several with messages the one that has waited for the longest time is first, and they are
+// handled one after the other.
 func TestSeveral(t *testing.T) {
 	c := simulator.New(t, portable.New(), messagefirst.Object, nil, simulator.Task{}, waiting, waiting)
 	c.Run(time.Millisecond)

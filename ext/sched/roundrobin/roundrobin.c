@@ -1,6 +1,6 @@
 //go:build ignore
 
-/* roundrobin lets the tasks take turns of the same length: next is who has waited for the longest time. */
+/* roundrobin gives the tasks turns of the same length: the longest-waiting task is next. */
 #include "margay_sched.h"
 
 const volatile __u64 quantum = 10 * MILLISECOND; /* nanoseconds of a turn */

@@ -8,5 +8,5 @@ import _ "embed"
 //go:embed roundrobin.o
 var Object []byte
 
-// Quantum is the name of the constant that says how long a turn is, in nanoseconds.
+// Quantum is the name of the constant for the length of a turn, in nanoseconds.
 const Quantum = "quantum"

@@ -1,6 +1,7 @@
-// Package simulator is for tests: it runs a scheduler on a core that is not there, with tasks that compute and wait, and a clock
-// that jumps from one event to the next. A policy is tried with it in no time and gives the same schedule every time; one that
-// faults or answers nonsense fails the test. What real cores do with the same object is tested with the node kernel.
+// Package simulator runs a scheduler on a simulated core, with tasks that compute and wait, and a
+// clock that jumps from event to event. A test of a policy takes no time and gives the same
+// schedule every time; a fault or an invalid verdict fails the test. Tests of the node kernel run
+// the same objects on real cores.
 package simulator
 
 import (
@@ -19,14 +20,14 @@ import (
 	"margay/nimble/service"
 )
 
-// Task says what a simulated process does: it computes for Burst, waits for Pause, and so on.
+// Task describes a simulated process: it computes for Burst, waits for Pause, and so on.
 type Task struct {
 	Burst time.Duration // 0: it never waits
 	Pause time.Duration
 	Total time.Duration // it ends after so much computing; 0: it does not
 }
 
-// Turn is a time for which a task had the core.
+// Turn is an interval in which a task had the core.
 type Turn struct {
 	Task     int
 	From, To time.Duration
@@ -37,7 +38,7 @@ type Core struct {
 	t       testing.TB
 	x       *nimble.Extension
 	event   *memory.Memory
-	tasks   []*task // in the order in which they came; those that ended are not in it
+	tasks   []*task // in order of arrival, without ended ones
 	all     []*task
 	now     time.Duration
 	quantum time.Duration // until the next tick, counted from asked
@@ -45,7 +46,7 @@ type Core struct {
 	turns   []Turn
 }
 
-// forever is a time that does not come.
+// forever is a time that is never reached.
 const forever = time.Duration(math.MaxInt64)
 
 type task struct {
@@ -61,7 +62,8 @@ type task struct {
 	data    uint64
 }
 
-// New inserts a scheduler on an engine, with its constants set, for a core with these tasks. It is removed when the test ends.
+// New inserts a scheduler on an engine, with its constants set, for a core with these tasks. It is
+// removed when the test ends.
 func New(t testing.TB, e engine.Engine, objectFile []byte, constants map[string]any, tasks ...Task) *Core {
 	t.Helper()
 	c := &Core{t: t}
@@ -101,7 +103,7 @@ func (c *Core) insert(e engine.Engine, objectFile []byte, constants map[string]a
 	return nil
 }
 
-// Replace has another scheduler decide from now on, to which the tasks are new.
+// Replace installs another scheduler, which sees the tasks as new.
 func (c *Core) Replace(e engine.Engine, objectFile []byte, constants map[string]any) {
 	c.t.Helper()
 	c.check(c.insert(e, objectFile, constants))
@@ -111,7 +113,7 @@ func (c *Core) Replace(e engine.Engine, objectFile []byte, constants map[string]
 	c.check(c.ask(slot.Change, -1))
 }
 
-// check ends the test when there is an error.
+// check ends the test on an error.
 func (c *Core) check(err error) {
 	c.t.Helper()
 	if err != nil {
@@ -119,13 +121,14 @@ func (c *Core) check(err error) {
 	}
 }
 
-// Ran returns how long a task has computed.
+// Ran returns the time that a task has computed.
 func (c *Core) Ran(task int) time.Duration { return c.all[task].ran }
 
-// Turns returns who had the core, in order.
+// Turns returns the turns in order.
 func (c *Core) Turns() []Turn { return c.turns }
 
-// Message has a message arrive for a task and wait there until Handled. A task that pauses wakes up for it.
+// Message delivers a message to a task; it is pending until Handled. A waiting task wakes up for
+// it.
 func (c *Core) Message(task int) {
 	c.t.Helper()
 	t := c.all[task]
@@ -134,7 +137,7 @@ func (c *Core) Message(task int) {
 	c.check(c.ask(slot.Arrival, slices.Index(c.tasks, t)))
 }
 
-// Handled tells that no message waits for a task any more.
+// Handled clears the pending messages of a task.
 func (c *Core) Handled(task int) { c.all[task].pending = 0 }
 
 // Run lets d go by.
@@ -158,7 +161,7 @@ func (c *Core) running() *task {
 	return nil
 }
 
-// step goes on to the next event, or to end.
+// step advances to the next event, or to end.
 func (c *Core) step(end time.Duration) error {
 	next, r := end, c.running()
 	if r != nil {
@@ -179,7 +182,7 @@ func (c *Core) step(end time.Duration) error {
 	return c.happen(r)
 }
 
-// spend lets the running task compute until then.
+// spend runs the running task until then.
 func (c *Core) spend(r *task, then time.Duration) {
 	if r != nil && then > c.now {
 		r.ran += then - c.now
@@ -193,7 +196,7 @@ func (c *Core) spend(r *task, then time.Duration) {
 	c.now = then
 }
 
-// happen does what is due now.
+// happen processes the events that are due.
 func (c *Core) happen(r *task) error {
 	for i, t := range c.tasks {
 		if t.wakes <= c.now {
@@ -234,7 +237,7 @@ func (c *Core) become(t *task, state slot.TaskState) {
 	}
 }
 
-// ask runs the scheduler and does what it answers. An answer that makes no sense is an error.
+// ask runs the scheduler and applies its verdict. An invalid verdict is an error.
 func (c *Core) ask(why slot.Why, target int) error {
 	s := slot.SchedContext{Why: why, Count: uint32(len(c.tasks)), Target: slot.NoTask, Now: uint64(c.now), Quantum: slot.Infinite}
 	if target >= 0 {
@@ -264,7 +267,7 @@ func (c *Core) ask(why slot.Why, target int) error {
 	return c.obey(slot.Verdict(answer), &s)
 }
 
-// obey gives the core to whom the scheduler has chosen.
+// obey gives the core to the chosen task.
 func (c *Core) obey(answer slot.Verdict, s *slot.SchedContext) error {
 	if answer != slot.Default && (answer >= slot.Verdict(len(c.tasks)) || s.Hold>>answer&1 != 0) {
 		return fmt.Errorf("asked for reason %d at %v, it answered %d of %d tasks and holds %b", s.Why, c.now, answer, len(c.tasks), s.Hold)
@@ -285,7 +288,7 @@ func (c *Core) obey(answer slot.Verdict, s *slot.SchedContext) error {
 	if s.Quantum < uint64(forever) {
 		c.quantum = time.Duration(s.Quantum)
 	}
-	if answer != slot.Default && c.tasks[answer].waits { // it was held, and nobody could see that
+	if answer != slot.Default && c.tasks[answer].waits { // it was held, which was not visible
 		return c.ask(slot.Block, int(answer))
 	}
 	return nil

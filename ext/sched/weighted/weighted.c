@@ -1,14 +1,14 @@
 //go:build ignore
 
-/* weighted gives each task processor time in proportion to its weight: next is who has had the least for its weight. A task
- * that comes back from waiting starts level with the one that has had the least, so that it cannot save time up.
+/* weighted gives each task processor time in proportion to its weight: the task with the least time
+ * per weight is next. A task that wakes starts level with that one, so that it cannot save up time.
  *
  * Virtual time of a task is (ran - data) / weight. */
 #include "margay_sched.h"
 
 const volatile __u64 quantum = 10 * MILLISECOND; /* nanoseconds of a turn */
 
-/* Weights, by the order in which the tasks came to the core; at least 1. */
+/* Weights, by order of arrival at the core; at least 1. */
 const volatile __u32 weight0 = 3;
 const volatile __u32 weight1 = 1;
 const volatile __u32 weight2 = 1;
@@ -31,7 +31,8 @@ static inline_always __u64 virtual_time(const struct margay_sched *s, __u32 task
 	return (s->tasks[task].ran - s->tasks[task].data) / weight(task);
 }
 
-/* least returns the task with the least virtual time among those that want the core, except one. */
+/* least returns the task with the least virtual time among the tasks that want the core, except
+ * one. */
 static inline_always __u32 least(const struct margay_sched *s, __u32 except)
 {
 	__u32 found = MARGAY_DEFAULT;

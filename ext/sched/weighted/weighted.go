@@ -11,8 +11,9 @@ import (
 //go:embed weighted.o
 var Object []byte
 
-// Quantum is the name of the constant that says how long a turn is, in nanoseconds.
+// Quantum is the name of the constant for the length of a turn, in nanoseconds.
 const Quantum = "quantum"
 
-// Weight returns the name of the constant that is the weight of a task, by the order in which the tasks came to the core.
+// Weight returns the name of the constant for the weight of a task, by order of arrival at the
+// core.
 func Weight(task int) string { return fmt.Sprintf("weight%d", task) }

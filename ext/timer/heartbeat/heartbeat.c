@@ -1,6 +1,6 @@
 //go:build ignore
 
-/* heartbeat counts intervals, and how late it was: what a node's system core is busy with shows there. */
+/* heartbeat counts intervals and their delays, which show other load of a node's system core. */
 #include "margay_ext.h"
 
 const volatile __u64 interval = 10000000; /* nanoseconds */

@@ -1,4 +1,5 @@
-// Package heartbeat is the extension heartbeat (heartbeat.c) for Go programs: its object and its state.
+// Package heartbeat is the extension heartbeat (heartbeat.c) for Go programs: its object and its
+// state.
 package heartbeat
 
 import (
@@ -11,15 +12,15 @@ import (
 //go:embed heartbeat.o
 var Object []byte
 
-// The names of the extension's map, and of the constants that say how many nanoseconds lie between two beats and how many
-// beats there are.
+// The names of the extension's map, and of the constants for the interval in nanoseconds and the
+// number of beats.
 const (
 	Map      = "heartbeats"
 	Interval = "interval"
 	Beats    = "beats"
 )
 
-// State is what has been counted: struct heartbeat.
+// State holds the counters: struct heartbeat.
 type State struct {
 	Beats  uint64
 	Missed uint64 // intervals without a beat

@@ -11,8 +11,8 @@ type BootContext struct {
 // BootSize is the size of BootContext, in bytes.
 const BootSize = 80
 
-// TimerContext is what an extension in the timer slot gets: struct margay_timer. It is run when it has been inserted, and then
-// at the intervals that it writes into Interval.
+// TimerContext is what an extension in the timer slot gets: struct margay_timer. It is run when it
+// has been inserted, and then at the intervals that it writes into Interval.
 type TimerContext struct {
 	Node     uint32
 	Job      uint32 // whose the extension is; 0: the machine's

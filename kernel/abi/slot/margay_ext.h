@@ -1,4 +1,5 @@
-/* What an extension sees of Margay: its slots' contexts and verdicts, and how it declares maps and variables.
+/* The interface of extensions: contexts and verdicts of the slots, and declarations of maps and
+ * variables.
  *
  * An extension is compiled with
  *
@@ -8,7 +9,7 @@
  *
  *	SEC("message") int f(struct margay_message *m)
  *
- * The layouts here are those of the Go package beside this header. */
+ * The layouts match kernel/abi/slot. */
 #ifndef MARGAY_EXT_H
 #define MARGAY_EXT_H
 
@@ -29,9 +30,9 @@ typedef long long __s64;
 #define MAP_VALUE(kind) kind *value
 #define MAP_ENTRIES(number) int (*max_entries)[number]
 
-/* A constant that whoever inserts the extension may set: const volatile __u32 limit = 7; */
+/* A constant that can be set on insertion: const volatile __u32 limit = 7; */
 
-/* Services that Linux has too, under the numbers that they have there. */
+/* Services that Linux also has, under Linux's numbers. */
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
 static long (*const map_delete)(void *map, const void *key) = (void *)3; /* fails: elements of arrays stay */
@@ -40,19 +41,21 @@ static long (*const trace_printk)(const char *format, __u32 size, ...) = (void *
 static __u32 (*const random_u32)(void) = (void *)7;
 static __u32 (*const this_core)(void) = (void *)8;
 
-/* print puts a line into the log of the node, at most ten a second: print("%u of %lu", a, b). It takes three values. */
+/* print writes a line to the log of the node, at most ten a second: print("%u of %lu", a, b). It
+ * takes up to three values. */
 #define print(format, ...)                                                     \
 	({                                                                     \
 		static const char line[] = format;                             \
 		trace_printk(line, sizeof line, ##__VA_ARGS__);                \
 	})
 
-/* extension_call runs another extension of the job on memory of this one, at the cost of its fuel, and returns its answer or a
- * negative error. Its handle is what inserting it returned, before this one; the memory must be as long as its slot's context. */
+/* extension_call runs another extension of the job on memory of this one, charges this one's fuel,
+ * and returns the verdict or a negative error. The other extension must have been inserted earlier;
+ * its handle is the result of that insertion. The memory must be as long as its slot's context. */
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
-/* The message slot. A message stays what its sender has sent: what is written here is seen by the extensions that are asked
- * next and by nobody else, but for target_rank, where MARGAY_FORWARD goes. */
+/* The message slot. The message itself cannot be changed: only the following extensions see changes
+ * made here, except target_rank, the destination of MARGAY_FORWARD. */
 #define MARGAY_MESSAGE_MAX 1024
 
 struct margay_message {
@@ -85,7 +88,7 @@ struct margay_boot {
 #define MARGAY_GO 0     /* the node registers */
 #define MARGAY_REFUSE 1 /* it does not, and is turned off */
 
-/* The timer slot: something to be done when the extension has been inserted, and then at intervals. */
+/* The timer slot: runs when the extension has been inserted, and then at intervals. */
 struct margay_timer {
 	__u32 node;
 	__u32 job;      /* whose the extension is; 0: the machine's */
@@ -98,7 +101,7 @@ struct margay_timer {
 #define MARGAY_CONTINUE 0 /* run it again after its interval */
 #define MARGAY_STOP 1     /* do not */
 
-/* The slots fault and exit: a process has ended, in slot fault by a fault of its own. */
+/* The slots fault and exit: a process has ended, in slot fault by its own fault. */
 struct margay_exit {
 	__u32 job;
 	__u32 rank;
@@ -108,13 +111,14 @@ struct margay_exit {
 	__u32 signal; /* that ended it */
 	__u32 left;   /* ranks of the job that still run on this node */
 	__u32 unused;
-	__u64 time;   /* nanoseconds for which it ran */
+	__u64 time;   /* run time in nanoseconds */
 };
 
 #define MARGAY_PASS 0 /* it means what it would mean without extensions */
 #define MARGAY_END 1  /* the job has failed: end the rest of it */
 
-/* The sched slot: which of the processes that share a core is to run. The answer is the index of a task, or MARGAY_DEFAULT. */
+/* The sched slot selects the process that runs next on a shared core. The verdict is the index of a
+ * task, or MARGAY_DEFAULT. */
 #define MARGAY_TASKS 8
 
 struct margay_task {
@@ -130,7 +134,7 @@ struct margay_task {
 struct margay_sched {
 	__u32 core;
 	__u32 why;     /* MARGAY_TICK, ... */
-	__u32 count;   /* tasks, in the order in which they came; the others are zero */
+	__u32 count;   /* tasks, in order of arrival; the others are zero */
 	__u32 target;  /* the task that why is about, or MARGAY_NO_TASK */
 	__u64 now;     /* nanoseconds of a clock that never goes back */
 	__u64 quantum; /* out: nanoseconds until the next tick; MARGAY_INFINITE when it comes in */
@@ -152,6 +156,6 @@ struct margay_sched {
 
 #define MARGAY_NO_TASK 0xffffffffu
 #define MARGAY_INFINITE (~0ull)
-#define MARGAY_DEFAULT 255 /* let the next extension decide, and at last the node kernel */
+#define MARGAY_DEFAULT 255 /* let the next extension decide, finally the node kernel */
 
 #endif

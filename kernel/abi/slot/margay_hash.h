@@ -1,8 +1,9 @@
-/* A hash table for extensions: open addressing over an array, in plain C, so that it is the same on every engine.
+/* A hash table for extensions: open addressing over an array, in plain C, identical on every
+ * engine.
  *
- * Keys are byte strings of 1 to HASH_KEY bytes, padded with zeroes to a multiple of 8. A slot holds a key and one 64-bit
- * value. A slot whose length is 0 is free; slots are never freed again. Before this header is included, HASH_KEY is
- * defined as a multiple of 8.
+ * Keys are byte strings of 1 to HASH_KEY bytes, padded with zeroes to a multiple of 8. A slot holds
+ * a key and one 64-bit value. A slot whose length is 0 is free; used slots are never freed. Before
+ * this header is included, HASH_KEY is defined as a multiple of 8.
  *
  *	#define HASH_KEY 64
  *	#include "margay_hash.h"
@@ -12,14 +13,14 @@
  *	struct hash_slot *s = hash_find(&table, capacity, key, length);
  *	if (!s) ... the table is full
  *
- * Whoever inserts the extension may make the table larger: the number of the map's entries and the variable capacity are
- * set to the same power of two. */
+ * The table can be made larger on insertion: set the number of the map's entries and the variable
+ * capacity to the same power of two. */
 #ifndef MARGAY_HASH_H
 #define MARGAY_HASH_H
 
 #include "margay_ext.h"
 
-/* How far a key may be from where it belongs before the table counts as full. */
+/* The greatest distance of a key from its home slot before the table counts as full. */
 #define HASH_PROBES 512
 
 #define HASH_WORDS (HASH_KEY / 8)
@@ -62,8 +63,9 @@ static inline_always int hash_equal(const __u64 *a, const __u64 *b, __u32 words)
 	return 1;
 }
 
-/* hash_find returns the slot of a key, a new one with the value 0 if the key is not there yet, or 0 when there is no room.
- * The key must be padded with zeroes to a multiple of 8 bytes, and 1 to HASH_KEY bytes long. */
+/* hash_find returns the slot of a key, a new one with value 0 if the key is absent, or 0 if the
+ * table is full. The key must be padded with zeroes to a multiple of 8 bytes, and 1 to HASH_KEY
+ * bytes long. */
 static inline_always struct hash_slot *hash_find(void *table, __u32 capacity, const __u64 *key, __u32 length)
 {
 	__u32 words = (length + 7) / 8;

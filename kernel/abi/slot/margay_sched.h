@@ -1,4 +1,4 @@
-/* For schedulers: what several of them need. */
+/* Functions shared by schedulers. */
 #ifndef MARGAY_SCHED_H
 #define MARGAY_SCHED_H
 
@@ -39,8 +39,8 @@ static inline_always __u32 longest_waiting(const struct margay_sched *s)
 	return found;
 }
 
-/* take_turns lets the tasks have the core for a quantum each, whoever has waited for the longest time first. Whoever is in the
- * middle of a turn keeps the core for the rest of it. */
+/* take_turns gives each task the core for a quantum, the longest-waiting task first. A task in the
+ * middle of a turn keeps the core until the turn ends. */
 static inline_always __u32 take_turns(struct margay_sched *s, __u64 quantum)
 {
 	__u32 running = running_task(s);

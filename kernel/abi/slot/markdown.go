@@ -41,7 +41,7 @@ the prefix MARGAY_. What is marked with a star is what happens without an extens
 		fmt.Fprintf(&b, "## %s\n\n%s%s.\n\n", r.Name, strings.ToUpper(r.What[:1]), r.What[1:])
 		fmt.Fprintf(&b, "| | |\n|---|---|\n")
 		fmt.Fprintf(&b, "| context | %d bytes, readable and writable |\n", r.Context)
-		fmt.Fprintf(&b, "| what counts of what is written there | %s |\n", cmp.Or(r.Out, "nothing"))
+		fmt.Fprintf(&b, "| changes that take effect | %s |\n", cmp.Or(r.Out, "nothing"))
 		fmt.Fprintf(&b, "| verdicts | %s |\n", strings.Replace(r.Answers(), ")", ")*", 1))
 		fmt.Fprintf(&b, "| whose | %s |\n", r.Owners)
 		fmt.Fprintf(&b, "| services | %s |\n", strings.Join(r.Services, ", "))

@@ -5,8 +5,8 @@ import "margay/kernel/abi/wire"
 // MaxMessage is the longest payload of a message in the message slot, in bytes: of any that a rank can send.
 const MaxMessage = wire.MaxPayload
 
-// MessageContext is what an extension in the message slot gets: struct margay_message. The system has written the source
-// fields, so they are true. Behind Length, Data is zero.
+// MessageContext is what an extension in the message slot gets: struct margay_message. The system
+// has written the source fields, so they are true. Behind Length, Data is zero.
 type MessageContext struct {
 	Job        uint32
 	SourceNode uint32

@@ -5,9 +5,10 @@ import "fmt"
 // MaxTasks is how many processes can share a core.
 const MaxTasks = 8
 
-// SchedContext is what an extension in the sched slot gets: struct margay_sched. It answers which task is to run, and writes
-// for how long into Quantum and whom it keeps off the core into Hold. The tasks stand in the order in which they came to the
-// core; a task keeps its place until it ends, when those behind it move up.
+// SchedContext is what an extension in the sched slot gets: struct margay_sched. It answers which
+// task is to run, and writes for how long into Quantum and whom it keeps off the core into Hold.
+// The tasks stand in the order in which they came to the core; a task keeps its place until it
+// ends, when those behind it move up.
 type SchedContext struct {
 	Core    uint32 // as the machine numbers them
 	Why     Why
@@ -71,5 +72,6 @@ const NoTask = 1<<32 - 1
 // Infinite is the quantum of a task that runs until something happens.
 const Infinite = 1<<64 - 1
 
-// Default is the answer of a scheduler that leaves the decision to the next one, and at last to the node kernel.
+// Default is the answer of a scheduler that leaves the decision to the next one, and at last to the
+// node kernel.
 const Default Verdict = 255

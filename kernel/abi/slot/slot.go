@@ -1,6 +1,7 @@
-// Package slot is the ABI between the node kernel and extensions: the places where an extension can be attached, what it gets
-// there and what it may answer. One table declares them; the node kernel, the documentation and the tests go by it. It is a
-// leaf but for the bound on messages, which package wire has. The C side of it is margay_ext.h, which a test holds against the types here.
+// Package slot is the ABI between the node kernel and extensions: the places where an extension can
+// be attached, what it gets there and what it may answer. One table declares them; the node kernel,
+// the documentation and the tests go by it. It is a leaf. The C side of it is kernel/abi/slot/margay_ext.h,
+// which a test holds against the types here.
 package slot
 
 import (
@@ -50,8 +51,8 @@ const (
 	End  Verdict = 1 // the job has failed, and the rest of it is ended
 )
 
-// MaxHops is how often a message can be forwarded. To forward it once more, to a rank that the job does not have, or to the
-// rank that it has come to, is a fault.
+// MaxHops is how often a message can be forwarded. To forward it once more, to a rank that the job
+// does not have, or to the rank that it has come to, is a fault.
 const MaxHops = 4
 
 // Row declares a slot.
@@ -61,7 +62,7 @@ type Row struct {
 	Owners   string // whose extensions it takes, and in which order they are asked
 	Ready    bool   // it can be used; the others are declared for what is to come
 	Context  int    // size of the context, in bytes; it is readable and writable
-	Out      string // what counts of that which an extension writes there; empty: nothing
+	Out      string // the fields whose changes by an extension take effect; empty: none
 	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
 	Verdicts map[Verdict]string
 	Default  Verdict  // what the node kernel does without an extension, or after a fault
@@ -110,10 +111,10 @@ var Table = []Row{
 	},
 	{Name: Interrupt, What: "at an interrupt"},
 	{
-		Name: Sched, What: "when a core that processes share is to be given to one of them", Ready: true,
+		Name: Sched, What: "when the next process of a shared core must be chosen", Ready: true,
 		Owners:   machineFirst,
 		Context:  SchedSize,
-		Out:      "the quantum, whom to hold, and the data of tasks",
+		Out:      "the quantum, the tasks to hold, and the data of tasks",
 		Choices:  MaxTasks,
 		Verdicts: map[Verdict]string{Default: "DEFAULT"},
 		Default:  Default,
@@ -125,7 +126,7 @@ var Table = []Row{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
 		Owners:   machineFirst,
 		Context:  MessageSize,
-		Out:      "the target rank, with FORWARD; the message stays what its sender has sent",
+		Out:      "the target rank, with FORWARD; the message itself does not change",
 		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP", Forward: "FORWARD", Upcall: "UPCALL"},
 		Default:  Deliver,
 		Services: append([]string{"extension_call"}, plain...),

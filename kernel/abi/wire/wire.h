@@ -31,7 +31,7 @@
 #define WIRE_RECEIVE_CONTROL 512
 #define WIRE_UPCALL_CONTROL 768
 
-/* Places in a ring's control block. */
+/* Offsets in a ring's control block. */
 #define WIRE_TAIL 0
 #define WIRE_HEAD 64
 #define WIRE_CONSUMER_WAITING 128

@@ -75,7 +75,8 @@ func (u *upcalls) ends() (says string) {
 	return output
 }
 
-// Whatever a program does when upcalls come, it goes on as if they had not: its registers are whole, and so is what malloc does.
+// Whatever a program does when upcalls come, it goes on as if they had not: its registers are
+// whole, and so is what malloc does.
 func TestUpcallsInterrupt(t *testing.T) {
 	for mode, n := range map[string]int{"vectors": 1000, "malloc": 1000} {
 		t.Run(mode, func(t *testing.T) {
@@ -91,7 +92,8 @@ func TestUpcallsInterrupt(t *testing.T) {
 	}
 }
 
-// A million upcalls come as fast as they can into a program that computes with vectors and uses malloc.
+// A million upcalls come as fast as they can into a program that computes with vectors and uses
+// malloc.
 func TestMillionUpcalls(t *testing.T) {
 	const n = 1_000_000
 	u := startUpcalls(t, "all", n)
@@ -117,7 +119,7 @@ func TestUpcallInSystemCall(t *testing.T) {
 	u.ends()
 }
 
-// Upcalls that are masked wait, and come when they are not any more; nobody is nudged for them.
+// Masked upcalls wait until they are unmasked; no signal is sent for them.
 func TestUpcallsMasked(t *testing.T) {
 	u := startUpcalls(t, "mask", 0)
 	for step, c := range []struct {

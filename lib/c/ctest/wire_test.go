@@ -22,7 +22,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// same says what C has for each number of kernel/abi/wire: a name, or an expression where C needs no name.
+// same says what C has for each number of kernel/abi/wire: a name, or an expression where C needs no
+// name.
 var same = map[string]string{
 	"Version": "WIRE_VERSION", "magic": "WIRE_MAGIC", "RingSize": "WIRE_RING_SIZE", "MaxName": "WIRE_MAX_NAME", "MaxSettings": "WIRE_MAX_SETTINGS",
 
@@ -46,7 +47,7 @@ var same = map[string]string{
 
 // goOnly are the numbers that C has no use for.
 var goOnly = []string{
-	"HeaderSize",    // what comes behind the header is where the header says
+	"HeaderSize",    // the header gives the offset of the data behind it
 	"ringMask",      // follows from RingSize
 	"FD",            // the environment says it
 	"MaxObject",     // the node kernel sees to it
@@ -128,7 +129,8 @@ func build(t *testing.T, source string, more ...string) (program string) {
 	return program
 }
 
-// run runs a program with some input and returns the lines that it prints: a name, a space and a value.
+// run runs a program with some input and returns the lines that it prints: a name, a space and a
+// value.
 func run(t *testing.T, program string, input []byte) map[string]string {
 	t.Helper()
 	cmd := exec.Command(program)

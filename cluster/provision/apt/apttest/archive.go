@@ -1,4 +1,4 @@
-// Package apttest has an archive of packages for tests, which need neither apt nor a network with it.
+// Package apttest is an archive of packages for tests without apt and without a network.
 package apttest
 
 import (
@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// Archive is an archive and the programs that read it. Its exported fields may be changed between uses.
+// Archive is an archive and the programs that read it. Its exported fields may be changed between
+// uses.
 type Archive struct {
 	Suites   map[string]map[string]string // dependency field of each package of each suite
 	Versions map[string]string            // of packages that do not have version 1
@@ -139,14 +140,15 @@ func (a *Archive) unpack(deb, tree string) error {
 // Overlapped reports whether packages were downloaded at the same time.
 func (a *Archive) Overlapped() bool { return a.overlaps.Load() }
 
-// Calls returns the programs that were run, each with its first argument that is no option, as in "apt-get update".
+// Calls returns the programs that were run, each with its first argument that is not an option, as
+// in "apt-get update".
 func (a *Archive) Calls() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.calls)
 }
 
-// Called returns how often one of Calls was run.
+// Called returns the number of runs of one of Calls.
 func (a *Archive) Called(what string) int {
 	n := 0
 	for _, c := range a.Calls() {
@@ -165,7 +167,7 @@ func DebianHost(t *testing.T) string {
 	return root
 }
 
-// Write makes a file and the directories it is in.
+// Write creates a file and its directories.
 func Write(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
