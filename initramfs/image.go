@@ -13,7 +13,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"margay/cluster/provision/linux"
+	"margay/initramfs/guestkernel"
 	"margay/internal/progress"
 	"margay/kernel/abi/node"
 )

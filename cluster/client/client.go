@@ -16,15 +16,16 @@ import (
 	"margay/cluster/control"
 )
 
-// ErrNoServe reports that nobody listens on the machine's socket.
+// ErrNoServe reports that no process listens on the machine's socket.
 var ErrNoServe = errors.New("serve does not answer")
 
 // retryPause is how often Dial tries again.
 const retryPause = 50 * time.Millisecond
 
-// Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again until ctx ends: serve may
-// just be starting. When the socket's folder is gone, so is the machine: then it fails at once with an error that Gone knows. A serve that
-// is neither this user's nor root's is refused and sent nothing.
+// Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again
+// until ctx ends: serve may just be starting. When the socket's folder is gone, so is the machine:
+// then it fails at once with an error that Gone knows. A serve that is neither this user's nor
+// root's is refused and sent nothing.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	for {
 		conn, err := dial(ctx, socket)
@@ -46,7 +47,8 @@ func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	}
 }
 
-// Gone reports whether an error says that the machine has ended or is about to, so that no serve need be looked for.
+// Gone reports whether an error says that the machine has ended or is about to, so that no serve
+// need be looked for.
 func Gone(err error) bool {
 	var f *control.Failure
 	return errors.As(err, &f) && f.Code == control.Code_CODE_DOWN && f.Node == control.None // what a node says is not for the machine

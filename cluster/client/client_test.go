@@ -105,7 +105,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// Nobody listens, or somebody who says nothing: the wait ends with the context, and the error names the socket.
+// With no listener, or a silent one, the wait ends with the context, and the error names the
+// socket.
 func TestNoServe(t *testing.T) {
 	silent := listen(t, func(conn *control.Conn) { io.Copy(io.Discard, conn.NetConn()) })
 	dead := filepath.Join(t.TempDir(), "dead")
@@ -172,12 +173,12 @@ func TestDialWaits(t *testing.T) {
 	}
 }
 
-// What another user's process listens on is no machine's socket: it is sent nothing.
+// Nothing is sent to a socket of another user's process.
 func TestStrangerListens(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can listen as another user")
 	}
-	dir, err := os.MkdirTemp("", "margay") // no other user gets into that of the test
+	dir, err := os.MkdirTemp("", "margay") // the test's own is closed to other users
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +212,7 @@ func TestStrangerListens(t *testing.T) {
 // listenAs listens on a socket with the credentials of another user.
 func listenAs(t *testing.T, uid int, socket string) net.Listener {
 	t.Helper()
-	runtime.LockOSThread() // credentials are those of the thread
+	runtime.LockOSThread() // credentials belong to the thread
 	defer runtime.UnlockOSThread()
 	become := func(uid int) {
 		if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); err != 0 {
@@ -227,7 +228,7 @@ func listenAs(t *testing.T, uid int, socket string) net.Listener {
 	return l
 }
 
-// Who may be a user's serve: a process of that user, or of root.
+// A user's serve may be a process of that user or of root.
 func TestMayServe(t *testing.T) {
 	for _, c := range []struct {
 		user, own int
@@ -239,7 +240,8 @@ func TestMayServe(t *testing.T) {
 	}
 }
 
-// When the machine's folder is removed, no serve is waited for. While it is there, the wait goes on.
+// When the machine's folder is removed, no serve is waited for. While it is there, the wait goes
+// on.
 func TestDialOfGoneMachine(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "m")
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -31,8 +31,8 @@ const maxProgram = 200
 // HelloTimeout bounds how long either side waits for the other's first frame.
 const HelloTimeout = 10 * time.Second
 
-// ChangeTimeout bounds how long a node takes to change its extensions. Before a node with sched_ext has a scheduler, Linux verifies it,
-// which takes an emulated node on a busy host many seconds.
+// ChangeTimeout bounds how long a node takes to change its extensions. Before a node with sched_ext
+// has a scheduler, Linux verifies it, which takes an emulated node on a busy host many seconds.
 const ChangeTimeout = time.Minute
 
 // Conn is one connection. It is safe for concurrent use; Serve must run for answers to arrive.
@@ -50,10 +50,11 @@ type Conn struct {
 	lastID  uint64
 
 	done    chan struct{}
-	writers sync.WaitGroup // the writer, and who closes net
+	writers sync.WaitGroup // the writer, and the goroutine that closes net
 }
 
-// NewConn makes a connection of an established stream, whose opening conversation has not been held.
+// NewConn makes a connection of an established stream, whose opening conversation has not been
+// held.
 func NewConn(c net.Conn) *Conn {
 	conn := &Conn{net: c, in: bufio.NewReaderSize(c, 64<<10), calls: make(map[uint64]chan *Frame), done: make(chan struct{})}
 	conn.changed.L = &conn.mu
@@ -61,7 +62,8 @@ func NewConn(c net.Conn) *Conn {
 	return conn
 }
 
-// Greet opens a conversation as the side that connected. A refusal of the other side is returned as a *Failure.
+// Greet opens a conversation as the side that connected. A refusal of the other side is returned as
+// a *Failure.
 func (c *Conn) Greet(hello *Hello) (*Welcome, error) {
 	if hello.Version == 0 {
 		hello.Version = Version
@@ -82,8 +84,8 @@ func (c *Conn) Greet(hello *Hello) (*Welcome, error) {
 	return nil, fmt.Errorf("control: %s answered Hello with %T", c.net.RemoteAddr(), f.Message())
 }
 
-// Meet opens a conversation as the side that was connected to: it waits for the other's Hello and checks its version. The
-// caller answers with a Welcome, or with Refuse.
+// Meet opens a conversation as the side that was connected to: it waits for the other's Hello and
+// checks its version. The caller answers with a Welcome, or with Refuse.
 func (c *Conn) Meet() (*Hello, error) {
 	f, err := c.first()
 	if err != nil {
@@ -113,15 +115,16 @@ func (c *Conn) first() (*Frame, error) {
 	return f, nil
 }
 
-// Refuse tells the other side why there will be no conversation, and ends the connection when that is written.
+// Refuse sends the reason of a refusal to the other side, and then ends the connection.
 func (c *Conn) Refuse(err error) {
 	_ = c.Send(FromError(err))
 	c.Flush(time.Second)
 	c.fail(err)
 }
 
-// Dismiss tells the other side why the conversation ends, and ends the connection when the other side has, or after a second: an end
-// that comes while the other side writes could hide what it has not read yet. Serve must run.
+// Dismiss sends the reason of the end to the other side, and ends the connection when the other
+// side has, or after a second: closing while the other side writes could discard data that it has
+// not read. Serve must run.
 func (c *Conn) Dismiss(err error) {
 	_ = c.Send(FromError(err))
 	select {
@@ -134,8 +137,9 @@ func (c *Conn) Dismiss(err error) {
 // Distrust has everything that arrives go through Tame from now on. It is called before Serve.
 func (c *Conn) Distrust() { c.tame = true }
 
-// Serve reads frames until the connection ends and returns why: with Dismiss the other side says that, in an error that answers
-// nothing. Answers go to those who wait for them; every other frame is handed to handle, one at a time, in order.
+// Serve reads frames until the connection ends and returns the reason, which Dismiss on the other
+// side sends as an error outside any answer. Answers go to the waiting callers; every other frame
+// goes to handle, one at a time, in order.
 func (c *Conn) Serve(handle func(*Frame)) error {
 	for {
 		f, err := ReadFrame(c.in)
@@ -188,7 +192,8 @@ func (c *Conn) Queued() int {
 	return c.queued
 }
 
-// Call sends a request and waits for its answer. An answer that is an Error is returned as a *Failure.
+// Call sends a request and waits for its answer. An answer that is an Error is returned as a
+// *Failure.
 func (c *Conn) Call(ctx context.Context, body proto.Message) (proto.Message, error) {
 	return c.Ask(body).Answer(ctx)
 }
@@ -201,7 +206,8 @@ type Question struct {
 	err   error // it could not be sent
 }
 
-// Ask sends a request. It never waits, so that a caller that holds a lock decides what comes before what.
+// Ask sends a request. It never waits, so a caller that holds a lock determines the order of
+// requests.
 func (c *Conn) Ask(body proto.Message) *Question {
 	f, q := NewFrame(body), &Question{conn: c, reply: make(chan *Frame, 1)}
 	c.mu.Lock()
@@ -244,8 +250,8 @@ func (q *Question) Answer(ctx context.Context) (proto.Message, error) {
 	return m, nil
 }
 
-// Answer answers a request, with err when that is not nil, and with an error when a frame cannot carry the answer. It does nothing for a
-// frame that wants no answer.
+// Answer answers a request, with err when that is not nil, and with an error when a frame cannot
+// carry the answer. It does nothing for a frame that wants no answer.
 func (c *Conn) Answer(request *Frame, body proto.Message, err error) {
 	if request.Call == 0 {
 		return
@@ -289,7 +295,7 @@ func (c *Conn) Close() {
 	c.writers.Wait()
 }
 
-// NetConn returns the stream below, to ask who is at its other end.
+// NetConn returns the underlying stream, which identifies the peer.
 func (c *Conn) NetConn() net.Conn { return c.net }
 
 func (c *Conn) send(f *Frame) error {
@@ -312,7 +318,7 @@ func (c *Conn) send(f *Frame) error {
 	return nil
 }
 
-// write writes what is queued, as much as there is in one go.
+// write writes the queued frames, as many as possible at once.
 func (c *Conn) write() {
 	for {
 		c.mu.Lock()
@@ -344,8 +350,8 @@ func (c *Conn) fail(err error) {
 	c.failLocked(err)
 }
 
-// failLocked ends the connection. Nobody but Close waits for its stream to be closed: TLS says goodbye first, which takes seconds
-// when the other side does not listen.
+// failLocked ends the connection. Only Close waits until its stream is closed: TLS sends a closing
+// alert first, which takes seconds if the other side does not read.
 func (c *Conn) failLocked(err error) {
 	if c.err != nil {
 		return

@@ -35,7 +35,7 @@ func TestAnswerAndHangUp(t *testing.T) {
 	}
 }
 
-// The opening is bounded in time, and whoever begins with something else is told what is wrong.
+// The opening is bounded in time, and a peer that begins with something else receives the reason.
 func TestBadOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := connect(t)
@@ -72,7 +72,7 @@ func TestBadOpening(t *testing.T) {
 	})
 }
 
-// Who does not read cannot make Flush, and with it Refuse, wait for longer than was said.
+// A peer that does not read cannot delay Flush, and with it Refuse, beyond the limit.
 func TestFlushIsBounded(t *testing.T) {
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
@@ -95,7 +95,8 @@ func TestFlushIsBounded(t *testing.T) {
 	}
 }
 
-// slowClose is a stream that takes a while to close, as one of TLS does whose other side does not read.
+// slowClose is a stream that takes a while to close, as one of TLS does whose other side does not
+// read.
 type slowClose struct{ net.Conn }
 
 func (s slowClose) Close() error {
@@ -103,7 +104,7 @@ func (s slowClose) Close() error {
 	return s.Conn.Close()
 }
 
-// Nobody but Close waits for a stream to be closed.
+// Only Close waits until a stream is closed.
 func TestEndIsQuick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
@@ -197,7 +198,7 @@ func TestFrameTooLong(t *testing.T) {
 	}
 }
 
-// The end in the middle of a frame is no clean end.
+// An end within a frame is not a clean end.
 func TestTornFrame(t *testing.T) {
 	var out bytes.Buffer
 	if err := WriteFrame(&out, NewFrame(&LogLine{Text: "hello"})); err != nil {
@@ -252,7 +253,8 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// Who is dismissed knows why, also when it waits for an answer. Who does not listen is waited for in vain, for a second.
+// A dismissed peer gets the reason, even while it waits for an answer. Dismiss waits at most a
+// second for a peer that does not read.
 func TestDismiss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := connect(t)

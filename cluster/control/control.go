@@ -1,8 +1,9 @@
-// Package control is the control protocol of a machine: its messages (control.proto) and connections that carry them.
+// Package control is the control protocol of a machine: its messages (control.proto) and
+// connections that carry them.
 //
-// A connection carries frames of at most MaxFrame bytes, each a 4-byte big-endian length and a Frame. Its first frames are a
-// Hello and a Welcome. After that both sides send as they like; a request is answered by the frame whose answer number is
-// the request's call number.
+// A connection carries frames of at most MaxFrame bytes, each a 4-byte big-endian length and a
+// Frame. Its first frames are a Hello and a Welcome. After that both sides send as they like; a
+// request is answered by the frame whose answer number is the request's call number.
 package control
 
 import (
@@ -23,10 +24,12 @@ const Version = 2
 // MaxFrame is the largest encoded Frame, in bytes.
 const MaxFrame = 4 << 20
 
-// maxOpening is the largest encoded Frame that opens a conversation, in bytes: its sender has not shown yet who it is.
+// maxOpening is the largest encoded Frame that opens a conversation, in bytes: its sender has not
+// authenticated yet.
 const maxOpening = 64 << 10
 
-// FileWindow is how many bytes of a job's files may be on the way beyond what its first node has taken.
+// FileWindow is how many bytes of a job's files may be on the way beyond what its first node has
+// taken.
 const FileWindow = 2 << 20
 
 // bodies maps the type of a message to the field of Frame that carries it.

@@ -82,7 +82,7 @@ func TestCall(t *testing.T) {
 }
 
 func TestSlowPeerDoesNotBlockSender(t *testing.T) {
-	a, _ := connect(t) // nobody reads
+	a, _ := connect(t) // without a reader
 	chunk := &FileChunk{Data: make([]byte, 1<<20)}
 	var err error
 	for range 2 * queueLimit >> 20 {

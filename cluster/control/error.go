@@ -53,7 +53,7 @@ func (e *Failure) Is(target error) bool {
 	return ok && t.Text == "" && t.Code == e.Code
 }
 
-// FromError turns any error into the message that tells it.
+// FromError turns any error into its message.
 func FromError(err error) *Error {
 	f := new(Failure)
 	if !errors.As(err, &f) {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerUser returns the user whose process is at the other end of a unix socket: as it was when it connected, or began to listen.
+// PeerUser returns the user whose process is at the other end of a unix socket: as it was when it
+// connected, or began to listen.
 func PeerUser(c *net.UnixConn) (uid int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -9,15 +9,16 @@ import (
 	"margay/internal/printable"
 )
 
-// Bounds of what is taken from a side that may lie. They are far above what a correct node sends.
+// Bounds for messages of an untrusted side, far above the messages of a correct node.
 const (
 	maxText    = 1000 // bytes of a string
 	maxTexts   = 64   // strings of a list
 	maxNumbers = 8192 // numbers of a list, such as the cores of a node
 )
 
-// Tame makes all strings of a message of unknown origin fit for a log and for a terminal, and bounds them and the lists of strings and
-// numbers. Line breaks become semicolons. Byte strings, such as output of ranks, stay as they are; unknown fields are dropped.
+// Tame makes all strings of a message of unknown origin fit for a log and for a terminal, and
+// bounds them and the lists of strings and numbers. Line breaks become semicolons. Byte strings,
+// such as output of ranks, stay as they are; unknown fields are dropped.
 func Tame(m proto.Message) { tame(m.ProtoReflect()) }
 
 func tame(m protoreflect.Message) {

@@ -1,15 +1,17 @@
-// Package follow follows what nodes record, as long as somebody wants to know, and writes it into a trace.
+// Package follow reads the events that nodes record and writes them into a trace.
 //
-// Each node is asked again and again for what it has recorded since; each question keeps its recording on for a few seconds
-// more (package record), so that nothing need be undone on the nodes when this process is killed. Between two questions memory
-// holds one answer for each node at most. A node that cannot be reached, or whose kernel is started again, leaves a gap.
+// Each node is asked again and again for what it has recorded since; each question keeps its
+// recording on for a few seconds more (package record), so that nothing need be undone on the nodes
+// when this process is killed. Between two questions memory holds one answer for each node at most.
+// A node that cannot be reached, or whose kernel is started again, leaves a gap.
 //
 // # Clocks
 //
-// A node is asked for its time, through serve, several times in a row. It looks at its clock between the moments t0 and t1 when
-// the question leaves here and the answer is here, so its clock is ahead of this one by something between its answer less t1 and
-// its answer less t0. What all answers have in common is what is known; half the width of that is the error. At the end that is
-// done again, and the difference is noted as drift.
+// A node is asked for its time, through serve, several times in a row. It reads its clock between
+// the sending of the question at t0 and the arrival of the answer at t1, so its clock is ahead of
+// this one by at least its answer minus t1 and at most its answer minus t0. The intersection of all
+// these intervals is the result; half its width is the error. At the end the clock is read again,
+// and the difference is recorded as drift.
 package follow
 
 import (
@@ -41,13 +43,13 @@ const (
 	ending   = 10 * time.Second // for everything to be fetched at the end
 )
 
-// Options are what is wanted.
+// Options select the events.
 type Options struct {
 	Socket string // of serve
 	Nodes  []uint32
-	Job    uint32 // only its events and those of no job; 0: all
+	Job    uint32 // only its events and events without a job; 0: all
 	Trace  *trace.Writer
-	// Warn is told what does not go well.
+	// Warn receives warnings.
 	Warn func(format string, args ...any)
 }
 
@@ -61,9 +63,9 @@ type Follower struct {
 	conn *control.Conn
 }
 
-// Run follows the nodes until stop is closed, and then fetches what they still have. It calls ready when all nodes that can
-// be reached record. The error is that nothing can be written, that the machine is gone (client.Gone), or that ctx has ended; what was
-// fetched before is in the trace.
+// Run follows the nodes until stop is closed, and then fetches what they still have. It calls ready
+// when all nodes that can be reached record. The error is that nothing can be written, that the
+// machine is gone (client.Gone), or that ctx has ended; what was fetched before is in the trace.
 func Run(ctx context.Context, o Options, stop <-chan struct{}, ready func()) error {
 	f := &Follower{Options: o, reader: rand.Uint64(), begun: time.Now()}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -146,7 +148,7 @@ type node struct {
 	generation uint64
 	positions  []uint64
 	pause      time.Duration // until the next question
-	silent     bool          // it was not to be reached when it was asked last
+	silent     bool          // it was unreachable at the last request
 }
 
 // follow follows the node. An error is one of writing, or that the machine is gone.
@@ -195,16 +197,16 @@ func (n *node) lost(err error) {
 	n.silent = true
 }
 
-// leave tells the node that no more is wanted, and notes how far its clock has drifted.
+// leave ends recording on the node, and records the drift of its clock.
 func (n *node) leave(ctx context.Context) {
 	if c, err := n.readClock(ctx); err == nil {
 		drift := c.Ahead - n.clock.Ahead
 		n.Trace.SetDrift(n.number, drift)
 		if drift.Abs() > c.Error+n.clock.Error+time.Since(n.begun)/maxDrift {
-			n.Warn("node%d: its clock went %v too far meanwhile: its times cannot be compared with those of others", n.number, drift.Round(time.Millisecond))
+			n.Warn("node%d: its clock drifted by %v during the recording: its times cannot be compared with other nodes' times", n.number, drift.Round(time.Millisecond))
 		}
 	}
-	// When it does not hear of that, it finds out.
+	// If the node misses this, its recording expires.
 	_, _ = n.ask(ctx, &control.ReadEvents{Node: n.number, Reader: n.reader, Leave: true})
 }
 
@@ -270,7 +272,7 @@ func (n *node) gap(answer *control.Events) {
 // isTime reports whether a clock can show that.
 func isTime(ns int64) bool { return ns >= 0 && ns < 1<<60 }
 
-// readClock finds out how far the node's clock is ahead of that of the trace.
+// readClock measures the offset of the node's clock to the trace's.
 func (n *node) readClock(ctx context.Context) (trace.Clock, error) {
 	var known bounds
 	for range readings {
@@ -295,7 +297,8 @@ type bounds struct {
 	known     bool
 }
 
-// narrow notes one more reading. One that contradicts the others, as when a clock was set, takes their place if it is better.
+// narrow notes one more reading. One that contradicts the others, as when a clock was set, takes
+// their place if it is better.
 func (b *bounds) narrow(low, high time.Duration) {
 	l, h := max(b.low, low), min(b.high, high)
 	switch {

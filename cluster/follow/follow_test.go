@@ -22,7 +22,7 @@ import (
 	"margay/kernel/record"
 )
 
-// played is a serve with nodes, each of which has a recorder of its own.
+// played is a serve with nodes, each with its own recorder.
 type played struct {
 	t      *testing.T
 	socket string
@@ -182,7 +182,7 @@ func (p *played) await(what string, ok func() bool) {
 	}
 }
 
-// texts are those of the faults in a trace, by node.
+// texts returns the texts of the faults in a trace, by node.
 func texts(t *tracetest.Trace) map[int64][]string {
 	m := make(map[int64][]string)
 	for _, e := range t.Events {
@@ -194,7 +194,8 @@ func texts(t *tracetest.Trace) map[int64][]string {
 	return m
 }
 
-// What nodes record while they are followed is in the trace, all of it, under a common clock; then they record no longer.
+// What nodes record while they are followed is in the trace, all of it, under a common clock; then
+// they record no longer.
 func TestFollow(t *testing.T) {
 	p := play(t, 0, 1)
 	p.add(0, "too early")
@@ -240,7 +241,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// Serve may be started again, and a node's kernel; only the latter loses anything, which is in the trace.
+// Serve may be started again, and a node's kernel; only the latter loses anything, which is in the
+// trace.
 func TestInterrupted(t *testing.T) {
 	p := play(t, 0, 1)
 	tr, err := p.follow([]uint32{0, 1}, func() {
@@ -263,7 +265,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// When the machine goes down, with or without a word, following ends by itself, and what was fetched is in the trace.
+// When the machine goes down, with or without notice, following ends, and the trace has all fetched
+// events.
 func TestMachineGoesDown(t *testing.T) {
 	for want, end := range map[string]func(p *played){
 		"the machine goes down": func(p *played) {
@@ -282,7 +285,7 @@ func TestMachineGoesDown(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			p := play(t, 0, 1)
-			given, taken := false, false // the event, by the node and by who follows it
+			given, taken := false, false // the event, by the node and by the follower
 			p.mu.Lock()
 			p.change = func(node uint32, e *control.Events) error {
 				if node == 0 {
@@ -321,7 +324,7 @@ func TestDrift(t *testing.T) {
 		p.ahead[1] += time.Minute
 		p.mu.Unlock()
 	})
-	if err != nil || len(p.said) != 1 || !p.warned("node1: its clock went 1m0") {
+	if err != nil || len(p.said) != 1 || !p.warned("node1: its clock drifted by 1m0") {
 		t.Errorf("%v, %q", err, p.said)
 	}
 	if n := tr.Other.Nodes[1]; n.ClockDrift < int64(59*time.Second) || n.ClockDrift > int64(61*time.Second) {
@@ -329,7 +332,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// When nobody asks for longer than the lease, that is said.
+// A pause longer than the lease is reported.
 func TestPaused(t *testing.T) {
 	p := play(t, 0)
 	tr, err := p.follow([]uint32{0}, func() {

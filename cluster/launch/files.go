@@ -35,8 +35,8 @@ type Files struct {
 	Program string // absolute path of the executable
 	Arch    string // that it is for, as Go names it
 	List    []File
-	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing does. Its ranks would not find
-	// each other.
+	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing
+	// does. Its ranks would not find each other.
 	Parallel string
 
 	have   map[string]bool
@@ -55,15 +55,15 @@ var (
 // hidden are the folders that the node provides itself.
 var hidden = []string{"/dev", "/proc", "/sys"}
 
-// made are the files that the node makes for a job: they say who its user is there, and what the node is called.
+// made are the files that the node makes for a job: the name of its user and the name of the node.
 var made = []string{"/etc/group", "/etc/hostname", "/etc/passwd"}
 
 // arches names processors as ELF does.
 var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_386: "386", elf.EM_ARM: "arm"}
 
-// Collect finds the program as a shell does, and everything it needs to run where there is nothing else: its libraries, its
-// interpreter when it is a script, and the files and folders in with, with the libraries that programs and libraries among
-// them need.
+// Collect finds the program as a shell does, and everything it needs to run where there is nothing
+// else: its libraries, its interpreter when it is a script, and the files and folders in with, with
+// the libraries that programs and libraries among them need.
 func Collect(program string, with []string) (*Files, error) {
 	path, err := LookUp(program)
 	if err != nil {
@@ -88,7 +88,8 @@ func Collect(program string, with []string) (*Files, error) {
 	return f, nil
 }
 
-// Size is how many bytes the files take in a RAM disk, at most 2^63 - 4096: sparse files may say that they have more.
+// Size is how many bytes the files take in a RAM disk, at most 2^63 - 4096: sparse files may say
+// that they have more.
 func (f *Files) Size() int64 {
 	const page = 4096
 	var pages int64
@@ -98,7 +99,8 @@ func (f *Files) Size() int64 {
 	return pages * page
 }
 
-// LookUp finds a program as a shell does, and returns its absolute path. The error is ErrNotFound or ErrNotExecutable.
+// LookUp finds a program as a shell does, and returns its absolute path. The error is ErrNotFound
+// or ErrNotExecutable.
 func LookUp(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	switch {
@@ -132,7 +134,7 @@ func (f *Files) addProgram(path string, depth int) error {
 		return fmt.Errorf("%s: %w: %w", path, ErrNotExecutable, err)
 	}
 	defer file.Close()
-	// A file without a line is no script.
+	// A file without a line is not a script.
 	line, _ := bufio.NewReader(io.LimitReader(file, 4096)).ReadString('\n')
 	if script, ok := strings.CutPrefix(line, "#!"); ok {
 		return f.addInterpreter(path, strings.Fields(script), depth)
@@ -181,7 +183,7 @@ func (f *Files) addInterpreter(script string, words []string, depth int) error {
 	return nil
 }
 
-// noInterpreter says of which script an interpreter is missing.
+// noInterpreter names the script whose interpreter is missing.
 func noInterpreter(script string, err error) error {
 	return fmt.Errorf("%s: the interpreter that its first line names, %w", script, err)
 }
@@ -195,7 +197,8 @@ func (f *Files) addTree(name string) error {
 	return f.addBelow(path, nil)
 }
 
-// addBelow adds a file, or a folder with all that is in it. around are the folders that it is in, without symbolic links.
+// addBelow adds a file, or a folder with all that is in it. around are the folders that it is in,
+// without symbolic links.
 func (f *Files) addBelow(path string, around []string) error {
 	if err := f.add(path); err != nil {
 		return err
@@ -235,7 +238,8 @@ func notHidden(path string) error {
 	return nil
 }
 
-// maxFiles is how many files and folders go along at most. In a RAM disk a million take 4 GiB when they are empty.
+// maxFiles is how many files and folders go along at most. In a RAM disk a million take 4 GiB when
+// they are empty.
 const maxFiles = 1_000_000
 
 // add adds one file or folder. Symbolic links are followed.
@@ -273,7 +277,8 @@ func size(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// Archive writes the files to w as a zstd-compressed tar archive. progress is told how many of their bytes have been read.
+// Archive writes the files to w as a zstd-compressed tar archive. progress receives the number of
+// bytes read.
 func (f *Files) Archive(w io.Writer, progress func(bytes int64)) error {
 	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1<<20))
 	if err != nil {

@@ -56,7 +56,7 @@ func compile(t *testing.T, source, out string, args ...string) {
 	}
 }
 
-// A program that is linked dynamically takes its loader and its libraries along, those of its libraries included.
+// A dynamically linked program takes its loader along and its libraries, including indirect ones.
 func TestLibraries(t *testing.T) {
 	dir := t.TempDir()
 	inner, outer, program := filepath.Join(dir, "libinner.so"), filepath.Join(dir, "libouter.so"), filepath.Join(dir, "program")
@@ -218,7 +218,7 @@ func TestLookUp(t *testing.T) {
 	}
 }
 
-// What goes with a job keeps its names and its modes, and links are followed, those to folders included.
+// Files of a job keep their names and modes, and links are followed, including links to folders.
 func TestWith(t *testing.T) {
 	dir := t.TempDir()
 	program := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "program")
@@ -318,7 +318,7 @@ func TestBadWith(t *testing.T) {
 	}
 }
 
-// A file that has become a FIFO ends the copy, which does not wait for what is written to it.
+// A file that has become a FIFO ends the copy, which does not wait for a writer.
 func TestFileBecomesFIFO(t *testing.T) {
 	path := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), t.TempDir(), "program")
 	f, err := Collect(path, nil)
@@ -401,7 +401,7 @@ func TestFileShrinks(t *testing.T) {
 	}
 }
 
-// FuzzCollect: whatever a file that is to be a program holds, it is taken or refused.
+// FuzzCollect: a program file with any content is accepted or refused.
 func FuzzCollect(f *testing.F) {
 	f.Add(elfHeader(elf.EM_AARCH64, elf.ET_EXEC))
 	f.Add([]byte("#!/bin/sh\n"))
@@ -420,7 +420,7 @@ func FuzzCollect(f *testing.F) {
 	})
 }
 
-// A folder is no program, nor is this one.
+// A folder is not a program, nor is this file.
 func TestFolderAsProgram(t *testing.T) {
 	for _, name := range []string{".", "..", "./", t.TempDir()} {
 		if _, err := Collect(name, nil); !errors.Is(err, ErrNotExecutable) || err.Error() != name+": cannot be executed: it is a folder" {
@@ -429,7 +429,7 @@ func TestFolderAsProgram(t *testing.T) {
 	}
 }
 
-// What is no program is refused with the reason, and with the exit status of a shell.
+// A file that is not a program is refused with the reason and the exit status of a shell.
 func TestNoProgram(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)

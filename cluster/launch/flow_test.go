@@ -71,7 +71,7 @@ func TestWaitAndCancel(t *testing.T) {
 	}
 }
 
-// input collects what is told of standard input, and plays ranks that read it.
+// input collects the messages about standard input, and plays ranks that read it.
 type input struct {
 	*stdin
 	told []*control.Stdin
@@ -83,7 +83,8 @@ func newInput(t *testing.T, from io.Reader, ranks int) *input {
 	return in
 }
 
-// text returns what the pieces from the i-th on carry, and whether they end; each must follow the one before.
+// text returns what the pieces from the i-th on carry, and whether they end; each must follow the
+// one before.
 func (in *input) text(t *testing.T, i int) (offset uint64, text string, eof bool) {
 	t.Helper()
 	for n, m := range in.told[i:] {
@@ -108,7 +109,7 @@ func TestStdin(t *testing.T) {
 		if _, text, eof := in.text(t, 0); len(text) > stdinWindow || len(text) < stdinWindow/2 || eof {
 			t.Errorf("%d bytes are on the way, window %d", len(text), stdinWindow)
 		}
-		// The slower rank counts, and what it says is no news counts for nothing.
+		// The slower rank counts, and an old count of it changes nothing.
 		in.progress(0, 100<<10)
 		in.progress(5, 1<<40)
 		synctest.Wait()
@@ -131,7 +132,7 @@ func TestStdin(t *testing.T) {
 		if _, text, eof := in.text(t, 0); text != content || !eof {
 			t.Errorf("%d of %d bytes came, end %v", len(text), len(content), eof)
 		}
-		// The end is part of what is sent again.
+		// The end is sent again as well.
 		in.progress(0, uint64(len(content)))
 		sent = len(in.told)
 		in.rewind()

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// libraryPlaces are where interpreters have the part of them that is no shared library, below the folder that their bin is in. An
-// asterisk stands for anything, and NAME for the name of the interpreter's file.
+// libraryPlaces are the places of interpreters' files other than shared libraries, relative to the
+// parent of their bin folder. An asterisk stands for anything, and NAME for the name of the
+// interpreter's file.
 var libraryPlaces = map[string][]string{
 	"python": {"lib/NAME"},
 	"perl":   {"lib/*/perl-base", "share/perl/5.*"},
@@ -23,12 +24,12 @@ var shells = []string{"sh", "bash", "dash", "zsh", "ksh", "busybox"}
 // exitCommandNotFound is the exit status of a shell that does not find a program.
 const exitCommandNotFound = 127
 
-// Lack says what the program may have missed on its nodes, now that it has failed with an exit status. args are its arguments. Empty:
-// nothing is known.
+// Lack says what the program may have missed on its nodes, now that it has failed with an exit
+// status. args are its arguments. Empty: nothing is known.
 func (f *Files) Lack(code int, args []string) string {
 	hints := []string{f.lackOf(code)}
 	if left := f.leftBehind(args); len(left) > 0 && code < 128 { // no signal has ended it
-		hint := "files that arguments name do not go along by themselves: --with " + strings.Join(left, " --with ")
+		hint := "files that arguments name are not copied automatically: --with " + strings.Join(left, " --with ")
 		if code == exitCommandNotFound {
 			return hint // a shell that does not find its script
 		}
@@ -40,7 +41,8 @@ func (f *Files) Lack(code int, args []string) string {
 // mostLeftBehind is how many files are named that did not go along.
 const mostLeftBehind = 3
 
-// leftBehind returns the first arguments that are the names of files here which did not go along, as far as a node has none itself.
+// leftBehind returns the first arguments that are the names of files here which did not go along,
+// as far as a node has none itself.
 func (f *Files) leftBehind(args []string) (left []string) {
 	for _, arg := range args {
 		path, err := filepath.Abs(arg)

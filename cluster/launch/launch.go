@@ -1,8 +1,9 @@
 // Package launch is the client's side of a job: what margay run does.
 //
-// It asks serve for the job, sends the job's files, prints what the ranks say, passes on standard input and signals, and
-// returns the job's exit status. When serve is started again meanwhile, it connects anew and goes on where it was: every
-// record is numbered, so none is printed twice, and acknowledged only when printed, so none is lost.
+// It requests the job from serve, sends the job's files, prints the ranks' output, forwards
+// standard input and signals, and returns the job's exit status. If serve is restarted, it
+// reconnects and continues: every record is numbered, so none is printed twice, and acknowledged
+// only when printed, so none is lost.
 package launch
 
 import (
@@ -67,20 +68,21 @@ type session struct {
 	conn *control.Conn
 }
 
-// launchTries is how often a job is asked for whose launch is spoilt. Between two tries is a pause, which grows.
+// launchTries is how often a job is asked for whose launch is spoilt. Between two tries is a pause,
+// which grows.
 const (
 	launchTries = 5
 	launchPause = 100 * time.Millisecond
 )
 
-// Run runs a job and returns its exit status. The error says what went wrong, a rank's failure included.
+// Run runs a job and returns its exit status. The error describes any failure, including a rank's.
 func Run(ctx context.Context, o Options) (int, error) {
 	for try := 1; ; try++ {
 		code, err := run(ctx, o)
 		if !errors.Is(err, errSpoilt) || try == launchTries {
 			return code, err
 		}
-		o.Status.Warnf("%v; starting it anew", err)
+		o.Status.Warnf("%v; starting it again", err)
 		select {
 		case <-time.After(launchPause << try):
 		case <-ctx.Done(): // as the next try says
@@ -88,8 +90,8 @@ func Run(ctx context.Context, o Options) (int, error) {
 	}
 }
 
-// errSpoilt reports that serve was started again, or that a node has lost its connection to serve, while the job was being
-// launched. None of its ranks has run.
+// errSpoilt reports that serve was started again, or that a node has lost its connection to serve,
+// while the job was being launched. None of its ranks has run.
 var errSpoilt = errors.New("the launch was spoilt")
 
 // spoilt makes err one of errSpoilt when it is what serve says of such a launch.
@@ -114,7 +116,7 @@ func run(ctx context.Context, o Options) (int, error) {
 		readers = int(o.Spec.Ranks)
 	}
 	s.stdin = newStdin(o.Stdin, readers, s.send)
-	var listening sync.WaitGroup // for signals, of which none is taken any more when another session may be next
+	var listening sync.WaitGroup // for signals; ends before another session may start
 	defer listening.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -178,7 +180,8 @@ func lost(conn *control.Conn, err error) bool {
 	return err != nil && conn.Err() != nil && !errors.As(err, &answer)
 }
 
-// whyLost says why the connection has ended over which the job was asked for. serve tells that before it ends for good.
+// whyLost returns the reason why the connection that requested the job has ended. serve sends it
+// before it ends for good.
 func (s *session) whyLost(err error) error {
 	select {
 	case state := <-s.ended:
@@ -188,7 +191,8 @@ func (s *session) whyLost(err error) error {
 	}
 }
 
-// sendFiles sends the job's files. Whatever stops it also ends the job or the connection, so nobody need be told.
+// sendFiles sends the job's files. An error here also ends the job or the connection, so it is not
+// reported.
 func (s *session) sendFiles(ctx context.Context) {
 	conn := s.current()
 	go func() {
@@ -258,8 +262,8 @@ func (s *session) begun() error {
 	return s.Started(s.job)
 }
 
-// end turns the last state of the job into what Run returns. The end can be seen before the beginning of a job that is short: a
-// detached one that has run is left alone all the same.
+// end turns the last state of the job into what Run returns. The end of a short job can arrive
+// before its beginning: a detached job that has run is left alone nevertheless.
 func (s *session) end(state *control.JobState, begun bool) (int, error) {
 	ran := state.Error == nil
 	select {
@@ -278,7 +282,8 @@ func (s *session) end(state *control.JobState, begun bool) (int, error) {
 	return s.result(state)
 }
 
-// reconnect finds the job again at the serve that has taken the old one's place, unless serve has said that there will be none.
+// reconnect finds the job again at the serve that has taken the old one's place, unless serve has
+// said that there will be none.
 func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 	if err := s.current().Err(); client.Gone(err) {
 		return nil, err
@@ -385,8 +390,9 @@ func (s *session) state(m *control.JobState) {
 	}
 }
 
-// record prints the next record of a node, and acknowledges what has been printed. A record that has been printed before is
-// told for a second time; one that is not the next follows one that was lost with a connection: both will be told again.
+// record prints the next record of a node, and acknowledges printed records. A record that has been
+// printed is a duplicate; one that is not the next follows one that was lost with a connection, and
+// both will be sent again.
 func (s *session) record(m *control.Record) {
 	s.printing.Lock()
 	defer s.printing.Unlock()
@@ -418,7 +424,7 @@ func (s *session) current() *control.Conn {
 	return s.conn
 }
 
-// send sends over the connection of the moment. What is lost with it is sent again after the next.
+// send sends over the current connection. Messages lost with it are sent again over the next.
 func (s *session) send(m proto.Message) { _ = s.current().Send(m) }
 
 // ExitStatus is the exit status of margay run for an error that is not one of a rank.

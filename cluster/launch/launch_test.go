@@ -25,7 +25,8 @@ import (
 // patience bounds every wait of these tests.
 const patience = 20 * time.Second
 
-// playedServe accepts clients as serve does, and does what a test wants. Its connections come one after the other.
+// playedServe accepts clients as serve does, and does what a test wants. Its connections come one
+// after the other.
 type playedServe struct {
 	t      *testing.T
 	socket string
@@ -43,7 +44,8 @@ type talk struct {
 	in    chan *control.Frame
 }
 
-// serveTo plays a serve to clients, with one function for each connection that they open. A connection ends with its function.
+// serveTo plays a serve to clients, with one function for each connection that they open. A
+// connection ends with its function.
 func serveTo(t *testing.T, talks ...func(c *talk)) *playedServe {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "margay")
@@ -98,7 +100,8 @@ func (s *playedServe) talk(conn *control.Conn, f func(c *talk)) {
 	conn.Flush(patience)
 }
 
-// expect waits for the next message of a type; others are passed over. It returns nil when there is none.
+// expect waits for the next message of a type; others are passed over. It returns nil when there is
+// none.
 func expect[M proto.Message](c *talk) (m M, frame *control.Frame) {
 	deadline := time.After(patience)
 	for {
@@ -161,7 +164,7 @@ func (c *talk) says(seq uint64, text string) {
 	_ = c.Send(&control.Record{Job: 5, Node: 0, Seq: seq, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)})
 }
 
-// done tells the client how the job ended.
+// done sends the client the result of the job.
 func (c *talk) done(m *control.JobState) {
 	m.Job, m.Phase = 5, control.JobPhase_JOB_DONE
 	_ = c.Send(m)
@@ -202,7 +205,7 @@ func TestRun(t *testing.T) {
 	s := serveTo(t, func(c *talk) {
 		c.launched(3)
 		c.says(1, "hello\nwor")
-		c.says(1, "hello\nwor") // told again
+		c.says(1, "hello\nwor") // sent again
 		c.says(2, "ld\n")
 		for {
 			ack, f := expect[*control.Ack](c)
@@ -309,7 +312,8 @@ func TestRefusedJob(t *testing.T) {
 	}
 }
 
-// When serve is started again the job goes on: nothing is printed twice, and what was not acknowledged is waited for.
+// When serve is started again the job goes on: nothing is printed twice, and what was not
+// acknowledged is waited for.
 func TestReconnect(t *testing.T) {
 	s := serveTo(t,
 		func(c *talk) {
@@ -350,7 +354,8 @@ func TestEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// What ends the job and the end of the connection can come together. It is the job's end that counts.
+// What ends the job and the end of the connection can come together. It is the job's end that
+// counts.
 func TestEndAndHangUp(t *testing.T) {
 	near, far := net.Pipe()
 	far.Close()
@@ -369,7 +374,7 @@ func TestEndAndHangUp(t *testing.T) {
 	}
 }
 
-// A launch that a restart of serve has spoilt is made anew, but not for ever.
+// A launch that a restart of serve has spoilt is repeated, but not for ever.
 func TestSpoiltLaunch(t *testing.T) {
 	cut := func(c *talk) { expect[*control.RunRequest](c) }
 	spoilt := func(c *talk) {
@@ -390,7 +395,7 @@ func TestSpoiltLaunch(t *testing.T) {
 	}
 }
 
-// A launch that the end of the machine has cut short is not made anew.
+// A launch that the end of the machine has cut short is not repeated.
 func TestMachineGoesDownDuringLaunch(t *testing.T) {
 	s := serveTo(t, func(c *talk) {
 		expect[*control.RunRequest](c)
@@ -401,7 +406,8 @@ func TestMachineGoesDownDuringLaunch(t *testing.T) {
 	}
 }
 
-// What serve says of its end is the end of the job, whether it was launched or runs: no other serve is looked for.
+// What serve says of its end is the end of the job, whether it was launched or runs: no other serve
+// is looked for.
 func TestMachineGoesDown(t *testing.T) {
 	for name, before := range map[string]func(c *talk){
 		"while it is launched": func(c *talk) { expect[*control.RunRequest](c) },
@@ -441,7 +447,8 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// A job that has ended by the time that its beginning is looked at has begun: its number is reported, whatever its status.
+// A job that has ended by the time that its beginning is looked at has begun: its number is
+// reported, whatever its status.
 func TestDetachedJobEndsAtOnce(t *testing.T) {
 	for range 50 {
 		var started []uint32
@@ -455,7 +462,7 @@ func TestDetachedJobEndsAtOnce(t *testing.T) {
 			t.Fatalf("status %d, %v, numbers %v", code, err, started)
 		}
 	}
-	// A number that nobody gets is no success.
+	// A job number that cannot be printed is an error.
 	full := errors.New("no space left on device")
 	for _, phase := range []control.JobPhase{control.JobPhase_JOB_RUNNING, control.JobPhase_JOB_DONE} {
 		s := &session{
@@ -630,7 +637,8 @@ func (s *playedServe) messages() []proto.Message {
 	return slices.Clone(s.got)
 }
 
-// While there is no job yet, because serve does not answer, a signal ends the client, and one for ranks waits for them.
+// While there is no job yet, because serve does not answer, a signal ends the client, and one for
+// ranks waits for them.
 func TestEarlySignals(t *testing.T) {
 	signals := make(chan os.Signal, 2)
 	s := serveTo(t, func(c *talk) {
@@ -664,7 +672,7 @@ func TestEarlySignals(t *testing.T) {
 	}
 }
 
-// A client that has ended takes no signal any more, whatever it was just about: it may be for the launch that is made anew.
+// An ended client takes no further signal: it may be meant for the repeated launch.
 func TestSignalsOfTheNext(t *testing.T) {
 	const tries = 20
 	signals := make(chan os.Signal, 1)
@@ -703,7 +711,7 @@ func (slow) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// When the terminal goes the ranks are told, and then the job is given up.
+// When the terminal closes, the ranks get the signal, and then the job is given up.
 func TestHangUp(t *testing.T) {
 	signals, started := make(chan os.Signal), make(chan struct{})
 	s := serveTo(t, func(c *talk) {
@@ -734,7 +742,7 @@ func TestNodeList(t *testing.T) {
 	}
 }
 
-// The output of a detached job is printed like that of another, from its beginning to its end.
+// A detached job's output is printed like another's, from its beginning to its end.
 func TestReplay(t *testing.T) {
 	s := serveTo(t, func(c *talk) {
 		_, f := expect[*control.ListJobs](c)

@@ -12,8 +12,8 @@ import (
 	"margay/cluster/launch/ldso"
 )
 
-// addLibraries adds the dynamic loader of a program and the libraries that it would load. A program whose loader is not here is for another
-// kind of machine; the machine that gets it says so.
+// addLibraries adds the dynamic loader of a program and the libraries that it would load. A program
+// whose loader is not here is for another kind of machine; the machine that gets it says so.
 func (f *Files) addLibraries(path string) error {
 	needs, err := f.search.Needs(path, "")
 	if err != nil {
@@ -29,8 +29,8 @@ func (f *Files) addLibraries(path string) error {
 	return f.addNeeds(needs)
 }
 
-// addNeeded adds the libraries of a file that goes along with the program, when it is a program or a library itself. Those that
-// are not here are passed over: not all that is in a folder is used.
+// addNeeded adds the libraries of a file that goes along with the program, when it is a program or
+// a library itself. Those that are not here are passed over: not all that is in a folder is used.
 func (f *Files) addNeeded(file File) error {
 	if !file.Mode.IsRegular() || file.Size < int64(len(elf.ELFMAG)) {
 		return nil
@@ -42,7 +42,8 @@ func (f *Files) addNeeded(file File) error {
 	return f.addNeeds(needs)
 }
 
-// addNeeds adds a loader and the libraries that it loads, with the index without which it would not find them.
+// addNeeds adds a loader and the libraries that it loads, with the index without which it would not
+// find them.
 func (f *Files) addNeeds(needs ldso.Needs) error {
 	for _, path := range append([]string{needs.Loader, needs.Index}, needs.Libraries...) {
 		if path == "" {
@@ -55,10 +56,12 @@ func (f *Files) addNeeds(needs ldso.Needs) error {
 	return nil
 }
 
-// parallelPrefixes begin the names of the libraries by which processes of MPI and PMI find each other.
+// parallelPrefixes begin the names of the libraries by which processes of MPI and PMI find each
+// other.
 var parallelPrefixes = []string{"libmpi", "libpmi"}
 
-// parallelLibrary reports whether a library is one of MPI, PMI or PMIx. libmpir is not: it computes with large integers.
+// parallelLibrary reports whether a library is one of MPI, PMI or PMIx. libmpir is not: it computes
+// with large integers.
 func parallelLibrary(path string) bool {
 	name := filepath.Base(path)
 	return !strings.HasPrefix(name, "libmpir.") && slices.ContainsFunc(parallelPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
@@ -67,7 +70,8 @@ func parallelLibrary(path string) bool {
 // parallelFunctions are how processes begin to use MPI, PMI or PMIx.
 var parallelFunctions = []string{"MPI_Init", "MPI_Init_thread", "PMI_Init", "PMI2_Init", "PMIx_Init"}
 
-// parallel returns what makes a program one of MPI or PMI: a library that it names, or a function that is linked into it.
+// parallel returns what makes a program one of MPI or PMI: a library that it names, or a function
+// that is linked into it.
 func parallel(program *elf.File) string {
 	names, _ := program.ImportedLibraries()
 	if at := slices.IndexFunc(names, parallelLibrary); at >= 0 {

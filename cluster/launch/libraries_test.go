@@ -10,7 +10,8 @@ import (
 	"margay/cluster/launch/ldso"
 )
 
-// A program that is linked with MPI or PMI is known by its libraries, also those of its libraries, or by a function that it has in it.
+// A program linked with MPI or PMI is recognised by its direct and indirect libraries, or by a
+// function in it.
 func TestParallelPrograms(t *testing.T) {
 	dir := t.TempDir()
 	library := func(name, source string, args ...string) string {
@@ -57,7 +58,8 @@ func TestParallelPrograms(t *testing.T) {
 	}
 }
 
-// What --with brings has its libraries with it: those of a library that an interpreter loads, and of a program that a script runs.
+// Files named by --with take their libraries along: a library that an interpreter loads, and a
+// program that a script runs.
 func TestLibrariesOfWith(t *testing.T) {
 	dir, hidden := t.TempDir(), t.TempDir()
 	inner, module, tool := filepath.Join(hidden, "libinner.so"), filepath.Join(dir, "lib", "module.so"), filepath.Join(dir, "bin", "tool")
@@ -94,7 +96,8 @@ func TestLibrariesOfWith(t *testing.T) {
 	}
 }
 
-// Nothing that a file names is executed: no loader, be it of the program or of data, and no library that would audit the loader.
+// Nothing that a file names is executed: no loader, be it of the program or of data, and no library
+// that would audit the loader.
 func TestNothingIsExecuted(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

@@ -10,14 +10,14 @@ import (
 	"margay/cluster/control"
 )
 
-// Bounds of what is held of lines whose end has not come, in bytes. What is more goes to files.
+// Bounds for unfinished lines in memory, in bytes. The rest goes to files.
 const (
 	holdLimit = 64 << 20 // of all lines together
 	holdPiece = 64 << 10 // a line of fewer bytes stays in memory
 )
 
-// printer writes what ranks say. With several ranks it keeps lines whole, however long they are and however they come; the output of
-// a single one is written as it comes.
+// printer writes what ranks say. With several ranks it keeps lines whole, however long they are and
+// however they come; the output of a single one is written as it comes.
 type printer struct {
 	out, err io.Writer
 	whole    bool // keep lines whole
@@ -32,7 +32,7 @@ type source struct {
 	stream control.Stream
 }
 
-// line is the beginning of a line: what is in the file, then what is in memory.
+// line is an unfinished line: first its part in the file, then its part in memory.
 type line struct {
 	node   uint32
 	file   *os.File // has no name any more; nil while nothing is in it
@@ -65,7 +65,7 @@ func (p *printer) print(r *control.Record) error {
 	return nil
 }
 
-// finish writes what is left of lines without an end.
+// finish writes the remaining unfinished lines.
 func (p *printer) finish() error { return p.flush(func(source, *line) bool { return true }) }
 
 // add writes the lines that a record ends, and holds the one that it begins.
@@ -100,7 +100,7 @@ func (p *printer) add(r *control.Record) error {
 	return p.spill(from, l)
 }
 
-// spill moves what is in memory of a line to its file.
+// spill moves the part of a line in memory to its file.
 func (p *printer) spill(from source, l *line) error {
 	err := l.spill()
 	if err != nil {
@@ -146,7 +146,7 @@ func (p *printer) end(from source, rest []byte) error {
 	return p.write(from.stream, slices.Concat(begin, l.memory, rest))
 }
 
-// flush writes what has been left behind without a line's end, and the end that is missing.
+// flush writes an unfinished line and its missing end.
 func (p *printer) flush(which func(source, *line) bool) error {
 	var left []source
 	for from, l := range p.lines {

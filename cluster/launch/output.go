@@ -10,8 +10,9 @@ import (
 	"margay/cluster/control"
 )
 
-// Replay prints the output of a detached job, from its beginning to its end, and how the job has ended when that was no success. It
-// returns an error when some of the output is missing. When serve is started again meanwhile, it goes on where it was.
+// Replay prints the output of a detached job from its beginning to its end, and the result of the
+// job unless it succeeded. It returns an error if some of the output is missing. If serve is
+// restarted, it continues where it was.
 func Replay(ctx context.Context, socket string, job uint32, label bool, stdout, stderr io.Writer) error {
 	r := &replay{job: job, label: label, stdout: stdout, stderr: stderr}
 	conn, err := client.Dial(ctx, socket)
@@ -31,7 +32,7 @@ func Replay(ctx context.Context, socket string, job uint32, label bool, stdout, 
 			return err
 		}
 		select {
-		case <-served: // it has printed what came
+		case <-served: // it has printed the output
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -77,7 +78,7 @@ func (r *replay) handle(f *control.Frame) {
 	}
 }
 
-// finish prints what is held back of lines.
+// finish prints the unfinished lines.
 func (r *replay) finish() error {
 	if r.printer == nil {
 		return nil
@@ -85,7 +86,7 @@ func (r *replay) finish() error {
 	return r.printer.finish()
 }
 
-// over prints what comes over one connection.
+// over prints the output that arrives over one connection.
 func (r *replay) over(ctx context.Context, conn *control.Conn) error {
 	ctx, r.failed = context.WithCancelCause(ctx)
 	defer r.failed(nil)
@@ -131,7 +132,8 @@ func (r *replay) summary(ctx context.Context, conn *control.Conn) (*control.JobS
 	return jobs.Jobs[0], nil
 }
 
-// failed says how a job has ended; nothing while it runs, or when that was a success. Why output is missing is said elsewhere.
+// failed says how a job has ended; nothing while it runs, or when that was a success. Why output is
+// missing is said elsewhere.
 func failed(j *control.JobSummary) string {
 	if j.Phase != control.JobPhase_JOB_DONE || j.ExitCode == 0 {
 		return ""

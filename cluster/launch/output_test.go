@@ -60,7 +60,8 @@ func TestPrinter(t *testing.T) {
 	}
 }
 
-// Lines of several ranks come out whole, each in its rank's order, however they were cut into records.
+// Lines of several ranks come out whole, each in its rank's order, however they were cut into
+// records.
 func TestLinesAreNeverTorn(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	const ranks, lines = 5, 200
@@ -101,7 +102,8 @@ func TestLinesAreNeverTorn(t *testing.T) {
 	}
 }
 
-// Lines stay whole however long they are. What does not fit into memory is held in files that have no name.
+// Lines stay whole however long they are. What does not fit into memory is held in files that have
+// no name.
 func TestLongLines(t *testing.T) {
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)

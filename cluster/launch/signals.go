@@ -22,8 +22,8 @@ const hangUp = time.Second
 
 var errHangUp = errors.New("the terminal is gone")
 
-// Interrupted is the error of a client that a signal has ended before its job did, or whose job ended by a signal that the client
-// was sent.
+// Interrupted is the error of a client that a signal has ended before its job did, or whose job
+// ended by a signal that the client was sent.
 type Interrupted struct {
 	Signal syscall.Signal
 	Err    error // how the job has ended, or nil
@@ -38,8 +38,8 @@ func (e *Interrupted) Error() string {
 
 func (e *Interrupted) Unwrap() error { return e.Err }
 
-// interrupted makes the end of the job the client's own if its status is that of a signal which was passed on, and which ends
-// programs from outside.
+// interrupted makes the client end like its job, if the job's status belongs to a forwarded signal
+// that ends programs from outside.
 func (s *session) interrupted(code int, err error) error {
 	for _, sig := range []syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP} {
 		if code == 128+int(sig) && s.passed.Load()&(1<<sig) != 0 {
@@ -59,12 +59,12 @@ type interrupts struct {
 type insistence int
 
 const (
-	announce insistence = iota // the user is told what another one does
+	announce insistence = iota // announce the effect of another one
 	end                        // the job is ended
 	leave                      // the client ends, whatever becomes of the job
 )
 
-// next tells what the interrupt at a time means.
+// next returns the meaning of an interrupt at a time.
 func (i *interrupts) next(now time.Time) insistence {
 	switch {
 	case i.ending:
@@ -77,8 +77,8 @@ func (i *interrupts) next(now time.Time) insistence {
 	return announce
 }
 
-// early holds the signals that come before there is a rank. It returns, and cancels, when one of them ends programs; else with the
-// others when the ranks run.
+// early holds the signals that come before there is a rank. It returns, and cancels, when one of
+// them ends programs; else with the others when the ranks run.
 func (s *session) early(ctx context.Context, cancel context.CancelCauseFunc) (held []os.Signal) {
 	for {
 		select {
@@ -102,8 +102,8 @@ func (s *session) early(ctx context.Context, cancel context.CancelCauseFunc) (he
 	}
 }
 
-// forward passes signals on to the ranks until ctx ends, those that came early first. It returns early when the job is to be given
-// up.
+// forward sends signals to the ranks until ctx ends, early ones first. It returns early if the job
+// must be given up.
 func (s *session) forward(ctx context.Context, early []os.Signal) error {
 	for _, sig := range early {
 		if err := s.forwardOne(ctx, sig.(syscall.Signal)); err != nil {

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Status tells the user what margay run itself does.
+// Status prints messages of margay run itself.
 type Status struct {
 	W        io.Writer
-	Verbose  bool // tell what goes well, too
+	Verbose  bool // also print successful steps
 	Terminal bool // W is one: show progress
 	mu       sync.Mutex
 }
@@ -25,7 +25,7 @@ func (s *Status) Warnf(format string, args ...any) {
 	fmt.Fprintf(s.W, "margay: "+format+"\n", args...)
 }
 
-// Logf writes a message for those who want to know all.
+// Logf writes a message if Verbose is set.
 func (s *Status) Logf(format string, args ...any) {
 	if s.Verbose {
 		s.Warnf(format, args...)

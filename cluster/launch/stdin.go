@@ -13,14 +13,15 @@ import (
 	"margay/internal/cond"
 )
 
-// Bounds of standard input on the way: how far it may be ahead of the rank that has taken the least, and the size of one
-// piece, in bytes.
+// Bounds of standard input on the way: how far it may be ahead of the rank that has taken the
+// least, and the size of one piece, in bytes.
 const (
 	stdinWindow = 128 << 10
 	stdinPiece  = 16 << 10
 )
 
-// stdin passes standard input on. What not every rank has taken yet is held, to be sent again after a broken connection.
+// stdin passes standard input on. What not every rank has taken yet is held, to be sent again after
+// a broken connection.
 type stdin struct {
 	from io.Reader
 	tell func(proto.Message)
@@ -29,7 +30,7 @@ type stdin struct {
 	changed sync.Cond
 	job     uint32
 	taken   map[uint32]uint64 // by rank that reads it and has not ended: how much it has taken
-	held    []byte            // what has been read and not been taken by all
+	held    []byte            // data read but not yet taken by all ranks
 	base    uint64            // offset of held[0]
 	eof     bool              // nothing comes after held
 	err     error             // why it could not be read to its end
@@ -93,7 +94,7 @@ func (s *stdin) progress(rank uint32, offset uint64) {
 	}
 }
 
-// ended notes that a rank will take no more.
+// ended records that a rank takes no further input.
 func (s *stdin) ended(rank uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +116,7 @@ func (s *stdin) release() {
 	s.changed.Broadcast()
 }
 
-// rewind sends again what is held.
+// rewind sends the held data again.
 func (s *stdin) rewind() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

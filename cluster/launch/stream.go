@@ -6,10 +6,12 @@ import (
 	"margay/cluster/control"
 )
 
-// filePiece is the size of a piece of a job's files, in bytes. Large pieces mean few wake-ups on every node of the tree.
+// filePiece is the size of a piece of a job's files, in bytes. Large pieces mean few wake-ups on
+// every node of the tree.
 const filePiece = 256 << 10
 
-// fileStream sends what is written to it as a job's files, as fast as the job's first node takes them.
+// fileStream sends the data written to it as a job's files, as fast as the job's first node takes
+// them.
 type fileStream struct {
 	context context.Context
 	conn    *control.Conn
@@ -33,7 +35,7 @@ func (f *fileStream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close sends what is left and the end mark.
+// Close sends the rest and the end mark.
 func (f *fileStream) Close() error {
 	if err := f.send(f.pending); err != nil {
 		return err

@@ -42,7 +42,7 @@ func CheckStrings(argv, env []string) error {
 			return "variable " + printable.Short(name, maxName)
 		})
 	}
-	const wayOut = "put what is long into a file (--with) or on standard input"
+	const wayOut = "put long strings into a file (--with) or on standard input"
 	if longest > maxString {
 		return fmt.Errorf("%w: %s is %d bytes, at most %d fit in one; %s", ErrTooLong, name, longest-1, maxString-1, wayOut)
 	}

@@ -11,7 +11,8 @@ import (
 // unkeptNames is how many files are named of those that were not kept.
 const unkeptNames = 5
 
-// Unkept says which files that ranks have written are gone with their job; nothing when there are none.
+// Unkept says which files that ranks have written are gone with their job; nothing when there are
+// none.
 func Unkept(nodes []*control.Unkept) string {
 	var files, named uint64
 	least := ""

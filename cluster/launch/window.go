@@ -24,7 +24,7 @@ func newWindow(limit uint64) *window {
 	return w
 }
 
-var errNoReceiver = errors.New("nobody takes them any more")
+var errNoReceiver = errors.New("the receiver has closed")
 
 // wait returns when n more bytes may be sent, and counts them as sent.
 func (w *window) wait(ctx context.Context, n int) error {

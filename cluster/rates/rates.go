@@ -14,7 +14,7 @@ import (
 // View is what the machine did in some time. All rates are per second.
 type View struct {
 	Seconds    float64     `json:"seconds"`   // the time, as the first node's clock has it
-	Recording  []uint32    `json:"recording"` // nodes whose events somebody records
+	Recording  []uint32    `json:"recording"` // nodes whose events are being recorded
 	Trouble    string      `json:"trouble"`   // why nodes are not there
 	Cores      []Core      `json:"cores"`
 	Extensions []Extension `json:"extensions"`
@@ -24,7 +24,7 @@ type View struct {
 type Core struct {
 	Node       uint32  `json:"node"`
 	Core       uint32  `json:"core"`
-	Shared     bool    `json:"shared"` // with what is not this node's, whose interrupts are counted too
+	Shared     bool    `json:"shared"` // with other work than this node's; its interrupts are counted as well
 	Interrupts float64 `json:"interrupts"`
 	Turns      float64 `json:"turns"`   // times that the scheduler gave it to another rank
 	Rescues    uint64  `json:"rescues"` // ranks that had waited for too long, since the node kernel was started
@@ -37,7 +37,7 @@ type Rank struct {
 	Rank        uint32  `json:"rank"`
 	PID         int64   `json:"pid"` // on its node
 	Threads     uint32  `json:"threads"`
-	Why         string  `json:"why"`         // why it has the core; empty: nobody knows
+	Why         string  `json:"why"`         // why it has the core; empty: unknown
 	CPU         float64 `json:"cpu_percent"` // of a core
 	Voluntary   float64 `json:"voluntary_switches"`
 	Involuntary float64 `json:"involuntary_switches"`
@@ -59,8 +59,8 @@ type Extension struct {
 
 type rankKey struct{ job, rank uint32 }
 
-// Between tells what happened between two samples. A node that is not in both is left out; a process that is not in both has no
-// rates yet.
+// Between returns the rates between two samples. A node that is not in both is omitted; a process
+// that is not in both has no rates yet.
 func Between(before, after *control.Samples) *View {
 	v := &View{Trouble: after.Trouble, Recording: []uint32{}, Cores: []Core{}, Extensions: []Extension{}}
 	for _, now := range after.Nodes {
@@ -86,7 +86,7 @@ type node struct {
 	seconds float64
 }
 
-// rate is how fast a count has grown. One that is smaller than before has begun anew.
+// rate is the growth of a counter per second. A counter that is smaller than before has restarted.
 func (n *node) rate(was, is uint64) float64 {
 	if is < was {
 		was = 0
@@ -189,7 +189,7 @@ const (
 // Orders are all of them.
 var Orders = []Order{ByCore, ByCPU, ByMessages, BySwitches, ByInterrupts}
 
-// Sort brings the cores in an order; those that are equal in it stay in that of their numbers.
+// Sort sorts the cores by a key; equal ones stay in the order of their numbers.
 func (v *View) Sort(by Order) {
 	key := func(c Core) (sum float64) {
 		if by == ByInterrupts {

@@ -27,7 +27,7 @@ func TestBetween(t *testing.T) {
 		n.Recording = true
 		n.Cores = []*control.CoreSample{{Core: 1, Interrupts: 140}, {Core: 2, Interrupts: 5, Shared: true}, {Core: 3, Interrupts: 9}}
 		n.Ranks = []*control.RankSample{
-			{Job: 7, Rank: 3, Core: 1, Pid: 10, CpuNs: 5.5e9, Voluntary: 14, Involuntary: 20, Sent: 3000, Arrived: 40, Threads: 2, Why: "why"}, // messages counted anew
+			{Job: 7, Rank: 3, Core: 1, Pid: 10, CpuNs: 5.5e9, Voluntary: 14, Involuntary: 20, Sent: 3000, Arrived: 40, Threads: 2, Why: "why"}, // message counters restarted
 			{Job: 7, Rank: 4, Core: 1, Pid: 11, CpuNs: 2.5e9},
 			{Job: 8, Rank: 0, Core: 2, Pid: 12, CpuNs: 9e9}, // new
 		}

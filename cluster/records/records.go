@@ -1,8 +1,10 @@
-// Package records is how the records of a job come from its nodes to their consumer, each once and in order.
+// Package records is how the records of a job come from its nodes to their consumer, each once and
+// in order.
 //
-// A node numbers the records of a job 1, 2, 3 ... and keeps each one until it is acknowledged. It tells them again when serve asks
-// for a rewind. Relay is serve's side: it lets records pass in order only, and acknowledges nothing that it has not seen. Reader is
-// the consumer's side. Neither of them does any I/O, and neither is safe for concurrent use.
+// A node numbers the records of a job 1, 2, 3 ... and keeps each one until it is acknowledged. It
+// sends them again when serve requests a rewind. Relay is serve's side: it passes records on in
+// order only, and acknowledges only records that it has seen. Reader is the consumer's side.
+// Neither of them does any I/O, and neither is safe for concurrent use.
 package records
 
 // Relay is what serve knows of the records of one job.
@@ -37,9 +39,10 @@ func (r *Relay) Restore(node uint32, seq uint64) {
 // RestoreComplete notes that the consumer has all records of a node, from an earlier serve.
 func (r *Relay) RestoreComplete(node uint32) { r.node(node).whole = true }
 
-// Take lets a record pass, unless one before it has not: that one was lost with a connection, and both will be told again. The
-// node has no record up to acked any more: what an earlier serve acknowledged it had dealt with. No record follows last. Take
-// reports whether the record passes, and whether it does so for the first time.
+// Take passes a record on unless an earlier one is missing: that one was lost with a connection,
+// and both will be sent again. The node no longer has the records up to acked, because an earlier
+// serve had handled them. No record follows last. Take reports whether the record passes, and
+// whether for the first time.
 func (r *Relay) Take(node uint32, seq, acked uint64, last bool) (passes, fresh bool) {
 	p := r.node(node)
 	acked = min(acked, max(seq, 1)-1)
@@ -55,8 +58,9 @@ func (r *Relay) Take(node uint32, seq, acked uint64, last bool) (passes, fresh b
 	return true, fresh
 }
 
-// Ack notes that the consumer has the records of a node up to seq. It returns up to which the node may be told so: a consumer that
-// outlived a serve can have more than this one has seen.
+// Ack notes that the consumer has the records of a node up to seq. It returns the number that may
+// be acknowledged to the node: a consumer that outlived a serve can have more records than this
+// serve has seen.
 func (r *Relay) Ack(node uint32, seq uint64) uint64 {
 	p := r.node(node)
 	seq = min(seq, p.seen)
@@ -94,8 +98,8 @@ type Reader struct{ seen map[uint32]uint64 }
 // NewReader makes a reader that has read nothing.
 func NewReader() *Reader { return &Reader{seen: make(map[uint32]uint64)} }
 
-// Next reports whether a record is the next of its node. Any other one has been read before, or follows one that was lost with a
-// connection and will be told again.
+// Next reports whether a record is the next of its node. Any other one is a duplicate, or follows
+// one that was lost with a connection and will be sent again.
 func (r *Reader) Next(node uint32, seq uint64) bool { return seq == r.seen[node]+1 }
 
 // Done notes that the next record of a node has been read.

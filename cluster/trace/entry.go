@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// entry is an event of the trace-event format. There are millions of them, so they are written by hand.
+// entry is an event of the trace-event format. There are millions of them, so they are written by
+// hand.
 type entry struct {
 	name, cat, phase string
 	time, took       micros // took is 0 for phases that take no time
@@ -15,7 +16,7 @@ type entry struct {
 	args             []arg
 }
 
-// flowID names an arrow: a message by its number among those of its job from one node to another.
+// flowID identifies an arrow: a message, by its number among its job's messages between two nodes.
 type flowID struct {
 	job, from, to uint32
 	number        uint64

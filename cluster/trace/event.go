@@ -14,7 +14,7 @@ import (
 func (t *Writer) event(n *node, e *record.Event) {
 	end := e.Time + record.Time(e.Took)
 	if n.before(end) && e.Kind != record.Start && e.Kind != record.Switch {
-		return // somebody else has had it recorded
+		return // recorded for another reader
 	}
 	r := rank{e.Job, e.Rank}
 	switch e.Kind {
@@ -53,7 +53,7 @@ func (t *Writer) event(n *node, e *record.Event) {
 	}
 }
 
-// coreTo ends the turn of who has a core and begins the next one's.
+// coreTo ends the current turn on a core and begins the next one.
 func (t *Writer) coreTo(n *node, e *record.Event) {
 	r := rank{e.Job, e.Rank}
 	if n.cores[e.Core].rank == r {
@@ -84,7 +84,7 @@ func (t *Writer) rankEnds(n *node, r rank, at record.Time, args ...arg) {
 	t.slice(n, t.rankThread(n, r), "runs", "rank", since, at, args...)
 }
 
-// closeAll ends what is open on a node.
+// closeAll ends the open intervals of a node.
 func (t *Writer) closeAll(n *node, at record.Time) {
 	for core := range n.cores {
 		t.turnEnds(n, core, at)
@@ -94,7 +94,8 @@ func (t *Writer) closeAll(n *node, at record.Time) {
 	}
 }
 
-// run writes a run of an extension. It began when the one before it was over, however long it has waited for that.
+// run writes a run of an extension. It began when the one before it was over, however long it has
+// waited for that.
 func (t *Writer) run(n *node, e *record.Event, end record.Time, args ...arg) {
 	begin := max(e.Time, min(n.busy[e.Number], end))
 	n.busy[e.Number] = end
@@ -127,8 +128,8 @@ func (t *Writer) instant(n *node, tid int, name, cat string, at record.Time, arg
 	t.put(&entry{name: name, cat: cat, phase: phaseInstant, time: n.at(at), pid: n.pid(), tid: tid, args: args})
 }
 
-// flow writes one end of the arrow of a message; it is attached to the slice that begins then. Both ends know the message by its
-// number.
+// flow writes one end of the arrow of a message; it is attached to the slice that begins then. Both
+// ends know the message by its number.
 func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to uint32) {
 	t.put(&entry{
 		name: "message", cat: "message", phase: phase, time: n.at(e.Time), pid: n.pid(), tid: tid, flow: flowID{e.Job, from, to, e.Number},

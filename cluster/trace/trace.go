@@ -1,9 +1,11 @@
-// Package trace writes the recorded events of nodes as a time line that the trace viewers of browsers open (Perfetto,
-// chrome://tracing): a JSON object of the trace-event format, in which every node is a process with a thread for each core, each
-// rank, each extension and the messages of each job.
+// Package trace writes the recorded events of nodes as a time line that the trace viewers of
+// browsers open (Perfetto, chrome://tracing): a JSON object of the trace-event format, in which
+// every node is a process with a thread for each core, each rank, each extension and the messages
+// of each job.
 //
-// The times of a trace are those of one clock, which begins with it. Each node's own times are shifted by what its clock is
-// ahead; how well that is known is in the trace's otherData. A message is an arrow from its sending to its handling.
+// All times of a trace are on one clock, which begins with it. Each node's times are shifted by its
+// clock's offset; the trace's otherData has the error of the offset. A message is an arrow from its
+// sending to its handling.
 package trace
 
 import (
@@ -17,13 +19,14 @@ import (
 	"margay/kernel/record"
 )
 
-// Clock relates the clock of a node to that of a trace.
+// Clock relates the clock of a node to the clock of a trace.
 type Clock struct {
 	Ahead time.Duration // what the node's clock shows when the trace begins
 	Error time.Duration // Ahead is that, plus or minus this
 }
 
-// Writer writes a trace. It is safe for concurrent use. It remembers what is still open and names of threads, not events.
+// Writer writes a trace. It is safe for concurrent use. It remembers open intervals and names of
+// threads, not events.
 type Writer struct {
 	mu    sync.Mutex
 	out   *bufio.Writer
@@ -39,10 +42,10 @@ type node struct {
 	number  uint32
 	clock   Clock
 	threads map[thread]int         // their numbers
-	cores   map[uint16]turn        // who has each core
+	cores   map[uint16]turn        // the rank on each core
 	ranks   map[rank]record.Time   // those that run, and since when
 	busy    map[uint64]record.Time // by extension: until when it ran
-	since   record.Time            // end of its last gap, after which what had begun before is told again
+	since   record.Time            // end of its last gap; intervals that began earlier are repeated after it
 	now     record.Time            // until when its events are known
 	summary Summary
 }
@@ -67,7 +70,7 @@ type Summary struct {
 	Gaps       []Gap  `json:"gaps,omitempty"`
 }
 
-// Gap is a time of which nothing is known.
+// Gap is an interval without events.
 type Gap struct {
 	From float64 `json:"from_us"` // since the trace began
 	To   float64 `json:"to_us"`
@@ -93,7 +96,8 @@ func NewWriter(w io.Writer, begun time.Time) *Writer {
 	return t
 }
 
-// SetClock says how a node's times are to be understood from now on. It is to be called before a node's first events.
+// SetClock sets the relation of a node's times to the trace's, for later events. It must be called
+// before a node's first events.
 func (t *Writer) SetClock(number uint32, c Clock) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,7 +122,8 @@ func (t *Writer) SetDrift(number uint32, drift time.Duration) {
 	t.nodes[number].summary.ClockDrift = int64(drift)
 }
 
-// Events writes what a node has recorded until now, and notes how many events were lost. The error is the first of all writing.
+// Events writes what a node has recorded until now, and notes how many events were lost. The error
+// is the first of all writing.
 func (t *Writer) Events(number uint32, now record.Time, events []record.Event, lost uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,7 +137,8 @@ func (t *Writer) Events(number uint32, now record.Time, events []record.Event, l
 	return t.err
 }
 
-// Gap writes that nothing is known of a node in some time. What was open then is closed where the gap begins.
+// Gap writes that nothing is known of a node in some time. What was open then is closed where the
+// gap begins.
 func (t *Writer) Gap(number uint32, from, to record.Time, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +150,8 @@ func (t *Writer) Gap(number uint32, from, to record.Time, why string) {
 	t.slice(n, t.thread(n, thread{of: ofNode}), "nothing is known", "lost", from, to, text("why", why))
 }
 
-// Close completes the trace; what is open then ends when the node's events were read last. It does not close the writer below.
+// Close completes the trace; open intervals end when the node's events were last read. It does not
+// close the writer below.
 func (t *Writer) Close() ([]Summary, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,7 +163,7 @@ func (t *Writer) Close() ([]Summary, error) {
 	sortSummaries(summaries)
 	other, err := json.Marshal(map[string]any{
 		"begun": t.begun.UTC().Format(time.RFC3339Nano), "nodes": summaries,
-		"clock": "of whoever recorded; the time of a node is exact to clock_error_ns, two nodes to the sum of theirs",
+		"clock": "of the recording host; the time of a node is exact to clock_error_ns, two nodes to the sum of their errors",
 	})
 	if t.err == nil {
 		t.err = err
@@ -191,7 +198,7 @@ func (t *Writer) put(e *entry) {
 	_, t.err = t.out.Write(t.line)
 }
 
-// thread is a thread of a node's process: what it is for, and for which. They are shown in this order.
+// thread is a thread of a node's process: its kind and number. Threads are shown in this order.
 type thread struct {
 	of     use
 	number uint64
@@ -238,7 +245,8 @@ func (t *Writer) thread(n *node, h thread) int {
 	return tid
 }
 
-// slice writes something that takes time. Viewers see nothing of, and attach no arrow to, what takes none.
+// slice writes something that takes time. Viewers see nothing of, and attach no arrow to, what
+// takes none.
 func (t *Writer) slice(n *node, tid int, name, cat string, from, to record.Time, args ...arg) {
 	start := n.at(from)
 	t.put(&entry{name: name, cat: cat, phase: phaseComplete, time: start, took: max(1, n.at(to)-start), pid: n.pid(), tid: tid, args: args})

@@ -65,7 +65,7 @@ func TestTrace(t *testing.T) {
 		{Kind: record.End, Time: at(30), Took: time.Second, Core: 1, Job: 7, Rank: 1, Text: "exited with status 0"},
 		{Kind: record.Switch, Time: at(31), Core: 1},
 		{Kind: record.Switch, Time: at(40), Core: 1, Job: 8, Rank: 0}, // and nothing more of it
-		{Kind: record.End, Time: at(41), Job: 8, Rank: 9},             // nothing was heard of its beginning
+		{Kind: record.End, Time: at(41), Job: 8, Rank: 9},             // its beginning was not recorded
 		{Kind: record.Fault, Time: at(42), Job: 8, Text: "it cannot \"go\" on\xff"},
 	}, 4); err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Gap(3, there(50), there(60), "the node kernel was started again")
-	if err := w.Events(3, there(70), []record.Event{ // who began to run before is told again
+	if err := w.Events(3, there(70), []record.Event{ // a rank that began to run earlier is repeated
 		{Kind: record.Start, Time: there(1), Core: 2, Job: 7, Rank: 4},
 		{Kind: record.Switch, Time: there(1), Core: 2, Job: 7, Rank: 4, Text: "it is alone"},
 		{Kind: record.End, Time: there(65), Core: 2, Job: 7, Rank: 4},
@@ -165,7 +165,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// The check itself finds what is wrong.
+// The check itself detects errors.
 func TestCheck(t *testing.T) {
 	head := `{"displayTimeUnit":"ns","traceEvents":[{"name":"process_name","ph":"M","ts":0,"pid":1,"tid":0,"args":{"name":"node0"}},
 		{"name":"thread_name","ph":"M","ts":0,"pid":1,"tid":1,"args":{"name":"core 1"}},`

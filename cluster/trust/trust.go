@@ -1,11 +1,12 @@
-// Package trust is who may speak for whom in a machine.
+// Package trust has the identities of a machine: its secret, tokens and certificates.
 //
-// A machine has one key. Its certificate is given to every node at boot; serve holds the key and shows a certificate made with
-// it; a node that has shown its join token gets a certificate with its number, for connections between nodes. All keys are
-// Ed25519. A node's private key never leaves the node.
+// A machine has one key. Its certificate is given to every node at boot; serve holds the key and
+// shows a certificate made with it; a node that has shown its join token gets a certificate with
+// its number, for connections between nodes. All keys are Ed25519. A node's private key never
+// leaves the node.
 //
-// A node's join token is made from the machine's secret for its number, so it admits no other node. The secret is known to serve
-// and the holder only.
+// A node's join token is made from the machine's secret for its number, so it admits no other node.
+// The secret is known to serve and the holder only.
 package trust
 
 import (
@@ -34,12 +35,13 @@ const (
 	nodeName  = "node.margay"
 )
 
-// validity is how long certificates hold. They end with the machine that made them, so it only has to be long enough; the
-// clock of a node may be far off, so it begins early.
+// validity is how long certificates hold. They end with the machine that made them, so it only has
+// to be long enough; the clock of a node may be far off, so it begins early.
 const validity = 20 * 365 * 24 * time.Hour
 
-// curves is the one key exchange in use. The default, a hybrid with ML-KEM, costs an emulated node tens of milliseconds a
-// connection, and the traffic of a machine is worth nothing once the machine is gone.
+// curves is the one key exchange in use. The default, a hybrid with ML-KEM, costs an emulated node
+// tens of milliseconds a connection, and the traffic of a machine is worth nothing once the machine
+// is gone.
 var curves = []tls.CurveID{tls.X25519}
 
 // Authority is a machine's key.
@@ -104,10 +106,11 @@ func Load(path string) (*Authority, error) {
 	return &Authority{cert: pair.Leaf, key: key}, nil
 }
 
-// Certificate returns the machine's certificate (DER), which is no secret.
+// Certificate returns the machine's certificate (DER), which is not a secret.
 func (a *Authority) Certificate() []byte { return a.cert.Raw }
 
-// ServeTLS returns what serve accepts connections with. Clients show no certificate: nodes show the join token instead.
+// ServeTLS returns what serve accepts connections with. Clients show no certificate: nodes show the
+// join token instead.
 func (a *Authority) ServeTLS() (*tls.Config, error) {
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -197,7 +200,8 @@ func (k NodeKey) Public() ([]byte, error) {
 	return x509.MarshalPKIXPublicKey(k.key.Public())
 }
 
-// BetweenNodes returns what a node accepts other nodes with and connects to them with: both sides show their certificates.
+// BetweenNodes returns what a node accepts other nodes with and connects to them with: both sides
+// show their certificates.
 func BetweenNodes(machine []byte, k NodeKey, certificate []byte) (accept, connect *tls.Config, err error) {
 	pool, err := pool(machine)
 	if err != nil {
@@ -209,7 +213,8 @@ func BetweenNodes(machine []byte, k NodeKey, certificate []byte) (accept, connec
 	return accept, connect, nil
 }
 
-// PeerNode reads the node's number from the certificate that the other side of a verified connection has shown.
+// PeerNode reads the node's number from the certificate that the other side of a verified
+// connection has shown.
 func PeerNode(state tls.ConnectionState) (uint32, error) {
 	if len(state.PeerCertificates) == 0 {
 		return 0, errors.New("trust: the other side shows no certificate")
@@ -236,5 +241,5 @@ func NewToken() string {
 	return hex.EncodeToString(b[:])
 }
 
-// SameToken compares two tokens in a time that tells nothing about them.
+// SameToken compares two tokens in constant time.
 func SameToken(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }

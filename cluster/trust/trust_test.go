@@ -17,7 +17,8 @@ import (
 	"testing"
 )
 
-// handshake connects both configurations over loopback, and sees to it that each side has judged the other.
+// handshake connects both configurations over loopback, and sees to it that each side has judged
+// the other.
 func handshake(t *testing.T, accept, connect *tls.Config) (server, client tls.ConnectionState, err error) {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", accept)
@@ -282,7 +283,7 @@ func TestPeerNode(t *testing.T) {
 	}
 }
 
-// A node's certificate certifies nobody else.
+// A node's certificate cannot sign another.
 func TestNodeIsNoAuthority(t *testing.T) {
 	a := authority(t)
 	key, err := NewNodeKey()

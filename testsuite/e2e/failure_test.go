@@ -135,7 +135,7 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 		ps := func() string { return m.margay("ps").stdout }
 		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
 		kill(t, victim)
-		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it anew") {
+		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it again") {
 			t.Errorf("%s killed: %v", name, r)
 		}
 	}

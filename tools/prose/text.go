@@ -1,10 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"go/scanner"
 	"go/token"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -33,8 +33,11 @@ func prose(name string, content []byte) []line {
 	return nil
 }
 
+// generated matches the line that marks a generated file (go help generate).
+var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+
 func proseOfGo(content []byte, test bool) []line {
-	if bytes.HasPrefix(content, []byte("// Code generated")) {
+	if generated.Match(content) {
 		return nil
 	}
 	files := token.NewFileSet()

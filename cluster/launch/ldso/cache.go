@@ -11,7 +11,8 @@ import (
 	"margay/cluster/launch/regular"
 )
 
-// maxConfig is how many bytes of the configuration of a loader are read. The cache of a system with ten thousand libraries has one MiB.
+// maxConfig is how many bytes of the configuration of a loader are read. The cache of a system with
+// ten thousand libraries has one MiB.
 const maxConfig = 64 << 20
 
 // readConfig reads a file of a loader's configuration.
@@ -28,7 +29,8 @@ func readConfig(path string) ([]byte, error) {
 	return data, err
 }
 
-// readCache reads the cache of the GNU loader. It is empty when there is none that this loader would use.
+// readCache reads the cache of the GNU loader. It is empty when there is none that this loader
+// would use.
 func readCache(path string) map[string][]string {
 	data, err := readConfig(path)
 	if err != nil {
@@ -37,7 +39,8 @@ func readCache(path string) map[string][]string {
 	return parseCache(data)
 }
 
-// The format of the cache, dl-cache.h of the GNU C library. Old ones begin with a table for older loaders, which the header follows.
+// The format of the cache, dl-cache.h of the GNU C library. Old ones begin with a table for older
+// loaders, which the header follows.
 const (
 	oldMagic   = "ld.so-1.7.0\x00"
 	oldHeader  = len(oldMagic) + 4
@@ -64,7 +67,8 @@ type cacheEntry struct {
 	Hwcap                uint64 // what the processor must have; 0: nothing
 }
 
-// parseCache returns the paths of each library of a cache, in its order, without those for particular processors.
+// parseCache returns the paths of each library of a cache, in its order, without those for
+// particular processors.
 func parseCache(data []byte) map[string][]string {
 	paths := make(map[string][]string)
 	data = skipOld(data)
@@ -101,7 +105,8 @@ func skipOld(data []byte) []byte {
 	return data[min(end, int64(len(data))):]
 }
 
-// stringAt returns the string that begins at an offset and ends with a NUL, as names of files do; empty: there is none.
+// stringAt returns the string that begins at an offset and ends with a NUL, as names of files do;
+// empty: there is none.
 func stringAt(text string, at uint32) string {
 	if int64(at) >= int64(len(text)) {
 		return ""

@@ -19,7 +19,7 @@ type loader interface {
 	indexed(name string, by *loaded) iter.Seq[string]
 	// index is the file that lists libraries, or their folders.
 	index() string
-	// system are the folders that the loader searches by itself.
+	// system are the folders that the loader searches by default.
 	system() []string
 }
 
@@ -70,7 +70,7 @@ func (w *walk) first(paths iter.Seq[string], by *loaded) *loaded {
 			return nil
 		}
 		if !filepath.IsAbs(path) {
-			path = w.dir + "/" + path // not cleaned: what is before a ".." may be a symbolic link
+			path = w.dir + "/" + path // not cleaned: the component before a ".." may be a symbolic link
 		}
 		if o := w.object(path); o != nil && o.machine == w.needs.Machine {
 			return &loaded{o, path, by}
@@ -95,8 +95,8 @@ func (w *walk) expandAll(list []string, by *loaded) iter.Seq[string] {
 // tokens are what stands for something else in paths.
 var tokens = regexp.MustCompile(`\$(\{[A-Za-z_]+\}|[A-Za-z_]+)`)
 
-// expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was built for one meaning of $LIB; all that
-// are in use are tried.
+// expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was
+// built for one meaning of $LIB; all that are in use are tried.
 func (w *walk) expand(path string, by *loaded) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, lib := range libFolders(w.needs.Machine) {

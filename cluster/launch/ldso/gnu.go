@@ -15,7 +15,8 @@ func (gnu) provides(string) bool { return false }
 
 func (g gnu) index() string { return g.config("ld.so.cache") }
 
-// named: RPATH of the file and of those that brought it, unless it has a RUNPATH, which comes after the environment.
+// named: RPATH of the file and of those that brought it, unless it has a RUNPATH, which comes after
+// the environment.
 func (g gnu) named(by *loaded) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for l := by; l != nil && !by.hasRunpath; l = l.by {
@@ -63,7 +64,8 @@ func (g gnu) indexed(name string, by *loaded) iter.Seq[string] {
 	}
 }
 
-// system: the folders of the distributions. A loader in another folder has its own C library beside it.
+// system: the folders of the distributions. A loader in another folder has its own C library beside
+// it.
 func (g gnu) system() (folders []string) {
 	for _, lib := range libFolders(g.needs.Machine) {
 		folders = append(folders, "/"+lib, "/usr/"+lib)

@@ -1,9 +1,11 @@
-// Package ldso finds the libraries that a dynamic loader would load for a program. It reads files and executes nothing: a file names
-// its own loader, so asking that loader, as ldd does, executes whatever the file chooses.
+// Package ldso finds the libraries that a dynamic loader would load for a program. It reads files
+// and executes nothing: a file names its own loader, so asking that loader, as ldd does, executes
+// whatever the file chooses.
 //
-// The order of the search is that of ld.so(8) of the GNU C library, or that of musl where the file names musl's loader. Variants of
-// libraries for newer processors (glibc-hwcaps) are left out, because nodes may have older ones, and so are auditors (LD_AUDIT, DT_AUDIT).
-// Whatever is read may be hostile. The size of each thing, the number of libraries and the number of places tried are bounded.
+// The search order follows ld.so(8) of the GNU C library, or musl if the file names musl's loader.
+// Library variants for newer processors (glibc-hwcaps) are omitted, because nodes may have older
+// ones, and so are auditors (LD_AUDIT, DT_AUDIT). All input may be hostile: its size, the number of
+// libraries and the number of places tried are bounded.
 package ldso
 
 import (
@@ -20,7 +22,8 @@ const (
 	maxTried     = 1 << 18 // paths
 )
 
-// Search finds libraries. It remembers those that it has read, for the next file. It is not safe for concurrent use.
+// Search finds libraries. It remembers those that it has read, for the next file. It is not safe
+// for concurrent use.
 type Search struct {
 	LibraryPath string // more folders with libraries, as in LD_LIBRARY_PATH
 	Preload     string // libraries that every program loads first, as in LD_PRELOAD
@@ -30,13 +33,15 @@ type Search struct {
 	read  map[string]*object  // libraries by path
 }
 
-// Needs is what a file needs to be loaded. All paths are absolute and as the loader makes them: a ".." in one may follow a symbolic link.
+// Needs is what a file needs to be loaded. All paths are absolute and as the loader makes them: a
+// ".." in one may follow a symbolic link.
 type Needs struct {
 	Machine elf.Machine // 0: of no machine whose loaders are known
 	Loader  string      // empty: the file names none, or none for its machine is here; then nothing else is known
 	// Libraries are those that are here, in the order in which they are loaded.
 	Libraries []string
-	// Index is the file that leads the loader to libraries outside of its default folders; empty: there are no such libraries.
+	// Index is the file that leads the loader to libraries outside of its default folders; empty:
+	// there are no such libraries.
 	Index string
 	// Missing are libraries that are needed and not here.
 	Missing []*Missing
@@ -52,8 +57,8 @@ func (m *Missing) Error() string {
 	return fmt.Sprintf("library %s, which %s needs: not found; LD_LIBRARY_PATH adds folders with libraries", m.Library, m.By)
 }
 
-// Needs returns what the file at an absolute path needs. loader is for files that name none, as libraries do; empty: they need nothing.
-// The error says why the file cannot be loaded at all.
+// Needs returns what the file at an absolute path needs. loader is for files that name none, as
+// libraries do; empty: they need nothing. The error says why the file cannot be loaded at all.
 func (s *Search) Needs(path, loader string) (Needs, error) {
 	main, err := readObject(path)
 	if err != nil {
@@ -67,7 +72,7 @@ func (s *Search) Needs(path, loader string) (Needs, error) {
 		return needs, nil
 	}
 	if !filepath.IsAbs(loader) {
-		return needs, fmt.Errorf("its dynamic loader, %q, is no absolute path", loader)
+		return needs, fmt.Errorf("its dynamic loader, %q, is not an absolute path", loader)
 	}
 	own := s.object(loader)
 	if own == nil || own.machine != main.machine {
@@ -119,7 +124,8 @@ type loaded struct {
 // origin is the folder of the file.
 func (l *loaded) origin() string { return l.path[:max(1, strings.LastIndexByte(l.path, '/'))] }
 
-// walk goes through all that is loaded for one file, breadth first as loaders do: each name once, however many files need it.
+// walk goes through all that is loaded for one file, breadth first as loaders do: each name once,
+// however many files need it.
 type walk struct {
 	*Search
 	loader loader

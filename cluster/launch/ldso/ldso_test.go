@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// image is an ELF file for x86-64 with an interpreter and a dynamic section, which need no compiler.
+// image is an ELF file for x86-64 with an interpreter and a dynamic section, which need no
+// compiler.
 type image struct {
 	interpreter string
 	dynamic     []elf.Dyn64 // the values of those with strings are set by text
@@ -61,7 +62,8 @@ func save(t *testing.T, data []byte, path ...string) string {
 	return name
 }
 
-// musl's loader searches in another order: the environment first, and what any file on the way to the program names; it is its own C library.
+// musl's loader searches in another order: the environment first, and what any file on the way to
+// the program names; it is its own C library.
 func TestMusl(t *testing.T) {
 	dir := t.TempDir()
 	s := &Search{etc: dir, LibraryPath: filepath.Join(dir, "env")}
@@ -79,7 +81,7 @@ func TestMusl(t *testing.T) {
 	}
 }
 
-// What a file may name as its loader: any path, of which only loaders for its own machine count.
+// A file may name any path as its loader, but only loaders for its own machine count.
 func TestLoaders(t *testing.T) {
 	dir := t.TempDir()
 	other := new(image).bytes()
@@ -95,7 +97,7 @@ func TestLoaders(t *testing.T) {
 		"a device":         {loader: os.DevNull},
 		"text":             {loader: save(t, []byte("#!/bin/sh\n"), dir, "text")},
 		"another machine":  {loader: save(t, other, dir, "other")},
-		"no absolute path": {loader: "good", err: `its dynamic loader, "good", is no absolute path`},
+		"no absolute path": {loader: "good", err: `its dynamic loader, "good", is not an absolute path`},
 	} {
 		program := save(t, (&image{interpreter: test.loader}).add(elf.DT_NEEDED, "libnone.so").bytes(), dir, "program")
 		needs, err := new(Search).Needs(program, "")
@@ -108,7 +110,8 @@ func TestLoaders(t *testing.T) {
 	}
 }
 
-// Libraries of the cache are found where the cache says; the files of the loader's own folders need no index on a node.
+// Libraries of the cache are found where the cache says; the files of the loader's own folders need
+// no index on a node.
 func TestCache(t *testing.T) {
 	dir := t.TempDir()
 	loader := save(t, new(image).bytes(), dir, "ld", "ld.so")
@@ -237,7 +240,7 @@ func spelling(path string, number int) string {
 	return path
 }
 
-// A library whose path is that of a FIFO is no library, and nothing waits.
+// A FIFO is not a library, and the search does not wait for it.
 func TestFIFO(t *testing.T) {
 	dir := t.TempDir()
 	loader := save(t, new(image).bytes(), dir, "ld.so")

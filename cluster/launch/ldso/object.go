@@ -12,7 +12,7 @@ import (
 	"margay/cluster/launch/regular"
 )
 
-// Bounds of what is read of a file.
+// Bounds for reading a file.
 const (
 	maxSegments = 64 << 10 // bytes of program headers, as in Linux
 	maxDynamic  = 1 << 20  // bytes of the dynamic section
@@ -21,7 +21,8 @@ const (
 	maxFolders  = 64 << 10 // bytes of a list of folders
 )
 
-// object is what a loader goes by in an ELF file. Sections, which it does not look at, are not read.
+// object is what a loader goes by in an ELF file. Sections, which it does not look at, are not
+// read.
 type object struct {
 	machine     elf.Machine
 	interpreter string   // the loader that the file names; empty: none
@@ -33,7 +34,8 @@ type object struct {
 	noDefault   bool // the folders of the system are not searched for it
 }
 
-// machineNames are the machines whose loaders are known, as paths name them. All have 64 bits and begin numbers with the lowest byte.
+// machineNames are the machines whose loaders are known, as paths name them. All have 64 bits and
+// begin numbers with the lowest byte.
 var machineNames = map[elf.Machine]string{elf.EM_X86_64: "x86_64", elf.EM_AARCH64: "aarch64", elf.EM_RISCV: "riscv64"}
 
 // readObject reads a file that can be loaded.
@@ -47,11 +49,12 @@ func readObject(path string) (*object, error) {
 }
 
 var (
-	errNotLoadable = errors.New("it is no ELF file that can be loaded")
+	errNotLoadable = errors.New("it is not a loadable ELF file")
 	errDamaged     = errors.New("it is an ELF file that is truncated or damaged")
 )
 
-// parseObject reads what a loader goes by. A file for a machine whose loaders are not known is an empty object.
+// parseObject reads what a loader goes by. A file for a machine whose loaders are not known is an
+// empty object.
 func parseObject(r io.ReaderAt) (*object, error) {
 	var h elf.Header64
 	if err := readAt(r, 0, &h); err != nil || string(h.Ident[:len(elf.ELFMAG)]) != elf.ELFMAG {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// systemLoader is the loader of this system, which the tests ask about files that they have made and files of the distribution.
+// systemLoader is the loader of this system, which the tests ask about files that they have made
+// and files of the distribution.
 func systemLoader(t *testing.T) string {
 	t.Helper()
 	shell, err := readObject("/bin/sh")
@@ -19,7 +20,8 @@ func systemLoader(t *testing.T) string {
 	return shell.interpreter
 }
 
-// ask returns what the loader says that a program loads, as paths, and the first library that it lacks. The environment counts.
+// ask returns what the loader says that a program loads, as paths, and the first library that it
+// lacks. The environment counts.
 func ask(t *testing.T, loader, program string) (libraries []string, missing string) {
 	t.Helper()
 	var text strings.Builder
@@ -47,7 +49,8 @@ func ask(t *testing.T, loader, program string) (libraries []string, missing stri
 	return libraries, ""
 }
 
-// agree demands that a search finds the same libraries as the loader, in the same order, or that both lack the same.
+// agree demands that a search finds the same libraries as the loader, in the same order, or that
+// both lack the same.
 func agree(t *testing.T, s *Search, loader, program string) Needs {
 	t.Helper()
 	t.Setenv("LD_LIBRARY_PATH", s.LibraryPath)

@@ -1,5 +1,5 @@
-// Package regular opens regular files and nothing else. A name that was a file a moment ago may be a FIFO by now: opening that would wait
-// for its writer, and opening a device may do something.
+// Package regular opens regular files and nothing else. A name that was a file a moment ago may be
+// a FIFO by now: opening that would wait for its writer, and opening a device may do something.
 package regular
 
 import (
@@ -9,10 +9,11 @@ import (
 	"syscall"
 )
 
-// ErrNot is the reason not to open what is no regular file.
+// ErrNot is the reason for not opening a file that is not regular.
 var ErrNot = errors.New("not a regular file")
 
-// Open opens a regular file for reading, and never waits. Symbolic links are followed. The error is a *fs.PathError.
+// Open opens a regular file for reading, and never waits. Symbolic links are followed. The error is
+// a *fs.PathError.
 func Open(path string) (*os.File, error) {
 	if err := check(path, func() (fs.FileInfo, error) { return os.Stat(path) }); err != nil {
 		return nil, err
@@ -33,7 +34,7 @@ func open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// check returns why what stat describes is not to be read.
+// check returns an error if the file described by stat must not be read.
 func check(path string, stat func() (fs.FileInfo, error)) error {
 	info, err := stat()
 	if err == nil && !info.Mode().IsRegular() {

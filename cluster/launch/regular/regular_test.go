@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// Only files are opened, those behind links included; a FIFO without a writer does not stop the reader.
+// Only files are opened, those behind links included; a FIFO without a writer does not stop the
+// reader.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	file, link, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"margay/cluster/provision/apt"
-	"margay/cluster/provision/linux"
+	"margay/initramfs/guestkernel"
 )
 
 // cache has one directory a kernel release.

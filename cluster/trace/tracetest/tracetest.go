@@ -1,5 +1,6 @@
-// Package tracetest checks that a text is a trace in the trace-event format, as strictly as we read its description ("Trace Event
-// Format", the document that chrome://tracing goes by): which fields an event of each phase has, and how events fit together.
+// Package tracetest checks that a text is a trace in the trace-event format, as strictly as we read
+// its description ("Trace Event Format", the document that chrome://tracing goes by): which fields
+// an event of each phase has, and how events fit together.
 package tracetest
 
 import (
@@ -66,7 +67,8 @@ func Parse(text []byte) (*Trace, error) {
 	return t, errors.Join(t.names(), t.nesting(), t.arrows())
 }
 
-// Readable checks only that a text is a trace all of whose events can be read, whether or not they make sense together.
+// Readable checks only that a text is a trace all of whose events can be read, whether or not they
+// make sense together.
 func Readable(text []byte) error {
 	t, err := decode(text)
 	if err != nil {
@@ -221,13 +223,14 @@ func (t *Trace) nesting() error {
 	return nil
 }
 
-// tiny is less than the nanosecond to which times are given; sums of them are not exact. In microseconds.
+// tiny is less than the nanosecond to which times are given; sums of them are not exact. In
+// microseconds.
 const tiny = 0.0005
 
 func ends(e Event) float64 { return *e.Time + *e.Took }
 
-// arrows checks that each arrow has one end and one beginning at most, that they are attached to slices which begin then, and that
-// none goes back in time further than the clocks can be wrong.
+// arrows checks that each arrow has one end and one beginning at most, that they are attached to
+// slices which begin then, and that none goes back in time further than the clocks can be wrong.
 func (t *Trace) arrows() error {
 	var slack float64
 	for _, n := range t.Other.Nodes {
