@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"margay/internal/check"
 )
 
 // endingOf begins the end of a machine, as Down does.
@@ -47,7 +49,7 @@ func TestDownOfAnother(t *testing.T) {
 			t.Errorf("%s: its holder lives: %v", state, alive)
 		}
 		if err := holder.Process.Kill(); err == nil {
-			await(t, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
+			check.Await(t, "end of the holder", func() bool { _, alive := d.Holder(); return !alive })
 		}
 	}
 	// It is still being made, and has no holder.

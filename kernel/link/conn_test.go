@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/internal/rights"
 )
 
 // bound lets nothing take longer than a while.
@@ -70,13 +72,8 @@ func TestGarbage(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer r.Close()
-			rights := unix.UnixRights(int(w.Fd()), int(w.Fd()))
-			var serr error
-			if err := a.raw.Write(func(fd uintptr) bool {
-				serr = unix.Sendmsg(int(fd), packet, rights, nil, 0)
-				return serr != unix.EAGAIN
-			}); err != nil || serr != nil {
-				t.Fatal(err, serr)
+			if _, _, err := a.socket.WriteMsgUnix(packet, rights.Encode(w, w), nil); err != nil {
+				t.Fatal(err)
 			}
 			w.Close()
 			if m, err := b.Recv(); err == nil || err == io.EOF {
@@ -116,14 +113,7 @@ func TestTooManyFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fds := make([]int, maxFiles+1)
-	for i := range fds {
-		fds[i] = int(w.Fd())
-	}
-	if err := a.raw.Control(func(fd uintptr) { err = unix.Sendmsg(int(fd), packet, unix.UnixRights(fds...), nil, 0) }); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
+	if _, _, err := a.socket.WriteMsgUnix(packet, rights.Encode(slices.Repeat([]*os.File{w}, maxFiles+1)...), nil); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()

@@ -10,19 +10,19 @@
 package link
 
 import (
-	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/rights"
 )
 
 // MaxPayload is the largest payload of one message, in bytes. It keeps a packet below the default socket buffer.
@@ -69,17 +69,11 @@ func (m Message) Decode(v any) error {
 }
 
 // CloseFiles closes the descriptors that came with a message nobody wants.
-func (m Message) CloseFiles() {
-	for _, f := range m.Files {
-		f.Close()
-	}
-}
+func (m Message) CloseFiles() { rights.Close(m.Files) }
 
 // Conn is one end of a link.
 type Conn struct {
-	file   *os.File
-	raw    syscall.RawConn
-	closed atomic.Bool
+	socket *net.UnixConn
 
 	recvMu sync.Mutex // one receiver at a time; guards buf and oob
 	buf    []byte
@@ -103,38 +97,29 @@ func Pair() (*Conn, *os.File, error) {
 
 // NewConn takes over f, one end of a link that was inherited or received. On an error f is closed.
 func NewConn(f *os.File) (*Conn, error) {
+	defer f.Close() // net.FileConn has a descriptor of its own
 	if kind, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
-		f.Close()
 		return nil, fmt.Errorf("link: descriptor is no SOCK_SEQPACKET socket (type %d): %w", kind, errors.Join(err, unix.EINVAL))
 	}
-	// Only a descriptor that is non-blocking when os.NewFile sees it can have deadlines.
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	f.Close()
+	conn, err := net.FileConn(f)
 	if err != nil {
-		return nil, fmt.Errorf("link: duplicate descriptor: %w", err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("link: make non-blocking: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "link")
-	raw, err := file.SyscallConn()
-	if err != nil {
-		file.Close()
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	return &Conn{file: file, raw: raw}, nil
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return nil, fmt.Errorf("link: descriptor is of %s, not of an AF_UNIX socket: %w", conn.LocalAddr().Network(), unix.EINVAL)
+	}
+	return &Conn{socket: socket}, nil
 }
 
 // Dup returns another descriptor of this end, to be kept by someone else while this Conn is closed or its process dies.
 func (c *Conn) Dup() (*os.File, error) {
-	var dup int
-	var derr error
-	err := c.raw.Control(func(fd uintptr) { dup, derr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
-	if err = cmp.Or(c.reason(err), derr); err != nil {
-		return nil, fmt.Errorf("link: duplicate descriptor: %w", err)
+	f, err := c.socket.File()
+	if err != nil {
+		return nil, fmt.Errorf("link: duplicate descriptor: %w", closed(err))
 	}
-	return os.NewFile(uintptr(dup), "link"), nil
+	return f, nil
 }
 
 // Send sends m, waiting while the socket is full, at most until the write deadline. The files stay the caller's.
@@ -143,21 +128,8 @@ func (c *Conn) Send(m Message) error {
 	if err != nil {
 		return err
 	}
-	var rights []byte
-	if len(m.Files) > 0 {
-		fds := make([]int, len(m.Files))
-		for i, f := range m.Files {
-			fds[i] = int(f.Fd())
-		}
-		rights = unix.UnixRights(fds...)
-	}
-	var serr error
-	err = c.raw.Write(func(fd uintptr) bool {
-		serr = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_NOSIGNAL)
-		return serr != unix.EAGAIN
-	})
-	if err = cmp.Or(c.reason(err), serr); err != nil {
-		return fmt.Errorf("link: send %q: %w", m.Kind, err)
+	if _, _, err := c.socket.WriteMsgUnix(packet, rights.Encode(m.Files...), nil); err != nil {
+		return fmt.Errorf("link: send %q: %w", m.Kind, closed(err))
 	}
 	return nil
 }
@@ -169,22 +141,18 @@ func (c *Conn) Recv() (Message, error) {
 	defer c.recvMu.Unlock()
 	if c.buf == nil {
 		c.buf = make([]byte, maxPacket)
-		c.oob = make([]byte, unix.CmsgSpace(maxFiles*4))
+		c.oob = make([]byte, rights.Space(maxFiles))
 	}
-	var n, oobn, flags int
-	var rerr error
-	err := c.raw.Read(func(fd uintptr) bool {
-		n, oobn, flags, _, rerr = unix.Recvmsg(int(fd), c.buf, c.oob, unix.MSG_CMSG_CLOEXEC)
-		return rerr != unix.EAGAIN
-	})
-	if err = cmp.Or(c.reason(err), rerr); err != nil {
-		return Message{}, fmt.Errorf("link: receive: %w", err)
+	n, oobn, flags, _, err := c.socket.ReadMsgUnix(c.buf, c.oob)
+	ended := errors.Is(err, io.EOF)
+	if err != nil && !ended {
+		return Message{}, fmt.Errorf("link: receive: %w", closed(err))
 	}
-	files, err := files(c.oob[:oobn])
-	if err != nil {
-		return Message{}, err
+	files, ferr := rights.Decode(c.oob[:oobn], "received")
+	if ferr != nil {
+		return Message{}, fmt.Errorf("link: %w", ferr)
 	}
-	if n == 0 && len(files) == 0 {
+	if ended && len(files) == 0 {
 		return Message{}, io.EOF
 	}
 	m, err := decode(c.buf[:n])
@@ -200,23 +168,20 @@ func (c *Conn) Recv() (Message, error) {
 }
 
 // SetDeadline bounds every later Send and Recv; the zero time removes the bound.
-func (c *Conn) SetDeadline(t time.Time) error { return c.file.SetDeadline(t) }
+func (c *Conn) SetDeadline(t time.Time) error { return c.socket.SetDeadline(t) }
 
 // SetReadDeadline bounds every later Recv.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.file.SetReadDeadline(t) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.socket.SetReadDeadline(t) }
 
 // SetWriteDeadline bounds every later Send.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.file.SetWriteDeadline(t) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.socket.SetWriteDeadline(t) }
 
 // Close closes this end. A Recv or Send under way returns with os.ErrClosed.
-func (c *Conn) Close() error {
-	c.closed.Store(true)
-	return c.file.Close()
-}
+func (c *Conn) Close() error { return c.socket.Close() }
 
-// reason returns err of raw, which does not know os.ErrClosed.
-func (c *Conn) reason(err error) error {
-	if err != nil && c.closed.Load() {
+// closed returns err of a socket. One that this side has closed is os.ErrClosed, as with a file.
+func closed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
 		return os.ErrClosed
 	}
 	return err
@@ -260,25 +225,4 @@ func decode(packet []byte) (Message, error) {
 		m.Payload = append([]byte(nil), p...)
 	}
 	return m, nil
-}
-
-func files(oob []byte) ([]*os.File, error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("link: control message: %w", err)
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue // credentials and the like: not ours to keep
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	return files, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
@@ -73,7 +74,7 @@ func TestRestart(t *testing.T) {
 		if reply.Status != wire.StatusOK || len(files) != 3 {
 			t.Errorf("rank %d: hello again: %+v", rank, reply)
 		}
-		closeAll(files)
+		rights.Close(files)
 	}
 }
 
@@ -125,7 +126,7 @@ func TestRestartBeforeAnswer(t *testing.T) {
 		t.Errorf("it is told %+v", reply)
 	}
 	reply, files := a.ask(wire.Request{Op: wire.OpHello, Call: 42, Value: wire.Version}, nil)
-	defer closeAll(files)
+	defer rights.Close(files)
 	if reply.Status != wire.StatusOK || reply.Call != 42 {
 		t.Errorf("asking again: %+v", reply)
 	}
@@ -337,7 +338,7 @@ func (a *app) insert(object []byte, settings ...wire.Setting) wire.Reply {
 	}
 	defer f.Close()
 	reply, files := a.ask(wire.Request{Op: wire.OpInsert, Settings: settings}, f)
-	closeAll(files)
+	rights.Close(files)
 	return reply
 }
 
@@ -348,7 +349,7 @@ func TestRestartKeepsPlaces(t *testing.T) {
 	at := func(who *app, name string) uint64 {
 		t.Helper()
 		reply, files := who.ask(wire.Request{Op: wire.OpRegion, Name: name, Value: 10}, nil)
-		closeAll(files)
+		rights.Close(files)
 		if reply.Status != wire.StatusOK || len(files) != 1 {
 			t.Fatalf("region %s: %+v", name, reply)
 		}
@@ -379,7 +380,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer region.Close()
-	closeAll(files)
+	rights.Close(files)
 	// The first one drops what the last one would consume; those between are 1..8, so that their order by name is another.
 	var handles []uint32
 	for range 9 {
@@ -411,7 +412,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 		t.Fatalf("state: %+v", reply)
 	}
 	table, err := memory.Attach("table", int(files[0].Fd()), int(reply.Values[0]))
-	closeAll(files)
+	rights.Close(files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -513,7 +514,7 @@ func TestAdoptIncomplete(t *testing.T) {
 			if reply, files := a.ask(wire.Request{Op: wire.OpRegion, Name: "r", Value: 10}, nil); reply.Status != wire.StatusOK {
 				t.Fatalf("region: %+v", reply)
 			} else {
-				closeAll(files)
+				rights.Close(files)
 			}
 			if reply := a.insert(accumulate.Object); reply.Handle != 1 {
 				t.Fatalf("insert: %+v", reply)

@@ -7,32 +7,17 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/rights"
 )
 
 // What a rank sends through its sockets may have descriptors of anything with it. To close the last one of a file may take as long
 // as the rank likes: a socket that lingers (SO_LINGER) waits for years for its data to be taken. Linux does not wait where a thread
 // that ends is the last one, so such a thread closes whatever comes from a rank.
 
-// rightsSpace is the room for as many descriptors as come at once (SCM_MAX_FD of Linux), so that Linux closes none here.
-var rightsSpace = unix.CmsgSpace(4 * 253)
-
 // received takes the descriptors that came with a message.
 func received(oob []byte) []*os.File {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "request"))
-		}
-	}
+	files, _ := rights.Decode(oob, "request") // Linux has written it
 	return files
 }
 
@@ -44,7 +29,7 @@ func closeForeign(files []*os.File) {
 	copied, closed := make(chan struct{}), make(chan struct{})
 	go holdOpen(copied, closed)
 	<-copied
-	closeAll(files)
+	rights.Close(files)
 	close(closed)
 }
 
@@ -68,11 +53,11 @@ func holdOpen(copied chan<- struct{}, closed <-chan struct{}) {
 }
 
 // takeForeign waits for what a rank sends through a stream, and returns the descriptors that came with it. It needs room for both.
-func takeForeign(s syscall.RawConn, data, rights []byte) ([]*os.File, error) {
+func takeForeign(s syscall.RawConn, data, control []byte) ([]*os.File, error) {
 	var n, oobn int
 	var err error
 	rerr := s.Read(func(fd uintptr) bool {
-		n, oobn, _, _, err = unix.Recvmsg(int(fd), data, rights, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		n, oobn, _, _, err = unix.Recvmsg(int(fd), data, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		return err != unix.EAGAIN
 	})
 	switch {
@@ -83,7 +68,7 @@ func takeForeign(s syscall.RawConn, data, rights []byte) ([]*os.File, error) {
 	case n == 0:
 		return nil, os.ErrClosed
 	}
-	return received(rights[:oobn]), nil
+	return received(control[:oobn]), nil
 }
 
 // holdSocket returns another descriptor of a socket, which has it stay when it is closed.

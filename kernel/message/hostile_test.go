@@ -16,6 +16,7 @@ import (
 
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
@@ -279,7 +280,7 @@ func TestHostileRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := check.Descriptors(t)
-			var rights []byte
+			var control []byte
 			if c.file != nil {
 				f := c.file()
 				defer f.Close()
@@ -287,20 +288,20 @@ func TestHostileRequests(t *testing.T) {
 				if name == "insert a pipe" {
 					before++
 				}
-				rights = unix.UnixRights(slices.Repeat([]int{int(f.Fd())}, c.files)...)
+				control = unix.UnixRights(slices.Repeat([]int{int(f.Fd())}, c.files)...)
 			}
-			if _, _, err := a.socket.WriteMsgUnix(c.bytes, rights, nil); err != nil {
+			if _, _, err := a.socket.WriteMsgUnix(c.bytes, control, nil); err != nil {
 				t.Fatal(err)
 			}
 			a.t = t
 			reply, files := a.answer()
-			closeAll(files)
+			rights.Close(files)
 			if reply.Status != c.want || (reply.Text == "") != (c.want == wire.StatusOK) {
 				t.Errorf("reply %+v, want status %d", reply, c.want)
 			}
 			check.Await(t, "end of the files that came", func() bool { return check.Descriptors(t) <= before })
 			if reply, files := a.ask(wire.Request{Op: wire.OpStats, Call: 77, Handle: good.Handle}, nil); reply.Call != 77 || reply.Status != wire.StatusOK {
-				closeAll(files)
+				rights.Close(files)
 				t.Errorf("the next request: %+v", reply)
 			}
 		})

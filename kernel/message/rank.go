@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 	"margay/kernel/record"
 	"margay/nimble/memory"
@@ -205,9 +206,9 @@ func (r *rank) flush() {
 
 // listen waits for the rank to ring.
 func (r *rank) listen() {
-	data, rights := make([]byte, 256), make([]byte, rightsSpace)
+	data, control := make([]byte, 256), make([]byte, rights.Space(rights.Most))
 	for {
-		files, err := takeForeign(r.bell.raw, data, rights)
+		files, err := takeForeign(r.bell.raw, data, control)
 		if err != nil {
 			return
 		}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
@@ -20,7 +21,7 @@ import (
 // serve answers the requests of a rank until its socket is closed.
 func (r *rank) serve() {
 	buf := make([]byte, wire.MaxRequest+1)
-	rights := make([]byte, rightsSpace)
+	control := make([]byte, rights.Space(rights.Most))
 	asking := &r.job.ledger.asking[r.index]
 	if *asking != 0 {
 		_ = r.reply(wire.Reply{Call: uint32(*asking - 1), Status: wire.StatusAgain, Text: "the node kernel was started again before it answered"}, nil)
@@ -33,11 +34,11 @@ func (r *rank) serve() {
 		}
 		// Whoever takes this node kernel's place will know whom it owes an answer.
 		*asking = 1 + uint64(call)
-		n, oobn, _, _, err := r.socket.ReadMsgUnix(buf, rights)
+		n, oobn, _, _, err := r.socket.ReadMsgUnix(buf, control)
 		if err != nil || n == 0 {
 			return
 		}
-		files := received(rights[:oobn])
+		files := received(control[:oobn])
 		request, err := wire.DecodeRequest(buf[:n])
 		reply := wire.Reply{Status: wire.StatusInvalid}
 		var give []*os.File
@@ -51,7 +52,7 @@ func (r *rank) serve() {
 		}
 		closeForeign(files)
 		err = r.reply(reply, give)
-		closeAll(give)
+		rights.Close(give)
 		if err != nil {
 			return
 		}
@@ -77,22 +78,8 @@ func (r *rank) nextCall() (call uint32, err error) {
 }
 
 func (r *rank) reply(reply wire.Reply, give []*os.File) error {
-	var rights []byte
-	if len(give) > 0 {
-		fds := make([]int, len(give))
-		for i, f := range give {
-			fds[i] = int(f.Fd())
-		}
-		rights = unix.UnixRights(fds...)
-	}
-	_, _, err := r.socket.WriteMsgUnix(reply.Encode(), rights, nil)
+	_, _, err := r.socket.WriteMsgUnix(reply.Encode(), rights.Encode(give...), nil)
 	return err
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
 }
 
 // do carries out a request. The files that it returns go to the rank and are closed then.
@@ -178,7 +165,7 @@ func (r *rank) openings() (files []*os.File, err error) {
 	for _, s := range []*socketEnds{&r.bell, &r.alarm} {
 		f, err := keep.Duplicate(s.far.Fd(), s.far.Name())
 		if err != nil {
-			closeAll(files)
+			rights.Close(files)
 			return nil, err
 		}
 		files = append(files, f)

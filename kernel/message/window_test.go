@@ -11,8 +11,8 @@ import (
 
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/fabric"
-	"margay/kernel/slot"
-	"margay/kernel/wire"
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 )
 
 // heldFor returns the bytes of messages for a rank that its node has in memory of its own.

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 )
 
@@ -126,7 +127,7 @@ func (j *Job) mapState(q wire.Request) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	defer closeAll(files)
+	defer rights.Close(files)
 	if len(files) != 1 {
 		return State{}, fmt.Errorf("the node kernel sent %d descriptors", len(files))
 	}

@@ -28,11 +28,11 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"margay/internal/cond"
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 )
 
@@ -131,16 +131,16 @@ func (j *Job) open() error {
 		return fmt.Errorf("margay: init: %w", err)
 	}
 	if len(files) != 3 {
-		closeAll(files)
+		rights.Close(files)
 		return fmt.Errorf("margay: init: the node kernel sent %d descriptors", len(files))
 	}
 	defer files[0].Close()
 	if j.memory, err = mapFile(files[0]); err != nil {
-		closeAll(files[1:])
+		rights.Close(files[1:])
 		return err
 	}
 	if j.area, j.header, err = wire.OpenArea(j.memory); err != nil {
-		closeAll(files[1:])
+		rights.Close(files[1:])
 		return fmt.Errorf("margay: init: %w", err)
 	}
 	j.send = j.area.SendProducer()
@@ -471,7 +471,7 @@ func (j *Job) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File, error)
 			continue
 		}
 		if err != nil {
-			closeAll(files)
+			rights.Close(files)
 			return reply, nil, err
 		}
 		return reply, files, nil
@@ -487,54 +487,29 @@ func (j *Job) askOnce(q wire.Request, give *os.File) (wire.Reply, []*os.File, er
 	if err != nil {
 		return wire.Reply{}, nil, err
 	}
-	var rights []byte
+	var control []byte
 	if give != nil {
-		rights = syscall.UnixRights(int(give.Fd()))
+		control = rights.Encode(give)
 	}
-	if _, _, err := j.socket.WriteMsgUnix(packet, rights, nil); err != nil {
+	if _, _, err := j.socket.WriteMsgUnix(packet, control, nil); err != nil {
 		return wire.Reply{}, nil, fmt.Errorf("ask the node kernel: %w", err)
 	}
 	buf := make([]byte, wire.ReplySize)
-	oob := make([]byte, syscall.CmsgSpace(4*4))
+	oob := make([]byte, rights.Space(4))
 	for {
 		n, oobn, _, _, err := j.socket.ReadMsgUnix(buf, oob)
 		if err != nil {
 			return wire.Reply{}, nil, fmt.Errorf("the node kernel's answer: %w", err)
 		}
-		files := received(oob[:oobn])
+		files, _ := rights.Decode(oob[:oobn], "margay") // Linux has written it
 		reply, err := wire.DecodeReply(buf[:n])
 		if err == nil && reply.Call == q.Call {
 			return reply, files, nil
 		}
-		closeAll(files)
+		rights.Close(files)
 		if err != nil {
 			return reply, nil, err
 		}
-	}
-}
-
-func received(oob []byte) []*os.File {
-	messages, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := syscall.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			syscall.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "margay"))
-		}
-	}
-	return files
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 )
 
@@ -19,7 +20,7 @@ func (j *Job) FixedRegion(name string, size int) (State, error) {
 	if err != nil {
 		return State{}, fmt.Errorf("margay: region %s: %w", name, err)
 	}
-	defer closeAll(files)
+	defer rights.Close(files)
 	if len(files) != 1 {
 		return State{}, fmt.Errorf("margay: region %s: the node kernel sent %d descriptors", name, len(files))
 	}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 )
 
@@ -141,7 +142,7 @@ func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
 // request waits for the rank's next request and its file.
 func (k *Kernel) request() (wire.Request, *os.File) {
 	k.t.Helper()
-	buf, oob := make([]byte, wire.MaxRequest+1), make([]byte, unix.CmsgSpace(4))
+	buf, oob := make([]byte, wire.MaxRequest+1), make([]byte, rights.Space(1))
 	k.socket.SetReadDeadline(time.Now().Add(patience))
 	n, oobn, _, _, err := k.socket.ReadMsgUnix(buf, oob)
 	if err != nil {
@@ -151,30 +152,21 @@ func (k *Kernel) request() (wire.Request, *os.File) {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(messages) == 0 {
-		return q, nil
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
+	files, err := rights.Decode(oob[:oobn], "given")
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	return q, os.NewFile(uintptr(fds[0]), "given")
+	if len(files) == 0 {
+		return q, nil
+	}
+	return q, files[0]
 }
 
 // answer answers a request.
 func (k *Kernel) answer(q wire.Request, r wire.Reply, files ...*os.File) {
 	k.t.Helper()
 	r.Call = q.Call
-	var rights []byte
-	if len(files) > 0 {
-		var fds []int
-		for _, f := range files {
-			fds = append(fds, int(f.Fd()))
-		}
-		rights = unix.UnixRights(fds...)
-	}
-	if _, _, err := k.socket.WriteMsgUnix(r.Encode(), rights, nil); err != nil {
+	if _, _, err := k.socket.WriteMsgUnix(r.Encode(), rights.Encode(files...), nil); err != nil {
 		k.t.Fatal(err)
 	}
 }

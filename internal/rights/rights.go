@@ -1,0 +1,57 @@
+// Package rights passes file descriptors beside the data of an AF_UNIX socket (SCM_RIGHTS, unix(7)).
+package rights
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Most is how many descriptors come with one message at most (SCM_MAX_FD of Linux).
+const Most = 253
+
+// Space returns the room for the control data of n descriptors, in bytes. Linux closes the ones that find no room.
+func Space(n int) int { return unix.CmsgSpace(4 * n) }
+
+// Encode returns the control data that carries files, nil for none. The files stay the caller's, and open until it is sent.
+func Encode(files ...*os.File) []byte {
+	if len(files) == 0 {
+		return nil
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	return unix.UnixRights(fds...)
+}
+
+// Decode returns the files of received control data, which the caller owns, each with the given name. Credentials and the like are
+// passed over. The data must have been received with MSG_CMSG_CLOEXEC, as package net does.
+func Decode(data []byte, name string) ([]*os.File, error) {
+	if len(data) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(data)
+	if err != nil {
+		return nil, fmt.Errorf("control message: %w", err)
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), name))
+		}
+	}
+	return files, nil
+}
+
+// Close closes all files.
+func Close(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
