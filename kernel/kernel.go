@@ -2,8 +2,10 @@
 // messages and runs their extensions. Who asks it to do so, and who is told what happens, is the caller's (Sink): the node
 // kernel knows no control protocol.
 //
-// Locks: Node.mu guards the table of jobs, which cores are for applications, and what each job's cores are; it is not held while
-// a container is asked anything.
+// Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing (held while a task that waits
+// for the scheduler comes, goes, or is given to it), Node.mu. The last guards the table of jobs, which cores are for applications,
+// and what each job's cores are; it is not held while a container is asked anything. Node.scheduling is held while the policies
+// of a core are set, and for none of the others.
 package kernel
 
 import (

@@ -60,8 +60,8 @@
 //
 // # Locks
 //
-// An Extension has two: running, held during a run, and open, held for reading
-// by whoever uses its memory without running it. Close takes running before
-// open. The only other lock in nimble is that of the pages for emitted code, in
+// An Extension has two: Extension.running, held during a run, and
+// Extension.open, held for reading while its memory is used without running it.
+// Close takes the first before the second. The only other lock in nimble is that of the pages for emitted code, in
 // engine/subroutine, which is held for no other.
 package nimble

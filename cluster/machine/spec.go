@@ -4,6 +4,9 @@
 // node's own: the virtual machines and their switch, or the namespaces and their bridge. It starts serve, and starts it
 // again whenever it ends. When the holder ends, however that comes, all of it ends: children get a signal from the kernel
 // (package qemu/child), and a pipe that only the holder holds runs dry.
+//
+// Locks: holder.mu guards what serve is told of nodes. hosted.mu and virtual.mu guard the tables of nodes of the two substrates.
+// None of the three is held while another one is taken.
 package machine
 
 import (

@@ -11,7 +11,8 @@
 // An extension that faults is not asked again about that event, which goes the slot's default way; after slot.FaultLimit
 // faults it is removed. The Manager remembers removed extensions and why, for those who ask.
 //
-// Locks: Set.mu guards the tables of a set. The chains are read without a lock: they are replaced, never changed. An
+// Locks, outermost first: Set.mu guards the tables of a set, Manager.mu those of the node; history.mu and pace.mu are taken last.
+// Extension.lending is held while memory of maps is lent, and for writing when it is given back, with none of the others. The chains are read without a lock: they are replaced, never changed. An
 // extension's own locks make its removal wait for the run under way (package nimble) and for those who were lent its memory.
 // Whoever watches a slot is called with no lock held.
 package extension

@@ -1,5 +1,7 @@
 // Package gate bounds what connections cost whose other side has not shown yet who it is: how many there are, in all and from one
 // address, for how long, and how much is written about them.
+//
+// Locks: Gate.mu guards the counts of connections, Log.mu those of lines. Neither is held while the other one is taken.
 package gate
 
 import (

@@ -27,9 +27,10 @@
 // when the other nodes have the messages that its ranks had sent when they entered: it asks those to which it has sent any
 // since they last said so. A rank is let out behind the messages that wait for room in its ring.
 //
-// Locks, outermost first: Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
-// messages are handed to extensions and ranks), rank.mu, Job.mu. Frames that are not messages are sent with none but the
-// first two held: sending them never waits.
+// Locks, outermost first: Engine.spinning (held while the spinner begins or ends), Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
+// messages are handed to extensions and ranks), rank.mu, Job.mu. Frames that are not messages are sent with none but
+// Job.sending and Job.receiving held: sending them never waits. Engine.mu guards the table of jobs and the transport. It is
+// taken last, and held for no other.
 package message
 
 import (

@@ -9,7 +9,7 @@
 // Recording is on as long as somebody reads: each read makes it last for Lease. So it ends when its readers are gone, however
 // they went.
 //
-// Locks: Recorder.mu guards who reads; each ring has a lock of its own, which is held while one event is added or a few are
+// Locks: Recorder.mu guards who reads; each ring has a lock of its own, ring.mu, which is held while one event is added or a few are
 // copied. The two are not held together.
 package record
 

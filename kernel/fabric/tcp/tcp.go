@@ -7,7 +7,7 @@
 // connecting node answers 'y' if it still has no connection, and hangs up otherwise. That is how both settle on one connection
 // when both begin at the same moment. Then both send frames, each a 4-byte big-endian length and that many bytes.
 //
-// Locks: Transport.mu, then peer.mu.
+// Locks, outermost first: peer.serving (held while the handler is called for a node, which may send), Transport.mu, peer.mu.
 package tcp
 
 import (

@@ -24,7 +24,7 @@
 // and the core is idle until then. Lacks or the log says so.
 //
 // Locks, outermost first: core.mu guards everything of a core, also while a policy is asked; Enforcer.mu guards the table of
-// cores. Nobody who holds either waits for a goroutine.
+// cores; core.ringing, taken last, keeps the bell open while it is rung. Nobody who holds either waits for a goroutine.
 package priority
 
 import (
