@@ -21,7 +21,7 @@ func TestLack(t *testing.T) {
 	}
 	script := write(t, 0o700, "#!"+python+"\n", prefix, "script.py")
 	wrapper := write(t, 0o700, "#!"+bash+"\n", prefix, "shims", "python3")
-	const leftBehind = "files that arguments name do not go along by themselves:"
+	const leftBehind = "files that arguments name are not copied automatically:"
 	for _, test := range []struct {
 		name, program string
 		with          []string

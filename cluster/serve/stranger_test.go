@@ -15,8 +15,8 @@ import (
 	"margay/cluster/trust"
 )
 
-// Strangers at the nodes' port get neither room nor the log, however many they are and whatever they say, and nodes are served
-// again when they are gone.
+// Strangers at the nodes' port get neither room nor the log, however many they are and whatever
+// they say, and nodes are served again when they are gone.
 func TestStrangers(t *testing.T) {
 	tooLong := binary.BigEndian.AppendUint32(nil, control.MaxFrame)
 	cases := map[string]func(m *machine){
@@ -48,7 +48,7 @@ func TestStrangers(t *testing.T) {
 				if len(m.log) > 60 || len(text) > 20_000 || strings.Contains(text, "\x1b") {
 					t.Errorf("%d lines, %d bytes: %s", len(m.log), len(text), text)
 				}
-				if name == "silent" && !strings.Contains(text, "others from there have not shown who they are") {
+				if name == "silent" && !strings.Contains(text, "others from there have not authenticated") {
 					t.Errorf("it does not say why connections are closed: %s", text)
 				}
 				if name != "hang up" && !strings.Contains(text, "more such lines in the last 5s were left out") {
@@ -59,7 +59,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// A node gets neither more room nor more of the log by showing its token again and again, or by registering again and again.
+// A node gets neither more room nor more of the log by showing its token again and again, or by
+// registering again and again.
 func TestNodeThatRepeatsItself(t *testing.T) {
 	greet := func(m *machine) *control.Conn {
 		conn := m.dial()

@@ -1,10 +1,11 @@
 // Package cgroup makes the control groups (cgroup v2) that bound and end what runs on a node.
 //
-// A node's tree is flat: <base>/system for PID 1 and the node kernel, and one group per job with two groups, "init" for the
-// job's init and "ranks" for everything the application starts, with a group below it for each of its ranks, so that one can
-// be frozen. Memory is limited in the job's group, so that the RAM disk,
-// which the init fills, counts as the job's; out-of-memory kills the whole "ranks" leaf and nothing else. Cores and the
-// number of processes are limited in "ranks", so that an application that takes all of them leaves its init alone.
+// A node's tree is flat: <base>/system for PID 1 and the node kernel, and one group per job with
+// two groups, "init" for the job's init and "ranks" for everything the application starts, with a
+// group below it for each of its ranks, so that one can be frozen. Memory is limited in the job's
+// group, so that the RAM disk, which the init fills, counts as the job's; out-of-memory kills the
+// whole "ranks" leaf and nothing else. Cores and the number of processes are limited in "ranks", so
+// that an application that takes all of them leaves its init alone.
 package cgroup
 
 import (
@@ -35,8 +36,9 @@ type Tree struct {
 	base string // absolute path of the group that holds everything of the node
 }
 
-// Open takes the cgroup v2 group at base as a node's own, creates its "system" leaf, moves the calling process and the
-// given others there, and turns on the controllers. It returns an error that wraps ErrUnavailable when that cannot be had.
+// Open takes the cgroup v2 group at base as a node's own, creates its "system" leaf, moves the
+// calling process and the given others there, and turns on the controllers. It returns an error
+// that wraps ErrUnavailable when that cannot be had.
 func Open(base string, pids ...int) (*Tree, error) {
 	have, err := os.ReadFile(filepath.Join(base, "cgroup.controllers"))
 	if err != nil {
@@ -68,16 +70,16 @@ type Limits struct {
 	Memory int64 // bytes, page cache and RAM disk included
 	Pids   int   // processes and threads of the application
 	Cores  []int // the only cores the application's processes may run on
-	Ranks  []int // the application's ranks, each of which gets a group of its own
+	Ranks  []int // the application's ranks, each in a group of its own
 }
 
 // Job is the group of one job.
 type Job struct{ path string }
 
-// Create makes the group of the job called name. A group that is left from before is emptied and made anew.
+// Create makes the group of the job called name. A leftover group is emptied and created again.
 func (t *Tree) Create(name string, l Limits) (*Job, error) {
 	if name == systemLeaf || name == "." || !filepath.IsLocal(name) || strings.Contains(name, "/") {
-		return nil, fmt.Errorf("cgroup: %q is no name of a job", name)
+		return nil, fmt.Errorf("cgroup: %q is not the name of a job", name)
 	}
 	if l.Memory < 0 || l.Pids < 0 {
 		return nil, fmt.Errorf("cgroup: limits %+v of %s are negative", l, name)
@@ -97,7 +99,8 @@ func (t *Tree) Create(name string, l Limits) (*Job, error) {
 	return j, nil
 }
 
-// Job returns the group of the job called name, which Create made, in this process or an earlier one.
+// Job returns the group of the job called name, which Create made, in this process or an earlier
+// one.
 func (t *Tree) Job(name string) *Job { return &Job{path: filepath.Join(t.base, name)} }
 
 func (j *Job) limit(l Limits) error {
@@ -139,7 +142,7 @@ func (j *Job) limit(l Limits) error {
 // rankPrefix begins the names of the groups of ranks.
 const rankPrefix = "rank-"
 
-// RankName is the name of a rank's group below that of Ranks.
+// RankName is the name of a rank's group below the group of Ranks.
 func RankName(rank int) string { return rankPrefix + strconv.Itoa(rank) }
 
 // Rank returns the path of a rank's group.
@@ -159,7 +162,8 @@ func (j *Job) open(leaf string) (*os.File, error) {
 	return f, nil
 }
 
-// OOMKills returns how many of the job's processes, its init included, the kernel has killed for want of memory.
+// OOMKills returns how many of the job's processes, its init included, the kernel has killed for
+// want of memory.
 func (j *Job) OOMKills() int {
 	text, err := os.ReadFile(filepath.Join(j.path, "memory.events"))
 	if err != nil {
@@ -183,7 +187,8 @@ func (j *Job) Kill() error {
 	return err
 }
 
-// Remove kills what is left in the job's group and removes it, waiting at most for the given time.
+// Remove kills the remaining processes of the job's group and removes it, waiting at most for the
+// given time.
 func (j *Job) Remove(wait time.Duration) error {
 	deadline := time.Now().Add(wait)
 	for {

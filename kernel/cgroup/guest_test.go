@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// eat takes memory until there is no more.
+// eat allocates memory until none is left.
 func eat() {
 	fmt.Println("up")
 	for {
@@ -288,7 +288,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// An application at its limit of processes gets no more, and its init does.
+// An application at its limit of processes cannot start another, but its init can.
 func TestTooManyProcesses(t *testing.T) {
 	const limit = 30
 	j := create(t, tree(t), Limits{Pids: limit})

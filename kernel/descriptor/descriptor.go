@@ -1,4 +1,5 @@
-// Package descriptor keeps descriptors that a process was started with from the processes that it starts.
+// Package descriptor keeps descriptors that a process was started with from the processes that it
+// starts.
 package descriptor
 
 import (
@@ -10,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CloseOnExec marks every descriptor of this process from first on to be closed in the programs that it starts, but for those that
-// a start passes on explicitly. What Go opens is marked already: this is for what the process has inherited.
+// CloseOnExec marks every descriptor of this process from first on to be closed in the programs
+// that it starts, but for those that a start passes on explicitly. What Go opens is marked already:
+// this is for what the process has inherited.
 func CloseOnExec(first int) error {
 	err := unix.CloseRange(uint(first), ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
 	// Linux has that since 5.11; the call came before the flag.

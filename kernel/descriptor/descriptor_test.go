@@ -25,7 +25,8 @@ func inherited(t *testing.T, count int) (fds []int) {
 	return fds
 }
 
-// leaked returns which of the descriptors a program has that this process starts. It is passed another one as its 3.
+// leaked returns which of the descriptors a program has that this process starts. It is passed
+// another one as its 3.
 func leaked(t *testing.T, fds []int) (in []int) {
 	t.Helper()
 	passed, err := os.Open(os.DevNull)

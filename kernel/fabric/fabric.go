@@ -1,5 +1,6 @@
-// Package fabric is the network between the nodes of a machine as the node kernel sees it: frames for messages, which are
-// many and small, and streams for bulk data. Transports are siblings below this package.
+// Package fabric is the network between the nodes of a machine as the node kernel sees it: frames
+// for messages, which are many and small, and streams for bulk data. Transports are siblings below
+// this package.
 package fabric
 
 import (
@@ -23,11 +24,12 @@ const (
 	System
 	Classes // how many there are
 
-	// Prompt frames are user frames for which Send does not wait: the sender bounds by itself what is on its way.
+	// Prompt frames are user frames that Send accepts without waiting: the sender itself bounds the
+	// frames in flight.
 	Prompt Class = -1
 )
 
-// ErrUnknownNode reports a node whose address was never told (Meet).
+// ErrUnknownNode reports a node without an address (see Meet).
 var ErrUnknownNode = errors.New("fabric: unknown node")
 
 // ErrClosed reports use of a transport after Close.
@@ -35,13 +37,15 @@ var ErrClosed = errors.New("fabric: transport closed")
 
 // Transport moves frames and streams between this node and others. It is safe for concurrent use.
 //
-// Frames to one node arrive whole, in order within their class, at most once. They can be lost only when the connection to
-// that node breaks, which both sides are told (Handler.Broken); what is sent afterwards goes over a new one.
+// Frames to one node arrive whole, in order within their class, at most once. They can be lost only
+// when the connection to that node breaks, which is reported to both sides (Handler.Broken); later
+// frames use a new one.
 type Transport interface {
-	// Meet tells where a node is: a host:port.
+	// Meet sets the address of a node, a host:port.
 	Meet(node Node, address string)
-	// Send queues a frame for a node and connects to it if need be. A user frame waits while too much is queued already; a
-	// system frame never does, so that a handler may send it. The frame is the transport's from then on.
+	// Send queues a frame for a node and connects to it if need be. A user frame waits while too
+	// much is queued already; a system frame never does, so that a handler may send it. The frame
+	// is the transport's from then on.
 	Send(ctx context.Context, to Node, class Class, frame []byte) error
 	// Stream opens a stream to a service of another node, beside its frames.
 	Stream(ctx context.Context, to Node, service string) (net.Conn, error)
@@ -51,11 +55,12 @@ type Transport interface {
 
 // Handler takes what arrives. Calls about one node come one at a time, except Stream.
 type Handler interface {
-	// Frame hands over a frame; it is valid until Frame returns. While it has not returned, no further frame of that node is
-	// read, which in the end stops the sender.
+	// Frame hands over a frame; it is valid until Frame returns. While it has not returned, no
+	// further frame of that node is read, which in the end stops the sender.
 	Frame(from Node, frame []byte)
-	// Broken tells that the connection is gone, and with it perhaps frames that were on their way.
+	// Broken reports that the connection has ended, perhaps with a loss of frames in flight.
 	Broken(node Node, err error)
-	// Stream hands over a stream that another node opened, on a goroutine of its own. The handler closes it.
+	// Stream hands over a stream that another node opened, on a goroutine of its own. The handler
+	// closes it.
 	Stream(from Node, service string, c net.Conn)
 }

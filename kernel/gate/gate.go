@@ -18,7 +18,7 @@ type Config struct {
 	Most     int           // connections that wait to be admitted
 	MostEach int           // of these, from one address
 	Wait     time.Duration // after which a connection that has not been admitted is closed
-	Log      *Log          // is told what is refused
+	Log      *Log          // receives refusals
 }
 
 // Gate is where connections wait until they are admitted. It is safe for concurrent use.
@@ -33,7 +33,8 @@ type Gate struct {
 // New makes a gate.
 func New(c Config) *Gate { return &Gate{config: c, each: make(map[string]int)} }
 
-// Listener returns a listener whose connections are those of l that the gate has room for; it closes the others.
+// Listener returns a listener for those connections of l that the gate has room for; it closes the
+// others.
 func (g *Gate) Listener(l net.Listener) net.Listener { return &listener{l, g} }
 
 type listener struct {
@@ -54,7 +55,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// enter has a connection wait. It returns nil when there is no room.
+// enter admits a connection to the gate. It returns nil if there is no room.
 func (g *Gate) enter(c net.Conn) net.Conn {
 	source := host(c.RemoteAddr())
 	g.mu.Lock()
@@ -66,10 +67,10 @@ func (g *Gate) enter(c net.Conn) net.Conn {
 	g.mu.Unlock()
 	switch {
 	case each >= g.config.MostEach:
-		g.config.Log.Printf("connection from %s: closed, since %d others from there have not shown who they are", source, each)
+		g.config.Log.Printf("connection from %s: closed, because %d others from there have not authenticated", source, each)
 		return nil
 	case all >= g.config.Most:
-		g.config.Log.Printf("connection from %s: closed, since %d others have not shown who they are", source, all)
+		g.config.Log.Printf("connection from %s: closed, because %d others have not authenticated", source, all)
 		return nil
 	}
 	waiting := &conn{Conn: c, gate: g, source: source}
@@ -77,7 +78,7 @@ func (g *Gate) enter(c net.Conn) net.Conn {
 	return waiting
 }
 
-// host is the part of an address that a station cannot choose for each connection anew.
+// host is the part of an address that a station cannot change for each connection.
 func host(a net.Addr) string {
 	if h, _, err := net.SplitHostPort(a.String()); err == nil {
 		return h
@@ -127,7 +128,8 @@ func find(c net.Conn) *conn {
 	}
 }
 
-// Admit ends the wait of a connection whose other side has shown who it is. c may be a TLS connection over one of the gate.
+// Admit releases a connection from the gate after authentication. c may be a TLS connection over
+// one of the gate.
 func Admit(c net.Conn) {
 	if waiting := find(c); waiting != nil {
 		waiting.admitted.Store(true)
@@ -141,8 +143,8 @@ func Admitted(c net.Conn) bool {
 	return waiting == nil || waiting.admitted.Load()
 }
 
-// Log is a log that strangers can have lines written to, and cannot fill: it leaves out what is too much, and says how much that was.
-// It is safe for concurrent use.
+// Log is a log with a bounded rate, for entries that strangers cause: it omits and counts excess
+// lines. It is safe for concurrent use.
 type Log struct {
 	printf func(format string, args ...any)
 	limit  *rate.Limiter
@@ -190,7 +192,7 @@ func (l *Log) sayOmitted() {
 	l.omitted = 0
 }
 
-// Close has the log say now how many lines it left out, and write nothing any more.
+// Close logs the number of omitted lines and ends the log.
 func (l *Log) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -103,7 +103,7 @@ func TestGate(t *testing.T) {
 			t.Error("an admitted connection is not")
 		}
 		hostile = append(hostile, call("10.0.0.1:4", true))
-		first.Close() // it counts no more
+		first.Close() // it no longer counts
 		call("10.0.0.1:5", false)
 		for i := range 3 {
 			hostile = append(hostile, call(fmt.Sprintf("10.0.1.%d:1", i), true))
@@ -125,7 +125,7 @@ func TestGate(t *testing.T) {
 			}
 		}
 		for len(accepted) > 0 {
-			(<-accepted).Close() // as who reads from them does
+			(<-accepted).Close() // like a reader of them
 		}
 		if g.all != 0 || len(g.each) != 0 {
 			t.Errorf("%d wait, %v", g.all, g.each)
@@ -174,7 +174,7 @@ func TestLog(t *testing.T) {
 	})
 }
 
-// A log that is closed says what it left out, and nothing after that: who made it may be gone.
+// A closed log reports the omitted lines and then writes nothing: its owner may have ended.
 func TestClosedLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got lines

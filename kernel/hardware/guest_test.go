@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Huge pages are there for everybody once they are offered, and for those that have declined them no more, unless they ask.
+// All processes get huge pages once they are offered, except those that declined them and do not
+// ask for them.
 func TestHugePages(t *testing.T) {
 	before, err := FreeMemory()
 	if err != nil {
@@ -20,8 +21,8 @@ func TestHugePages(t *testing.T) {
 	if err := OfferHugePages(); err != nil {
 		t.Fatal(err)
 	}
-	// What else goes on in the guest takes some MiB meanwhile, such as this process when pages become huge. The reserve that Linux
-	// would take is 5 % of memory, and half of that again in what it counts as available.
+	// Other activity in the guest takes some MiB, such as this process when its pages become huge.
+	// Linux's reserve would be 5 % of memory, and half of that again would count as unavailable.
 	after, err := FreeMemory()
 	if err != nil || after < before-8<<20 {
 		t.Errorf("of %d MiB for applications huge pages leave %d, %v", before>>20, after>>20, err)

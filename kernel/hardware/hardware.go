@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Core is one core of a node, as the machine numbers them: 0 is the system's, 1.. are the application's.
+// Core is one core of a node, as the machine numbers them: 0 is the system's, 1.. are the
+// application's.
 type Core struct {
 	ID     int
 	CPU    int  // Linux's number of it
 	Shared bool // it is not this node's alone
 }
 
-// Own returns the cores of a node that has its kernel to itself: every CPU that is online. CPUs isolated at boot count,
-// although the affinity of no process shows them.
+// Own returns the cores of a node that has its kernel to itself: every CPU that is online. CPUs
+// isolated at boot count, although the affinity of no process shows them.
 func Own() ([]Core, error) {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
@@ -37,8 +38,9 @@ func Own() ([]Core, error) {
 	return cores, nil
 }
 
-// Slots returns the cores of a hosted node: one for the system and n for applications, dealt out over the CPUs that this
-// process may use, beginning after the first skip of them. They are shared with whatever else runs there.
+// Slots returns the cores of a hosted node: one for the system and n for applications, dealt out
+// over the CPUs that this process may use, beginning after the first skip of them. They are shared
+// with whatever else runs there.
 func Slots(n, skip int) ([]Core, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -86,7 +88,8 @@ func ParseList(text string) ([]int, error) {
 
 // FreeMemory returns how many bytes could be given to applications now (MemAvailable).
 func FreeMemory() (int64, error) {
-	// Each heartbeat asks: an os.File would cost it eight system calls, and a scanner the lines that it passes over.
+	// Each heartbeat asks: an os.File would cost it eight system calls, and a scanner the lines
+	// that it passes over.
 	fd, err := unix.Open("/proc/meminfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("hardware: open /proc/meminfo: %w", err)
@@ -100,7 +103,8 @@ func FreeMemory() (int64, error) {
 	return parseMeminfo(text[:n])
 }
 
-// meminfoHead is how much of /proc/meminfo is read, in bytes: MemAvailable is the third of its lines, which have 28 each.
+// meminfoHead is how much of /proc/meminfo is read, in bytes: MemAvailable is the third of its
+// lines, which have 28 each.
 const meminfoHead = 512
 
 func parseMeminfo(text []byte) (int64, error) {
@@ -123,7 +127,8 @@ func Confine(cpus []int) error {
 	for _, cpu := range cpus {
 		set.Set(cpu)
 	}
-	// A thread that is made meanwhile has the affinity of its maker, so a round that finds nobody new is the last.
+	// A new thread inherits the affinity of its creator, so a round without new threads is the
+	// last.
 	done := make(map[int]bool)
 	for {
 		entries, err := os.ReadDir("/proc/self/task")

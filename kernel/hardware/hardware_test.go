@@ -113,8 +113,8 @@ func TestSlotsGoRound(t *testing.T) {
 	}
 }
 
-// Every thread is pinned, those that are made afterwards too. The CPUs are those that the process has anyway, less one for
-// each round.
+// Every thread is pinned, those that are made afterwards too. The CPUs are those that the process
+// has anyway, less one for each round.
 func TestConfine(t *testing.T) {
 	allowed := affinity(t, 0)
 	defer Confine(allowed)

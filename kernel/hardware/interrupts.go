@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// Interrupts are the counts of /proc/interrupts: how often each row has interrupted each CPU since boot.
+// Interrupts are the counts of /proc/interrupts: how often each row has interrupted each CPU since
+// boot.
 type Interrupts struct {
 	cpus []int
 	rows map[string][]uint64 // by row name, in the order of cpus
@@ -33,7 +34,8 @@ type Row struct {
 	Count uint64
 }
 
-// Since returns the rows that struck cpu between before and n, those with the highest counts first, and their sum.
+// Since returns the rows that struck cpu between before and n, those with the highest counts first,
+// and their sum.
 func (n Interrupts) Since(before Interrupts, cpu int) (sum uint64, rows []Row) {
 	column := -1
 	for i, c := range n.cpus {

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugePages is where Linux is told about huge pages (admin-guide/mm/transhuge).
+// hugePages is the folder of Linux's settings of huge pages (admin-guide/mm/transhuge).
 const hugePages = "/sys/kernel/mm/transparent_hugepage"
 
 // hugePage is how large a huge page is on the processors that Margay knows, in bytes.
 const hugePage = 2 << 20
 
-// HugePages reports whether Linux gives huge pages to programs that do not ask for them. It tries, since what Linux says about it
-// cannot be read everywhere.
+// HugePages reports whether Linux gives huge pages to programs that do not ask for them. It tries,
+// since what Linux says about it cannot be read everywhere.
 func HugePages() (bool, error) {
 	before, err := inHugePages()
 	if err != nil {
@@ -50,12 +50,12 @@ func inHugePages() (int, error) {
 	return 0, errors.New("hardware: huge pages: this Linux does not have any")
 }
 
-// OfferHugePages has Linux give huge pages to every process that has not declined them (DeclineHugePages), when it first
-// touches the memory and not later: the kernel thread that would collect small pages into huge ones disturbs who computes.
-// It is for nodes that have their Linux kernel to themselves.
+// OfferHugePages enables huge pages for every process that has not declined them
+// (DeclineHugePages), on the first touch of memory and not later: the kernel thread that collects
+// small pages into huge ones disturbs computation. It is for nodes with their own Linux kernel.
 //
-// Linux raises its reserve of free memory for that, by as much as a tenth of a small node's memory, so that huge pages are found
-// sooner. Jobs get that memory instead: who waits for a huge page waits.
+// Linux then raises its reserve of free memory, by up to a tenth of a small node's memory, to find
+// huge pages sooner. Jobs get that memory instead, and may wait for huge pages.
 func OfferHugePages() error {
 	reserve, err := os.ReadFile(freeReserve)
 	if err != nil {
@@ -63,7 +63,7 @@ func OfferHugePages() error {
 	}
 	for _, setting := range []struct{ file, value string }{
 		{"khugepaged/scan_sleep_millisecs", "4294967295"},
-		{"defrag", "always"}, // who has asked for them waits for them
+		{"defrag", "always"}, // a program that asks for them waits for them
 		{"enabled", "always"},
 	} {
 		if err := os.WriteFile(filepath.Join(hugePages, setting.file), []byte(setting.value), 0); err != nil {
@@ -79,11 +79,12 @@ func OfferHugePages() error {
 // freeReserve is how much memory Linux keeps free, in KiB.
 const freeReserve = "/proc/sys/vm/min_free_kbytes"
 
-// exceptAdvised is PR_THP_DISABLE_EXCEPT_ADVISED (Linux 6.18): memory for which a program asks by itself still gets them.
+// exceptAdvised is PR_THP_DISABLE_EXCEPT_ADVISED (Linux 6.18): memory that a program requests them
+// for still gets them.
 const exceptAdvised = 1 << 1
 
-// DeclineHugePages has Linux give this process and those that it starts from now on none but, where the kernel knows the
-// difference, those that a program asks for by itself.
+// DeclineHugePages declines huge pages for this process and its later children, except, if the
+// kernel supports it, for memory that a program requests them for.
 func DeclineHugePages() error {
 	err := unix.Prctl(unix.PR_SET_THP_DISABLE, 1, exceptAdvised, 0, 0)
 	if err == unix.EINVAL {
@@ -95,8 +96,8 @@ func DeclineHugePages() error {
 	return nil
 }
 
-// LockMemory keeps every page that this process has touched or will touch in memory. It is of use only where there is swap, or
-// the program is on a disk.
+// LockMemory keeps every page that this process has touched or will touch in memory. It is of use
+// only where there is swap, or the program is on a disk.
 func LockMemory() error {
 	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
 		return fmt.Errorf("hardware: lock memory: %w", err)

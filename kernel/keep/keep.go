@@ -1,6 +1,6 @@
-// Package keep lets a process leave file descriptors with a longer-lived one, so that its successor can go on where it
-// stopped: the node kernel leaves its listening socket and its jobs' links with PID 1, and a job's shared memory with the
-// job's init. What is kept has a name and, if wished, a few words of its own.
+// Package keep lets a process store file descriptors in a longer-lived one, so that its successor
+// can continue: the node kernel stores its listening socket and its jobs' links in PID 1, and a
+// job's shared memory in the job's init. An item has a name and optional words.
 package keep
 
 import (
@@ -29,26 +29,28 @@ type Item struct {
 	Files []*os.File      `json:"-"`
 }
 
-// Keeper is who keeps: what must outlive the node kernel is left there.
+// Keeper stores items that must outlive the node kernel.
 type Keeper interface {
 	Keep(Item) error
 	Drop(name string) error
 }
 
-// Keep leaves an item with the process at the other end of c, replacing one of the same name. The caller's files stay its own.
+// Keep leaves an item with the process at the other end of c, replacing one of the same name. The
+// caller's files stay its own.
 func Keep(c *link.Conn, item Item) error {
 	m := link.New(kindKeep, item)
 	m.Files = item.Files
 	return c.Send(m)
 }
 
-// Drop makes the other end forget the item called name and all items whose names start with name and a slash.
+// Drop makes the other end forget the item called name and all items whose names start with name
+// and a slash.
 func Drop(c *link.Conn, name string) error {
 	return c.Send(link.New(kindDrop, Item{Name: name}))
 }
 
-// Replayed reads one message of a replay. It returns the item, or done when m ends the replay, or neither when m belongs
-// to something else. The item's files are the caller's.
+// Replayed reads one message of a replay. It returns the item, or done when m ends the replay, or
+// neither when m belongs to something else. The item's files are the caller's.
 func Replayed(m link.Message) (item *Item, done bool, err error) {
 	switch m.Kind {
 	case kindDone:
@@ -72,8 +74,8 @@ type Store struct {
 	items map[string]*Item
 }
 
-// Handle takes m if it is one of this package's messages and reports whether it was. The files of a message that it has taken
-// are the store's, also after an error.
+// Handle takes m if it is one of this package's messages and reports whether it was. The files of a
+// message that it has taken are the store's, also after an error.
 func (s *Store) Handle(m link.Message) (bool, error) {
 	if m.Kind != kindKeep && m.Kind != kindDrop {
 		return false, nil
@@ -101,7 +103,8 @@ func (s *Store) Handle(m link.Message) (bool, error) {
 	return true, nil
 }
 
-// Replay sends everything kept over c, in the order of the names, and an end mark. The store keeps it all.
+// Replay sends everything kept over c, in the order of the names, and an end mark. The store keeps
+// it all.
 func (s *Store) Replay(c *link.Conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

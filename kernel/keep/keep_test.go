@@ -36,7 +36,7 @@ func ends(t testing.TB) (owner, keeper *link.Conn) {
 	return owner, keeper
 }
 
-// pipe returns the ends of a pipe that the test closes at last.
+// pipe returns the ends of a pipe; the test closes them when it ends.
 func pipe(t testing.TB) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -47,7 +47,7 @@ func pipe(t testing.TB) (r, w *os.File) {
 	return r, w
 }
 
-// handle has the store take the next message, which must be one of its own.
+// handle passes the next message, which must be the store's, to the store.
 func handle(t testing.TB, s *Store, c *link.Conn) error {
 	t.Helper()
 	m, err := c.Recv()
@@ -169,7 +169,7 @@ func TestReplayIsInOrder(t *testing.T) {
 	}
 }
 
-// What is forgotten or replaced is closed, and nothing else is.
+// Only forgotten or replaced items are closed.
 func TestDropAndReplace(t *testing.T) {
 	for name, c := range map[string]struct {
 		drop string

@@ -10,7 +10,8 @@ import (
 	"margay/nimble/memory"
 )
 
-// File returns a descriptor of shared memory, to be kept or given away. It is the caller's to close.
+// File returns a descriptor of shared memory, to be kept or given away. It is the caller's to
+// close.
 func File(m *memory.Memory) (*os.File, error) {
 	fd, ok := m.FD()
 	if !ok {
@@ -28,7 +29,8 @@ func Duplicate(fd uintptr, name string) (*os.File, error) {
 	return os.NewFile(uintptr(other), name), nil
 }
 
-// Memory maps the piece of shared memory that is one of the item's files; a size of -1 is the size that it has.
+// Memory maps the piece of shared memory that is one of the item's files; a size of -1 is the size
+// that it has.
 func (i *Item) Memory(file, size int) (*memory.Memory, error) {
 	if i == nil || file >= len(i.Files) {
 		return nil, errors.New("a piece of memory was not kept")

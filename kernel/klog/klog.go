@@ -1,4 +1,4 @@
-// Package klog reads the log of a node's Linux kernel, so that it can be seen where nobody can log in.
+// Package klog reads the log of a node's Linux kernel, because no user can log in to a node.
 package klog
 
 import (
@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device is where the kernel gives its log, a record for each read (Documentation/ABI/testing/dev-kmsg in Linux).
+// device is where the kernel gives its log, a record for each read
+// (Documentation/ABI/testing/dev-kmsg in Linux).
 const device = "/dev/kmsg"
 
 // Level is how urgent a record is: 0 is the most urgent (syslog(2)).
@@ -30,14 +31,14 @@ func (l Level) String() string {
 	return names[l]
 }
 
-// Bounds of what is reported, so that a kernel that has gone mad does not drown everything else.
+// Bounds of the reports, so that a flood of kernel messages does not drown other output.
 const (
 	maxRecord = 8192
 	perSecond = 50
 )
 
-// Follow reports the records of level Warning and more urgent ones, from the boot on, until ctx ends. It returns at once where
-// the kernel's log cannot be read, which is so on hosted nodes.
+// Follow reports the records of level Warning and more urgent ones, from the boot on, until ctx
+// ends. It returns at once where the kernel's log cannot be read, which is so on hosted nodes.
 func Follow(ctx context.Context, report func(level Level, text string)) error {
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -46,7 +47,7 @@ func Follow(ctx context.Context, report func(level Level, text string)) error {
 	return follow(ctx, f, report)
 }
 
-// follow reports the records that come from f, one for each read, and closes it at last.
+// follow reports the records of f, one for each read, and finally closes it.
 func follow(ctx context.Context, f *os.File, report func(level Level, text string)) error {
 	stop := context.AfterFunc(ctx, func() { f.Close() })
 	defer stop()

@@ -69,7 +69,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A kernel that has gone mad is heard fifty times a second, however much it says.
+// A flood of kernel messages is reported at fifty a second.
 func TestFollowIsBounded(t *testing.T) {
 	device, kernel := log(t)
 	const flood = 4 * perSecond

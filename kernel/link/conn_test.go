@@ -52,7 +52,8 @@ func TestNewConnRefuses(t *testing.T) {
 	}
 }
 
-// A packet that is no message is an error, its descriptors are closed, and the next message is read as usual.
+// A packet that is not a message is an error, its descriptors are closed, and the next message is
+// read as usual.
 func TestGarbage(t *testing.T) {
 	huge := make([]byte, maxPacket+1)
 	for name, packet := range map[string][]byte{
@@ -93,7 +94,7 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// More descriptors than a message carries come from nobody who uses this package; they are closed.
+// More descriptors than a message may carry cannot come from this package; they are closed.
 func TestTooManyFiles(t *testing.T) {
 	a, b := pair(t)
 	bound(t, a, b)
@@ -163,7 +164,7 @@ func TestNewPanics(t *testing.T) {
 	New("kind", make(chan int))
 }
 
-// Close wakes who waits on this end, and Send and Recv say why they fail.
+// Close wakes waiters on this end, and Send and Recv return the reason.
 func TestCloseWakes(t *testing.T) {
 	a, b := pair(t)
 	errs := make(chan error, 2)
@@ -220,7 +221,8 @@ func TestWriteDeadline(t *testing.T) {
 	}
 }
 
-// Messages of many senders stay whole, each sender's in their order, also when the receiver is another one in between.
+// Messages of many senders stay whole, each sender's in their order, also when the receiver is
+// another one in between.
 func TestManySenders(t *testing.T) {
 	const senders, each = 4, 500
 	a, b := pair(t)

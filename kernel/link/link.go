@@ -1,10 +1,11 @@
-// Package link is the conversation between a parent and the child it must be able to lose: PID 1 and the node kernel, the
-// node kernel and a job init. It runs over one AF_UNIX SOCK_SEQPACKET pair.
+// Package link is the conversation between a parent and the child it must be able to lose: PID 1
+// and the node kernel, the node kernel and a job init. It runs over one AF_UNIX SOCK_SEQPACKET
+// pair.
 //
-// A packet is a message: a 4-byte little-endian length, that many bytes of JSON header, then raw payload; file descriptors
-// travel beside it. Because the kernel keeps packets whole, a reader that dies never leaves half a message behind, and its
-// successor, handed the same socket, continues with the next one. Both ends are this same program, so the format has no
-// version of its own.
+// A packet is a message: a 4-byte little-endian length, that many bytes of JSON header, then raw
+// payload; file descriptors travel beside it. Because the kernel keeps packets whole, a reader that
+// dies never leaves half a message behind, and its successor, handed the same socket, continues
+// with the next one. Both ends are this same program, so the format has no version of its own.
 //
 // A Conn may be used by one receiver and any number of senders at the same time.
 package link
@@ -25,7 +26,8 @@ import (
 	"margay/internal/rights"
 )
 
-// MaxPayload is the largest payload of one message, in bytes. It keeps a packet below the default socket buffer.
+// MaxPayload is the largest payload of one message, in bytes. It keeps a packet below the default
+// socket buffer.
 const MaxPayload = 128 << 10
 
 // maxFiles is the most file descriptors that one message carries (the kernel's own limit is 253).
@@ -35,7 +37,7 @@ const maxPacket = MaxPayload + 64<<10
 
 // Message is one packet.
 type Message struct {
-	Kind    string          // what the message asks or tells
+	Kind    string          // the type of the message
 	Body    json.RawMessage // its parameters, nil when it has none
 	Payload []byte          // bulk bytes, at most MaxPayload
 	Files   []*os.File      // descriptors that travel with it; the receiver owns its copies
@@ -46,8 +48,8 @@ type header struct {
 	Body json.RawMessage `json:"b,omitempty"`
 }
 
-// New makes a message of the given kind with body as its parameters (nil for none). It panics when body cannot be encoded,
-// which is a fault of the program: bodies are its own plain structs.
+// New makes a message of the given kind with body as its parameters (nil for none). It panics when
+// body cannot be encoded, which is a fault of the program: bodies are its own plain structs.
 func New(kind string, body any) Message {
 	m := Message{Kind: kind}
 	if body != nil {
@@ -113,7 +115,8 @@ func NewConn(f *os.File) (*Conn, error) {
 	return &Conn{socket: socket}, nil
 }
 
-// Dup returns another descriptor of this end, to be kept by someone else while this Conn is closed or its process dies.
+// Dup returns another descriptor of this end, to be kept by someone else while this Conn is closed
+// or its process dies.
 func (c *Conn) Dup() (*os.File, error) {
 	f, err := c.socket.File()
 	if err != nil {
@@ -122,7 +125,8 @@ func (c *Conn) Dup() (*os.File, error) {
 	return f, nil
 }
 
-// Send sends m, waiting while the socket is full, at most until the write deadline. The files stay the caller's.
+// Send sends m, waiting while the socket is full, at most until the write deadline. The files stay
+// the caller's.
 func (c *Conn) Send(m Message) error {
 	packet, err := encode(m)
 	if err != nil {
@@ -134,8 +138,8 @@ func (c *Conn) Send(m Message) error {
 	return nil
 }
 
-// Recv waits for the next message, at most until the read deadline. It returns io.EOF when every copy of the other end is
-// closed. The payload is the caller's to keep.
+// Recv waits for the next message, at most until the read deadline. It returns io.EOF when every
+// copy of the other end is closed. The payload is the caller's to keep.
 func (c *Conn) Recv() (Message, error) {
 	c.recvMu.Lock()
 	defer c.recvMu.Unlock()

@@ -106,7 +106,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, err := encode(m)
 		if err != nil {
-			return // it was near the limit and grows when encoded anew
+			return // it was near the limit and grows when encoded again
 		}
 		m2, err := decode(again)
 		if err != nil || m2.Kind != m.Kind || !bytes.Equal(m2.Payload, m.Payload) {

@@ -3,16 +3,15 @@ package message
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
 
-	"margay/kernel/extension/extensiontest"
-	"margay/kernel/fabric"
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
+	"margay/kernel/extension/extensiontest"
+	"margay/kernel/fabric"
 )
 
 // heldFor returns the bytes of messages for a rank that its node has in memory of its own.
@@ -72,7 +71,7 @@ func TestFlood(t *testing.T) {
 			way := j.net.hold(0, 2)
 			j.join(sender).post(target, 1, far, nil)
 			<-way.waits
-			await(t, "message that is forwarded", func() bool { return j.received(0, 1) == 1 })
+			check.Await(t, "message that is forwarded", func() bool { return j.received(0, 1) == 1 })
 		}},
 		"after a restart": {packet: packet{payload: big}, limit: window, before: func(j *testJob) {
 			pass(t, j.join(sender), j.join(target), 0, 2000)
@@ -119,26 +118,12 @@ func byHandlerAround(ranks int) extensiontest.Program {
 		"exit")
 }
 
-// seed returns the seed of a random test: MARGAY_SEED, or a new one that is logged.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return seed
-}
-
 // Messages of all kinds go everywhere, forwarded or not, past ranks that do not read for a while, over connections that break
 // and node kernels that are started again. No node is ever taken for one that sends more than it may, and when all is read, what
 // came through each window is what was sent and taken.
 func TestHonestNodesKeepToWindows(t *testing.T) {
 	const nodes, perNode, rounds = 3, 2, 6
-	random := rand.New(rand.NewPCG(seed(t), 1))
+	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	j := open(t, nodes, perNode)
 	j.insertEverywhere(byHandlerAround(nodes * perNode))
 	var apps []*app
@@ -160,7 +145,7 @@ func TestHonestNodesKeepToWindows(t *testing.T) {
 		breaks.Wait()
 		j.nothingHeld()
 		j.noFault()
-		await(t, fmt.Sprintf("agreement about windows in round %d", round), j.windowsAgree)
+		check.Await(t, fmt.Sprintf("agreement about windows in round %d", round), j.windowsAgree)
 		for range random.IntN(nodes) {
 			j.restart(random.IntN(nodes))
 		}

@@ -40,7 +40,8 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// The guest was booted from a node image, so its modules are loaded. To load them again is no error.
+// The guest was booted from a node image, so its modules are loaded. Loading them again is not an
+// error.
 func TestModules(t *testing.T) {
 	order, err := os.ReadFile(node.LoadOrder)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// Hosted is a node that is a set of namespaces on a host. Whoever makes the namespaces starts PID 1 in them.
+// Hosted is a node that is a set of namespaces on a host. The creator of the namespaces starts PID
+// 1 in them.
 type Hosted struct {
 	Config   string   // the node's configuration file
 	Root     string   // an empty folder to mount the node's root on
@@ -20,7 +21,8 @@ type Hosted struct {
 
 var hostedDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
-// SetUp builds a root of its own, so that the node sees nothing of the host's files, and configures the network.
+// SetUp builds a root of its own, so that the node sees nothing of the host's files, and configures
+// the network.
 func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	go h.watchLifeline()
 	config, err := node.Read(h.Config)
@@ -46,7 +48,7 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 // Off ends the node: with its PID 1, the kernel ends every process of the node.
 func (h Hosted) Off() { os.Exit(0) }
 
-// watchLifeline ends the node when nobody holds it any more, however that came.
+// watchLifeline ends the node when its holder has ended for any reason.
 func (h Hosted) watchLifeline() {
 	_, _ = io.Copy(io.Discard, h.Lifeline)
 	logf("the holder is gone")

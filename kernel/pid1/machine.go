@@ -32,9 +32,10 @@ var mounts = []mount{
 	{"cgroup", "/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 }
 
-// withheld is what Linux gives to everybody and no job is to have, with how much of it there is from now on, which cannot be nothing for keys: user namespaces, in
-// which a process has all privileges among its own and reaches parts of Linux that it has no business with; and keys, which
-// outlive whoever has made them.
+// withheld lists resources that Linux gives to every process and that jobs must not have, with
+// their new limits; the limit of keys cannot be zero. In a user namespace a process has all
+// privileges over its own objects and reaches parts of Linux that are not meant for it. Keys
+// outlive their creator.
 var withheld = map[string]string{"user/max_user_namespaces": "0", "kernel/keys/maxbytes": "1"}
 
 func withhold() error {
@@ -47,7 +48,8 @@ func withhold() error {
 	return errors.Join(errs...)
 }
 
-// SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and configures the network.
+// SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and
+// configures the network.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
@@ -82,7 +84,8 @@ func (Machine) Mount() error {
 	return nil
 }
 
-// LoadModules loads the modules of the node image. It goes on after one that cannot be loaded and returns all errors.
+// LoadModules loads the modules of the node image. It goes on after one that cannot be loaded and
+// returns all errors.
 func (Machine) LoadModules() error { return loadModules(node.LoadOrder) }
 
 // Off turns the machine off.
@@ -96,8 +99,8 @@ func (Machine) Off() {
 	}
 }
 
-// moveRoot makes a bind mount of the initial RAM file system the root: a job could not exchange its root for the initial one
-// itself, which pivot_root refuses.
+// moveRoot makes a bind mount of the initial RAM file system the root: a job could not exchange its
+// root for the initial one itself, which pivot_root refuses.
 func moveRoot() error {
 	const base = "/run" // any folder of the image that is mounted over later
 	if err := unix.Mount("/", base, "", unix.MS_BIND, ""); err != nil {
@@ -115,7 +118,8 @@ func moveRoot() error {
 	return os.Chdir("/")
 }
 
-// loadModules loads the modules that the file lists. It goes on after one that cannot be loaded and returns all errors.
+// loadModules loads the modules that the file lists. It goes on after one that cannot be loaded and
+// returns all errors.
 func loadModules(list string) error {
 	f, err := os.Open(list)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,7 +18,7 @@ import (
 	"margay/kernel/pid1"
 )
 
-// config is what the nodes of these tests are told. They have an MTU of their own to see that it is set.
+// config is the configuration of these tests' nodes. An unusual MTU shows that it is set.
 var config = node.Config{
 	Machine: "test", Node: 3, Substrate: "hosted", Profile: "shared", MAC: "52:54:00:00:00:03", Address: "10.66.1.3/16", MTU: 1234,
 	Serve: "10.66.0.1:7117", CA: []byte("certificate"), Token: "token",
@@ -62,7 +62,7 @@ func makeCard() error {
 	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "card", PeerHardwareAddr: mac})
 }
 
-// describe says what has become of the node, and stays.
+// describe prints the state of the node, and stays.
 func describe(got node.Config) error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -114,7 +114,8 @@ func namespaces(files ...*os.File) func(*exec.Cmd) {
 	}
 }
 
-// startHosted starts a hosted node whose configuration is text. The node lives as long as what is returned is open.
+// startHosted starts a hosted node whose configuration is text. The node lives until the returned
+// file is closed.
 func startHosted(t *testing.T, text []byte) (*part, *os.File) {
 	t.Helper()
 	dir := t.TempDir()

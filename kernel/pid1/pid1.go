@@ -1,9 +1,10 @@
-// Package pid1 is the first process of a node. It does what must be done before anything else (mounts, modules, network),
-// and what must go on when everything else has failed: it reaps, it starts the node kernel again when that dies, and it keeps
-// the descriptors by which the next node kernel adopts the jobs of the last.
+// Package pid1 is the first process of a node. It prepares the node (mounts, modules, network), and
+// does the work that must continue when all else has failed: it reaps, restarts the node kernel,
+// and keeps the descriptors that the next node kernel needs to adopt the jobs of the last.
 //
-// It talks to the node kernel over one link per start (package link). The node kernel leaves things with it (package keep),
-// asks for them back with Resync, and may ask for the node to be turned off.
+// It talks to the node kernel over one link per start (package link). The node kernel leaves things
+// with it (package keep), asks for them back with Resync, and may ask for the node to be turned
+// off.
 //
 // Locks: process.mu guards which node kernel is running.
 package pid1
@@ -26,7 +27,7 @@ import (
 	"margay/kernel/reap"
 )
 
-// Kinds of the messages that a node kernel sends besides those of package keep.
+// Kinds of a node kernel's messages, besides the ones of package keep.
 const (
 	Resync   = "resync"   // -> everything kept (package keep)
 	PowerOff = "poweroff" // end the node; not answered
@@ -35,24 +36,26 @@ const (
 // LinkFD is the descriptor of the node kernel's end of the link.
 const LinkFD = 3
 
-// The first pause before the node kernel is started again, and the longest one. A node kernel that ran for settled starts
-// over with the first.
+// The first pause before the node kernel is started again, and the longest one. A node kernel that
+// ran for settled starts over with the first.
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 5 * time.Second
 	settled    = time.Minute
 )
 
-// Node is how PID 1 gets its node ready, which differs between a machine of its own and a hosted node.
+// Node is how PID 1 gets its node ready, which differs between a machine of its own and a hosted
+// node.
 type Node interface {
-	// SetUp mounts and configures, and returns the node's configuration. What it lacks but can live without it logs.
+	// SetUp mounts and configures, and returns the node's configuration. What it lacks but can live
+	// without it logs.
 	SetUp(log func(format string, args ...any)) (node.Config, error)
 	// Off ends the node. It does not return.
 	Off()
 }
 
-// lastWords bounds how long the link of a node kernel that has ended is read. It ends by itself, unless somebody else has got
-// hold of the other end.
+// lastWords bounds the time for reading the link of an ended node kernel. The link ends sooner
+// unless another process has the other end.
 const lastWords = 5 * time.Second
 
 // memoryLimit bounds the node kernel's Go heap.
@@ -69,8 +72,8 @@ type process struct {
 	offOnce sync.Once
 }
 
-// Main is the life of PID 1. program is the command that becomes the node kernel; it is started with the link at LinkFD.
-// Main returns only when the node cannot be set up.
+// Main is the life of PID 1. program is the command that becomes the node kernel; it is started
+// with the link at LinkFD. Main returns only when the node cannot be set up.
 func Main(node Node, program []string) error {
 	if err := descriptor.CloseOnExec(3); err != nil {
 		return err

@@ -19,8 +19,8 @@ import (
 	"margay/kernel/pid1"
 )
 
-// PID 1 reaps whatever there is, so it cannot be the process that tests. The test binary is started again as PID 1, and by
-// that as the node kernel.
+// PID 1 reaps whatever there is, so it cannot be the process that tests. The test binary is started
+// again as PID 1, and by that as the node kernel.
 func TestMain(m *testing.M) {
 	if len(os.Args) < 3 {
 		os.Exit(m.Run())
@@ -182,7 +182,8 @@ func powerOff(c *link.Conn) error {
 	return nil
 }
 
-// leave keeps two things, one of which it replaces, and forgets a third. The second life is told about it by the third.
+// leave stores two items, replaces one, and forgets a third. The third life reports that to the
+// second.
 func leave(c *link.Conn) error {
 	for _, item := range []keep.Item{{Name: "a", Words: []byte("1")}, {Name: "b/c"}, {Name: "d"}, {Name: "a", Words: []byte("2")}} {
 		fd, err := unix.MemfdCreate("kept", unix.MFD_CLOEXEC)

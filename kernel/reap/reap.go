@@ -1,4 +1,5 @@
-// Package reap collects ended children for a process that is init of a PID namespace and so inherits every orphan in it.
+// Package reap collects ended children for a process that is init of a PID namespace and so
+// inherits every orphan in it.
 package reap
 
 import (
@@ -8,10 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All calls ended for each process that this one has to reap, with what that and those that it had reaped itself have used,
-// for as long as this process lives. It must be the only waiter of the process: os/exec waits by itself and cannot be used beside
-// it. A traced child that stops has not ended. A caller that starts processes holds a lock of its own around the start and in
-// ended, so that ended knows the pid.
+// All calls ended for each process that this one must reap, with the resource usage of that process
+// and its reaped children, for as long as this process lives. It must be the only waiter in this
+// process: os/exec also waits and cannot be used with it. A traced child that stops has not ended.
+// A caller that starts processes holds a lock of its own around the start and in ended, so that
+// ended knows the pid.
 func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)

@@ -17,8 +17,8 @@ import (
 	"margay/kernel/reap"
 )
 
-// A process that reaps everything cannot use os/exec, and so cannot be the one that tests. The test binary is started again
-// as the reaper, and by the reaper as each of its children.
+// A process that reaps everything cannot use os/exec, and so cannot be the one that tests. The test
+// binary is started again as the reaper, and by the reaper as each of its children.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -37,7 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// reaper starts a child for each line of its standard input and says how each of its processes ends.
+// reaper starts a child for each line of its standard input and says how each of its processes
+// ends.
 func reaper() {
 	// Orphans come to it as they do to init.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -121,7 +122,8 @@ func atoi(s string) int {
 	return n
 }
 
-// run has a reaper start children and returns the first n lines about them, each without its pid, and the pids.
+// run starts children under a reaper and returns the first n lines about them, each without its
+// pid, and the pids.
 func run(t *testing.T, children []string, n int) (lines []string, pids []int) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "reaper")

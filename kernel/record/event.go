@@ -10,9 +10,10 @@ import (
 // Kind says what an event is.
 type Kind uint8
 
-// The kinds of event. What the fields of an Event mean is said here for each; those that are not mentioned are zero.
+// The kinds of event. What the fields of an Event mean is said here for each; those that are not
+// mentioned are zero.
 const (
-	Switch    Kind = 1 + iota // Core goes to Job and Rank, or to nobody when Job is 0; Text: why
+	Switch    Kind = 1 + iota // Core goes to Job and Rank, or becomes idle if Job is 0; Text: why
 	Start                     // Rank has been started on Core
 	End                       // Rank has ended; Took: how long it ran; Text: how it ended
 	Sent                      // Rank sends to Peer, on node Node, Size bytes; Number: of the message from this node to that one
@@ -48,8 +49,8 @@ type Event struct {
 // eventSize is the size of an Event in memory, in bytes.
 const eventSize = 72
 
-// fixed is the size of an encoded event without its text, in bytes: the fields in their order, little-endian, then the length
-// of the text as a u16.
+// fixed is the size of an encoded event without its text, in bytes: the fields in their order,
+// little-endian, then the length of the text as a u16.
 const fixed = 8 + 8 + 1 + 1 + 2 + 5*4 + 2*8 + 2
 
 // maxText is how much of a text is kept when it is encoded, in bytes.
@@ -58,7 +59,7 @@ const maxText = 1024
 // maxTime is later than any clock of a node shows; two of them can be added.
 const maxTime Time = 1 << 61
 
-// ErrEncoding reports bytes that are no events.
+// ErrEncoding reports bytes that are not events.
 var ErrEncoding = errors.New("no events")
 
 // Append appends the encoded event to b.

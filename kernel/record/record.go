@@ -1,13 +1,14 @@
-// Package record writes down what happens on a node while somebody wants to know: which process has a core, what becomes of
-// messages, which extensions run.
+// Package record records events on a node while a client reads them: which process has a core, how
+// messages are handled, which extensions run.
 //
-// Each core of the node has a ring of events; ring 0, that of the system's core, also has what concerns no core. Events are
-// added by whoever sees them and read by numbers that only grow, so that several readers can follow at their own pace and each
-// finds out how many events were overwritten before it came. Rings exist only while recording is on; while it is off, an event
-// costs one atomic load.
+// Each core of the node has a ring of events; ring 0, for the system core, also has the events that
+// concern no core. The code that causes an event adds it. Events have ascending numbers, so that
+// several readers can follow at their own pace, and each knows how many events were overwritten
+// before it read them. Rings exist only while recording is on; while it is off, an event costs one
+// atomic load.
 //
-// Recording is on as long as somebody reads: each read makes it last for Lease. So it ends when its readers are gone, however
-// they went.
+// Recording is on while clients read: each read extends it by Lease. So it ends when its readers
+// are gone, however they ended.
 //
 // Locks: Recorder.mu guards who reads; each ring has a lock of its own, ring.mu, which is held while one event is added or a few are
 // copied. The two are not held together.
@@ -21,16 +22,17 @@ import (
 	"time"
 )
 
-// Lease is how long recording goes on after somebody has read.
+// Lease is the time that recording continues after a read.
 const Lease = 5 * time.Second
 
-// memory bounds what all rings of a node take together, in bytes, unless that were less than minRing events for a core.
+// memory bounds what all rings of a node take together, in bytes, unless that were less than
+// minRing events for a core.
 const (
 	memory  = 16 << 20
 	minRing = 1 << 10
 )
 
-// copied is how many events a reader copies at a time; those who add some wait meanwhile.
+// copied is the number of events that a reader copies at a time; writers wait for that long.
 const copied = 128
 
 // MaxReaders is how many can follow at a time.
@@ -50,7 +52,7 @@ type Recorder struct {
 	watch   func(on bool)
 }
 
-// rings are those of one time that recording was on.
+// rings are the rings of one period of recording.
 type rings struct {
 	generation uint64
 	begun      Time
@@ -65,14 +67,14 @@ type ring struct {
 	_      [64]byte // cores do not slow each other down
 }
 
-// New makes a recorder for a node with so many cores, that of the system included.
+// New makes a recorder for a node with the given number of cores, including the system core.
 func New(cores int) *Recorder {
 	now := Now()
 	return &Recorder{cores: cores, made: now, lease: Lease, readers: make(map[uint64]time.Time), last: uint64(now)}
 }
 
-// Watch has f called when recording begins, which may have been before, and when it ends. It may add events, and do nothing else with
-// the recorder.
+// Watch has f called when recording begins, which may have been before, and when it ends. It may
+// add events, and do nothing else with the recorder.
 func (r *Recorder) Watch(f func(on bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,7 +95,7 @@ func (r *Recorder) turn(to *rings) {
 // On reports whether events are recorded.
 func (r *Recorder) On() bool { return r != nil && r.rings.Load() != nil }
 
-// Begin returns the time when something begins whose end is to be recorded by End; 0 while recording is off.
+// Begin returns the start time of an interval that End records; 0 while recording is off.
 func (r *Recorder) Begin() Time {
 	if !r.On() {
 		return 0
@@ -101,8 +103,8 @@ func (r *Recorder) Begin() Time {
 	return Now()
 }
 
-// End records what Begin has begun: e gets its time and how long it took. A begin of 0 was not recorded, and its end is not
-// either.
+// End records what Begin has begun: e gets its time and how long it took. A begin of 0 was not
+// recorded, and its end is not either.
 func (r *Recorder) End(begin Time, e Event) {
 	if begin != 0 {
 		e.Time, e.Took = begin, time.Duration(Now()-begin)
@@ -117,7 +119,7 @@ func (r *Recorder) Add(e Event) {
 	}
 }
 
-// Switch records that a core goes to a rank, or to nobody when job is 0, and why; at 0 that is now.
+// Switch records that a core goes to a rank, or becomes idle if job is 0, and why; at 0 means now.
 func (r *Recorder) Switch(at Time, core int, job, rank uint32, why string) {
 	if r.On() {
 		r.add(&Event{Kind: Switch, Time: at, Core: uint16(core), Job: job, Rank: rank, Text: why})
@@ -150,7 +152,7 @@ func (r *ring) put(e *Event) {
 	r.next++
 }
 
-// again adds once more who has each core, for a reader that finds too little of what was before.
+// again repeats the current rank of each core, for a reader that missed the earlier events.
 func (r *rings) again() {
 	for i := range r.rings {
 		ring := &r.rings[i]
@@ -162,7 +164,7 @@ func (r *rings) again() {
 	}
 }
 
-// Cursor says what a reader has read. The zero Cursor is that of one who begins.
+// Cursor is the position of a reader. The zero Cursor is the beginning.
 type Cursor struct {
 	Generation uint64   // of the rings that the positions are in; it changes whenever recording was off
 	Positions  []uint64 // by core: number of the next event
@@ -171,7 +173,8 @@ type Cursor struct {
 // ErrReaders reports that MaxReaders others are recording.
 var ErrReaders = fmt.Errorf("%d others are recording", MaxReaders)
 
-// Follow has recording on for reader, a number of its own choosing, until Lease from now. It reports whether the reader is new.
+// Follow has recording on for reader, a number of its own choosing, until Lease from now. It
+// reports whether the reader is new.
 func (r *Recorder) Follow(reader uint64) (begins bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,7 +195,7 @@ func (r *Recorder) Follow(reader uint64) (begins bool, err error) {
 	return !had, nil
 }
 
-// expire ends recording when nobody has it on any more.
+// expire ends recording when the leases of all readers have ended.
 func (r *Recorder) expire() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,7 +216,7 @@ func (r *Recorder) expire() {
 	r.expiry.Reset(latest.Sub(now))
 }
 
-// Leave tells that a reader has read all it wanted.
+// Leave ends the lease of a reader.
 func (r *Recorder) Leave(reader uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -247,8 +250,9 @@ type Batch struct {
 	More   bool   // there are more already
 }
 
-// Read returns about size bytes of the events behind a cursor, those that want accepts. A cursor of another generation begins
-// with the oldest event that there is. Nothing is returned while recording is off.
+// Read returns about size bytes of the events behind a cursor, those that want accepts. A cursor of
+// another generation begins with the oldest event that there is. Nothing is returned while
+// recording is off.
 func (r *Recorder) Read(c Cursor, size int, want func(*Event) bool) Batch {
 	rings := r.rings.Load()
 	if rings == nil {
@@ -297,7 +301,8 @@ func (r *rings) oldest() []uint64 {
 // oldest is the position of the oldest event. The caller holds the lock.
 func (r *ring) oldest() uint64 { return r.next - min(r.next, uint64(len(r.events))) }
 
-// read copies events from a position on and advances it. A position that is none is taken for the oldest event.
+// read copies events from a position on and advances it. A position that is none is taken for the
+// oldest event.
 func (r *ring) read(position *uint64, to []Event) (n int, lost uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -96,7 +96,7 @@ func TestNil(t *testing.T) {
 	}
 }
 
-// A reader that comes later is told who has the cores, however long ago that was.
+// A late reader gets the current rank of each core, however old the switch.
 func TestLateReader(t *testing.T) {
 	r := patient(4)
 	r.Follow(1)
@@ -158,7 +158,8 @@ func TestReaders(t *testing.T) {
 	}
 }
 
-// patient makes a recorder whose recording does not end because a busy machine takes long for a test.
+// patient makes a recorder whose recording does not end because a busy machine takes long for a
+// test.
 func patient(cores int) *Recorder {
 	r := New(cores)
 	r.lease = time.Hour
@@ -213,7 +214,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// Recording ends by itself when nobody reads.
+// Recording ends without readers.
 func TestLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := New(1)
@@ -239,7 +240,7 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// Every event is read once or counted as lost, whoever else adds some.
+// Every event is read once or counted as lost, with concurrent writers.
 func TestConcurrent(t *testing.T) {
 	const writers, each = 8, 20_000
 	r := patient(3)

@@ -12,32 +12,36 @@ import (
 
 // What no policy can change.
 const (
-	// Turn is how long tasks have the core in turns when no policy has an opinion, and how long a rescued task has it.
+	// Turn is how long tasks have the core in turns when no policy has an opinion, and how long a
+	// rescued task has it.
 	Turn = 10 * time.Millisecond
 	// MinQuantum is the shortest quantum that is granted. Those above MaxQuantum are infinite.
 	MinQuantum = 100 * time.Microsecond
 	MaxQuantum = time.Hour
-	// Floor is how long a task that is ready and not held can be kept waiting, if Core.Floor does not say otherwise. Time for which a
-	// plan was followed too late does not count.
+	// Floor is the default of Core.Floor: the longest time that a ready task that is not held can
+	// wait. Delays in following a plan do not count.
 	Floor = 2 * time.Second
 	// RescueLimit is how many tasks in need of the floor cost a policy its place.
 	RescueLimit = 4
 )
 
-// Plan is what is to happen on a core. Tasks are named by their index in Core.Tasks.
+// Plan is the schedule of a core until the next event. Tasks are named by their index in
+// Core.Tasks.
 type Plan struct {
-	Run  int    // who is to have the core; -1: nobody
-	Hold uint64 // bit i is set when task i is to be kept off the core
-	Next uint64 // when Tick is to be called; slot.Infinite: not at all
+	Run  int    // the task that gets the core; -1: none
+	Hold uint64 // bit i: task i must be kept off the core
+	Next uint64 // when to call Tick; slot.Infinite: never
 }
 
-// Meter tells how much processor time a task has had, and how many messages wait for it.
+// Meter returns a task's processor time and its number of pending messages.
 type Meter func(ID) (ran time.Duration, messages uint32)
 
-// Core decides who is to have one core. It knows nothing of Linux: an enforcer tells it what happens and does what it plans.
-// All times are nanoseconds of one clock that never goes back. It is not safe for concurrent use.
+// Core decides which task has one core. It is independent of Linux: an enforcer reports events to
+// it and carries out its plans. All times are nanoseconds of one monotonic clock. It is not safe
+// for concurrent use.
 type Core struct {
-	// Switched is told when the core goes to another task, or to nobody: the zero ID. nil: nobody wants to know.
+	// Switched is called when the core goes to another task, or becomes idle: the zero ID. It may
+	// be nil.
 	Switched func(at uint64, to ID, why string)
 	// Floor is how long a task that is ready and not held can be kept waiting.
 	Floor time.Duration
@@ -48,18 +52,18 @@ type Core struct {
 
 	policies []*judged
 	tasks    []*entry // in the order in which they came
-	running  *entry   // nil: nobody
-	told     ID       // what Switched was told last
+	running  *entry   // nil: none
+	told     ID       // the last argument of Switched
 	toldAt   uint64
-	decider  *judged // who has chosen running; nil: this package
+	decider  *judged // the policy that chose running; nil: this package
 	plan     Plan
-	until    uint64 // the end of the quantum; slot.Infinite: nobody knows
+	until    uint64 // the end of the quantum; slot.Infinite: none
 	rescue   uint64 // until when a rescued task has the core; 0: none has
 	late     uint64 // by how much plans were followed too late, all in all
 	info     CoreInfo
 }
 
-// judged is a policy and what became of its tasks.
+// judged is a policy with the state of its tasks.
 type judged struct {
 	*Policy
 	rescues int
@@ -75,7 +79,7 @@ type entry struct {
 	origin time.Duration // its processor time when it came
 	spent  time.Duration // processor time of all tasks when it came into its state
 
-	ran      time.Duration // as the meter has told last
+	ran      time.Duration // last value of the meter
 	messages uint32
 
 	end  time.Duration // the processor time that it was to have had at the end of its last quantum that was not infinite
@@ -83,7 +87,7 @@ type entry struct {
 	owes time.Duration // by how much quanta of its turns were too long
 }
 
-// NewCore makes an empty core, of whose number its policies are told.
+// NewCore makes an empty core; policies see its number.
 func NewCore(number int, meter Meter) (*Core, error) {
 	event, err := memory.Map("sched", slot.SchedSize)
 	if err != nil {
@@ -125,7 +129,7 @@ func (c *Core) Add(now uint64, id ID) error {
 	return nil
 }
 
-// Remove forgets a task that has ended or is to share the core no more.
+// Remove removes a task that has ended or no longer shares the core.
 func (c *Core) Remove(now uint64, id ID) {
 	t := c.find(id)
 	if t == nil {
@@ -140,7 +144,8 @@ func (c *Core) Remove(now uint64, id ID) {
 	c.decide(now, slot.Ending, ID{})
 }
 
-// SetPolicies has these policies decide from now on, the first that has an opinion. One that was there before keeps its record.
+// SetPolicies has these policies decide from now on, the first that has an opinion. One that was
+// there before keeps its record.
 func (c *Core) SetPolicies(now uint64, policies []*Policy) {
 	var list []*judged
 	for _, p := range policies {
@@ -156,7 +161,7 @@ func (c *Core) SetPolicies(now uint64, policies []*Policy) {
 	c.decide(now, slot.Change, ID{})
 }
 
-// Block tells that a task waits for something. What is held does nothing, so nothing is known of it.
+// Block reports that a task waits. A held task does nothing, so its state is unknown.
 func (c *Core) Block(now uint64, id ID) {
 	if t := c.find(id); t != nil && (t.state == slot.Ready || t.state == slot.Running) {
 		c.measure()
@@ -166,7 +171,7 @@ func (c *Core) Block(now uint64, id ID) {
 	}
 }
 
-// Wake tells that a task does not wait any more.
+// Wake reports that a task no longer waits.
 func (c *Core) Wake(now uint64, id ID) {
 	if t := c.find(id); t != nil && t.state == slot.Blocked {
 		c.measure()
@@ -175,7 +180,7 @@ func (c *Core) Wake(now uint64, id ID) {
 	}
 }
 
-// Arrived tells that a message has come for a task.
+// Arrived reports a message for a task.
 func (c *Core) Arrived(now uint64, id ID) {
 	if c.find(id) != nil {
 		c.measure()
@@ -183,7 +188,7 @@ func (c *Core) Arrived(now uint64, id ID) {
 	}
 }
 
-// Tick tells that the time of the plan has come.
+// Tick reports that the time of the plan has come.
 func (c *Core) Tick(now uint64) {
 	if now >= c.plan.Next {
 		c.measure()
@@ -250,8 +255,9 @@ func (c *Core) describe(t *entry) slot.SchedTask {
 	}
 }
 
-// lag notes by how much the time of the plan has passed. A plan is followed late when the caller is kept from its own CPU, and no
-// decision could be made meanwhile: that is no time for which a decision had a task wait.
+// lag records the delay in following the plan. A plan is followed late when the caller does not get
+// its own CPU. No decision was possible in that time, so it does not count as waiting because of a
+// decision.
 func (c *Core) lag(now uint64) {
 	if now > c.plan.Next {
 		c.late += now - c.plan.Next
@@ -283,7 +289,8 @@ func (c *Core) decide(now uint64, why slot.Why, target ID) {
 	c.obey(now, c.turns(now, why))
 }
 
-// starved returns the task that has waited for longer than the floor, the longest if there are several, nil if there is none.
+// starved returns the task that has waited for longer than the floor, the longest if there are
+// several, nil if there is none.
 func (c *Core) starved(now uint64) *entry {
 	if t := c.longest(); t != nil && now >= c.limit(t) {
 		return t
@@ -305,8 +312,8 @@ func (c *Core) longest() *entry {
 	return found
 }
 
-// save gives a starved task a turn, and has whoever let it starve answer for it, unless no task had much of the core meanwhile:
-// then it was somebody else who had the CPU.
+// save gives a starved task a turn, and blames the policy, unless no task used much of the core in
+// that time: then other work had the CPU.
 func (c *Core) save(now uint64, t *entry) {
 	c.info.Rescues++
 	c.info.Why = "floor"
@@ -324,14 +331,15 @@ func (c *Core) save(now uint64, t *entry) {
 	c.arm(now, c.rescue)
 }
 
-// Starved says why a policy is removed that needed the floor too often; err says how it did the last time.
+// Starved says why a policy is removed that needed the floor too often; err says how it did the
+// last time.
 func Starved(err error) string {
 	return fmt.Sprintf("it let tasks starve %d times, the last: %v", RescueLimit, err)
 }
 
 // opinion is an answer that makes sense.
 type opinion struct {
-	task    *entry // nil: nobody
+	task    *entry // nil: none
 	quantum uint64
 	hold    uint64
 }
@@ -375,7 +383,7 @@ func (c *Core) ask(now uint64, p *judged, why slot.Why, target ID) (opinion, boo
 	return o, true
 }
 
-// Check says what is wrong with an answer about so many tasks, nil if it makes sense.
+// Check returns an error if an answer about this many tasks is invalid.
 func Check(answer slot.Verdict, tasks int, hold uint64) error {
 	switch {
 	case answer >= slot.Verdict(tasks):
@@ -386,7 +394,7 @@ func Check(answer slot.Verdict, tasks int, hold uint64) error {
 	return nil
 }
 
-// turns is the opinion of who has no policy: ready tasks take turns, who has waited for the longest time first.
+// turns is the default policy: ready tasks take turns, the longest-waiting first.
 func (c *Core) turns(now uint64, why slot.Why) opinion {
 	for _, t := range c.tasks {
 		if t.state == slot.Held {
@@ -414,7 +422,7 @@ func (c *Core) others(except *entry) bool {
 	return slices.ContainsFunc(c.tasks, func(t *entry) bool { return t != except && t.state == slot.Ready })
 }
 
-// obey gives the core to whom somebody has chosen.
+// obey gives the core to the chosen task.
 func (c *Core) obey(now uint64, o opinion) {
 	for i, t := range c.tasks {
 		if o.hold>>i&1 != 0 {
@@ -428,7 +436,7 @@ func (c *Core) obey(now uint64, o opinion) {
 	c.arm(now, c.grant(now, o.quantum))
 }
 
-// give makes a task the one that runs, nobody if it is nil.
+// give makes a task the running one, none if it is nil.
 func (c *Core) give(now uint64, t *entry) {
 	if c.running == t {
 		return
@@ -444,8 +452,9 @@ func (c *Core) give(now uint64, t *entry) {
 	}
 }
 
-// grant gives the task that runs the core for a quantum, and returns until when that is. What a turn of it was too long is taken from
-// it, but not more than half: whoever ends turns is late at times, and it may be for the same task every time.
+// grant gives the running task the core for a quantum, and returns its end. The overrun of the
+// task's last turn is deducted, up to half of the quantum: turns sometimes end late, and perhaps
+// always the same task's.
 func (c *Core) grant(now, quantum uint64) (until uint64) {
 	t := c.running
 	if t == nil {
@@ -465,7 +474,7 @@ func (c *Core) grant(now, quantum uint64) (until uint64) {
 	return now + uint64(granted)
 }
 
-// tell tells who has the core, if that is new.
+// It calls Switched if the running task is a new one.
 func (c *Core) tell(at uint64) {
 	var now ID
 	if c.running != nil {
@@ -480,14 +489,16 @@ func (c *Core) tell(at uint64) {
 	}
 }
 
-// TellAgain tells who has the core, and since when, if several tasks share it: for somebody who wants to know only from now on.
+// TellAgain calls Switched with the running task and the start of its turn, if several tasks share
+// the core, for a new watcher.
 func (c *Core) TellAgain() {
 	if len(c.tasks) > 1 && c.told != (ID{}) && c.Switched != nil {
 		c.Switched(c.toldAt, c.told, c.info.Why)
 	}
 }
 
-// arm makes the plan: the task that runs has the core until then, unless another one starves before that.
+// arm makes the plan: the task that runs has the core until then, unless another one starves before
+// that.
 func (c *Core) arm(now, until uint64) {
 	c.tell(now)
 	c.until = until

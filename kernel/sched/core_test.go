@@ -16,7 +16,7 @@ import (
 type bench struct {
 	t testing.TB
 	*Core
-	has     ID // who has the core, as the watcher was told
+	has     ID // the watcher's running task
 	now     uint64
 	ran     map[ID]time.Duration
 	waiting map[ID]uint32
@@ -70,7 +70,7 @@ func (b *bench) policy(handle uint32, f func(*slot.SchedContext) slot.Verdict) *
 	}
 }
 
-// pass lets time go by: whoever has the core computes, and ticks come when they are due.
+// pass advances the time: the running task computes, and ticks come when they are due.
 func (b *bench) pass(d time.Duration) { b.passTicks(d, math.MaxInt) }
 
 // passTicks is pass until there have been so many ticks.
@@ -92,7 +92,7 @@ func (b *bench) passTicks(d time.Duration, ticks int) {
 	}
 }
 
-// runs checks who has the core and for how long.
+// runs checks the running task and its quantum.
 func (b *bench) runs(what string, rank int, quantum time.Duration) {
 	b.t.Helper()
 	p := b.Plan()
@@ -106,7 +106,7 @@ func (b *bench) runs(what string, rank int, quantum time.Duration) {
 
 const never = -1
 
-// Who begins to watch is told who has a core that is shared, and since when.
+// A new watcher gets the running task of a shared core and the start of its turn.
 func TestTellAgain(t *testing.T) {
 	b := newBench(t, 1)
 	type turn struct {
@@ -181,7 +181,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// A policy is told what has happened, and what it left there.
+// A policy gets the event, and its own data.
 func TestContext(t *testing.T) {
 	b := newBench(t, 2)
 	var got slot.SchedContext
@@ -236,7 +236,7 @@ func TestContext(t *testing.T) {
 	}
 }
 
-// Whoever had more than its quantum has that less the next time, but has half of the quantum whatever happened.
+// An overrun is deducted from the task's next quantum, but at most half of it.
 func TestLateTurns(t *testing.T) {
 	roundrobin := func(b *bench) *Policy {
 		return b.policy(1, func(s *slot.SchedContext) slot.Verdict {
@@ -266,7 +266,7 @@ func TestLateTurns(t *testing.T) {
 			}
 
 			p := b.Plan()
-			b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + time.Minute // somebody stopped everything
+			b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + time.Minute // a long pause of everything
 			b.now = p.Next + uint64(time.Minute)
 			b.Tick(b.now)
 			b.passTicks(time.Second, 1)
@@ -312,7 +312,7 @@ func TestChainOfPolicies(t *testing.T) {
 	}
 }
 
-// Quanta have bounds, and what is longer is for ever.
+// Quanta have bounds, and a longer one never ends.
 func TestQuantum(t *testing.T) {
 	for quantum, want := range map[uint64]time.Duration{
 		0: MinQuantum, 1: MinQuantum, uint64(MinQuantum) + 1: MinQuantum + 1, uint64(MaxQuantum): MaxQuantum, uint64(MaxQuantum) + 1: never,
@@ -327,7 +327,7 @@ func TestQuantum(t *testing.T) {
 	}
 }
 
-// Answers that make no sense are faults, and somebody else decides.
+// Invalid answers are faults, and the next policy decides.
 func TestNonsense(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer slot.Verdict
@@ -387,8 +387,8 @@ func TestFloorWithoutCPU(t *testing.T) {
 	}
 }
 
-// A plan that is followed late is nobody's fault: whoever decides is asked before a task counts as starving. The time that counts
-// goes on where it was.
+// A plan that is followed late is not a fault: the policy is asked before a task counts as
+// starving. The waiting time continues from its old value.
 func TestFloorWhenLate(t *testing.T) {
 	const late = 3 * Floor
 	for name, policies := range map[string]func(*bench) []*Policy{
@@ -431,7 +431,8 @@ func TestFloorWhenLate(t *testing.T) {
 	b.runs("after two", 1, Turn)
 }
 
-// Whoever is ready and not held gets a turn, and a policy that needs telling is told, and goes.
+// A ready task that is not held gets a turn, and the policy that denied it one has a fault, and is
+// removed.
 func TestFloor(t *testing.T) {
 	b := newBench(t, 3)
 	p := b.policy(1, func(*slot.SchedContext) slot.Verdict { return 0 })
@@ -483,7 +484,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// Whatever a policy does, the plan makes sense, and nobody starves whom it does not hold.
+// For any policy, the plan is valid, and no task starves that it does not hold.
 func FuzzHostile(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 9, 255, 3, 2, 1})
 	f.Add([]byte("\x01\x01\x01\x10\x05\x20\x30\x00\x00\x00\x07\x06\x05\x04\x03\x02\x01"))

@@ -16,10 +16,11 @@ import (
 // Thread is a thread, by Linux's numbers.
 type Thread struct{ Process, ID int }
 
-// Threads lists the threads of a process and of its descendants. What ends meanwhile is left out.
+// Threads lists the threads of a process and of its descendants, except those that end during the
+// call.
 func Threads(pid int) (threads []Thread) {
 	processes := []int{pid}
-	for i := 0; i < len(processes); i++ { // which grows meanwhile
+	for i := 0; i < len(processes); i++ { // the loop extends the list
 		dir := fmt.Sprintf("/proc/%d/task", processes[i])
 		entries, _ := os.ReadDir(dir)
 		for _, entry := range entries {
@@ -39,8 +40,8 @@ func Threads(pid int) (threads []Thread) {
 	return threads
 }
 
-// Stop has the task do nothing any more, or go on from where it was: the freezer does that to its control group, signals to these of
-// its processes where it has none. What has ended is no error.
+// Stop stops the task or resumes it: the freezer does this for its control group, signals for these
+// of its processes without one. A process that has ended is not an error.
 func (t *Task) Stop(on bool, processes ...int) error {
 	if t.Group != "" {
 		return t.freeze(on)

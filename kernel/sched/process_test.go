@@ -66,7 +66,7 @@ func stopped(t *testing.T, pid int) bool {
 func TestStopBySignals(t *testing.T) {
 	task, child := sleeper(t)
 	for _, on := range []bool{true, false, false} {
-		if err := task.Stop(on, task.PID, child, 1<<30); err != nil { // which is no process's
+		if err := task.Stop(on, task.PID, child, 1<<30); err != nil { // a pid without a process
 			t.Fatal(err)
 		}
 		for deadline := time.Now().Add(10 * time.Second); stopped(t, task.PID) != on || stopped(t, child) != on; time.Sleep(time.Millisecond) {

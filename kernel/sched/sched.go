@@ -1,7 +1,7 @@
 // Package sched gives a node's application cores to the processes that share them.
 //
-// Who is to run is decided by a Policy; an Enforcer makes Linux do that. What a policy is asked and what it may answer is the
-// ABI of the sched slot (package slot).
+// A Policy decides which task runs; an Enforcer makes Linux follow. The ABI of the sched slot
+// (package slot) defines a policy's questions and answers.
 package sched
 
 import (
@@ -23,7 +23,8 @@ type ID struct {
 	Rank uint32
 }
 
-// Task is a process that runs on one core and may have to share it. All its threads are bound to that core.
+// Task is a process that runs on one core and may have to share it. All its threads are bound to
+// that core.
 type Task struct {
 	ID
 	Core    int      // as the machine numbers them
@@ -32,14 +33,15 @@ type Task struct {
 	Process *os.File // a pidfd of it
 	Group   string   // directory of its control group; empty where there is none, and signals have to hold it
 
-	// Waiting tells how many messages wait for it now. nil: only Arrived tells.
+	// Waiting returns the number of pending messages now. nil: only Arrived reports them.
 	Waiting func() uint32
 
-	// Refuse is told what it has tried and must not do. It waits for nobody. nil: nobody wants to know.
+	// Refuse receives the task's forbidden attempts. It does not wait. It may be nil.
 	Refuse func(err error)
 }
 
-// Messages returns how many messages wait for the task; told is how many Arrived has told of last.
+// Messages returns the number of pending messages of the task. Its argument is the last number from
+// Arrived.
 func (t *Task) Messages(told uint32) uint32 {
 	if t.Waiting != nil {
 		return t.Waiting()
@@ -54,18 +56,20 @@ type Policy struct {
 	Spec   *object.Spec   // the program, for an enforcer that gives it to Linux
 	Insert nimble.Options // with what it was inserted: its settings, and the memory of its maps
 
-	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the extension, which has been counted.
+	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the
+	// extension, which has been counted.
 	Decide func(context memory.Region, core int) (slot.Verdict, error)
-	// Fault tells that it answered nonsense or had a task wait too long. Enough of that has it removed. Neither it nor Remove
-	// waits for the policies to be set anew.
+	// Fault reports an invalid answer or a starved task. Too many faults remove the policy. Neither
+	// it nor Remove waits until the policies have been set again.
 	Fault func(err error)
 	// Remove has it removed now.
 	Remove func(why string)
-	// Ran tells of runs other than those of Decide.
+	// Ran reports runs outside Decide.
 	Ran func(runs uint64, took time.Duration)
 }
 
-// Enforcer makes Linux run on the application cores what their policies decide. It is safe for concurrent use.
+// Enforcer makes Linux run on the application cores what their policies decide. It is safe for
+// concurrent use.
 type Enforcer interface {
 	// Name is what people call it.
 	Name() string
@@ -79,29 +83,30 @@ type Enforcer interface {
 	// Remove lets go of a task, which may have ended. It then runs as Linux likes.
 	Remove(ID)
 
-	// SetPolicies has these policies decide on a core, the first that has an opinion. One that cannot be enforced is removed.
+	// SetPolicies has these policies decide on a core, the first that has an opinion. One that
+	// cannot be enforced is removed.
 	SetPolicies(core int, policies []*Policy) error
 
-	// Arrived tells that so many messages wait for a task, for which the core may change hands at once.
+	// Arrived reports the number of pending messages of a task, which may switch the core at once.
 	Arrived(id ID, waiting uint32)
 
-	// Woken tells that the node kernel may have woken a task up, for another reason than a message. It does not wait, and may be
-	// called by whoever Task.Waiting waits for.
+	// Woken reports that the node kernel may have woken a task for another reason than a message.
+	// It does not wait, and may be called by a goroutine that Task.Waiting waits for.
 	Woken(ID)
 
 	// Cores describes the shared cores.
 	Cores() []CoreInfo
 
-	// Watch has w told who has each core that several tasks share, and then of every core that changes hands, in the order in which
-	// that happens; nobody if it is nil.
+	// Watch calls w with the running task of each shared core, and then with every switch, in
+	// order; a nil w ends that.
 	Watch(w Watcher)
 
 	// Close gives everything back to Linux. Held tasks go on.
 	Close() error
 }
 
-// Watcher is told when a core has gone to another task, or to nobody, which is the zero ID, by the clock that policies see, and who
-// has decided so. It must not wait.
+// Watcher receives each switch of a core to another task, or to the zero ID when it becomes idle,
+// with the time on the policies' clock and the policy that decided. It must not wait.
 type Watcher func(core int, at uint64, to ID, why string)
 
 // Lacks says in words what an enforcer cannot do.
@@ -125,5 +130,5 @@ type CoreInfo struct {
 	Switches uint64 // times that it has changed hands
 	Asked    uint64 // times that a policy was asked
 	Rescues  uint64 // times that a task got its turn only from the floor
-	Why      string // who has decided last: a policy by its name, "turns" when none has an opinion, "floor" for a rescue
+	Why      string // the last decider: the name of a policy, "turns" by default, "floor" for a rescue
 }

@@ -126,8 +126,8 @@ func surroundings() {
 	time.Sleep(time.Hour)
 }
 
-// eat takes memory until there is no more. Only rank 0 does, the others look on. It asks Linux and gives the last piece back:
-// Go crashes in one way or another when it gets no memory.
+// eat allocates memory until none is left, on rank 0 only. It allocates from Linux directly and
+// frees the last piece, because Go crashes when it gets no memory.
 func eat() error {
 	fmt.Println("eating")
 	if os.Getenv("MARGAY_RANK") != "0" {
@@ -190,7 +190,8 @@ func fill() {
 	}
 }
 
-// crowd fills a folder with bytes and then with files, up to what the environment gives as the most.
+// crowd fills a folder with bytes and then with files, up to what the environment gives as the
+// most.
 func crowd(dir string) {
 	most, err := strconv.ParseInt(os.Getenv("MOST"), 10, 64)
 	if err != nil {

@@ -35,20 +35,22 @@ type Host struct {
 	Log     func(format string, args ...any)
 }
 
-// Handler is told what happens in a job. Its methods are called one at a time and must not block for long: what they hold
-// up is the job's output.
+// Handler receives the events of a job. Its methods are called one at a time and must not block for
+// long, because they delay the job's output.
 type Handler interface {
-	// Started tells of a rank that runs: when it has been started, and after an adoption. Its end is told by a Record.
+	// Started reports a running rank: after its start, and after an adoption. A Record reports its
+	// end.
 	Started(RankProcess)
 	// Record hands over the next record. It may repeat records that have not been acknowledged.
 	Record(Record)
-	// InputTaken tells how many bytes of its standard input a rank has taken.
+	// InputTaken reports how many bytes of its standard input a rank has taken.
 	InputTaken(rank int, position uint64)
-	// Gone tells that the job's init has ended. It is the last call.
+	// Gone reports the end of the job's init. It is the last call.
 	Gone()
 }
 
-// Container is the node kernel's handle on a job's processes on this node. It is safe for concurrent use.
+// Container is the node kernel's handle on a job's processes on this node. It is safe for
+// concurrent use.
 type Container struct {
 	spec Spec
 	host Host
@@ -57,7 +59,7 @@ type Container struct {
 
 	adopted State // what the init said when it was adopted
 
-	unkept Unkept // told before gone is closed
+	unkept Unkept // set before gone is closed
 
 	replies chan link.Message // answers to requests
 	asking  sync.Mutex        // one request at a time
@@ -94,7 +96,8 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 	return c, nil
 }
 
-// create has the init make the job's root. What the ranks execute goes ahead in pieces and is not kept here.
+// create makes the init build the job's root. The strings of the ranks are sent first, in pieces,
+// and are not kept here.
 func (c *Container) create(ctx context.Context) error {
 	body, packed, err := c.spec.pack()
 	if err != nil {
@@ -116,8 +119,8 @@ func (c *Container) create(ctx context.Context) error {
 	return c.ask(ctx, link.New(Create, body))
 }
 
-// Adopt takes over the init of a job that an earlier node kernel made, from what Kept gave. It also returns what the init
-// keeps. The container is dead until Follow.
+// Adopt takes over the init of a job that an earlier node kernel made, from what Kept gave. It also
+// returns what the init keeps. The container is dead until Follow.
 func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep.Item, error) {
 	var n notes
 	if err := json.Unmarshal(item.Words, &n); err != nil {
@@ -139,11 +142,11 @@ func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep
 	return c, items, nil
 }
 
-// Follow brings an adopted container to life: from now on h is told what happens in it. It must be called once.
+// Follow starts an adopted container: h then receives its events. It must be called once.
 func (c *Container) Follow(h Handler) { go c.listen(h) }
 
-// resync reads all that the init has to tell a new node kernel. What the old one had not yet read comes first and is skipped,
-// since the init sends it again.
+// resync reads the init's state for a new node kernel. Messages that the old one had not read come
+// first and are skipped, because the init sends them again.
 func (c *Container) resync(ctx context.Context) ([]*keep.Item, error) {
 	defer c.bound(ctx)()
 	sent := make(chan error, 1)
@@ -191,7 +194,8 @@ func (c *Container) Spec() Spec { return c.spec }
 // Adopted returns the state that an adopted container was found in.
 func (c *Container) Adopted() State { return c.adopted }
 
-// Keep leaves an item with the job's init, for ranks to inherit and for the next node kernel to find.
+// Keep leaves an item with the job's init, for ranks to inherit and for the next node kernel to
+// find.
 func (c *Container) Keep(item keep.Item) error { return keep.Keep(c.conn, item) }
 
 // Drop makes the job's init forget an item.
@@ -224,8 +228,8 @@ func (c *Container) Signal(rank int, sig unix.Signal) error {
 	return c.conn.Send(link.New(Signal, SignalBody{Rank: rank, Signal: sig}))
 }
 
-// Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler is told what the rank has
-// taken, and a piece must end less than 256 KiB after that.
+// Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler
+// receives the position that the rank has taken, and a piece must end less than 256 KiB after that.
 func (c *Container) Input(rank int, offset uint64, data []byte, eof bool) error {
 	for {
 		piece := data[:min(len(data), link.MaxPayload)]
@@ -245,10 +249,11 @@ func (c *Container) Input(rank int, offset uint64, data []byte, eof bool) error 
 // Ack lets the init forget the records up to seq.
 func (c *Container) Ack(seq uint64) error { return c.conn.Send(link.New(Ack, AckBody{Seq: seq})) }
 
-// Finish ends what the ranks have left behind, once all of them have ended here. The last record follows, if it has not been told.
+// Finish ends the processes that the ranks have left behind, once all ranks have ended here. The
+// last record follows, if it has not been sent.
 func (c *Container) Finish() error { return c.conn.Send(link.New(Finish, nil)) }
 
-// Rewind has every unacknowledged record and all input positions told again.
+// Rewind resends every unacknowledged record and all input positions.
 func (c *Container) Rewind() error { return c.conn.Send(link.New(Rewind, nil)) }
 
 // Unkept returns the files that have vanished with the job. It may be called after End.
@@ -348,7 +353,8 @@ func (c *Container) explain(s *Status) {
 	}
 }
 
-// outOfMemory says for people that memory was the reason why something of the job was killed, nothing if it was not.
+// outOfMemory says for people that memory was the reason why something of the job was killed,
+// nothing if it was not.
 func (c *Container) outOfMemory() string {
 	if c.host.Cgroups == nil || c.host.Cgroups.Job(groupName(c.spec.Job)).OOMKills() == 0 {
 		return ""

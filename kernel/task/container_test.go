@@ -57,8 +57,8 @@ func run(m *testing.M) int {
 // scratch is the folder of this run of the tests.
 var scratch string
 
-// application returns the program that is /bin/app in a job. A job has no libraries, so it is this test binary only where
-// that is static; the one that the race detector watches is not.
+// application returns the program that is /bin/app in a job. A job has no libraries, so it is this
+// test binary only where that is static; the one that the race detector watches is not.
 var application = sync.OnceValues(func() ([]byte, error) {
 	const self = "/proc/self/exe"
 	f, err := elf.Open(self)
@@ -78,7 +78,7 @@ var application = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(path)
 })
 
-// events collects what a container tells. It is safe for concurrent use.
+// events collects the events of a container. It is safe for concurrent use.
 type events struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next event
@@ -92,7 +92,7 @@ func newEvents() *events {
 	return &events{changed: make(chan struct{}), taken: make(map[int]uint64), running: make(map[int]task.RankProcess)}
 }
 
-// note changes what is known.
+// note records an event.
 func (e *events) note(change func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -103,7 +103,7 @@ func (e *events) note(change func()) {
 
 func (e *events) Record(r task.Record) {
 	e.note(func() {
-		if n := len(e.records); n == 0 || r.Seq > e.records[n-1].Seq { // otherwise told again
+		if n := len(e.records); n == 0 || r.Seq > e.records[n-1].Seq { // otherwise a duplicate
 			e.records = append(e.records, r)
 		}
 	})
@@ -149,7 +149,7 @@ func (e *events) isGone() bool {
 	return e.gone
 }
 
-// processes returns the processes that the container has told of.
+// processes returns the processes that the container has reported.
 func (e *events) processes() map[int]task.RankProcess {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -188,7 +188,8 @@ func host(t *testing.T) task.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The race detector is to end an init that has a race, and not to hold up the end of one that has none.
+	// The race detector is to end an init that has a race, and not to hold up the end of one that
+	// has none.
 	program := []string{"env", "GORACE=halt_on_error=1 atexit_sleep_ms=0", exe, "jobinit"}
 	h := task.Host{Program: program, UserNS: os.Getuid() != 0, Log: t.Logf}
 	if inGuest {
@@ -322,7 +323,7 @@ func TestInput(t *testing.T) {
 	if err := c.Input(0, 0, []byte("hello, "), false); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Input(0, 3, []byte("lo, "), false); err != nil { // told again
+	if err := c.Input(0, 3, []byte("lo, "), false); err != nil { // sent again
 		t.Fatal(err)
 	}
 	if err := c.Input(0, 7, []byte("world\n"), true); err != nil {
@@ -398,7 +399,8 @@ func TestBackpressure(t *testing.T) {
 	}
 }
 
-// A job that has its files and was not started is found so by the next node kernel, which can start it.
+// A job that has its files and was not started is found so by the next node kernel, which can start
+// it.
 func TestAdoptBeforeStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -20,7 +20,8 @@ import (
 	"margay/kernel/task"
 )
 
-// inGuest tells that the tests have a Linux kernel to themselves (testsuite/guest), and jobs their control groups.
+// inGuest means that the tests have their own Linux kernel (testsuite/guest), and jobs their
+// control groups.
 const inGuest = true
 
 func TestOutOfMemory(t *testing.T) {
@@ -41,7 +42,7 @@ func TestOutOfMemory(t *testing.T) {
 	well()
 }
 
-// A job that starts processes without end gets its share and no more, and its init has room to work.
+// A job that starts processes without end gets only its share, and its init has room to work.
 func TestForkBomb(t *testing.T) {
 	const limit = 40
 	well := neighbour(t)
@@ -84,7 +85,7 @@ func TestFilesBeyondMemory(t *testing.T) {
 	well()
 }
 
-// A rank can be frozen while others of its job go on, and the job can be ended all the same.
+// A rank can be frozen while others of its job continue, and the job can still be ended.
 func TestFreezeRank(t *testing.T) {
 	e := newEvents()
 	s := spec(2, "raw cat")

@@ -10,10 +10,12 @@ import (
 	"margay/kernel/task"
 )
 
-// inGuest tells that the tests have a Linux kernel to themselves (testsuite/guest), and jobs their control groups.
+// inGuest means that the tests have their own Linux kernel (testsuite/guest), and jobs their
+// control groups.
 const inGuest = false
 
-// Neither the bytes nor the number of files of a job are without bound, in its root and where its ranks share memory.
+// Neither the bytes nor the number of files of a job are without bound, in its root and where its
+// ranks share memory.
 func TestRAMDisksAreBounded(t *testing.T) {
 	exe, err := application()
 	if err != nil {

@@ -230,7 +230,7 @@ func awaitNone(t *testing.T, members func() []int) {
 	}
 }
 
-// An init that is asked to end does so, although its link is held and full of what nobody reads.
+// An init ends on request, even if its link is held open and full of unread messages.
 func TestEndUnread(t *testing.T) {
 	s, e := spec(1, "flood"), newEvents()
 	s.Ranks[0].Stdin = false // the init would wait for room to say what of it was taken
@@ -257,7 +257,8 @@ func TestEndUnread(t *testing.T) {
 	awaitNone(t, left)
 }
 
-// A process that leaves its session and outlives its rank does not outlive the job, however that ends.
+// A process that leaves its session and outlives its rank does not outlive the job, however that
+// ends.
 func TestNothingIsLeft(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *task.Container){
 		"end": func(t *testing.T, c *task.Container) {

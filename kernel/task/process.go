@@ -22,7 +22,8 @@ type RankProcess struct {
 // errEnded reports that a process has ended.
 var errEnded = errors.New("the process has ended")
 
-// rankProcess reads the word of a job's init that a rank runs. The message's files are closed unless they are returned.
+// rankProcess reads the word of a job's init that a rank runs. The message's files are closed
+// unless they are returned.
 func (c *Container) rankProcess(m link.Message) (p RankProcess, err error) {
 	defer func() {
 		if err != nil {
@@ -46,7 +47,7 @@ func (c *Container) rankProcess(m link.Message) (p RankProcess, err error) {
 	return p, nil
 }
 
-// pidOf returns the number that a process, of which f is a pidfd, has in this process's PID namespace (proc_pid_fdinfo(5)).
+// pidOf returns the pid of pidfd f in this process's PID namespace (proc_pid_fdinfo(5)).
 func pidOf(f *os.File) (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
 	if err != nil {
@@ -61,5 +62,5 @@ func pidOf(f *os.File) (int, error) {
 			return pid, err
 		}
 	}
-	return 0, errors.New("the descriptor is no pidfd")
+	return 0, errors.New("the descriptor is not a pidfd")
 }

@@ -12,7 +12,8 @@ import (
 	"margay/kernel/task"
 )
 
-// The end of a rank tells what it has used. All that it reads is in memory, so that no fault waits for a disk.
+// The end of a rank carries its resource usage. All its input is in memory, so that no fault waits
+// for a disk.
 func TestUsage(t *testing.T) {
 	e := newEvents()
 	s := spec(1, "touch")
@@ -25,7 +26,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// The node kernel gets hold of each rank's process: a number that means the rank here, and a descriptor that only ever means it.
+// The node kernel gets hold of each rank's process: a number that means the rank here, and a
+// descriptor that only ever means it.
 func TestProcesses(t *testing.T) {
 	cpu := allowed(t)[0]
 	s := spec(3, "sleep")

@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// Exec is what the ranks of a job execute. Its strings are what execve takes: bytes in no encoding, without a NUL.
+// Exec is what the ranks of a job execute. Its strings are what execve takes: bytes in no encoding,
+// without a NUL.
 //
-// A job init gets them apart from the rest, as the payload of Strings: they may be 2 MiB, which is more than a packet holds, and JSON
-// would change what is not UTF-8. Each string is followed by a NUL: the path and the folder, the arguments, the variables. Pieces
-// end anywhere.
+// A job init receives them separately, as the payload of Strings: they may be 2 MiB, more than a
+// packet holds, and JSON would change strings that are not UTF-8. Each string is followed by a NUL:
+// the path and the folder, the arguments, the variables. Pieces end anywhere.
 type Exec struct {
 	Path string   // the executable, an absolute path in the job's root
 	Dir  string   // its working directory, an absolute path in the job's root

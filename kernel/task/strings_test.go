@@ -19,7 +19,8 @@ func digest(list []string) string {
 	return fmt.Sprintf("%d %x\n", len(list), sha256.Sum256([]byte(strings.Join(list, "\x00"))))
 }
 
-// Arguments and variables up to what Linux takes reach ranks byte for byte, and a next node kernel can adopt their job.
+// Arguments and variables up to what Linux takes reach ranks byte for byte, and a next node kernel
+// can adopt their job.
 func TestLongStrings(t *testing.T) {
 	const longest = 128<<10 - 1 // Linux counts the NUL
 	s := spec(1, "strings", "a\xffb", "", strings.Repeat("\xfe", longest))

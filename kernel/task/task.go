@@ -1,10 +1,11 @@
 // Package task runs the processes of one job on one node.
 //
-// Each job on a node has an init of its own (package jobinit): PID 1 of the job's PID namespace, in mount, IPC, network and
-// UTS namespaces of its own, with a RAM disk as its root. The node kernel commands it over a link and never enters the
-// namespaces itself. Whatever must outlive the node kernel is with that init: the processes, their unacknowledged output,
-// their exit statuses, their shared memory. When the init ends, the kernel ends everything in its PID namespace, so nothing
-// of a job can be left behind.
+// Each job on a node has an init of its own (package jobinit): PID 1 of the job's PID namespace, in
+// mount, IPC, network and UTS namespaces of its own, with a RAM disk as its root. The node kernel
+// commands it over a link and never enters the namespaces itself. Whatever must outlive the node
+// kernel is with that init: the processes, their unacknowledged output, their exit statuses, their
+// shared memory. When the init ends, the kernel ends everything in its PID namespace, so nothing of
+// a job can be left behind.
 package task
 
 import (
@@ -58,10 +59,11 @@ const (
 	Stdout Stream = 1 + iota
 	Stderr
 	Exit
-	End // nothing: it tells by Last that the output is complete
+	End // without data; Last means that the output is complete
 )
 
-// Record is one numbered piece of what a job says on one node: output as a rank wrote it, a rank's end, or the end of all output.
+// Record is one numbered piece of what a job says on one node: output as a rank wrote it, a rank's
+// end, or the end of all output.
 type Record struct {
 	Seq    uint64 // 1, 2, 3 ... on each node
 	Rank   int
@@ -70,7 +72,7 @@ type Record struct {
 	Status Status `json:",omitzero"`
 	Open   bool   `json:",omitempty"` // of an end: processes that the rank has left behind may still write for it
 	Last   bool   `json:",omitempty"` // every rank of the node has ended, and nothing can be written any more
-	Acked  uint64 `json:",omitempty"` // every record up to this one had been acknowledged when this one was told
+	Acked  uint64 `json:",omitempty"` // every record up to this one had been acknowledged when this one was sent
 }
 
 // Status is how a rank ended.
@@ -113,7 +115,8 @@ func (s Status) String() string {
 	return text
 }
 
-// StartError tells why a rank's process, or the whole job, could not be started on this node.
+// StartError is the reason why a rank's process, or the whole job, could not be started on this
+// node.
 type StartError struct {
 	Rank  int    // AllRanks when it is not about one rank
 	Op    string // what was being done
@@ -136,7 +139,8 @@ func (e *StartError) Unwrap() error {
 	return e.Errno
 }
 
-// Kinds of the messages between a node kernel and a job init. Requests are answered by their own kind or by Failed.
+// Kinds of the messages between a node kernel and a job init. Requests are answered by their own
+// kind or by Failed.
 const (
 	Strings  = "strings"  // payload: a piece of the job's Exec, before Create; not answered
 	Create   = "create"   // CreateBody -> (empty)
@@ -144,19 +148,19 @@ const (
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
 	Signal   = "signal"   // SignalBody; not answered
-	Input    = "input"    // InputBody and payload; told back when written
+	Input    = "input"    // InputBody and payload; returned when written
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
-	Resync   = "resync"   // a new node kernel is here -> what is kept, then Resync with State, then each Process
-	Process  = "process"  // from the init: ProcessBody and a pidfd: a rank runs; told when it is started and after a Resync
+	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
+	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Output   = "record"   // from the init: Record and payload
 	Left     = "left"     // from the init: Unkept, before its end
 	Failed   = "failed"   // from the init: StartError
 	Quit     = "end"      // kill everything and be gone; answered by the end of the link
 )
 
-// State is what a job init tells a new node kernel.
+// State is a job init's message to a new node kernel.
 type State struct {
 	Spec    Spec  // without its Exec
 	Loaded  bool  // the job's files have been unpacked, all of them
@@ -164,7 +168,8 @@ type State struct {
 	Running []int // the ranks that have not ended
 }
 
-// ProcessBody says of which rank the pidfd is that comes with it, and when its process was started: nanoseconds of CLOCK_MONOTONIC.
+// ProcessBody comes with a pidfd. It has the rank and the start time of the process: nanoseconds of
+// CLOCK_MONOTONIC.
 type ProcessBody struct {
 	Rank  int
 	Since uint64
@@ -176,10 +181,10 @@ type SignalBody struct {
 	Signal unix.Signal
 }
 
-// InputBody is a piece of a rank's standard input, or tells back how much has been written to it.
+// InputBody is a piece of a rank's standard input, or reports the position written.
 type InputBody struct {
 	Rank   int
-	Offset uint64 // of the payload's first byte; told back: bytes written or thrown away so far
+	Offset uint64 // of the payload's first byte; in the report: bytes written or discarded so far
 	EOF    bool   // nothing follows the payload
 }
 

@@ -1,4 +1,5 @@
-// Package timer runs the extensions in slot timer, each by a clock of its own (timerfd_create(2)) on the system core.
+// Package timer runs the extensions in slot timer, each by a clock of its own (timerfd_create(2))
+// on the system core.
 package timer
 
 import (
@@ -33,7 +34,7 @@ type Timers struct {
 	all     sync.WaitGroup
 }
 
-// New runs what is in slot timer from now on.
+// New starts running the extensions in slot timer.
 func New(node uint32, m *extension.Manager, log func(format string, args ...any)) *Timers {
 	t := &Timers{node: node, manager: m, log: log, running: make(map[uint32]*timer)}
 	m.Watch(slot.Timer, t.changed)
@@ -60,7 +61,7 @@ type timer struct {
 	interval  uint64 // that the clock is set to
 }
 
-// changed starts what is new in the slot and stops what is no longer there.
+// changed starts extensions that are new in the slot and stops removed ones.
 func (t *Timers) changed(job uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -122,7 +123,7 @@ func (r *timer) run() error {
 	}
 }
 
-// tick runs the extension once. It reports whether it is to be run again.
+// tick runs the extension once. It reports whether to run it again.
 func (r *timer) tick() (bool, error) {
 	c := &r.context
 	c.Now = clock.Monotonic()

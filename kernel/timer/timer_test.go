@@ -71,7 +71,8 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// An extension that is removed is not run again, and neither is one whose job has ended, whatever its interval.
+// An extension that is removed is not run again, and neither is one whose job has ended, whatever
+// its interval.
 func TestRemoved(t *testing.T) {
 	m, _ := node(t)
 	always := extensiontest.Program{Section: "timer", Name: "always", Code: []string{"mov r2, 1000000", "stxdw [r1+32], r2", "mov r0, 0", "exit"}}
@@ -101,7 +102,7 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
-// What an extension gets is true, and one that is too slow is told what it has missed.
+// An extension gets true times, and a slow one gets the number of missed intervals.
 func TestContext(t *testing.T) {
 	m, _ := node(t)
 	for what, want := range map[string]struct {
@@ -112,7 +113,7 @@ func TestContext(t *testing.T) {
 		if want.offset < 8 {
 			load = "ldxw"
 		}
-		// The right value is no fault, and the wrong one is.
+		// The right value is not a fault, and the wrong one is.
 		p := extensiontest.Program{Section: "timer", Name: what, Code: []string{
 			fmt.Sprintf("%s r0, [r1+%d]", load, want.offset), "mov r2, " + want.value, "sub r0, r2", "jeq r0, 0, +1", "mov r0, 99", "exit",
 		}}

@@ -1,4 +1,5 @@
-// Package usage finds out what a process has used of its cores, by asking Linux about it; the process itself notices nothing.
+// Package usage finds out what a process has used of its cores, by asking Linux about it; the
+// process itself notices nothing.
 package usage
 
 import (
@@ -20,7 +21,8 @@ import (
 type Usage struct {
 	CPU     time.Duration // processor time of all its threads, the ended ones too
 	Threads int
-	// How often its threads have given up a core because they had to wait, and lost one because others were to run.
+	// How often its threads have given up a core because they had to wait, and lost one because
+	// others were to run.
 	Voluntary, Involuntary uint64
 	MajorFaults            uint64 // page faults that had to wait for a disk or a network
 }
@@ -28,7 +30,8 @@ type Usage struct {
 // ErrEnded reports that there is no such process any more.
 var ErrEnded = errors.New("the process has ended")
 
-// CPU returns the processor time of all threads of a process of this process's PID namespace, the ended ones too.
+// CPU returns the processor time of all threads of a process of this process's PID namespace, the
+// ended ones too.
 func CPU(pid int) (time.Duration, error) {
 	var ts unix.Timespec
 	clock := int32(^pid<<3 | 2) // clock_getcpuclockid(3); CPUCLOCK_SCHED in Linux
@@ -78,7 +81,8 @@ func ended(pid int, err, how error) error {
 	return fmt.Errorf("usage: process %d: %w", pid, err)
 }
 
-// majorFaults is how many there have been in all threads of a process, the ended ones too: field 12 of proc_pid_stat(5).
+// majorFaults is how many there have been in all threads of a process, the ended ones too: field 12
+// of proc_pid_stat(5).
 func majorFaults(pid int) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

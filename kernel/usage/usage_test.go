@@ -38,7 +38,8 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// The page of a file that Linux has to read again is a major fault, and counted as getrusage(2) does.
+// The page of a file that Linux has to read again is a major fault, and counted as getrusage(2)
+// does.
 func TestMajorFaults(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "page"))
 	if err != nil {

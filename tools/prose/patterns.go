@@ -25,7 +25,7 @@ var patterns = []pattern{
 	},
 	{
 		name:   "causation",
-		refuse: regexp.MustCompile(`(?i)\b(has|have|had|having) (it|them|itself|everything|each|all|Linux|serve|QEMU|apt|Go|(the|a|an|its|their|his|one) [\w-]+) (be|do|go|run|tell|take|send|give|make|start|stop|end|fail|read|write|wait|put|get|come|know|say|forget|see|handle|keep|count)\b`),
+		refuse: regexp.MustCompile(`(?i)\b(has|have|had|having) (it|them|itself|everything|each|all|Linux|serve|QEMU|apt|Go|(the|a|an|its|their|his|one) [\w-]+) (be|do|go|run|tell|take|send|give|make|start|stop|fail|read|write|wait|put|get|come|know|say|forget|see|handle|keep|count)\b`),
 		advice: "use a verb: \"opens the tracepoints\", not \"has Linux be ready\"",
 	},
 	{

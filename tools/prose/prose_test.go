@@ -18,7 +18,7 @@ func TestPatterns(t *testing.T) {
 			[]string{"node0 is reachable again", "it has been stopped", "Ready reports whether there is room", "the intelligent shell"},
 		},
 		"causation": {
-			[]string{"has Linux be ready to tell of them", "have it read again", "had the node end its jobs"},
+			[]string{"has Linux be ready to tell of them", "have it read again", "had the node send its jobs"},
 			[]string{"opens the tracepoints", "it has the lock", "a rank that has Linux to itself", "the node has ended its jobs"},
 		},
 		"that of": {

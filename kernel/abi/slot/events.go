@@ -38,7 +38,7 @@ type ExitContext struct {
 	Signal uint32 // that ended it
 	Left   uint32 // ranks of the job that still run on this node
 	_      uint32
-	Time   uint64 // nanoseconds for which it ran
+	Time   uint64 // run time in nanoseconds
 }
 
 // ExitSize is the size of ExitContext, in bytes.

@@ -5,10 +5,10 @@ import "fmt"
 // MaxTasks is how many processes can share a core.
 const MaxTasks = 8
 
-// SchedContext is what an extension in the sched slot gets: struct margay_sched. It answers which
-// task is to run, and writes for how long into Quantum and whom it keeps off the core into Hold.
-// The tasks stand in the order in which they came to the core; a task keeps its place until it
-// ends, when those behind it move up.
+// SchedContext is the context of the sched slot: struct margay_sched. The verdict is the task to
+// run; the extension writes its quantum to Quantum and the tasks to keep off the core to Hold. The
+// tasks are in order of arrival at the core; a task keeps its place until it ends, when the ones
+// behind it move up.
 type SchedContext struct {
 	Core    uint32 // as the machine numbers them
 	Why     Why
@@ -54,7 +54,7 @@ type TaskState uint32
 const (
 	Ready   TaskState = 0 // it has something to do and does not have the core
 	Running TaskState = 1 // it has the core
-	Blocked TaskState = 2 // it waits for something; what it is told to do when chosen is nothing
+	Blocked TaskState = 2 // it waits; choosing it has no effect
 	Held    TaskState = 3 // it is kept off the core
 )
 
@@ -72,6 +72,6 @@ const NoTask = 1<<32 - 1
 // Infinite is the quantum of a task that runs until something happens.
 const Infinite = 1<<64 - 1
 
-// Default is the answer of a scheduler that leaves the decision to the next one, and at last to the
+// Default is the verdict of a scheduler that leaves the decision to the next one, finally to the
 // node kernel.
 const Default Verdict = 255

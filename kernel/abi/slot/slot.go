@@ -33,7 +33,7 @@ type Verdict uint64
 // The verdicts of the message slot.
 const (
 	Deliver Verdict = 0 // queue the message for its target rank; the default
-	Consume Verdict = 1 // it has been handled; nobody else hears of it
+	Consume Verdict = 1 // it has been handled and goes no further
 	Drop    Verdict = 2 // throw it away and count that
 	Forward Verdict = 3 // send it on to the rank that is now in the context's TargetRank
 	Upcall  Verdict = 4 // have its target rank handle it at once
@@ -60,7 +60,7 @@ type Row struct {
 	Name     Name
 	What     string // when an extension there is run
 	Owners   string // whose extensions it takes, and in which order they are asked
-	Ready    bool   // it can be used; the others are declared for what is to come
+	Ready    bool   // implemented; the others are declared for later
 	Context  int    // size of the context, in bytes; it is readable and writable
 	Out      string // the fields whose changes by an extension take effect; empty: none
 	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
@@ -154,7 +154,7 @@ func processEnds(name Name, what string) Row {
 	}
 }
 
-// Find returns the row of a slot, or an error that says what there is.
+// Find returns the row of a slot, or an error that lists the slots.
 func Find(name Name) (Row, error) {
 	var ready []Name
 	for _, row := range Table {

@@ -12,8 +12,8 @@ type Area struct {
 	mem []byte
 }
 
-// NewArea lays out the area in mem, which is AreaSize bytes of zeroes, page-aligned and shared. nodes holds the node of each
-// rank.
+// NewArea lays out the area in mem, which is AreaSize bytes of zeroes, page-aligned and shared.
+// nodes holds the node of each rank.
 func NewArea(mem []byte, h Header, nodes []uint32) (*Area, error) {
 	if len(nodes) != int(h.Size) || len(mem) != AreaSize(len(nodes)) {
 		return nil, fmt.Errorf("wire: area of %d bytes for %d ranks, table of %d", len(mem), h.Size, len(nodes))
@@ -40,11 +40,12 @@ func NewArea(mem []byte, h Header, nodes []uint32) (*Area, error) {
 	return &Area{mem}, nil
 }
 
-// OpenArea takes an area that NewArea has laid out, in this process or another, and checks its shape.
+// OpenArea takes an area that NewArea has laid out, in this process or another, and checks its
+// shape.
 func OpenArea(mem []byte) (*Area, Header, error) {
 	get := func(at int) uint32 { return binary.LittleEndian.Uint32(mem[at:]) }
 	if len(mem) < HeaderSize || get(offMagic) != magic || get(offVersion) != Version || get(offRingSize) != RingSize {
-		return nil, Header{}, fmt.Errorf("wire: this is no area of version %d", Version)
+		return nil, Header{}, fmt.Errorf("wire: this is not an area of version %d", Version)
 	}
 	h := Header{
 		Job: get(offJob), Rank: get(offRank), Size: get(offSize), Node: get(offNode),
@@ -67,7 +68,8 @@ func (a *Area) Entered() *atomic.Uint64 { return a.word64(offEntered) }
 // Released counts the barriers that are complete. The node kernel writes it.
 func (a *Area) Released() *atomic.Uint64 { return a.word64(offReleased) }
 
-// ReceiveWaiting is the word by which the rank says that it sleeps until something arrives or a barrier is complete.
+// ReceiveWaiting is the word by which the rank says that it sleeps until something arrives or a
+// barrier is complete.
 func (a *Area) ReceiveWaiting() *atomic.Uint32 {
 	return a.word32(offReceiveControl + offConsumerWaiting)
 }
@@ -75,7 +77,8 @@ func (a *Area) ReceiveWaiting() *atomic.Uint32 {
 // Armed is the word by which the rank says that it wants to be interrupted when an upcall comes.
 func (a *Area) Armed() *atomic.Uint32 { return a.word32(offUpcallControl + offConsumerWaiting) }
 
-// SendWaiting is the word by which the node kernel says that it sleeps until something is sent or a barrier is entered.
+// SendWaiting is the word by which the node kernel says that it sleeps until something is sent or a
+// barrier is entered.
 func (a *Area) SendWaiting() *atomic.Uint32 { return a.word32(offSendControl + offConsumerWaiting) }
 
 // SendProducer is the rank's end of the send ring.
@@ -96,7 +99,8 @@ func (a *Area) UpcallProducer() *Producer { return newProducer(a.ring(offUpcallC
 // UpcallConsumer is the rank's end of the upcall ring.
 func (a *Area) UpcallConsumer() *Consumer { return newConsumer(a.ring(offUpcallControl, 2*RingSize)) }
 
-// newProducer goes on where the tail is. The peer may have written over that: a position within a record is none.
+// newProducer goes on where the tail is. The peer may have written over that: a position within a
+// record is none.
 func newProducer(r ring) *Producer {
 	p := &Producer{r}
 	p.position = p.tail.Load() &^ 7

@@ -42,7 +42,8 @@ const (
 	MaxObject   = 1 << 20 // bytes of an extension's object
 )
 
-// Request is what a rank asks. On the wire it is RequestSize bytes, then SettingSize bytes for each setting:
+// Request is what a rank asks. On the wire it is RequestSize bytes, then SettingSize bytes for each
+// setting:
 //
 //	0 u32 op, 4 u32 call, 8 u32 handle, 12 u32 number of settings, 16 u64 value, 24 name, 88 where
 type Request struct {
@@ -55,7 +56,8 @@ type Request struct {
 	Settings []Setting
 }
 
-// Setting changes an extension before it is inserted: the value of a constant, or the number of a map's entries.
+// Setting changes an extension before it is inserted: the value of a constant, or the number of a
+// map's entries.
 //
 //	0 u64 value, 8 u32 kind, 12 u32 zero, 16 name
 type Setting struct {
@@ -71,7 +73,7 @@ type SettingKind uint32
 const (
 	SetConstant SettingKind = 1
 	SetEntries  SettingKind = 2
-	SetTrusted  SettingKind = 3 // the extension is to be trusted, which is refused
+	SetTrusted  SettingKind = 3 // requests trust, which is refused
 )
 
 // Reply is what the node kernel answers. On the wire it is ReplySize bytes:

@@ -6,11 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// ring is one end's view of a ring. The own position is kept here as well as in the area, and only the peer's is read from
-// there, so that a peer can only harm itself.
+// ring is one end's view of a ring. The own position is kept here as well as in the area, and only
+// the peer's is read from there, so that a peer can only harm itself.
 //
-// Each side writes a word before it reads one of the other's, lest both miss what the other has to say. Such words are written by
-// Swap: of a Store to memory that is not Go's, the race detector makes one that a Load after it overtakes.
+// Each side writes its word before it reads the other's, so that neither misses the other's. These
+// words are written by Swap: under the race detector, a Load may overtake a Store to memory outside
+// Go's heap.
 type ring struct {
 	data            []byte // RingSize bytes of the area
 	tail, head      *atomic.Uint64
@@ -32,7 +33,7 @@ type Consumer struct {
 	record [RecordHeader + MaxPayload]byte // copy of the last record read
 }
 
-// Push writes a record. It reports whether there was room; the peer is to be woken when wake is true.
+// Push writes a record. It reports whether there was room; wake the peer if wake is true.
 func (p *Producer) Push(r Record) (ok, wake bool, err error) {
 	if len(r.Payload) > MaxPayload {
 		return false, false, ErrTooLong
@@ -61,15 +62,15 @@ func (p *Producer) Push(r Record) (ok, wake bool, err error) {
 	return true, p.consumerWaiting.Load() != 0, nil
 }
 
-// Claim takes the peer's announcement that it sleeps back, and reports whether there was one: the peer is then woken once, and
-// not again for each record until it announces that it sleeps again.
+// Claim takes the peer's announcement that it sleeps back, and reports whether there was one: the
+// peer is then woken once, and not again for each record until it announces that it sleeps again.
 func (p *Producer) Claim() bool { return p.consumerWaiting.Swap(0) != 0 }
 
 // Empty reports whether the peer has taken everything.
 func (p *Producer) Empty() bool { return p.head.Load() == p.position }
 
-// Wait announces that the producer is going to sleep until there is room for a record with so much payload. It reports
-// whether there is none; otherwise sleeping would be wrong.
+// Wait announces that the producer is going to sleep until there is room for a record with so much
+// payload. It reports whether there is none; otherwise sleeping would be wrong.
 func (p *Producer) Wait(payload int) (sleep bool) {
 	p.producerWaiting.Swap(1)
 	need := 2 * recordLength(payload) // with the largest pad that may come before it
@@ -83,8 +84,8 @@ func (p *Producer) Wait(payload int) (sleep bool) {
 // Awake takes the announcement back.
 func (p *Producer) Awake() { p.producerWaiting.Store(0) }
 
-// Next reads the next record, which is valid until the next call. It reports whether there was one. The room that it takes
-// is not free until Release.
+// Next reads the next record, which is valid until the next call. It reports whether there was one.
+// The room that it takes is not free until Release.
 func (c *Consumer) Next() (r Record, ok bool, err error) {
 	c.last = c.next
 	for {
@@ -116,7 +117,7 @@ func (c *Consumer) Next() (r Record, ok bool, err error) {
 // Unread takes back the last call of Next: the record that it read is the next one again.
 func (c *Consumer) Unread() { c.next = c.last }
 
-// Release gives the room of all records that were read back to the producer, who is to be woken when wake is true.
+// Release returns the room of all records read to the producer; wake the producer if wake is true.
 func (c *Consumer) Release() (wake bool) {
 	if c.position == c.next {
 		return false
@@ -129,8 +130,8 @@ func (c *Consumer) Release() (wake bool) {
 // Ready reports whether there is a record that was not read.
 func (c *Consumer) Ready() bool { return c.tail.Load() != c.next }
 
-// Wait announces that the consumer is going to sleep. It reports whether there is nothing to read; otherwise sleeping would
-// be wrong.
+// Wait announces that the consumer is going to sleep. It reports whether there is nothing to read;
+// otherwise sleeping would be wrong.
 func (c *Consumer) Wait() (sleep bool) {
 	c.consumerWaiting.Swap(1)
 	if c.tail.Load() != c.next {

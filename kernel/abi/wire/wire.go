@@ -1,34 +1,39 @@
-// Package wire is the interface between a rank and its node kernel: what lib/margay and lib/c speak on one side and the node
-// kernel on the other. It is a leaf, and its layouts are stated in bytes because one side may be C.
+// Package wire is the interface between a rank and its node kernel: what lib/margay and lib/c speak
+// on one side and the node kernel on the other. It is a leaf, and its layouts are stated in bytes
+// because one side may be C.
 //
 // # Opening
 //
-// A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the environment variable MARGAY_FD
-// names. It sends a Request with OpHello and its Version; the Reply brings three descriptors: the rank's area (shared memory),
-// and its ends of the bell and of the alarm, which are stream sockets. Later requests go the same way, one at a time. A side
-// rings by sending a byte without waiting, and sleeps by reading what there is; each has an end of its own, so that neither can
-// make the other wait.
+// A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the
+// environment variable MARGAY_FD names. It sends a Request with OpHello and its Version; the Reply
+// brings three descriptors: the rank's area (shared memory), and its ends of the bell and of the
+// alarm, which are stream sockets. Later requests go the same way, one at a time. A side rings by
+// sending a byte without waiting, and sleeps by reading; each has its own end, so neither can block
+// the other.
 //
 // # The area
 //
-// It begins with a header page (Header), then comes a table of the nodes of all ranks, then three rings: the send ring, which
-// the rank fills, the receive ring and the upcall ring, which the node kernel fills. All numbers are little-endian. The node
-// kernel trusts nothing that a rank can write: it reads each number once, checks it, and works on copies.
+// It begins with a header page (Header), then comes a table of the nodes of all ranks, then three
+// rings: the send ring, which the rank fills, the receive ring and the upcall ring, which the node
+// kernel fills. All numbers are little-endian. The node kernel trusts nothing that a rank can
+// write: it reads each number once, checks it, and works on copies.
 //
 // # Rings
 //
-// A ring is a power of two of bytes. Its positions count bytes since the beginning and never wrap; the producer owns the
-// tail, the consumer owns the head. Records are multiples of 8 bytes, do not wrap around the ring's end (a Pad record fills
-// what is left there), and have the layout of Record. A side that is going to sleep sets its waiting word, looks once more,
-// and then reads its end of the bell; the other side, after moving its position, rings if the word is set.
+// A ring is a power of two of bytes. Its positions count bytes since the beginning and never wrap;
+// the producer owns the tail, the consumer owns the head. Records are multiples of 8 bytes, do not
+// wrap around the ring's end (a Pad record fills the rest), and have the layout of Record. A side
+// that is about to sleep sets its waiting word, checks the ring once more, and then reads its end
+// of the bell; the other side, after moving its position, rings if the word is set.
 //
 // # Upcalls
 //
-// Messages in the upcall ring are to be handled at once. Its consumer's waiting word is called armed: the rank sets it, and looks
-// at the ring once more, when it wants to be interrupted. The node kernel, after moving the position, takes the word back to 0
-// and, if it was set, sends a byte through the alarm. If it was not and the rank sleeps, it rings. Whoever finds a record in the
-// receive ring empties the upcall ring before it takes that record, and so handles nothing before an upcall that was sent
-// earlier. A node kernel that was started again sends a byte in any case.
+// Messages in the upcall ring must be handled at once. Its consumer's waiting word is called armed:
+// to be interrupted, the rank sets it and checks the ring once more. The node kernel, after moving
+// the position, resets the word to 0 and, if it was set, sends a byte through the alarm. If it was
+// not set and the rank sleeps, the node kernel rings. A rank that finds a record in the receive
+// ring empties the upcall ring first, so it handles no message before an upcall that was sent
+// earlier. A restarted node kernel always sends a byte.
 package wire
 
 import (
@@ -94,7 +99,7 @@ const (
 	offProducerWaiting = 192
 )
 
-// Header is what a rank is told about its place.
+// Header describes the place of a rank.
 type Header struct {
 	Job, Rank, Size      uint32
 	Node                 uint32

@@ -97,7 +97,8 @@ func TestRingPassesEverything(t *testing.T) {
 	both.Wait()
 }
 
-// A record that was read and put back is read again, also behind the pad at the ring's end, and its room stays taken.
+// A record that was read and put back is read again, also behind the pad at the ring's end, and its
+// room stays taken.
 func TestUnread(t *testing.T) {
 	a := area(t, 2)
 	p, c := a.SendProducer(), a.SendConsumer()
@@ -121,7 +122,8 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// A node kernel that is started again takes up a ring whose positions the rank has written over, wherever they are.
+// A node kernel that is started again takes up a ring whose positions the rank has written over,
+// wherever they are.
 func TestDamagedPositions(t *testing.T) {
 	a := area(t, 2)
 	ring := a.ring(offReceiveControl, RingSize)

@@ -65,7 +65,7 @@ func (p *player) accept() *tls.Conn {
 	return c
 }
 
-// hears checks what comes next on a connection.
+// It checks the next input of a connection.
 func (p *player) hears(c net.Conn, want string) {
 	p.t.Helper()
 	got := make([]byte, len(want))
@@ -114,7 +114,7 @@ func TestHostileOpening(t *testing.T) {
 	}
 }
 
-// A frame that is too long, or ends in the middle, ends the connection, which the handler is told once.
+// A frame that is too long or truncated ends the connection, which is reported to the handler once.
 func TestHostileFrames(t *testing.T) {
 	m := newMachine(t)
 	for name, end := range map[string]string{
@@ -141,7 +141,8 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// A node that opens streams without end is stopped; others are not, and it can go on when it has closed some.
+// A node that opens streams without end is stopped; others are not, and it can go on when it has
+// closed some.
 func TestStreamsWithoutEnd(t *testing.T) {
 	m := newMachine(t)
 	ts, _ := nodes(t, m, 2)
@@ -176,7 +177,8 @@ func TestStreamsWithoutEnd(t *testing.T) {
 	}
 }
 
-// What a node needs to know is in its certificate, not in what it says; one that is somebody else is not spoken to.
+// A node's number is in its certificate, not in its messages; a connection to the wrong node is
+// closed.
 func TestWrongNode(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 2)
 	ts[0].Meet(5, ts[1].listener.Addr().String())
@@ -234,7 +236,7 @@ func TestHigherNumberYields(t *testing.T) {
 	}
 }
 
-// A node that is refused tries again; one that begins and goes away stands in nobody's way.
+// A refused node tries again; an abandoned opening does not block others.
 func TestNoAndSilence(t *testing.T) {
 	m := newMachine(t)
 	ts, rs := nodes(t, m, 1)
@@ -259,7 +261,8 @@ func TestNoAndSilence(t *testing.T) {
 	}
 }
 
-// Three nodes begin with each other at the same moment, again and again: everything comes once and in order.
+// Three nodes begin with each other at the same moment, again and again: everything comes once and
+// in order.
 func TestAllAtOnce(t *testing.T) {
 	m := newMachine(t)
 	for round := range 20 {
@@ -302,7 +305,8 @@ func TestAllAtOnce(t *testing.T) {
 	}
 }
 
-// Each side is told once that a connection broke; what is sent afterwards comes over a new one, and nothing comes twice.
+// A broken connection is reported once to each side; later frames use a new one, and none arrives
+// twice.
 func TestBrokenConnection(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 2)
 	for round := range 5 {
@@ -360,7 +364,7 @@ func TestFrameSize(t *testing.T) {
 	}
 }
 
-// slow is a handler that takes nothing until it is told to.
+// slow is a handler that blocks until it is released.
 type slow struct {
 	*recorder
 	gate chan struct{}
@@ -371,7 +375,7 @@ func (s slow) Frame(from fabric.Node, frame []byte) {
 	s.recorder.Frame(from, frame)
 }
 
-// A node that takes nothing stops those who send to it, but for system frames, and nobody else.
+// A node that does not receive blocks its senders, except for system frames, and no other node.
 func TestSlowNode(t *testing.T) {
 	m := newMachine(t)
 	ts, rs := nodes(t, m, 2)

@@ -18,17 +18,19 @@ import (
 // queueBytes is how much may be queued for one node before Send waits.
 const queueBytes = 1 << 20
 
-// writeTimeout bounds one write to a node. A node that takes nothing for so long is as good as gone.
+// writeTimeout bounds one write to a node. A node that takes nothing for so long is as good as
+// gone.
 const writeTimeout = 10 * time.Second
 
-// The pause between two tries to connect, and how long they go on before what is queued is given up.
+// The pause between two attempts to connect, and the time after which the queued frames are
+// discarded.
 const (
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = time.Second
 	giveUp     = 10 * time.Second
 )
 
-// peer is another node: its connection, when there is one, and what is queued for it.
+// peer is another node: its connection, if any, and the frames queued for it.
 type peer struct {
 	transport *Transport
 	node      fabric.Node
@@ -45,7 +47,7 @@ type peer struct {
 	queues     [fabric.Classes][][]byte
 	queued     int // bytes
 
-	serving sync.Mutex // held while the handler is told about this node; taken before mu
+	serving sync.Mutex // held while the handler is called about this node; taken before mu
 }
 
 func newPeer(t *Transport, node fabric.Node) *peer {
@@ -90,14 +92,15 @@ func (p *peer) enter() bool {
 	return true
 }
 
-// leave counts a connection no more.
+// leave removes a connection from the count.
 func (p *peer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opens--
 }
 
-// connect opens the connection for frames, unless the other side is first, and tries again while something is queued.
+// connect opens the connection for frames, unless the other side is first, and tries again while
+// something is queued.
 func (p *peer) connect() {
 	deadline := time.Now().Add(giveUp)
 	for retry := firstRetry; p.begin(); retry = min(2*retry, lastRetry) {
@@ -117,7 +120,8 @@ func (p *peer) connect() {
 	}
 }
 
-// begin reports whether a connection is still to be opened. It waits while one that the other side has opened may yet be had.
+// begin reports whether a connection is still to be opened. It waits while one that the other side
+// has opened may yet be had.
 func (p *peer) begin() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,7 +174,8 @@ func (p *peer) agree(conn net.Conn) error {
 	return nil
 }
 
-// accept takes a connection that the other side has opened, or says no because this side's own counts.
+// accept takes a connection that the other side has opened, or says no because this side's own
+// counts.
 func (p *peer) accept(conn net.Conn) error {
 	p.mu.Lock()
 	refuse := p.dialing && p.conn == nil && p.transport.config.Self < p.node
@@ -199,7 +204,8 @@ func (p *peer) accept(conn net.Conn) error {
 	return p.use(conn)
 }
 
-// abandon gives up what is queued for a node that cannot be reached, unless that node has reached this one.
+// abandon discards the frames queued for an unreachable node, unless that node has reached this
+// one.
 func (p *peer) abandon(err error) {
 	p.mu.Lock()
 	p.connecting = false
@@ -215,7 +221,8 @@ func (p *peer) abandon(err error) {
 	p.transport.config.Handler.Broken(p.node, fmt.Errorf("fabric: connect to node%d: %w", p.node, err))
 }
 
-// use makes conn the connection for frames and serves it on goroutines of the transport. The caller holds the lock.
+// use makes conn the connection for frames and serves it on goroutines of the transport. The caller
+// holds the lock.
 func (p *peer) use(conn net.Conn) error {
 	if p.closed {
 		conn.Close()
@@ -252,7 +259,7 @@ func (p *peer) run(conn net.Conn) {
 	p.transport.config.Handler.Broken(p.node, err)
 }
 
-// dropQueue forgets what is queued. The caller holds the lock.
+// dropQueue discards the queued frames. The caller holds the lock.
 func (p *peer) dropQueue() {
 	for class := range p.queues {
 		p.queues[class] = nil
@@ -288,7 +295,7 @@ func readFrame(in io.Reader, buf []byte) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// write writes what is queued, the most urgent class first, as long as conn is the connection.
+// write writes the queued frames, the most urgent class first, while conn is the connection.
 func (p *peer) write(conn net.Conn) {
 	out := bufio.NewWriterSize(conn, fabric.MaxFrame)
 	for {

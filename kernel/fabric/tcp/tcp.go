@@ -1,11 +1,13 @@
-// Package tcp is the fabric over TLS and TCP: one connection for the frames of each pair of nodes, opened on first use, and
-// one for each stream.
+// Package tcp is the fabric over TLS and TCP: one connection for the frames of each pair of nodes,
+// opened on first use, and one for each stream.
 //
-// Opening: the node that connects sends a line "margay VERSION KIND SERVICE\n" through TLS, where KIND is frames or stream.
-// A stream follows at once. For frames the accepting node answers one byte, 'y' or 'n'. 'n' says that it is connecting in the
-// other direction at this moment and that its own connection counts, which is so when its number is the lower one. To 'y' the
-// connecting node answers 'y' if it still has no connection, and hangs up otherwise. That is how both settle on one connection
-// when both begin at the same moment. Then both send frames, each a 4-byte big-endian length and that many bytes.
+// Opening: the node that connects sends a line "margay VERSION KIND SERVICE\n" through TLS, where
+// KIND is frames or stream. A stream follows at once. For frames the accepting node answers one
+// byte, 'y' or 'n'. 'n' says that it is connecting in the other direction at this moment and that
+// its own connection counts, which is so when its number is the lower one. To 'y' the connecting
+// node answers 'y' if it still has no connection, and hangs up otherwise. That is how both settle
+// on one connection when both begin at the same moment. Then both send frames, each a 4-byte
+// big-endian length and that many bytes.
 //
 // Locks, outermost first: peer.serving (held while the handler is called for a node, which may send), Transport.mu, peer.mu.
 package tcp
@@ -37,8 +39,8 @@ const (
 	strangersEach = 16
 )
 
-// opensEach is how many streams one node may have open here, connections that are being opened among them. It needs one for each job
-// that it passes files of.
+// opensEach is how many streams one node may have open here, connections that are being opened
+// among them. It needs one for each job that it passes files of.
 const opensEach = 128
 
 // Config is what a transport needs.

@@ -78,7 +78,7 @@ func (m *machine) config(t testing.TB, node fabric.Node, h fabric.Handler) Confi
 	}
 }
 
-// recorder is a handler that keeps what it is told.
+// recorder is a handler that records its calls.
 type recorder struct {
 	mu     sync.Mutex
 	cond   sync.Cond
@@ -204,7 +204,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// A node kernel that was killed comes back at the same address; its peer still has the old connection.
+// A node kernel that was killed comes back at the same address; its peer still has the old
+// connection.
 func TestRestart(t *testing.T) {
 	m := newMachine(t)
 	ts, rs := nodes(t, m, 1)
@@ -265,7 +266,7 @@ func TestStrangerIsRefused(t *testing.T) {
 	defer raw.Close()
 	raw.Write([]byte("margay 1 frames -\n"))
 	raw.SetReadDeadline(time.Now().Add(5 * time.Second))
-	// What comes is a TLS alert, and then the end.
+	// Expect a TLS alert, and then the end.
 	if _, err := io.ReadAll(raw); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("a connection without TLS was kept")
 	}
@@ -310,7 +311,8 @@ func TestSilentStrangers(t *testing.T) {
 	}
 }
 
-// Every test checks that nothing leaks; here all kinds of connection are in use when the transports are closed.
+// Every test checks that nothing leaks; here all kinds of connection are in use when the transports
+// are closed.
 func TestCloseInUse(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 3)
 	for i := range 3 {
@@ -363,7 +365,8 @@ func BenchmarkFrames(b *testing.B) {
 	rs[1].await(b, "frames", func() bool { return len(rs[1].frames) >= b.N })
 }
 
-// Two nodes that use their connection for the first time at the same moment agree on one, and lose nothing.
+// Two nodes that use their connection for the first time at the same moment agree on one, and lose
+// nothing.
 func TestBothFirst(t *testing.T) {
 	m := newMachine(t)
 	for range 50 {

@@ -22,11 +22,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// config is that of a node which is to be scheduled by sched_ext.
+// config is the configuration of a node with sched_ext.
 var config = node.Config{Profile: node.Sched, Substrate: node.Virtual}
 
-// Tasks that were sched_ext's, one of them stopped, share their core by priorities when sched_ext cannot be had any more. The node
-// says why.
+// Tasks that were sched_ext's, one of them stopped, share their core by priorities when sched_ext
+// cannot be had any more. The node says why.
 func TestNoSchedExt(t *testing.T) {
 	first, lacks := Open(config, t.Logf)
 	defer first.Close()
@@ -78,7 +78,8 @@ func TestNoSchedExt(t *testing.T) {
 	}
 }
 
-// leave makes the threads of a process what they are when the node kernel that had them under sched_ext has been killed.
+// leave makes the threads of a process what they are when the node kernel that had them under
+// sched_ext has been killed.
 func leave(t *testing.T, p *schedtest.Process) {
 	t.Helper()
 	for _, thread := range sched.Threads(p.Task.PID) {

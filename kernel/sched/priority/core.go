@@ -16,7 +16,7 @@ import (
 	"margay/kernel/sched"
 )
 
-// core is one core. A thread of its own hears of context switches and of the time.
+// core is one core. Its own thread receives context switches and timer expiries.
 type core struct {
 	enforcer *Enforcer
 	number   int
@@ -33,8 +33,8 @@ type core struct {
 	strangers map[int]bool // by the numbers of threads: of no task
 	policies  int
 	active    bool // the core is shared, or there is a policy
-	stops     bool // while it is: by stopping everybody but the chosen task
-	apart     bool // while it is: nobody else is on its CPU, not even the node kernel before it left
+	stops     bool // while it is: by stopping all but the chosen task
+	apart     bool // while it is: nothing else is on its CPU, and the node kernel never was
 	started   bool // the thread
 	closed    bool
 	armed     uint64 // when the timer rings; slot.Infinite: not at all
@@ -126,7 +126,7 @@ func (c *core) arrived(id sched.ID, waiting uint32) {
 	if t := c.find(id); t != nil && c.active && !c.closed {
 		t.told = waiting
 		if t.blocked {
-			c.hear() // the message has woken it up, of which nobody else tells
+			c.hear() // the message has woken it, which nothing else reports
 		}
 		c.settle(t)
 		c.decision.Arrived(clock.Monotonic(), id)
@@ -168,7 +168,7 @@ func (c *core) check(err error) {
 	}
 }
 
-// update makes Linux do what has been decided. The caller holds the lock.
+// update applies the plan to Linux. The caller holds the lock.
 func (c *core) update() {
 	if active := len(c.tasks) > 1 || c.policies > 0 && len(c.tasks) > 0; active != c.active {
 		c.active = active
@@ -186,8 +186,8 @@ func (c *core) update() {
 		return
 	}
 	plan := c.decision.Plan()
-	// Who comes takes the core at once: what else there is to do need not be waited for, and nobody else gets it in between. Who
-	// needs no priority any more is set when the others have stopped.
+	// Raise the incoming task first, so that no other task runs in between. Lower a task that no
+	// longer needs priority after the others have stopped.
 	if plan.Run >= 0 && !c.stops && !c.alone(plan) {
 		if t := c.tasks[plan.Run]; !t.at(chosen) {
 			c.check(t.become(waking))
@@ -203,15 +203,15 @@ func (c *core) update() {
 	c.arm(plan.Next)
 }
 
-// alone reports whether there is nobody to keep the chosen task from running: none waits behind it, as it has the core until
-// something happens, and nobody else is there.
+// alone reports whether nothing competes with the chosen task: it has the core without limit, no
+// other task is ready, and nothing else uses the CPU.
 func (c *core) alone(plan sched.Plan) bool { return c.apart && plan.Next == slot.Infinite }
 
 // enforce gives a task what the plan has for it.
 func (c *core) enforce(t *task, plan sched.Plan, i int) {
 	held := plan.Hold>>i&1 != 0
 	if c.stops {
-		held = held || plan.Run >= 0 && plan.Run != i && !t.blocked // who waits must be able to wake up
+		held = held || plan.Run >= 0 && plan.Run != i && !t.blocked // a waiting task must be able to wake up
 	}
 	if held != t.held {
 		c.check(t.hold(held))
@@ -221,8 +221,8 @@ func (c *core) enforce(t *task, plan sched.Plan, i int) {
 	}
 	switch {
 	case i == plan.Run && c.alone(plan):
-		// With a priority the clock of Linux might interrupt it: Linux 7.3 forgets that it had stopped that once its deadline server
-		// has let something else run.
+		// With a priority the clock of Linux might interrupt it: Linux 7.3 forgets that it had
+		// stopped that once its deadline server has let something else run.
 		c.check(t.become(ordinary))
 	case i == plan.Run:
 		c.check(t.become(chosen))
@@ -248,7 +248,7 @@ func (c *core) activate() {
 	c.stops = c.enforcer.stops != nil
 	if !c.stops && !c.enforcer.take(c.cpu) {
 		c.stops = true
-		c.enforcer.log("core %d: whoever is not to run is stopped: with priorities the node kernel would have no CPU left", c.number)
+		c.enforcer.log("core %d: tasks that must not run are stopped, because with priorities the node kernel would have no CPU left", c.number)
 	}
 	c.apart = !c.enforcer.had(c.cpu)
 	if points := c.enforcer.points; points != nil && !c.stops {
@@ -266,7 +266,7 @@ func (c *core) activate() {
 	c.ring()
 }
 
-// attach begins to hear of a task.
+// attach starts receiving a task's events.
 func (c *core) attach(t *task) {
 	clear(c.strangers)
 	t.find()
@@ -282,14 +282,16 @@ func (c *core) attach(t *task) {
 	c.settle(t)
 }
 
-// hears reports whether it is known who waits.
+// It reports whether blocking and waking are known.
 func (c *core) hears() bool { return c.enforcer.deaf == nil && !c.stops }
 
-// doze is how much a task may compute that is said to wait, in wake-ups too short to be seen, before it is looked whether it does.
+// doze is how much a task may compute that is said to wait, in wake-ups too short to be seen,
+// before it is looked whether it does.
 const doze = 500 * time.Microsecond
 
-// settle tells the decision when a task has begun or ceased to wait. It reports whether it has. One that was woken up on an idle
-// CPU, of which nobody has told, is known by the processor time that it uses.
+// settle reports to the decision when a task has started or stopped waiting, and returns whether it
+// has. A task that woke on an idle CPU, which is not reported, is recognised by the processor time
+// that it uses.
 func (c *core) settle(t *task) bool {
 	if !c.hears() && !c.stops || t.held {
 		return false
@@ -341,7 +343,7 @@ func (c *core) arm(next uint64) {
 	c.check(unix.TimerfdSettime(c.timer, unix.TFD_TIMER_ABSTIME, &spec, nil))
 }
 
-// run hears of what happens until the core is closed.
+// run processes events until the core is closed.
 func (c *core) run() {
 	runtime.LockOSThread() // and never unlocked: the thread ends
 	defer close(c.stopped)
@@ -358,25 +360,27 @@ func (c *core) run() {
 			fds, timeout = fds[:always], calm
 		}
 		if _, err := unix.Poll(fds, timeout); err != nil && err != unix.EINTR {
-			c.enforcer.log("core %d is shared no more: %v", c.number, err)
+			c.enforcer.log("core %d is no longer shared: %v", c.number, err)
 			return
 		}
 		news = c.happened(fds) || !news
 	}
 }
 
-// calm is for how many milliseconds the thread does not hear of threads after something that meant nothing. Where it runs on
-// a CPU of tasks and hears of all context switches, the thread itself makes such by hearing of them.
+// calm is the pause in milliseconds after an irrelevant event. If the thread runs on a CPU of tasks
+// and receives all context switches, it causes some by receiving them.
 const calm = 1
 
-// always is how many descriptors the thread always waits for: the timer and the bell, which come first.
+// always is how many descriptors the thread always waits for: the timer and the bell, which come
+// first.
 const always = 2
 
-// glance is how many milliseconds the thread leaves between two looks at what nobody tells of: who waits, where the others are
-// stopped, and whether who waits has been woken up while the CPU was idle.
+// glance is the interval in milliseconds for polling unreported state: which tasks wait, if the
+// others are stopped, and whether a waiting task woke on an idle CPU.
 const glance = 10
 
-// waitable appends what the thread waits for, and returns nil when the core is closed, and for how many milliseconds.
+// waitable appends what the thread waits for, and returns nil when the core is closed, and for how
+// many milliseconds.
 func (c *core) waitable(fds []unix.PollFd) (all []unix.PollFd, timeout int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -399,7 +403,8 @@ func (c *core) waitable(fds []unix.PollFd) (all []unix.PollFd, timeout int) {
 	return fds, timeout
 }
 
-// happened takes in what there is to know, and reports whether that was anything new. fds say who has nothing to tell any more.
+// happened reads the pending events, and reports whether there was anything new. fds show which
+// sources have ended.
 func (c *core) happened(fds []unix.PollFd) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -427,14 +432,14 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 	return news
 }
 
-// hear takes in what tracepoints tell.
+// It reads the events of tracepoints.
 func (c *core) hear() {
 	for _, r := range c.rings {
 		r.read(c.note)
 	}
 }
 
-// note takes in what a tracepoint tells, of whichever thread.
+// note processes an event of a tracepoint, for any thread.
 func (c *core) note(r record) {
 	if r.what == woken {
 		c.wake(r.number, r.time)
@@ -445,14 +450,15 @@ func (c *core) note(r record) {
 			t.stale = t.note(r) || t.stale
 		}
 	}
-	// Who gets the CPU from another thread may have been woken up while it was idle, of which nobody has told.
+	// A thread that gets the CPU from another one may have woken while it was idle, which is not
+	// reported.
 	if r.next != 0 && (c.apart || r.priority >= highest && r.priority <= lowest) {
 		c.wake(r.next, r.time)
 	}
 }
 
-// wake takes in that the thread of a number does not wait any more. One that began to wait before anybody listened is not known by its
-// number: it has to be looked for.
+// wake records that the thread of a number no longer waits. The number of a thread that began to
+// wait before the events were opened is unknown: search for it.
 func (c *core) wake(number int, time uint64) {
 	for _, t := range c.tasks {
 		for _, x := range t.threads {

@@ -31,9 +31,9 @@ func config() schedtest.Config {
 	return schedtest.Config{
 		Open:   func(t testing.TB) sched.Enforcer { return Open(t.Logf) },
 		Engine: list.Automatic(), CPU: 1, Watchdog: schedtest.Floor + time.Second,
-		// An emulated processor is a thread of the host. When that has more to do than processors, the one that ends turns waits
-		// for its own, and whoever has the core keeps it for so long. So turns are counted; TestTime of testsuite/soak measures
-		// time.
+		// An emulated processor is a thread of the host. On an overloaded host, the processor of
+		// the thread that ends turns may have to wait, and the running task keeps the core for so
+		// long. So turns are counted; TestTime of testsuite/soak measures time.
 		Tolerance: 0.1, Count: true, Obeyed: obeyed,
 		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
 		Abandon: abandon, Floor: setFloor,
@@ -103,7 +103,7 @@ func TestSuite(t *testing.T) {
 	schedtest.Run(t, c)
 }
 
-// Where there are no tracepoints, records of all context switches tell the same.
+// Without tracepoints, records of all context switches give the same.
 func TestRecords(t *testing.T) {
 	c := config()
 	c.Open = func(t testing.TB) sched.Enforcer {
@@ -111,7 +111,7 @@ func TestRecords(t *testing.T) {
 		if e.points == nil {
 			t.Error("there are no tracepoints here anyway")
 		}
-		e.points = nil // e.asked goes on to ask for them, and tells nothing
+		e.points = nil // e.asked keeps them enabled, and reports nothing
 		return e
 	}
 	schedtest.Run(t, c, "block", "arrival", "threads", "task ends")
@@ -162,7 +162,8 @@ func TestSignals(t *testing.T) {
 	schedtest.Run(t, c, "infinite", "let go", "opened anew")
 }
 
-// Without real-time priorities those are stopped who do not have the core, and it is said what is missing.
+// Without real-time priorities the tasks without the core are stopped, and the missing right is
+// reported.
 func TestStops(t *testing.T) {
 	c := config()
 	c.Open = func(t testing.TB) sched.Enforcer {

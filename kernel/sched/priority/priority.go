@@ -1,27 +1,29 @@
-// Package priority shares cores among processes by real-time priorities. It decides in the node kernel (sched.Core) and needs
-// nothing of Linux that an ordinary kernel does not have.
+// Package priority shares cores among processes by real-time priorities. It decides in the node
+// kernel (sched.Core) and needs nothing of Linux that an ordinary kernel does not have.
 //
-// The threads of the task that a policy has chosen are of a higher priority than those of tasks that are ready. These are not
-// stopped, so that the core is not idle when the chosen task leaves it. A task that waits is of a still higher priority: when it
-// wakes up it gets the core for the moment that it takes to ask the policy. Held tasks are frozen, by their control group or by
-// SIGSTOP. A chosen task that has the core for ever, on a CPU where nobody else is, needs no priority.
+// The threads of the chosen task have a higher priority than the threads of ready tasks. Ready
+// tasks are not stopped, so that the core is not idle when the chosen task leaves it. A waiting
+// task has a still higher priority: when it wakes, it gets the core until the policy has been
+// asked. Held tasks are frozen, by their control group or by SIGSTOP. A chosen task that has the
+// core without limit, on a CPU without other work, needs no priority.
 //
-// Two tracepoints of Linux, filtered by these priorities where others are on the CPU, tell when a task begins to wait and when it
-// is woken up. They tell it away from the core, or when nobody waits for it. Where they cannot be had, records of all context
-// switches (perf_event_open) tell, from the very core at each switch: it is then that a waiting task has to get it first. Linux
-// patches its own code for the first who asks for either, and again behind the last: the enforcer is both, so that no core stops for
-// that while applications run.
+// Two tracepoints of Linux, filtered by these priorities if the CPU has other work, report when a
+// task begins to wait and when it is woken. They do so on another CPU, or when no task waits for
+// the core. Without them, records of all context switches (perf_event_open) report it on the core
+// itself at each switch: this is why a waiting task must get the core first. Linux patches its own
+// code for the first user of either, and again after the last. The enforcer is both, so that no
+// core stops for that while applications run.
 //
-// All of that happens only on a core that several tasks share or for which there is a policy; otherwise a task runs as Linux
-// likes. Linux itself keeps a part for others where they are on the same CPU: what is not real-time gets 5 % of it
-// (the fair server, since Linux 6.12; before, sched_rt_runtime_us leaves 5 % to nobody). That is the host's to change. The
-// node kernel itself is not real-time: a thread that reaps a process waits in a loop inside Linux, and one that comes back from a
-// system call now and then in a loop of the Go runtime, for threads that it would keep from running. It keeps away from the CPUs
-// of shared cores.
+// All of this applies only to a core that several tasks share or that has a policy; otherwise Linux
+// schedules the task. Linux reserves 5 % of a CPU for tasks that are not real-time (the fair
+// server, since Linux 6.12; before, sched_rt_runtime_us left 5 % idle). Only the host can change
+// that. The node kernel itself is not real-time: a thread that reaps a process spins inside Linux,
+// and one that returns from a system call sometimes spins in the Go runtime, waiting for threads
+// that it would keep from running. It avoids the CPUs of shared cores.
 //
-// Without the right to give real-time priorities, and on a core whose CPU is the only one that the node kernel has left,
-// everybody but the chosen task is stopped, unless it waits. Then of blocking and waking is known what a look now and then shows,
-// and the core is idle until then. Lacks or the log says so.
+// Without the right to set real-time priorities, and on a core whose CPU is the node kernel's last
+// one, all tasks but the chosen one are stopped, unless they wait. Then polling detects blocking
+// and waking, and the core is idle until it does. Lacks or the log reports that.
 //
 // Locks, outermost first: core.mu guards everything of a core, also while a policy is asked; Enforcer.mu guards the table of
 // cores; core.ringing, taken last, keeps the bell open while it is rung. Nobody who holds either waits for a goroutine.
@@ -50,8 +52,8 @@ type Enforcer struct {
 	watch  atomic.Pointer[sched.Watcher]
 	stops  error        // why priorities cannot be had; nil: they can
 	deaf   error        // why context switches cannot be seen
-	points *tracepoints // nil: all context switches are heard of
-	asked  []*os.File   // events that tell nothing, so that there is always somebody who has asked for such
+	points *tracepoints // nil: all context switches are recorded
+	asked  []*os.File   // silent events that keep these kinds enabled
 
 	mu      sync.Mutex
 	cores   map[int]*core
@@ -60,7 +62,7 @@ type Enforcer struct {
 	taken   map[int]int // CPUs where tasks are real-time: on how many cores
 }
 
-// Open finds out what can be had here.
+// Open detects the available mechanisms.
 func Open(log func(format string, args ...any)) *Enforcer {
 	e := &Enforcer{log: log, cores: make(map[int]*core), tasks: make(map[sched.ID]*core), taken: make(map[int]int)}
 	if e.stops = tryPriorities(); e.stops != nil {
@@ -89,7 +91,7 @@ func (e *Enforcer) askEvents() {
 	var f *os.File
 	if f, e.deaf = askSwitches(cpus[0]); e.deaf == nil {
 		e.asked = []*os.File{f}
-		e.log("every context switch of shared cores is heard of, which delays who wakes up: %v", err)
+		e.log("every context switch of shared cores is recorded, which delays waking tasks: %v", err)
 	}
 }
 
@@ -161,7 +163,7 @@ func (e *Enforcer) Add(t sched.Task) error {
 	return nil
 }
 
-// core returns a core, made anew if need be.
+// core returns a core, and creates it if necessary.
 func (e *Enforcer) core(number int) (*core, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -255,8 +257,9 @@ func allowedCPUs() []int {
 	return cpus
 }
 
-// take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does there would wait for its turn,
-// and all of it for that. It reports false when the node kernel would have no CPU left.
+// take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does
+// there would wait for its turn, and all of it for that. It reports false when the node kernel
+// would have no CPU left.
 func (e *Enforcer) take(cpu int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -299,7 +302,8 @@ func (e *Enforcer) left() []int {
 	return slices.DeleteFunc(slices.Clone(e.allowed), func(cpu int) bool { return e.taken[cpu] > 0 })
 }
 
-// confine has the node kernel use the CPUs that are left, after a change of one. The caller holds the lock.
+// confine has the node kernel use the CPUs that are left, after a change of one. The caller holds
+// the lock.
 func (e *Enforcer) confine(changed int) {
 	if !slices.Contains(e.allowed, changed) {
 		return // it never was there

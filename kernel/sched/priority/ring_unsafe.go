@@ -20,8 +20,9 @@ const (
 	offTail = 1032
 )
 
-// ring is what Linux tells: of the threads of a process on one CPU, and of those that they make, when one gets and leaves the
-// processor, begins and ends; or of all threads, when they are at a tracepoint on one CPU.
+// ring holds Linux's records: about the threads of a process and their new threads on one CPU, when
+// one gets or leaves the processor, starts or ends; or about all threads at a tracepoint on one
+// CPU.
 type ring struct {
 	files []*os.File // the first one owns the memory
 	cpu   int
@@ -33,7 +34,7 @@ type ring struct {
 	point  tracepoint // which one it is
 }
 
-// what is what Linux tells of a thread.
+// The types of records.
 type what int
 
 const (
@@ -46,7 +47,7 @@ const (
 	lost // something was not recorded
 )
 
-// record is one thing that Linux tells.
+// record is one record of Linux.
 type record struct {
 	what     what
 	time     uint64 // as clock.Monotonic says it
@@ -63,7 +64,7 @@ const (
 	bits    = unix.PerfBitSampleIDAll | unix.PerfBitUseClockID
 )
 
-// openRing makes the ring of a thread. It tells nothing of the threads that its process has besides: see follow.
+// openRing makes the ring of a thread. It excludes the other threads of its process: see follow.
 func openRing(tid, cpu int) (*ring, error) {
 	f, err := openSwitches(tid, cpu)
 	if err != nil {
@@ -94,7 +95,7 @@ func openSwitches(tid, cpu int) (*os.File, error) {
 	return openEvents(fmt.Sprintf("context switches of thread %d", tid), tid, cpu, switches)
 }
 
-// askSwitches has Linux be ready to record context switches.
+// askSwitches enables records of context switches.
 func askSwitches(cpu int) (*os.File, error) {
 	attr := switches
 	attr.Bits |= unix.PerfBitDisabled
@@ -108,15 +109,15 @@ func (p tracepoint) attr() unix.PerfEventAttr {
 	}
 }
 
-// askPoint has Linux be ready to tell of a tracepoint.
+// askPoint enables a tracepoint.
 func askPoint(p tracepoint, cpu int) (*os.File, error) {
 	attr := p.attr()
 	attr.Bits |= unix.PerfBitDisabled
 	return openEvents("a tracepoint", -1, cpu, attr)
 }
 
-// openPoint makes the ring of a tracepoint on a CPU. Where it means that a thread waits, those that begin and end on the CPU are
-// told, too, with the next that is at the tracepoint.
+// openPoint makes the ring of a tracepoint on a CPU. If the tracepoint means that a thread waits,
+// threads that start and end on the CPU are also recorded, and delivered with its next event.
 func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) {
 	attr := p.attr()
 	if means == waits {
@@ -134,7 +135,7 @@ func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) 
 	return r, nil
 }
 
-// quietly has the ring of a tracepoint tell of more, of which nobody who waits for the ring is woken.
+// quietly adds events to the ring of a tracepoint that do not wake its reader.
 func (r *ring) quietly(p tracepoint, filter string) error {
 	attr := p.attr()
 	attr.Bits |= unix.PerfBitWatermark
@@ -146,7 +147,7 @@ func (r *ring) quietly(p tracepoint, filter string) error {
 	return r.join(f)
 }
 
-// openFiltered opens a tracepoint on a CPU, of whose events only some are told.
+// openFiltered opens a tracepoint on a CPU with a filter.
 func openFiltered(attr unix.PerfEventAttr, cpu int, filter string) (*os.File, error) {
 	f, err := openEvents(fmt.Sprintf("a tracepoint on CPU %d", cpu), -1, cpu, attr)
 	if err != nil {
@@ -159,8 +160,8 @@ func openFiltered(attr unix.PerfEventAttr, cpu int, filter string) (*os.File, er
 	return f, nil
 }
 
-// openEvents has Linux record events of a thread, or of all for -1, on a CPU. Each of them wakes who waits for it, unless attr says
-// for how many bytes that is done.
+// openEvents starts recording events of a thread, or of all for -1, on a CPU. Each event wakes the
+// reader, unless attr sets a number of bytes.
 func openEvents(name string, tid, cpu int, attr unix.PerfEventAttr) (*os.File, error) {
 	attr.Size, attr.Clockid, attr.Wakeup = unix.PERF_ATTR_SIZE_VER5, unix.CLOCK_MONOTONIC, max(1, attr.Wakeup)
 	fd, err := unix.PerfEventOpen(&attr, tid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
@@ -170,7 +171,7 @@ func openEvents(name string, tid, cpu int, attr unix.PerfEventAttr) (*os.File, e
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// follow has the ring tell of another thread too.
+// follow adds another thread to the ring.
 func (r *ring) follow(tid int) error {
 	f, err := openSwitches(tid, r.cpu)
 	if err != nil {
@@ -219,7 +220,7 @@ func (r *ring) copyOut(b []byte, at uint64) int {
 	return len(b)
 }
 
-// parse reads a record. What is not there is zero.
+// parse reads a record. Absent fields are zero.
 func (r *ring) parse(b []byte) record {
 	var whole [192]byte
 	copy(whole[:], b)

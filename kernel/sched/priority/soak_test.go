@@ -9,7 +9,8 @@ import (
 	"margay/kernel/sched/schedtest"
 )
 
-// TestTime is the suite by processor time, and for as long as Linux could take a held task for a starved one.
+// TestTime is the suite by processor time, and for as long as Linux could take a held task for a
+// starved one.
 func TestTime(t *testing.T) {
 	c := config()
 	c.Group, c.Count, c.Watchdog, c.Floor = schedtest.Group, false, 31*time.Second, nil

@@ -19,19 +19,21 @@ import (
 // level is the real-time priority of a task's threads, or ordinary.
 type level uint32
 
-// The levels. They are of SCHED_RR, not of SCHED_FIFO, so that the threads of one task do not shut each other out.
+// The levels. They are of SCHED_RR, not of SCHED_FIFO, so that the threads of one task do not shut
+// each other out.
 const (
 	unknown   level = 1<<32 - 1
 	inherited level = 1<<32 - 2 // from the thread that made it, whichever that was
 	ordinary  level = 0         // as Linux likes
 	ready     level = 1         // it has the core only when those above leave it
 	chosen    level = 2
-	// waking is for who waits for something, who gets the core at once when it wakes up, and for who is given the core. It is for who
-	// has been told to stop, too, which is done as soon as it runs.
+	// waking is the level of waiting threads, which get the core at once when they wake, and of
+	// threads that are being given the core. Threads that must stop have it as well, because a
+	// thread stops as soon as it runs.
 	waking level = 3
 )
 
-// set gives a thread a level. One that has ended is no error.
+// set gives a thread a level. A thread that has ended is not an error.
 func set(tid int, l level) error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: uint32(l)}
 	if l == ordinary {
@@ -43,11 +45,13 @@ func set(tid int, l level) error {
 	return nil
 }
 
-// slice is how long a thread of the node kernel that watches a core wants to have a CPU at a time, the least that Linux offers.
+// slice is how long a thread of the node kernel that watches a core wants to have a CPU at a time,
+// the least that Linux offers.
 const slice = 100 * time.Microsecond
 
-// soon has the calling thread come before other ordinary ones when it wakes up, since Linux 6.12, which prefers those who ask
-// for less at a time. A priority would have the thread wait, in loops of the Go runtime, for others that it keeps from running.
+// soon lets the calling thread run before other ordinary ones when it wakes, since Linux 6.12,
+// which prefers threads with short time slices. With a real-time priority the thread would spin in
+// the Go runtime, waiting for threads that it keeps from running.
 func soon() error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Runtime: uint64(slice)}
 	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
@@ -61,12 +65,12 @@ type task struct {
 	sched.Task
 	threads   map[int]*thread // nil while the core is not shared
 	processes map[int]bool
-	spent     time.Duration // processor time when its processes were looked at last
-	blocked   bool          // as the decision has been told
+	spent     time.Duration // processor time at the last reading
+	blocked   bool          // as last reported to the decision
 	rested    time.Duration // spent, when it was found to wait
 	held      bool
-	told      uint32 // messages that wait for it, as Arrived has told last
-	ring      *ring  // nil: its core hears of it
+	told      uint32 // pending messages at the last Arrived
+	ring      *ring  // nil: its core has the events
 	stale     bool   // its threads have to be looked for again
 }
 
@@ -75,11 +79,11 @@ type thread struct {
 	process int
 	level   level
 	blocked bool
-	since   uint64 // of when that is known; what is told of the time before is not news
-	number  int    // as Linux itself counts threads; 0 until a tracepoint has told
+	since   uint64 // time of the state; older events are ignored
+	number  int    // thread id in Linux's initial namespace; 0 until a tracepoint reports it
 }
 
-// is notes what Linux has told.
+// is records a state from Linux.
 func (x *thread) is(blocked bool, time uint64) {
 	if time > x.since {
 		x.blocked, x.since = blocked, time
@@ -99,8 +103,8 @@ func (t *task) find() {
 	}
 }
 
-// sleeps reports whether a thread does not want the core, from its line in proc(5): it waits for something, was stopped, or has
-// ended and nobody has asked how.
+// sleeps reports whether a thread does not want the core, from its line in proc(5): it waits, was
+// stopped, or is a zombie.
 func sleeps(x sched.Thread) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", x.Process, x.ID))
 	if err != nil {
@@ -110,7 +114,7 @@ func sleeps(x sched.Thread) bool {
 	return ok && len(rest) > 0 && rest[0] != 'R'
 }
 
-// watch opens the ring that tells of the task's threads.
+// watch opens the ring of the task's threads.
 func (t *task) watch() (err error) {
 	if t.ring, err = openRing(t.PID, t.CPU); err != nil {
 		return err
@@ -135,7 +139,8 @@ func (t *task) unwatch() {
 	}
 }
 
-// note takes in what Linux tells. It reports whether that is not all, so that it has to be looked again.
+// note processes Linux's records. It reports whether they are incomplete, so that the threads must
+// be listed again.
 func (t *task) note(r record) (incomplete bool) {
 	switch r.what {
 	case waits, runs:
@@ -183,7 +188,7 @@ func (t *task) become(l level) error {
 	var errs []error
 	for tid, x := range t.threads {
 		if x.level != l {
-			// Of a thread without a level tracepoints have not told.
+			// Tracepoints have not reported a thread without a level.
 			t.stale = t.stale || x.level == unknown
 			x.level = l
 			errs = append(errs, set(tid, l))
@@ -217,7 +222,8 @@ func (t *task) hold(held bool) error {
 	return nil
 }
 
-// ran returns how much processor time the task has had. What a process of it had that has ended may be missing.
+// ran returns how much processor time the task has had. What a process of it had that has ended may
+// be missing.
 func (t *task) ran() time.Duration {
 	if t.processes == nil {
 		return t.spent

@@ -15,7 +15,7 @@ import (
 	"margay/kernel/sched"
 )
 
-// Whoever computes wants the core, and nobody else. A guest has no shell for this.
+// Only a computing thread wants the core. A guest has no shell for this.
 func TestSleeps(t *testing.T) {
 	for name, c := range map[string]struct {
 		command string
@@ -65,8 +65,8 @@ func TestSleeps(t *testing.T) {
 	}
 }
 
-// A thread that was woken up on an idle CPU, of which nobody tells, is known to run when it gets the CPU from another one: its task does
-// not wait when that other one does.
+// A thread that woke on an idle CPU, which is not reported, is known to run when it gets the CPU
+// from another one: its task does not wait when that other one does.
 func TestWokenUnseen(t *testing.T) {
 	const computes, pauses, foreign = 11, 12, 13
 	for name, c := range map[string]struct {

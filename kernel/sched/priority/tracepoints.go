@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tracepoints are where Linux says of any thread that it leaves a CPU, and that it was woken up. Filtered there, they tell nobody of
-// context switches that mean nothing, and they tell of a wake-up on the CPU of who wakes, when the other CPU has been told to
-// switch: that hardly delays the thread that wakes up. What they do not tell is a wake-up on a CPU that was idle. Nobody else waits
-// for such a CPU; see core.settle.
+// tracepoints report any thread that leaves a CPU or is woken. Their filters suppress irrelevant
+// context switches. A wake-up is reported on the waker's CPU after the other CPU has been signalled
+// to switch, which hardly delays the waking thread. A wake-up on an idle CPU is not reported. No
+// other task waits for such a CPU; see core.settle.
 type tracepoints struct{ switched, woken tracepoint }
 
 // tracepoint is one of them.
@@ -24,8 +24,8 @@ type tracepoint struct {
 	fields [fieldCount]int // where its record has what it is asked for; 0: nowhere
 }
 
-// What a tracepoint is asked for, of the thread that leaves a CPU or is woken up, and of the one that gets the CPU. Numbers are those by
-// which Linux itself counts threads.
+// What a tracepoint is asked for, of the thread that leaves a CPU or is woken up, and of the one
+// that gets the CPU. Numbers are those by which Linux itself counts threads.
 const (
 	numberField = iota
 	nextField
@@ -56,7 +56,7 @@ func findTracepoints() (*tracepoints, error) {
 	return &p, nil
 }
 
-// ask has Linux be ready to tell of them.
+// ask opens the tracepoints.
 func (p *tracepoints) ask(cpu int) (asked []*os.File, err error) {
 	for _, point := range []tracepoint{p.switched, p.woken} {
 		f, err := askPoint(point, cpu)
@@ -127,8 +127,9 @@ func findTracepoint(root fs.FS, name string, fields ...string) (p tracepoint, er
 	return p, nil
 }
 
-// listen opens the rings that tell which threads begin to wait on a CPU, and which are woken up there from any CPU. Unless tasks are
-// apart from everybody else, it is only those of tasks' priorities.
+// listen opens the rings for threads that begin to wait on a CPU, and for threads that are woken
+// there from any CPU. Unless the CPU has only tasks, they include only threads with tasks'
+// priorities.
 func (p *tracepoints) listen(cpu int, apart bool) (rings []*ring, err error) {
 	defer func() {
 		if err != nil {
@@ -168,9 +169,10 @@ func (p *tracepoints) listen(cpu int, apart bool) (rings []*ring, err error) {
 	return rings, nil
 }
 
-// ownWakings selects, as a filter, the wake-ups for which this process is to blame, not an interrupt while it had the CPU. Linux tells
-// who waits for a record by interrupting the CPU of who wakes, before it lets the other one have the thread that was woken up: by
-// several microseconds too late where processors are virtual. Of these wake-ups the process knows without that.
+// ownWakings is a filter for wake-ups by this process, not by an interrupt while it had the CPU. To
+// wake the reader of a record, Linux interrupts the waker's CPU before the other CPU gets the woken
+// thread, a delay of several microseconds on virtual processors. The process knows of its own
+// wake-ups without records.
 func ownWakings() (string, error) {
 	name, err := os.ReadFile("/proc/self/comm")
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 	"margay/kernel/task"
 )
 
-// inputBytes is how much standard input is held for a rank that does not read it yet. The sender sees by the positions told
-// back that no more is wanted.
+// inputBytes bounds the standard input held for a rank that does not read. The sender learns from
+// the reported positions when to pause.
 const inputBytes = 256 << 10
 
-// input is the standard input of one rank. Pieces carry their offset, so that what is sent again after a broken connection
-// is taken once.
+// input is the standard input of one rank. Pieces carry their offset, so that data sent again after
+// a broken connection is taken once.
 type input struct {
 	pipe *os.File // nil when the rank reads /dev/null
 
@@ -22,7 +22,7 @@ type input struct {
 	taken   uint64 // offset after the last byte in pending
 	written uint64 // offset after the last byte given to the rank, or thrown away
 	eof     bool   // nothing comes after pending
-	closed  bool   // the rank wants no more
+	closed  bool   // the rank takes no further input
 }
 
 func newInput(pipe *os.File) *input {
@@ -31,7 +31,8 @@ func newInput(pipe *os.File) *input {
 	return i
 }
 
-// take accepts a piece. It returns the position to tell back when the piece is thrown away because nobody reads any more.
+// take accepts a piece. If the rank no longer reads, it discards the piece and returns the position
+// to report.
 func (i *input) take(b task.InputBody, data []byte) (position uint64, gone bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -61,16 +62,16 @@ func (i *input) position() uint64 {
 	return i.written
 }
 
-// close throws away what is pending: the rank has ended.
+// close discards the pending input: the rank has ended.
 func (i *input) close() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.closed = true
-	i.pipe.Close() // ends a write that nobody would take
+	i.pipe.Close() // ends a write without a reader
 	i.changed.Broadcast()
 }
 
-// run gives the input to the rank until its end, and tells each new position.
+// run writes the input to the rank until its end, and reports each new position.
 func (i *input) run(tell func(position uint64)) {
 	for {
 		i.mu.Lock()

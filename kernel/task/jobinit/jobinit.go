@@ -1,7 +1,9 @@
-// Package jobinit is the init of one job on one node: PID 1 of the job's namespaces. See package task for its part.
+// Package jobinit is the init of one job on one node: PID 1 of the job's namespaces. See package
+// task for its part.
 //
-// The init builds the job's root, unpacks its files, starts its ranks, reaps them, keeps their records and whatever the node
-// kernel leaves with it. It obeys one link; when every copy of the link's other end is gone, it ends the job.
+// The init builds the job's root, unpacks its files, starts its ranks, reaps them, keeps their
+// records and whatever the node kernel leaves with it. It obeys one link; when every copy of the
+// link's other end is gone, it ends the job.
 //
 // Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the reaper finds it there.
 // The others are taken after it, and held for no other but that of the journal: input.mu for the input of a rank, output.mu for what
@@ -30,7 +32,8 @@ import (
 // outputPiece is the most output that one record holds, in bytes.
 const outputPiece = 32 << 10
 
-// killWait bounds how long the init waits for killed processes before it ends, and the kernel with it them.
+// killWait bounds how long the init waits for killed processes before it ends, and the kernel with
+// it them.
 const killWait = 2 * time.Second
 
 // tellWait bounds how long the init, when it ends, waits for room to say what vanishes with it.
@@ -63,7 +66,8 @@ type initProcess struct {
 
 // Main runs the init of a job. It returns when the job is over; the process must end then.
 func Main(hasGroup bool) error {
-	// The init outlives what a signal asks for. They are caught, not ignored, because the ranks would inherit that.
+	// The init outlives what a signal asks for. They are caught, not ignored, because the ranks
+	// would inherit that.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	// Ranks have their standard streams and their socket, whatever has come here.
 	if err := descriptor.CloseOnExec(3); err != nil {
@@ -88,14 +92,16 @@ func Main(hasGroup bool) error {
 	in.killAll()
 	if in.started {
 		left := in.brought.unkept("", in.spec.Dir)
-		// A node kernel that is gone need not be told. PID 1 may hold its end of the link, which nobody reads then.
+		// A dead node kernel needs no message. PID 1 may hold its end of the link, and does not
+		// read it.
 		in.conn.SetWriteDeadline(time.Now().Add(tellWait))
 		_ = in.tell(task.Left, left)
 	}
 	return errors.Join(err, forgetKeys(in.spec.UID))
 }
 
-// obey carries out what the node kernel asks, until it asks for the end or is gone with all who keep its place.
+// obey carries out the node kernel's requests until the request to end, or until the node kernel
+// and all keepers of its link have ended.
 func (in *initProcess) obey() error {
 	for {
 		m, err := in.conn.Recv()
@@ -179,8 +185,8 @@ func (in *initProcess) create(m link.Message) error {
 	return in.tell(task.Create, nil)
 }
 
-// unpackPiece hands a piece of the archive to the unpacker. An error of the unpacker is told at the archive's end, when the
-// node kernel listens for it.
+// unpackPiece passes a piece of the archive to the unpacker. An error of the unpacker is reported
+// at the archive's end, when the node kernel waits for it.
 func (in *initProcess) unpackPiece(data []byte) error {
 	if in.unpacking == nil {
 		r, w := io.Pipe()
@@ -285,7 +291,7 @@ func (in *initProcess) resync() error {
 	return nil
 }
 
-// tellProcesses tells of all ranks that run.
+// tellProcesses reports all running ranks.
 func (in *initProcess) tellProcesses() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -313,7 +319,7 @@ func (in *initProcess) tell(kind string, body any) error {
 	return in.conn.Send(link.New(kind, body))
 }
 
-// ended is told of each process that ends in the job's PID namespace.
+// ended is called for each process that ends in the job's PID namespace.
 func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -10,18 +10,18 @@ import (
 	"margay/kernel/task/journal"
 )
 
-// outputGrace is how long the end of a rank is held back while its own children hold its standard output or error open. Time in
-// which its output waits for room in the journal does not count.
+// outputGrace is how long the end of a rank is held back while its own children hold its standard
+// output or error open. Time in which its output waits for room in the journal does not count.
 const outputGrace = 500 * time.Millisecond
 
 // graceSteps is how often in a grace it is looked whether the output waits.
 const graceSteps = 25
 
-// output brings what the ranks of this node write into the journal, and tells when nothing follows any more.
+// output moves the output of this node's ranks into the journal, and reports its end.
 //
-// The end of a rank comes after all that the rank itself has written. What its children write while other ranks run follows it.
-// The last record of the node, marked as such, is the end of a rank where no child holds a stream open then, and a record of its
-// own otherwise.
+// The end of a rank comes after all that the rank itself has written. What its children write while
+// other ranks run follows it. The last record of the node, marked as such, is the end of a rank
+// where no child holds a stream open then, and a record of its own otherwise.
 type output struct {
 	journal *journal.Journal
 
@@ -66,7 +66,7 @@ func (o *output) copy(s *streams, stream task.Stream, from io.ReadCloser) {
 	}
 }
 
-// add records output, and notes meanwhile that the stream waits when there is no room.
+// add records output, and marks the stream as waiting while there is no room.
 func (o *output) add(s *streams, r task.Record) {
 	if o.journal.TryAppend(r) {
 		return
@@ -103,7 +103,8 @@ func (o *output) closed(s *streams) {
 // complete reports whether nothing more can be written.
 func (o *output) complete() bool { return o.ranks == 0 && o.streams == 0 }
 
-// drain waits until the streams of a rank that has ended are empty, or only children of it may still write to them.
+// drain waits until the streams of a rank that has ended are empty, or only children of it may
+// still write to them.
 func (o *output) drain(s *streams) {
 	tick := time.NewTicker(outputGrace / graceSteps)
 	defer tick.Stop()
@@ -128,7 +129,8 @@ func (o *output) ended(s *streams, status task.Status) {
 	o.journal.Append(task.Record{Rank: s.rank, Stream: task.Exit, Status: status, Open: s.open > 0, Last: o.complete()})
 }
 
-// finish ends whatever may still write: processes that ranks have left behind. It must come when no rank runs any more.
+// finish ends whatever may still write: processes that ranks have left behind. It must come when no
+// rank runs any more.
 func (in *initProcess) finish() error {
 	in.mu.Lock()
 	running := len(in.pids)

@@ -26,7 +26,7 @@ func follows(o *output, rank int) (*streams, writers) {
 	return o.follow(rank, out, errs), writers{stdout, stderr}
 }
 
-// told returns the records that have not been read.
+// It returns the unread records.
 func told(j *journal.Journal) (list []task.Record) {
 	synctest.Wait()
 	for {
@@ -80,7 +80,8 @@ func TestEndWaitsForOutput(t *testing.T) {
 	})
 }
 
-// A rank has ended when its children go on. What they write while other ranks run comes, and the last record behind it.
+// A rank has ended when its children go on. What they write while other ranks run comes, and the
+// last record behind it.
 func TestChildrenOutliveRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &output{journal: journal.New(), ranks: 2}

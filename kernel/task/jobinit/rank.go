@@ -35,7 +35,8 @@ type rank struct {
 	streams *streams
 }
 
-// spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until all have been started.
+// spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until
+// all have been started.
 func (in *initProcess) spawn() error {
 	unix.Umask(in.spec.Umask)
 	if in.spec.Rlimits && in.spec.Pids > 0 {
@@ -85,7 +86,8 @@ func (in *initProcess) spawnAll() error {
 	return nil
 }
 
-// dropPrivileges makes sure that what this thread starts can never gain a privilege: no capability by any way, no set-uid.
+// dropPrivileges makes sure that what this thread starts can never gain a privilege: no capability
+// by any way, no set-uid.
 func dropPrivileges() error {
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && err != unix.EINVAL {
@@ -162,8 +164,8 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	return in.tellProcess(started)
 }
 
-// fork starts the process of a rank. One whose memory a resource limit bounds is traced by this thread: it stops before its first
-// instruction, until release.
+// fork starts the process of a rank. One whose memory a resource limit bounds is traced by this
+// thread: it stops before its first instruction, until release.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
 	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
@@ -182,7 +184,8 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(in.spec.Env, r.Env), Files: files, Sys: attr}
 	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
 	if err == unix.EPERM && attr.Ptrace {
-		// Some hosts let no process be traced. There the limit comes a moment after the rank has begun.
+		// Some hosts let no process be traced. There the limit comes a moment after the rank has
+		// begun.
 		attr.Ptrace = false
 		pid, err = syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
 	}
@@ -193,8 +196,9 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	return nil
 }
 
-// awaitStop waits until a traced rank has stopped, or was killed. Before, its execve is not over, at whose end Linux sets the limit of
-// the stack to what it was at the begin. Like release it must be called by the thread that started the rank.
+// awaitStop waits until a traced rank has stopped, or was killed. Before, its execve is not over,
+// at whose end Linux sets the limit of the stack to what it was at the begin. Like release it must
+// be called by the thread that started the rank.
 func (r *rank) awaitStop() {
 	ended := []unix.PollFd{{Fd: int32(r.process.Fd()), Events: unix.POLLIN}}
 	for pause := 10 * time.Microsecond; r.traced && unix.PtraceSetOptions(r.pid, 0) == unix.ESRCH; pause *= 2 {
@@ -255,7 +259,7 @@ func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus)
 	in.output.ended(r.streams, status)
 }
 
-// usage is what a process has used, as far as anybody is told.
+// usage is the reported resource usage of a process.
 func usage(u *unix.Rusage) task.Usage {
 	return task.Usage{
 		User: time.Duration(u.Utime.Nano()), System: time.Duration(u.Stime.Nano()), MajorFaults: u.Majflt, MinorFaults: u.Minflt,
@@ -316,11 +320,11 @@ func (p *pipes) closeNear() {
 	p.errors.Close()
 }
 
-// limitsData tells whether a resource limit bounds the memory of each rank.
+// limitsData reports whether a resource limit bounds the memory of each rank.
 func (in *initProcess) limitsData() bool { return in.spec.Rlimits && in.spec.Memory > 0 }
 
-// limitData bounds the private memory of a rank to its part of the job's, and its stack, which Linux counts apart. It is what is left
-// where no control group can be had.
+// limitData bounds the private memory of a rank to its part of the job's, and its stack, which
+// Linux counts separately. It is used without control groups.
 func limitData(pid int, s task.Spec) error {
 	bytes := uint64(s.Memory / int64(len(s.Ranks)))
 	limit := func() error {
@@ -336,8 +340,8 @@ func limitData(pid int, s task.Spec) error {
 	}
 	err := limit()
 	if err == unix.EPERM {
-		// Where root may not limit everybody's processes, the job's user may limit its own. Only for this moment: Linux lets a
-		// process signal whoever has the same real user.
+		// If root may not limit other users' processes, the job's user may limit its own. Only for
+		// this moment, because Linux lets a process signal others with the same real user.
 		uid, gid := os.Getuid(), os.Getgid()
 		if err = setRealIDs(s.UID, s.GID); err == nil {
 			err = limit()

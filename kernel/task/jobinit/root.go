@@ -14,18 +14,19 @@ import (
 	"margay/kernel/task"
 )
 
-// mountPoint is where the job's root is built: a folder that every node has, and every host that tests run on. Each job has
-// its own mount namespace, so all use the same one.
+// mountPoint is where the job's root is built: a folder that every node has, and every host that
+// tests run on. Each job has its own mount namespace, so all use the same one.
 const mountPoint = "/tmp"
 
 // devices are the device files a job sees.
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
-// hidden are the files of /proc that tell of what is not the job's: Linux does not keep it apart by namespaces.
+// hidden are the files of /proc with data of other jobs, which Linux does not separate by
+// namespaces.
 var hidden = []string{"locks", "key-users"}
 
-// makeRoot mounts the job's RAM disk and makes the folders that every job has. Nothing else is mounted yet, so an archive
-// unpacked into it can reach nothing but the RAM disk.
+// makeRoot mounts the job's RAM disk and makes the folders that every job has. Nothing else is
+// mounted yet, so an archive unpacked into it can reach nothing but the RAM disk.
 func makeRoot(s task.Spec) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return failure("make mounts private", err)
@@ -60,15 +61,17 @@ func makeRoot(s task.Spec) error {
 	return makeDir(root, s.Dir, s.UID, s.GID)
 }
 
-// inodeBytes is how much of a RAM disk there is for each of its files, at least: a page, which is what a file that is not empty takes.
+// inodeBytes is how much of a RAM disk there is for each of its files, at least: a page, which is
+// what a file that is not empty takes.
 const inodeBytes = 4096
 
-// room is what bounds a RAM disk: its bytes, and the number of its files, which take memory of Linux when they are empty, too.
+// room is what bounds a RAM disk: its bytes, and the number of its files, which take memory of
+// Linux when they are empty, too.
 func room(bytes int64) string {
 	return fmt.Sprintf(",size=%d,nr_inodes=%d", bytes, max(1, bytes/inodeBytes))
 }
 
-// makeDir makes dir and what is missing above it, and gives what it makes to the job.
+// makeDir creates dir and its missing parents, and makes the job their owner.
 func makeDir(root *os.Root, dir string, uid, gid int) error {
 	made := ""
 	for part := range strings.SplitSeq(strings.Trim(path.Clean("/"+dir), "/"), "/") {
@@ -90,8 +93,8 @@ func makeDir(root *os.Root, dir string, uid, gid int) error {
 	return nil
 }
 
-// enterRoot mounts what the kernel provides over the RAM disk, and makes the RAM disk the root of this process and of all
-// that it will start.
+// enterRoot mounts what the kernel provides over the RAM disk, and makes the RAM disk the root of
+// this process and of all that it will start.
 func enterRoot(s task.Spec) error {
 	dev := filepath.Join(mountPoint, "dev")
 	if err := unix.Mount("dev", dev, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"+room(64<<10)); err != nil {
@@ -172,7 +175,7 @@ func loopbackUp() error {
 	return nil
 }
 
-// failure makes the error that the node kernel is told.
+// failure makes the error for the node kernel.
 func failure(op string, err error) *task.StartError {
 	e := &task.StartError{Rank: task.AllRanks, Op: op, Text: err.Error()}
 	errors.As(err, &e.Errno)

@@ -21,10 +21,11 @@ const (
 	unkeptTime    = time.Second
 )
 
-// scratch are the folders whose files nobody expects to be kept, or that are not in the RAM disk at all.
+// scratch are the folders for temporary files, or folders outside the RAM disk.
 var scratch = []string{"/dev", "/proc", "/tmp", "/var/tmp"}
 
-// compiled is the name of the folders in which Python keeps what it has compiled, wherever modules are.
+// compiled is the name of the folders in which Python keeps what it has compiled, wherever modules
+// are.
 const compiled = "__pycache__"
 
 // given are the files that each job's root begins with.
@@ -36,7 +37,7 @@ type brought struct {
 	files map[uint64]stamp
 }
 
-// stamp tells a file from what it was before it was written to.
+// stamp changes when a file is written to.
 type stamp struct {
 	size int64
 	time unix.Timespec
@@ -63,8 +64,9 @@ func (b *brought) has(st *unix.Stat_t) bool {
 	return ok && was == stamp{st.Size, st.Mtim}
 }
 
-// unkept looks for the files that ranks have written: those that are new or changed, from the working directory on. Links are not
-// followed. root is prefixed to all names; it is empty but in tests.
+// unkept looks for the files that ranks have written: those that are new or changed, from the
+// working directory on. Links are not followed. root is prefixed to all names; it is empty but in
+// tests.
 func (b *brought) unkept(root, dir string) task.Unkept {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,7 +80,7 @@ func (b *brought) unkept(root, dir string) task.Unkept {
 	return w.found
 }
 
-// isScratch reports whether a folder is one whose files nobody expects to be kept.
+// isScratch reports whether a folder is for temporary files.
 func isScratch(name string) bool {
 	for _, s := range scratch {
 		if name == s {
@@ -98,7 +100,7 @@ type search struct {
 	found   task.Unkept
 }
 
-// walk looks at what is below a folder, but not below another.
+// walk visits the files below a folder, except below another.
 func (w *search) walk(from, but string) {
 	_ = filepath.WalkDir(w.root+from, func(path string, e fs.DirEntry, err error) error {
 		name := strings.TrimPrefix(path, w.root)

@@ -64,7 +64,8 @@ func TestUnkept(t *testing.T) {
 	}
 }
 
-// A file that came with the job is one that was written when it was changed, or another one has its name.
+// A file that came with the job is one that was written when it was changed, or another one has its
+// name.
 func TestUnkeptChanged(t *testing.T) {
 	root := t.TempDir()
 	var b brought

@@ -18,9 +18,10 @@ import (
 // unpackMemory bounds what decompression may take, in bytes.
 const unpackMemory = 64 << 20
 
-// unpack reads a zstd-compressed tar archive from r into the job's RAM disk and gives all of it to the job. Names are paths
-// in the job's root. Only files, folders and symbolic links are taken, and nothing outside the RAM disk can be reached
-// through them, whatever the names and links in the archive say.
+// unpack reads a zstd-compressed tar archive from r into the job's RAM disk and gives all of it to
+// the job. Names are paths in the job's root. Only files, folders and symbolic links are taken, and
+// nothing outside the RAM disk can be reached through them, whatever the names and links in the
+// archive say.
 func unpack(r io.Reader, s task.Spec, b *brought) error {
 	zr, err := zstd.NewReader(r, zstd.WithDecoderMaxMemory(unpackMemory), zstd.WithDecoderConcurrency(1))
 	if err != nil {
@@ -55,8 +56,8 @@ func unpack(r io.Reader, s task.Spec, b *brought) error {
 	}
 }
 
-// folder is the folder that the last file went to. It stays open for the next: to make and to open each of its parents for every
-// file is most of the work where there are many small ones.
+// folder is the folder that the last file went to. It stays open for the next: to make and to open
+// each of its parents for every file is most of the work where there are many small ones.
 type folder struct {
 	root *os.Root // of the job
 	spec task.Spec

@@ -13,7 +13,8 @@ import (
 	"margay/kernel/task"
 )
 
-// Files go to their folders in whatever order they come, through links inside the root and never through one that leads out of it.
+// Files go to their folders in whatever order they come, through links inside the root and never
+// through one that leads out of it.
 func TestUnpackFolders(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)

@@ -1,6 +1,8 @@
-// Package journal holds the numbered records of a job on one node from the moment they happen until they are acknowledged.
+// Package journal holds the numbered records of a job on one node from the moment they happen until
+// they are acknowledged.
 //
-// Writers wait when it is full. A reader goes through it in order and can be sent back to the first unacknowledged record.
+// Writers wait when it is full. A reader goes through it in order and can be sent back to the first
+// unacknowledged record.
 package journal
 
 import (
@@ -9,7 +11,8 @@ import (
 	"margay/kernel/task"
 )
 
-// Limit is how much output, in bytes, a job may have unacknowledged on one node before its ranks wait.
+// Limit is how much output, in bytes, a job may have unacknowledged on one node before its ranks
+// wait.
 const Limit = 1 << 20
 
 // A Journal is safe for concurrent use. There must be one reader.
@@ -30,7 +33,7 @@ func New() *Journal {
 	return j
 }
 
-// Append numbers r and adds it. Output waits for room; what tells of an end never does.
+// Append numbers r and adds it. Output waits for room; records of an end never do.
 func (j *Journal) Append(r task.Record) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
