@@ -159,7 +159,7 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 // Without control groups signals hold processes.
 func TestSignals(t *testing.T) {
 	c := config()
-	schedtest.Run(t, c, "infinite", "let go", "opened anew")
+	schedtest.Run(t, c, "infinite", "let go", "opened again")
 }
 
 // Without real-time priorities the tasks without the core are stopped, and the missing right is

@@ -35,7 +35,7 @@ func (e *Enforcer) listen() {
 	}
 }
 
-// heard does what one event asks for. It returns what there is to be told without the lock.
+// It handles one event, and returns the reports to make without the lock.
 func (e *Enforcer) heard(ev event) func() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -57,7 +57,7 @@ func (e *Enforcer) heard(ev event) func() {
 			e.switched(c, ev)
 		case ev.Kind == eventLeft:
 			return e.left(c, ev)
-		case p == nil: // it has been replaced meanwhile
+		case p == nil: // it has been replaced
 		case ev.Kind == eventFault:
 			return func() { p.Fault(sched.Check(slot.Verdict(ev.Answer), int(ev.Count), ev.Hold)) }
 		case ev.Kind == eventSlow:
@@ -69,7 +69,8 @@ func (e *Enforcer) heard(ev event) func() {
 	return nil
 }
 
-// left puts a thread back that has taken itself another scheduling policy of Linux's. It comes back when it is one of its task's still.
+// left puts a thread back that has taken itself another scheduling policy of Linux's. It comes back
+// when it is one of its task's still.
 func (e *Enforcer) left(c *core, ev event) func() {
 	t, tid := c.task(ev.Serial), int(ev.Answer)
 	if t == nil || e.broken != nil {
@@ -110,7 +111,8 @@ func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
 // floor returns how long a task of a core may have to wait that is ready and not held.
 func (e *Enforcer) floor(c *core) time.Duration { return time.Duration(e.skeleton.given(c.cpu).Floor) }
 
-// hold stops the processes that are to be held on a core, and has the others go on. The caller holds the lock.
+// hold stops the processes that must be held on a core, and resumes the others. The caller holds
+// the lock.
 func (e *Enforcer) hold(c *core) {
 	given, want := e.skeleton.given(c.cpu), e.skeleton.core(c.cpu).hold().Load()
 	var signals uint64
@@ -139,8 +141,8 @@ func (e *Enforcer) hold(c *core) {
 // watchInterval is how often cores are looked at on which nothing happens.
 const watchInterval = 250 * time.Millisecond
 
-// watch has cores decide anew on which a task waits for too long while nobody runs: Linux calls the skeleton for events, and there
-// is none then.
+// watch makes a core decide again if a task waits too long while the core is idle: Linux calls the
+// skeleton only at events, and an idle core has none.
 func (e *Enforcer) watch() {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()

@@ -96,7 +96,8 @@ type rig struct {
 	took    time.Duration
 }
 
-// lasting is the enforcer of one test after the other: it takes Linux seconds to verify the skeleton. current is whose it is.
+// lasting is the enforcer of one test after the other: it takes Linux seconds to verify the
+// skeleton. current is whose it is.
 var (
 	lasting *Enforcer
 	current atomic.Pointer[rig]
@@ -117,7 +118,7 @@ func newRig(t *testing.T) *rig {
 	r.e = lasting
 	t.Cleanup(func() {
 		r.e.Watch(nil)
-		if t.Failed() || r.e.SetPolicies(cpu, nil) != nil { // and who knows in which state it is
+		if t.Failed() || r.e.SetPolicies(cpu, nil) != nil { // in an unknown state
 			unshare(t)
 		}
 		r.mu.Lock()
@@ -224,7 +225,7 @@ func (p *process) ran() (sum time.Duration) {
 	return sum
 }
 
-// turns is who was given the core how often, and by whom.
+// turns counts how often each task got the core, by decider.
 type turns struct {
 	mu    sync.Mutex
 	count map[sched.ID]int
@@ -256,7 +257,8 @@ func (c *turns) of(p *process) int {
 	return c.count[p.id]
 }
 
-// counted is how many turns have to show what a scheduler does. How long one takes is the host's to say.
+// counted is how many turns have to show what a scheduler does. How long one takes is the host's to
+// say.
 const counted = 24
 
 // takeTurns waits until all processes have computed in turns, as many for each.
@@ -278,8 +280,8 @@ func (r *rig) takeTurns(what string, all ...*process) {
 	r.t.Logf("%s: %v", what, c.count)
 }
 
-// share waits until the first of the processes has had such a share of their time, after so many turns that it cannot come about by
-// others: the policy makes up for whatever the host did.
+// share waits until the first of the processes has had such a share of their time, after so many
+// turns that it cannot come about by others: the policy makes up for whatever the host did.
 func (r *rig) share(what string, want float64, all ...*process) {
 	r.t.Helper()
 	before := ran(all)
@@ -361,7 +363,8 @@ func TestSuite(t *testing.T) {
 	schedtest.Run(t, config(t, 5*time.Second))
 }
 
-// config is the suite on the application core of a guest, where no thread may wait for longer than the limit. Shares are counted in turns; TestTime of testsuite/soak measures time.
+// config is the suite on the application core of a guest, where no thread may wait for longer than
+// the limit. Shares are counted in turns; TestTime of testsuite/soak measures time.
 func config(t *testing.T, limit time.Duration) schedtest.Config {
 	return schedtest.Config{
 		Open: func(t testing.TB) sched.Enforcer {
@@ -371,7 +374,7 @@ func config(t *testing.T, limit time.Duration) schedtest.Config {
 			}
 			return e
 		},
-		// Linux looks for who has waited for too long whenever half of that time is over.
+		// Linux checks for starved tasks whenever half of the limit has passed.
 		Engine: list.Automatic(), CPU: cpu, Group: schedtest.Group, Watchdog: limit*3/2 + time.Second, Tolerance: 0.05, Count: true,
 		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
 		Abandon: func(e sched.Enforcer) { abandon(t, e.(*Enforcer)) },
@@ -397,8 +400,8 @@ func abandon(t *testing.T, e *Enforcer) {
 	}
 }
 
-// TestHold has a process keep the core, under a policy that is given to Linux once. For longer than Linux's watchdog would let others wait
-// the suite has one do that.
+// TestHold lets a process keep the core, under a policy that is given to Linux once. The suite does
+// so for longer than Linux's watchdog would let others wait.
 func TestHold(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
@@ -453,7 +456,8 @@ func (r *rig) blamed(text string) func() bool {
 	}
 }
 
-// byTheFloor waits until the first process has got the core from the floor, and checks that only the other one has it from the policy.
+// byTheFloor waits until the first process has got the core from the floor, and checks that only
+// the other one has it from the policy.
 func (r *rig) byTheFloor(a, b *process) {
 	r.t.Helper()
 	check.AwaitFor(r.t, 2*time.Minute, "the policy's choice", func() bool { return r.e.Cores()[0].Why == "assembled" })
@@ -467,7 +471,7 @@ func (r *rig) byTheFloor(a, b *process) {
 	}
 }
 
-// TestNonsense has answers that make no sense: tasks take turns all the same, and somebody hears of it.
+// TestNonsense returns invalid answers: tasks still take turns, and the faults are reported.
 func TestNonsense(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
@@ -477,19 +481,20 @@ func TestNonsense(t *testing.T) {
 	r.set(r.assembled("stdw [r1+32], 3", "mov r0, 1", "exit"))
 	check.AwaitFor(t, 2*time.Minute, "task 1 held", r.blamed("it chose task 1, which it holds"))
 	r.takeTurns("with more nonsense", a, b)
-	// What a policy writes into its context does not change what it is told.
+	// A policy's changes to its context do not change its later input.
 	r.set(r.assembled("stw [r1+8], 8", "mov r0, 5", "exit"))
 	check.AwaitFor(t, 2*time.Minute, "task 5 of 2", r.blamed("it chose task 5 of 2"))
 	// The next one of the chain is asked, and the first that has an opinion decides.
 	r.set(r.assembled("lddw r0, 0xffffffffffffffff", "exit"), r.assembled("mov r0, 255", "exit"),
 		r.assembled("mov r0, 1", "exit"))
 	r.byTheFloor(a, b)
-	// An answer is a number: addresses of Linux's are not shown to anybody.
+	// An answer is a number: kernel addresses are never shown.
 	r.set(r.assembled("mov r0, r10", "exit"))
 	check.AwaitFor(t, 2*time.Minute, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))
 }
 
-// TestSlow has a policy that works for too long, as far as Linux lets it: tasks take turns all the same, and somebody hears of it.
+// TestSlow has a policy that runs as long as Linux allows: tasks still take turns, and the faults
+// are reported.
 func TestSlow(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
@@ -540,7 +545,8 @@ func TestBlocking(t *testing.T) {
 	r.noFaults()
 }
 
-// bothGetOn waits until two processes have had the core often, of which one waits now and then, by what is named.
+// bothGetOn waits until two processes, one of them with pauses, have often got the core by the
+// named decider.
 func (r *rig) bothGetOn(why string, all ...*process) {
 	r.t.Helper()
 	check.AwaitFor(r.t, 2*time.Minute, why, func() bool { return r.e.Cores()[0].Why == why })
@@ -564,15 +570,15 @@ func (r *rig) bothGetOn(why string, all ...*process) {
 	}
 }
 
-// end kills a process and tells the enforcer.
+// end kills a process and removes it from the enforcer.
 func (p *process) end() {
 	p.Process.Kill()
 	p.Wait()
 	p.r.e.Remove(p.id)
 }
 
-// TestEviction has Linux end the skeleton, again and again. Code of Linux changes with that, and emulation does not always stand that
-// while all cores are busy: so they are once.
+// TestEviction makes Linux eject the skeleton repeatedly. This patches Linux's code, which
+// emulation does not always survive while all cores are busy: so they are busy only once.
 func TestEviction(t *testing.T) {
 	r := newRig(t)
 	evict := func(n int) {
@@ -605,7 +611,7 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// TestArrival has a policy that gives the core to whom a message has come for.
+// TestArrival has a policy that gives the core to a task with a message.
 func TestArrival(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)

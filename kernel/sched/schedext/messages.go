@@ -6,8 +6,9 @@ import (
 	"margay/kernel/sched"
 )
 
-// Arrived implements sched.Enforcer. A task that has the core is not interrupted to tell its policy of a message for it: the policy
-// hears of that when it is asked for the next time. Without policies nobody asks.
+// Arrived implements sched.Enforcer. The running task is not interrupted for a message of its own:
+// the policy sees the message the next time that it is asked. Without policies the message has no
+// effect.
 func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -33,8 +34,9 @@ func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
 // Woken implements sched.Enforcer. The skeleton sees that itself.
 func (e *Enforcer) Woken(sched.ID) {}
 
-// count has the skeleton know how many messages wait for each task of a core. It reports whether any do, and whether somebody has
-// none any more. The caller holds the lock.
+// count writes the number of pending messages of each task of a core to the skeleton's table. It
+// reports whether any are pending, and whether a task's last one has been handled. The caller holds
+// the lock.
 func (e *Enforcer) count(c *core) (some, fewer bool) {
 	for _, t := range c.order {
 		now := t.Messages(t.told)
@@ -45,13 +47,14 @@ func (e *Enforcer) count(c *core) (some, fewer bool) {
 	return some, fewer
 }
 
-// How long recount waits between two looks. The first is for who takes messages, the second for who leaves them.
+// The intervals of recount: the first while tasks take messages, the second while they leave them.
 const (
 	firstLook = time.Millisecond
 	rareLook  = 32 * time.Millisecond
 )
 
-// recount keeps the numbers of messages right while some wait: tasks take messages and tell nobody.
+// recount updates the numbers of messages while some are pending, because tasks take messages
+// without a report.
 func (e *Enforcer) recount() {
 	for {
 		select {
@@ -75,8 +78,9 @@ func (e *Enforcer) recount() {
 	}
 }
 
-// countAll counts on all cores with policies. It reports whether messages wait anywhere. Where somebody has none any more it may be
-// somebody else's turn as soon as the quantum is over, for which Linux has only its ticks.
+// countAll counts on all cores with policies. It reports whether any messages are pending. When a
+// task's last one has been handled, another task may be next at the end of the quantum, which Linux
+// notices only at its ticks.
 func (e *Enforcer) countAll() (some bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

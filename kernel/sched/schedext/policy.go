@@ -27,11 +27,11 @@ type loaded struct {
 	own    map[int][]*linux.Map // those, by core
 	kept   map[int]*keeping     // by core
 	users  int                  // chains that it is in
-	runs   uint64               // that were told of
+	runs   uint64               // that have been reported
 	time   time.Duration        // that these took
 }
 
-// tell tells of the runs since it was called last. The caller holds loading.
+// It reports the runs since its last call. The caller holds loading.
 func (l *loaded) tell() {
 	var runs uint64
 	var took time.Duration
@@ -45,7 +45,7 @@ func (l *loaded) tell() {
 	}
 }
 
-// judged is a policy in a chain and what became of its tasks.
+// judged is a policy in a chain with the state of its tasks.
 type judged struct {
 	*loaded
 	rescues int
@@ -95,8 +95,8 @@ func (e *Enforcer) coreFor(number int) (*core, error) {
 	return e.core(number), nil
 }
 
-// setPolicies does what SetPolicies does. Those that decide already are not given to Linux again, which takes long. The caller holds
-// loading.
+// setPolicies does what SetPolicies does. Those that decide already are not given to Linux again,
+// which takes long. The caller holds loading.
 func (e *Enforcer) setPolicies(c *core, policies []*sched.Policy) error {
 	if c.chain.has(policies) {
 		return nil
@@ -136,8 +136,8 @@ func (e *Enforcer) replace(c *core, next *chain) (last *chain, err error) {
 	return last, nil
 }
 
-// chain gives policies to Linux, as the chain of a core. Those that it does not take are removed; without policies there is none. The
-// caller holds loading.
+// chain gives policies to Linux, as the chain of a core. Those that it does not take are removed;
+// without policies there is none. The caller holds loading.
 func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 	e.epoch++
 	next := &chain{epoch: e.epoch}
@@ -282,8 +282,8 @@ func (l *loaded) maps(core int) []*linux.Map {
 	return all
 }
 
-// close gives what the maps of a trusted policy hold back to the memory that they come from, and forgets them. What others hold may
-// be addresses of Linux's, and ranks can see that memory.
+// close gives what the maps of a trusted policy hold back to the memory that they come from, and
+// forgets them. What others hold may be addresses of Linux's, and ranks can see that memory.
 func (l *loaded) close() error {
 	l.tell()
 	var errs []error
@@ -310,7 +310,7 @@ func (l *loaded) close() error {
 	return errors.Join(errs...)
 }
 
-// build makes the program of a chain: that of the skeleton with the policies in it.
+// build makes the program of a chain: the skeleton's, with the policies in it.
 func (e *Enforcer) build(c *chain, core int) error {
 	spec := e.skeleton.policy.Copy()
 	var parts []part
@@ -353,7 +353,8 @@ const (
 	symbolJudge = "judge"
 )
 
-// splice replaces the function chain of a program by one that asks these policies, and adds their functions.
+// splice replaces the function chain of a program by one that asks these policies, and adds their
+// functions.
 func splice(program asm.Instructions, epoch uint32, parts []part) (asm.Instructions, error) {
 	start := slices.IndexFunc(program, func(i asm.Instruction) bool { return i.Symbol() == symbolChain })
 	if start < 0 {

@@ -1,5 +1,5 @@
-/* What the skeleton uses of Linux's sched_ext: only the fields and functions that it names. Where they lie is found out when it is
- * loaded. Numbers are those of include/linux/sched/ext.h and kernel/sched/ext_internal.h. */
+/* The fields and functions of Linux's sched_ext that the skeleton uses. Their offsets are resolved
+ * when it is loaded. Numbers are from include/linux/sched/ext.h and kernel/sched/ext_internal.h. */
 #ifndef SCHED_EXT_H
 #define SCHED_EXT_H
 
@@ -74,7 +74,7 @@ struct sched_ext_ops {
 extern __s32 scx_bpf_create_dsq(__u64 queue, __s32 node) ksym;
 extern __s32 scx_bpf_dsq_nr_queued(__u64 queue) ksym;
 extern struct task_struct *scx_bpf_dsq_peek(__u64 queue) ksym;
-/* Of these two there are several versions; without its number the loader cannot tell which is meant. */
+/* These two have several versions; the number selects one for the loader. */
 extern bool scx_bpf_dsq_insert___v2(struct task_struct *p, __u64 queue, __u64 slice, __u64 flags) ksym;
 extern bool scx_bpf_dsq_move_to_local___v2(__u64 queue, __u64 flags) ksym;
 extern bool scx_bpf_task_set_slice(struct task_struct *p, __u64 slice) ksym;

@@ -1,34 +1,40 @@
 // Package schedext is the sched.Enforcer that decides inside Linux, by sched_ext.
 //
-// A fixed skeleton (skeleton.c) is the machine's sched_ext scheduler for the threads of the tasks, and for nobody else
-// (SCX_OPS_SWITCH_PARTIAL). When a core is to be given away it calls the core's policies by a tail call through a slot per core.
-// What is in the slot is a copy of the skeleton's program `policy` into which the instructions of the extensions were put, those
-// that package verify has accepted. So a policy is replaced without detaching anything, and where the slot is empty tasks take
-// turns. Linux has verified all of that, so no answer can do harm; what makes no sense is counted as a fault.
+// A fixed skeleton (skeleton.c) is the machine's sched_ext scheduler for the threads of the tasks
+// only (SCX_OPS_SWITCH_PARTIAL). To select the next task of a core, it calls the core's policies by
+// a tail call through one slot per core. The slot holds a copy of the skeleton's program `policy`
+// with the extensions' instructions, as package verify accepted them. So a policy is replaced
+// without detaching anything, and with an empty slot tasks take turns. Linux has verified all of
+// this, so no answer can do harm; an invalid one is counted as a fault.
 //
-// # What is shared
+// # Shared memory
 //
-// The node kernel and the skeleton share the memory of some maps (table_unsafe.go): what the node kernel says about tasks, and
-// what the skeleton has made of that. The skeleton tells of the rest through a ring of events: whom to stop or let go on (the
-// freezer or signals do that, so that Linux's watchdog does not take held tasks for starved ones), faults, tasks that only the
-// floor has given a turn, and its own end.
+// The node kernel and the skeleton share the memory of some maps (table_unsafe.go): the node
+// kernel's data about tasks, and the skeleton's state. The skeleton reports the rest through a ring
+// of events: tasks to stop or resume (by the freezer or signals, so that Linux's watchdog does not
+// take held tasks for starved ones), faults, tasks that only the floor has given a turn, and its
+// own end.
 //
 // # State of extensions
 //
-// The maps of an extension are Linux's own as long as it decides here: they begin with what its memory held. Neither the ranks
-// nor the node kernel see what it writes, because Linux lets it write addresses of its own; when it is a trusted one its memory
-// gets it back at the end. Its runs on two cores can happen at the same time. Services other than maps, clock, random numbers and
-// the core do not exist in Linux; an extension that needs them is refused, and so is what Linux's verifier refuses.
+// The maps of an extension are Linux's own as long as it decides here: they begin with what its
+// memory held. Neither the ranks nor the node kernel see what it writes, because Linux lets it
+// write addresses of its own; when it is a trusted one its memory gets it back at the end. Its runs
+// on two cores can happen at the same time. Services other than maps, clock, random numbers and the
+// core do not exist in Linux; an extension that needs them is refused, and so is what Linux's
+// verifier refuses.
 //
 // # When Linux ends it
 //
-// Linux takes sched_ext away from a scheduler that makes an error or lets a thread wait for 30 seconds. Tasks then run on Linux's
-// default scheduler. The reason is logged and the skeleton attached anew, maxEvictions times.
+// Linux takes sched_ext away from a scheduler that makes an error or lets a thread wait for 30
+// seconds. Tasks then run on Linux's default scheduler. The reason is logged and the skeleton
+// attached again, at most maxEvictions times.
 //
-// It ends it as well when the node kernel is killed. The next one adds the tasks anew, those that were stopped too.
+// Linux also ends it when the node kernel is killed. The next node kernel adds the tasks again,
+// including stopped ones.
 //
-// Locks, in this order: Enforcer.loading is held while chains of policies are made and forgotten, which takes long;
-// Enforcer.mu guards all tables. Policies are told of faults without either.
+// Locks, in this order: Enforcer.loading is held while chains of policies are made and forgotten,
+// which takes long; Enforcer.mu guards all tables. Faults are reported to policies without either.
 package schedext
 
 import (
@@ -76,7 +82,7 @@ type core struct {
 	order  []*task
 	chain  *chain // written with both locks held
 
-	watched uint64 // the watcher is told of decisions from then on
+	watched uint64 // the watcher gets decisions from this time on
 }
 
 // task is a task with its place.
@@ -85,19 +91,21 @@ type task struct {
 	core  *core
 	place int
 	owner identity // of its threads
-	held  bool     // it has been told to stop
-	told  uint32   // messages that wait for it, as Arrived has told last
+	held  bool     // it has been stopped
+	told  uint32   // pending messages at the last Arrived
 }
 
 var _ sched.Enforcer = (*Enforcer)(nil)
 
-// New makes the enforcer, for a machine that is the node kernel's own: sched_ext is there for all of Linux. An error says what is
-// missing here. It takes Linux a second to verify the skeleton, an emulated one several. The skeleton is in force from now on; a
-// node that boots has little to do then, which is good: attaching changes code of Linux, and emulated machines do not always stand that
-// when all cores are busy. Without tasks it does nothing.
+// New makes the enforcer, for a node with its own Linux, because sched_ext is system-wide. The
+// error names the missing feature. Linux takes a second to verify the skeleton, an emulated one
+// several. New attaches the skeleton at once, while a booting node has little to do: attaching
+// patches Linux's code, which emulated machines do not always survive while all cores are busy.
+// Without tasks it does nothing.
 func New(log func(format string, args ...any)) (*Enforcer, error) { return open(log, watchdog) }
 
-// watchdog is for how long a thread may wait before Linux ends the skeleton: the longest time that Linux takes.
+// watchdog is for how long a thread may wait before Linux ends the skeleton: the longest time that
+// Linux takes.
 const watchdog = 30 * time.Second
 
 func open(log func(format string, args ...any), watchdog time.Duration) (*Enforcer, error) {
@@ -209,8 +217,8 @@ func (e *Enforcer) open(c *core, cpu int) error {
 	return e.skeleton.setPolicy(cpu, c.chain.program)
 }
 
-// reorder tells the skeleton which tasks a core has, and that something has changed. What it cannot be told at once it notices
-// when the core is given away for the next time.
+// reorder writes the tasks of a core to the skeleton's table and signals the change. If the signal
+// is lost, the skeleton notices the change at the core's next decision.
 func (e *Enforcer) reorder(c *core, signals uint64) {
 	order := ^uint64(0)
 	for i := len(c.order) - 1; i >= 0; i-- {
@@ -221,7 +229,7 @@ func (e *Enforcer) reorder(c *core, signals uint64) {
 	e.signal(c, signals)
 }
 
-// signal has a core look at what has changed.
+// signal makes a core check for changes.
 func (e *Enforcer) signal(c *core, signals uint64) {
 	e.skeleton.given(c.cpu).signals().Or(signals)
 	e.kick(c)

@@ -21,7 +21,7 @@ func readTestSpec(t *testing.T) *ebpf.CollectionSpec {
 	return spec
 }
 
-// TestLayout compares the types here with those of the skeleton.
+// TestLayout compares the types here with the skeleton's.
 func TestLayout(t *testing.T) {
 	spec := readTestSpec(t)
 	for name, ours := range map[string]reflect.Type{

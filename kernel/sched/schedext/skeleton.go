@@ -31,13 +31,13 @@ const ops = "sched_ext_ops"
 // firstNamespace is the inode of the machine's first PID namespace (include/linux/proc_ns.h).
 const firstNamespace = "pid:[4026531836]"
 
-// available returns what is missing here.
+// available returns an error if a feature is missing.
 func available() error {
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err != nil || ns != firstNamespace {
 		return fmt.Errorf("it is there for the whole machine, and this node is not one: it is in a PID namespace of its own (%s)", ns)
 	}
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
-		return fmt.Errorf("no description of Linux by itself (CONFIG_DEBUG_INFO_BTF): %w", err)
+		return fmt.Errorf("no BTF of the running Linux (CONFIG_DEBUG_INFO_BTF): %w", err)
 	}
 	state, err := os.ReadFile("/sys/kernel/sched_ext/state")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -76,7 +76,7 @@ func checkBoot(line string) error {
 // skeleton is the skeleton in Linux.
 type skeleton struct {
 	cpus       int
-	policy     *ebpf.ProgramSpec // a copy of which each chain is put into
+	policy     *ebpf.ProgramSpec // each chain goes into a copy of it
 	collection *ebpf.Collection
 	link       link.Link // nil: not attached
 	reader     *ringbuf.Reader
@@ -205,7 +205,7 @@ func (s *skeleton) detach() error {
 	return err
 }
 
-// setPolicy puts a program into a core's slot, or takes out what is there.
+// setPolicy puts a program into a core's slot, or empties the slot.
 func (s *skeleton) setPolicy(cpu int, p *ebpf.Program) error {
 	slots := s.collection.Maps["policies"]
 	if p != nil {
@@ -217,7 +217,7 @@ func (s *skeleton) setPolicy(cpu int, p *ebpf.Program) error {
 	return nil
 }
 
-// kick has a core decide anew.
+// kick makes a core decide again.
 func (s *skeleton) kick(cpu int) error {
 	if s.link == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"margay/kernel/abi/slot"
 )
 
-// The types here are those of skeleton.c, with which a test compares them. The memory of three of them is shared with it.
+// The types here match skeleton.c, as a test checks. Three of them share memory with it.
 
 // given is what the node kernel says about a core.
 type given struct {
@@ -87,7 +87,7 @@ type kept struct {
 	Data   uint64
 }
 
-// event is what the skeleton tells.
+// event is an event from the skeleton.
 type event struct {
 	Kind   uint32
 	CPU    uint32

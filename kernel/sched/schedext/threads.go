@@ -10,8 +10,8 @@ import (
 	"margay/kernel/sched"
 )
 
-// adopt makes all threads of a task's process, and of its children, threads of the task. Those that they make from then on are so
-// from their beginning.
+// adopt makes all threads of a task's process, and of its children, threads of the task. Those that
+// they make from then on are so from their beginning.
 func (s *skeleton) adopt(t *task) error {
 	return each(t.PID, func(tid int) error {
 		return s.set(tid, unix.SCHED_EXT, s.collection.Maps["threads"].Put(int32(tid), t.owner))
@@ -48,7 +48,8 @@ func setPolicy(tid, policy int) error {
 	return unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: uint32(policy), Nice: a.Nice}, 0)
 }
 
-// putBack has a thread be one of sched_ext's again, and reports whether it was not. A thread that has ended is none.
+// putBack returns a thread to sched_ext, and reports whether it had left. A thread that has ended
+// has not.
 func putBack(tid int) (back bool, err error) {
 	a, err := unix.SchedGetAttr(tid, 0)
 	if err == nil && a.Policy != unix.SCHED_EXT {
@@ -60,8 +61,9 @@ func putBack(tid int) (back bool, err error) {
 	return back, err
 }
 
-// each calls f with every thread of a process and of its descendants. It goes on until there is none that it has not seen: what a
-// thread was made to be before it makes another one, that one is, too.
+// each calls f with every thread of a process and of its descendants. It goes on until there is
+// none that it has not seen: what a thread was made to be before it makes another one, that one is,
+// too.
 func each(pid int, f func(tid int) error) error {
 	seen := make(map[int]bool)
 	for before := -1; len(seen) > before; {
@@ -79,7 +81,8 @@ func each(pid int, f func(tid int) error) error {
 	return nil
 }
 
-// stop has the process of a task do nothing any more, or go on. Without a control group that is the process alone.
+// stop has the process of a task do nothing any more, or go on. Without a control group that is the
+// process alone.
 func (t *task) stop(on bool) error {
 	t.held = on
 	return t.Stop(on, t.PID)

@@ -18,8 +18,9 @@ func (e *Enforcer) Watch(w sched.Watcher) {
 	}
 }
 
-// begins tells who has a core that is shared. Events of earlier decisions may still be on their way: they are told no more. The time is
-// read before the rest, so that an event of the decision that is being made is told. The caller holds the lock.
+// begins reports the running task of a shared core. Events of earlier decisions that are still in
+// flight are dropped. The time is read first, so that an event of the current decision is reported.
+// The caller holds the lock.
 func (e *Enforcer) begins(c *core) {
 	c.watched = e.skeleton.core(c.cpu).now().Load()
 	info := e.describe(c)
@@ -29,7 +30,7 @@ func (e *Enforcer) begins(c *core) {
 	}
 }
 
-// watched has the skeleton know whether somebody wants to know who gets a core. The caller holds the lock.
+// It sets whether the skeleton reports switches. The caller holds the lock.
 func (e *Enforcer) watched(c *core) {
 	on := uint32(0)
 	if e.watcher != nil {
@@ -38,7 +39,7 @@ func (e *Enforcer) watched(c *core) {
 	e.skeleton.given(c.cpu).watched().Store(on)
 }
 
-// switched tells that a core has gone to another task. The caller holds the lock.
+// switched reports that a core has gone to another task. The caller holds the lock.
 func (e *Enforcer) switched(c *core, ev event) {
 	if e.watcher == nil || ev.Answer < c.watched {
 		return
@@ -47,7 +48,7 @@ func (e *Enforcer) switched(c *core, ev event) {
 	if ev.Serial != 0 {
 		t := c.task(ev.Serial)
 		if t == nil {
-			return // it has ended meanwhile, of which another event tells
+			return // it has ended, which another event reports
 		}
 		to = t.ID
 	}
@@ -64,7 +65,7 @@ func (c *core) task(serial uint32) *task {
 	return nil
 }
 
-// why names who has decided.
+// why names the decider.
 func (c *core) why(epoch, who uint32) string {
 	switch who {
 	case nobody:

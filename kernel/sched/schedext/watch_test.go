@@ -7,7 +7,8 @@ import (
 	"margay/kernel/sched"
 )
 
-// Who watches is told first who has a core that is shared, and then what comes after that; not what comes late, for it was before.
+// A watcher first gets the running task of a shared core, and then later switches, but no late
+// event of an earlier switch.
 func TestWatchBegins(t *testing.T) {
 	c := &core{number: 1, cpu: 1}
 	e := &Enforcer{cores: map[int]*core{1: c}, skeleton: &skeleton{}}

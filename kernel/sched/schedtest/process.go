@@ -30,7 +30,8 @@ const (
 // kindEnv has the test binary be such a process.
 const kindEnv = "MARGAY_SCHEDTEST_KIND"
 
-// Main is to be called at the beginning of TestMain: a process of a test is the binary of the test.
+// Main must be called at the beginning of TestMain, because the processes of a test run the test's
+// binary.
 func Main() {
 	kind := Kind(os.Getenv(kindEnv))
 	if kind == "" {
@@ -93,8 +94,8 @@ func wait() {
 	}
 }
 
-// The main thread stays with the main goroutine, so that no process is started from it: what CPUs it has are taken for those of
-// the whole test.
+// The main thread stays with the main goroutine, so that no process is started from it: its CPUs
+// count as the CPUs of the whole test.
 func init() { runtime.LockOSThread() }
 
 // Process is a process of a test.
@@ -104,7 +105,7 @@ type Process struct {
 	poke     *os.File
 	answers  *os.File
 	messages atomic.Uint32
-	ran      time.Duration // when it was looked at last
+	ran      time.Duration // at the last reading
 	end      sync.Once
 	t        testing.TB
 }
@@ -188,7 +189,8 @@ func (p *Process) Answered(d time.Duration) bool {
 	return n == 1 && err == nil
 }
 
-// Ran returns how much processor time the process has had, as far as that is known: when it has ended it is not.
+// Ran returns how much processor time the process has had, as far as that is known: when it has
+// ended it is not.
 func (p *Process) Ran() time.Duration {
 	if cpu, err := usage.CPU(p.Task.PID); err == nil {
 		p.ran = cpu

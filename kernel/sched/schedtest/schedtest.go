@@ -1,5 +1,5 @@
-// Package schedtest is what every sched.Enforcer must do: the same policies, as they come out of the compiler, give real
-// processes the same part of a real core, whoever enforces them.
+// Package schedtest is the contract suite of sched.Enforcer: the same compiled policies give real
+// processes the same share of a real core under every enforcer.
 package schedtest
 
 import (
@@ -28,23 +28,25 @@ type Config struct {
 	// Policies are objects for slot sched: weighted (3:1), roundrobin, infinite and message-first.
 	Weighted, RoundRobin, Infinite, MessageFirst []byte
 
-	// Watchdog is how long the longest test runs: longer than anything that looks for starving tasks.
+	// Watchdog is how long the longest test runs: longer than anything that looks for starving
+	// tasks.
 	Watchdog time.Duration
-	// Floor has a task that is ready on the core wait for no longer than that, for tests of which it is the point: Floor. nil: they
-	// take as long as it is on a node.
+	// Floor sets the core's limit of waiting, for the tests of the floor. nil: they take as long as
+	// on a node.
 	Floor func(sched.Enforcer, time.Duration)
 	// Tolerance is how far a share may be off, as a part of it.
 	Tolerance float64
-	// Count has turns counted where shares are equal, and time added up until it is as it should be where they are not. Without it
-	// time is measured in windows, which is for soak tests: in an emulated guest the host decides when a CPU runs, and so how
-	// long a turn really is.
+	// Count has turns counted where shares are equal, and time added up until it is as it should be
+	// where they are not. Without it time is measured in windows, which is for soak tests: in an
+	// emulated guest the host decides when a CPU runs, and so how long a turn really is.
 	Count bool
-	// Obeyed says in what Linux was told another thing than what was decided last, nil if it was not. nil: that is not known.
+	// Obeyed returns an error if Linux's settings differ from the last decision. nil: unknown.
 	Obeyed func(sched.Enforcer) error
 
 	// Abandon does to an enforcer what happens when its node kernel is killed.
 	Abandon func(sched.Enforcer)
-	// Refusal is what is said of a policy that works for too long, where that is found out before it runs. Empty: its faults are.
+	// Refusal is the error about a policy that runs too long, if that is detected before it runs.
+	// Empty: its faults are reported.
 	Refusal string
 }
 
@@ -90,7 +92,7 @@ func Run(t *testing.T, c Config, only ...string) {
 		"starves":       testStarves,
 		"burns fuel":    func(r *rig) { r.hostile(burn, cmp.Or(r.config.Refusal, "faults")) },
 		"threads":       testThreads,
-		"opened anew":   testReopened,
+		"opened again":  testReopened,
 		"machine's own": testMachine,
 	} {
 		if len(only) == 0 || slices.Contains(only, name) {
@@ -115,7 +117,8 @@ type rig struct {
 	before   *sched.CoreInfo // the core when the first task had come; its counters go on from test to test
 }
 
-// newRig makes a rig of the enforcer that last points to, and leaves the one there that it has at its end.
+// newRig makes a rig of the enforcer that last points to, and leaves the one there that it has at
+// its end.
 func newRig(t *testing.T, c Config, last *sched.Enforcer) *rig {
 	r := &rig{T: t, config: c, enforcer: *last}
 	var err error
@@ -131,7 +134,7 @@ func newRig(t *testing.T, c Config, last *sched.Enforcer) *rig {
 			}
 		}
 		*last = r.enforcer
-		if t.Failed() { // and who knows in which state it is
+		if t.Failed() { // in an unknown state
 			if err := r.enforcer.Close(); err != nil {
 				t.Error(err)
 			}
@@ -184,7 +187,8 @@ func (r *rig) start(kinds ...Kind) {
 	}
 }
 
-// spent measures what each process has of the core for some time, or longer: the CPU of the test may be late, too.
+// spent measures what each process has of the core for some time, or longer: the CPU of the test
+// may be late, too.
 func (r *rig) spent(d time.Duration) []time.Duration {
 	r.Helper()
 	before, start := r.ran(), time.Now()
@@ -219,8 +223,9 @@ func (r *rig) computes(task int, d time.Duration) {
 	r.await("it computes", patience, func() bool { return r.tasks[task].Ran()-before >= d })
 }
 
-// holds waits until all but one process are held and stand still, and checks that they do while that one computes, which it
-// returns. It is not always the first: a host that is slow enough has the floor give the core to another one before that is held.
+// holds waits until all but one process are held and stopped, checks that they remain so while that
+// one computes, and returns it. It is not always the first: on a slow host the floor may give the
+// core to another one before that is held.
 func (r *rig) holds(d time.Duration) (running int) {
 	r.Helper()
 	r.await("all but one are held", patience, func() bool {
@@ -241,7 +246,8 @@ func (r *rig) holds(d time.Duration) (running int) {
 		}
 		return sum
 	}
-	// Who is told to stop does so when it is given the core the next time, and when that is a host may put off by many of these times.
+	// A stopping process stops when it next gets the core, which a busy host may delay by many of
+	// these intervals.
 	r.await("the others have stopped", patience, func() bool {
 		for range 10 {
 			before := r.ran()
@@ -264,8 +270,9 @@ func (r *rig) holds(d time.Duration) (running int) {
 	return running
 }
 
-// ratio checks that the processes have parts of the core in the ratio of the weights, within the tolerance. A host that does not let
-// the CPU of a guest run for a while spoils a measurement, so it is the median that counts.
+// ratio checks that the processes have parts of the core in the ratio of the weights, within the
+// tolerance. A host that does not let the CPU of a guest run for a while spoils a measurement, so
+// it is the median that counts.
 func (r *rig) ratio(weights ...float64) {
 	r.Helper()
 	switch {
@@ -291,8 +298,9 @@ func (r *rig) ratio(weights ...float64) {
 	r.Errorf("they had %v, which is not as %v", all, weights)
 }
 
-// approach waits until the processes have had processor time in the ratio of the weights, over so many turns that it cannot come about
-// by others: a policy that goes by what tasks have had makes up for whatever the host did.
+// approach waits until the processes have had processor time in the ratio of the weights, over so
+// many turns that it cannot come about by others: a policy that goes by what tasks have had makes
+// up for whatever the host did.
 func (r *rig) approach(weights []float64) {
 	r.Helper()
 	before, turns := r.ran(), r.count()
@@ -345,7 +353,8 @@ func (c *count) of(task int) int {
 	return int(c.turns[task])
 }
 
-// turns checks that the processes with a weight are given the core equally often, that Linux is told so, and that each one computes.
+// turns checks that the processes with a weight get the core equally often, that Linux's settings
+// agree, and that each one computes.
 func (r *rig) turns(weights []float64) {
 	r.Helper()
 	before, c := r.ran(), r.count()
@@ -370,7 +379,7 @@ func (r *rig) turns(weights []float64) {
 			return
 		}
 	}
-	r.Errorf("turns are not as %v, or somebody does not compute", weights)
+	r.Errorf("turns are not as %v, or a process does not compute", weights)
 }
 
 // note takes in that the core goes to a process.
@@ -426,13 +435,14 @@ func (r *rig) await(what string, d time.Duration, ok func() bool) {
 	}
 }
 
-// look is for how long the suite waits before it looks again. Whoever looks at tasks takes the CPU of the enforcer, and its lock.
+// look is the suite's polling interval. Polling takes the enforcer's CPU and its lock.
 const look = 10 * time.Millisecond
 
 // patience is how long anything is waited for that has to come about, however slow the machine is.
 const patience = 2 * time.Minute
 
-// A ratio is measured over so many rounds at most, each long enough for the error of a turn to be small: a time, or a number of turns.
+// A ratio is measured over so many rounds at most, each long enough for the error of a turn to be
+// small: a time, or a number of turns.
 const (
 	measure = 2 * time.Second
 	counted = 24
@@ -461,7 +471,7 @@ func (r *rig) even(x *extension.Extension) {
 	}
 }
 
-// A process has the core for ever, and nobody counts the one that is held as starving.
+// A process has the core for ever, and the held one does not count as starving.
 func testInfinite(r *rig) {
 	r.insert(r.config.Infinite)
 	r.impatient()
@@ -477,7 +487,8 @@ func testInfinite(r *rig) {
 	r.computes(1-running, 10*time.Millisecond)
 }
 
-// Who waits does not count, and gets the core when it wakes up, however much another one computes.
+// A waiting process does not count, and gets the core when it wakes, however much another one
+// computes.
 func testBlock(r *rig) {
 	if lacks := r.enforcer.Lacks(); lacks[slot.Block]+lacks[slot.Wake] != "" {
 		r.Fatalf("not noticed here: %v", lacks)
@@ -546,13 +557,13 @@ func testReplaced(r *rig) {
 	r.ratio(1, 1)
 }
 
-// Processes end, killed or not, and the others share what is left; a new one takes part.
+// Processes end, killed or not, and the others share the core; a new one takes part.
 func testEnd(r *rig) {
 	r.insert(r.config.RoundRobin)
 	r.start(Spin, Spin, Spin)
 	r.tasks[0].Kill()
 	turns := r.count()
-	r.await("turns of the others", patience, func() bool { return turns.sum() > len(r.tasks) }) // its last one may be told late
+	r.await("turns of the others", patience, func() bool { return turns.sum() > len(r.tasks) }) // its last one may be reported late
 	r.ratio(0, 1, 1)
 	r.enforcer.Remove(r.tasks[0].Task.ID)
 	r.enforcer.Remove(r.tasks[1].Task.ID)
@@ -593,7 +604,8 @@ func testStarves(r *rig) {
 	r.unharmed("it let tasks starve")
 }
 
-// hostile checks that a policy does no harm for longer than it takes to remove it, and that people are told.
+// hostile checks that a policy does harm only until it is removed, and that its removal is
+// reported.
 func (r *rig) hostile(object []byte, says string) {
 	r.Helper()
 	r.insert(object)
@@ -634,7 +646,8 @@ func testThreads(r *rig) {
 	r.ratio(1, 1)
 }
 
-// What an enforcer has left behind, because its node kernel was killed, is taken up by the next one.
+// What an enforcer has left behind, because its node kernel was killed, is taken up by the next
+// one.
 func testReopened(r *rig) {
 	r.insert(r.config.Infinite)
 	r.start(Spin, Spin)
