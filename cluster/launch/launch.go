@@ -244,6 +244,9 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			default:
 			}
 			state, err := s.reconnect(ctx)
+			if cause := context.Cause(ctx); err != nil && cause != nil {
+				return ExitStatus(cause), cause // a signal counts, not what it has interrupted
+			}
 			if err != nil {
 				return ExitMargay, err
 			}

@@ -672,6 +672,36 @@ func TestEarlySignals(t *testing.T) {
 	}
 }
 
+// A signal that comes while the client looks for a serve that is away ends the client during a launch, as at any other time of it.
+func TestSignalWhileServeIsAway(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM} {
+		l := newLauncher(t, serveTo(t, func(c *talk) {
+			_, f := expect[*control.RunRequest](c)
+			c.Answer(f, &control.RunReply{Job: 5}, nil)
+		}), 1)
+		signals := make(chan os.Signal, 1)
+		l.Signals = signals
+		l.Status = &Status{W: writes(func(text []byte) {
+			if strings.Contains(string(text), "looking for it") {
+				signals <- sig
+			}
+		})}
+		code, err := l.run(t)
+		var interrupted *Interrupted
+		if code != 128+int(sig) || !errors.As(err, &interrupted) || interrupted.Signal != sig {
+			t.Errorf("%v: status %d, %v", sig, code, err)
+		}
+	}
+}
+
+// writes is a terminal that reports what is written to it.
+type writes func(text []byte)
+
+func (w writes) Write(text []byte) (int, error) {
+	w(text)
+	return len(text), nil
+}
+
 // An ended client takes no further signal: it may be meant for the repeated launch.
 func TestSignalsOfTheNext(t *testing.T) {
 	const tries = 20
