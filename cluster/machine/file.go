@@ -8,6 +8,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"margay/cluster/way"
 )
 
 // openFile opens a file of a machine, and makes it if flag has os.O_CREATE. It follows no link, waits for no pipe, and takes nothing but a
@@ -18,7 +20,7 @@ func openFile(path string, flag int) (*os.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || uidOf(info) != os.Getuid() || info.Sys().(*syscall.Stat_t).Nlink > 1) {
+	if err == nil && (!info.Mode().IsRegular() || way.UID(info) != os.Getuid() || info.Sys().(*syscall.Stat_t).Nlink > 1) {
 		err = fmt.Errorf("%s is no file of a machine's: a regular one of this user's, with one name", path)
 	}
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"margay/cluster/way"
 )
 
 // A folder is a machine's when it has the marker: a regular file of this user's, of this name and with this text. It is the first
@@ -45,10 +47,18 @@ type machines struct {
 	lock *os.File
 }
 
+// allMachines is the folder of all machines, for errors and for the check of the way to it.
+func allMachines(path string) way.Folder {
+	return way.Folder{What: "folder of all machines", Path: path, Variable: baseVariable}
+}
+
+// made looks at a folder, and makes it for this user alone if it is missing.
+var made = way.Made(0o700)
+
 // makeBase makes the folder of all machines, and those before it, where they are missing, and locks it.
 func makeBase(path string) (*machines, error) {
 	for {
-		err := checkWay(path, made)
+		err := allMachines(path).Check(made)
 		if err == nil {
 			_, err = made(path)
 		}
@@ -70,7 +80,7 @@ func foreignRuntime(err error) error {
 	if os.Getenv(baseVariable) != "" || dir == "" || failed != nil {
 		return err
 	}
-	if uid := uidOf(info); uid != os.Geteuid() {
+	if uid := way.UID(info); uid != os.Geteuid() {
 		return fmt.Errorf("%s=%s belongs to user %d, not to %d: unset it or set MARGAY_DIR to a folder of your own: %w",
 			runtimeVariable, dir, uid, os.Geteuid(), err)
 	}
@@ -98,7 +108,7 @@ func lockBase(path string) (*machines, error) {
 // openBase opens the folder of all machines. The error is fs.ErrNotExist where there is none.
 func openBase(path string) (*machines, error) {
 	var info fs.FileInfo
-	err := checkWay(path, os.Lstat)
+	err := allMachines(path).Check(os.Lstat)
 	if err == nil {
 		info, err = os.Lstat(path)
 	}
@@ -106,7 +116,7 @@ func openBase(path string) (*machines, error) {
 		return nil, foreignRuntime(err)
 	}
 	if why := notOwn(info); why != "" {
-		return nil, fmt.Errorf("folder of all machines: %s %s: %s", path, why, wayOut(path, info))
+		return nil, fmt.Errorf("folder of all machines: %s %s: %s", path, why, allMachines(path).Out(path, info))
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -150,7 +160,7 @@ func notOwn(info fs.FileInfo) string {
 		return "is a symbolic link"
 	case !info.IsDir():
 		return "is no folder"
-	case uidOf(info) != os.Getuid():
+	case way.UID(info) != os.Getuid():
 		return "belongs to another user"
 	case info.Mode()&0o022 != 0:
 		return "can be written by others"
@@ -225,7 +235,7 @@ func readMarker(root *os.Root) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !info.Mode().IsRegular() || uidOf(info) != os.Getuid() {
+	if !info.Mode().IsRegular() || way.UID(info) != os.Getuid() {
 		return "", errors.New("it is no regular file of this user")
 	}
 	f, err := root.OpenFile(markerName, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)

@@ -4,14 +4,15 @@ package provision
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"margay/cluster/provision/emulator"
 	"margay/cluster/provision/linux"
+	"margay/cluster/way"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
 	"margay/internal/progress"
@@ -34,34 +35,35 @@ type ImageOptions struct {
 }
 
 // CacheDir is where kernels, images and emulators are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
-// the user's cache. It is made if it is missing. A folder that another user than root can change is an error: what is in it is run.
+// the user's cache. It is made if it is missing. A folder that another user than root can change, or can put another one in the place of,
+// is an error: what is in it is run. Links that no other user can change are followed.
 func CacheDir() (string, error) {
 	dir, err := cachePath()
-	if err == nil {
-		err = os.MkdirAll(dir, 0o755)
+	if err != nil {
+		return "", fmt.Errorf("cache folder: %w; set %s", err, cacheVariable)
 	}
-	var info fs.FileInfo
-	if err == nil {
-		info, err = os.Stat(dir)
+	_, err = way.Folder{What: "cache folder", Path: dir, Variable: cacheVariable}.Follow(way.Made(0o755))
+	if failed := new(fs.PathError); errors.As(err, &failed) {
+		err = fmt.Errorf("cache folder: %w; set %s to another folder", err, cacheVariable)
 	}
 	if err != nil {
-		return "", fmt.Errorf("cache folder: %w; set MARGAY_CACHE", err)
-	}
-	switch owner := int(info.Sys().(*syscall.Stat_t).Uid); {
-	case owner != os.Getuid() && owner != 0:
-		return "", fmt.Errorf("cache folder: %s belongs to user %d: set MARGAY_CACHE to a folder of your own", dir, owner)
-	case info.Mode()&0o022 != 0:
-		return "", fmt.Errorf("cache folder: %s can be written by others: change its mode, or set MARGAY_CACHE to a folder of your own", dir)
+		return "", err
 	}
 	return dir, nil
 }
 
+// cacheVariable is the variable of the environment that names the cache folder.
+const cacheVariable = "MARGAY_CACHE"
+
 func cachePath() (string, error) {
-	if dir := os.Getenv("MARGAY_CACHE"); dir != "" {
+	if dir := os.Getenv(cacheVariable); dir != "" {
 		return filepath.Abs(dir)
 	}
 	dir, err := os.UserCacheDir()
-	return filepath.Join(dir, "margay"), err
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(filepath.Join(dir, "margay"))
 }
 
 // FindEmulator finds the QEMU that runs virtual nodes; where it is cached is set here.
