@@ -66,13 +66,14 @@ func in(folders iter.Seq[string], name string) iter.Seq[string] {
 // first returns the first of some paths that is a library for the machine.
 func (w *walk) first(paths iter.Seq[string], by *loaded) *loaded {
 	for path := range paths {
-		if w.tried++; w.tried > maxTried {
+		w.tried++
+		if w.work += len(path); w.tried > maxTried || w.work > maxWork {
 			return nil
 		}
 		if !filepath.IsAbs(path) {
 			path = w.dir + "/" + path // not cleaned: the component before a ".." may be a symbolic link
 		}
-		if o := w.object(path); o != nil && o.machine == w.needs.Machine {
+		if o := w.object(path, w.needs.Machine); o != nil {
 			return &loaded{o, path, by}
 		}
 	}
@@ -82,6 +83,7 @@ func (w *walk) first(paths iter.Seq[string], by *loaded) *loaded {
 // expandAll expands the folders of a list.
 func (w *walk) expandAll(list []string, by *loaded) iter.Seq[string] {
 	return func(yield func(string) bool) {
+		w.work += listWork + len(list)*listWork
 		for _, folder := range list {
 			for text := range w.expand(folder, by) {
 				if !yield(text) {
@@ -92,22 +94,37 @@ func (w *walk) expandAll(list []string, by *loaded) iter.Seq[string] {
 	}
 }
 
+// listWork is what a list of folders, and each folder in it, costs besides the paths that come of it, in bytes of maxWork.
+const listWork = 16
+
 // tokens are what stands for something else in paths.
 var tokens = regexp.MustCompile(`\$(\{[A-Za-z_]+\}|[A-Za-z_]+)`)
 
-// expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was
-// built for one meaning of $LIB; all that are in use are tried.
+// expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was built for one meaning of $LIB; all that
+// are in use are tried. What becomes longer than a path can be is left out.
 func (w *walk) expand(path string, by *loaded) iter.Seq[string] {
 	return func(yield func(string) bool) {
+		if !strings.Contains(path, "$") {
+			yield(path)
+			return
+		}
+		if len(path) >= maxName {
+			return
+		}
 		for _, lib := range libFolders(w.needs.Machine) {
 			meaning := map[string]string{"ORIGIN": by.origin(), "PLATFORM": machineNames[w.needs.Machine], "LIB": lib}
+			size := 0
 			text := tokens.ReplaceAllStringFunc(path, func(token string) string {
-				if text, ok := meaning[strings.Trim(token, "${}")]; ok {
-					return text
+				text, ok := meaning[strings.Trim(token, "${}")]
+				if !ok {
+					return token
 				}
-				return token
+				if size += len(text); size >= maxName {
+					return ""
+				}
+				return text
 			})
-			if !yield(text) || !strings.Contains(path, "LIB") {
+			if w.work += len(path) + len(text); size < maxName && !yield(text) || !strings.Contains(path, "LIB") {
 				return
 			}
 		}

@@ -2,10 +2,10 @@
 // and executes nothing: a file names its own loader, so asking that loader, as ldd does, executes
 // whatever the file chooses.
 //
-// The search order follows ld.so(8) of the GNU C library, or musl if the file names musl's loader.
-// Library variants for newer processors (glibc-hwcaps) are omitted, because nodes may have older
-// ones, and so are auditors (LD_AUDIT, DT_AUDIT). All input may be hostile: its size, the number of
-// libraries and the number of places tried are bounded.
+// The order of the search is that of ld.so(8) of the GNU C library, or that of musl where the file names musl's loader. Variants of
+// libraries for newer processors (glibc-hwcaps) are left out, because nodes may have older ones, and so are auditors (LD_AUDIT, DT_AUDIT).
+// Whatever is read may be hostile. The size of each thing, the number of libraries, the number of places tried and
+// the bytes read in all are bounded.
 package ldso
 
 import (
@@ -19,18 +19,22 @@ import (
 // Bounds of one search. Programs with some hundred libraries exist.
 const (
 	maxLibraries = 4096
-	maxTried     = 1 << 18 // paths
+	maxTried     = 1 << 18  // paths
+	maxWork      = 64 << 20 // bytes of files and paths that are read, made or looked through
 )
 
-// Search finds libraries. It remembers those that it has read, for the next file. It is not safe
-// for concurrent use.
+// maxKept is how many bytes of what was read are remembered for the next file.
+const maxKept = 64 << 20
+
+// Search finds libraries. It remembers those that it has read, for the next file. It is not safe for concurrent use.
 type Search struct {
 	LibraryPath string // more folders with libraries, as in LD_LIBRARY_PATH
 	Preload     string // libraries that every program loads first, as in LD_PRELOAD
 
 	etc   string              // the folder of the loaders' configuration; empty: /etc
 	cache map[string][]string // what the cache of the GNU loader says; nil: not read yet
-	read  map[string]*object  // libraries by path
+	read  map[string]*object  // by path: files that were loaded, none that was passed over
+	kept  int                 // bytes in read
 }
 
 // Needs is what a file needs to be loaded. All paths are absolute and as the loader makes them: a
@@ -60,7 +64,8 @@ func (m *Missing) Error() string {
 // Needs returns what the file at an absolute path needs. loader is for files that name none, as
 // libraries do; empty: they need nothing. The error says why the file cannot be loaded at all.
 func (s *Search) Needs(path, loader string) (Needs, error) {
-	main, err := readObject(path)
+	w := &walk{Search: s}
+	main, err := readObject(path, elf.EM_NONE, &w.work)
 	if err != nil {
 		return Needs{}, err
 	}
@@ -74,36 +79,46 @@ func (s *Search) Needs(path, loader string) (Needs, error) {
 	if !filepath.IsAbs(loader) {
 		return needs, fmt.Errorf("its dynamic loader, %q, is not an absolute path", loader)
 	}
-	own := s.object(loader)
-	if own == nil || own.machine != main.machine {
+	own := w.object(loader, main.machine)
+	if own == nil {
 		return needs, nil
 	}
 	needs.Loader = loader
-	dir, err := os.Getwd()
-	if err != nil {
+	if w.dir, err = os.Getwd(); err != nil {
 		return needs, fmt.Errorf("working directory: %w", err)
 	}
-	w := &walk{Search: s, needs: needs, dir: dir, queue: []*loaded{{object: main, path: path}}}
+	w.needs, w.queue = needs, []*loaded{{object: main, path: path}}
 	w.seen = map[string]bool{loader: true, filepath.Base(loader): true, own.soname: true}
 	w.loader = w.newLoader()
 	err = w.all()
 	return w.needs, err
 }
 
-// object returns a file that can be loaded, or nil.
-func (s *Search) object(path string) *object {
-	if o := s.read[path]; o != nil {
-		return o
+// object returns a file that can be loaded on a machine, or nil: then the search goes on at the next place. Only what is loaded is kept.
+func (w *walk) object(path string, machine elf.Machine) *object {
+	o := w.read[path]
+	if o == nil {
+		var err error
+		if o, err = readObject(path, machine, &w.work); err != nil {
+			return nil
+		}
+		if o.machine == machine {
+			w.keep(path, o)
+		}
 	}
-	o, err := readObject(path)
-	if err != nil {
-		return nil // the search goes on at the next place
+	if o.machine != machine {
+		return nil
 	}
-	if s.read == nil {
-		s.read = make(map[string]*object)
+	return o
+}
+
+// keep remembers a file for the next search. What was kept before is forgotten when that would be too much.
+func (s *Search) keep(path string, o *object) {
+	size := len(path) + o.size()
+	if s.kept += size; s.read == nil || s.kept > maxKept {
+		s.read, s.kept = make(map[string]*object), size
 	}
 	s.read[path] = o
-	return o
 }
 
 // config is the path of a file of the loaders' configuration.
@@ -134,6 +149,7 @@ type walk struct {
 	seen   map[string]bool // names, and the sonames of what was found
 	queue  []*loaded
 	tried  int // paths
+	work   int // bytes, as in maxWork
 }
 
 // all finds what the first file of the queue needs.
@@ -155,6 +171,9 @@ func (w *walk) all() error {
 			if w.tried > maxTried {
 				return fmt.Errorf("its libraries may be in more than %d places", maxTried)
 			}
+			if w.work > maxWork {
+				return fmt.Errorf("to find its libraries takes more than %d MiB of files and paths", maxWork>>20)
+			}
 		}
 	}
 	for _, l := range w.queue[1:] {
@@ -165,6 +184,7 @@ func (w *walk) all() error {
 
 // take adds a library, and reports whether it is here.
 func (w *walk) take(name string, by *loaded) bool {
+	w.work += len(name)
 	if w.seen[name] || w.loader.provides(name) {
 		return true
 	}

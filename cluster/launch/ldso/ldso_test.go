@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -240,7 +241,94 @@ func spelling(path string, number int) string {
 	return path
 }
 
-// A FIFO is not a library, and the search does not wait for it.
+// overlapping is a library that needs as many as a file may, by long names that are parts of each other.
+func overlapping() *image {
+	library := &image{strings: strings.Repeat("x", maxName-1) + "\x00"}
+	for i := range maxNeeded {
+		library.dynamic = append(library.dynamic, elf.Dyn64{Tag: int64(elf.DT_NEEDED), Val: uint64(i)})
+	}
+	return library
+}
+
+// links makes links to a folder, and returns a list of them.
+func links(t *testing.T, number int, folder string) string {
+	t.Helper()
+	var list []string
+	for i := range number {
+		link := filepath.Join(filepath.Dir(folder), "link"+strconv.Itoa(i))
+		if err := os.Symlink(folder, link); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, link)
+	}
+	return strings.Join(list, ":")
+}
+
+// A library for another machine costs a look at its header wherever it is met, and nothing of it is kept.
+func TestLibraryOfAnotherMachine(t *testing.T) {
+	dir := t.TempDir()
+	loader := save(t, new(image).bytes(), dir, "ld.so")
+	other := overlapping().bytes()
+	other[18] = byte(elf.EM_AARCH64)
+	library := save(t, other, dir, "real", "libone.so")
+	program := save(t, (&image{interpreter: loader}).add(elf.DT_NEEDED, "libone.so").add(elf.DT_RUNPATH, links(t, 100, filepath.Dir(library))).bytes(), dir, "program")
+	s := new(Search)
+	needs, err := s.Needs(program, "")
+	if err != nil || len(needs.Missing) != 1 || len(needs.Libraries) > 0 {
+		t.Errorf("%+v, %v", needs, err)
+	}
+	if len(s.read) != 1 || s.read[loader] == nil {
+		t.Errorf("%d files are kept", len(s.read))
+	}
+	read := 0
+	if o, err := readObject(library, elf.EM_X86_64, &read); err != nil || o.machine != elf.EM_AARCH64 || len(o.needed) > 0 || read != binary.Size(elf.Header64{}) {
+		t.Errorf("of %+v %d bytes are read, %v", o, read, err)
+	}
+}
+
+// The names of one file have a bound together, and what a search reads of all files has one, also of those that it passes over.
+func TestBoundedWork(t *testing.T) {
+	dir := t.TempDir()
+	loader := save(t, new(image).bytes(), dir, "ld.so")
+	library := save(t, overlapping().bytes(), dir, "real", "libone.so")
+	if _, err := readObject(library, elf.EM_X86_64, new(int)); err == nil || err.Error() != "the names of what it needs have more than 1048576 bytes" {
+		t.Error(err)
+	}
+	program := save(t, (&image{interpreter: loader}).add(elf.DT_NEEDED, "libone.so").add(elf.DT_RUNPATH, links(t, 200, filepath.Dir(library))).bytes(), dir, "program")
+	if _, err := new(Search).Needs(program, ""); err == nil || err.Error() != "to find its libraries takes more than 64 MiB of files and paths" {
+		t.Error(err)
+	}
+}
+
+// What is kept for the next search is bounded: it is read once more.
+func TestBoundedKept(t *testing.T) {
+	s := new(Search)
+	for i := range 3 {
+		s.keep(strconv.Itoa(i), &object{soname: strings.Repeat("x", maxKept/2)})
+		if s.read[strconv.Itoa(i)] == nil || len(s.read) > 1 {
+			t.Errorf("%d files are kept after %d", len(s.read), i+1)
+		}
+	}
+}
+
+// A token does not make a path longer than paths can be.
+func TestLongTokens(t *testing.T) {
+	w := &walk{needs: Needs{Machine: elf.EM_X86_64}}
+	by := &loaded{path: "/" + strings.Repeat("x", 1000) + "/program"}
+	for path, want := range map[string]int{"$ORIGIN": 1, "${ORIGIN}/a": 1, "/$LIB": 3, strings.Repeat("$ORIGIN", 5): 0, strings.Repeat("$ORIGIN/", 1000): 0} {
+		found := 0
+		for text := range w.expand(path, by) {
+			if found++; len(text) >= maxName+len(path) {
+				t.Errorf("%.20q becomes a path of %d bytes", path, len(text))
+			}
+		}
+		if found != want {
+			t.Errorf("%.20q becomes %d paths, not %d", path, found, want)
+		}
+	}
+}
+
+// A library whose path is that of a FIFO is no library, and nothing waits.
 func TestFIFO(t *testing.T) {
 	dir := t.TempDir()
 	loader := save(t, new(image).bytes(), dir, "ld.so")
@@ -260,7 +348,7 @@ func FuzzObject(f *testing.F) {
 	f.Add((&image{interpreter: "/lib/ld.so"}).add(elf.DT_NEEDED, "libone.so").add(elf.DT_RUNPATH, "$ORIGIN").bytes())
 	f.Add([]byte(elf.ELFMAG))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o, err := parseObject(bytes.NewReader(data))
+		o, err := parseObject(bytes.NewReader(data), elf.EM_NONE)
 		if err != nil {
 			return
 		}

@@ -19,6 +19,7 @@ const (
 	maxNeeded   = 1024     // libraries that one file needs itself
 	maxName     = 4 << 10  // bytes of the name of a file, as in Linux
 	maxFolders  = 64 << 10 // bytes of a list of folders
+	maxNames    = 1 << 20  // bytes of all names and lists of one file, which may overlap in it
 )
 
 // object is what a loader goes by in an ELF file. Sections, which it does not look at, are not
@@ -38,14 +39,35 @@ type object struct {
 // begin numbers with the lowest byte.
 var machineNames = map[elf.Machine]string{elf.EM_X86_64: "x86_64", elf.EM_AARCH64: "aarch64", elf.EM_RISCV: "riscv64"}
 
-// readObject reads a file that can be loaded.
-func readObject(path string) (*object, error) {
+// size is about how much memory the object takes, in bytes.
+func (o *object) size() int {
+	const header = 16 // of a string
+	size := len(o.interpreter) + len(o.soname) + len(o.rpath) + len(o.runpath) + 8*header
+	for _, name := range o.needed {
+		size += len(name) + header
+	}
+	return size
+}
+
+// readObject reads a file that can be loaded, as parseObject does. It adds the bytes that it has read to work.
+func readObject(path string, machine elf.Machine, work *int) (*object, error) {
 	f, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return parseObject(f)
+	return parseObject(&countingReader{f, work}, machine)
+}
+
+// countingReader counts the bytes that are asked for.
+type countingReader struct {
+	io.ReaderAt
+	n *int
+}
+
+func (c *countingReader) ReadAt(p []byte, at int64) (int, error) {
+	*c.n += len(p)
+	return c.ReaderAt.ReadAt(p, at)
 }
 
 var (
@@ -53,9 +75,9 @@ var (
 	errDamaged     = errors.New("it is an ELF file that is truncated or damaged")
 )
 
-// parseObject reads what a loader goes by. A file for a machine whose loaders are not known is an
-// empty object.
-func parseObject(r io.ReaderAt) (*object, error) {
+// parseObject reads what a loader goes by. A file for a machine whose loaders are not known is an empty object, and of one for another
+// machine than the given one nothing but its machine is read; elf.EM_NONE: for any.
+func parseObject(r io.ReaderAt, machine elf.Machine) (*object, error) {
 	var h elf.Header64
 	if err := readAt(r, 0, &h); err != nil || string(h.Ident[:len(elf.ELFMAG)]) != elf.ELFMAG {
 		return nil, errNotLoadable
@@ -67,6 +89,9 @@ func parseObject(r io.ReaderAt) (*object, error) {
 		return nil, errNotLoadable
 	}
 	o := &object{machine: elf.Machine(h.Machine)}
+	if machine != elf.EM_NONE && o.machine != machine {
+		return o, nil
+	}
 	segments, err := readSegments(r, h)
 	if err != nil {
 		return nil, err
@@ -108,32 +133,42 @@ func (o *object) readDynamic(r io.ReaderAt, segments []elf.Prog64, s elf.Prog64)
 	if !ok || s.Filesz > maxDynamic {
 		return errDamaged
 	}
-	entries := make([]elf.Dyn64, s.Filesz/uint64(binary.Size(elf.Dyn64{})))
-	if err := readAt(r, at, entries); err != nil {
-		return err
+	entries := make([]byte, s.Filesz/dynamicEntry*dynamicEntry)
+	if n, _ := r.ReadAt(entries, int64(at)); n < len(entries) {
+		return errDamaged
 	}
 	var needed []uint64
 	last := make(map[elf.DynTag]uint64) // values; of several with one tag, loaders take the last
-	for _, e := range entries {
-		tag := elf.DynTag(e.Tag)
+	for ; len(entries) >= dynamicEntry; entries = entries[dynamicEntry:] {
+		tag, value := elf.DynTag(binary.LittleEndian.Uint64(entries)), binary.LittleEndian.Uint64(entries[8:])
 		if tag == elf.DT_NULL {
 			break
 		}
-		if tag == elf.DT_NEEDED {
-			needed = append(needed, e.Val)
+		switch tag {
+		case elf.DT_NEEDED:
+			needed = append(needed, value)
+		case elf.DT_STRTAB, elf.DT_SONAME, elf.DT_RPATH, elf.DT_RUNPATH, elf.DT_FLAGS_1:
+			last[tag] = value
 		}
-		last[tag] = e.Val
 	}
 	_, o.hasRunpath = last[elf.DT_RUNPATH]
 	o.noDefault = elf.DynFlag1(last[elf.DT_FLAGS_1])&elf.DF_1_NODEFLIB != 0
+	left := maxNames
 	return o.readNames(needed, last, func(value uint64, most int) (string, error) {
 		at, ok := offset(segments, last[elf.DT_STRTAB]+value)
 		if !ok {
 			return "", errDamaged
 		}
-		return readString(r, at, most)
+		text, err := readString(r, at, most)
+		if left -= len(text); left < 0 {
+			return "", fmt.Errorf("the names of what it needs have more than %d bytes", maxNames)
+		}
+		return text, err
 	})
 }
+
+// dynamicEntry is the size of an entry of the dynamic section, in bytes: a tag and a value.
+const dynamicEntry = 16
 
 // readNames reads what the values of the dynamic section refer to. text reads a string.
 func (o *object) readNames(needed []uint64, last map[elf.DynTag]uint64, text func(value uint64, most int) (string, error)) error {
@@ -183,13 +218,20 @@ func readAt(r io.ReaderAt, at uint64, into any) error {
 	return err
 }
 
-// readString reads a string that ends with a NUL and is shorter than most bytes.
+// readString reads a string that ends with a NUL and is shorter than most bytes. The table that it is in may have many MiB, of which few
+// names are read, so it is read in pieces that grow.
 func readString(r io.ReaderAt, at uint64, most int) (string, error) {
-	data := make([]byte, most)
-	n, _ := r.ReadAt(data, int64(at))
-	text, _, ended := bytes.Cut(data[:n], []byte{0})
-	if !ended {
-		return "", errDamaged
+	const piece = 256
+	var data []byte
+	for size := min(piece, most); ; size = min(2*size, most) {
+		have := len(data)
+		data = slices.Grow(data, size-have)[:size]
+		n, _ := r.ReadAt(data[have:], int64(at)+int64(have))
+		if end := bytes.IndexByte(data[have:have+n], 0); end >= 0 {
+			return string(data[:have+end]), nil
+		}
+		if have+n < size || size == most {
+			return "", errDamaged
+		}
 	}
-	return string(text), nil
 }

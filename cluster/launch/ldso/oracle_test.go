@@ -1,6 +1,7 @@
 package ldso
 
 import (
+	"debug/elf"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 // and files of the distribution.
 func systemLoader(t *testing.T) string {
 	t.Helper()
-	shell, err := readObject("/bin/sh")
+	shell, err := readObject("/bin/sh", elf.EM_NONE, new(int))
 	if err != nil || !strings.HasPrefix(filepath.Base(shell.interpreter), "ld-linux") {
 		t.Skip("this test compares with the loader of the GNU C library, which this system does not have")
 	}
@@ -84,7 +85,7 @@ func TestSystemPrograms(t *testing.T) {
 	search := new(Search)
 	for _, entry := range entries {
 		path := filepath.Join("/usr/bin", entry.Name())
-		if o, err := readObject(path); err != nil || o.interpreter != loader {
+		if o, err := readObject(path, elf.EM_NONE, new(int)); err != nil || o.interpreter != loader {
 			continue
 		}
 		agree(t, search, loader, path)
