@@ -257,9 +257,7 @@ func (s *Server) record(j *job, m *control.Record) {
 			return
 		}
 		j.owed[m.Node] += len(m.Data)
-	}
-	if m.Stream == control.Stream_STREAM_EXIT && m.Exit != nil {
-		if j.ranks[m.Rank].exit == nil {
+		if m.Exit != nil && j.ranks[m.Rank].exit == nil {
 			s.rankEnded(j, int(m.Rank), m.Exit)
 		}
 	}

@@ -279,6 +279,8 @@ func (h *history) event() {
 		}
 	case p == 79:
 		h.wait()
+	case p < 83:
+		h.forgeEnd(a)
 	case p < 90:
 		a.tell() // one more that the node kernel has not taken
 	default:
@@ -305,6 +307,21 @@ func (h *history) rankEnds(a *actor, code int) {
 		h.note("rank %d ends with %d, children write on: %v", rank, code, children)
 		a.end(rank, task.Status{Code: code}, children)
 	}
+}
+
+// forgeEnd has a node say that a rank has ended which runs, out of order. The number is 0, or, of a detached job, that of an acknowledged record,
+// which serve knows from the spool also when it was started again.
+func (h *history) forgeEnd(a *actor) {
+	if !a.hosts || len(a.running) == 0 || !a.link.open() {
+		return
+	}
+	seq := uint64(0)
+	if h.client.detached {
+		seq = uint64(h.rng.IntN(int(a.acked) + 1))
+	}
+	rank := a.running[h.rng.IntN(len(a.running))]
+	h.note("node %d says with number %d that rank %d has ended", a.number, seq, rank)
+	a.forge(rank, seq)
 }
 
 // hops lists the deliveries that can be made now: of the oldest message in flight on each way.

@@ -27,6 +27,7 @@ type actor struct {
 	journal *journal.Journal
 	told    []task.Record // by job init, not taken by the node kernel yet
 	link    *link         // to serve; nil while there is none
+	acked   uint64        // records that serve has acknowledged
 }
 
 // write has a rank, or a child that one has left, write a line if the journal has room.
@@ -87,6 +88,13 @@ func (a *actor) forward() {
 	a.link.send(m)
 }
 
+// forge has the node say that a rank that runs has ended, with the number of a record that cannot come any more.
+func (a *actor) forge(rank uint32, seq uint64) {
+	a.link.send(&control.Record{
+		Job: a.job, Node: a.number, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: 77},
+	})
+}
+
 // take does what serve asks for.
 func (a *actor) take(f *control.Frame) {
 	var answer proto.Message = &control.Done{}
@@ -101,6 +109,7 @@ func (a *actor) take(f *control.Frame) {
 		a.link.send(&control.Loaded{Job: m.Job})
 	case *control.Ack:
 		a.journal.Ack(m.Seq)
+		a.acked = max(a.acked, m.Seq)
 	case *control.Rewind:
 		a.journal.Rewind()
 	case *control.Signal:

@@ -55,6 +55,37 @@ func TestLyingNode(t *testing.T) {
 	}
 }
 
+// An end that is no new record ends no rank: a detached job would have an end that its output lacks.
+func TestStaleEnd(t *testing.T) {
+	for name, detach := range map[string]bool{"detached": true, "followed": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				m := up(t, 1)
+				c := m.client()
+				s := spec(2)
+				if detach {
+					s = detachedSpec(2)
+				}
+				c.run(s)
+				m.played[0].tell(&control.Record{Job: 1, Seq: 1, Stream: control.Stream_STREAM_STDOUT, Data: []byte("x")})
+				for seq := range uint64(2) {
+					m.played[0].tell(&control.Record{
+						Job: 1, Seq: seq, Rank: 1, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: 7},
+					})
+				}
+				time.Sleep(time.Second)
+				answer, err := m.client().ask(&control.ListJobs{Job: 1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if job := answer.(*control.Jobs).Jobs[0]; job.Phase != control.JobPhase_JOB_RUNNING || job.RankStates[1].Ended {
+					t.Errorf("the job is %v", job)
+				}
+			})
+		})
+	}
+}
+
 // margay logs does not take a part of a job's output for all of it.
 func TestDamagedOutput(t *testing.T) {
 	const lacks = " lacks the last record of node0"
