@@ -16,8 +16,11 @@ import (
 	"margay/kernel/fabric"
 )
 
-// stall bounds how long the files of a job may make no progress.
-const stall = 30 * time.Second
+// stall bounds how long the files of a job may make no progress. A node looks for them so many times meanwhile.
+const (
+	stall      = 30 * time.Second
+	stallLooks = 30
+)
 
 // copyService is the name of the stream by which a node passes files to a child. It carries the job's number as 4 bytes,
 // then pieces: a 4-byte big-endian length and as many bytes; the length 0 ends it. What passes is a zstd archive with a
@@ -233,15 +236,28 @@ func (c *copying) copy(w io.Writer) error {
 
 // next waits for a piece.
 func (c *copying) next() ([]byte, error) {
-	timer := time.NewTimer(stall)
-	defer timer.Stop()
+	tick := time.NewTicker(stall / stallLooks)
+	defer tick.Stop()
+	return c.nextBy(tick.C)
+}
+
+// nextBy waits for a piece until looks for it have been in vain. It counts them, and not the time: of a node that had no processor for a
+// while all ticks but one are lost, and its sender may have had none, either.
+func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
+	for range stallLooks {
+		select {
+		case p := <-c.pieces:
+			return p, nil
+		case <-c.context.Done():
+			return nil, context.Cause(c.context)
+		case <-looks:
+		}
+	}
 	select {
 	case p := <-c.pieces:
 		return p, nil
-	case <-c.context.Done():
-		return nil, context.Cause(c.context)
-	case <-timer.C:
-		return nil, fmt.Errorf("no piece of the files came for %v", stall)
+	default:
+		return nil, &streamError{"files of the job", fmt.Errorf("no piece of them came for %v", stall)}
 	}
 }
 
@@ -251,7 +267,7 @@ type child struct {
 	conn net.Conn
 }
 
-// streamError reports that a stream between two nodes has ended too early, as when the node kernel at its other end was killed: the
+// streamError reports that a stream of files has ended too early, as when the node kernel at its other end was killed, or has stopped: the
 // launch can be begun anew.
 type streamError struct {
 	what string

@@ -12,11 +12,14 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 	"margay/internal/check"
+	"margay/kernel"
 	"margay/kernel/fabric"
 )
 
@@ -204,6 +207,62 @@ func TestCopyIsStopped(t *testing.T) {
 	}
 	if told := all[*control.Loaded](&nodes[0].told); len(told) != 0 {
 		t.Errorf("the root says %v", told)
+	}
+}
+
+// Files that do not come for long spoil the launch, which can be begun anew.
+func TestCopyStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newMachine(t).agent(3, new(lines))
+		a.node = new(playedKernel)
+		near, far := net.Pipe()
+		a.conn = control.NewConn(near)
+		serve := control.NewConn(far)
+		defer a.conn.Close()
+		defer serve.Close()
+		var told recorder
+		go serve.Serve(func(f *control.Frame) { told.add(f.Message()) })
+		a.startCopy(kernel.JobSpec{Job: 1, Members: []kernel.Member{{Node: 3}}})
+		time.Sleep(stall - time.Second)
+		a.fileChunk(&control.FileChunk{Job: 1, Data: []byte("a piece that is late, but not too late")})
+		time.Sleep(stall - time.Second)
+		if m := all[*control.Loaded](&told); len(m) > 0 {
+			t.Fatalf("the node says %v", m)
+		}
+		time.Sleep(time.Second + 2*reasonGrace)
+		synctest.Wait()
+		want := "files of the job: no piece of them came for 30s"
+		if m := all[*control.Loaded](&told); len(m) != 1 || m[0].Error.GetCode() != control.Code_CODE_RESTARTED || m[0].Error.GetText() != want {
+			t.Errorf("the node says %v", m)
+		}
+	})
+}
+
+// What counts is how often a node has looked, so that its own absence is not taken for that of the sender: a piece that has come is taken
+// however many ticks have, and so is one that comes after all but one.
+func TestCopyOfAbsentNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		ticks int
+		late  bool
+	}{
+		"one tick": {1, true}, "all but one": {stallLooks - 1, true}, "all, and a piece": {stallLooks, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &copying{pieces: make(chan []byte, 1), context: t.Context()}
+			looks := make(chan time.Time, test.ticks)
+			for range test.ticks {
+				looks <- time.Now().Add(time.Hour)
+			}
+			send := func() { c.pieces <- []byte("x") }
+			if test.late {
+				go send()
+			} else {
+				send()
+			}
+			if p, err := c.nextBy(looks); string(p) != "x" || err != nil {
+				t.Errorf("%q, %v", p, err)
+			}
+		})
 	}
 }
 
