@@ -95,10 +95,18 @@ func (a *app) printRanks(j *control.JobSummary, running map[uint32]*control.Rank
 		} else if now := running[r.Rank]; now != nil {
 			t.row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, "running")
 		} else {
-			t.row(r.Rank, node, r.Core, "-", "-", "-", "running")
+			t.row(r.Rank, node, r.Core, "-", "-", "-", unknownEnd(j))
 		}
 	}
 	return t.flush()
+}
+
+// unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none runs any more.
+func unknownEnd(j *control.JobSummary) string {
+	if j.Phase == control.JobPhase_JOB_DONE {
+		return "ended with the job"
+	}
+	return "running"
 }
 
 // phaseNames are the states of jobs in words.

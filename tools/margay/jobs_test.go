@@ -37,6 +37,24 @@ RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
 	}
 }
 
+// No rank of a job that has ended is said to run, also when how it ended has not been reported, as when its margay run was killed.
+func TestPsOfEndedJob(t *testing.T) {
+	status, stdout, stderr := played(t, func(question proto.Message) (proto.Message, error) {
+		return &control.Jobs{Jobs: []*control.JobSummary{{
+			Job: 5, User: "ada", Command: "./app", Phase: control.JobPhase_JOB_DONE, ExitCode: 125, Error: "its margay run is gone",
+			RankStates: []*control.RankState{{Rank: 0, Node: 1, Core: 2}},
+		}}}, nil
+	}, "ps", "5")
+	want := `job 5 of ada: ./app, ended (125)
+its margay run is gone
+RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
+0     node1  2     -         -             -          ended with the job
+`
+	if status != 0 || stdout != want {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
 // Commands that say nothing when all is well say with -v what they have done.
 func TestVerbose(t *testing.T) {
 	for line, want := range map[string]string{

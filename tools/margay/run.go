@@ -92,7 +92,8 @@ Of each job ` + keptOutput + ` are kept; what comes later is left out, and marga
 When a rank fails, the others are ended, and the job has the exit status of the rank that failed first: its own, or 128+N when
 signal N ended it. With --keep-going the others go on, and the status is that of the lowest rank that failed, whichever was first.
 Status 125 means that Margay failed, or that it ended the job because its ranks could not go on: one ended while others waited for
-it in a barrier, or did not join those that use messages. A job that margay kill --force ends has 137. Where this is the status
+it in a barrier, or did not join those that use messages. A job that margay kill --force ends has 137. One whose margay run is killed,
+or is ended by a closed pipe as that to head, ends too, and margay ps --all has it with 125, margay ps JOB with the reason. Where this is the status
 of a SIGINT, SIGTERM or SIGHUP that margay run was sent, it dies of that signal, so that Ctrl-C ends a loop of the shell, too.`,
 		Example: `  margay run -n 8 ./app -x 1
   margay run -n 4 --with data.txt --label ./app data.txt
