@@ -38,10 +38,10 @@ func Example() {
 	defer context.Close()
 	binary.LittleEndian.PutUint64(context.Bytes(), 42)
 
-	r0, err := x.Run(nimble.Event{Context: context.Region(true)})
+	r0, err := x.Run(&nimble.Event{Context: context.Region(true)})
 	fmt.Println(r0, err)
 
-	_, err = x.Run(nimble.Event{})
+	_, err = x.Run(&nimble.Event{})
 	var fault *engine.Fault
 	if errors.As(err, &fault) {
 		fmt.Printf("pc=%d kind=%s addr=%#x\n", fault.PC, fault.Kind, fault.Addr)

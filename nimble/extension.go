@@ -29,10 +29,11 @@ type Event struct {
 	Context memory.Region
 
 	Core int // the core that the event belongs to, for per-core maps and services
-	Data any // for services, see service.Call
+	Data any // for services, see service.Call; kept until the next run
 }
 
-// Stats are what an extension has done since it was inserted.
+// Stats are what an extension has done since it was inserted. They are exact
+// while no run is under way, and never go back.
 type Stats struct {
 	Runs         uint64
 	Instructions uint64        // executed, in the sense of fuel
@@ -59,14 +60,22 @@ type Extension struct {
 
 	running sync.Mutex // held during a run
 	machine *engine.Machine
+	ready   bool     // the machine has a context, and the extension is not closed; with running held
+	done    counters // with running held; plain, because an atomic addition costs more than a small extension
 
 	open   sync.RWMutex // held for reading while memory is used outside a run
 	closed bool         // written with running and open held
 
-	runs, instructions, faults atomic.Uint64
-	timedRuns, timed           atomic.Uint64 // nanoseconds of the measured runs
-	lastFault                  atomic.Pointer[engine.Fault]
+	reading   sync.Mutex                                 // held by Stats, taken before running
+	published struct{ runs, instructions atomic.Uint64 } // done as it was when it was last published
+	faults    atomic.Uint64
+	timedRuns atomic.Uint64
+	timed     atomic.Uint64 // nanoseconds of the measured runs
+	lastFault atomic.Pointer[engine.Fault]
 }
+
+// counters count runs and their instructions.
+type counters struct{ runs, instructions uint64 }
 
 // Run runs the extension for an event and returns its r0. An error is
 // ErrClosed, wraps ErrContext if the extension was not run for that, or is a
@@ -74,60 +83,97 @@ type Extension struct {
 // allocate unless there is an error.
 //
 // A service that an extension calls must not run or close that extension.
-func (x *Extension) Run(e Event) (r0 uint64, err error) {
+func (x *Extension) Run(e *Event) (r0 uint64, err error) {
 	x.running.Lock()
 	defer x.running.Unlock()
-	if x.closed {
-		return 0, ErrClosed
-	}
-	if r0, err = x.run(&e, x.limits.Fuel); err != nil {
-		x.count(err)
-	}
-	return r0, err
+	return x.run(e, x.limits.Fuel)
 }
 
-// run runs the extension with so much fuel. The caller holds running.
+// run runs the extension with so much fuel, its limit or less. The caller holds
+// running.
 func (x *Extension) run(e *Event, fuel uint64) (r0 uint64, err error) {
 	m := x.machine
 	m.Fuel = fuel
-	if !x.context.Kept(&e.Context) {
-		return 0, fmt.Errorf("extension %q: %w: %d bytes at %#x, readable %v, writable %v, instead of %+v",
-			x.Name(), ErrContext, e.Context.Length, e.Context.Base, e.Context.Readable, e.Context.Writable, x.context)
+	if !x.ready || !m.Holds(&e.Context) {
+		if err := x.prepare(e); err != nil {
+			return 0, err
+		}
 	}
-	// One by one, since a copy of all waits for what the caller has just stored.
-	m.Context.Name = e.Context.Name
-	m.Context.Base, m.Context.Length = e.Context.Base, e.Context.Length
-	m.Context.Readable, m.Context.Writable = e.Context.Readable, e.Context.Writable
-	m.Args[0], m.Args[1] = e.Context.Base, e.Context.Length
-	m.Call.Core, m.Call.Data = e.Core, e.Data
-	if (x.runs.Add(1)-1)%sampling == 0 {
-		start := time.Now()
-		r0, err = x.code.Run(m)
-		x.timed.Add(uint64(time.Since(start)))
-		x.timedRuns.Add(1)
+	m.ContextName, m.Call.Core, m.Call.Data = e.Context.Name, e.Core, e.Data
+	x.done.runs++
+	if x.done.runs%sampling == 1 {
+		r0, err = x.sample(m)
 	} else {
 		r0, err = x.code.Run(m)
 	}
-	m.Call.Data = nil
-	x.instructions.Add(fuel - m.Fuel)
+	x.done.instructions += fuel - m.Fuel
+	if err != nil {
+		err = x.failed(err, fuel)
+	}
 	return r0, err
 }
 
-// count counts and keeps the error of a run if it is a fault.
-func (x *Extension) count(err error) {
-	if f, ok := errors.AsType[*engine.Fault](err); ok {
-		x.faults.Add(1)
-		x.lastFault.Store(f)
+// prepare gives the machine the context of an event that is another than the last
+// one's.
+func (x *Extension) prepare(e *Event) error {
+	if x.closed {
+		return ErrClosed
 	}
+	c := &e.Context
+	if !x.context.Kept(c) {
+		return fmt.Errorf("extension %q: %w: %d bytes at %#x, readable %v, writable %v, instead of %+v",
+			x.Name(), ErrContext, c.Length, c.Base, c.Readable, c.Writable, x.context)
+	}
+	x.machine.SetContext(*c)
+	x.machine.Args[0], x.machine.Args[1] = c.Base, c.Length
+	x.ready = true
+	return nil
 }
 
-// Stats returns what the extension has done. It does not wait for a run; the
-// run under way is counted in Runs only.
+// sample is a run whose time is measured. The counters are published before it.
+func (x *Extension) sample(m *engine.Machine) (r0 uint64, err error) {
+	x.publish()
+	start := time.Now()
+	r0, err = x.code.Run(m)
+	x.timed.Add(uint64(time.Since(start)))
+	x.timedRuns.Add(1)
+	return r0, err
+}
+
+// publish lets Stats see the counters. The caller holds running.
+func (x *Extension) publish() {
+	x.published.runs.Store(x.done.runs)
+	x.published.instructions.Store(x.done.instructions)
+}
+
+// failed counts and keeps the error of a run with so much fuel. When the fuel
+// was less than the limit and is used up, that is no fault.
+func (x *Extension) failed(err error, fuel uint64) error {
+	f, ok := errors.AsType[*engine.Fault](err)
+	if !ok {
+		return err
+	}
+	if f.Kind == engine.Fuel && fuel < x.limits.Fuel {
+		return ErrBudget
+	}
+	x.faults.Add(1)
+	x.lastFault.Store(f)
+	return err
+}
+
+// Stats returns what the extension has done. It does not wait for a run. While
+// one is under way, up to 64 runs before it may not be counted yet.
 func (x *Extension) Stats() Stats {
+	x.reading.Lock()
+	defer x.reading.Unlock()
+	if x.running.TryLock() {
+		x.publish()
+		x.running.Unlock()
+	}
 	s := Stats{
 		Faults:       x.faults.Load(),
-		Instructions: x.instructions.Load(),
-		Runs:         x.runs.Load(),
+		Instructions: x.published.instructions.Load(),
+		Runs:         x.published.runs.Load(),
 		LastFault:    x.lastFault.Load(),
 	}
 	if n := x.timedRuns.Load(); n > 0 {
@@ -193,15 +239,30 @@ func (x *Extension) ReadMap(name string, offset uint64, b []byte) (int, error) {
 // begin, and releases memory and descriptors, except memory that was given to
 // Insert. A second Close does nothing.
 func (x *Extension) Close() error {
-	x.running.Lock()
+	x.lockAndPublish()
 	defer x.running.Unlock()
 	x.open.Lock()
 	defer x.open.Unlock()
 	if x.closed {
 		return nil
 	}
-	x.closed = true
+	x.closed, x.ready = true, false
 	return x.release()
+}
+
+// lockAndPublish takes running. Where no run is under way, no Stats finds the
+// lock taken and the counters not published.
+func (x *Extension) lockAndPublish() {
+	x.reading.Lock()
+	idle := x.running.TryLock()
+	if idle {
+		x.publish()
+	}
+	x.reading.Unlock()
+	if !idle {
+		x.running.Lock()
+		x.publish()
+	}
 }
 
 // release gives back what build has made.

@@ -3,7 +3,6 @@ package nimble
 import (
 	"errors"
 
-	"margay/nimble/engine"
 	"margay/nimble/service"
 )
 
@@ -19,15 +18,15 @@ var (
 )
 
 // Invoke runs the extension for another one, whose call of a service c is. The
-// event's context is memory of the caller that the service has checked. It runs
-// on the caller's fuel, as much of it as its own limit allows, and on the
-// caller's core; its time is limited by its own limit. A fault of it is a
+// event's context is memory of the caller that the service has checked, and its
+// Core becomes that of the caller. It runs on the caller's fuel, as much of it as
+// its own limit allows; its time is limited by its own limit. A fault of it is a
 // *engine.Fault, which counts against it alone; what is not its own doing is
 // one of the errors here. ErrBudget should end the caller too.
 //
 // It waits for the run under way. So extensions must not be able to call each
 // other in a circle: let them call only those that were inserted before them.
-func (x *Extension) Invoke(c *service.Call, e Event) (r0 uint64, err error) {
+func (x *Extension) Invoke(c *service.Call, e *Event) (r0 uint64, err error) {
 	switch {
 	case x.Trusted() && !c.Trusted:
 		return 0, ErrUntrusted
@@ -42,14 +41,8 @@ func (x *Extension) Invoke(c *service.Call, e Event) (r0 uint64, err error) {
 	fuel := min(x.limits.Fuel, c.Budget.Left())
 	e.Core = c.Core
 	x.machine.Call.Depth = c.Depth + 1
-	r0, err = x.run(&e, fuel)
+	r0, err = x.run(e, fuel)
 	x.machine.Call.Depth = 0
 	c.Budget.Take(fuel - x.machine.Fuel)
-	if f, ok := errors.AsType[*engine.Fault](err); ok && f.Kind == engine.Fuel && fuel < x.limits.Fuel {
-		return 0, ErrBudget
-	}
-	if err != nil {
-		x.count(err)
-	}
 	return r0, err
 }

@@ -98,10 +98,10 @@ func newContext(t testing.TB, size int) *memory.Memory {
 }
 
 // message fills a context with what accumulate expects.
-func message(m *memory.Memory, word, amount uint32) nimble.Event {
+func message(m *memory.Memory, word, amount uint32) *nimble.Event {
 	binary.LittleEndian.PutUint32(m.Bytes(), word)
 	binary.LittleEndian.PutUint32(m.Bytes()[4:], amount)
-	return nimble.Event{Context: m.Region(true)}
+	return &nimble.Event{Context: m.Region(true)}
 }
 
 // readWord reads a number of a map of at most 8 bytes.
@@ -208,7 +208,7 @@ func TestPerCore(t *testing.T) {
 	x := insert(t, load(t, "counter.o", "tick"), nimble.Options{Services: services(t, &notified), Cores: 2})
 	for core, want := range map[int][]uint64{0: {2, 4}, 1: {2, 4, 6}, 2: {1<<64 - 1}, -1: {1<<64 - 1}} {
 		for _, w := range want {
-			if got, err := x.Run(nimble.Event{Core: core}); err != nil || got != w&0xffffffff && got != w {
+			if got, err := x.Run(&nimble.Event{Core: core}); err != nil || got != w&0xffffffff && got != w {
 				t.Errorf("core %d: %d, %v, want %d", core, int64(got), err, int64(w))
 			}
 		}
@@ -251,7 +251,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
-		_, err = x.Run(nimble.Event{Context: m.Region(true)})
+		_, err = x.Run(&nimble.Event{Context: m.Region(true)})
 		var f *engine.Fault
 		if !errors.As(err, &f) || f.Kind != c.kind || f.PC != c.slot || f.Addr != c.addr || f.Line.Number == 0 {
 			t.Errorf("%s: %v, want kind=%s pc=%d addr=%#x and a line", c.name, err, c.kind, c.slot, c.addr)
@@ -276,7 +276,7 @@ func TestStats(t *testing.T) {
 		if i%2 == 0 {
 			e.Context = m.Region(false)
 		}
-		if _, err := x.Run(e); err != nil {
+		if _, err := x.Run(&e); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -291,7 +291,7 @@ func TestArguments(t *testing.T) {
 	event := nimble.Event{Context: m.Region(true)}
 	for text, want := range map[string]uint64{"mov r0, r1": event.Context.Base, "mov r0, r2": 24, "mov r0, r3": 0, "ldxdw r0, [r1+16]": 0} {
 		x := insert(t, assemble(t, text, "exit"), nimble.Options{})
-		if got, err := x.Run(event); err != nil || got != want {
+		if got, err := x.Run(&event); err != nil || got != want {
 			t.Errorf("%s: %#x, %v, want %#x", text, got, err, want)
 		}
 	}
@@ -299,7 +299,7 @@ func TestArguments(t *testing.T) {
 
 func TestTimeLimit(t *testing.T) {
 	x := insert(t, assemble(t, "ja -1"), nimble.Options{Limits: nimble.Limits{Fuel: 1 << 60, MaxTime: 10 * time.Millisecond}})
-	_, err := x.Run(nimble.Event{})
+	_, err := x.Run(&nimble.Event{})
 	var f *engine.Fault
 	if !errors.As(err, &f) || f.Kind != engine.Time {
 		t.Errorf("got %v", err)
@@ -414,7 +414,7 @@ func TestClosed(t *testing.T) {
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.Run(nimble.Event{}); !errors.Is(err, nimble.ErrClosed) {
+	if _, err := x.Run(&nimble.Event{}); !errors.Is(err, nimble.ErrClosed) {
 		t.Errorf("Run: %v", err)
 	}
 	if _, err := x.ReadMap("counts", 0, nil); !errors.Is(err, nimble.ErrClosed) {
@@ -492,7 +492,7 @@ func TestContext(t *testing.T) {
 		"too long":        {memory.Region{Base: 1, Length: 1 << 60, Readable: true, Writable: true}, false},
 		"a wrapped range": {memory.Region{Base: whole.Base, Length: -whole.Base, Readable: true, Writable: true}, false},
 	} {
-		if _, err := x.Run(nimble.Event{Context: c.context}); (err == nil) != c.ok || !c.ok && !errors.Is(err, nimble.ErrContext) {
+		if _, err := x.Run(&nimble.Event{Context: c.context}); (err == nil) != c.ok || !c.ok && !errors.Is(err, nimble.ErrContext) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -501,11 +501,11 @@ func TestContext(t *testing.T) {
 	}
 	readable := insert(t, assemble(t, "exit"), nimble.Options{Context: verify.Context{Readable: true}})
 	for name, context := range map[string]memory.Region{"none": {}, "read-only": part(1, true, false)} {
-		if _, err := readable.Run(nimble.Event{Context: context}); err != nil {
+		if _, err := readable.Run(&nimble.Event{Context: context}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := readable.Run(nimble.Event{Context: memory.Region{Base: 1<<64 - 4}}); !errors.Is(err, nimble.ErrContext) {
+	if _, err := readable.Run(&nimble.Event{Context: memory.Region{Base: 1<<64 - 4}}); !errors.Is(err, nimble.ErrContext) {
 		t.Errorf("an empty one at an odd address: %v", err)
 	}
 }
@@ -581,7 +581,7 @@ func TestPrintIsBounded(t *testing.T) {
 		"exit"), nimble.Options{Services: services(t, new(atomic.Uint64)), Print: func(line string) { lines = append(lines, line) }})
 	const runs = 1000
 	for range runs {
-		if r0, err := x.Run(nimble.Event{}); err != nil || r0 != 2 {
+		if r0, err := x.Run(&nimble.Event{}); err != nil || r0 != 2 {
 			t.Fatalf("%d, %v", r0, err)
 		}
 	}
@@ -592,7 +592,7 @@ func TestPrintIsBounded(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("nothing is said of what was left out: %q", lines)
 		}
-		if _, err := x.Run(nimble.Event{}); err != nil {
+		if _, err := x.Run(&nimble.Event{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -610,7 +610,7 @@ func (i *invoker) table(t testing.TB) *service.Table {
 	table, err := service.NewTable(service.Service{
 		Number: 1, Args: []service.Kind{service.Writable, service.Length},
 		Func: func(c *service.Call) (r0 uint64, err error) {
-			r0, i.err = i.callee.Invoke(c, nimble.Event{
+			r0, i.err = i.callee.Invoke(c, &nimble.Event{
 				Context: memory.Region{Base: c.Args[0], Length: c.Args[1], Readable: true, Writable: true},
 			})
 			if errors.Is(i.err, nimble.ErrBudget) {
@@ -629,9 +629,9 @@ func (i *invoker) table(t testing.TB) *service.Table {
 // and fuel, and its faults are its own.
 func TestInvoke(t *testing.T) {
 	caller := []string{"call 1", "add r0, 1", "exit"}
-	event := func(t *testing.T) (nimble.Event, []byte) {
+	event := func(t *testing.T) (*nimble.Event, []byte) {
 		m := newContext(t, 16)
-		return nimble.Event{Context: m.Region(true)}, m.Bytes()
+		return &nimble.Event{Context: m.Region(true)}, m.Bytes()
 	}
 	t.Run("result, memory and fuel", func(t *testing.T) {
 		i := &invoker{callee: insert(t, assemble(t, "stxdw [r1+8], r2", "mov r0, 41", "exit"), nimble.Options{})}

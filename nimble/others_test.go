@@ -48,7 +48,7 @@ func TestStateOfOthers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = x.Run(nimble.Event{})
+			_, err = x.Run(&nimble.Event{})
 			f, ok := errors.AsType[*engine.Fault](err)
 			if !ok || f.Kind != c.kind || f.PC != c.pc || f.Addr != addr || f.Fuel != c.fuel || f.Region == "secret" {
 				t.Errorf("%s: %q: %v", entry.Name, c.access, err)

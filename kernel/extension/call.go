@@ -35,7 +35,7 @@ func call(c *service.Call) (uint64, error) {
 		return service.Errno(unix.ENOENT), nil
 	}
 	begin := x.set.manager.recorder.Begin()
-	r0, err := x.Invoke(c, nimble.Event{
+	r0, err := x.Invoke(c, &nimble.Event{
 		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: x,
 	})
 	_, fault := errors.AsType[*engine.Fault](err)

@@ -199,7 +199,7 @@ func TestCallWhileRemoved(t *testing.T) {
 			context := event(t)
 			all.Go(func() {
 				for range 50 {
-					s.Message(context, nil)
+					message(s, context)
 				}
 			})
 		}

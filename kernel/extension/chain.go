@@ -74,11 +74,12 @@ func (s *Set) Empty() bool {
 }
 
 // Message asks about a message, whose context is a slot.MessageContext, and returns the first verdict that is not the
-// default. One that allow, unless it is nil, has an error for is a fault.
-func (s *Set) Message(context memory.Region, allow func(slot.Verdict) error) slot.Verdict {
+// default. One that allow, unless it is nil, has an error for is a fault. The burst is of the messages that come together.
+func (s *Set) Message(burst *nimble.Burst, context memory.Region, allow func(slot.Verdict) error) slot.Verdict {
+	event := nimble.Event{Context: context}
 	for _, set := range [...]*Set{s.manager.machine, s} {
 		for _, x := range set.chains[slot.Message].load() {
-			v, err := x.Ask(nimble.Event{Context: context})
+			v, err := x.ask(burst, &event)
 			if err != nil || v == slot.Deliver {
 				continue
 			}
@@ -99,9 +100,16 @@ func (s *Set) Message(context memory.Region, allow func(slot.Verdict) error) slo
 
 // Ask runs the extension for an event of its slot. An error is a fault of it, which has been counted, or says that it is gone.
 func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
+	var burst nimble.Burst
+	defer burst.End()
+	return x.ask(&burst, &e)
+}
+
+// ask is Ask as part of a burst.
+func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, error) {
 	e.Data = x
 	begin := x.set.manager.recorder.Begin()
-	r0, err := x.Run(e)
+	r0, err := burst.Run(x.Extension, e)
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
 		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)

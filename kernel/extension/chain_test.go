@@ -30,7 +30,7 @@ func TestSlotsApart(t *testing.T) {
 	if got := m.Chain(1, slot.Message); !slices.Equal(got, []*Extension{d}) {
 		t.Errorf("chain of slot message: %v", got)
 	}
-	if v := s.Message(event(t), nil); v != slot.Drop || c.Stats().Runs != 0 {
+	if v := message(s, event(t)); v != slot.Drop || c.Stats().Runs != 0 {
 		t.Errorf("a message got the verdict %d, and slot sched was run %d times", v, c.Stats().Runs)
 	}
 	context, err := memory.Map("sched", slot.SchedSize)
@@ -74,14 +74,14 @@ func TestMachineFirst(t *testing.T) {
 		t.Errorf("chain %v", got)
 	}
 	for _, set := range []*Set{s, other} {
-		if v := set.Message(event(t), nil); v != slot.Drop || set.Empty() {
+		if v := message(set, event(t)); v != slot.Drop || set.Empty() {
 			t.Errorf("%v: verdict %d, empty: %v", set, v, set.Empty())
 		}
 	}
 	if err := m.Remove(second.Handle(), "a test"); err != nil {
 		t.Fatal(err)
 	}
-	if v := s.Message(event(t), nil); v != slot.Consume {
+	if v := message(s, event(t)); v != slot.Consume {
 		t.Errorf("verdict %d without the machine's extension", v)
 	}
 	if got := m.Chain(99, slot.Message); !slices.Equal(got, []*Extension{first}) {

@@ -16,6 +16,7 @@ import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
+	"margay/nimble"
 	"margay/nimble/engine/portable"
 	"margay/nimble/memory"
 	"margay/nimble/state"
@@ -167,7 +168,7 @@ func TestSlotChoosesTheProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if x.Name() != "consume" || s.Message(event(t), nil) != slot.Consume {
+	if x.Name() != "consume" || message(s, event(t)) != slot.Consume {
 		t.Errorf("%s was inserted", x.Name())
 	}
 }
@@ -182,7 +183,7 @@ func TestSectionWithoutSlot(t *testing.T) {
 	if _, err := s.Insert(Request{Slot: slot.Message, Object: extensiontest.Object(t, policy)}); err != nil {
 		t.Fatal(err)
 	}
-	if s.Message(event(t), nil) != slot.Consume {
+	if message(s, event(t)) != slot.Consume {
 		t.Error("it is not in slot message")
 	}
 }
@@ -234,7 +235,7 @@ func TestChain(t *testing.T) {
 			for _, p := range c.chain {
 				insert(t, s, p)
 			}
-			if got := s.Message(event(t), nil); got != c.want {
+			if got := message(s, event(t)); got != c.want {
 				t.Errorf("verdict %d, want %d", got, c.want)
 			}
 			for i, x := range m.List() {
@@ -246,13 +247,20 @@ func TestChain(t *testing.T) {
 	}
 }
 
+// message asks about a message that comes alone.
+func message(s *Set, context memory.Region) slot.Verdict {
+	var burst nimble.Burst
+	defer burst.End()
+	return s.Message(&burst, context, nil)
+}
+
 func TestStats(t *testing.T) {
 	m := newManager(t)
 	s := open(t, m, 1)
 	x := insert(t, s, drop)
 	context := event(t)
 	for range 5 {
-		s.Message(context, nil)
+		message(s, context)
 	}
 	if got := x.Stats(); got.Runs != 5 || got.Instructions != 10 || got.Faults != 0 || got.LastFault != nil {
 		t.Errorf("stats %+v", got)
@@ -260,7 +268,7 @@ func TestStats(t *testing.T) {
 	if err := s.Remove(x.Handle(), "a test"); err != nil {
 		t.Fatal(err)
 	}
-	s.Message(context, nil)
+	message(s, context)
 	list := m.List()
 	if len(list) != 1 || list[0].Dropped != 5 || list[0].Stats.Runs != 5 || list[0].Removed != "a test" {
 		t.Errorf("list %+v", list)
@@ -288,7 +296,7 @@ func TestTooManyFaults(t *testing.T) {
 				if _, err := s.Find(x.Handle()); err != nil {
 					t.Fatalf("it was removed after %d faults", n)
 				}
-				if v := s.Message(context, nil); v != slot.Drop {
+				if v := message(s, context); v != slot.Drop {
 					t.Errorf("verdict %d after fault %d", v, n)
 				}
 			}
@@ -304,7 +312,7 @@ func TestTooManyFaults(t *testing.T) {
 			if len(list) != 2 || list[1].Handle != x.Handle() || !strings.HasPrefix(list[1].Removed, "it made 16 faults, the last: ") {
 				t.Errorf("list %+v", list)
 			}
-			s.Message(context, nil)
+			message(s, context)
 			if runs := x.Stats().Runs; runs != slot.FaultLimit {
 				t.Errorf("it was run %d times", runs)
 			}
@@ -369,7 +377,7 @@ func TestClose(t *testing.T) {
 	if m.Set(1) != nil || len(m.List()) != 0 {
 		t.Errorf("after the end of the job there is %+v", m.List())
 	}
-	if v := s.Message(event(t), nil); v != slot.Deliver {
+	if v := message(s, event(t)); v != slot.Deliver {
 		t.Errorf("verdict %d after the end", v)
 	}
 	if _, err := s.Insert(Request{Object: extensiontest.Object(t, deliver)}); !errors.Is(err, ErrRefused) {
@@ -461,7 +469,7 @@ func TestMapIsRegion(t *testing.T) {
 	binary.LittleEndian.PutUint32(b[20:], 4) // bytes of payload
 	binary.LittleEndian.PutUint64(b[24:], 5) // first argument
 	copy(b[40:], "word")
-	if v := s.Message(context, nil); v != slot.Consume {
+	if v := message(s, context); v != slot.Consume {
 		t.Fatalf("verdict %d", v)
 	}
 	if handled, sum := binary.LittleEndian.Uint64(region.Bytes()), binary.LittleEndian.Uint64(region.Bytes()[8:]); handled != 1 || sum != 5 {
@@ -510,7 +518,7 @@ func TestSettings(t *testing.T) {
 	if n := x.Map("table").Spec().Entries; n != 64 {
 		t.Errorf("the table has %d entries", n)
 	}
-	if v := s.Message(event(t), nil); v != slot.Deliver {
+	if v := message(s, event(t)); v != slot.Deliver {
 		t.Errorf("verdict %d for another handler's message", v)
 	}
 	if maps := x.Maps(); !slices.Contains(maps, "table") || !slices.Contains(maps, "totals") {
@@ -635,7 +643,7 @@ func TestTogether(t *testing.T) {
 		context := event(t)
 		runs := make(chan struct{}, 1)
 		forever(func(i int) {
-			s.Message(context, nil)
+			message(s, context)
 			if i == 2000 {
 				close(runs)
 			}
@@ -704,7 +712,7 @@ func TestPrint(t *testing.T) {
 	s := open(t, m, 7)
 	insert(t, s, extensiontest.Message("talker",
 		"stw [r10-4], 0x006925", "ldxw r3, [r1+4]", "mov r1, r10", "add r1, -4", "mov r2, 4", "call 6", "mov r0, 0", "exit"))
-	if verdict := s.Message(event(t), nil); verdict != slot.Deliver {
+	if verdict := message(s, event(t)); verdict != slot.Deliver {
 		t.Errorf("verdict %d", verdict)
 	}
 	if want := "job 7: extension 1 (talker): prints: 0"; !slices.Contains(log, want) {

@@ -14,6 +14,7 @@ import (
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/record"
+	"margay/nimble"
 	"margay/nimble/memory"
 )
 
@@ -39,6 +40,7 @@ type Job struct {
 	event     *memory.Memory // a slot.MessageContext
 	judged    *packet        // the message in it
 	intake    [][]intake     // by lane of a local rank and member
+	burst     nimble.Burst
 
 	mu       sync.Mutex
 	changed  sync.Cond
@@ -238,6 +240,7 @@ func (j *Job) receive(member int, f *frame) {
 // handleAll handles the messages of a frame up to the first for which the sender had no room, and returns how many. Those behind
 // it are dropped, and so are all later frames of that member, since their numbers do not meet. The caller holds Job.receiving.
 func (j *Job) handleAll(member int, f *frame, back *refunds) uint64 {
+	defer j.burst.End()
 	for i := range f.packets {
 		p := &f.packets[i]
 		r := j.target(member, p)
@@ -337,7 +340,7 @@ func (j *Job) handle(r *rank, o origin, p *packet, back *refunds) {
 	if !j.config.Set.Empty() {
 		j.fill(p)
 		j.judged = p
-		verdict = j.config.Set.Message(j.event.Region(true), j.allow)
+		verdict = j.config.Set.Message(&j.burst, j.event.Region(true), j.allow)
 	}
 	r.judged(begin, o.member, o.number, p, verdict)
 	switch verdict {

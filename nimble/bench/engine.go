@@ -49,7 +49,7 @@ func (e *extension) Run(n int) (t Turn, err error) {
 	before := e.Stats().Instructions
 	watch := Start()
 	for range n {
-		if t.R0, err = e.Extension.Run(e.event); err != nil {
+		if t.R0, err = e.Extension.Run(&e.event); err != nil {
 			break
 		}
 	}

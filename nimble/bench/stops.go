@@ -70,7 +70,7 @@ func endless(spec *object.Spec, o nimble.Options) error {
 		return err
 	}
 	defer x.Close()
-	r0, err := x.Run(nimble.Event{})
+	r0, err := x.Run(&nimble.Event{})
 	if fault, ok := errors.AsType[*engine.Fault](err); !ok || fault.Kind != engine.Time {
 		return fmt.Errorf("a loop without end has ended with %d, %v", r0, err)
 	}

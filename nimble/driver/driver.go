@@ -57,7 +57,7 @@ func Run(spec *object.Spec, mem []byte, o nimble.Options) (r0 uint64, err error)
 		copy(context.Bytes(), mem)
 		event.Context = context.Region(true)
 	}
-	return x.Run(event)
+	return x.Run(&event)
 }
 
 // Verify is the first half of Run: it returns what was proved of a program whose

@@ -35,11 +35,11 @@ const (
 // left. Its fields in the first group are set before a run; Fuel is updated by
 // it. The others are for engines.
 type Machine struct {
-	Args    [5]uint64     // r1 to r5 at entry: the context's address and length if the program was verified with a Context
-	Context memory.Region // the memory that the event brings, as the program's verify.Context promises it; without a name: context
-	Fuel    uint64        // instructions that may be executed; after a run: what is left
-	MaxTime time.Duration // wall clock limit, counted from the first look at the clock; 0: none
-	Call    service.Call  // Core and Data for services
+	Args        [5]uint64     // r1 to r5 at entry: the context's address and length if the program was verified with a Context
+	Fuel        uint64        // instructions that may be executed; after a run: what is left
+	MaxTime     time.Duration // wall clock limit, counted from the first look at the clock; 0: none
+	ContextName string        // the region of the context in faults; empty: context
+	Call        service.Call  // Core and Data for services
 
 	Read, Write *Window // where the last load and the last store were, at first the context
 	Atomic      *Window // where FindAtomic has found the last atomic operation
@@ -53,21 +53,17 @@ type Machine struct {
 	At        int
 	Addr      uint64
 
-	// Scratch is for what an engine needs of memory during a run. It finds there
-	// what the run before has left, which was of the Code that Tenant belongs
-	// to: who writes to Scratch sets Tenant.
-	Scratch [48]uint64
-	Tenant  *Tenant
-
-	// Changes counts changes of the windows. A copy of one that was made before
-	// the last of them is void.
-	Changes uint64
+	// Scratch is for what an engine needs of memory during a run. Prepared is the
+	// Code that has prepared Scratch and the stack for its next run, as its Tenant.
+	// A change of a window makes it nil, because copies of windows in Scratch are
+	// void then. An engine that writes to Scratch sets it.
+	Scratch  [48]uint64
+	Prepared *Tenant
 
 	program       *verify.Program
 	slice         uint64 // fuel of a slice
 	stack         *memory.Memory
-	top           uint64        // end of the stack
-	context       memory.Region // as it is among the regions
+	top           uint64 // end of the stack
 	regions       []memory.Region
 	reads, writes []Window  // of each region
 	deadline      time.Time // once clockSlices are used up
@@ -165,32 +161,34 @@ func (m *Machine) setRegion(i int, r memory.Region) {
 	m.regions[i] = r
 	m.reads[i].set(r.Base, r.Length, r.Readable)
 	m.writes[i].set(r.Base, r.Length, r.Writable)
-	m.Changes++
+	m.Prepared = nil
 }
 
-// Start prepares for a run: an empty stack, no deadline yet, the context as it
-// is now. It returns the first slice of the fuel.
+// Context returns the memory that the event brings.
+func (m *Machine) Context() memory.Region { return m.regions[contextRegion] }
+
+// SetContext gives the next runs their context, as the program's verify.Context
+// promises it. The name of the region is not used: see ContextName.
+func (m *Machine) SetContext(r memory.Region) { m.setRegion(contextRegion, r) }
+
+// Holds reports whether the context is this one.
+func (m *Machine) Holds(r *memory.Region) bool {
+	c := &m.regions[contextRegion]
+	return r.Base == c.Base && r.Length == c.Length && r.Readable == c.Readable && r.Writable == c.Writable
+}
+
+// Start prepares for a run: an empty stack, no deadline yet. It returns the
+// first slice of the fuel.
 func (m *Machine) Start() (left int64) {
-	if m.SP != m.top || !m.SameContext() {
-		m.Refresh()
+	if m.SP != m.top {
+		m.Empty()
 	}
 	return m.FirstSlice()
 }
 
-// SameContext reports whether the context is that of the last run. It and the
-// two methods that follow are what Start does, for an engine to which a call of
-// it is too long.
-func (m *Machine) SameContext() bool {
-	return m.Context.Base == m.context.Base && m.Context.Length == m.context.Length &&
-		m.Context.Readable == m.context.Readable && m.Context.Writable == m.context.Writable
-}
-
-// Refresh empties the stack and makes the context a region.
-func (m *Machine) Refresh() {
-	m.context = m.Context
-	m.setRegion(contextRegion, m.Context)
-	m.Enter(m.top)
-}
+// Empty empties the stack. It and FirstSlice are what Start does, for an engine
+// to which a call of it is too long.
+func (m *Machine) Empty() { m.Enter(m.top) }
 
 // FirstSlice takes the first slice of the fuel, and lets the clock start later.
 func (m *Machine) FirstSlice() (left int64) {
@@ -208,7 +206,7 @@ func (m *Machine) Enter(sp uint64) {
 	stack.Base, stack.Length = sp, m.top-sp
 	m.reads[stackRegion].set(sp, stack.Length, true)
 	m.writes[stackRegion].set(sp, stack.Length, true)
-	m.Changes++
+	m.Prepared = nil
 }
 
 // PushFrame puts a zeroed frame under the stack in use. There is room for as
@@ -349,11 +347,11 @@ func (m *Machine) place(addr uint64) (name string, offset int64) {
 	return name, offset
 }
 
-// name returns the name of a region. That of the context may have changed
-// without the region, since comparing names before each run costs too much.
+// name returns the name of a region. That of the context is its own field,
+// since events give it without a change of the region.
 func (m *Machine) name(i int) string {
 	if i == contextRegion {
-		return cmp.Or(m.Context.Name, "context")
+		return cmp.Or(m.ContextName, "context")
 	}
 	return m.regions[i].Name
 }

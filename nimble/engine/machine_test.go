@@ -42,7 +42,7 @@ func newMachine(t *testing.T, depth int) *Machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { context.Close() })
-	m.Context = context.Region(true)
+	m.SetContext(context.Region(true))
 	return m
 }
 
@@ -81,9 +81,11 @@ func TestWindows(t *testing.T) {
 func TestPermissions(t *testing.T) {
 	m := newMachine(t, 1)
 	for _, c := range []struct{ readable, writable bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
-		m.Context.Readable, m.Context.Writable = c.readable, c.writable
+		r := m.Context()
+		r.Readable, r.Writable = c.readable, c.writable
+		m.SetContext(r)
 		m.Start()
-		addr := m.Context.Base
+		addr := m.Context().Base
 		if got := m.FindRead(addr, 0); got != c.readable {
 			t.Errorf("%+v: read %v", c, got)
 		}
@@ -162,10 +164,10 @@ func TestPlace(t *testing.T) {
 		region string
 		offset int64
 	}{
-		{m.Context.Base, "context", 0},
-		{m.Context.Base + 15, "context", 15},
-		{m.Context.Base + 16, "context", 16},
-		{m.Context.Base - 1, "context", -1},
+		{m.Context().Base, "context", 0},
+		{m.Context().Base + 15, "context", 15},
+		{m.Context().Base + 16, "context", 16},
+		{m.Context().Base - 1, "context", -1},
 		{mapBase + 24, "map", 24},
 		{mapBase - 4096, "map", -4096},
 		{0, "", 0},
@@ -182,8 +184,8 @@ func TestFault(t *testing.T) {
 	m := newMachine(t, 1)
 	m.Start()
 	m.Fuel = 7
-	f := m.Fault(Memory, 0, m.Context.Base+16, nil)
-	want := fmt.Sprintf("pc=0 addr=%#x kind=memory fuel=7 region=context+16 line=x.c:3", m.Context.Base+16)
+	f := m.Fault(Memory, 0, m.Context().Base+16, nil)
+	want := fmt.Sprintf("pc=0 addr=%#x kind=memory fuel=7 region=context+16 line=x.c:3", m.Context().Base+16)
 	if f.Error() != want {
 		t.Errorf("got %q, want %q", f, want)
 	}

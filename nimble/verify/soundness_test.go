@@ -111,10 +111,11 @@ func (l *laboratory) run(m *engine.Machine, code engine.Code, length int, data [
 	m.Start() // empties the stack
 	stack := memory.View(m.SP-depth*verify.FrameSize, depth*verify.FrameSize)
 	clear(stack)
-	m.Context, _ = l.context.Region(true).Slice("context", contextSize-uint64(length), uint64(length))
-	m.Args = [5]uint64{m.Context.Base, m.Context.Length}
+	context, _ := l.context.Region(true).Slice("context", contextSize-uint64(length), uint64(length))
+	m.SetContext(context)
+	m.Args = [5]uint64{context.Base, context.Length}
 	m.Fuel = 300
-	l.place.Context, l.place.Length = m.Context.Base, m.Context.Length
+	l.place.Context, l.place.Length = context.Base, context.Length
 	r0, err := code.Run(m)
 	r := result{r0: r0, fuel: m.Fuel}
 	if err != nil {

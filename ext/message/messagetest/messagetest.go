@@ -55,7 +55,7 @@ func (x *Extension) Ask(m *slot.MessageContext) slot.Verdict {
 		binary.LittleEndian.PutUint64(b[24+8*i:], v)
 	}
 	copy(b[40:], m.Data[:])
-	r0, err := x.Run(nimble.Event{Context: x.context.Region(true)})
+	r0, err := x.Run(&nimble.Event{Context: x.context.Region(true)})
 	if err != nil {
 		x.t.Fatalf("handler %d, %d bytes: %v", m.Handler, m.Length, err)
 	}

@@ -254,7 +254,7 @@ func (c *Core) ask(why slot.Why, target int) error {
 	if _, err := binary.Encode(c.event.Bytes(), binary.LittleEndian, s); err != nil {
 		return err
 	}
-	answer, err := c.x.Run(nimble.Event{Context: c.event.Region(true)})
+	answer, err := c.x.Run(&nimble.Event{Context: c.event.Region(true)})
 	if err != nil {
 		return err
 	}

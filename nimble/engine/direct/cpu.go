@@ -8,27 +8,26 @@ import "margay/nimble/engine"
 // fields. Addresses in it are of things that the Machine and the code keep
 // alive.
 type cpu struct {
-	end     [2]uint64     // zeros: where the runtime stops when it follows BP
-	back    uint64        // BP of Go, amd64 only
-	left    int64         // fuel that the slice still has, while Go does what handlers left for
-	reason  reason        // why handlers were left
-	pc      uint64        // address of the cell at which they were
-	ahead   uint64        // cell to which the block under way jumps, if it does
-	addr    uint64        // of an access that missed, or of the unchecked one under way
-	at      uint64        // cell of the unchecked access under way, 0: none
-	paid    int64         // left during that access
-	read    engine.Window // where the last load was
-	write   engine.Window // where the last store was
-	atomic  engine.Window // where the last atomic operation was
-	reads   table         // windows of all regions
-	writes  table
-	frames  table      // room for callers
-	frame   uint64     // address of the next one
-	stack   uint64     // lowest address of the stack in use
-	top     uint64     // its end
-	first   uint64     // its lowest address when a run begins
-	reg     [11]uint64 // r0 to r10, while Go runs
-	changes uint64     // changes of the windows when they were copied
+	end    [2]uint64     // zeros: where the runtime stops when it follows BP
+	back   uint64        // BP of Go, amd64 only
+	left   int64         // fuel that the slice still has, while Go does what handlers left for
+	reason reason        // why handlers were left
+	pc     uint64        // address of the cell at which they were
+	ahead  uint64        // cell to which the block under way jumps, if it does
+	addr   uint64        // of an access that missed, or of the unchecked one under way
+	at     uint64        // cell of the unchecked access under way, 0: none
+	paid   int64         // left during that access
+	read   engine.Window // where the last load was
+	write  engine.Window // where the last store was
+	atomic engine.Window // where the last atomic operation was
+	reads  table         // windows of all regions
+	writes table
+	frames table      // room for callers
+	frame  uint64     // address of the next one
+	stack  uint64     // lowest address of the stack in use
+	top    uint64     // its end
+	first  uint64     // its lowest address when a run begins
+	reg    [11]uint64 // r0 to r10, while Go runs
 }
 
 // table is where the elements of a slice are, [first, end).

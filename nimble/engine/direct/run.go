@@ -9,15 +9,14 @@ import (
 
 // prepare sets up a cpu that is another code's or knows windows that are void.
 func (c *code) prepare(m *engine.Machine, k *cpu) {
-	m.Refresh()
-	m.Tenant = &c.tenant
+	m.Empty()
 	k.end = [2]uint64{}
 	k.top = m.SP
 	if c.frame {
 		m.PushFrame()
 	}
 	k.first = m.SP
-	k.stackChanged(m)
+	c.stackChanged(m, k)
 	reads, writes := m.Windows()
 	k.reads, k.writes, k.frames = place(reads), place(writes), place(m.Frames)
 }
@@ -25,7 +24,7 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 // Run implements engine.Code.
 func (c *code) Run(m *engine.Machine) (uint64, error) {
 	k := cpuOf(m)
-	if m.Tenant != &c.tenant || k.changes != m.Changes || k.first != m.SP || !m.SameContext() {
+	if m.Prepared != &c.tenant {
 		c.prepare(m, k)
 	} else if c.frame {
 		m.ClearFrame()
@@ -41,9 +40,13 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 }
 
 // stackChanged takes new copies of the windows, one of which may have been that
-// of the stack.
-func (k *cpu) stackChanged(m *engine.Machine) {
-	k.stack, k.changes = m.SP, m.Changes
+// of the stack. If the run ends before the stack is as it was, the next one must
+// prepare.
+func (c *code) stackChanged(m *engine.Machine, k *cpu) {
+	k.stack = m.SP
+	if m.SP == k.first {
+		m.Prepared = &c.tenant
+	}
 	k.read = *m.Read // one by one: at once they would be copied twice
 	k.write = *m.Write
 	k.atomic = engine.Window{}
@@ -126,7 +129,7 @@ func (c *code) push(m *engine.Machine, k *cpu, n int) int {
 	to := n + int(c.cells[n].extra)/cellSize
 	if c.program.Function(int(c.slots[to])).Frame {
 		m.PushFrame()
-		k.stackChanged(m)
+		c.stackChanged(m, k)
 	}
 	return to
 }
@@ -135,7 +138,7 @@ func (c *code) push(m *engine.Machine, k *cpu, n int) int {
 func (c *code) pop(m *engine.Machine, k *cpu) int {
 	if k.reg[isa.FramePointer] != m.SP {
 		m.Enter(k.reg[isa.FramePointer])
-		k.stackChanged(m)
+		c.stackChanged(m, k)
 	}
 	k.frame -= frameSize
 	frame := k.next(m)

@@ -130,7 +130,7 @@ func (rig *Rig) again(t *testing.T, r *Run) (map[string]string, error) {
 		copy(all, m.Spec().Contents)
 	}
 	m := rig.Machine
-	m.Args = [5]uint64{m.Context.Base, m.Context.Length}
+	m.Args = [5]uint64{m.Context().Base, m.Context().Length}
 	if _, err := rig.give(r); err != nil {
 		t.Fatalf("%s: %v", r.Line, err)
 	}

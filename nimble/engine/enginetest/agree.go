@@ -179,8 +179,8 @@ func (r *replica) once(code engine.Code, fuel uint64) map[string]string {
 	}
 	clear(r.maps[0].Memory().Bytes())
 	clear(r.stack)
-	m.Context = r.context.Region(true)
-	m.Args = [5]uint64{m.Context.Base, m.Context.Length}
+	m.SetContext(r.context.Region(true))
+	m.Args = [5]uint64{m.Context().Base, m.Context().Length}
 	m.Fuel = fuel
 	r0, err := code.Run(m)
 	got := outcome(&Rig{Maps: r.maps, Machine: m, Context: r.context}, r0, err)

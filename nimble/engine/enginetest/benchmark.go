@@ -101,7 +101,7 @@ func Benchmark(b *testing.B, engines ...engine.Engine) {
 				b.Run(versionName(each.name, trusted, e), func(b *testing.B) {
 					const rounds = 1000
 					rig := benchRig(b, e, each.text, trusted)
-					rig.Machine.Args = [5]uint64{rounds, rig.Machine.Context.Base}
+					rig.Machine.Args = [5]uint64{rounds, rig.Machine.Context().Base}
 					rig.loop(b)
 					b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/(rounds*each.perRound), "ns/insn")
 				})

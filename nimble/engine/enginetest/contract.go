@@ -123,7 +123,7 @@ func testNothingIsStale(t *testing.T, e engine.Engine) {
 // is out of reach.
 func testContextChanges(t *testing.T, e engine.Engine) {
 	rig := NewRig(t, e, assemble(t, false, "ldxdw r0, [r1]", "ldxdw r0, [r2]", "exit"), 1, 16)
-	first := rig.Machine.Context
+	first := rig.Machine.Context()
 	rig.Machine.Args[1] = first.Base
 	if _, err := rig.run(); err != nil {
 		t.Fatal(err)
@@ -133,11 +133,11 @@ func testContextChanges(t *testing.T, e engine.Engine) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	rig.Machine.Context = other.Region(false)
-	rig.Machine.Args[0] = rig.Machine.Context.Base
+	rig.Machine.SetContext(other.Region(false))
+	rig.Machine.Args[0] = rig.Machine.Context().Base
 	_, err = rig.run()
 	wantFault(t, err, engine.Memory, 1, first.Base)
-	rig.Machine.Context = memory.Region{}
+	rig.Machine.SetContext(memory.Region{})
 	_, err = rig.run()
 	wantFault(t, err, engine.Memory, 0, other.Region(false).Base)
 }
@@ -240,8 +240,8 @@ func testAtomics(t *testing.T, e engine.Engine) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		m.Context = rig.Machine.Context
-		m.Args = [5]uint64{m.Context.Base, rounds}
+		m.SetContext(rig.Machine.Context())
+		m.Args = [5]uint64{m.Context().Base, rounds}
 		m.Fuel = 1 << 40
 		wait.Go(func() {
 			if _, err := rig.Code.Run(m); err != nil {
@@ -291,7 +291,7 @@ func testServices(t *testing.T, e engine.Engine) {
 func testFaultsSayWhere(t *testing.T, e engine.Engine) {
 	rig := NewRig(t, e, assemble(t, false, "mov r0, 1", "stb [r1+16], 1", "exit"), 1, 16)
 	_, err := rig.run()
-	f := wantFault(t, err, engine.Memory, 1, rig.Machine.Context.Base+16)
+	f := wantFault(t, err, engine.Memory, 1, rig.Machine.Context().Base+16)
 	if f.Region != "context" || f.Offset != 16 || f.Line.Number != 101 || f.Fuel != defaultFuel-3 {
 		t.Errorf("got %+v", f)
 	}
@@ -302,7 +302,7 @@ func testFaultsSayWhere(t *testing.T, e engine.Engine) {
 	}
 	rig.Machine.Args[0] -= 18
 	_, err = rig.run()
-	if f := wantFault(t, err, engine.Memory, 1, rig.Machine.Context.Base-2); f.Region != "context" || f.Offset != -2 {
+	if f := wantFault(t, err, engine.Memory, 1, rig.Machine.Context().Base-2); f.Region != "context" || f.Offset != -2 {
 		t.Errorf("got %+v", f)
 	}
 	rig.Machine.Args[0] = 1 << 40

@@ -214,8 +214,8 @@ func tryRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) (
 	if size > 0 {
 		rig.Context, err = memory.Map("context", size)
 		must(err)
-		rig.Machine.Context = rig.Context.Region(true)
-		rig.Machine.Args = [5]uint64{rig.Machine.Context.Base, rig.Machine.Context.Length}
+		rig.Machine.SetContext(rig.Context.Region(true))
+		rig.Machine.Args = [5]uint64{rig.Machine.Context().Base, rig.Machine.Context().Length}
 	}
 	return rig, nil
 }
@@ -257,8 +257,8 @@ func (rig *Rig) give(r *Run) (place, error) {
 	places := place{"stack": m.SP}
 	if rig.Context != nil {
 		copy(rig.Context.Bytes(), r.Memory)
-		m.Context.Writable = !r.ROM
-		places["mem"] = m.Context.Base
+		m.SetContext(rig.Context.Region(!r.ROM))
+		places["mem"] = m.Context().Base
 	}
 	for _, each := range rig.Maps {
 		places["map."+each.Spec().Name] = each.Region().Base

@@ -140,7 +140,7 @@ func TestExtension(t *testing.T) {
 	for run := range uint64(10) {
 		x := inserted[run%2]
 		binary.LittleEndian.PutUint64(rig.Context.Bytes(), run)
-		r0, err := x.Run(nimble.Event{Context: rig.Machine.Context})
+		r0, err := x.Run(&nimble.Event{Context: rig.Machine.Context()})
 		sum += run
 		answer := binary.LittleEndian.Uint64(rig.Context.Bytes()[8:])
 		counted, _ := x.Map("keyed").Value(0, 1)
@@ -151,8 +151,8 @@ func TestExtension(t *testing.T) {
 	if n := inserted[1].CodeSize(); n == 0 {
 		t.Error("the kernel has made no machine code")
 	}
-	short, _ := rig.Machine.Context.Slice("short", 0, 8)
-	if _, err := inserted[1].Run(nimble.Event{Context: short}); !errors.Is(err, nimble.ErrContext) {
+	short, _ := rig.Machine.Context().Slice("short", 0, 8)
+	if _, err := inserted[1].Run(&nimble.Event{Context: short}); !errors.Is(err, nimble.ErrContext) {
 		t.Errorf("with a context that is too short: %v", err)
 	}
 }

@@ -143,7 +143,14 @@ func TestPromise(t *testing.T) {
 		{"read-only", context.Region(false), whole.Base, false},
 		{"elsewhere", whole, whole.Base + 8, false},
 	} {
-		if err := c.check(&engine.Machine{Context: each.context, Args: [5]uint64{each.r1}}); (err == nil) != each.good {
+		m, err := engine.NewMachine(verified(t, nil, "exit"), nil, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		m.SetContext(each.context)
+		m.Args[0] = each.r1
+		if err := c.check(m); (err == nil) != each.good {
 			t.Errorf("%s: %v", each.name, err)
 		}
 	}

@@ -50,7 +50,7 @@ func (c *code) begin(m *engine.Machine) error {
 	}
 	errs := []error{c.twins[controlMap].in(c.control[:])}
 	if c.context.Size > 0 {
-		errs = append(errs, c.twins[contextMap].in(view(m.Context)[:c.context.Size]))
+		errs = append(errs, c.twins[contextMap].in(view(m.Context())[:c.context.Size]))
 	}
 	for n, each := range c.maps {
 		errs = append(errs, c.twins[firstMap+n].in(view(each.Region())))
@@ -60,7 +60,7 @@ func (c *code) begin(m *engine.Machine) error {
 
 // check compares a run with what was promised.
 func (c *code) check(m *engine.Machine) error {
-	switch promise, has := c.context, &m.Context; {
+	switch promise, has := c.context, m.Context(); {
 	case c.depth > len(m.Frames)+1:
 		return fmt.Errorf("it may have %d functions active at once, and only %d are allowed", c.depth, len(m.Frames)+1)
 	case promise.Size == 0:
@@ -77,7 +77,7 @@ func (c *code) check(m *engine.Machine) error {
 func (c *code) end(m *engine.Machine) error {
 	errs := []error{c.twins[controlMap].out(c.control[:])}
 	if c.context.Writable {
-		errs = append(errs, c.twins[contextMap].out(view(m.Context)[:c.context.Size]))
+		errs = append(errs, c.twins[contextMap].out(view(m.Context())[:c.context.Size]))
 	}
 	for n, each := range c.maps {
 		errs = append(errs, c.twins[firstMap+n].out(view(each.Region())))

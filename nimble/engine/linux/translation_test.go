@@ -73,12 +73,12 @@ func (c *translatedCode) Run(m *engine.Machine) (uint64, error) {
 	for n, v := range m.Args {
 		binary.LittleEndian.PutUint64(control[controlArgs+8*n:], v)
 	}
-	copy(context, view(m.Context))
+	copy(context, view(m.Context()))
 	c.machine.Fuel = 1 << 20
 	if _, err := c.run.Run(c.machine); err != nil {
 		return 0, m.Fault(engine.Kernel, 0, 0, err)
 	}
-	copy(view(m.Context), context)
+	copy(view(m.Context()), context)
 	return binary.LittleEndian.Uint64(control[controlR0:]), nil
 }
 

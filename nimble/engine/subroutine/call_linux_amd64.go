@@ -81,16 +81,16 @@ func (t *threader) end(slot int) {
 }
 
 // push makes the stack frame of a function that was called.
-func (k *cpu) push(m *engine.Machine) {
+func (c *code) push(m *engine.Machine, k *cpu) {
 	m.PushFrame()
-	k.stackChanged(m)
+	c.stackChanged(m, k)
 }
 
 // pop takes the stack frame of a function away and returns where its caller
 // goes on.
-func (k *cpu) pop(m *engine.Machine) (next uint64) {
+func (c *code) pop(m *engine.Machine, k *cpu) (next uint64) {
 	m.Enter(k.reg[isa.FramePointer])
-	k.stackChanged(m)
+	c.stackChanged(m, k)
 	k.frame -= frameSize
 	frame := &m.Frames[(k.frame-k.frames.first)/frameSize]
 	k.reg[isa.FramePointer] = frame.FP
@@ -101,10 +101,10 @@ func (k *cpu) pop(m *engine.Machine) (next uint64) {
 // stackChanged takes new copies of the windows, one of which may have been that
 // of the stack. If the run ends before the stack is as it was, the next one must
 // prepare.
-func (k *cpu) stackChanged(m *engine.Machine) {
-	k.stack, k.changes = m.SP, m.Changes
-	if m.SP != k.begin {
-		k.changes = 0
+func (c *code) stackChanged(m *engine.Machine, k *cpu) {
+	k.stack = m.SP
+	if m.SP == k.begin {
+		m.Prepared = &c.tenant
 	}
 	k.read, k.write = *m.Read, *m.Write
 	k.atomic = engine.Window{}

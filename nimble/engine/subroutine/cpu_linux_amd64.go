@@ -6,26 +6,25 @@ import "margay/nimble/engine"
 // through BP, and so the offsets below are part of what is emitted. Addresses
 // in it are of things that the Machine keeps alive.
 type cpu struct {
-	end     [2]uint64     // zeros: where the runtime stops when it follows BP
-	read    engine.Window // where the last load was
-	write   engine.Window // where the last store was
-	at      int64         // slot of the unchecked access under way, -1: none
-	addr    uint64        // its address, or that of a checked one that missed
-	paid    int64         // fuel left when the block of an unchecked access had been paid
-	atomic  engine.Window // where the last atomic operation was
-	spill   [2]uint64     // what is out of the way of one instruction
-	back    uint64        // return address of a subroutine during an unchecked access
-	reads   table         // windows of all regions
-	writes  table
-	frames  table      // room for callers
-	frame   uint64     // address of the next one
-	stack   uint64     // lowest address of the stack in use
-	top     uint64     // its end
-	code    uint64     // address of the emitted code
-	bp      uint64     // BP of Go while emitted code runs
-	begin   uint64     // lowest address of the stack in use when a run begins
-	changes uint64     // changes of the windows when they were copied; 0: the stack in use is not that of begin
-	reg     [11]uint64 // r0 to r10, while Go runs
+	end    [2]uint64     // zeros: where the runtime stops when it follows BP
+	read   engine.Window // where the last load was
+	write  engine.Window // where the last store was
+	at     int64         // slot of the unchecked access under way, -1: none
+	addr   uint64        // its address, or that of a checked one that missed
+	paid   int64         // fuel left when the block of an unchecked access had been paid
+	atomic engine.Window // where the last atomic operation was
+	spill  [2]uint64     // what is out of the way of one instruction
+	back   uint64        // return address of a subroutine during an unchecked access
+	reads  table         // windows of all regions
+	writes table
+	frames table      // room for callers
+	frame  uint64     // address of the next one
+	stack  uint64     // lowest address of the stack in use
+	top    uint64     // its end
+	code   uint64     // address of the emitted code
+	bp     uint64     // BP of Go while emitted code runs
+	begin  uint64     // lowest address of the stack in use when a run begins
+	reg    [11]uint64 // r0 to r10, while Go runs
 }
 
 // table is where elements of a slice are, [first, end).
@@ -50,7 +49,7 @@ const (
 	offTop    = 248
 	offCode   = 256
 	offBP     = 264
-	offReg    = 288
+	offReg    = 280
 
 	offFirst = 0
 	offEnd   = 8

@@ -41,6 +41,7 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 		memory:   memory,
 		base:     addressOf(memory),
 		frame:    p.Function(0).Frame,
+		short:    !t.back && !t.local && !t.guarded && uint64(p.Len()) <= engine.Slice(p),
 	}
 	for way, offset := range t.ways {
 		c.addresses[way] = c.base + uintptr(offset)
@@ -65,6 +66,7 @@ type code struct {
 	ways      [ways]entry
 	tenant    engine.Tenant
 	frame     bool // the first function has a stack frame
+	short     bool // no run of it costs more than a slice
 	program   *verify.Program
 	at        []int32       // offset of each slot
 	services  []serviceCall // by the number in their sites

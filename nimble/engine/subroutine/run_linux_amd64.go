@@ -11,10 +11,19 @@ import (
 // Run implements engine.Code.
 func (c *code) Run(m *engine.Machine) (uint64, error) {
 	k := cpuOf(m)
-	if m.Tenant != &c.tenant || k.changes != m.Changes || !m.SameContext() {
+	if m.Prepared != &c.tenant {
 		c.prepare(m, k)
 	} else if c.frame {
 		m.ClearFrame()
+	}
+	if c.short {
+		r0, at, left := c.ways[start](k, int64(m.Fuel), 0, 0)
+		if at == done {
+			m.Fuel = uint64(left)
+			return r0, nil
+		}
+		m.Fuel = 0
+		return c.serve(m, k, at, left)
 	}
 	r0, at, left := c.ways[start](k, m.FirstSlice(), 0, 0)
 	if at == done {
@@ -26,15 +35,14 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 
 // prepare sets up a cpu that is another code's or knows windows that are void.
 func (c *code) prepare(m *engine.Machine, k *cpu) {
-	m.Refresh()
-	m.Tenant = &c.tenant
+	m.Empty()
 	k.end = [2]uint64{}
 	k.top = m.SP
 	if c.frame {
 		m.PushFrame()
 	}
 	k.begin = m.SP
-	k.stackChanged(m)
+	c.stackChanged(m, k)
 	reads, writes := m.Windows()
 	k.reads, k.writes, k.frames = place(reads), place(writes), place(m.Frames)
 	k.frame, k.code = k.frames.first, uint64(c.base)
@@ -69,10 +77,10 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 		case deep:
 			kind = engine.Depth
 		case push:
-			k.push(m)
+			c.push(m, k)
 			next = c.address(i.Target)
 		case pop:
-			next = uint64(c.base) + k.pop(m)
+			next = uint64(c.base) + c.pop(m, k)
 		}
 		if kind != "" {
 			return 0, stop(m, left, kind, slot, k.operand(i), nil)

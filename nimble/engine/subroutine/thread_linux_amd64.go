@@ -64,6 +64,7 @@ type threader struct {
 	serviced bool            // services are called
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
+	back     bool            // there are jumps to what is before them
 }
 
 // forward is a jump or call to or for a slot, to what is not written yet.
@@ -224,6 +225,7 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 // jumpTo emits a jump from one slot to another.
 func (t *threader) jumpTo(slot, target int) {
 	if target <= slot {
+		t.back = true
 		t.jump(int(t.at[target]))
 		return
 	}
@@ -260,6 +262,7 @@ func (t *threader) compare(i *verify.Instruction) {
 func (t *threader) branch(slot int, i *verify.Instruction) {
 	condition := conditions[i.Code>>4]
 	if i.Target <= slot {
+		t.back = true
 		t.jumpIf(condition, int(t.at[i.Target]))
 		return
 	}
