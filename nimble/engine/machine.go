@@ -113,7 +113,7 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	if !suits(p, maps) {
 		return nil, errors.New("a machine needs a verified program and its maps")
 	}
-	stack, err := memory.Map("stack", callDepth*verify.FrameSize)
+	stack, err := takeStack(callDepth)
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +153,15 @@ func suits(p *verify.Program, maps []*state.Map) bool {
 	return true
 }
 
-// Close releases the stack. The Machine must not be running.
-func (m *Machine) Close() error { return m.stack.Close() }
+// Close releases the stack. The Machine must not be running, and must not be run
+// again. A second Close does nothing.
+func (m *Machine) Close() error {
+	stack := m.stack
+	if m.stack = nil; stack == nil {
+		return nil
+	}
+	return leaveStack(len(m.Frames)+1, stack)
+}
 
 // setRegion makes an entry of the table of regions.
 func (m *Machine) setRegion(i int, r memory.Region) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -218,5 +219,53 @@ func TestNewMachineRefuses(t *testing.T) {
 	defer small.Close()
 	if _, err := NewMachine(m.program, []*state.Map{small}, 1); err == nil {
 		t.Error("a machine with a map that is smaller than the program's")
+	}
+}
+
+// TestStacksAreKept closes a machine that has written to its stack. The next one
+// of the same call depth has zeros there, and one of another depth its own size.
+func TestStacksAreKept(t *testing.T) {
+	p, err := verify.Verify(&object.Spec{Instructions: []isa.Instruction{{Code: 0x95}}}, verify.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	make := func(depth int) *Machine {
+		m, err := NewMachine(p, nil, depth)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(m.stack.Bytes()); n != depth*verify.FrameSize {
+			t.Fatalf("a stack of %d bytes for %d functions", n, depth)
+		}
+		return m
+	}
+	for range 3 * keptStacks {
+		first, second := make(3), make(3)
+		for _, m := range []*Machine{first, second} {
+			if b := m.stack.Bytes(); slices.Max(b) != 0 {
+				t.Fatal("something was left in the stack")
+			}
+			m.stack.Bytes()[100] = 1
+		}
+		if &first.stack.Bytes()[0] == &second.stack.Bytes()[0] {
+			t.Fatal("two machines have one stack")
+		}
+		for _, m := range []*Machine{first, second, first} { // the last does nothing
+			if err := m.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var many []*Machine
+	for range 2 * keptStacks {
+		many = append(many, make(2))
+	}
+	for _, m := range many {
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if stacks.n != keptStacks {
+		t.Errorf("%d stacks are kept of %d", stacks.n, keptStacks)
 	}
 }

@@ -101,7 +101,7 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 		}
 	}
 	v.blocks()
-	if !config.NoProofs {
+	if !config.NoProofs && !v.program.obvious() {
 		v.program.prover(v.scratch).prove()
 	}
 	return v.program, nil

@@ -164,11 +164,11 @@ func TestProved(t *testing.T) {
 // needs no more than its block is proved, and they are accepted.
 func TestProofsGivenUp(t *testing.T) {
 	long := slices.Repeat([]string{"mov r2, r10", "ldxb r0, [r2-1]", "ldxb r0, [r1]", "ja +0"}, maxProved/4+1)
-	var wide []string
+	wide := []string{"mov r2, r1"}
 	for range maxKept + 1 {
 		wide = append(wide, "jeq r1, 1, "+fmt.Sprint(maxKept))
 	}
-	wide = append(wide, slices.Repeat([]string{"ldxb r0, [r1]"}, maxKept+1)...)
+	wide = append(wide, slices.Repeat([]string{"ldxb r0, [r2]"}, maxKept+1)...)
 	var loops []string
 	for range maxKept {
 		loops = append(loops, "mov r2, r10", "ldxb r0, [r2-1]", "ldxb r0, [r1]", "jeq r1, 1, -4")

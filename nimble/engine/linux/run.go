@@ -60,11 +60,14 @@ func (c *code) begin(m *engine.Machine) error {
 
 // check compares a run with what was promised.
 func (c *code) check(m *engine.Machine) error {
-	switch promise, has := c.context, m.Context(); {
+	promise := c.context
+	switch {
 	case c.depth > len(m.Frames)+1:
 		return fmt.Errorf("it may have %d functions active at once, and only %d are allowed", c.depth, len(m.Frames)+1)
 	case promise.Size == 0:
 		return nil
+	}
+	switch has := m.Context(); {
 	case has.Length < promise.Size || promise.Readable && !has.Readable || promise.Writable && !has.Writable:
 		return fmt.Errorf("the context is not the one of %d bytes that was promised", promise.Size)
 	case m.Args[0] != has.Base:

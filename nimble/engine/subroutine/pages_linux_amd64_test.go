@@ -2,6 +2,7 @@ package subroutine
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"sync"
 	"testing"
@@ -10,7 +11,12 @@ import (
 // TestArena fills more than a block, with what fits and with what does not, and
 // takes it back.
 func TestArena(t *testing.T) {
-	var a arena
+	for _, single := range []bool{false, true} {
+		t.Run(fmt.Sprintf("single=%v", single), func(t *testing.T) { testArena(t, &arena{single: single}) })
+	}
+}
+
+func testArena(t *testing.T, a *arena) {
 	page := os.Getpagesize()
 	var added [][]byte
 	for n := range 100 {
@@ -41,10 +47,16 @@ func TestArena(t *testing.T) {
 	if len(a.blocks) != 1 || a.blocks[0].free != blockPages {
 		t.Errorf("%d blocks are left", len(a.blocks))
 	}
+	if single := a.blocks[0].written == nil; single != a.single {
+		t.Errorf("the views are not those of an arena with single=%v", a.single)
+	}
 	first := addressOf(a.blocks[0].memory)
 	memory, err := a.add([]byte{1})
 	if err != nil || addressOf(memory) != first {
 		t.Errorf("free pages were not used: %v", err)
+	}
+	if err := a.remove(memory); err != nil || a.blocks[0].memory[0] != trap {
+		t.Errorf("code that was removed is still there: %v", err)
 	}
 	if err := a.remove(make([]byte, 1)); err == nil {
 		t.Error("memory from elsewhere was taken back")
@@ -53,7 +65,12 @@ func TestArena(t *testing.T) {
 
 // TestArenaIsShared adds and removes from many goroutines.
 func TestArenaIsShared(t *testing.T) {
-	var a arena
+	for _, single := range []bool{false, true} {
+		t.Run(fmt.Sprintf("single=%v", single), func(t *testing.T) { testArenaIsShared(t, &arena{single: single}) })
+	}
+}
+
+func testArenaIsShared(t *testing.T, a *arena) {
 	var wait sync.WaitGroup
 	for n := range 8 {
 		wait.Go(func() {

@@ -45,9 +45,10 @@
 // in the cpu, and the block its fuel, because nothing of the registers is left
 // when it becomes a panic. What the verifier has proved does neither.
 //
-// Code is written to pages that are then made executable and read-only; they are
-// never both writable and executable. They come from an arena of the process,
-// so that small programs need not map memory each.
+// Code is in an arena of the process, so that small programs need not map memory
+// each. The arena is mapped twice, and neither view is both writable and
+// executable: code is written through the one and executed in the other. Where
+// the system forbids that, pages are written and then made executable.
 package subroutine
 
 import "margay/nimble/engine"
