@@ -40,7 +40,6 @@ func (t *threader) writeBodies() {
 			t.reserve()
 			at = t.here()
 			known[key] = at
-			t.paid = false
 			if jumps {
 				t.compare(i)
 			} else {
@@ -56,20 +55,5 @@ func (t *threader) writeBodies() {
 func (t *threader) dropReturn() {
 	if t.body {
 		t.arithmetic(true, 0, sp, 8)
-	}
-}
-
-// hideReturn takes the return address from the stack for the time of an
-// unchecked access, at which SP must be as Go has left it.
-func (t *threader) hideReturn() {
-	if t.body {
-		t.mem(false, 0x8f, 0, self, offBack)
-	}
-}
-
-// showReturn is the opposite of hideReturn, if an access was unchecked.
-func (t *threader) showReturn(i *verify.Instruction) {
-	if t.body && t.trusted && !i.Proved {
-		t.mem(false, 0xff, 6, self, offBack)
 	}
 }

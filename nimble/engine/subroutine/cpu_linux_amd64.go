@@ -9,12 +9,11 @@ type cpu struct {
 	end    [2]uint64     // zeros: where the runtime stops when it follows BP
 	read   engine.Window // where the last load was
 	write  engine.Window // where the last store was
-	at     int64         // slot of the unchecked access under way, -1: none
-	addr   uint64        // its address, or that of a checked one that missed
-	paid   int64         // fuel left when the block of an unchecked access had been paid
+	stray  uint64        // where emitted code goes on after a bad access; 0: such an access is a fault of ours
+	addr   uint64        // address of a checked access that missed its window
+	at     uint64        // of the instruction whose access was bad
 	atomic engine.Window // where the last atomic operation was
 	spill  [2]uint64     // what is out of the way of one instruction
-	back   uint64        // return address of a subroutine during an unchecked access
 	reads  table         // windows of all regions
 	writes table
 	frames table      // room for callers
@@ -35,21 +34,20 @@ type table struct{ first, end uint64 }
 const (
 	offRead   = 16
 	offWrite  = 56
-	offAt     = 96
+	offStray  = 96
 	offAddr   = 104
-	offPaid   = 112
+	offAt     = 112
 	offAtomic = 120
 	offSpill  = 160
-	offBack   = 176
-	offReads  = 184
-	offWrites = 200
-	offFrames = 216
-	offFrame  = 232
-	offStack  = 240
-	offTop    = 248
-	offCode   = 256
-	offBP     = 264
-	offReg    = 280
+	offReads  = 176
+	offWrites = 192
+	offFrames = 208
+	offFrame  = 224
+	offStack  = 232
+	offTop    = 240
+	offCode   = 248
+	offBP     = 256
+	offReg    = 272
 
 	offFirst = 0
 	offEnd   = 8

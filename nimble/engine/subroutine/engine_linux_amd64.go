@@ -41,14 +41,14 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 		memory:   memory,
 		base:     addressOf(memory),
 		frame:    p.Function(0).Frame,
-		short:    !t.back && !t.local && !t.guarded && uint64(p.Len()) <= engine.Slice(p),
+		short:    !t.back && !t.local && uint64(p.Len()) <= engine.Slice(p),
 	}
 	for way, offset := range t.ways {
 		c.addresses[way] = c.base + uintptr(offset)
 		c.ways[way] = function(&c.addresses[way])
 	}
-	if t.guarded {
-		return guarded{c}, nil
+	if err := c.uncheck(t); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", e.Name(), err), c.Close())
 	}
 	return c, nil
 }
@@ -70,6 +70,8 @@ type code struct {
 	program   *verify.Program
 	at        []int32       // offset of each slot
 	services  []serviceCall // by the number in their sites
+	strays    []forward     // where unchecked accesses are, ascending
+	stray     uint64        // address of the way out after a bad one; 0: there are none
 	memory    []byte        // the emitted code
 	base      uintptr       // its address
 	addresses [ways]uintptr // of ways

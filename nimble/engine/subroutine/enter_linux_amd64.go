@@ -33,6 +33,13 @@ func (t *threader) border() {
 	}
 	t.reg(false, 0xff, 4, scratch)
 
+	if t.trusted {
+		t.reserve()
+		t.toStray = t.here()
+		t.body = t.calls // where all accesses are
+		t.exit(leaving(stray, 0))
+		t.body = false
+	}
 	if t.serviced {
 		t.borderOfServices()
 	}

@@ -11,16 +11,16 @@ import (
 func logarithm(i *verify.Instruction) uint8 { return uint8(bits.TrailingZeros(uint(i.Op.Size()))) }
 
 // access emits what comes before a load or store of base+off: the check against
-// a window, or the note of an unchecked one.
+// a window.
 func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, window int32) {
 	if i.Proved {
 		return
 	}
-	t.address(scratch, machineRegister[base], int32(i.Off))
 	if t.trusted {
-		t.note(slot)
+		t.unchecked(slot)
 		return
 	}
+	t.address(scratch, machineRegister[base], int32(i.Off))
 	t.misses = append(t.misses, forward{t.inside(window, logarithm(i)), slot})
 }
 
@@ -88,19 +88,8 @@ func (t *threader) search(window int32, size uint8) (start int) {
 	return start
 }
 
-// note writes down an unchecked access of the address in DX, and the fuel if it
-// is the first of its block.
-func (t *threader) note(slot int) {
-	t.guarded = true
-	if !t.paid {
-		t.paid = true
-		t.mem(true, 0x89, fuel, self, offPaid)
-	}
-	t.mem(true, 0x89, scratch, self, offAddr)
-	t.mem(true, 0xc7, 0, self, offAt)
-	t.imm32(int32(slot))
-	t.hideReturn()
-}
+// unchecked remembers where an unchecked access is, or begins.
+func (t *threader) unchecked(slot int) { t.strays = append(t.strays, forward{t.here(), slot}) }
 
 // load emits a load.
 func (t *threader) load(slot int, i *verify.Instruction) {
@@ -121,7 +110,6 @@ func (t *threader) load(slot int, i *verify.Instruction) {
 		opcode, wide = 0x63, true
 	}
 	t.mem(wide, opcode, machineRegister[i.Dst], machineRegister[i.Src], int32(i.Off))
-	t.showReturn(i)
 }
 
 // store emits a store of a register or an immediate.
@@ -142,7 +130,6 @@ func (t *threader) store(slot int, i *verify.Instruction) {
 	if opcode&0x40 != 0 {
 		t.put(uint64(uint32(i.Imm)), min(size, 4))
 	}
-	t.showReturn(i)
 }
 
 // atomicOpcode returns the opcode of an atomic operation, 0 if the machine has
@@ -176,7 +163,7 @@ func (t *threader) atomic(slot int, i *verify.Instruction) {
 	switch {
 	case i.Proved:
 	case t.trusted:
-		t.note(slot)
+		t.unchecked(slot)
 	default:
 		t.cold = append(t.cold, cold{t.inside(offAtomic, logarithm(i)), leaving(atomics, slot)})
 	}
@@ -190,7 +177,6 @@ func (t *threader) atomic(slot int, i *verify.Instruction) {
 	if i.Op == isa.AtomicCmpXchg32 {
 		t.move(false, ax, ax) // is not written if the values were equal
 	}
-	t.showReturn(i)
 }
 
 // fetch emits an atomic operation that fetches what it changes bit by bit: it

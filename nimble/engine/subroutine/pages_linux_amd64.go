@@ -16,6 +16,11 @@ type arena struct {
 	lock   sync.Mutex
 	blocks []*block
 
+	// Executable memory is in one reserved range, so that a handler of faults can
+	// tell emitted code by two numbers that never change.
+	reserved []byte
+	taken    []bool // by blockPages of it
+
 	// single has blocks mapped once, as where the system has no files in memory
 	// that can be executed.
 	single bool
@@ -24,8 +29,14 @@ type arena struct {
 // executable is where the code of this process is.
 var executable arena
 
-// blockPages is how many pages there are in a block that programs share.
-const blockPages = 256
+const (
+	// blockPages is how many pages there are in a block that programs share.
+	blockPages = 256
+
+	// reservedBlocks is how much there is room for, in blockPages: 1 GiB, of which
+	// nothing is used until it is needed.
+	reservedBlocks = 1024
+)
 
 // block is memory for code. It is mapped twice: one view can be executed and not
 // written, the other written and not executed, so that neither adding nor
@@ -59,42 +70,87 @@ func (a *arena) add(emitted []byte) ([]byte, error) {
 	return b.fill(0, pages, emitted)
 }
 
+// bounds returns the range of executable memory. The arena is not empty.
+func (a *arena) bounds() (start, size uintptr) {
+	a.lock.Lock()
+	defer a.lock.Unlock()
+	return addressOf(a.reserved), uintptr(len(a.reserved))
+}
+
 // grow maps one more block.
-func (a *arena) grow(pages int) (b *block, err error) {
-	size := pages * os.Getpagesize()
-	b = &block{used: make([]bool, pages), free: pages}
+func (a *arena) grow(pages int) (*block, error) {
+	memory, err := a.take(pages)
+	if err != nil {
+		return nil, err
+	}
+	b := &block{memory: memory, used: make([]bool, pages), free: pages}
 	if !a.single {
-		b.memory, b.written, err = mapTwice(size)
+		b.written, err = mapTwice(memory)
 		a.single = err != nil
 	}
 	if a.single {
-		b.memory, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		err = mapAt(memory, -1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("map %d bytes for code: %w", size, err)
+		return nil, errors.Join(fmt.Errorf("map %d bytes for code: %w", len(memory), err), a.giveBack(memory))
 	}
 	a.blocks = append(a.blocks, b)
 	return b, nil
 }
 
-// mapTwice returns two views of one file in memory, of which the first can be
-// executed and the second written.
-func mapTwice(size int) (executed, written []byte, err error) {
+// take returns the first so many free pages of the reserved range.
+func (a *arena) take(pages int) ([]byte, error) {
+	page := os.Getpagesize()
+	if a.reserved == nil {
+		const size = reservedBlocks * blockPages
+		reserved, err := unix.Mmap(-1, 0, size*page, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		if err != nil {
+			return nil, fmt.Errorf("reserve %d bytes for code: %w", size*page, err)
+		}
+		a.reserved, a.taken = reserved, make([]bool, reservedBlocks)
+	}
+	first, ok := row(a.taken, (pages+blockPages-1)/blockPages)
+	if !ok {
+		return nil, fmt.Errorf("no room for %d bytes of code", pages*page)
+	}
+	from := first * blockPages * page
+	memory := a.reserved[from : from+pages*page : from+pages*page]
+	a.setTaken(memory, true)
+	return memory, nil
+}
+
+// giveBack makes memory of the reserved range free.
+func (a *arena) giveBack(memory []byte) error {
+	a.setTaken(memory, false)
+	return mapAt(memory, -1, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+}
+
+func (a *arena) setTaken(memory []byte, taken bool) {
+	size := blockPages * os.Getpagesize()
+	first := int(addressOf(memory)-addressOf(a.reserved)) / size
+	for n := range (len(memory) + size - 1) / size {
+		a.taken[first+n] = taken
+	}
+}
+
+// mapTwice maps a new file in memory where it can be executed, and returns a view
+// of it that can be written.
+func mapTwice(executed []byte) (written []byte, err error) {
 	fd, err := codeFile()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer unix.Close(fd)
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return nil, nil, err
+	if err := unix.Ftruncate(fd, int64(len(executed))); err != nil {
+		return nil, err
 	}
-	if written, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return nil, nil, err
+	if written, err = unix.Mmap(fd, 0, len(executed), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return nil, err
 	}
-	if executed, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_SHARED); err != nil {
-		return nil, nil, errors.Join(err, unix.Munmap(written))
+	if err = mapAt(executed, fd, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_SHARED); err != nil {
+		return nil, errors.Join(err, unix.Munmap(written))
 	}
-	return executed, written, nil
+	return written, nil
 }
 
 // codeFile makes an empty file in memory. Linux before 6.3 does not know
@@ -124,7 +180,7 @@ func (a *arena) remove(memory []byte) error {
 			return nil
 		}
 		a.blocks = append(a.blocks[:n], a.blocks[n+1:]...)
-		return b.unmap()
+		return errors.Join(b.unmap(), a.giveBack(b.memory))
 	}
 	return errors.New("code that is not of this arena")
 }
@@ -146,13 +202,12 @@ func (b *block) empty(offset, length int) error {
 	return nil
 }
 
-// unmap gives the memory back.
+// unmap gives the view to be written back.
 func (b *block) unmap() error {
-	err := unix.Munmap(b.memory)
-	if b.written != nil {
-		err = errors.Join(err, unix.Munmap(b.written))
+	if b.written == nil {
+		return nil
 	}
-	if err != nil {
+	if err := unix.Munmap(b.written); err != nil {
 		return fmt.Errorf("unmap code: %w", err)
 	}
 	return nil
@@ -163,11 +218,16 @@ func (b *block) find(pages int) (first int, ok bool) {
 	if pages > b.free {
 		return 0, false
 	}
-	for n, used := range b.used {
+	return row(b.used, pages)
+}
+
+// row returns where the first so many that are not used follow each other.
+func row(used []bool, wanted int) (first int, ok bool) {
+	for n, each := range used {
 		switch {
-		case used:
+		case each:
 			first = n + 1
-		case n+1-first == pages:
+		case n+1-first == wanted:
 			return first, true
 		}
 	}

@@ -1,8 +1,6 @@
 package subroutine
 
 import (
-	"runtime/debug"
-
 	"margay/nimble/engine"
 	"margay/nimble/isa"
 	"margay/nimble/verify"
@@ -46,6 +44,7 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 	reads, writes := m.Windows()
 	k.reads, k.writes, k.frames = place(reads), place(writes), place(m.Frames)
 	k.frame, k.code = k.frames.first, uint64(c.base)
+	k.stray = c.stray
 }
 
 // serve does what the code was left for and enters it again, until the first
@@ -58,12 +57,13 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 			}
 			continue
 		}
-		k.at = -1
 		slot := at.slot()
 		i := c.program.At(slot)
 		var next uint64
 		var kind engine.Kind
 		switch at.reason() {
+		case stray:
+			return 0, c.strayed(m, k, left)
 		case refill:
 			left, kind = m.Refill(left+int64(i.Cost), int64(i.Cost))
 			left, next = left+again(i, kind), c.address(slot)
@@ -95,7 +95,6 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 // is left for next.
 func (c *code) callServices(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64, next site, leftNext int64, err error) {
 	for at.reason() == call {
-		k.at = -1
 		each := &c.services[at.slot()]
 		m.SliceLeft = left
 		if r0, err = each.service.Call(&m.Call); err != nil {
@@ -143,25 +142,4 @@ func (k *cpu) findAtomic(m *engine.Machine, i *verify.Instruction) engine.Kind {
 	}
 	k.atomic = *m.Atomic
 	return ""
-}
-
-// guarded is the code of a trusted program with unchecked accesses.
-type guarded struct{ *code }
-
-// Run implements engine.Code. An access of unmapped memory is a fault of the
-// extension. Only emitted code sets at, so that other panics are nobody's but
-// ours.
-func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
-	k := cpuOf(m)
-	before := debug.SetPanicOnFault(true)
-	defer func() {
-		debug.SetPanicOnFault(before)
-		if k.at >= 0 && recover() != nil {
-			r0, err = 0, stop(m, k.paid, engine.Memory, int(k.at), k.addr, nil)
-		}
-	}()
-	k.at = -1
-	r0, err = c.code.Run(m)
-	k.at = -1 // recover is not for nothing
-	return r0, err
 }

@@ -30,8 +30,7 @@
 // a cpu begins with what it takes for the last frame. r0 is AX because of
 // compare-and-exchange, r4 is CX and DX is nobody's because of shifts and
 // divisions. SP stays where the call has left it, at a return address into Go:
-// that is what lets the runtime turn a bad access of a trusted extension into a
-// panic, and profile what runs here. So the frames of local calls are in the
+// that is what lets the runtime profile what runs here. So the frames of local calls are in the
 // Machine and not on this stack. R14 and X15 belong to Go, and no vector register
 // is used.
 //
@@ -41,9 +40,10 @@
 // that was used last: one for loads, one for stores, one for atomic operations.
 // A load or store that misses calls a search through the windows of all regions,
 // which all of its size share, and which copies what it finds; an atomic
-// operation asks Go. Copies last until the windows change. An unchecked access of a trusted extension notes its slot and address
-// in the cpu, and the block its fuel, because nothing of the registers is left
-// when it becomes a panic. What the verifier has proved does neither.
+// operation asks Go. Copies last until the windows change. An access that the
+// verifier has proved, or of a trusted extension, is one machine instruction. If
+// a trusted one is bad, a handler of the signal lets the code be left: see
+// catchFaults.
 //
 // Code is in an arena of the process, so that small programs need not map memory
 // each. The arena is mapped twice, and neither view is both writable and

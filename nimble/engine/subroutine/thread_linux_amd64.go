@@ -23,6 +23,7 @@ const (
 	deep                     // a local call for which there is no room
 	push                     // a local call of a function with a stack frame
 	pop                      // the exit of one
+	stray                    // a bad access that was not checked
 )
 
 // site is a place at which code is left: a reason and the slot of an
@@ -50,16 +51,16 @@ type threader struct {
 	cold     []cold
 	misses   []forward // accesses outside their window
 	bodies   []forward // calls of the subroutines of slots
+	strays   []forward // where unchecked accesses are, ascending
 	services []serviceCall
 
 	ways      [ways]int // offsets of the ways into the code
 	toService int       // offset of the way out to a service
+	toStray   int       // offset of the way out after a bad access
 	searches  [2][4]int // offsets of searches, of loads and stores, by size; 0: none yet
 
 	function verify.Function // to which the instruction belongs
-	paid     bool            // the fuel of the block is noted
 	body     bool            // what is emitted is called
-	guarded  bool            // there are unchecked accesses
 	named    uint            // a bit for each register that any instruction names
 	serviced bool            // services are called
 	local    bool            // there are local calls
@@ -85,6 +86,7 @@ func (t *threader) recycle() {
 	*t = threader{
 		asm: asm{code: t.code},
 		at:  t.at, jumps: t.jumps[:0], cold: t.cold[:0], misses: t.misses[:0], bodies: t.bodies[:0],
+		strays: t.strays[:0],
 	}
 	threaders.Put(t)
 }
@@ -168,7 +170,6 @@ func (t *threader) enterBlock(slot int, cost uint32) {
 	if cost == 0 {
 		return
 	}
-	t.paid = false
 	if cost < 128 { // most of them: both instructions at once
 		t.put(0x820f_00ec8349|uint64(cost)<<24, 10) // sub r12, cost; jb
 		t.cold = append(t.cold, cold{t.here(), leaving(refill, slot)})

@@ -1,0 +1,40 @@
+//go:build linux && amd64
+
+package subroutine
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// setSize is the size of the kernel's set of signals.
+const setSize = 8
+
+// handlerOf returns what the kernel does at a signal.
+func handlerOf(signal unix.Signal) (a action, err error) {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), 0, uintptr(unsafe.Pointer(&a)), setSize, 0, 0)
+	if errno != 0 {
+		err = fmt.Errorf("handler of %v: %w", signal, errno)
+	}
+	return a, err
+}
+
+// handle changes what the kernel does at a signal.
+func handle(signal unix.Signal, a *action) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), uintptr(unsafe.Pointer(a)), 0, setSize, 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("handle %v: %w", signal, errno)
+	}
+	return nil
+}
+
+// mapAt maps a file, or anonymous memory for -1, over memory that is reserved.
+func mapAt(memory []byte, fd, protection, flags int) error {
+	if fd < 0 {
+		flags |= unix.MAP_ANONYMOUS
+	}
+	_, err := unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(memory)), uintptr(len(memory)), protection, flags|unix.MAP_FIXED)
+	return err
+}
