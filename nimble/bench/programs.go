@@ -47,6 +47,10 @@ var Programs = []Program{
 		Maps: []state.Spec{{Name: "table", ValueSize: slotSize, Entries: slots, Contents: table(256)}}},
 	{Name: "message", About: "a handler of 64-byte messages", Calls: 1, Call: "message", Memory: message(), Want: 111111,
 		Maps: []state.Spec{{Name: "handlers", ValueSize: 24, Entries: 8}}},
+	{Name: "histogram", About: "1024 numbers counted in 256 counters, at places that nothing proves", Want: sum(numbersOfHistogram()), Memory: numbersOfHistogram(),
+		Maps: []state.Spec{{Name: "bins", ValueSize: 4, Entries: 256}}},
+	{Name: "chase", About: "a list of 1024 elements, at places that nothing proves", Want: elements * (elements + 1) / 2,
+		Maps: []state.Spec{{Name: "list", ValueSize: elementSize, Entries: elements, Contents: chain()}}},
 	{Name: Straight, About: "instructions in a row, for the time of insertion", Memory: []byte{3, 0, 0, 0}, Want: 3},
 }
 
@@ -193,6 +197,44 @@ func table(n uint64) []byte {
 		binary.LittleEndian.PutUint64(slot[16:], key)
 	}
 	return t
+}
+
+// numbersOfHistogram returns the 16-bit numbers that histogram counts, each less
+// than 256.
+func numbersOfHistogram() []byte {
+	b := make([]byte, 2048)
+	for i := range len(b) / 2 {
+		b[2*i] = byte(i * i * 37 >> 3)
+	}
+	return b
+}
+
+// sum adds 16-bit numbers up.
+func sum(b []byte) (total uint64) {
+	for i := 0; i < len(b); i += 2 {
+		total += uint64(b[i]) | uint64(b[i+1])<<8
+	}
+	return total
+}
+
+// The list of chase: how many elements it has, and the size of one.
+const (
+	elements    = 1024
+	elementSize = 16
+)
+
+// chain returns a list of all elements, which are in steps of 389 and have the
+// values 1, 2 and so on.
+func chain() []byte {
+	b := make([]byte, elements*elementSize)
+	at := uint64(0)
+	for n := uint64(1); n <= elements; n++ {
+		next := (at + 389) % elements
+		binary.LittleEndian.PutUint64(b[at*elementSize:], next*elementSize)
+		binary.LittleEndian.PutUint64(b[at*elementSize+8:], n)
+		at = next
+	}
+	return b
 }
 
 // message returns a message for handler 3: words 1, 10 and so on to 100,000.

@@ -39,7 +39,11 @@ func contenders(ctx context.Context, argv ...string) ([]bench.Contender, func() 
 		return nil, nil, errors.Join(err, closeFirst())
 	}
 	third, closeThird := kernelContender(ctx, argv...)
-	return append(ours, first, second, third), func() error { return errors.Join(closeFirst(), closeSecond(), closeThird()) }, nil
+	all := append(ours, first, second, third)
+	for i := range all {
+		all[i].Bounded = true // as the kernel's, so that all do the same
+	}
+	return all, func() error { return errors.Join(closeFirst(), closeSecond(), closeThird()) }, nil
 }
 
 // engines makes two contenders of each engine that is here. The kernel is not

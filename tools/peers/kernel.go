@@ -279,7 +279,7 @@ func (r *kernelRun) give(b []byte) error {
 		return err
 	}
 	copy(context.Bytes(), b)
-	r.machine.Context = context.Region(true)
-	r.machine.Args = [5]uint64{r.machine.Context.Base, r.machine.Context.Length}
+	r.machine.SetContext(context.Region(true))
+	r.machine.Args = [5]uint64{r.machine.Context().Base, r.machine.Context().Length}
 	return nil
 }

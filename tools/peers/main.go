@@ -10,8 +10,8 @@
 //
 // The kernel is used by a child process, peers -kernel, that loads each program
 // once: if it hangs in the kernel, there are no figures of it, and those of the
-// others all the same. The kernel must see the end of every loop, so it gets
-// fewer rounds of long programs, and repeats them.
+// others all the same. The kernel must see the end of every loop, so long programs
+// have fewer rounds, for all contenders alike.
 //
 // It is a module of its own because what it compares with is no part of the
 // product.

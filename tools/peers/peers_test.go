@@ -96,6 +96,11 @@ func TestAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end()
+	for _, c := range all {
+		if !c.Bounded {
+			t.Errorf("%s has more rounds than the kernel", c.Name)
+		}
+	}
 	for _, p := range bench.Programs {
 		for i, r := range p.Measure(all, bench.Plan{Turn: time.Microsecond}) {
 			if all[i].Name != kernel && (r.Err != nil || r.Run <= 0 || r.Instructions == 0) {

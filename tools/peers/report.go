@@ -134,8 +134,9 @@ func (r *report) writeTable(w io.Writer) error {
 }
 
 // legend says what tables do not.
-const legend = `A * marks a program with fewer rounds. The kernel repeats a program by itself, which is no call from Go. The time for
-an instruction is that of the program in eBPF, on wazero too. The peers have no fuel; wazero always checks memory.`
+const legend = `A * marks a program with fewer rounds than margay nimble bench gives it: the kernel must see the end of a loop, and all
+contenders do the same work. The kernel repeats a program by itself, which is no call from Go. The time for an instruction is that
+of the program in eBPF, on wazero too. The peers have no fuel; wazero always checks memory.`
 
 func mark(f figure) string {
 	if f.Bounded && f.Error == "" {

@@ -36,7 +36,7 @@ func compile(ctx context.Context, r wazero.Runtime, p *bench.Program) (*bench.In
 	if len(p.Maps) > 0 {
 		firstMap = p.Maps[0].Contents
 	}
-	text, err := wasm.Module(p.Name, p.Memory, firstMap)
+	text, err := wasm.Module(p.Name, p.Rounds, p.Memory, firstMap)
 	if err != nil {
 		return nil, err
 	}

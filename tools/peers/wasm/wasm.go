@@ -7,7 +7,8 @@
 // executed, each with its operand if it has one. A line that begins with local
 // declares variables of a type; block and loop have a label, which br and br_if
 // name; call service is a call of the one function that is imported. What is
-// between repeat N and again is there N times. A load or store has an offset,
+// between repeat N and again is there N times. The word rounds stands for the
+// number of rounds of the program. A load or store has an offset,
 // and is taken to be aligned to its size, which is only a hint.
 package wasm
 
@@ -29,14 +30,14 @@ const (
 	Map    = 8192
 )
 
-// Module returns the module of a program, with what its memory and its first
-// map hold.
-func Module(program string, memory, firstMap []byte) ([]byte, error) {
+// Module returns the module of a program, with so many rounds if it has any, and
+// with what its memory and its first map hold.
+func Module(program string, rounds int32, memory, firstMap []byte) ([]byte, error) {
 	text, err := files.ReadFile("programs/" + program + ".txt")
 	if err != nil {
 		return nil, err
 	}
-	code, err := assemble(string(text))
+	code, err := assemble(strings.ReplaceAll(string(text), " rounds", fmt.Sprintf(" %d", rounds)))
 	if err != nil {
 		return nil, fmt.Errorf("program %s: %w", program, err)
 	}
@@ -122,7 +123,8 @@ var instructions = map[string]instruction{
 	"br": {0x0c, label, 0}, "br_if": {0x0d, label, 0}, "return": {0x0f, none, 0}, "call": {0x10, callee, 0},
 	"local.get": {0x20, variable, 0}, "local.set": {0x21, variable, 0}, "local.tee": {0x22, variable, 0},
 	"i64.load": {0x29, offset, 3}, "i64.load16_u": {0x33, offset, 1}, "i64.load32_u": {0x35, offset, 2}, "i64.store": {0x37, offset, 3},
-	"i32.const": {0x41, constant, 0}, "i64.const": {0x42, constant, 0},
+	"i64.store32": {0x3e, offset, 2},
+	"i32.const":   {0x41, constant, 0}, "i64.const": {0x42, constant, 0},
 	"i32.eqz": {0x45, none, 0}, "i32.lt_u": {0x49, none, 0}, "i32.add": {0x6a, none, 0},
 	"i64.eqz": {0x50, none, 0}, "i64.eq": {0x51, none, 0}, "i64.ne": {0x52, none, 0}, "i64.lt_u": {0x54, none, 0},
 	"i64.gt_u": {0x56, none, 0}, "i64.le_u": {0x58, none, 0},

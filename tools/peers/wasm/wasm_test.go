@@ -22,7 +22,7 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("%q was read as %x", text, code)
 		}
 	}
-	if _, err := Module("nothing", nil, nil); err == nil {
+	if _, err := Module("nothing", 0, nil, nil); err == nil {
 		t.Error("a module without a program")
 	}
 }
