@@ -100,9 +100,10 @@ func (s *Set) Message(burst *nimble.Burst, context memory.Region, allow func(slo
 
 // Ask runs the extension for an event of its slot. An error is a fault of it, which has been counted, or says that it is gone.
 func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
-	var burst nimble.Burst
-	defer burst.End()
-	return x.ask(&burst, &e)
+	e.Data = x
+	begin := x.set.manager.recorder.Begin()
+	r0, err := x.Run(&e)
+	return x.answered(begin, &e, r0, err)
 }
 
 // ask is Ask as part of a burst.
@@ -110,6 +111,11 @@ func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, err
 	e.Data = x
 	begin := x.set.manager.recorder.Begin()
 	r0, err := burst.Run(x.Extension, e)
+	return x.answered(begin, e, r0, err)
+}
+
+// answered records a run that began then, and judges its answer.
+func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
 		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)
