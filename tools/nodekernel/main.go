@@ -22,7 +22,6 @@ import (
 	"margay/kernel/pid1"
 	schedulers "margay/kernel/sched/list"
 	"margay/kernel/task/jobinit"
-	"margay/nimble/engine/list"
 )
 
 // version is the version of this build, set by the linker.
@@ -71,7 +70,7 @@ func runKernel() error {
 		return err
 	}
 	k, err := kernel.New(kernel.Config{
-		Boot: config, Program: []string{self, "jobinit"}, Engine: list.Automatic(), Link: conn, Sink: a, Log: logf,
+		Boot: config, Program: []string{self, "jobinit"}, Engine: engines(), Link: conn, Sink: a, Log: logf,
 		Scheduler: func() (kernel.Scheduler, []string) { return schedulers.Open(config, logf) },
 	})
 	if err != nil {
