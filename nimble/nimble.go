@@ -1,6 +1,7 @@
 package nimble
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -35,7 +36,7 @@ type Options struct {
 type MapOptions struct {
 	Entries uint32         // number of elements; 0: as the program says
 	Shared  bool           // in a memfd that an application can map
-	Memory  *memory.Memory // memory to use as it is; it stays the caller's and must outlive the extension
+	Memory  *memory.Memory // memory to use as it is, but for its object.Pointers; it stays the caller's and must outlive the extension
 }
 
 // Limits bound an extension. A zero field means the default; a negative MaxTime
@@ -174,6 +175,10 @@ func (x *Extension) build(o Options) (err error) {
 			return err
 		}
 		x.maps = append(x.maps, m)
+	}
+	for _, p := range x.program.Pointers() {
+		addr := x.maps[p.To].Region().Base + uint64(p.Distance)
+		binary.LittleEndian.PutUint64(x.maps[p.Map].Memory().Bytes()[p.Offset:], addr)
 	}
 	if x.code, err = o.Engine.Thread(x.program, x.maps); err != nil {
 		return err

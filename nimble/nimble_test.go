@@ -19,6 +19,7 @@ import (
 	"margay/nimble/memory"
 	"margay/nimble/object"
 	"margay/nimble/service"
+	"margay/nimble/state"
 	"margay/nimble/verify"
 )
 
@@ -713,4 +714,78 @@ func TestInvoke(t *testing.T) {
 			t.Errorf("%d, %v, %v", r0, err, i.err)
 		}
 	})
+}
+
+// TestPointers runs programs whose global data holds addresses of other global
+// data: tables of names and of structures, and a list of them.
+func TestPointers(t *testing.T) {
+	m := newContext(t, 24)
+	walk := load(t, "names.o", "walk")
+	x := insert(t, walk, nimble.Options{})
+	for run := uint64(1); run <= 3; run++ {
+		want := 100 + run + 'a' + 200 + run + 'b' + run + 'g'
+		if got, err := x.Run(&nimble.Event{Context: m.Region(true)}); err != nil || got != want {
+			t.Errorf("run %d: %d, %v, want %d", run, got, err, want)
+		}
+	}
+	letter := insert(t, load(t, "names.o", "letter"), nimble.Options{})
+	for n, want := range []uint64{'n', 'w', 'h'} {
+		binary.LittleEndian.PutUint64(m.Bytes(), uint64(n))
+		if got, err := letter.Run(&nimble.Event{Context: m.Region(true)}); err != nil || got != want {
+			t.Errorf("name %d: %d, %v, want %d", n, got, err, want)
+		}
+	}
+	if _, err := nimble.Insert(walk, nimble.Options{Engine: portable.New(), Variables: map[string]any{"first": uint64(0)}}); err != nil {
+		t.Error(err)
+	}
+	if walk.Pointers == nil || walk.Pointers[0] != (object.Pointer{Map: ".data", To: ".rodata"}) {
+		t.Errorf("Insert has changed the Spec: %+v", walk.Pointers)
+	}
+}
+
+// TestPointersOfGivenMemory inserts a program on the memory that another one has
+// left: its state is as it was, its addresses are those of now.
+func TestPointersOfGivenMemory(t *testing.T) {
+	spec, m := load(t, "names.o", "walk"), newContext(t, 24)
+	given := make(map[string]nimble.MapOptions)
+	for _, each := range spec.Maps {
+		old, err := memory.Create(each.Name, int(each.Size(1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { old.Close() })
+		copy(old.Bytes(), each.Contents)
+		given[each.Name] = nimble.MapOptions{Memory: old}
+	}
+	binary.LittleEndian.PutUint64(given[".data"].Memory.Bytes()[32:], 1000) // counters[0]
+	binary.LittleEndian.PutUint64(given[".data"].Memory.Bytes(), 0xdead)    // first
+	x := insert(t, spec, nimble.Options{Maps: given})
+	const want = 1001 + 'a' + 201 + 'b' + 1 + 'g'
+	if got, err := x.Run(&nimble.Event{Context: m.Region(true)}); err != nil || got != want {
+		t.Errorf("%d, %v, want %d", got, err, want)
+	}
+}
+
+// TestPointersRefused has addresses in maps that are none.
+func TestPointersRefused(t *testing.T) {
+	for name, p := range map[string]object.Pointer{
+		"no map":            {Map: ".nothing", To: ".rodata"},
+		"of no map":         {Map: ".data", To: ".nothing"},
+		"over the end":      {Map: ".data", Offset: 41, To: ".rodata"},
+		"far over the end":  {Map: ".data", Offset: 1<<32 - 1, To: ".rodata"},
+		"behind the target": {Map: ".data", To: ".bss", Distance: 33},
+		"in each core's":    {Map: "cores", To: ".bss"},
+		"of each core's":    {Map: ".data", To: "cores"},
+	} {
+		spec := load(t, "names.o", "walk")
+		spec.Maps = append(spec.Maps, state.Spec{Name: "cores", Kind: state.PerCore, ValueSize: 64, Entries: 1})
+		spec.Pointers = append(spec.Pointers, p)
+		x, err := nimble.Insert(spec, nimble.Options{Engine: portable.New(), Cores: 1})
+		if _, ok := errors.AsType[*verify.Refusal](err); !ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if x != nil {
+			x.Close()
+		}
+	}
 }

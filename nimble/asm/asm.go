@@ -35,6 +35,7 @@
 //	            | ".map" name ( "array" | "per_core" ) number number [ "readonly" ]
 //	            | ".bytes" hex                             contents of the last map, continued
 //	            | ".variable" name name number number      its map, offset and size
+//	            | ".pointer" name number name number       map and offset of an address, and what it is of
 //	            | ".extern" name .
 //
 // Mnemonics and their operands come from the table of package isa, so 64-bit operations have the

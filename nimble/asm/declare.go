@@ -26,6 +26,7 @@ var declarations = map[string]declaration{
 	".map":      {"NAME array|per_core SIZE ENTRIES [readonly]", 4, 5, (*parser).readMap},
 	".bytes":    {"HEX", 1, 1, (*parser).readBytes},
 	".variable": {"NAME MAP OFFSET SIZE", 4, 4, (*parser).readVariable},
+	".pointer":  {"MAP OFFSET MAP DISTANCE", 4, 4, (*parser).readPointer},
 	".extern":   {"NAME", 1, 1, (*parser).readExtern},
 }
 
@@ -131,6 +132,24 @@ func (p *parser) readVariable(words []string) (bad int, err error) {
 		return 2 + bad, err
 	}
 	p.spec.Variables = append(p.spec.Variables, v)
+	return 0, nil
+}
+
+func (p *parser) readPointer(words []string) (bad int, err error) {
+	var pointer object.Pointer
+	if bad, err = names(words[:1], &pointer.Map); err != nil {
+		return bad, err
+	}
+	if bad, err = numbers(words[1:2], &pointer.Offset); err != nil {
+		return 1 + bad, err
+	}
+	if bad, err = names(words[2:3], &pointer.To); err != nil {
+		return 2 + bad, err
+	}
+	if bad, err = numbers(words[3:], &pointer.Distance); err != nil {
+		return 3 + bad, err
+	}
+	p.spec.Pointers = append(p.spec.Pointers, pointer)
 	return 0, nil
 }
 

@@ -21,6 +21,7 @@ const objectText = `.program one message
 .bytes 03
 .map cores per_core 12 2
 .variable limit ".rodata.\x23\x0a" 0 4
+.pointer counts 8 ".rodata.\x23\x0a" 2
 .extern notify
     lddw_map r1, counts
     lddw_value r2, ".rodata.\x23\x0a", 2
@@ -48,6 +49,7 @@ func TestPrograms(t *testing.T) {
 			{Name: "cores", Kind: state.PerCore, ValueSize: 12, Entries: 2},
 		},
 		Variables: []object.Variable{{Name: "limit", Map: ".rodata.#\n", Offset: 0, Size: 4}},
+		Pointers:  []object.Pointer{{Map: "counts", Offset: 8, To: ".rodata.#\n", Distance: 2}},
 		Externs:   []string{"notify"},
 	}, {Name: "two", Section: "timer/every"}}
 	if !reflect.DeepEqual(specs, want) {
@@ -128,6 +130,8 @@ func TestDeclarationErrors(t *testing.T) {
 		{".extern a\n.extern \"a\"", 2, 9, `extern "a" exists already`},
 		{".bytes 00", 1, 1, "no map to hold it"},
 		{".map a array 8 1\n.bytes 0", 2, 8, "encoding/hex: odd length hex string"},
+		{".pointer a b c 1", 1, 12, `"b": want a 32-bit number`},
+		{".pointer a 8 c -1", 1, 16, `"-1": want a 32-bit number`},
 		{".variable a b 1 x", 1, 17, `"x": want a 32-bit number`},
 		{"x: .program a b", 1, 4, "a label before .program belongs to no program"},
 		{"lddw_map r1, a\n.map a array 8 1", 1, 14, "a is not declared"},

@@ -74,6 +74,9 @@ func declare(out *bufio.Writer, spec *object.Spec) {
 	for _, v := range spec.Variables {
 		fmt.Fprintf(out, ".variable %s %s %d %d\n", quote(v.Name), quote(v.Map), v.Offset, v.Size)
 	}
+	for _, p := range spec.Pointers {
+		fmt.Fprintf(out, ".pointer %s %d %s %d\n", quote(p.Map), p.Offset, quote(p.To), p.Distance)
+	}
 	for _, name := range spec.Externs {
 		fmt.Fprintf(out, ".extern %s\n", quote(name))
 	}

@@ -36,8 +36,11 @@ type Fault struct {
 // Error returns pc, address, kind and fuel, then what else is known.
 func (f *Fault) Error() string {
 	text := fmt.Sprintf("pc=%d addr=%#x kind=%s fuel=%d", f.PC, f.Addr, f.Kind, f.Fuel)
-	if f.Region != "" {
+	switch {
+	case f.Region != "":
 		text += fmt.Sprintf(" region=%s%+d", f.Region, f.Offset)
+	case f.Kind == Memory && f.Addr < near: // a null pointer, or what is at a distance from one
+		text += fmt.Sprintf(" region=null%+d", f.Addr)
 	}
 	if line := f.Line.String(); line != "" {
 		text += " line=" + line

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -196,6 +197,20 @@ func TestFault(t *testing.T) {
 	refused := &service.ArgumentError{Service: "s", Argument: 2, Value: 5, Reason: "no"}
 	if f := m.Fault(Service, 0, 0, refused); f.Kind != Argument || f.Addr != 5 || !errors.Is(f, error(refused)) {
 		t.Errorf("got %q", f)
+	}
+}
+
+// TestNullPointer says which faults are at the address of a null pointer.
+func TestNullPointer(t *testing.T) {
+	m := newMachine(t, 1)
+	for _, c := range []struct {
+		kind Kind
+		addr uint64
+		want bool
+	}{{Memory, 0, true}, {Memory, 4095, true}, {Memory, 4096, false}, {Memory, m.Context().Base - 8, false}, {Fuel, 0, false}, {Depth, 0, false}} {
+		if text := m.Fault(c.kind, 0, c.addr, nil).Error(); strings.Contains(text, fmt.Sprintf(" region=null+%d", c.addr)) != c.want {
+			t.Errorf("%s at %#x: %s", c.kind, c.addr, text)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package object
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -21,8 +22,8 @@ import (
 // that it calls linked in. Errors are *Error.
 //
 // Relocations are resolved by cilium/ebpf; type relocations (CO-RE) keep what
-// the compiler wrote, since contexts are Margay's own types. Global data cannot
-// hold addresses: a pointer or a table of strings with initial values is refused.
+// the compiler wrote, since contexts are Margay's own types. Addresses of global
+// data in global data become Pointers; those of functions are refused.
 func ELF(file []byte) (specs []*Spec, err error) {
 	defer func() {
 		// The parser is a library fed with hostile bytes.
@@ -33,15 +34,22 @@ func ELF(file []byte) (specs []*Spec, err error) {
 	if err := checkELF(file); err != nil {
 		return nil, fileError(err)
 	}
-	if err := checkRelocations(file); err != nil {
+	pointers, err := readRelocations(file)
+	if err != nil {
 		return nil, err
 	}
 	collection, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
+	if err != nil && !typed(file) {
+		err = fmt.Errorf("%w: compile with -g", err)
+	}
 	if err != nil {
 		return nil, fileError(err)
 	}
+	if err := checkPointers(pointers, len(collection.Programs)); err != nil {
+		return nil, fileError(err)
+	}
 	for _, name := range slices.Sorted(maps.Keys(collection.Programs)) {
-		spec, err := link(collection, collection.Programs[name])
+		spec, err := link(collection, pointers, collection.Programs[name])
 		if err != nil {
 			return nil, err
 		}
@@ -54,18 +62,26 @@ func ELF(file []byte) (specs []*Spec, err error) {
 	return specs, nil
 }
 
+// typed reports whether the compiler has written types.
+func typed(file []byte) bool {
+	f, err := elf.NewFile(bytes.NewReader(file))
+	return err == nil && f.Section(".BTF") != nil
+}
+
 func fileError(err error) error { return &Error{Slot: -1, Reason: err.Error()} }
 
 // linker turns one program of a collection into a Spec.
 type linker struct {
 	collection *ebpf.CollectionSpec
+	pointers   map[string][]Pointer // by the section that holds them
 	spec       *Spec
 	functions  map[string]bool // those linked in
 }
 
-func link(c *ebpf.CollectionSpec, p *ebpf.ProgramSpec) (*Spec, error) {
+func link(c *ebpf.CollectionSpec, pointers map[string][]Pointer, p *ebpf.ProgramSpec) (*Spec, error) {
 	l := linker{
 		collection: c,
+		pointers:   pointers,
 		spec:       &Spec{Name: p.Name, Section: p.SectionName, License: p.License},
 		functions:  make(map[string]bool),
 	}
@@ -88,6 +104,9 @@ func link(c *ebpf.CollectionSpec, p *ebpf.ProgramSpec) (*Spec, error) {
 	}
 	var err error
 	if l.spec.Instructions, err = isa.Decode(code.Bytes()); err != nil {
+		return nil, l.fail(-1, err)
+	}
+	if err := l.follow(); err != nil {
 		return nil, l.fail(-1, err)
 	}
 	l.variables()
@@ -164,6 +183,24 @@ func (l *linker) useMap(name string) (int, error) {
 	return len(l.spec.Maps) - 1, nil
 }
 
+// follow adds the addresses in the maps that the program uses, and the maps that
+// they point into, for as long as there are more.
+func (l *linker) follow() error {
+	for n := 0; n < len(l.spec.Maps); n++ {
+		last := ""
+		for _, p := range l.pointers[l.spec.Maps[n].Name] {
+			if p.To != last {
+				if _, err := l.useMap(p.To); err != nil {
+					return err
+				}
+				last = p.To
+			}
+			l.spec.Pointers = append(l.spec.Pointers, p)
+		}
+	}
+	return nil
+}
+
 // Flags of a map (linux/bpf.h).
 const (
 	flagReadOnly = 1 << 7  // BPF_F_RDONLY_PROG
@@ -183,7 +220,7 @@ func mapSpec(name string, m *ebpf.MapSpec) (state.Spec, error) {
 	case ebpf.PerCPUArray:
 		spec.Kind = state.PerCore
 	default:
-		return spec, fmt.Errorf("map %q is a %v; there are Array and PerCPUArray, and a hash table is compiled into the extension", name, m.Type)
+		return spec, fmt.Errorf("map %q is a %v; there are Array and PerCPUArray, and a hash table is compiled into the extension: include margay_hash.h", name, m.Type)
 	}
 	if m.KeySize != state.KeySize {
 		return spec, fmt.Errorf("map %q has keys of %d bytes, not %d", name, m.KeySize, state.KeySize)

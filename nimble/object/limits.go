@@ -1,9 +1,11 @@
 package object
 
 import (
+	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
+	"strconv"
 )
 
 // Limits of an ELF object. Those on names and on products exist because the
@@ -35,6 +37,9 @@ func checkELF(file []byte) error {
 		return fmt.Errorf("not an ELF file")
 	}
 	class, data := elf.Class(h.Ident[elf.EI_CLASS]), elf.Data(h.Ident[elf.EI_DATA])
+	if data == elf.ELFDATA2MSB {
+		return fmt.Errorf("a big-endian object (bpfeb) is not a little-endian BPF object: compile with -target bpf")
+	}
 	if class != elf.ELFCLASS64 || data != elf.ELFDATA2LSB || elf.Machine(h.Machine) != elf.EM_BPF || elf.Type(h.Type) != elf.ET_REL {
 		return fmt.Errorf("%v %v %v %v is not a little-endian BPF object", class, data, elf.Machine(h.Machine), elf.Type(h.Type))
 	}
@@ -48,7 +53,7 @@ func checkELF(file []byte) error {
 	if !hasNames(sections, uint32(h.Shstrndx)) {
 		return fmt.Errorf("section %d has no names of sections", h.Shstrndx)
 	}
-	return checkSections(file, sections)
+	return checkSections(file, sections, sections[h.Shstrndx])
 }
 
 // hasNames reports whether a section is a string table, so that checkSections
@@ -67,7 +72,7 @@ func read(file []byte, offset uint64, value any) error {
 	return err
 }
 
-func checkSections(file []byte, sections []elf.Section64) error {
+func checkSections(file []byte, sections []elf.Section64, names elf.Section64) error {
 	var total, types, relocations uint64
 	for i, s := range sections {
 		if elf.SectionType(s.Type) == elf.SHT_REL {
@@ -79,6 +84,9 @@ func checkSections(file []byte, sections []elf.Section64) error {
 			return fmt.Errorf("section %d is compressed", i)
 		case elf.SectionType(s.Type) == elf.SHT_NOBITS:
 			total += min(s.Size, maxData+1)
+			if s.Size > maxData {
+				return fmt.Errorf("section %s has %d bytes of data, and all sections may have %d: keep more in a map", sectionName(file, names, s), s.Size, maxData)
+			}
 		case s.Off > uint64(len(file)) || s.Size > uint64(len(file))-s.Off:
 			return fmt.Errorf("section %d is not inside the file", i)
 		case binary.LittleEndian.Uint16(padded(file[s.Off:s.Off+s.Size])) == btfMagic:
@@ -105,6 +113,29 @@ func checkSections(file []byte, sections []elf.Section64) error {
 				return fmt.Errorf("section %d: %w", i, err)
 			}
 		}
+	}
+	return nil
+}
+
+// sectionName returns the name of a section from the table of names, in quotes.
+func sectionName(file []byte, names, s elf.Section64) string {
+	at := names.Off + uint64(s.Name)
+	if at < names.Off || at >= uint64(len(file)) {
+		return strconv.Quote("")
+	}
+	name, _, _ := bytes.Cut(file[at:min(at+maxName, uint64(len(file)))], []byte{0})
+	return strconv.Quote(string(name))
+}
+
+// checkPointers bounds what is copied of addresses in global data, for each of
+// so many programs.
+func checkPointers(pointers map[string][]Pointer, programs int) error {
+	total := 0
+	for _, list := range pointers {
+		total += len(list)
+	}
+	if total*programs > maxLinked {
+		return fmt.Errorf("%d addresses in global data for %d programs: too many", total, programs)
 	}
 	return nil
 }

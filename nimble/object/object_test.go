@@ -167,13 +167,82 @@ func TestUnsupported(t *testing.T) {
 		{"hash.o", "message program", 4, "./hash.c:15", `map "table" is a Hash; there are Array and PerCPUArray`},
 		{"static.o", "message lookup", 4, "./static.c:16", "a map is static"},
 		{"section.o", "message section", 2, "./section.c:18", `"count" is in section .bss.mine`},
-		{"pointer.o", "", -1, "", `section .data: "place" holds the address of ".data"`},
+		{"hash.o", "message program", 4, "./hash.c:15", `map "table" is a Hash; there are Array and PerCPUArray, and a hash table is compiled into the extension: include margay_hash.h`},
+		{"functions.o", "", -1, "", `section .data: "table" holds the address of function "`},
+		{"oldmaps.o", "message lookup", -1, "./oldmaps.c:", `"counts" is a map as libbpf before 1.0 declared it; maps are declared by their types`},
 	} {
 		_, err := ELF(readObject(t, c.name))
 		e, ok := errors.AsType[*Error](err)
-		if !ok || e.Program != c.program || e.Slot != c.slot || !strings.HasPrefix(e.Line.String(), c.line) || !strings.HasPrefix(e.Reason, c.reason) {
+		if !ok || e.Program != c.program || c.slot >= 0 && e.Slot != c.slot || !strings.HasPrefix(e.Line.String(), c.line) || !strings.HasPrefix(e.Reason, c.reason) {
 			t.Errorf("%s: got %+v", c.name, err)
 		}
+	}
+}
+
+// TestFileErrors says what is wrong with files as a whole.
+func TestFileErrors(t *testing.T) {
+	withoutTypes := bytes.ReplaceAll(readObject(t, "counter.o"), []byte(".BTF"), []byte(".XTF"))
+	bigEndian := readObject(t, "counter.o")
+	bigEndian[elf.EI_DATA] = byte(elf.ELFDATA2MSB)
+	for name, c := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"without -g": {withoutTypes, "compile with -g"},
+		"big-endian": {bigEndian, "a big-endian object (bpfeb)"},
+		"large":      {withSize(t, readObject(t, "counter.o"), ".bss", 72<<20), `section ".bss" has 75497472 bytes of data, and all sections may have 16777216`},
+	} {
+		if _, err := ELF(c.file); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// withSize changes the size of a section in its header.
+func withSize(t *testing.T, file []byte, section string, size uint64) []byte {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := slices.IndexFunc(f.Sections, func(s *elf.Section) bool { return s.Name == section })
+	if index < 0 {
+		t.Fatalf("no section %s", section)
+	}
+	const offSize = 32 // in an Elf64_Shdr
+	headers := binary.LittleEndian.Uint64(file[40:])
+	binary.LittleEndian.PutUint64(file[headers+uint64(index)*64+offSize:], size)
+	return file
+}
+
+// TestPointers reads addresses in global data: what holds them, what they are of,
+// and maps that only they name.
+func TestPointers(t *testing.T) {
+	want := []Pointer{
+		{".data", 0, ".rodata", 0},                                                                                // first
+		{".data", 8, ".rodata.str1.1", 0}, {".data", 16, ".rodata.str1.1", 4}, {".data", 24, ".rodata.str1.1", 8}, // names
+		{".rodata", 0, ".rodata.str1.1", 14}, {".rodata", 8, ".rodata", 24}, {".rodata", 16, ".data", 32}, // table[0]
+		{".rodata", 24, ".rodata.str1.1", 20}, {".rodata", 32, ".rodata", 48}, {".rodata", 40, ".data", 40}, // table[1]
+		{".rodata", 48, ".rodata.str1.1", 25}, {".rodata", 64, ".bss", 24}, // last
+	}
+	for name, s := range load(t, "names.o") {
+		if !slices.Equal(s.Pointers, want) {
+			t.Errorf("%s: %+v", name, s.Pointers)
+		}
+		for _, each := range []string{".data", ".rodata", ".rodata.str1.1", ".bss"} {
+			if s.Map(each) == nil {
+				t.Errorf("%s has no map %s", name, each)
+			}
+		}
+		if err := s.SetVariable("names", []uint64{1, 2, 3}); err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Concat(want[:1], want[4:]); !slices.Equal(s.Pointers, got) {
+			t.Errorf("%s, with names set: %+v", name, s.Pointers)
+		}
+	}
+	if s := load(t, "counter.o")["accumulate"]; s.Pointers != nil {
+		t.Errorf("an object without addresses has %+v", s.Pointers)
 	}
 }
 

@@ -17,30 +17,40 @@ type relocations struct {
 	file    []byte
 	elf     *elf.File
 	symbols []elf.Symbol // from the one with number 1 on
+
+	pointers map[string][]Pointer // by the section that holds them
 }
 
-// checkRelocations refuses, in the words of C, what the ELF parser would refuse
-// without the place or not notice at all: an address in global data, which stays
-// zero, data that is in no section for it, a map that is static.
-func checkRelocations(file []byte) error {
+// pointerSize is the size of an address in bytes.
+const pointerSize = 8
+
+// addressOf is the type of a relocation of an address of 8 bytes in data
+// (R_BPF_64_ABS64).
+const addressOf = 2
+
+// readRelocations returns the addresses in global data, which the ELF parser
+// does not notice, by the section that holds them. It refuses, in the words of
+// C, what the parser would refuse without the place: an address of anything but
+// global data there, data that is in no section for it, a map that is static.
+func readRelocations(file []byte) (map[string][]Pointer, error) {
 	f, err := elf.NewFile(bytes.NewReader(file))
 	if err != nil {
-		return fileError(err)
+		return nil, fileError(err)
 	}
 	symbols, err := f.Symbols()
 	if err != nil {
-		return nil // the ELF parser reports the error
+		return nil, nil // the ELF parser reports the error
 	}
-	r := relocations{file, f, symbols}
+	r := relocations{file: file, elf: f, symbols: symbols, pointers: make(map[string][]Pointer)}
 	for _, s := range f.Sections {
 		if s.Type != elf.SHT_REL || int(s.Info) >= len(f.Sections) {
 			continue
 		}
 		if err := r.section(s, f.Sections[s.Info]); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return r.pointers, nil
 }
 
 // section checks the relocations of one section.
@@ -57,6 +67,12 @@ func (r *relocations) section(s, in *elf.Section) error {
 	if _, err := binary.Decode(table, binary.LittleEndian, entries); err != nil {
 		return fileError(err)
 	}
+	var contents []byte
+	if data && !code {
+		if contents, err = in.Data(); err != nil {
+			return fileError(err)
+		}
+	}
 	for _, e := range entries {
 		number := int(elf.R_SYM64(e.Info)) - 1
 		if number < 0 || number >= len(r.symbols) {
@@ -64,8 +80,10 @@ func (r *relocations) section(s, in *elf.Section) error {
 		}
 		symbol := &r.symbols[number]
 		if !code {
-			return fileError(fmt.Errorf("section %s: %q holds the address of %q; addresses in global data are not supported, let the program store it",
-				in.Name, r.at(in, e.Off, elf.STT_OBJECT).Name, r.name(symbol)))
+			if err := r.pointer(in, e, symbol, contents); err != nil {
+				return fileError(fmt.Errorf("section %s: %q %w", in.Name, r.at(in, e.Off, elf.STT_OBJECT).Name, err))
+			}
+			continue
 		}
 		if reason := r.unsuitable(symbol); reason != "" {
 			return r.fail(in, e.Off, reason)
@@ -74,8 +92,40 @@ func (r *relocations) section(s, in *elf.Section) error {
 	return nil
 }
 
+// pointer adds an address in global data. What is added to the address of the
+// symbol is in its place.
+func (r *relocations) pointer(in *elf.Section, e elf.Rel64, symbol *elf.Symbol, contents []byte) error {
+	name := r.name(symbol)
+	if symbol.Section == elf.SHN_UNDEF || int(symbol.Section) >= len(r.elf.Sections) {
+		return fmt.Errorf("holds the address of %q, which is not in the object", name)
+	}
+	to := r.elf.Sections[symbol.Section]
+	switch {
+	case to.Flags&elf.SHF_EXECINSTR != 0:
+		return fmt.Errorf("holds the address of function %q; calls through a pointer are not supported, let the program choose by a number", name)
+	case to.Name == mapSection:
+		return fmt.Errorf("holds the address of map %q; only instructions can name a map", name)
+	}
+	if reason := r.unsuitable(symbol); reason != "" {
+		return fmt.Errorf("holds an address, but %s", reason)
+	}
+	size := uint64(len(contents))
+	if elf.R_TYPE64(e.Info) != addressOf || size < pointerSize || e.Off > size-pointerSize {
+		return fmt.Errorf("holds the address of %q in a form of %d, not of 8 bytes", name, elf.R_TYPE64(e.Info))
+	}
+	distance := symbol.Value + binary.LittleEndian.Uint64(contents[e.Off:])
+	if distance > to.Size {
+		return fmt.Errorf("holds an address outside section %s", to.Name)
+	}
+	r.pointers[in.Name] = append(r.pointers[in.Name], Pointer{in.Name, uint32(e.Off), to.Name, uint32(distance)})
+	return nil
+}
+
 // mapSection is where clang puts the definitions of maps.
 const mapSection = ".maps"
+
+// oldMapSection is where programs defined maps as structures.
+const oldMapSection = "maps"
 
 // unsuitable says why an instruction cannot refer to a symbol.
 func (r *relocations) unsuitable(s *elf.Symbol) string {
@@ -88,6 +138,8 @@ func (r *relocations) unsuitable(s *elf.Symbol) string {
 		return "a map is static; maps are global"
 	case in.Name == mapSection, in.Flags&elf.SHF_EXECINSTR != 0:
 	case base == "data", base == "rodata", base == "bss" && suffix == "":
+	case in.Name == oldMapSection:
+		return fmt.Sprintf("%q is a map as libbpf before 1.0 declared it; maps are declared by their types, in section .maps (see margay.h)", r.name(s))
 	default:
 		return fmt.Sprintf("%q is in section %s; global data is in .bss, .data or .rodata", r.name(s), in.Name)
 	}

@@ -36,6 +36,7 @@ type Spec struct {
 	Maps         []state.Spec
 	Externs      []string // services called by name
 	Variables    []Variable
+	Pointers     []Pointer
 	Lines        Lines
 }
 
@@ -45,6 +46,15 @@ type Variable struct {
 	Map    string // the map that holds it, such as .rodata
 	Offset uint32 // in the map's only element, bytes
 	Size   uint32 // bytes
+}
+
+// Pointer is an address in global data, of other global data. It is known when
+// the program is inserted.
+type Pointer struct {
+	Map      string // the map that holds it, such as .data
+	Offset   uint32 // in the map's only element, bytes; it takes 8
+	To       string // the map that it points into, such as .rodata.str1.1
+	Distance uint32 // from the beginning of that, bytes
 }
 
 // Line says which source line the instructions from Slot on come from. The
@@ -94,7 +104,7 @@ func (s *Spec) Map(name string) *state.Spec {
 
 // SetVariable gives a global variable, constant or not, the value it has when
 // the extension is inserted: a fixed-size value or a slice of such, of exactly
-// the variable's size.
+// the variable's size. Pointers in it are replaced, too.
 func (s *Spec) SetVariable(name string, value any) error {
 	i := slices.IndexFunc(s.Variables, func(v Variable) bool { return v.Name == name })
 	if i < 0 {
@@ -117,6 +127,9 @@ func (s *Spec) SetVariable(name string, value any) error {
 	copy(contents, m.Contents)
 	copy(contents[v.Offset:], encoded)
 	m.Contents = contents
+	s.Pointers = slices.DeleteFunc(slices.Clone(s.Pointers), func(p Pointer) bool {
+		return p.Map == v.Map && uint64(p.Offset)+pointerSize > uint64(v.Offset) && uint64(p.Offset) < uint64(v.Offset)+uint64(v.Size)
+	})
 	return nil
 }
 

@@ -14,8 +14,10 @@ package service
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // MaxNumber is the largest number a service may have.
@@ -133,6 +135,23 @@ func (t *Table) Number(n int32) *Service {
 		return nil
 	}
 	return t.numbers[n]
+}
+
+// All says which services there are, by number and name.
+func (t *Table) All() string {
+	if t == nil || len(t.numbers)+len(t.names) == 0 {
+		return "there are none"
+	}
+	var list []string
+	for _, n := range slices.Sorted(maps.Keys(t.numbers)) {
+		list = append(list, strings.TrimSpace(fmt.Sprintf("%d %s", n, t.numbers[n].Name)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.names)) {
+		if t.names[name].Number == 0 {
+			list = append(list, name)
+		}
+	}
+	return "there are " + strings.Join(list, ", ")
 }
 
 // Name returns the service of a name, nil if there is none.

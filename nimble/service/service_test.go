@@ -43,6 +43,21 @@ func newCall(t *testing.T, spec state.Spec) (*Call, []byte, uint64) {
 
 var array = state.Spec{Name: "array", ValueSize: 8, Entries: 4}
 
+func TestAll(t *testing.T) {
+	nothing := func(*Call) (uint64, error) { return 0, nil }
+	table, err := NewTable(Service{Name: "zeta", Func: nothing}, Service{Number: 12, Func: nothing}, Service{Number: 3, Name: "three", Func: nothing},
+		Service{Name: "alpha", Func: nothing})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := table.All(), "there are 3 three, 12, alpha, zeta"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := (*Table)(nil).All(); got != "there are none" {
+		t.Errorf("of no table: %q", got)
+	}
+}
+
 func TestNewTableRefuses(t *testing.T) {
 	f := func(*Call) (uint64, error) { return 0, nil }
 	for name, list := range map[string][]Service{

@@ -19,6 +19,7 @@ type Program struct {
 	functions []Function         // ascending, without gaps
 	services  []*service.Service // of calls
 	maps      []state.Spec
+	pointers  []Pointer
 	lines     object.Lines
 	context   Context
 }
@@ -47,6 +48,17 @@ type Function struct {
 	Start, End int
 	Frame      bool // it names r10, so it has a stack frame of FrameSize bytes
 }
+
+// Pointer is an address in a map, which is known when the program is inserted:
+// the 8 bytes at Offset of map number Map are the address of the byte at Distance
+// of map number To. They are inside, but Distance may be the end.
+type Pointer struct {
+	Map, To          int
+	Offset, Distance uint32
+}
+
+// Pointers returns the addresses in maps. Nobody may change them.
+func (p *Program) Pointers() []Pointer { return p.pointers }
 
 // Name returns the name of the program.
 func (p *Program) Name() string { return p.name }

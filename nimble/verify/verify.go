@@ -95,7 +95,7 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 		maps:    slices.Clone(spec.Maps),
 		lines:   slices.Clone(spec.Lines),
 	}
-	for _, pass := range []func() error{v.instructions, v.functions, v.targets} {
+	for _, pass := range []func() error{v.instructions, v.functions, v.targets, v.pointers} {
 		if err := pass(); err != nil {
 			return nil, err
 		}
@@ -203,10 +203,10 @@ func (v *verifier) call(slot int, i *Instruction) error {
 		}
 		name := v.spec.Externs[i.Imm]
 		if called = v.config.Services.Name(name); called == nil {
-			return v.refuse(slot, "unknown service %q", name)
+			return v.refuse(slot, "unknown service %q; %s", name, v.config.Services.All())
 		}
 	} else if called = v.config.Services.Number(i.Imm); called == nil {
-		return v.refuse(slot, "unknown service %d", i.Imm)
+		return v.refuse(slot, "unknown service %d; %s", i.Imm, v.config.Services.All())
 	}
 	if called.Trusted && !v.config.Trusted {
 		return v.refuse(slot, "service %v is for trusted extensions", called)
@@ -222,6 +222,35 @@ func (v *verifier) mapIndex(slot int, index int32) error {
 	}
 	if err := v.spec.Maps[index].Validate(); err != nil {
 		return v.refuse(slot, "%v", err)
+	}
+	return nil
+}
+
+// pointers resolves the addresses in maps.
+func (v *verifier) pointers() error {
+	if len(v.spec.Pointers) == 0 {
+		return nil
+	}
+	numbers := make(map[string]int)
+	for n := range v.spec.Maps {
+		numbers[v.spec.Maps[n].Name] = n
+	}
+	const size = 8
+	for _, p := range v.spec.Pointers {
+		holder, ok := numbers[p.Map]
+		to, there := numbers[p.To]
+		if !ok || !there {
+			return v.refuse(0, "an address in map %q of map %q: the program has no such maps", p.Map, p.To)
+		}
+		for _, n := range []int{holder, to} {
+			if m := &v.spec.Maps[n]; m.Validate() != nil || m.Kind != state.Array {
+				return v.refuse(0, "an address in map %q of map %q: map %q has no single address", p.Map, p.To, m.Name)
+			}
+		}
+		if uint64(p.Offset)+size > v.spec.Maps[holder].Length() || uint64(p.Distance) > v.spec.Maps[to].Length() {
+			return v.refuse(0, "an address at %d of map %q, of %d in map %q, is not inside", p.Offset, p.Map, p.Distance, p.To)
+		}
+		v.program.pointers = append(v.program.pointers, Pointer{holder, to, p.Offset, p.Distance})
 	}
 	return nil
 }

@@ -230,7 +230,7 @@ func TestSourceLine(t *testing.T) {
 	s := spec(t, "mov r0, 1", "call 9", "exit")
 	s.Lines = []object.Line{{Slot: 0, File: "a.c", Number: 7}, {Slot: 1, File: "a.c", Number: 8}}
 	r := wantRefusal(t, s, Config{}, 1, "unknown service 9")
-	if got, want := r.Error(), "insn=1: a.c:8: unknown service 9"; got != want {
+	if got, want := r.Error(), "insn=1: a.c:8: unknown service 9; there are none"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

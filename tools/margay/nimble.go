@@ -317,6 +317,12 @@ func (a *app) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose bool)
 		}
 		reports = append(reports, driver.NewReport(spec, program, err))
 	}
+	for _, spec := range specs {
+		if made := slot.Name(spec.Slot()); spec.Section != "" && !slot.Declared(made) {
+			fmt.Fprintf(a.stderr, "margay: program %s is in section %s, which names no slot; see margay ext slots\n",
+				driver.OneLine(spec.Name), driver.OneLine(spec.Section))
+		}
+	}
 	if err := a.printReports(reports, verbose); err != nil {
 		return err
 	}

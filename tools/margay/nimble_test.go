@@ -103,12 +103,12 @@ func TestNimble(t *testing.T) {
 		{"rejected: no hexadecimal", "run", exit + "95xx", 2, "", `insn=1: .*invalid byte.*`},
 		{"rejected: odd", "run", "950", 2, "", `insn=0: .*odd length.*`},
 		{"rejected: truncated", "run", "95", 2, "", `insn=0: truncated to 1 of 8 bytes`},
-		{"rejected: service", "run|--services=none", echo, 2, "", `insn=1: unknown service 5`},
+		{"rejected: service", "run|--services=none", echo, 2, "", `insn=1: unknown service 5; there are none`},
 		{"rejected: callx", "run", "8d00000000000000" + exit, 2, "", `insn=0: callx is refused: .*`},
 
 		{"fault: memory", "run|0102030405060708", "7910010000000000" + exit, 1, "", `pc=0 addr=0x[0-9a-f]+ kind=memory fuel=999998 region=context\+1`},
-		{"fault: null", "run", load64, 1, "", `pc=0 addr=0x0 kind=memory fuel=999998`},
-		{"fault: trusted", "run|--trusted", null, 1, "", `pc=1 addr=0x0 kind=memory fuel=999997`},
+		{"fault: null", "run", load64, 1, "", `pc=0 addr=0x0 kind=memory fuel=999998 region=null\+0`},
+		{"fault: trusted", "run|--trusted", null, 1, "", `pc=1 addr=0x0 kind=memory fuel=999997 region=null\+0`},
 		{"fault: fuel", "run|--fuel=10", endless, 1, "", `pc=0 addr=0x0 kind=fuel fuel=0`},
 		{"fault: time", "run|--max-time=1ms|--fuel=1000000000000", endless, 1, "", `pc=0 addr=0x0 kind=time fuel=\d+`},
 		{"fault: argument", "run|--services=linux", lookup, 1, "", `pc=0 addr=0x0 kind=argument fuel=999998: map_lookup_elem: argument 1 .*`},
@@ -119,7 +119,7 @@ func TestNimble(t *testing.T) {
 		{"function", "run|--elf|" + faults + "|--function=null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
 		{"function and section", "run|--elf|" + faults + "|--function=null|--section=message/null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
 		{"rejected: which program", "run|--elf|" + faults + "|--function=unknown_name", "", 2, "",
-			`message/unknown-name unknown_name: insn=1: ./faults.c:\d+: unknown service "no_such_service"`},
+			`message/unknown-name unknown_name: insn=1: ./faults.c:\d+: unknown service "no_such_service"; there are 1 map_lookup_elem, .*`},
 		{"object: no such function", "run|--elf|" + faults + "|--section=message/null|--function=endless", "", 125, "",
 			`no program with --section message/null --function endless; there are message/endless endless, .*`},
 		{"object: no such section", "run|--elf|" + accumulate + "|--section=timer", "", 125, "", `no program with --section timer; there are message accumulate`},
@@ -146,7 +146,7 @@ func TestNimble(t *testing.T) {
 		{"usage: command", "walk", "", 125, "", `nimble walk: there is no such command \(margay nimble --help\)`},
 
 		{"batch", "run|--batch", "- " + return42 + "\n0102030405060708 " + load64 + "\n- ff\n- " + load64 + "\n-\n", 0,
-			"2a\n807060504030201\nreject insn=0: truncated to 1 of 8 bytes\nfault pc=0 addr=0x0 kind=memory fuel=999998\nreject insn=0: empty program\n", ""},
+			"2a\n807060504030201\nreject insn=0: truncated to 1 of 8 bytes\nfault pc=0 addr=0x0 kind=memory fuel=999998 region=null+0\nreject insn=0: empty program\n", ""},
 		{"batch: fuel left", "run|--batch|--fuel=10", "- " + endless + "\n", 0, "fault pc=0 addr=0x0 kind=fuel fuel=0\n", ""},
 		{"batch: no lines", "run|--batch", "", 0, "", ""},
 		{"batch: no newline at the end", "run|--batch", "- " + return42, 0, "2a\n", ""},
@@ -173,7 +173,7 @@ func TestNimble(t *testing.T) {
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
 			"  insn=2      ldxdw r0, [r6+0]                 proved: context+0..7 of at least 8\n", ""},
 		{"verify: rejected", "verify", "ff00000000000000", 2, "", `insn=0: unknown opcode 0xff`},
-		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message accumulate: insn=13: ./accumulate.c:31: unknown service 1`},
+		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message accumulate: insn=13: ./accumulate.c:31: unknown service 1; there are none`},
 
 		{"asm", "asm", "mov r0, 1 # one\nx: ja x", 0, "b700000001000000\n0500ffff00000000\n", ""},
 		{"asm: bytes", "asm|--raw", "exit", 0, "\x95\x00\x00\x00\x00\x00\x00\x00", ""},
@@ -273,6 +273,26 @@ func TestNimbleDisObject(t *testing.T) {
 	}
 }
 
+// TestNimbleVerifySection warns of a section that names no slot, and of no other.
+func TestNimbleVerifySection(t *testing.T) {
+	text, err := os.ReadFile(accumulate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "massage.o")
+	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte("message\x00"), []byte("massage\x00")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		accumulate: "",
+		file:       "margay: program accumulate is in section massage, which names no slot; see margay ext slots\n",
+	} {
+		if status, _, stderr := margay("", "nimble", "verify", "--elf", name); status != 0 || stderr != want {
+			t.Errorf("%s: exit status %d, %q, want %q", name, status, stderr, want)
+		}
+	}
+}
+
 // TestNimbleVerifyJSON reports on what is accepted, and on what is not.
 func TestNimbleVerifyJSON(t *testing.T) {
 	var reports []driver.Report
@@ -286,7 +306,7 @@ func TestNimbleVerifyJSON(t *testing.T) {
 		if r.Accepted != (r.Refusal == nil) || r.Accepted != (r.Instructions > 0) {
 			t.Errorf("%+v", r)
 		}
-		if r.Function == "unknown_name" && (r.Refusal.Slot != 1 || !strings.HasPrefix(r.Refusal.Line, "./faults.c:") || r.Refusal.Reason != `unknown service "no_such_service"`) {
+		if r.Function == "unknown_name" && (r.Refusal.Slot != 1 || !strings.HasPrefix(r.Refusal.Line, "./faults.c:") || !strings.HasPrefix(r.Refusal.Reason, `unknown service "no_such_service"; there are 1 map_lookup_elem, `)) {
 			t.Errorf("%+v", r.Refusal)
 		}
 	}

@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf/asm"
@@ -8,6 +9,7 @@ import (
 	"margay/nimble/isa"
 	"margay/nimble/object"
 	"margay/nimble/service"
+	"margay/nimble/state"
 	"margay/nimble/verify"
 )
 
@@ -62,5 +64,17 @@ func TestPart(t *testing.T) {
 	}
 	if _, err := NewPart(verified(t, nil, "call_named 1", "exit")); err == nil {
 		t.Error("a program with a service of its own was taken")
+	}
+	pointers := &object.Spec{
+		Instructions: []isa.Instruction{{Code: isa.Exit.Row().Code}},
+		Maps:         []state.Spec{{Name: "data", ValueSize: 16, Entries: 1}},
+		Pointers:     []object.Pointer{{Map: "data", To: "data", Distance: 8}},
+	}
+	pointing, err := verify.Verify(pointers, verify.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewPart(pointing); err == nil || !strings.Contains(err.Error(), "addresses") {
+		t.Errorf("a program with addresses in its data: %v", err)
 	}
 }

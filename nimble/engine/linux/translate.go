@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -62,6 +63,9 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 // findUses looks at the maps and services of a program. The error is a reason
 // to refuse it. A program for one core may ask which that is.
 func findUses(p *verify.Program, oneCore bool) ([]use, error) {
+	if len(p.Pointers()) > 0 {
+		return nil, errors.New("global data holds addresses, and the kernel has it elsewhere")
+	}
 	all := make([]use, len(p.Maps()))
 	for slot := range p.Len() {
 		i := p.At(slot)
