@@ -36,7 +36,7 @@ func (n *Node) Boot() error {
 			return fmt.Errorf("%w: its extension %s: %w", ErrRefused, x.Name, err)
 		}
 	}
-	context := slot.BootContext{Node: n.config.Boot.Node, Cores: uint32(len(n.info.Cores)), Memory: uint64(n.info.Memory)}
+	context := slot.BootContext{Node: uint32(n.config.Boot.Node), Cores: uint32(len(n.info.Cores)), Memory: uint64(n.info.Memory)}
 	copy(context.Machine[:], n.config.Boot.Machine)
 	d, err := n.extensions.Decide(extension.Machine, slot.Boot, context)
 	if err != nil {
@@ -62,7 +62,7 @@ var faults = map[unix.Signal]bool{
 func (j *job) processEnded(rank int, s task.Status, left int) {
 	node := j.node
 	context := slot.ExitContext{
-		Job: j.spec.Job, Rank: uint32(rank), Node: node.config.Boot.Node, Core: uint32(j.spec.Places[rank].Core),
+		Job: j.spec.Job, Rank: uint32(rank), Node: uint32(node.config.Boot.Node), Core: uint32(j.spec.Places[rank].Core),
 		Code: uint32(s.Code), Signal: uint32(s.Signal), Left: uint32(left), Time: uint64(s.Time),
 	}
 	for _, name := range []slot.Name{slot.Fault, slot.Exit} {

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
-	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/message"
 	"margay/kernel/task"
@@ -47,13 +47,13 @@ const DefaultPids = 1024
 // Place says where a rank runs.
 type Place struct {
 	Rank int
-	Node fabric.Node
+	Node id.Node
 	Core int
 }
 
 // Member is a node of a job.
 type Member struct {
-	Node    fabric.Node
+	Node    id.Node
 	Address string // host:port of its fabric
 }
 
@@ -147,7 +147,7 @@ func (j *job) messageConfig() message.JobConfig {
 	}
 	for _, p := range j.spec.Places {
 		c.Nodes = append(c.Nodes, p.Node)
-		if p.Node == fabric.Node(j.node.config.Boot.Node) {
+		if p.Node == j.node.config.Boot.Node {
 			c.Local = append(c.Local, p.Rank)
 			c.Cores = append(c.Cores, p.Core)
 		}
@@ -183,7 +183,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		t.Pids = DefaultPids
 	}
 	for _, p := range s.Places {
-		if p.Node != fabric.Node(n.config.Boot.Node) {
+		if p.Node != n.config.Boot.Node {
 			continue
 		}
 		if !has(info.Cores, p.Core) {
@@ -263,7 +263,7 @@ func (n *Node) claim(j *job) error {
 func (n *Node) coresOf(s JobSpec) map[int]int {
 	cores := make(map[int]int)
 	for _, p := range s.Places {
-		if p.Node == fabric.Node(n.config.Boot.Node) {
+		if p.Node == n.config.Boot.Node {
 			cores[p.Core]++
 		}
 	}

@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/cgroup"
@@ -152,7 +153,7 @@ func New(c Config) (*Node, error) {
 	n.extensions.Watch(slot.Sched, n.policiesChanged)
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
-	n.messages = message.NewEngine(message.Config{Self: fabric.Node(c.Boot.Node), Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
+	n.messages = message.NewEngine(message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
 	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("what its cores were to do: %v", err))
 	}
@@ -173,10 +174,10 @@ func (n *Node) Join(t fabric.Transport) {
 }
 
 // Frame takes a frame from another node (fabric.Handler).
-func (n *Node) Frame(from fabric.Node, frame []byte) { n.messages.Frame(from, frame) }
+func (n *Node) Frame(from id.Node, frame []byte) { n.messages.Frame(from, frame) }
 
 // Broken tells that a connection to another node broke (fabric.Handler).
-func (n *Node) Broken(node fabric.Node) { n.messages.Broken(node) }
+func (n *Node) Broken(node id.Node) { n.messages.Broken(node) }
 
 // Extensions describes the extensions of all jobs on the node, those that were removed last.
 func (n *Node) Extensions() []extension.Info {

@@ -3,7 +3,6 @@ package kernel
 import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
-	"margay/kernel/fabric"
 	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/task"
@@ -152,7 +151,7 @@ func (j *job) enter(p process) Scheduler {
 // task describes the process of a rank to the scheduler. It reports false when no rank of that number is to be here.
 func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 	for _, place := range j.spec.Places {
-		if place.Rank == p.Rank && place.Node == fabric.Node(j.node.config.Boot.Node) {
+		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
 			return sched.Task{
 				ID: sched.ID{Job: j.spec.Job, Rank: uint32(p.Rank)}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
 				PID: p.PID, Process: p.File, Group: p.Group,

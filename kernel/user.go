@@ -24,7 +24,7 @@ func userOf(c node.Config, job uint32, taken func(uid int) bool) int {
 			h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(text))))
 			h.Write([]byte(text))
 		}
-		for _, number := range []uint32{c.Node, job, try} {
+		for _, number := range []uint32{uint32(c.Node), job, try} {
 			h.Write(binary.BigEndian.AppendUint32(nil, number))
 		}
 		uid := firstUID + int(binary.BigEndian.Uint64(h.Sum(nil))%uidCount)

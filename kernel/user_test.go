@@ -3,6 +3,7 @@ package kernel
 import (
 	"testing"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
 
@@ -13,7 +14,7 @@ func TestUserOf(t *testing.T) {
 	for _, machine := range []string{"a", "b"} {
 		for _, token := range []string{"one", "two"} {
 			for number := range uint32(8) {
-				c := node.Config{Machine: machine, Token: token, Node: number}
+				c := node.Config{Machine: machine, Token: token, Node: id.Node(number)}
 				for job := range uint32(8) {
 					uid := userOf(c, job, free)
 					if other, ok := seen[uid]; ok || uid < firstUID || uid >= firstUID+uidCount || uid != int(int32(uid)) {

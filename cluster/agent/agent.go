@@ -35,6 +35,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/kernel"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -116,8 +117,8 @@ type Kernel interface {
 	Sample() (kernel.Sample, error)
 
 	Join(fabric.Transport)
-	Frame(from fabric.Node, frame []byte)
-	Broken(fabric.Node)
+	Frame(from id.Node, frame []byte)
+	Broken(id.Node)
 }
 
 var _ Kernel = (*kernel.Node)(nil)
@@ -236,7 +237,7 @@ func (a *Agent) session(ctx context.Context) error {
 	defer conn.Close()
 	defer cancel(nil)
 	_, err = conn.Greet(&control.Hello{
-		Version: a.config.Protocol, Role: control.Role_ROLE_NODE, Token: a.config.Boot.Token, Node: a.config.Boot.Node,
+		Version: a.config.Protocol, Role: control.Role_ROLE_NODE, Token: a.config.Boot.Token, Node: a.self(),
 		Program: fmt.Sprintf("the image of %s (margay %s)", a.config.Boot.Hostname(), a.config.Version),
 	})
 	if err != nil {
@@ -292,7 +293,7 @@ func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.
 		return 0, err
 	}
 	request := &control.Register{
-		Node: a.config.Boot.Node, Boot: a.bootID, Info: info, PublicKey: public,
+		Node: a.self(), Boot: a.bootID, Info: info, PublicKey: public,
 	}
 	for _, j := range a.node.Jobs() {
 		request.Jobs = append(request.Jobs, &control.HostedJob{Job: j.Job, Phase: phases[j.Phase]})
@@ -319,12 +320,12 @@ func (a *Agent) joinFabric(certificate []byte) error {
 		return err
 	}
 	a.transport = tcp.New(a.listener, tcp.Config{
-		Self:    fabric.Node(a.config.Boot.Node),
+		Self:    a.config.Boot.Node,
 		Accept:  accept,
 		Connect: connect,
-		Peer: func(s tls.ConnectionState) (fabric.Node, error) {
+		Peer: func(s tls.ConnectionState) (id.Node, error) {
 			node, err := trust.PeerNode(s)
-			return fabric.Node(node), err
+			return id.Node(node), err
 		},
 		Handler: a,
 		Log:     a.config.Log,
@@ -332,6 +333,9 @@ func (a *Agent) joinFabric(certificate []byte) error {
 	a.node.Join(a.transport)
 	return nil
 }
+
+// self is the node's number as messages have it.
+func (a *Agent) self() uint32 { return uint32(a.config.Boot.Node) }
 
 var phases = map[kernel.Phase]control.JobPhase{
 	kernel.Prepared: control.JobPhase_JOB_PREPARED,
@@ -420,7 +424,7 @@ func (a *Agent) tell(m proto.Message) {
 // Record implements kernel.Sink.
 func (a *Agent) Record(job uint32, r task.Record) {
 	m := &control.Record{
-		Job: job, Node: a.config.Boot.Node, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
+		Job: job, Node: a.self(), Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
 		Open: r.Open, Last: r.Last, Acked: r.Acked,
 	}
 	if r.Stream == task.Exit {
@@ -454,14 +458,14 @@ func (a *Agent) Fault(job uint32, err error) {
 
 // LogLine passes a line of the node's log on to serve.
 func (a *Agent) LogLine(level, text string) {
-	a.tell(&control.LogLine{Node: a.config.Boot.Node, Level: level, Text: text, TimeNs: time.Now().UnixNano()})
+	a.tell(&control.LogLine{Node: a.self(), Level: level, Text: text, TimeNs: time.Now().UnixNano()})
 }
 
 // Frame implements fabric.Handler.
-func (a *Agent) Frame(from fabric.Node, frame []byte) { a.node.Frame(from, frame) }
+func (a *Agent) Frame(from id.Node, frame []byte) { a.node.Frame(from, frame) }
 
 // Broken implements fabric.Handler.
-func (a *Agent) Broken(node fabric.Node, err error) {
+func (a *Agent) Broken(node id.Node, err error) {
 	a.config.Log("connection to node%d: %v", node, err)
 	a.node.Broken(node)
 }

@@ -18,6 +18,7 @@ import (
 	"margay/cluster/trust"
 	"margay/internal/check"
 	"margay/kernel"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -107,7 +108,7 @@ func (k *playedKernel) Jobs() []kernel.JobInfo {
 	return []kernel.JobInfo{{Job: 5, Phase: kernel.Ended}}
 }
 func (k *playedKernel) Join(fabric.Transport) {}
-func (k *playedKernel) Broken(fabric.Node)    {}
+func (k *playedKernel) Broken(id.Node)        {}
 
 func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) error {
 	if k.prepare != nil {
@@ -235,7 +236,7 @@ func (m *machine) agent(number uint32, log *lines) *Agent {
 	m.t.Helper()
 	a, err := New(Config{
 		Boot: node.Config{
-			Machine: "m", Node: number, Substrate: "played", Address: "127.0.0.1/8", Serve: m.serve, CA: m.authority.Certificate(), Token: m.token,
+			Machine: "m", Node: id.Node(number), Substrate: "played", Address: "127.0.0.1/8", Serve: m.serve, CA: m.authority.Certificate(), Token: m.token,
 		},
 		Version: "v1", Log: log.logf,
 	})

@@ -13,7 +13,7 @@ import (
 	"margay/cluster/control"
 	"margay/internal/tree"
 	"margay/kernel"
-	"margay/kernel/fabric"
+	"margay/kernel/abi/id"
 )
 
 // stall bounds how long the files of a job may make no progress. A node looks for them so many times meanwhile.
@@ -40,9 +40,9 @@ const queuedPieces = 256
 type copying struct {
 	agent    *Agent
 	job      uint32
-	root     bool        // the files come from serve, which is told how much has been taken
-	parent   fabric.Node // whose stream is taken; of a root none is
-	children []fabric.Node
+	root     bool    // the files come from serve, which is told how much has been taken
+	parent   id.Node // whose stream is taken; of a root none is
+	children []id.Node
 	pieces   chan []byte     // an empty one is the last
 	context  context.Context // ends with the passage
 	stop     context.CancelCauseFunc
@@ -54,7 +54,7 @@ func (a *Agent) startCopy(s kernel.JobSpec) {
 	c := &copying{agent: a, job: s.Job, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
 	for i, m := range s.Members {
-		if m.Node != fabric.Node(a.config.Boot.Node) {
+		if m.Node != a.config.Boot.Node {
 			continue
 		}
 		if parent, ok := tree.Parent(i); ok {
@@ -114,7 +114,7 @@ func (c *copying) offer(p []byte) {
 }
 
 // Stream implements fabric.Handler: it takes a job's files from the parent in the tree.
-func (a *Agent) Stream(from fabric.Node, service string, conn net.Conn) {
+func (a *Agent) Stream(from id.Node, service string, conn net.Conn) {
 	defer conn.Close()
 	if service != copyService {
 		a.peers.Printf("node%d asks for a stream %q, which is unknown", from, service)
@@ -263,7 +263,7 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 
 // child is the stream to a child in the job's tree.
 type child struct {
-	node fabric.Node
+	node id.Node
 	conn net.Conn
 }
 
@@ -277,7 +277,7 @@ type streamError struct {
 func (e *streamError) Error() string { return fmt.Sprintf("%s: %v", e.what, e.err) }
 func (e *streamError) Unwrap() error { return e.err }
 
-func toChild(node fabric.Node, err error) error {
+func toChild(node id.Node, err error) error {
 	return &streamError{fmt.Sprintf("pass files on to node%d", node), err}
 }
 

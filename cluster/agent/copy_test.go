@@ -20,7 +20,7 @@ import (
 	"margay/cluster/control"
 	"margay/internal/check"
 	"margay/kernel"
-	"margay/kernel/fabric"
+	"margay/kernel/abi/id"
 )
 
 // member is a node of a tree: its agent, its node kernel, and what it tells serve.
@@ -335,8 +335,8 @@ func TestFilesOfOthers(t *testing.T) {
 			if int(from.config.Boot.Node) == to || from == nodes[1] && to == 3 {
 				continue
 			}
-			from.transport.Meet(fabric.Node(to), nodes[to].listener.Addr().String())
-			conn, err := from.transport.Stream(t.Context(), fabric.Node(to), copyService)
+			from.transport.Meet(id.Node(to), nodes[to].listener.Addr().String())
+			conn, err := from.transport.Stream(t.Context(), id.Node(to), copyService)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -393,7 +393,7 @@ func TestPieceRoundTrip(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
 	defer far.Close()
-	out := &child{fabric.Node(1), near}
+	out := &child{id.Node(1), near}
 	pieces := [][]byte{{1}, randomBytes(maxPiece), {}}
 	go func() {
 		for _, p := range pieces {

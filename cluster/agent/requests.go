@@ -11,9 +11,9 @@ import (
 
 	"margay/cluster/control"
 	"margay/kernel"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
-	"margay/kernel/fabric"
 	"margay/kernel/record"
 	"margay/kernel/task"
 )
@@ -145,14 +145,14 @@ func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) 
 	delete(a.faults, m.Job)
 	a.mu.Unlock()
 	conn.Answer(f, &control.Forgotten{Unkept: &control.Unkept{
-		Node: a.config.Boot.Node, Files: unkept.Files, Names: unkept.Names, More: unkept.More,
+		Node: a.self(), Files: unkept.Files, Names: unkept.Names, More: unkept.More,
 	}}, nil)
 }
 
 // failure turns an error of the node kernel into what the machine is told.
 func (a *Agent) failure(err error) *control.Error {
 	out := control.FromError(err)
-	out.Node = int32(a.config.Boot.Node)
+	out.Node = int32(a.self())
 	var start *task.StartError
 	if errors.As(err, &start) && start.Rank != task.AllRanks {
 		out.Rank = int32(start.Rank)
@@ -191,11 +191,11 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
-		s.Places = append(s.Places, kernel.Place{Rank: int(p.Rank), Node: fabric.Node(p.Node), Core: int(p.Core)})
+		s.Places = append(s.Places, kernel.Place{Rank: int(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)})
 	}
 	for _, member := range m.Members {
-		s.Members = append(s.Members, kernel.Member{Node: fabric.Node(member.Node), Address: member.Address})
-		a.transport.Meet(fabric.Node(member.Node), member.Address)
+		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})
+		a.transport.Meet(id.Node(member.Node), member.Address)
 	}
 	if err := a.node.Prepare(ctx, s); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (a *Agent) noise(ctx context.Context, conn *control.Conn, f *control.Frame,
 	report := new(control.NoiseReport)
 	for _, c := range cores {
 		out := &control.CoreNoise{
-			Node: a.config.Boot.Node, Core: uint32(c.Core), Interrupts: c.Interrupts, Seconds: c.Elapsed.Seconds(),
+			Node: a.self(), Core: uint32(c.Core), Interrupts: c.Interrupts, Seconds: c.Elapsed.Seconds(),
 		}
 		for _, r := range c.Rows {
 			out.Rows = append(out.Rows, &control.InterruptRow{Name: r.Name, Count: r.Count})
@@ -255,7 +255,7 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 			continue
 		}
 		state := &control.ExtensionState{
-			Node: a.config.Boot.Node, Job: x.Job, Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
+			Node: a.self(), Job: x.Job, Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
 			Engine: x.Engine, Trusted: x.Trusted, Runs: x.Stats.Runs, Instructions: x.Stats.Instructions, Faults: x.Stats.Faults,
 			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped, Passed: x.Passed, Number: x.Number, Waits: x.Waits,
 		}
@@ -273,9 +273,9 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 // extensionNotes tells what happened to the node's extensions.
 func (a *Agent) extensionNotes(m *control.ExtensionLog) *control.ExtensionNotes {
 	answer := new(control.ExtensionNotes)
-	for _, n := range a.node.ExtensionNotes(m.After[a.config.Boot.Node]) {
+	for _, n := range a.node.ExtensionNotes(m.After[a.self()]) {
 		answer.Notes = append(answer.Notes, &control.ExtensionNote{
-			Node: a.config.Boot.Node, Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: n.Job, Handle: n.Handle, Name: n.Name, Text: n.Text,
+			Node: a.self(), Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: n.Job, Handle: n.Handle, Name: n.Name, Text: n.Text,
 		})
 	}
 	return answer

@@ -35,7 +35,7 @@ func (a *Agent) takeSamples(conn *control.Conn, f *control.Frame) {
 		return
 	}
 	out := &control.NodeSample{
-		Node: a.config.Boot.Node, TimeNs: int64(s.Time), Recording: s.Recording,
+		Node: a.self(), TimeNs: int64(s.Time), Recording: s.Recording,
 		Extensions: a.extensions(func(x extension.Info) bool { return x.Removed == "" }),
 	}
 	for _, c := range s.Cores {

@@ -19,6 +19,7 @@ import (
 	"margay/cluster/serve"
 	"margay/cluster/trust"
 	"margay/initramfs"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu"
 	"margay/qemu/ether"
@@ -146,7 +147,7 @@ func nodeMAC(node uint32) ether.MAC {
 // bootConfig is what a node is told at its start.
 func (s Spec) bootConfig(number uint32, certificate []byte) node.Config {
 	c := node.Config{
-		Machine: s.Name, Node: number, Substrate: s.Substrate, Profile: s.Profile,
+		Machine: s.Name, Node: id.Node(number), Substrate: s.Substrate, Profile: s.Profile,
 		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
 		CA:    certificate, Token: trust.NodeToken(s.Secret, number), Lacks: s.Lacks, Extensions: s.Extensions,

@@ -7,10 +7,9 @@ import (
 	"context"
 	"errors"
 	"net"
-)
 
-// Node is a node's number in its machine.
-type Node uint32
+	"margay/kernel/abi/id"
+)
 
 // MaxFrame is the largest frame, in bytes.
 const MaxFrame = 64 << 10
@@ -42,13 +41,13 @@ var ErrClosed = errors.New("fabric: transport closed")
 // frames use a new one.
 type Transport interface {
 	// Meet sets the address of a node, a host:port.
-	Meet(node Node, address string)
+	Meet(node id.Node, address string)
 	// Send queues a frame for a node and connects to it if need be. A user frame waits while too
 	// much is queued already; a system frame never does, so that a handler may send it. The frame
 	// is the transport's from then on.
-	Send(ctx context.Context, to Node, class Class, frame []byte) error
+	Send(ctx context.Context, to id.Node, class Class, frame []byte) error
 	// Stream opens a stream to a service of another node, beside its frames.
-	Stream(ctx context.Context, to Node, service string) (net.Conn, error)
+	Stream(ctx context.Context, to id.Node, service string) (net.Conn, error)
 	// Close ends all connections and waits for everything the transport started.
 	Close() error
 }
@@ -57,10 +56,10 @@ type Transport interface {
 type Handler interface {
 	// Frame hands over a frame; it is valid until Frame returns. While it has not returned, no
 	// further frame of that node is read, which in the end stops the sender.
-	Frame(from Node, frame []byte)
+	Frame(from id.Node, frame []byte)
 	// Broken reports that the connection has ended, perhaps with a loss of frames in flight.
-	Broken(node Node, err error)
+	Broken(node id.Node, err error)
 	// Stream hands over a stream that another node opened, on a goroutine of its own. The handler
 	// closes it.
-	Stream(from Node, service string, c net.Conn)
+	Stream(from id.Node, service string, c net.Conn)
 }

@@ -42,6 +42,7 @@ import (
 	"time"
 
 	"margay/internal/cond"
+	"margay/kernel/abi/id"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/gate"
@@ -51,7 +52,7 @@ import (
 
 // Config is what an engine needs.
 type Config struct {
-	Self fabric.Node
+	Self id.Node
 	Log  func(format string, args ...any)
 	// Fault is told that a job cannot go on as it should. It is called on a goroutine of its own.
 	Fault func(job uint32, err error)
@@ -97,10 +98,10 @@ func (e *Engine) Connect(t fabric.Transport) {
 // JobConfig describes a job to the engine.
 type JobConfig struct {
 	Job     uint32
-	Nodes   []fabric.Node // of each rank
-	Members []fabric.Node // the nodes of the job, in the order of its tree; this one among them
-	Local   []int         // the ranks on this node
-	Cores   []int         // of those, for the recorder; nil: none
+	Nodes   []id.Node // of each rank
+	Members []id.Node // the nodes of the job, in the order of its tree; this one among them
+	Local   []int     // the ranks on this node
+	Cores   []int     // of those, for the recorder; nil: none
 	Secret  []byte
 	Set     *extension.Set
 	Keeper  keep.Keeper
@@ -167,7 +168,7 @@ func (e *Engine) remove(j *Job) {
 }
 
 // Frame takes a frame from another node (fabric.Handler).
-func (e *Engine) Frame(from fabric.Node, b []byte) {
+func (e *Engine) Frame(from id.Node, b []byte) {
 	f := e.frames.Get().(*frame)
 	defer e.frames.Put(f)
 	if err := f.parse(b); err != nil {
@@ -188,7 +189,7 @@ func (e *Engine) Frame(from fabric.Node, b []byte) {
 }
 
 // Broken tells that frames to and from a node may have been lost (fabric.Handler).
-func (e *Engine) Broken(node fabric.Node) {
+func (e *Engine) Broken(node id.Node) {
 	e.mu.Lock()
 	var jobs []*Job
 	for _, j := range e.jobs {
@@ -207,7 +208,7 @@ func (e *Engine) Broken(node fabric.Node) {
 }
 
 // send sends a frame, as soon as there is a transport.
-func (e *Engine) send(ctx context.Context, to fabric.Node, class fabric.Class, frame []byte) error {
+func (e *Engine) send(ctx context.Context, to id.Node, class fabric.Class, frame []byte) error {
 	t, err := e.connected(ctx)
 	if err != nil {
 		return err

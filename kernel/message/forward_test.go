@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/fabric"
 )
 
 // byArgument forwards a message to the rank that its first argument names, unless it has come there.
@@ -229,12 +229,12 @@ func TestForwardToDeaf(t *testing.T) {
 func TestBarrierAwaitsForwards(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, last int
-		held        [2]fabric.Node // the way on which they are held
+		held        [2]id.Node // the way on which they are held
 	}{
-		"one hop":           {1, 2, [2]fabric.Node{1, 2}},
-		"from its own node": {0, 2, [2]fabric.Node{0, 2}},
-		"the last of three": {1, 4, [2]fabric.Node{3, 4}},
-		"back":              {4, 0, [2]fabric.Node{4, 0}},
+		"one hop":           {1, 2, [2]id.Node{1, 2}},
+		"from its own node": {0, 2, [2]id.Node{0, 2}},
+		"the last of three": {1, 4, [2]id.Node{3, 4}},
+		"back":              {4, 0, [2]id.Node{4, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, 5, 1)

@@ -17,10 +17,10 @@ import (
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/fabric"
 )
 
 // Where the numbers of an area's rings are: the control blocks, and in them the tail and the head (package wire).
@@ -329,7 +329,7 @@ func TestHostileFrames(t *testing.T) {
 	secret := key([]byte("12345678"))
 	message := func(key uint64, p packet) []byte { return appendPacket(newFrame(kindMessages, job, key, 0), p) }
 	for name, c := range map[string]struct {
-		from  fabric.Node
+		from  id.Node
 		frame []byte
 	}{
 		"garbage":              {node, []byte("garbage, no frame")},

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
@@ -94,7 +95,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 }
 
 // memberAt returns a node's place in the job, -1 when it has none or is this one.
-func (j *Job) memberAt(node fabric.Node) int {
+func (j *Job) memberAt(node id.Node) int {
 	at := slices.Index(j.config.Members, node)
 	if at == j.self {
 		return -1
@@ -190,7 +191,7 @@ func (j *Job) newFrame(kind byte, words ...uint64) []byte {
 }
 
 // frame takes a frame of this job from another node.
-func (j *Job) frame(from fabric.Node, f *frame) {
+func (j *Job) frame(from id.Node, f *frame) {
 	member := j.memberAt(from)
 	if member < 0 || f.key != j.key {
 		j.engine.log.Printf("job %d: node%d, which has no part in it, sends a frame", j.config.Job, from)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"margay/internal/check"
-	"margay/kernel/fabric"
+	"margay/kernel/abi/id"
 )
 
 // pass has one rank send messages to another, numbered [first, end), and checks that they come, in order, and no others.
@@ -100,8 +100,8 @@ func TestBreaksWithoutLoss(t *testing.T) {
 				case <-stop:
 					return
 				case <-time.After(time.Millisecond):
-					j.nodes[a].engine.Broken(fabric.Node((a + 1) % 3))
-					j.nodes[(a+1)%3].engine.Broken(fabric.Node(a))
+					j.nodes[a].engine.Broken(id.Node((a + 1) % 3))
+					j.nodes[(a+1)%3].engine.Broken(id.Node(a))
 				}
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -25,9 +26,9 @@ import (
 // network joins the engines of a test without sockets. It can lose and delay frames.
 type network struct {
 	mu    sync.Mutex
-	ports map[fabric.Node]*port
-	cut   map[[2]fabric.Node]bool // from the first to the second
-	held  map[[2]fabric.Node]hold // the same
+	ports map[id.Node]*port
+	cut   map[[2]id.Node]bool // from the first to the second
+	held  map[[2]id.Node]hold // the same
 }
 
 // hold has messages wait, and what comes behind them.
@@ -38,18 +39,18 @@ type hold struct {
 }
 
 // hold has messages on one way wait.
-func (n *network) hold(from, to fabric.Node) hold {
+func (n *network) hold(from, to id.Node) hold {
 	h := hold{make(chan struct{}), new(sync.Once), make(chan struct{})}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.held[[2]fabric.Node{from, to}] = h
+	n.held[[2]id.Node{from, to}] = h
 	return h
 }
 
 // pass waits while the way of a frame is held, or until done is closed.
-func (n *network) pass(from, to fabric.Node, frame []byte, done chan struct{}) {
+func (n *network) pass(from, to id.Node, frame []byte, done chan struct{}) {
 	n.mu.Lock()
-	h, held := n.held[[2]fabric.Node{from, to}]
+	h, held := n.held[[2]id.Node{from, to}]
 	n.mu.Unlock()
 	if !held || frame[0] != kindMessages {
 		return
@@ -64,26 +65,26 @@ func (n *network) pass(from, to fabric.Node, frame []byte, done chan struct{}) {
 // port is a node's end of a network.
 type port struct {
 	net    *network
-	self   fabric.Node
+	self   id.Node
 	engine *Engine
 	done   chan struct{} // closed by close: what is on the way to it is lost
 
 	mu      sync.Mutex
-	in      map[fabric.Node]chan []byte // by sender
+	in      map[id.Node]chan []byte // by sender
 	closed  bool
 	running sync.WaitGroup
 }
 
-func (p *port) Meet(fabric.Node, string) {}
-func (p *port) Close() error             { return nil }
+func (p *port) Meet(id.Node, string) {}
+func (p *port) Close() error         { return nil }
 
-func (p *port) Stream(context.Context, fabric.Node, string) (net.Conn, error) {
+func (p *port) Stream(context.Context, id.Node, string) (net.Conn, error) {
 	return nil, fmt.Errorf("no streams here")
 }
 
-func (p *port) Send(ctx context.Context, to fabric.Node, _ fabric.Class, frame []byte) error {
+func (p *port) Send(ctx context.Context, to id.Node, _ fabric.Class, frame []byte) error {
 	p.net.mu.Lock()
-	target, cut := p.net.ports[to], p.net.cut[[2]fabric.Node{p.self, to}]
+	target, cut := p.net.ports[to], p.net.cut[[2]id.Node{p.self, to}]
 	p.net.mu.Unlock()
 	if cut {
 		return nil
@@ -99,7 +100,7 @@ func (p *port) Send(ctx context.Context, to fabric.Node, _ fabric.Class, frame [
 }
 
 // from returns the channel on which frames of a node arrive, nil when none can arrive any more.
-func (p *port) from(node fabric.Node) chan []byte {
+func (p *port) from(node id.Node) chan []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.in[node]
@@ -224,13 +225,13 @@ func openWith(t testing.TB, n, perNode int, c JobConfig) *testJob {
 		check.Leaks(t)
 	}
 	j := &testJob{t: t, faults: make(chan error, 16), net: &network{
-		ports: make(map[fabric.Node]*port), cut: make(map[[2]fabric.Node]bool), held: make(map[[2]fabric.Node]hold),
+		ports: make(map[id.Node]*port), cut: make(map[[2]id.Node]bool), held: make(map[[2]id.Node]hold),
 	}}
 	j.config = c
 	for i := range n {
-		j.config.Members = append(j.config.Members, fabric.Node(i))
+		j.config.Members = append(j.config.Members, id.Node(i))
 		for range perNode {
-			j.config.Nodes = append(j.config.Nodes, fabric.Node(i))
+			j.config.Nodes = append(j.config.Nodes, id.Node(i))
 		}
 	}
 	for i := range n {
@@ -258,12 +259,12 @@ func (j *testJob) start(i int) {
 	n.events = record.New(3)
 	n.manager.RecordTo(n.events)
 	n.engine = NewEngine(Config{
-		Self: fabric.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }, Recorder: n.events,
+		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }, Recorder: n.events,
 	})
-	n.port = &port{net: j.net, self: fabric.Node(i), engine: n.engine, in: make(map[fabric.Node]chan []byte), done: make(chan struct{})}
+	n.port = &port{net: j.net, self: id.Node(i), engine: n.engine, in: make(map[id.Node]chan []byte), done: make(chan struct{})}
 	n.engine.Connect(n.port)
 	j.net.mu.Lock()
-	j.net.ports[fabric.Node(i)] = n.port
+	j.net.ports[id.Node(i)] = n.port
 	j.net.mu.Unlock()
 }
 
@@ -296,7 +297,7 @@ func (j *testJob) adopt(i int) {
 	}
 	for other, peer := range j.nodes {
 		if other != i {
-			peer.engine.Broken(fabric.Node(i))
+			peer.engine.Broken(id.Node(i))
 		}
 	}
 }
@@ -304,20 +305,20 @@ func (j *testJob) adopt(i int) {
 // lose has all frames between two nodes lost from now on, or no longer; in that case both are told, as by a transport.
 func (j *testJob) lose(a, b int, lost bool) {
 	j.net.mu.Lock()
-	for _, way := range [][2]fabric.Node{{fabric.Node(a), fabric.Node(b)}, {fabric.Node(b), fabric.Node(a)}} {
+	for _, way := range [][2]id.Node{{id.Node(a), id.Node(b)}, {id.Node(b), id.Node(a)}} {
 		j.net.cut[way] = lost
 	}
 	j.net.mu.Unlock()
 	if !lost {
-		j.nodes[a].engine.Broken(fabric.Node(b))
-		j.nodes[b].engine.Broken(fabric.Node(a))
+		j.nodes[a].engine.Broken(id.Node(b))
+		j.nodes[b].engine.Broken(id.Node(a))
 	}
 }
 
 func (j *testJob) configOf(i int) JobConfig {
 	c := j.config
 	for rank, node := range c.Nodes {
-		if node == fabric.Node(i) {
+		if node == id.Node(i) {
 			c.Local = append(c.Local, rank)
 			c.Cores = append(c.Cores, len(c.Local))
 		}

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/fabric"
 	"margay/kernel/keep"
 )
 
@@ -287,7 +287,7 @@ func TestJobsApart(t *testing.T) {
 		}
 	}
 	// What still comes for the other job is nobody's.
-	j.nodes[0].engine.Frame(fabric.Node(1), newFrame(kindReleased, 8, key([]byte("87654321")), 1))
+	j.nodes[0].engine.Frame(id.Node(1), newFrame(kindReleased, 8, key([]byte("87654321")), 1))
 	j.noFault()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
@@ -203,8 +204,8 @@ func (j *testJob) breakUntil(over chan struct{}, random *rand.Rand) {
 		case <-time.After(time.Millisecond):
 			a := random.IntN(len(j.nodes))
 			b := (a + 1 + random.IntN(len(j.nodes)-1)) % len(j.nodes)
-			j.nodes[a].engine.Broken(fabric.Node(b))
-			j.nodes[b].engine.Broken(fabric.Node(a))
+			j.nodes[a].engine.Broken(id.Node(b))
+			j.nodes[b].engine.Broken(id.Node(a))
 		}
 	}
 }

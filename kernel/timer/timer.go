@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/nimble"
@@ -24,7 +25,7 @@ const firstInterval = uint64(time.Second)
 
 // Timers runs the extensions of a node. It is safe for concurrent use.
 type Timers struct {
-	node    uint32
+	node    id.Node
 	manager *extension.Manager
 	log     func(format string, args ...any)
 
@@ -35,7 +36,7 @@ type Timers struct {
 }
 
 // New starts running the extensions in slot timer.
-func New(node uint32, m *extension.Manager, log func(format string, args ...any)) *Timers {
+func New(node id.Node, m *extension.Manager, log func(format string, args ...any)) *Timers {
 	t := &Timers{node: node, manager: m, log: log, running: make(map[uint32]*timer)}
 	m.Watch(slot.Timer, t.changed)
 	return t
@@ -95,7 +96,7 @@ func (t *Timers) start(x *extension.Extension) error {
 	if r.event, err = memory.Map(string(slot.Timer), slot.TimerSize); err != nil {
 		return errors.Join(err, r.clock.Close())
 	}
-	r.context = slot.TimerContext{Node: t.node, Job: x.Job(), Interval: firstInterval}
+	r.context = slot.TimerContext{Node: uint32(t.node), Job: x.Job(), Interval: firstInterval}
 	t.running[x.Handle()] = r
 	t.all.Go(func() {
 		defer r.event.Close()

@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+
+	"margay/kernel/abi/id"
 )
 
 // Path is where the file is on a node.
@@ -40,7 +42,7 @@ const maxSize = 8 << 20
 // Config is the content of the file.
 type Config struct {
 	Machine   string   `json:"machine"`
-	Node      uint32   `json:"node"`
+	Node      id.Node  `json:"node"`
 	Substrate string   `json:"substrate"`        // Virtual, Hosted or Metal
 	Profile   string   `json:"profile"`          // Isolated, Sched or Shared
 	MAC       string   `json:"mac"`              // of the interface to the other nodes

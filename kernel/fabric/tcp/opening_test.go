@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
 
@@ -25,7 +26,7 @@ type player struct {
 	listener net.Listener
 }
 
-func newPlayer(t *testing.T, m *machine, node fabric.Node) *player {
+func newPlayer(t *testing.T, m *machine, node id.Node) *player {
 	t.Helper()
 	p := &player{t: t, config: m.config(t, node, nil), listener: listen(t, "127.0.0.1:0")}
 	t.Cleanup(func() { p.listener.Close() })
@@ -275,7 +276,7 @@ func TestAllAtOnce(t *testing.T) {
 				}
 				all.Go(func() {
 					for i := range 5 {
-						if err := ts[from].Send(t.Context(), fabric.Node(to), fabric.User, fmt.Append(nil, i)); err != nil {
+						if err := ts[from].Send(t.Context(), id.Node(to), fabric.User, fmt.Append(nil, i)); err != nil {
 							t.Error(err)
 						}
 					}
@@ -311,14 +312,14 @@ func TestBrokenConnection(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 2)
 	for round := range 5 {
 		for from := range 2 {
-			if err := ts[from].Send(t.Context(), fabric.Node(1-from), fabric.User, fmt.Append(nil, round)); err != nil {
+			if err := ts[from].Send(t.Context(), id.Node(1-from), fabric.User, fmt.Append(nil, round)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for node, r := range rs {
 			r.await(t, "frame", func() bool { return len(r.frames) == round+1 && r.frames[round] == fmt.Sprintf("%d:%d", 1-node, round) })
 		}
-		p := ts[round%2].peer(fabric.Node(1 - round%2))
+		p := ts[round%2].peer(id.Node(1 - round%2))
 		p.mu.Lock()
 		p.conn.(*tls.Conn).NetConn().Close()
 		p.mu.Unlock()
@@ -370,7 +371,7 @@ type slow struct {
 	gate chan struct{}
 }
 
-func (s slow) Frame(from fabric.Node, frame []byte) {
+func (s slow) Frame(from id.Node, frame []byte) {
 	<-s.gate
 	s.recorder.Frame(from, frame)
 }
@@ -443,7 +444,7 @@ func TestClosed(t *testing.T) {
 		t.Fatal("a Send waits for ever")
 	}
 	ts[0].Meet(8, l.Addr().String())
-	for _, node := range []fabric.Node{1, 7, 8, 9} {
+	for _, node := range []id.Node{1, 7, 8, 9} {
 		if err := ts[0].Send(t.Context(), node, fabric.System, []byte("x")); !errors.Is(err, fabric.ErrClosed) {
 			t.Errorf("Send to node%d: %v", node, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"margay/internal/cond"
+	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
 
@@ -33,7 +34,7 @@ const (
 // peer is another node: its connection, if any, and the frames queued for it.
 type peer struct {
 	transport *Transport
-	node      fabric.Node
+	node      id.Node
 
 	mu         sync.Mutex
 	changed    sync.Cond
@@ -50,7 +51,7 @@ type peer struct {
 	serving sync.Mutex // held while the handler is called about this node; taken before mu
 }
 
-func newPeer(t *Transport, node fabric.Node) *peer {
+func newPeer(t *Transport, node id.Node) *peer {
 	p := &peer{transport: t, node: node}
 	p.changed.L = &p.mu
 	return p

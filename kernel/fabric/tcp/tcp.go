@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 	"margay/kernel/gate"
 )
@@ -45,11 +46,11 @@ const opensEach = 128
 
 // Config is what a transport needs.
 type Config struct {
-	Self    fabric.Node
+	Self    id.Node
 	Accept  *tls.Config // as the side that is connected to; must demand the peer's certificate
 	Connect *tls.Config // as the side that connects
 	// Peer reads a node's number from the certificate it has shown.
-	Peer    func(tls.ConnectionState) (fabric.Node, error)
+	Peer    func(tls.ConnectionState) (id.Node, error)
 	Handler fabric.Handler
 	Log     func(format string, args ...any)
 }
@@ -65,7 +66,7 @@ type Transport struct {
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
-	peers map[fabric.Node]*peer
+	peers map[id.Node]*peer
 }
 
 var _ fabric.Transport = (*Transport)(nil)
@@ -74,14 +75,14 @@ var _ fabric.Transport = (*Transport)(nil)
 func New(l net.Listener, c Config) *Transport {
 	log := gate.NewLog(c.Log, 10, 1)
 	l = gate.New(gate.Config{Most: strangers, MostEach: strangersEach, Wait: 2 * openTimeout, Log: log}).Listener(l)
-	t := &Transport{config: c, listener: l, log: log, known: gate.NewLog(c.Log, 10, 1), peers: make(map[fabric.Node]*peer)}
+	t := &Transport{config: c, listener: l, log: log, known: gate.NewLog(c.Log, 10, 1), peers: make(map[id.Node]*peer)}
 	t.context, t.cancel = context.WithCancel(context.Background())
 	t.running.Go(t.accept)
 	return t
 }
 
 // Meet implements fabric.Transport.
-func (t *Transport) Meet(node fabric.Node, address string) {
+func (t *Transport) Meet(node id.Node, address string) {
 	p := t.peer(node)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +90,7 @@ func (t *Transport) Meet(node fabric.Node, address string) {
 }
 
 // Send implements fabric.Transport.
-func (t *Transport) Send(ctx context.Context, to fabric.Node, class fabric.Class, frame []byte) error {
+func (t *Transport) Send(ctx context.Context, to id.Node, class fabric.Class, frame []byte) error {
 	if len(frame) > fabric.MaxFrame {
 		return fmt.Errorf("fabric: frame of %d bytes, at most %d are allowed", len(frame), fabric.MaxFrame)
 	}
@@ -97,7 +98,7 @@ func (t *Transport) Send(ctx context.Context, to fabric.Node, class fabric.Class
 }
 
 // Stream implements fabric.Transport.
-func (t *Transport) Stream(ctx context.Context, to fabric.Node, service string) (net.Conn, error) {
+func (t *Transport) Stream(ctx context.Context, to id.Node, service string) (net.Conn, error) {
 	conn, err := t.open(ctx, t.peer(to), "stream", service)
 	if err != nil {
 		return nil, fmt.Errorf("fabric: stream %s to node%d: %w", service, to, err)
@@ -120,7 +121,7 @@ func (t *Transport) Close() error {
 	return err
 }
 
-func (t *Transport) peer(node fabric.Node) *peer {
+func (t *Transport) peer(node id.Node) *peer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers[node]
@@ -159,7 +160,7 @@ func (t *Transport) open(ctx context.Context, p *peer, kind, service string) (ne
 	return conn, nil
 }
 
-func (t *Transport) introduce(ctx context.Context, conn *tls.Conn, node fabric.Node, kind, service string) error {
+func (t *Transport) introduce(ctx context.Context, conn *tls.Conn, node id.Node, kind, service string) error {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return err
 	}

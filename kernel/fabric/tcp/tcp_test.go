@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
 
@@ -51,7 +52,7 @@ func newMachine(t testing.TB) *machine {
 	return m
 }
 
-func (m *machine) config(t testing.TB, node fabric.Node, h fabric.Handler) Config {
+func (m *machine) config(t testing.TB, node id.Node, h fabric.Handler) Config {
 	t.Helper()
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -69,9 +70,9 @@ func (m *machine) config(t testing.TB, node fabric.Node, h fabric.Handler) Confi
 		Self:    node,
 		Accept:  &tls.Config{Certificates: own, ClientCAs: m.pool, ClientAuth: tls.RequireAndVerifyClientCert},
 		Connect: &tls.Config{Certificates: own, RootCAs: m.pool, ServerName: "node"},
-		Peer: func(s tls.ConnectionState) (fabric.Node, error) {
+		Peer: func(s tls.ConnectionState) (id.Node, error) {
 			n, err := strconv.Atoi(s.PeerCertificates[0].Subject.CommonName)
-			return fabric.Node(n), err
+			return id.Node(n), err
 		},
 		Handler: h,
 		Log:     t.Logf,
@@ -92,21 +93,21 @@ func newRecorder() *recorder {
 	return r
 }
 
-func (r *recorder) Frame(from fabric.Node, frame []byte) {
+func (r *recorder) Frame(from id.Node, frame []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.frames = append(r.frames, fmt.Sprintf("%d:%s", from, frame))
 	r.cond.Broadcast()
 }
 
-func (r *recorder) Broken(node fabric.Node, err error) {
+func (r *recorder) Broken(node id.Node, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.broken = append(r.broken, err)
 	r.cond.Broadcast()
 }
 
-func (r *recorder) Stream(from fabric.Node, service string, c net.Conn) {
+func (r *recorder) Stream(from id.Node, service string, c net.Conn) {
 	defer c.Close()
 	fmt.Fprintf(c, "node%d wants %s: ", from, service)
 	io.Copy(c, c)
@@ -144,13 +145,13 @@ func nodes(t testing.TB, m *machine, n int) (ts []*Transport, rs []*recorder) {
 	for i := range n {
 		l := listen(t, "127.0.0.1:0")
 		r := newRecorder()
-		tr := New(l, m.config(t, fabric.Node(i), r))
+		tr := New(l, m.config(t, id.Node(i), r))
 		t.Cleanup(func() { tr.Close() })
 		ts, rs, addresses = append(ts, tr), append(rs, r), append(addresses, l.Addr().String())
 	}
 	for _, tr := range ts {
 		for i, a := range addresses {
-			tr.Meet(fabric.Node(i), a)
+			tr.Meet(id.Node(i), a)
 		}
 	}
 	return ts, rs
@@ -163,7 +164,7 @@ func TestFramesInOrder(t *testing.T) {
 	for from := range 2 { // both begin at the same moment
 		senders.Go(func() {
 			for i := range n {
-				if err := ts[from].Send(t.Context(), fabric.Node(1-from), fabric.User, fmt.Append(nil, i)); err != nil {
+				if err := ts[from].Send(t.Context(), id.Node(1-from), fabric.User, fmt.Append(nil, i)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -316,7 +317,7 @@ func TestSilentStrangers(t *testing.T) {
 func TestCloseInUse(t *testing.T) {
 	ts, rs := nodes(t, newMachine(t), 3)
 	for i := range 3 {
-		ts[i].Send(t.Context(), fabric.Node((i+1)%3), fabric.User, []byte("x"))
+		ts[i].Send(t.Context(), id.Node((i+1)%3), fabric.User, []byte("x"))
 	}
 	for _, r := range rs {
 		r.await(t, "frame", func() bool { return len(r.frames) == 1 })
@@ -375,7 +376,7 @@ func TestBothFirst(t *testing.T) {
 		for from := range 2 {
 			both.Go(func() {
 				for i := range 3 {
-					ts[from].Send(t.Context(), fabric.Node(1-from), fabric.System, fmt.Append(nil, i))
+					ts[from].Send(t.Context(), id.Node(1-from), fabric.System, fmt.Append(nil, i))
 					time.Sleep(time.Duration(i) * time.Millisecond)
 				}
 			})

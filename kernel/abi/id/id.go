@@ -1,0 +1,7 @@
+// Package id has a type for each kind of number by which parts of a machine know things, so that no number is taken for one of
+// another kind. Messages of the control protocol and structures that are shared with C have plain integers: conversions stand
+// where these are read and written.
+package id
+
+// Node is a node's number in its machine, from 0.
+type Node uint32
