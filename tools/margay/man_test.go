@@ -63,7 +63,7 @@ func TestInstall(t *testing.T) {
 	object := filepath.Join(dir, "tally.o")
 	cmd := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-I", filepath.Join(dir, "usr/include/margay/ext"),
 		"-x", "c", "-c", "-", "-o", object)
-	cmd.Stdin = strings.NewReader("#include <margay.h>\n#include <margay_sched.h>\n" +
+	cmd.Stdin = strings.NewReader("#include <margay_ext.h>\n#include <margay_sched.h>\n" +
 		"SEC(\"message\") int drop(struct margay_message *m) { return m->length ? MARGAY_DROP : MARGAY_DELIVER; }\n")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("clang: %v\n%s", err, text)
