@@ -12,7 +12,6 @@ import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
-	"margay/kernel/fabric"
 )
 
 // heldFor returns the bytes of messages for a rank that its node has in memory of its own.

@@ -38,10 +38,33 @@ func benchmarkCall(b *testing.B, e engine.Engine) {
 	defer inserted.Close()
 	x := inserted.Runner.(*extension)
 	code, m := alone(b, e, p, x.context)
-	turns := []struct {
-		name string
-		run  func() (uint64, error)
-	}{
+	turns := turnsOf(x, code, m)
+	times := make([][]float64, len(turns))
+	for b.Loop() {
+		for i, turn := range turns {
+			watch := Start()
+			r0, err := turn.run()
+			times[i] = append(times[i], float64(watch.Stop())/runsOfTurn)
+			if err != nil || r0 != p.Want {
+				b.Fatalf("%s: %d, %v", turn.name, r0, err)
+			}
+		}
+	}
+	for i, turn := range turns {
+		slices.Sort(times[i])
+		b.ReportMetric(times[i][len(times[i])/4], turn.name)
+	}
+}
+
+// turn is what is measured: runsOfTurn runs.
+type turn struct {
+	name string
+	run  func() (uint64, error)
+}
+
+// turnsOf returns what is measured of an extension, and of its code alone.
+func turnsOf(x *extension, code engine.Code, m *engine.Machine) []turn {
+	return []turn{
 		{"run-ns", func() (r0 uint64, err error) {
 			for range runsOfTurn {
 				r0, err = x.Extension.Run(&x.event)
@@ -63,21 +86,6 @@ func benchmarkCall(b *testing.B, e engine.Engine) {
 			}
 			return r0, err
 		}},
-	}
-	times := make([][]float64, len(turns))
-	for b.Loop() {
-		for i, turn := range turns {
-			watch := Start()
-			r0, err := turn.run()
-			times[i] = append(times[i], float64(watch.Stop())/runsOfTurn)
-			if err != nil || r0 != p.Want {
-				b.Fatalf("%s: %d, %v", turn.name, r0, err)
-			}
-		}
-	}
-	for i, turn := range turns {
-		slices.Sort(times[i])
-		b.ReportMetric(times[i][len(times[i])/4], turn.name)
 	}
 }
 

@@ -83,10 +83,10 @@ func checkSections(file []byte, sections []elf.Section64, names elf.Section64) e
 		case elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0:
 			return fmt.Errorf("section %d is compressed", i)
 		case elf.SectionType(s.Type) == elf.SHT_NOBITS:
-			total += min(s.Size, maxData+1)
 			if s.Size > maxData {
 				return fmt.Errorf("section %s has %d bytes of data, and all sections may have %d: keep more in a map", sectionName(file, names, s), s.Size, maxData)
 			}
+			total += s.Size
 		case s.Off > uint64(len(file)) || s.Size > uint64(len(file))-s.Off:
 			return fmt.Errorf("section %d is not inside the file", i)
 		case binary.LittleEndian.Uint16(padded(file[s.Off:s.Off+s.Size])) == btfMagic:

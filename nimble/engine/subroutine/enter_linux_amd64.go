@@ -34,11 +34,7 @@ func (t *threader) border() {
 	t.reg(false, 0xff, 4, scratch)
 
 	if t.trusted {
-		t.reserve()
-		t.toStray = t.here()
-		t.body = t.calls // where all accesses are
-		t.exit(leaving(stray, 0))
-		t.body = false
+		t.borderOfStrays()
 	}
 	if t.serviced {
 		t.borderOfServices()
@@ -64,6 +60,15 @@ func (t *threader) border() {
 		t.mem(true, 0x8b, scratch, self, offFrames+offFirst)
 		t.mem(true, 0x89, scratch, self, offFrame)
 	}
+}
+
+// borderOfStrays emits the way out after a bad access.
+func (t *threader) borderOfStrays() {
+	t.reserve()
+	t.toStray = t.here()
+	t.body = t.calls // where all accesses are
+	t.exit(leaving(stray, 0))
+	t.body = false
 }
 
 // borderOfServices emits the way out to services and the way back. A service

@@ -31,6 +31,8 @@ var codeStart, codeSize, afterSegv, afterBus uintptr
 // onFault is the handler. Only the kernel calls it.
 func onFault()
 
+var _ = onFault // in assembly
+
 // onFaultAddress returns the address of onFault.
 func onFaultAddress() uintptr
 

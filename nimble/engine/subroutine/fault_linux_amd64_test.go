@@ -128,6 +128,9 @@ func TestFaultAddress(t *testing.T) {
 // another such signal.
 func TestHandler(t *testing.T) {
 	load(t, false, "ldxb r0, [r1]", "exit").wantFault(t, 8, 0, 8, 98)
+	if start, size := executable.bounds(); start != codeStart || size != codeSize || size == 0 {
+		t.Errorf("the handler looks at %d bytes at %#x, the code is in %d at %#x", codeSize, codeStart, size, start)
+	}
 	want, err := handlerOf(unix.SIGFPE)
 	if err != nil {
 		t.Fatal(err)
