@@ -24,7 +24,7 @@ type Spec struct {
 	Init     string             // path of a static program for Kernel's architecture, the node's process 1
 	Modules  []Module           // nil: DefaultModules; empty: none
 	Files    []File             // in addition
-	Progress progress.Func      // hears of each step; may be nil
+	Progress progress.Func      // receives each step; may be nil
 }
 
 // initPath is the program that the kernel starts first from an initramfs.

@@ -5,8 +5,9 @@
 // reconnects and continues: every record is numbered, so none is printed twice, and acknowledged
 // only when printed, so none is lost.
 //
-// Locks, outermost first: session.printing (held while a record is printed and acknowledged), stdin.mu (held while a piece is
-// sent), session.mu. window.mu and Status.mu are taken last, and held for no other.
+// Locks, outermost first: session.printing (held while a record is printed and acknowledged),
+// stdin.mu (held while a piece is sent), session.mu. window.mu and Status.mu are taken last, and
+// held for no other.
 package launch
 
 import (

@@ -545,7 +545,7 @@ func TestStdinToJob(t *testing.T) {
 	}
 }
 
-// What is read of standard input before an error is passed on, and the command does not succeed.
+// Input read before an error reaches the ranks, and the command does not succeed.
 func TestStdinBreaks(t *testing.T) {
 	for code, want := range map[int32]int{0: ExitMargay, 3: 3} {
 		s := serveTo(t, func(c *talk) {
@@ -672,7 +672,8 @@ func TestEarlySignals(t *testing.T) {
 	}
 }
 
-// A signal that comes while the client looks for a serve that is away ends the client during a launch, as at any other time of it.
+// A signal that comes while the client looks for a serve that is away ends the client during a
+// launch, as at any other time of it.
 func TestSignalWhileServeIsAway(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM} {
 		l := newLauncher(t, serveTo(t, func(c *talk) {
@@ -694,7 +695,7 @@ func TestSignalWhileServeIsAway(t *testing.T) {
 	}
 }
 
-// writes is a terminal that reports what is written to it.
+// writes is a terminal that reports each write.
 type writes func(text []byte)
 
 func (w writes) Write(text []byte) (int, error) {

@@ -77,7 +77,8 @@ func (s *stdin) wanted(ctx context.Context) bool {
 	return err == nil && len(s.taken) > 0
 }
 
-// unread returns why standard input could not be read to its end, nil if it could. To the ranks it has ended there.
+// unread returns why standard input could not be read to its end, nil if it could. To the ranks it
+// has ended there.
 func (s *stdin) unread() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -41,7 +41,7 @@ func (w *window) wait(ctx context.Context, n int) error {
 	return nil
 }
 
-// taken tells how many bytes the receiver has taken in all.
+// taken records the total number of bytes that the receiver has taken.
 func (w *window) taken(offset uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

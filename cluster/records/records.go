@@ -41,8 +41,8 @@ func (r *Relay) RestoreComplete(node uint32) { r.node(node).whole = true }
 
 // Take passes a record on unless an earlier one is missing: that one was lost with a connection,
 // and both will be sent again. The node no longer has the records up to acked, because an earlier
-// serve had handled them. No record follows last, and no record has number 0. Take reports whether the record passes, and
-// whether for the first time.
+// serve had handled them. No record follows last, and no record has number 0. Take reports whether
+// the record passes, and whether for the first time.
 func (r *Relay) Take(node uint32, seq, acked uint64, last bool) (passes, fresh bool) {
 	p := r.node(node)
 	acked = min(acked, max(seq, 1)-1)

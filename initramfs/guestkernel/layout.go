@@ -94,9 +94,9 @@ func openTree(root string) (Kernel, error) {
 	return openImage(image)
 }
 
-// Release finds image, modules and configuration of one release under root, a root directory or an unpacked package. Architecture
-// and source are the caller's to fill in, and Load reads the configuration. It reports false when the image or the modules are
-// missing.
+// Release finds image, modules and configuration of one release under root, a root directory or an
+// unpacked package. Architecture and source are the caller's to fill in, and Load reads the
+// configuration. It reports false when the image or the modules are missing.
 func Release(root, version string) (Kernel, bool) {
 	k := Kernel{Version: version}
 	for _, r := range moduleRoots {

@@ -1,7 +1,8 @@
-// Package gate bounds what connections cost whose other side has not shown yet who it is: how many there are, in all and from one
-// address, for how long, and how much is written about them.
+// Package gate bounds the cost of connections whose peer has not authenticated yet: their number,
+// in all and per address, their time, and the log lines about them.
 //
-// Locks: Gate.mu guards the counts of connections, Log.mu those of lines. Neither is held while the other one is taken.
+// Locks: Gate.mu guards the counts of connections, Log.mu the counts of lines. Neither is held
+// while the other one is taken.
 package gate
 
 import (

@@ -29,7 +29,7 @@ func bound(t *testing.T, conns ...*Conn) {
 	}
 }
 
-// What is no end of a link is refused, and closed.
+// A descriptor that is not an end of a link is refused and closed.
 func TestNewConnRefuses(t *testing.T) {
 	before := check.Descriptors(t)
 	r, w, err := os.Pipe()

@@ -70,7 +70,7 @@ func (m Message) Decode(v any) error {
 	return nil
 }
 
-// CloseFiles closes the descriptors that came with a message nobody wants.
+// CloseFiles closes the descriptors that came with an unwanted message.
 func (m Message) CloseFiles() { rights.Close(m.Files) }
 
 // Conn is one end of a link.
@@ -101,7 +101,7 @@ func Pair() (*Conn, *os.File, error) {
 func NewConn(f *os.File) (*Conn, error) {
 	defer f.Close() // net.FileConn has a descriptor of its own
 	if kind, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
-		return nil, fmt.Errorf("link: descriptor is no SOCK_SEQPACKET socket (type %d): %w", kind, errors.Join(err, unix.EINVAL))
+		return nil, fmt.Errorf("link: descriptor is not a SOCK_SEQPACKET socket (type %d): %w", kind, errors.Join(err, unix.EINVAL))
 	}
 	conn, err := net.FileConn(f)
 	if err != nil {

@@ -10,8 +10,8 @@
 // Recording is on while clients read: each read extends it by Lease. So it ends when its readers
 // are gone, however they ended.
 //
-// Locks: Recorder.mu guards who reads; each ring has a lock of its own, ring.mu, which is held while one event is added or a few are
-// copied. The two are not held together.
+// Locks: Recorder.mu guards the readers; each ring has a lock of its own, ring.mu, which is held
+// while one event is added or a few are copied. The two are not held together.
 package record
 
 import (

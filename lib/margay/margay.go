@@ -18,8 +18,8 @@
 // Post, which reports whether there is room. A message that an extension turns into an upcall runs
 // its handler at once, if Upcalls has been called.
 //
-// Locks, outermost first: Job.handling (held while messages are taken and their handlers run, which may send and ask), then
-// Job.sending or Job.asking, then Job.mu.
+// Locks, outermost first: Job.handling (held while messages are taken and their handlers run, which
+// may send and ask), then Job.sending or Job.asking, then Job.mu.
 package margay
 
 import (

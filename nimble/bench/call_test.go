@@ -14,8 +14,9 @@ import (
 // runsOfTurn is how many runs of a contender there are in a round of BenchmarkCall.
 const runsOfTurn = 20_000
 
-// BenchmarkCall measures one run of the program pick from Go: the extension's by itself and in a burst, and the engine's alone. An iteration is a
-// round in which each has its turn; a figure is the lower quartile of the rounds in nanoseconds of processor time.
+// BenchmarkCall measures one run of the program pick from Go: the extension's alone and in a
+// burst, and the engine's alone. An iteration is a round in which each has its turn; a figure is
+// the lower quartile of the rounds in nanoseconds of processor time.
 func BenchmarkCall(b *testing.B) {
 	for _, entry := range list.Engines {
 		e, err := entry.Make()
@@ -56,13 +57,13 @@ func benchmarkCall(b *testing.B, e engine.Engine) {
 	}
 }
 
-// turn is what is measured: runsOfTurn runs.
+// turn is one measurement: runsOfTurn runs.
 type turn struct {
 	name string
 	run  func() (uint64, error)
 }
 
-// turnsOf returns what is measured of an extension, and of its code alone.
+// turnsOf returns the measurements of an extension, and of its code alone.
 func turnsOf(x *extension, code engine.Code, m *engine.Machine) []turn {
 	return []turn{
 		{"run-ns", func() (r0 uint64, err error) {

@@ -11,8 +11,8 @@ import (
 // insertionsOfTurn is how many insertions there are in an iteration of BenchmarkInsert.
 const insertionsOfTurn = 100
 
-// BenchmarkInsert measures the insertion of the program straight, and its removal. The figure is the lower quartile of the
-// iterations in microseconds of processor time.
+// BenchmarkInsert measures the insertion of the program straight, and its removal. The figure is
+// the lower quartile of the iterations in microseconds of processor time.
 func BenchmarkInsert(b *testing.B) {
 	p, err := Find(Straight)
 	if err != nil {

@@ -199,6 +199,6 @@ func qualified(spec *object.Spec) string {
 	return strings.TrimPrefix(spec.Section+" "+spec.Name, " ")
 }
 
-// OneLine returns text in one line of what can be printed: text that comes from a
+// OneLine returns text as one printable line: text that comes from a
 // file may contain anything.
 func OneLine(text string) string { return printable.Line(strings.ReplaceAll(text, "\n", " ")) }

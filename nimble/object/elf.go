@@ -23,7 +23,7 @@ import (
 //
 // Relocations are resolved by cilium/ebpf; type relocations (CO-RE) keep what
 // the compiler wrote, since contexts are Margay's own types. Addresses of global
-// data in global data become Pointers; those of functions are refused.
+// data in global data become Pointers; addresses of functions are refused.
 func ELF(file []byte) (specs []*Spec, err error) {
 	defer func() {
 		// The parser is a library fed with hostile bytes.

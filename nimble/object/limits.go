@@ -127,7 +127,7 @@ func sectionName(file []byte, names, s elf.Section64) string {
 	return strconv.Quote(string(name))
 }
 
-// checkPointers bounds what is copied of addresses in global data, for each of
+// checkPointers bounds the copies of addresses in global data, for each of
 // so many programs.
 func checkPointers(pointers map[string][]Pointer, programs int) error {
 	total := 0

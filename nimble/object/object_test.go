@@ -179,7 +179,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestFileErrors says what is wrong with files as a whole.
+// TestFileErrors: errors of files as a whole.
 func TestFileErrors(t *testing.T) {
 	withoutTypes := bytes.ReplaceAll(readObject(t, "counter.o"), []byte(".BTF"), []byte(".XTF"))
 	bigEndian := readObject(t, "counter.o")

@@ -92,7 +92,7 @@ func (r *relocations) section(s, in *elf.Section) error {
 	return nil
 }
 
-// pointer adds an address in global data. What is added to the address of the
+// pointer adds an address in global data. The number added to the address of the
 // symbol is in its place.
 func (r *relocations) pointer(in *elf.Section, e elf.Rel64, symbol *elf.Symbol, contents []byte) error {
 	name := r.name(symbol)

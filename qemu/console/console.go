@@ -112,7 +112,8 @@ func (l *Log) publish(text []byte) {
 	l.changed = make(chan struct{})
 }
 
-// clean makes bytes of unknown origin fit for a terminal. Tabs stay, and the end of line in the manner of a serial port goes.
+// clean makes bytes of unknown origin fit for a terminal. Tabs stay, and the end of line in the
+// manner of a serial port goes.
 func clean(b []byte) string { return printable.Lines(string(bytes.TrimRight(b, "\r"))) }
 
 // Tail returns the last n lines, oldest first, or as many as are kept. An unfinished line counts as

@@ -59,7 +59,7 @@ func newLab(t testing.TB, n int, adjust ...func(*Config)) *lab {
 	return &lab{s, t, log}
 }
 
-// peer is what is plugged into a port.
+// peer is plugged into a port.
 type peer struct {
 	t    testing.TB
 	conn *net.UnixConn

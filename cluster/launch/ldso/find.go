@@ -94,14 +94,16 @@ func (w *walk) expandAll(list []string, by *loaded) iter.Seq[string] {
 	}
 }
 
-// listWork is what a list of folders, and each folder in it, costs besides the paths that come of it, in bytes of maxWork.
+// listWork is what a list of folders, and each folder in it, costs besides the paths that come of
+// it, in bytes of maxWork.
 const listWork = 16
 
 // tokens are what stands for something else in paths.
 var tokens = regexp.MustCompile(`\$(\{[A-Za-z_]+\}|[A-Za-z_]+)`)
 
-// expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was built for one meaning of $LIB; all that
-// are in use are tried. What becomes longer than a path can be is left out.
+// expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was
+// built for one meaning of $LIB; all that are in use are tried. A result longer than a path can
+// be is left out.
 func (w *walk) expand(path string, by *loaded) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		if !strings.Contains(path, "$") {

@@ -2,10 +2,11 @@
 // and executes nothing: a file names its own loader, so asking that loader, as ldd does, executes
 // whatever the file chooses.
 //
-// The order of the search is that of ld.so(8) of the GNU C library, or that of musl where the file names musl's loader. Variants of
-// libraries for newer processors (glibc-hwcaps) are left out, because nodes may have older ones, and so are auditors (LD_AUDIT, DT_AUDIT).
-// Whatever is read may be hostile. The size of each thing, the number of libraries, the number of places tried and
-// the bytes read in all are bounded.
+// The order of the search follows ld.so(8) of the GNU C library, or musl where the file
+// names musl's loader. Variants of libraries for newer processors (glibc-hwcaps) are left out,
+// because nodes may have older ones, and so are auditors (LD_AUDIT, DT_AUDIT). Whatever is read may
+// be hostile. The size of each thing, the number of libraries, the number of places tried and the
+// bytes read in all are bounded.
 package ldso
 
 import (
@@ -26,7 +27,8 @@ const (
 // maxKept is how many bytes of what was read are remembered for the next file.
 const maxKept = 64 << 20
 
-// Search finds libraries. It remembers those that it has read, for the next file. It is not safe for concurrent use.
+// Search finds libraries. It remembers those that it has read, for the next file. It is not safe
+// for concurrent use.
 type Search struct {
 	LibraryPath string // more folders with libraries, as in LD_LIBRARY_PATH
 	Preload     string // libraries that every program loads first, as in LD_PRELOAD
@@ -94,7 +96,8 @@ func (s *Search) Needs(path, loader string) (Needs, error) {
 	return w.needs, err
 }
 
-// object returns a file that can be loaded on a machine, or nil: then the search goes on at the next place. Only what is loaded is kept.
+// object returns a file that can be loaded on a machine, or nil: then the search goes on at the
+// next place. Only loaded files are kept.
 func (w *walk) object(path string, machine elf.Machine) *object {
 	o := w.read[path]
 	if o == nil {
@@ -112,7 +115,8 @@ func (w *walk) object(path string, machine elf.Machine) *object {
 	return o
 }
 
-// keep remembers a file for the next search. What was kept before is forgotten when that would be too much.
+// keep remembers a file for the next search. What was kept before is forgotten when that would be
+// too much.
 func (s *Search) keep(path string, o *object) {
 	size := len(path) + o.size()
 	if s.kept += size; s.read == nil || s.kept > maxKept {

@@ -241,7 +241,8 @@ func spelling(path string, number int) string {
 	return path
 }
 
-// overlapping is a library that needs as many as a file may, by long names that are parts of each other.
+// overlapping is a library that needs as many as a file may, by long names that are parts of each
+// other.
 func overlapping() *image {
 	library := &image{strings: strings.Repeat("x", maxName-1) + "\x00"}
 	for i := range maxNeeded {
@@ -264,7 +265,8 @@ func links(t *testing.T, number int, folder string) string {
 	return strings.Join(list, ":")
 }
 
-// A library for another machine costs a look at its header wherever it is met, and nothing of it is kept.
+// A library for another machine costs a look at its header wherever it is met, and nothing of it is
+// kept.
 func TestLibraryOfAnotherMachine(t *testing.T) {
 	dir := t.TempDir()
 	loader := save(t, new(image).bytes(), dir, "ld.so")
@@ -286,7 +288,8 @@ func TestLibraryOfAnotherMachine(t *testing.T) {
 	}
 }
 
-// The names of one file have a bound together, and what a search reads of all files has one, also of those that it passes over.
+// The names of one file have a bound together, and what a search reads of all files has one, also
+// of those that it passes over.
 func TestBoundedWork(t *testing.T) {
 	dir := t.TempDir()
 	loader := save(t, new(image).bytes(), dir, "ld.so")
@@ -300,7 +303,7 @@ func TestBoundedWork(t *testing.T) {
 	}
 }
 
-// What is kept for the next search is bounded: it is read once more.
+// The files kept for the next search are bounded; others are read again.
 func TestBoundedKept(t *testing.T) {
 	s := new(Search)
 	for i := range 3 {
@@ -328,7 +331,7 @@ func TestLongTokens(t *testing.T) {
 	}
 }
 
-// A library whose path is that of a FIFO is no library, and nothing waits.
+// A FIFO is not a library, even under its path, and nothing waits for it.
 func TestFIFO(t *testing.T) {
 	dir := t.TempDir()
 	loader := save(t, new(image).bytes(), dir, "ld.so")

@@ -49,7 +49,8 @@ func (o *object) size() int {
 	return size
 }
 
-// readObject reads a file that can be loaded, as parseObject does. It adds the bytes that it has read to work.
+// readObject reads a file that can be loaded, as parseObject does. It adds the bytes that it has
+// read to work.
 func readObject(path string, machine elf.Machine, work *int) (*object, error) {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -75,8 +76,9 @@ var (
 	errDamaged     = errors.New("it is an ELF file that is truncated or damaged")
 )
 
-// parseObject reads what a loader goes by. A file for a machine whose loaders are not known is an empty object, and of one for another
-// machine than the given one nothing but its machine is read; elf.EM_NONE: for any.
+// parseObject reads what a loader goes by. A file for a machine whose loaders are not known is an
+// empty object, and of one for another machine than the given one nothing but its machine is read;
+// elf.EM_NONE: for any.
 func parseObject(r io.ReaderAt, machine elf.Machine) (*object, error) {
 	var h elf.Header64
 	if err := readAt(r, 0, &h); err != nil || string(h.Ident[:len(elf.ELFMAG)]) != elf.ELFMAG {
@@ -218,8 +220,8 @@ func readAt(r io.ReaderAt, at uint64, into any) error {
 	return err
 }
 
-// readString reads a string that ends with a NUL and is shorter than most bytes. The table that it is in may have many MiB, of which few
-// names are read, so it is read in pieces that grow.
+// readString reads a string that ends with a NUL and is shorter than most bytes. The table that it
+// is in may have many MiB. Few names of it are read, so it is read in pieces that grow.
 func readString(r io.ReaderAt, at uint64, most int) (string, error) {
 	const piece = 256
 	var data []byte

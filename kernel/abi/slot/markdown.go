@@ -29,7 +29,7 @@ func Markdown() string {
 
 Where an extension can be attached. This page is made from the table in kernel/abi/slot (` + "`make generate`" + `), which the node kernel
 goes by; ` + "`margay ext slots`" + ` prints it. Contexts and verdicts in C are in [margay_ext.h](../kernel/abi/slot/margay_ext.h), where a verdict has
-the prefix MARGAY_. What is marked with a star is what happens without an extension, and after one has made a fault.
+the prefix MARGAY_. A star marks the default, which applies without an extension and after a fault of one.
 
 `)
 	var later []string

@@ -2,7 +2,8 @@ package slot
 
 import "margay/kernel/abi/wire"
 
-// MaxMessage is the longest payload of a message in the message slot, in bytes: of any that a rank can send.
+// MaxMessage is the longest payload of a message in the message slot, in bytes: of any that a rank
+// can send.
 const MaxMessage = wire.MaxPayload
 
 // MessageContext is what an extension in the message slot gets: struct margay_message. The system

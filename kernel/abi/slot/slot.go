@@ -1,7 +1,7 @@
 // Package slot is the ABI between the node kernel and extensions: the places where an extension can
 // be attached, what it gets there and what it may answer. One table declares them; the node kernel,
-// the documentation and the tests go by it. It is a leaf. The C side of it is kernel/abi/slot/margay_ext.h,
-// which a test holds against the types here.
+// the documentation and the tests go by it. It is a leaf. The C side of it is
+// kernel/abi/slot/margay_ext.h, which a test holds against the types here.
 package slot
 
 import (

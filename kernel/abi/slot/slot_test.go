@@ -89,7 +89,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// constants are the numbers of the header that are no verdicts.
+// constants are the numbers of the header other than verdicts.
 var constants = map[string]uint64{
 	"TICK": uint64(Tick), "BLOCK": uint64(Block), "WAKE": uint64(Wake), "ARRIVAL": uint64(Arrival), "ENDING": uint64(Ending),
 	"CHANGE": uint64(Change), "READY": uint64(Ready), "RUNNING": uint64(Running), "BLOCKED": uint64(Blocked), "HELD": uint64(Held),

@@ -9,7 +9,8 @@
 // on one connection when both begin at the same moment. Then both send frames, each a 4-byte
 // big-endian length and that many bytes.
 //
-// Locks, outermost first: peer.serving (held while the handler is called for a node, which may send), Transport.mu, peer.mu.
+// Locks, outermost first: peer.serving (held while the handler is called for a node, which may
+// send), Transport.mu, peer.mu.
 package tcp
 
 import (

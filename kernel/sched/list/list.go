@@ -10,8 +10,9 @@ import (
 	"margay/kernel/sched/schedext"
 )
 
-// Open opens the best enforcer that there is for a node, and says what it lacks: why there is no better one, and what it cannot
-// notice. Only nodes with profile node.Sched get sched_ext: it does not attach where cores are isolated. It may take seconds.
+// Open opens the best enforcer that there is for a node, and says what it lacks: why there is no
+// better one, and what it cannot notice. Only nodes with profile node.Sched get sched_ext: it does
+// not attach where cores are isolated. It may take seconds.
 func Open(c node.Config, log func(format string, args ...any)) (e sched.Enforcer, lacks []string) {
 	if c.Profile == node.Sched && c.Substrate != node.Hosted {
 		e, err := schedext.New(log)

@@ -25,8 +25,9 @@
 // one, all tasks but the chosen one are stopped, unless they wait. Then polling detects blocking
 // and waking, and the core is idle until it does. Lacks or the log reports that.
 //
-// Locks, outermost first: core.mu guards everything of a core, also while a policy is asked; Enforcer.mu guards the table of
-// cores; core.ringing, taken last, keeps the bell open while it is rung. Nobody who holds either waits for a goroutine.
+// Locks, outermost first: core.mu guards everything of a core, also while a policy is asked;
+// Enforcer.mu guards the table of cores; core.ringing, taken last, keeps the bell open while it is
+// rung. No holder of either waits for a goroutine.
 package priority
 
 import (

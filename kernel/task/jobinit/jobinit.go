@@ -5,9 +5,10 @@
 // records and whatever the node kernel leaves with it. It obeys one link; when every copy of the
 // link's other end is gone, it ends the job.
 //
-// Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the reaper finds it there.
-// The others are taken after it, and held for no other but that of the journal: input.mu for the input of a rank, output.mu for what
-// the ranks write, brought.mu for the files that are unpacked.
+// Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the
+// reaper finds it there. The others are taken after it, and no other lock is taken under them but
+// the journal's: input.mu for the input of a rank, output.mu for what the ranks write, brought.mu
+// for the files that are unpacked.
 package jobinit
 
 import (

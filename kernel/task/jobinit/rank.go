@@ -291,7 +291,8 @@ func openPipes(stdin bool) (*pipes, error) {
 	return p, nil
 }
 
-// give makes the pipes the user's. Linux asks for that when a rank opens its streams by name, as /dev/stdout or /proc/self/fd/1.
+// give makes the pipes the user's. Linux asks for that when a rank opens its streams by name, as
+// /dev/stdout or /proc/self/fd/1.
 func (p *pipes) give(uid, gid int) error {
 	if uid == os.Geteuid() {
 		return nil

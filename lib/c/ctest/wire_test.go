@@ -22,8 +22,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// same says what C has for each number of kernel/abi/wire: a name, or an expression where C needs no
-// name.
+// same says what C has for each number of kernel/abi/wire: a name, or an expression where C needs
+// no name.
 var same = map[string]string{
 	"Version": "WIRE_VERSION", "magic": "WIRE_MAGIC", "RingSize": "WIRE_RING_SIZE", "MaxName": "WIRE_MAX_NAME", "MaxSettings": "WIRE_MAX_SETTINGS",
 
