@@ -1,0 +1,127 @@
+// Package command is what the groups of commands of margay have in common: the standard streams, the machine that is meant and the
+// connection to its serve, the words for arguments that are wrong, exit statuses and signals.
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/cluster/machine"
+)
+
+// AnswerTimeout bounds how long a question to serve may take.
+const AnswerTimeout = 10 * time.Second
+
+// ChangeTimeout bounds how long a change of the extensions of nodes may take.
+const ChangeTimeout = control.ChangeTimeout + AnswerTimeout
+
+// App is what the commands have in common.
+type App struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Machine        string
+	JSON           bool
+	Verbose        bool
+	Version        string // of this build
+}
+
+// Dir returns the folder of the machine.
+func (a *App) Dir() (machine.Dir, error) { return machine.DirOf(a.Machine) }
+
+// JSONFlag gives a command that lists something the flag for programs.
+func (a *App) JSONFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVar(&a.JSON, "json", false, "print JSON")
+	return c
+}
+
+// VerboseFlag gives a command that says nothing when all is well the flag to say what it has done.
+func (a *App) VerboseFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVarP(&a.Verbose, "verbose", "v", false, "say what was done")
+	return c
+}
+
+// Tell says what a command has done, when it is to be verbose.
+func (a *App) Tell(format string, args ...any) {
+	if a.Verbose {
+		fmt.Fprintf(a.Stderr, "margay: "+format+"\n", args...)
+	}
+}
+
+// Running returns the machine's folder. It is an error when the machine is not up.
+func (a *App) Running() (machine.Dir, error) {
+	d, err := a.Dir()
+	if err != nil {
+		return "", err
+	}
+	if _, err := d.ReadSpec(); err != nil {
+		return "", err
+	}
+	switch pid, alive := d.Holder(); {
+	case alive:
+	case pid == 0:
+		return "", fmt.Errorf("machine %s has no holder: it is being made or ended, or that was interrupted; margay machine down -m %[1]s removes what is left", a.Machine)
+	default:
+		return "", fmt.Errorf("machine %s is dead: its holder (process %d) was killed; margay machine down -m %[1]s removes what is left", a.Machine, pid)
+	}
+	return d, nil
+}
+
+// Socket returns where the machine's serve listens. It is an error when the machine is not up.
+func (a *App) Socket() (string, error) {
+	d, err := a.Running()
+	if err != nil {
+		return "", err
+	}
+	return d.Socket(), nil
+}
+
+// Pause waits between two questions to the machine's serve. It is an error, at once, when the machine goes down or ctx ends. A serve that is
+// started again, or away, is not missed.
+func (a *App) Pause(ctx context.Context, d time.Duration) error {
+	socket, err := a.Socket()
+	if err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	if err := client.Await(waiting, socket); client.Gone(err) {
+		return err
+	}
+	<-waiting.Done()
+	return context.Cause(ctx)
+}
+
+// Ask makes one request to the machine's serve.
+func Ask[Answer proto.Message](ctx context.Context, a *App, request proto.Message) (Answer, error) {
+	return AskWithin[Answer](ctx, a, request, AnswerTimeout)
+}
+
+// AskWithin makes one that may take so long.
+func AskWithin[Answer proto.Message](ctx context.Context, a *App, request proto.Message, timeout time.Duration) (Answer, error) {
+	var none Answer
+	socket, err := a.Socket()
+	if err != nil {
+		return none, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return client.Ask[Answer](ctx, socket, request)
+}
+
+// Samples asks all nodes what they have done so far.
+func (a *App) Samples(ctx context.Context) (*control.Samples, error) {
+	socket, err := a.Socket()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, AnswerTimeout)
+	defer cancel()
+	return client.Ask[*control.Samples](ctx, socket, &control.TakeSamples{Node: control.None})
+}

@@ -1,0 +1,91 @@
+package command
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+)
+
+// ParseJob reads the number of a job.
+func ParseJob(text string) (uint32, error) {
+	job, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || job == 0 {
+		return 0, fmt.Errorf("%q is no job: jobs have numbers (margay ps)", text)
+	}
+	return uint32(job), nil
+}
+
+// ParseNode reads the number of a node, which may be written node2 or 2.
+func ParseNode(text string) (uint32, error) {
+	node, err := strconv.ParseUint(strings.TrimPrefix(text, "node"), 10, 31)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no node: they are called node0 or 0, node1 or 1, and so on (margay nodes)", text)
+	}
+	return uint32(node), nil
+}
+
+// NodeFlag gives a command the flag that names a node. Without it node stays what it is.
+func (a *App) NodeFlag(c *cobra.Command, node *int32, usage string) {
+	c.Flags().Var(nodeValue{node}, "node", usage)
+}
+
+// nodeValue is the value of --node: node2, or 2.
+type nodeValue struct{ node *int32 }
+
+func (v nodeValue) Set(text string) error {
+	node, err := ParseNode(text)
+	*v.node = int32(node)
+	return err
+}
+
+func (v nodeValue) String() string {
+	if v.node == nil || *v.node == control.None {
+		return ""
+	}
+	return fmt.Sprintf("node%d", *v.node)
+}
+
+func (v nodeValue) Type() string { return "node" }
+
+// ParseSignal reads a signal: its name, with or without SIG, or its number.
+func ParseSignal(text string) (syscall.Signal, error) {
+	if number, err := strconv.Atoi(text); err == nil && number > 0 && number < 65 {
+		return syscall.Signal(number), nil
+	}
+	name := strings.ToUpper(text)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	if sig := unix.SignalNum(name); sig != 0 {
+		return sig, nil
+	}
+	return 0, fmt.Errorf("%q is no signal", text)
+}
+
+// ParseSettings reads what --set says: NAME=VALUE.
+func ParseSettings(texts []string) ([]*control.ExtensionSetting, error) {
+	var settings []*control.ExtensionSetting
+	for _, text := range texts {
+		name, number, ok := strings.Cut(text, "=")
+		value, err := strconv.ParseUint(number, 0, 64)
+		if !ok || name == "" || err != nil {
+			return nil, fmt.Errorf("setting %q: it is NAME=VALUE, with the name of a constant of the extension and a number that is not negative", text)
+		}
+		settings = append(settings, &control.ExtensionSetting{Name: name, Value: value})
+	}
+	return settings, nil
+}
+
+// Whose names the owner of an extension.
+func Whose(job uint32) string {
+	if job == 0 {
+		return "machine"
+	}
+	return strconv.FormatUint(uint64(job), 10)
+}

@@ -1,0 +1,65 @@
+package command
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"margay/internal/progress"
+	"margay/tools/margay/show"
+)
+
+// NodeProgram finds the program that nodes run.
+func NodeProgram(path string) (string, error) {
+	return BesideMargay("nodekernel", path, "the program that nodes run", "--node-program")
+}
+
+// BesideMargay finds a program that is beside this one unless path, from a flag, names another.
+func BesideMargay(name, path, what, flag string) (string, error) {
+	if path == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(filepath.Dir(self), name)
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("%s: %w; make build makes it, %s names another", what, err, flag)
+	}
+	return path, nil
+}
+
+// How long work goes on before its progress is shown, and how often it is shown then.
+const (
+	progressDelay    = time.Second
+	progressInterval = 200 * time.Millisecond
+)
+
+// Progress shows the steps of work that takes a while: on a terminal as a line that changes, elsewhere a line for each step
+// that moves bytes.
+func (a *App) Progress() func(progress.Step) {
+	terminal := show.IsTerminal(a.Stderr)
+	started := time.Now()
+	var shown time.Time
+	var last string
+	return func(s progress.Step) {
+		done := s.Done == s.Total
+		if time.Since(started) < progressDelay || s.Total == 0 || (s.Text == last && (!terminal || time.Since(shown) < progressInterval && !done)) {
+			return
+		}
+		text := fmt.Sprintf("%s: %.1f of %.1f MB", s.Text, float64(s.Done)/1e6, float64(s.Total)/1e6)
+		if terminal && s.Text == last {
+			fmt.Fprint(a.Stderr, "\x1b[A\x1b[K")
+		}
+		if !terminal {
+			text = s.Text
+		}
+		last, shown = s.Text, time.Now()
+		fmt.Fprintln(a.Stderr, text)
+	}
+}

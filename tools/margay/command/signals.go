@@ -1,0 +1,72 @@
+package command
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/launch"
+)
+
+// KeepIgnored completes what Go remembers of signals that were ignored when this process was started. nohup ignores SIGHUP, and
+// a script's shell ignores SIGINT and SIGQUIT for what it starts with &; Go remembers the first two alone, and ends with a
+// stack dump on SIGQUIT.
+func KeepIgnored() {
+	if signal.Ignored(unix.SIGINT) {
+		signal.Ignore(unix.SIGQUIT)
+	}
+}
+
+// heeded returns those of the signals that are not ignored.
+func heeded(signals []os.Signal) []os.Signal {
+	return slices.DeleteFunc(slices.Clone(signals), signal.Ignored)
+}
+
+// Catch sends signals to a channel until stop is called. A signal that was ignored when this process was started stays so.
+func Catch(size int, signals ...os.Signal) (caught <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, size)
+	if signals = heeded(signals); len(signals) > 0 { // Notify takes none for all
+		signal.Notify(c, signals...)
+	}
+	return c, func() { signal.Stop(c) }
+}
+
+// Interruptible returns a context that ends with a signal, which is then its cause.
+func Interruptible(ctx context.Context, signals ...os.Signal) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	caught, stop := Catch(1, signals...)
+	go func() {
+		select {
+		case sig := <-caught:
+			cancel(endedBy(sig.(syscall.Signal)))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// endedBy is the error of a command that a signal has ended.
+func endedBy(sig syscall.Signal) error {
+	err := &launch.Interrupted{Signal: sig}
+	return Failed(launch.ExitStatus(err), err)
+}
+
+// DieOf ends this process by a signal that ends programs from outside, so that its parent knows: a shell ends its loop, and systemd
+// finds nothing wrong. For other signals, and where it is not possible, it returns.
+func DieOf(sig syscall.Signal) {
+	if !slices.Contains([]syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP}, sig) || os.Getpid() == 1 { // an init gets none
+		return
+	}
+	signal.Reset(sig)
+	if unix.Kill(os.Getpid(), sig) == nil {
+		time.Sleep(time.Second) // another thread may take it
+	}
+}

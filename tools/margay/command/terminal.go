@@ -1,0 +1,57 @@
+package command
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/tools/margay/show"
+)
+
+// foregroundPause is how often a process in the background looks whether it is in the foreground.
+const foregroundPause = 100 * time.Millisecond
+
+// foregroundReader reads a terminal whenever this process is in its foreground, and waits otherwise. Linux would stop the
+// process, and with it the job, for looking whether there is input for it.
+type foregroundReader struct{ terminal *os.File }
+
+// Foreground returns r, or when that is a terminal a reader that does not have the process stopped.
+func Foreground(r io.Reader) io.Reader {
+	f, ok := show.FileOf(r)
+	if !ok {
+		return r
+	}
+	if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
+		return r
+	}
+	signal.Ignore(unix.SIGTTIN) // a read in the background fails with EIO then
+	return &foregroundReader{f}
+}
+
+func (r *foregroundReader) Read(p []byte) (int, error) {
+	for {
+		if r.background() {
+			time.Sleep(foregroundPause)
+			continue
+		}
+		n, err := r.terminal.Read(p)
+		// The process can go to the background before the read and during it.
+		if n == 0 && errors.Is(err, unix.EIO) && r.background() {
+			continue
+		}
+		if errors.Is(err, unix.EIO) {
+			err = io.EOF // the terminal is gone
+		}
+		return n, err
+	}
+}
+
+// background reports whether the terminal is that of this process, and another process group has it now.
+func (r *foregroundReader) background() bool {
+	group, err := unix.IoctlGetInt(int(r.terminal.Fd()), unix.TIOCGPGRP)
+	return err == nil && group != unix.Getpgrp()
+}

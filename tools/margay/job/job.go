@@ -1,0 +1,17 @@
+// Package job has the commands that run jobs, list them, end them and show what they have written.
+package job
+
+import (
+	"github.com/spf13/cobra"
+
+	"margay/tools/margay/command"
+)
+
+// commands make the commands of this group.
+type commands struct{ *command.App }
+
+// Commands returns the commands of this group.
+func Commands(app *command.App) []*cobra.Command {
+	a := commands{app}
+	return []*cobra.Command{a.runCommand(), a.psCommand(), a.killCommand(), a.logsCommand()}
+}

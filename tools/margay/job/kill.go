@@ -1,0 +1,54 @@
+package job
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/tools/margay/command"
+)
+
+func (a commands) killCommand() *cobra.Command {
+	var name string
+	var rank int32
+	var force bool
+	c := a.VerboseFlag(&cobra.Command{
+		Use:   "kill JOB",
+		Short: "Send a signal to a job, or end it",
+		Long: `Send a signal to every rank of a job, or to the one that --rank names. With --force the job is ended, whatever
+its ranks do with signals.`,
+		Example: "  margay kill 7\n  margay kill -s USR1 7\n  margay kill --force 7",
+		Args:    command.Arguments(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			job, err := command.ParseJob(args[0])
+			if err != nil {
+				return err
+			}
+			sig, err := command.ParseSignal(name)
+			if err != nil {
+				return err
+			}
+			if c.Flags().Changed("rank") && rank < 0 {
+				return fmt.Errorf("kill: --rank %d: it must not be negative; without the flag all ranks get the signal", rank)
+			}
+			if _, err = command.Ask[*control.Done](c.Context(), a.App, &control.Kill{Job: job, Rank: rank, Signal: int32(sig), Force: force}); err != nil {
+				return err
+			}
+			switch {
+			case force:
+				a.Tell("job %d is ended", job)
+			case rank == control.None:
+				a.Tell("%s is sent to all ranks of job %d", unix.SignalName(sig), job)
+			default:
+				a.Tell("%s is sent to rank %d of job %d", unix.SignalName(sig), rank, job)
+			}
+			return nil
+		},
+	})
+	c.Flags().StringVarP(&name, "signal", "s", "TERM", "the signal, by name or number")
+	c.Flags().Int32Var(&rank, "rank", control.None, "only this rank")
+	c.Flags().BoolVar(&force, "force", false, "end the job")
+	return c
+}

@@ -1,0 +1,82 @@
+package job
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/cluster/launch"
+	"margay/tools/margay/command"
+	"margay/tools/margay/show"
+)
+
+func (a commands) logsCommand() *cobra.Command {
+	var label, remove, all bool
+	c := a.VerboseFlag(&cobra.Command{
+		Use:   "logs JOB",
+		Short: "Show the output of a detached job, and go on while it runs; or remove it",
+		Long: `Show what a detached job has written, and what it writes until it ends. How it has ended is said on standard error when that
+was no success. Exit status: 0 when all output was shown, however the job has ended; 125 when some of it is missing.
+
+The output is kept in the machine's folder, in output/job-N, until the machine ends, or --remove removes it: that of the jobs that
+are named, or with --all that of all jobs that have ended. It goes earlier with a job that margay ps --all has forgotten. Of each
+job ` + keptOutput + ` are kept; a mark says that more came.`,
+		Example: "  margay logs 7\n  margay logs --remove 7 8\n  margay logs --remove --all",
+		Args: func(c *cobra.Command, args []string) error {
+			switch {
+			case all && !remove:
+				return fmt.Errorf("logs: --all is for --remove: margay logs --remove --all")
+			case label && remove:
+				return fmt.Errorf("logs: --label is for what is shown, and --remove shows nothing")
+			case all:
+				return command.NoArguments(c, args)
+			case remove:
+				return command.Arguments(1, -1)(c, args)
+			}
+			return command.Arguments(1, 1)(c, args)
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			var jobs []uint32
+			for _, arg := range args {
+				job, err := command.ParseJob(arg)
+				if err != nil {
+					return err
+				}
+				jobs = append(jobs, job)
+			}
+			if remove {
+				return a.removeLogs(c.Context(), jobs)
+			}
+			socket, err := a.Socket()
+			if err != nil {
+				return err
+			}
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
+			defer stop()
+			return launch.Replay(ctx, socket, jobs[0], label, a.Stdout, a.Stderr)
+		},
+	})
+	c.Flags().BoolVarP(&label, "label", "l", false, "begin each line with the rank that wrote it")
+	c.Flags().BoolVar(&remove, "remove", false, "remove the output instead of showing it; several jobs may be named")
+	c.Flags().BoolVar(&all, "all", false, "with --remove: the output of all jobs that have ended")
+	return c
+}
+
+// removeLogs removes the kept output of jobs; of all that have ended when none is named.
+func (a commands) removeLogs(ctx context.Context, jobs []uint32) error {
+	removed, err := command.Ask[*control.OutputRemoved](ctx, a.App, &control.RemoveOutput{Jobs: jobs})
+	switch {
+	case err != nil:
+		return err
+	case len(removed.Jobs) == 0:
+		a.Tell("no output is kept")
+	case len(removed.Jobs) == 1:
+		a.Tell("the output of job %d is removed, %d KiB", removed.Jobs[0], removed.Bytes>>10)
+	default:
+		a.Tell("the output of jobs %s is removed, %d KiB", show.Ranges(removed.Jobs), removed.Bytes>>10)
+	}
+	return nil
+}

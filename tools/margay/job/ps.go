@@ -1,0 +1,131 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/control"
+	"margay/cluster/launch"
+	"margay/internal/printable"
+	"margay/tools/margay/command"
+	"margay/tools/margay/show"
+)
+
+func (a commands) psCommand() *cobra.Command {
+	var all bool
+	c := a.JSONFlag(&cobra.Command{
+		Use:   "ps [JOB]",
+		Short: "List jobs, or the ranks of one",
+		Args:  command.Arguments(0, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			request := &control.ListJobs{All: all}
+			if len(args) == 1 {
+				job, err := command.ParseJob(args[0])
+				if err != nil {
+					return err
+				}
+				request.Job = job
+			}
+			jobs, err := command.Ask[*control.Jobs](c.Context(), a.App, request)
+			if err != nil {
+				return err
+			}
+			switch {
+			case a.JSON:
+				return show.Message(a.Stdout, jobs)
+			case request.Job != 0:
+				return a.printRanks(jobs.Jobs[0], a.used(c.Context(), jobs.Jobs[0]))
+			}
+			return a.printJobs(jobs)
+		},
+	})
+	c.Flags().BoolVarP(&all, "all", "a", false, "jobs that have ended, too")
+	return c
+}
+
+func (a commands) printJobs(jobs *control.Jobs) error {
+	t := show.NewTable(a.Stdout, "JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
+	for _, j := range jobs.Jobs {
+		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), State(j), jobTime(j), j.Command)
+	}
+	return t.Flush()
+}
+
+// used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do not answer nothing is known.
+func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*control.RankSample {
+	if j.Phase == control.JobPhase_JOB_DONE {
+		return nil
+	}
+	samples, err := a.Samples(ctx)
+	if err != nil {
+		return nil
+	}
+	used := make(map[uint32]*control.RankSample)
+	for _, node := range samples.Nodes {
+		for _, r := range node.Ranks {
+			if r.Job == j.Job {
+				used[r.Rank] = r
+			}
+		}
+	}
+	return used
+}
+
+func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.RankSample) error {
+	fmt.Fprintf(a.Stdout, "job %d of %s: %s, %s\n", j.Job, printable.Line(j.User), printable.Line(j.Command), State(j))
+	if j.Error != "" {
+		fmt.Fprintln(a.Stdout, printable.Lines(j.Error))
+	}
+	if j.Missing != "" && j.Missing != j.Error {
+		fmt.Fprintln(a.Stdout, "its output is not complete:", printable.Lines(j.Missing))
+	}
+	if text := launch.Unkept(j.Unkept); text != "" {
+		fmt.Fprintln(a.Stdout, text)
+	}
+	t := show.NewTable(a.Stdout, "RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
+	for _, r := range j.RankStates {
+		node, used := fmt.Sprintf("node%d", r.Node), r.GetExit().GetUsage()
+		if r.Ended {
+			t.Row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), launch.Describe(r.Exit))
+		} else if now := running[r.Rank]; now != nil {
+			t.Row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, "running")
+		} else {
+			t.Row(r.Rank, node, r.Core, "-", "-", "-", unknownEnd(j))
+		}
+	}
+	return t.Flush()
+}
+
+// unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none runs any more.
+func unknownEnd(j *control.JobSummary) string {
+	if j.Phase == control.JobPhase_JOB_DONE {
+		return "ended with the job"
+	}
+	return "running"
+}
+
+// phaseNames are the states of jobs in words.
+var phaseNames = map[control.JobPhase]string{
+	control.JobPhase_JOB_PREPARED: "starting",
+	control.JobPhase_JOB_RUNNING:  "running",
+	control.JobPhase_JOB_ENDING:   "ending",
+}
+
+// State is the state of a job in words.
+func State(j *control.JobSummary) string {
+	if name, ok := phaseNames[j.Phase]; ok {
+		return name
+	}
+	return fmt.Sprintf("ended (%d)", j.ExitCode)
+}
+
+func jobTime(j *control.JobSummary) string {
+	end := time.Now()
+	if j.EndNs != 0 {
+		end = time.Unix(0, j.EndNs)
+	}
+	return end.Sub(time.Unix(0, j.StartNs)).Round(time.Second).String()
+}

@@ -1,0 +1,104 @@
+package job_test
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/tools/margay/margaytest"
+)
+
+// What was ignored when margay was started stays ignored: a job goes on when the terminal of its nohup is gone, and when Ctrl-C
+// is for what a script runs in the foreground.
+func TestIgnoredSignals(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		script  string
+		ignored []unix.Signal
+	}{
+		{"nohup", `exec nohup "$0" run --stdin none true`, []unix.Signal{unix.SIGHUP}},
+		{"background of a script", `"$0" run --stdin none true & echo $! >&2; wait $!`, []unix.Signal{unix.SIGINT, unix.SIGQUIT}},
+		{"trap", `trap "" HUP INT; exec "$0" run --stdin none true`, []unix.Signal{unix.SIGHUP, unix.SIGINT}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := margaytest.Play(t, "m", margaytest.RunJob)
+			p := margaytest.Shell(t, test.script)
+			p.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+			p.Begin()
+			m.AwaitRunning()
+			for _, sig := range test.ignored {
+				if err := unix.Kill(-p.Process.Pid, sig); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := unix.Kill(-p.Process.Pid, unix.SIGUSR1); err != nil {
+				t.Fatal(err)
+			}
+			m.AwaitSignal(unix.SIGUSR1)
+			m.End(new(control.JobState))
+			p.Status()
+			for _, message := range m.Messages() {
+				if s, is := message.(*control.Signal); is && s.Signal != int32(unix.SIGUSR1) {
+					t.Errorf("the ranks are sent signal %d", s.Signal)
+				}
+			}
+		})
+	}
+}
+
+// margay run dies of a signal that it has passed on and that has ended the job, or that came before there was one. An exit status
+// that only looks like it stays one, and so does that of a signal which dumps core.
+func TestDeath(t *testing.T) {
+	for _, test := range []struct {
+		sent   unix.Signal
+		status int32 // of the job
+		dies   bool
+	}{
+		{unix.SIGINT, 130, true}, {unix.SIGTERM, 143, true}, {unix.SIGHUP, 129, true}, {unix.SIGQUIT, 131, false},
+		{unix.SIGTERM, 130, false}, {unix.SIGTERM, 0, false}, {unix.SIGUSR1, 143, false},
+	} {
+		t.Run(fmt.Sprint(unix.SignalName(test.sent), test.status), func(t *testing.T) {
+			m := margaytest.Play(t, "m", margaytest.RunJob)
+			p := margaytest.Shell(t, `exec "$0" run --stdin none true`).Begin()
+			m.AwaitRunning()
+			p.Signal(test.sent)
+			m.AwaitSignal(test.sent)
+			m.End(&control.JobState{ExitCode: test.status})
+			p.Ends(test.sent, test.dies, int(test.status))
+		})
+	}
+	t.Run("early", func(t *testing.T) {
+		m := margaytest.Play(t, "m", func(*control.Conn, *control.Frame) {})
+		p := margaytest.Shell(t, `exec "$0" run --stdin none true`).Begin()
+		margaytest.Await(m, func(*control.RunRequest) bool { return true })
+		p.Signal(unix.SIGTERM)
+		p.Ends(unix.SIGTERM, true, 0)
+	})
+}
+
+// SIGQUIT ends commands that look on without the stacks of Go.
+func TestQuit(t *testing.T) {
+	for _, line := range []string{"top", "logs 5"} {
+		m := margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
+			if list, ok := f.Message().(*control.ListJobs); ok {
+				c.Answer(f, &control.Jobs{Jobs: []*control.JobSummary{{Job: list.Job, Ranks: 1}}}, nil)
+			}
+		})
+		p := margaytest.Shell(t, `exec "$0" `+line).Begin()
+		margaytest.Await(m, func(message proto.Message) bool {
+			switch message.(type) {
+			case *control.TakeSamples, *control.Attach:
+				return true
+			}
+			return false
+		})
+		p.Signal(unix.SIGQUIT)
+		p.Ends(unix.SIGQUIT, false, 131)
+		if got := p.Err.String(); got != "margay: ended by SIGQUIT\n" {
+			t.Errorf("%s says %.200q", line, got)
+		}
+	}
+}

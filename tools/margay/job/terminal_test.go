@@ -1,0 +1,113 @@
+package job_test
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+	"margay/tools/margay/margaytest"
+)
+
+// A job in the background goes on, takes no input, and ends when it is killed.
+func TestBackgroundJob(t *testing.T) {
+	m := margaytest.Play(t, "m", margaytest.RunJob)
+	x := margaytest.OnTerminal(t)
+	x.Press("$margay run cat &\n")
+	m.AwaitRunning()
+	x.Press("echo typed\n") // which is for the shell
+	x.Await("\ntyped")
+	x.Press("kill -USR1 %1\n") // a stopped process would not pass it on
+	m.AwaitSignal(unix.SIGUSR1)
+	x.Press("jobs\n")
+	x.Await("Running")
+	x.Press("kill %1\n")
+	m.AwaitSignal(unix.SIGTERM)
+	m.End(&control.JobState{ExitCode: 143})
+	x.Ended(143)
+}
+
+// fg, Ctrl-Z and bg move a job to and fro: in the foreground it reads the terminal, in the background it goes on without.
+func TestForegroundAgain(t *testing.T) {
+	m := margaytest.Play(t, "m", margaytest.RunJob)
+	x := margaytest.OnTerminal(t)
+	x.Press("$margay run cat &\n")
+	m.AwaitRunning()
+	x.Press("fg\n")
+	x.Await("run cat")
+	x.Press("first\n")
+	m.Typed("first\n")
+	x.Press(margaytest.CtrlZ)
+	x.Await("Stopped")
+	x.Press("bg\n")
+	x.Await("]+ ")
+	x.Press("kill -USR1 %1\n")
+	m.AwaitSignal(unix.SIGUSR1)
+	x.Press("fg\n")
+	x.Await("run cat")
+	x.Press("second\n")
+	m.Typed("second\n")
+	x.Press(margaytest.CtrlZ)
+	x.Await("Stopped")
+	x.Press("kill %1\n") // a stopped one ends as well
+	m.AwaitSignal(unix.SIGTERM)
+	m.End(&control.JobState{ExitCode: 143})
+	x.Ended(143)
+}
+
+// Ctrl-C says what it does and what the next one will do; the next one ends the job, with status 130.
+func TestCtrlC(t *testing.T) {
+	m := margaytest.Play(t, "m", margaytest.RunJob)
+	x := margaytest.OnTerminal(t)
+	x.Press("$margay run cat\n")
+	m.AwaitRunning()
+	x.Press(margaytest.CtrlC)
+	x.Await("SIGINT is sent to the ranks of job 5; Ctrl-C again within 3 s ends the job")
+	m.AwaitSignal(unix.SIGINT)
+	// However slow this machine is, some two follow each other soon enough.
+	for {
+		x.Press(margaytest.CtrlC)
+		m.AwaitSignal(unix.SIGINT)
+		x.Await("job")
+		ending := strings.Contains(x.Text(), "ending job 5")
+		if ending {
+			break
+		}
+	}
+	margaytest.Await(m, func(k *control.Kill) bool { return k.Force && k.Job == 5 })
+	m.End(&control.JobState{ExitCode: 137, Error: control.FromError(control.Failf(control.Code_CODE_KILLED, "killed"))})
+	x.Await("job 5 was ended by Ctrl-C")
+	x.Await("\n$ ")
+	x.Press("echo status $?\n")
+	x.Await("\nstatus 130")
+}
+
+// When ranks die of Ctrl-C, so does margay run, and a shell ends its loop. A job that ends otherwise after one lets it go on.
+func TestCtrlCInLoop(t *testing.T) {
+	m := margaytest.Play(t, "m", margaytest.RunJob)
+	x := margaytest.OnTerminal(t)
+	x.Press("for i in 1 2 3; do $margay run cat; done; echo over\n")
+	for _, status := range []int32{0, 3, 130} {
+		m.AwaitRunning()
+		x.Await("a rank runs")
+		x.Press(margaytest.CtrlC)
+		m.AwaitSignal(unix.SIGINT)
+		m.End(&control.JobState{ExitCode: status})
+	}
+	x.Await("\n$ ")
+	x.Press("echo status $?\n")
+	x.Await("\nstatus 130")
+	x.Press("bash -c 'for i in 1 2 3; do $margay run cat; done'\n")
+	m.AwaitRunning()
+	x.Await("a rank runs")
+	x.Press(margaytest.CtrlC)
+	m.AwaitSignal(unix.SIGINT)
+	m.End(&control.JobState{ExitCode: 130})
+	x.Await("\n$ ")
+	x.Press("echo script $?\n")
+	x.Await("\nscript 130")
+	if text := x.Text(); strings.Contains(text, "\nover") {
+		t.Errorf("the loop went on: %q", text)
+	}
+}

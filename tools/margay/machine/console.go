@@ -1,0 +1,106 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/tools/margay/command"
+)
+
+func (a commands) consoleCommand() *cobra.Command {
+	var follow bool
+	c := &cobra.Command{
+		Use:     "console NODE",
+		Short:   "Show the console of a node",
+		Example: "  margay machine console 2 --follow",
+		Args:    command.Arguments(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			node, err := command.ParseNode(args[0])
+			if err != nil {
+				return err
+			}
+			d, err := a.Dir()
+			if err != nil {
+				return err
+			}
+			if _, err := d.ReadSpec(); err != nil {
+				return err
+			}
+			f, err := os.Open(d.ConsoleLog(node))
+			if errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("machine %s has no node %d, or it has not been started", a.Machine, node)
+			}
+			if err != nil {
+				return err
+			}
+			if !follow {
+				defer f.Close()
+				_, err := io.Copy(a.Stdout, f)
+				return err
+			}
+			return copyFollowing(c.Context(), a.Stdout, f, func() error {
+				_, err := a.Running()
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until Ctrl-C, or until the machine goes down")
+	return c
+}
+
+// followPause is how often a file is looked at for more.
+const followPause = 100 * time.Millisecond
+
+// copyFollowing copies f and whatever is appended to it, or to the file that takes its place when it is rotated, until ctx ends or ended
+// returns an error, which says why nothing more will come. It closes f.
+func copyFollowing(ctx context.Context, w io.Writer, f *os.File, ended func() error) error {
+	defer func() { f.Close() }()
+	for {
+		end := ended()            // before the last look
+		next, err := successor(f) // nothing more is appended to f when there is one
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(w, f)
+		if next != nil {
+			f.Close()
+			f = next
+		}
+		switch {
+		case err != nil:
+			return err
+		case end != nil:
+			return end
+		case next != nil:
+			continue
+		}
+		select {
+		case <-time.After(followPause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// successor opens the file that has the name of f now. It is nil when that is f, or there is none.
+func successor(f *os.File) (*os.File, error) {
+	next, err := os.Open(f.Name())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	was, err1 := f.Stat()
+	is, err2 := next.Stat()
+	if err := errors.Join(err1, err2); err != nil || os.SameFile(was, is) {
+		return nil, errors.Join(err, next.Close())
+	}
+	return next, nil
+}

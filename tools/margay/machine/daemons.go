@@ -1,0 +1,63 @@
+package machine
+
+import (
+	"io"
+	"log"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/machine"
+	"margay/tools/margay/command"
+)
+
+// serveCommand is started by the holder, and on machines without one by their operator.
+func (a commands) serveCommand() *cobra.Command {
+	var lifeline int
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the service node's daemon of a machine (its holder does this)",
+		Args:  command.NoArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			d, err := a.Dir()
+			if err != nil {
+				return err
+			}
+			var r io.Reader
+			if lifeline > 0 {
+				r = os.NewFile(uintptr(lifeline), "lifeline")
+			}
+			return machine.Serve(ctx, d, r, logger(a.Stderr))
+		},
+	}
+	c.Flags().IntVar(&lifeline, "lifeline", 0, "descriptor of a pipe whose end is the holder's end")
+	_ = c.Flags().MarkHidden("lifeline")
+	return c
+}
+
+// holderCommand is started by machine up.
+func (a commands) holderCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "holder MACHINE",
+		Hidden: true,
+		Args:   command.Arguments(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			d, err := machine.DirOf(args[0])
+			if err != nil {
+				return err
+			}
+			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
+			return machine.Hold(ctx, d, serve, logger(a.Stderr))
+		},
+	}
+}
+
+// logger writes lines with the time.
+func logger(w io.Writer) func(format string, args ...any) {
+	return log.New(w, "", log.LstdFlags|log.Lmicroseconds).Printf
+}

@@ -1,0 +1,142 @@
+package machine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/machine"
+	"margay/tools/margay/command"
+	"margay/tools/margay/show"
+)
+
+// State is a line of margay machine list for programs.
+type State struct {
+	Machine   string    `json:"machine"`
+	State     string    `json:"state"` // up, making, or dead: its holder or its making was killed
+	Substrate string    `json:"substrate"`
+	Nodes     int       `json:"nodes"`
+	Cores     int       `json:"cores"` // for applications, on each node
+	Owner     string    `json:"owner"`
+	Since     time.Time `json:"since"`
+	HolderPID int       `json:"holder_pid"`
+	Folder    string    `json:"folder"`
+}
+
+func (a commands) machineListCommand() *cobra.Command {
+	return a.JSONFlag(&cobra.Command{
+		Use:   "list",
+		Short: "List the machines that there are, those that are dead as well",
+		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
+margay machine up that made it, was killed; margay machine down removes what is left of it.`,
+		Args: command.NoArguments,
+		RunE: func(*cobra.Command, []string) error {
+			list, err := List()
+			if err != nil {
+				return err
+			}
+			if len(list) == 0 {
+				if err := a.tellNone(); err != nil {
+					return err
+				}
+			}
+			if a.JSON {
+				return show.Value(a.Stdout, list)
+			}
+			t := show.NewTable(a.Stdout, "MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
+			for _, m := range list {
+				t.Row(m.Machine, m.State, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
+			}
+			if err := t.Flush(); err != nil {
+				return err
+			}
+			for _, m := range list {
+				if m.State == "dead" {
+					note := fmt.Sprintf("%s is dead: margay machine down -m %[1]s removes what is left of it", m.Machine)
+					fmt.Fprintln(a.Stdout, show.Fold(note, show.Width(a.Stdout), 4))
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// tellNone says which folder has no machine, and what is in it instead. Programs are told by an empty list where there is nothing.
+func (a commands) tellNone() error {
+	base, err := machine.Base()
+	if err != nil {
+		return err
+	}
+	others := machine.Others(base)
+	switch {
+	case len(others) > 0:
+		fmt.Fprintf(a.Stderr, "margay: %s has no machine of yours; these folders in it are none: %s\n", base, strings.Join(others, ", "))
+	case !a.JSON:
+		fmt.Fprintf(a.Stderr, "margay: there is no machine in %s\n", base)
+	}
+	return nil
+}
+
+// List looks at the folders of all machines. One that goes meanwhile is left out.
+func List() ([]State, error) {
+	list := []State{}
+	dirs, err := machine.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range dirs {
+		info, err := os.Stat(string(d))
+		if err != nil {
+			continue
+		}
+		m := State{Machine: d.Name(), State: "up", Owner: owner(info), Since: info.ModTime().Truncate(time.Second), Folder: string(d)}
+		spec, err := d.ReadSpec()
+		if err != nil && !errors.Is(err, machine.ErrNoMachine) {
+			continue
+		}
+		if err == nil {
+			m.Substrate, m.Nodes, m.Cores = spec.Substrate, spec.Nodes, spec.Cores
+		}
+		var alive bool
+		switch m.HolderPID, alive = d.Holder(); {
+		case alive:
+		case d.BeingMade():
+			m.State = "making"
+		default:
+			m.State = "dead"
+		}
+		if began, ok := startOf(m.HolderPID); alive && ok {
+			m.Since = began
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+// owner names the user whose a file is.
+func owner(info os.FileInfo) string {
+	uid := strconv.Itoa(int(info.Sys().(*syscall.Stat_t).Uid))
+	u, err := user.LookupId(uid)
+	if err != nil {
+		return uid
+	}
+	return cmp.Or(u.Username, uid)
+}
+
+// startOf returns when a process was started.
+func startOf(pid int) (time.Time, bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
+		return time.Time{}, false
+	}
+	return time.Unix(st.Ctim.Unix()).Truncate(time.Second), true
+}

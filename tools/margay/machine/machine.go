@@ -1,0 +1,99 @@
+// Package machine has the commands that make, show, change and end machines, and the daemons of a machine.
+package machine
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/control"
+	"margay/cluster/machine"
+	"margay/tools/margay/command"
+	"margay/tools/margay/show"
+)
+
+// commands make the commands of this group.
+type commands struct{ *command.App }
+
+// Commands returns the commands of this group.
+func Commands(app *command.App) []*cobra.Command {
+	a := commands{app}
+	return []*cobra.Command{a.machineCommand(), a.serveCommand(), a.holderCommand()}
+}
+
+func (a commands) machineCommand() *cobra.Command {
+	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
+	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(), a.restartCommand(), a.coresCommand())
+	return c
+}
+
+func (a commands) downCommand() *cobra.Command {
+	return a.VerboseFlag(&cobra.Command{
+		Use:   "down",
+		Short: "End a machine, with everything that runs on it",
+		Args:  command.NoArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := a.Dir()
+			if err != nil {
+				return err
+			}
+			if err := machine.Down(c.Context(), d); err != nil {
+				return err
+			}
+			a.Tell("machine %s is ended; %s is removed", a.Machine, d)
+			return nil
+		},
+	})
+}
+
+func (a commands) statusCommand() *cobra.Command {
+	return a.JSONFlag(&cobra.Command{
+		Use:   "status",
+		Short: "Show whether a machine is up",
+		Args:  command.NoArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := a.Running()
+			if err != nil {
+				return err
+			}
+			pid, _ := d.Holder()
+			status, err := command.Ask[*control.MachineStatus](c.Context(), a.App, &control.Status{})
+			if err != nil {
+				return err
+			}
+			status.HolderPid = int64(pid)
+			if a.JSON {
+				return show.Message(a.Stdout, status)
+			}
+			_, err = fmt.Fprintf(a.Stdout, "machine %s (%s): %d of %d nodes up, %d of %d application cores free, %d jobs\n"+
+				"holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
+				status.Machine, status.Substrate, status.Up, status.Nodes, status.FreeCores, status.Cores, status.Jobs,
+				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
+			return err
+		},
+	})
+}
+
+// restartWait is longer than serve waits for a kernel that was started again.
+const restartWait = time.Minute
+
+func (a commands) restartCommand() *cobra.Command {
+	return a.VerboseFlag(&cobra.Command{
+		Use:   "restart NODE",
+		Short: "Start the kernel of a node again, and wait until it is back; jobs on the node go on",
+		Args:  command.Arguments(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			node, err := command.ParseNode(args[0])
+			if err != nil {
+				return err
+			}
+			if _, err = command.AskWithin[*control.Done](c.Context(), a.App, &control.RestartKernel{Node: node}, restartWait); err != nil {
+				return err
+			}
+			a.Tell("the kernel of node%d was started again", node)
+			return nil
+		},
+	})
+}

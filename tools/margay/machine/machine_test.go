@@ -1,0 +1,53 @@
+package machine_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"margay/cluster/control"
+	"margay/tools/margay/margaytest"
+)
+
+// A console that is followed ends with its machine, whose folder is removed, and nothing is left out of what it had written.
+func TestFollowConsoleOfMachineGoingDown(t *testing.T) {
+	m := margaytest.Play(t, "m", func(*control.Conn, *control.Frame) {})
+	dir := filepath.Join(m.Base, m.Name)
+	if err := os.Mkdir(filepath.Join(dir, "log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	console, err := os.Create(filepath.Join(dir, "log", "node1.console"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer console.Close()
+	fmt.Fprintln(console, "first")
+	p := margaytest.Shell(t, `exec "$0" machine console 1 --follow >"$OUT"`)
+	out := filepath.Join(t.TempDir(), "out")
+	p.Env = append(p.Env, "OUT="+out)
+	p.Begin()
+	shown := func() string {
+		text, _ := os.ReadFile(out)
+		return string(text)
+	}
+	margaytest.AwaitText(t, shown, "first\n")
+	fmt.Fprintln(console, "last")
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	margaytest.Wants(t, p.Status(), 125, p.Err.String(), "margay: machine m: there is no such machine")
+	if shown() != "first\nlast\n" {
+		t.Errorf("it shows %q", shown())
+	}
+}
+
+// What cannot be written is no success.
+func TestStatusThatCannotBeWritten(t *testing.T) {
+	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) { c.Answer(f, &control.MachineStatus{Machine: "m"}, nil) })
+	var stderr bytes.Buffer
+	status := margaytest.Run(t.Context(), []string{"machine", "status"}, strings.NewReader(""), margaytest.Full{}, &stderr)
+	margaytest.Wants(t, status, 125, stderr.String(), margaytest.ErrFull.Error())
+}

@@ -1,0 +1,147 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/machine"
+	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
+	"margay/nimble/object"
+	"margay/tools/margay/command"
+)
+
+func (a commands) upCommand() *cobra.Command {
+	var spec machine.Spec
+	var program string
+	var extensions []string
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Make a machine and wait until its nodes are up",
+		Long: `Make a machine of compute nodes and wait until all of them are up. It stays up until margay machine down.
+
+A node has one system core and the application cores that --cores asks for. With --cores all, core 0 computes for
+applications as well; margay machine cores changes that later. On the substrate qemu each node
+is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.`,
+		Example: `  margay machine up --nodes 4 --cores 2
+  margay machine up -m test --substrate hosted --nodes 16 --cores 1
+  margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
+		Args: command.NoArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel"); err != nil {
+				return err
+			}
+			if spec.Substrate == node.Hosted {
+				if err := command.Without(c, "is for virtual nodes: hosted ones have the Linux of this host", "profile", "accel", "kernel", "qemu"); err != nil {
+					return err
+				}
+			}
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
+			spec.Name = a.Machine
+			var err error
+			if spec.Program, err = command.NodeProgram(program); err != nil {
+				return err
+			}
+			if spec.Extensions, err = bootExtensions(extensions); err != nil {
+				return err
+			}
+			return machine.Up(ctx, machine.UpOptions{
+				Spec:     spec,
+				Holder:   []string{"/proc/self/exe", "holder"},
+				Told:     func(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) },
+				Progress: a.Progress(),
+			})
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&spec.Nodes, "nodes", 4, "how many nodes")
+	spec.Cores = 2
+	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
+	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
+	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu or hosted")
+	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
+	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
+	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
+	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
+	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
+	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
+	f.StringVar(&spec.QEMU, "qemu", os.Getenv("QEMU"), "QEMU of virtual nodes: a path, or a name in PATH (environment: QEMU; default: the one installed, or a newer one)")
+	f.StringArrayVar(&extensions, "extension", nil, "an extension that every node inserts when it boots, trusted, for all jobs: FILE or FILE,CONSTANT=VALUE,...; may be given again")
+	f.StringVar(&program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
+	return c
+}
+
+// bootExtensions reads the extensions that nodes are to insert when they boot, given as FILE[,NAME=VALUE...], and sees to it that
+// nodes know their slots.
+func bootExtensions(given []string) ([]node.Extension, error) {
+	var all []node.Extension
+	for _, text := range given {
+		path, constants, _ := strings.Cut(text, ",")
+		x := node.Extension{Name: strings.TrimSuffix(filepath.Base(path), ".o"), Constants: make(map[string]uint64)}
+		if constants != "" {
+			settings, err := command.ParseSettings(strings.Split(constants, ","))
+			if err != nil {
+				return nil, fmt.Errorf("--extension %s: %w", text, err)
+			}
+			for _, s := range settings {
+				x.Constants[s.Name] = s.Value
+			}
+		}
+		file, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		specs, err := object.ELF(file)
+		if err == nil && len(specs) != 1 {
+			err = errors.New("it holds several programs, and a node inserts one")
+		}
+		if err == nil {
+			_, err = slot.Find(slot.Name(specs[0].Slot()))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--extension %s: %w", path, err)
+		}
+		if slices.ContainsFunc(all, func(other node.Extension) bool { return other.Name == x.Name }) {
+			return nil, fmt.Errorf("--extension %s: there are two of the name %s", path, x.Name)
+		}
+		x.Object = file
+		all = append(all, x)
+	}
+	return all, nil
+}
+
+// coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the usual number.
+type coresFlag struct{ spec *machine.Spec }
+
+func (f coresFlag) Set(text string) error {
+	if f.spec.AllCores = text == "all"; f.spec.AllCores {
+		return nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return errors.New("it is a number of cores, or all")
+	}
+	if n < 1 {
+		return errors.New("it must be at least 1, or all")
+	}
+	f.spec.Cores = n
+	return nil
+}
+
+func (f coresFlag) String() string {
+	if f.spec == nil || f.spec.Cores == 0 {
+		return ""
+	}
+	return strconv.Itoa(f.spec.Cores)
+}
+
+func (f coresFlag) Type() string { return "number|all" }

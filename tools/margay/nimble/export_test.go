@@ -1,0 +1,7 @@
+package nimble
+
+// For tests of what is printed as JSON.
+type (
+	EngineRow = engineRow
+	Figure    = figure
+)

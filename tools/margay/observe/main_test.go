@@ -1,0 +1,9 @@
+package observe_test
+
+import (
+	"testing"
+
+	"margay/tools/margay/margaytest"
+)
+
+func TestMain(m *testing.M) { margaytest.Main(m) }

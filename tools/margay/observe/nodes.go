@@ -1,0 +1,189 @@
+package observe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/internal/printable"
+	"margay/tools/margay/command"
+	"margay/tools/margay/show"
+)
+
+func (a commands) nodesCommand() *cobra.Command {
+	var noise time.Duration
+	var noiseGiven bool
+	node := int32(control.None)
+	c := a.JSONFlag(&cobra.Command{
+		Use:   "nodes",
+		Short: "List the nodes of the machine and what their cores do",
+		Example: `  margay nodes
+  margay nodes --node 2
+  margay nodes --noise 10s    # what interrupts each application core`,
+		Args: func(c *cobra.Command, args []string) error {
+			// pflag takes the value of a flag that can do without one only after "=".
+			if noiseGiven = c.Flags().Changed("noise"); noiseGiven && len(args) > 0 {
+				if err := c.Flags().Set("noise", args[0]); err != nil {
+					return fmt.Errorf("%s: --noise %s: it must be a time with its unit, such as 500ms, 10s or 2m", command.Called(c), args[0])
+				}
+				args = args[1:]
+			}
+			return command.NoArguments(c, args)
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := command.Positive(c, "noise"); err != nil {
+				return err
+			}
+			if noiseGiven {
+				return a.noise(c.Context(), noise, node)
+			}
+			nodes, err := command.Ask[*control.Nodes](c.Context(), a.App, &control.ListNodes{})
+			if err != nil {
+				return err
+			}
+			if nodes, err = onlyNode(nodes, node); err != nil {
+				return err
+			}
+			if a.JSON {
+				return show.Message(a.Stdout, nodes)
+			}
+			return a.printNodes(nodes)
+		},
+	})
+	c.Flags().DurationVar(&noise, "noise", 0, "count what interrupts each application core for this long, 5s without a value, and print that")
+	c.Flags().Lookup("noise").NoOptDefVal = "5s"
+	a.NodeFlag(c, &node, "only this node")
+	return c
+}
+
+// onlyNode leaves the node that is named, or all.
+func onlyNode(nodes *control.Nodes, named int32) (*control.Nodes, error) {
+	if named == control.None {
+		return nodes, nil
+	}
+	for _, n := range nodes.Nodes {
+		if n.Node == uint32(named) {
+			return &control.Nodes{Nodes: []*control.NodeState{n}}, nil
+		}
+	}
+	return nil, fmt.Errorf("the machine has no node%d (margay nodes lists those that it has)", named)
+}
+
+// healthNames are the states of nodes in words.
+var healthNames = map[control.NodeHealth]string{
+	control.NodeHealth_NODE_BOOTING: "booting",
+	control.NodeHealth_NODE_UP:      "up",
+	control.NodeHealth_NODE_LATE:    "late",
+	control.NodeHealth_NODE_DEAD:    "dead",
+	control.NodeHealth_NODE_REFUSED: "refused",
+}
+
+// Health is the state of a node in words.
+func Health(h control.NodeHealth) string { return healthNames[h] }
+
+func (a commands) printNodes(nodes *control.Nodes) error {
+	t := show.NewTable(a.Stdout, "NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "KERNEL", "JOBS")
+	var notes notes
+	for _, n := range nodes.Nodes {
+		name := fmt.Sprintf("node%d", n.Node)
+		if n.Reason != "" {
+			notes.add(n.Node, ": "+n.Reason, ": "+n.Reason)
+		}
+		if n.Remedy != "" {
+			notes.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
+		}
+		if n.Info == nil {
+			t.Row(name, healthNames[n.Health], "-", "-", "-", "-", "-", "-", "-")
+			continue
+		}
+		free := 0
+		var jobs []string
+		for _, core := range n.Cores {
+			switch {
+			case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
+				free++
+			case core.Job != 0:
+				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
+			}
+		}
+		t.Row(name, healthNames[n.Health], len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+			cmp.Or(n.Info.Scheduler, "-"), n.Info.Kernel,
+			strings.Join(jobs, " "))
+		if n.Info.AllCores {
+			const interrupted = " on core 0 as well, which serves the node: it is interrupted, and the timer ticks there"
+			notes.add(n.Node, " computes"+interrupted, " compute"+interrupted)
+		}
+		if n.Info.MessageCore != 0 {
+			text := fmt.Sprintf(" messages on core %d, which does nothing else", n.Info.MessageCore)
+			notes.add(n.Node, " handles"+text, " handle"+text)
+		}
+		for _, lack := range n.Info.Lacks {
+			notes.add(n.Node, " lacks "+lack, " lack "+lack)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, note := range notes {
+		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note.String()), show.Width(a.Stdout), 4))
+	}
+	return nil
+}
+
+// note is what is to be known of some nodes: a text about one, and the same about several.
+type note struct {
+	one, several string
+	nodes        []uint32
+}
+
+// notes are those of all nodes, each once.
+type notes []*note
+
+func (l *notes) add(node uint32, one, several string) {
+	for _, n := range *l {
+		if n.one == one {
+			n.nodes = append(n.nodes, node)
+			return
+		}
+	}
+	*l = append(*l, &note{one, several, []uint32{node}})
+}
+
+func (n *note) String() string {
+	if len(n.nodes) == 1 {
+		return fmt.Sprintf("node%d%s", n.nodes[0], n.one)
+	}
+	return "node" + show.Ranges(n.nodes) + n.several
+}
+
+// noise prints how often each application core is interrupted.
+func (a commands) noise(ctx context.Context, d time.Duration, node int32) error {
+	socket, err := a.Socket()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, d+command.AnswerTimeout)
+	defer cancel()
+	report, err := client.Ask[*control.NoiseReport](ctx, socket, &control.Noise{DurationMs: uint32(d.Milliseconds()), Node: node})
+	if err != nil {
+		return err
+	}
+	if a.JSON {
+		return show.Message(a.Stdout, report)
+	}
+	t := show.NewTable(a.Stdout, "NODE", "CORE", "INTERRUPTS", "PER SECOND", "FROM")
+	for _, c := range report.Cores {
+		var from []string
+		for _, r := range c.Rows {
+			from = append(from, fmt.Sprintf("%s: %d", r.Name, r.Count))
+		}
+		t.Row(fmt.Sprintf("node%d", c.Node), c.Core, c.Interrupts, fmt.Sprintf("%.1f", float64(c.Interrupts)/c.Seconds), strings.Join(from, "; "))
+	}
+	return t.Flush()
+}

@@ -1,0 +1,17 @@
+// Package observe has the commands that show what nodes do: nodes, top and record.
+package observe
+
+import (
+	"github.com/spf13/cobra"
+
+	"margay/tools/margay/command"
+)
+
+// commands make the commands of this group.
+type commands struct{ *command.App }
+
+// Commands returns the commands of this group.
+func Commands(app *command.App) []*cobra.Command {
+	a := commands{app}
+	return []*cobra.Command{a.nodesCommand(), a.topCommand(), a.recordCommand()}
+}

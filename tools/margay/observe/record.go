@@ -1,0 +1,238 @@
+package observe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/cluster/follow"
+	"margay/cluster/launch"
+	"margay/cluster/trace"
+	"margay/tools/margay/command"
+	"margay/tools/margay/show"
+)
+
+// recordFlags are the flags of margay record.
+type recordFlags struct {
+	out      string
+	job      uint
+	duration time.Duration
+}
+
+func (a commands) recordCommand() *cobra.Command {
+	var f recordFlags
+	c := &cobra.Command{
+		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
+		Short: "Record what the nodes do as a time line for a browser's trace viewer",
+		Long: `Record what the nodes do: who has each core, what becomes of messages, which extensions run, when ranks start, end and wait
+in barriers. It records until the command that it is given has ended, or for --duration; without either, until Ctrl-C. It ends with
+the command, whose exit status it has. When the machine goes down it ends, with 125, and the file has what was recorded before.
+
+The result is a file of the trace-event format, which https://ui.perfetto.dev and chrome://tracing open. Nodes record only
+while somebody asks for it. One that is faster than its events can be fetched throws the oldest away and counts them.`,
+		Example: `  margay record -- margay run -n 8 ./app
+  margay record -o app.json --job 7 --duration 10s`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := command.Positive(c, "job", "duration"); err != nil {
+				return err
+			}
+			return a.record(c.Context(), f, args)
+		},
+	}
+	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
+	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long; a command goes on (default: until its end, or Ctrl-C)")
+	return c
+}
+
+func (a commands) record(ctx context.Context, f recordFlags, args []string) (err error) {
+	if len(args) > 0 {
+		// Before an earlier trace is overwritten.
+		if _, err := launch.LookUp(args[0]); err != nil {
+			return command.Failed(launch.ExitStatus(err), fmt.Errorf("record: %w", err))
+		}
+	}
+	socket, err := a.Socket()
+	if err != nil {
+		return err
+	}
+	if err := checkTrace(f.out); err != nil {
+		return err
+	}
+	nodes, err := a.recorded(ctx, socket, uint32(f.job))
+	if err != nil {
+		return err
+	}
+	file, err := createTrace(f.out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	signals, release := command.Catch(4, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP)
+	defer release()
+	status := &launch.Status{W: a.Stderr}
+	writer := trace.NewWriter(file, time.Now())
+	stop, done := make(chan struct{}), make(chan struct{})
+	var run error // what the command has ended with
+	began, started := time.Now(), false
+	ready := func() {
+		started = true
+		go func() {
+			defer close(done)
+			run = a.recordedCommand(f.duration, signals, args, sync.OnceFunc(func() { close(stop) }))
+		}()
+	}
+	cut := follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, ready)
+	took := time.Since(began)
+	summaries, err := writer.Close()
+	if err == nil {
+		a.traced(f.out, summaries, took)
+	}
+	err = cmp.Or(cut, err)
+	if err != nil && !(started && len(args) > 0) {
+		return err
+	}
+	select {
+	case <-done:
+	default:
+		if err != nil {
+			status.Warnf("%v: the command goes on, and is no longer recorded", err)
+		}
+		<-done
+	}
+	return cmp.Or(err, run)
+}
+
+// traced says what is in a trace that is complete, which is also one that ended with its machine.
+func (a commands) traced(path string, summaries []trace.Summary, took time.Duration) {
+	var events, lost uint64
+	for _, s := range summaries {
+		events += s.Events
+		lost += s.Lost
+	}
+	fmt.Fprintf(a.Stderr, "margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it\n",
+		path, events, len(summaries), took.Seconds(), lost)
+}
+
+// checkTrace refuses an output that is no regular file, unless it is open already, such as /dev/stdout: what is written to a pipe that
+// nothing reads is lost.
+func checkTrace(path string) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	open := path == "/dev/stdout" || path == "/dev/stderr" || slices.Contains([]string{"/dev/fd", "/proc/self/fd"}, filepath.Dir(path))
+	if info.Mode().IsRegular() || open && info.Mode()&(fs.ModeNamedPipe|fs.ModeCharDevice) != 0 {
+		return nil
+	}
+	return fmt.Errorf("record: %s is no regular file: name one with --output", path)
+}
+
+// createTrace opens the output. A pipe that is open already is written to, and not read.
+func createTrace(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+}
+
+// recorded lists the nodes to record: those of a job, or all that are up.
+func (a commands) recorded(ctx context.Context, socket string, job uint32) (nodes []uint32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, command.AnswerTimeout)
+	defer cancel()
+	if job != 0 {
+		list, err := client.Ask[*control.Jobs](ctx, socket, &control.ListJobs{Job: job})
+		if err != nil {
+			return nil, err
+		}
+		for _, j := range list.Jobs {
+			nodes = append(nodes, j.Nodes...)
+		}
+		return nodes, nil
+	}
+	list, err := client.Ask[*control.Nodes](ctx, socket, &control.ListNodes{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range list.Nodes {
+		if n.Health == control.NodeHealth_NODE_UP {
+			nodes = append(nodes, n.Node)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, errors.New("no node is up")
+	}
+	return nodes, nil
+}
+
+// recordedCommand runs the command, if there is one, and has recording stop: with its end, after a time if one is given, or without a
+// command with a signal. It returns when the command has ended. A terminal sends its signals to the command as well, which decides what
+// to do.
+func (a commands) recordedCommand(d time.Duration, signals <-chan os.Signal, args []string, stop func()) error {
+	defer stop()
+	var timeout <-chan time.Time
+	if d > 0 {
+		timeout = time.After(d)
+	}
+	if len(args) == 0 {
+		select {
+		case <-timeout:
+		case <-signals:
+		}
+		return nil
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
+	if f, ok := show.FileOf(a.Stdout); ok {
+		cmd.Stdout = f // the command's own, with nobody between
+	}
+	cmd.Env = append(os.Environ(), "MARGAY_MACHINE="+a.Machine)
+	if err := cmd.Start(); err != nil {
+		code := 127
+		if errors.Is(err, unix.EACCES) {
+			code = 126
+		}
+		return command.Failed(code, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			return commandStatus(err)
+		case <-timeout:
+			stop()
+		case s := <-signals:
+			if s != unix.SIGINT && s != unix.SIGQUIT {
+				_ = cmd.Process.Signal(s)
+			}
+		}
+	}
+}
+
+// commandStatus turns the end of a command into this one's.
+func commandStatus(err error) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return err
+	}
+	status := &command.ExitStatus{Code: exit.ExitCode()}
+	if s, ok := exit.Sys().(syscall.WaitStatus); ok && s.Signaled() {
+		status.Code, status.Signal = 128+int(s.Signal()), s.Signal()
+	}
+	return status
+}

@@ -1,0 +1,108 @@
+package root_test
+
+import (
+	"strings"
+	"testing"
+
+	"margay/tools/margay/margaytest"
+)
+
+func TestArgumentsInWords(t *testing.T) {
+	base := t.TempDir()
+	t.Setenv("MARGAY_DIR", base)
+	for line, want := range map[string]string{
+		"run":                             "run: PROGRAM is missing: margay run [flags] PROGRAM [ARGUMENT...]",
+		"kill":                            "kill: JOB is missing: margay kill JOB [flags]",
+		"logs 1 2":                        `logs: "2" is one argument too many: margay logs JOB`,
+		"ext insert":                      "ext insert: OBJECT is missing",
+		"ext remove":                      "ext remove: NODE.HANDLE is missing",
+		"top 7":                           `top takes no arguments, but is given "7"`,
+		"run -n x hostname":               "run: -n x: it must be a whole number",
+		"run -np 4 hostname":              "-np is two flags here: write -n for the number of ranks",
+		"run -n 99999999999999999999 ls":  "-n 99999999999999999999: it is too large a number",
+		"run -n 4294967297 ls":            "run: -n 4294967297: it is too large a number",
+		"record --job 4294967303":         "record: --job 4294967303: it is too large a number",
+		"kill --rank -1 5":                "kill: --rank -1: it must not be negative; without the flag all ranks get the signal",
+		"kill -9 5":                       "kill has no -9: -s KILL names the signal",
+		"kill -TERM 5":                    "kill has no -T: -s TERM names the signal",
+		"kill -z 5":                       "kill has no -z: margay kill --help lists its flags",
+		"record margay run -n 2 hostname": "record has no -n: a command and its flags come after --: margay record -- margay run -n 2 ./a.out",
+		"machine up --substrate hosted --profile sched": "machine up: --profile is for virtual nodes: hosted ones have the Linux of this host",
+		"kill --rank 4294967296 5":                      "kill: --rank 4294967296: it is too large a number",
+		"run --with= ls":                                "run: --with: an empty name; it takes a file or folder along",
+		"run --ppn":                                     "run: --ppn needs a value: ranks on each node",
+		"run --init-timeout 5 ls":                       "--init-timeout 5: it must be a time with its unit, such as 500ms, 10s or 2m",
+		"run --label=maybe ls":                          "-l maybe: it must be true or false",
+		"run --detatch ls":                              "run has no --detatch: margay run --help lists its flags",
+		"run --keep ls":                                 "did you mean --keep-going?",
+		"ps --frob":                                     "ps has no --frob: margay ps --help lists its flags",
+		"ps -N 2":                                       "ps has no -N: margay ps --help lists its flags",
+		"run -N 2 ls":                                   "run has no -N: -n says how many ranks, and --ppn how many of them each node gets",
+		"run --np 4 ls":                                 "run has no --np: -n says how many ranks",
+		"run --nodes 2 ls":                              "--ppn",
+		"run -w node1 ls":                               "nodes cannot be chosen yet",
+		"run -t 10 ls":                                  "timeout 10m margay run",
+		"run --time=10 ls":                              "timeout 10m margay run",
+		"run --chdir /tmp ls":                           "cd DIR && margay run",
+		"run -e A=b ls":                                 "env NAME=VALUE margay run",
+		"run -o file ls":                                ">FILE",
+		"run -c 4 ls":                                   "a rank has one core",
+		"run -n 0 ls":                                   "run: -n 0: it must be more than 0",
+		"run -n -3 ls":                                  "run: -n -3: it must be more than 0",
+		"run --ppn 0 ls":                                "--ppn 0: it must be more than 0",
+		"run --per-core 0 ls":                           "--per-core 0: it must be more than 0",
+		"run --pids 0 ls":                               "--pids 0: it must be more than 0",
+		"run --memory 0 ls":                             "--memory 0: it must be more than 0",
+		"run --init-timeout 0s ls":                      "--init-timeout 0s: it must be more than 0",
+		"run --init-timeout 0 ls":                       "--init-timeout 0s: it must be more than 0",
+		"machine up --nodes 0":                          "machine up: --nodes 0: it must be more than 0",
+		"machine up --memory 0":                         "--memory 0: it must be more than 0",
+		"machine up --substrate=":                       "machine up: --substrate is empty",
+		"machine up --profile=":                         "machine up: --profile is empty",
+		"machine up --accel=":                           "machine up: --accel is empty",
+		"machine up --machine=":                         "-m is empty",
+		"machine up --cores 0":                          "machine up: --cores 0: it must be at least 1, or all",
+		"machine up --cores x":                          "machine up: --cores x: it is a number of cores, or all",
+		"nodes":                                         "machine default: there is no such machine in " + base + "; margay machine up makes one\n",
+		"nodes -m nosuch":                               "machine nosuch: there is no such machine in " + base + "; margay machine up -m nosuch makes one\n",
+		"machine down -m nosuch":                        "machine nosuch: there is no such machine in " + base + "\n",
+		"machine up --dead-after 0":                     "--dead-after 0s: it must be more than 0",
+		"record --duration 0":                           "--duration 0s: it must be more than 0",
+		"record --job -1":                               "record: --job -1: it must be a whole number that is not negative",
+		"nodes --noise 5":                               "margay: nodes: --noise 5: it must be a time with its unit",
+		"nodes --noise=x":                               "nodes: --noise x: it must be a time with its unit",
+		"nodes --noise -1s":                             "nodes: --noise -1s: it must be more than 0; without the flag it is the default (margay nodes --help)",
+		"nodes --noise=-1s":                             "nodes: --noise -1s: it must be more than 0",
+		"nodes --noise 0s":                              "--noise 0s: it must be more than 0",
+		"nodes --noise 5s 6s":                           `nodes takes no arguments, but is given "6s"`,
+		"nodes 5s":                                      `nodes takes no arguments, but is given "5s"`,
+	} {
+		status, stdout, stderr := margaytest.Margay("", strings.Fields(line)...)
+		if stdout != "" {
+			t.Errorf("%q prints %q", line, stdout)
+		}
+		margaytest.Wants(t, status, 125, stderr, want)
+	}
+}
+
+// What a shell makes of an empty variable is no name, and neither this folder nor a command without a name is meant.
+func TestEmptyArguments(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	for want, args := range map[string][]string{
+		"margay: run: PROGRAM is empty: margay run [flags] PROGRAM [ARGUMENT...]\n": {"run", "", "argument"},
+		"margay: kill: JOB is empty: margay kill JOB [flags]\n":                     {"kill", ""},
+		"margay: run: --with: an empty name;":                                       {"run", "--with", "", "ls"},
+	} {
+		status, _, stderr := margaytest.Margay("", args...)
+		margaytest.Wants(t, status, 125, stderr, want)
+	}
+}
+
+// Short names that other launchers have are there where they mean the same.
+func TestShortNames(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	for _, line := range []string{"run -l true", "run -d true", "logs -l 7", "nodes --noise 5s", "nodes --noise", "nodes --noise=5s"} {
+		status, _, stderr := margaytest.Margay("", strings.Fields(line)...)
+		margaytest.Wants(t, status, 125, stderr, "there is no such machine")
+	}
+}

@@ -1,0 +1,188 @@
+package root
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/client"
+	"margay/cluster/control"
+	"margay/cluster/rates"
+	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
+	"margay/nimble/engine/list"
+	"margay/tools/margay/command"
+	"margay/tools/margay/job"
+	local "margay/tools/margay/machine"
+	"margay/tools/margay/observe"
+)
+
+// completionTimeout bounds how long a shell waits for what could come next on its line.
+const completionTimeout = time.Second
+
+// enumerated are the values of flags that take one of a few, by the command and the flag.
+var enumerated = map[string]map[string][]string{
+	"machine up": {
+		"substrate": {node.Virtual, node.Hosted},
+		"profile":   {"isolated", "sched"},
+		"accel":     {"tcg", "kvm", "auto"},
+		"cores":     {"1", "2", "3", "all"},
+	},
+	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},
+	"run":           {"stdin": {"first", "all", "none"}},
+	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
+	"top":           {"sort": orderNames()},
+	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},
+	"ext insert":    {"slot": slotNames()},
+	"nimble run":    {"engine": engineNames(), "services": {"test", "linux", "node", "none"}},
+	"nimble verify": {"services": {"test", "linux", "node", "none"}},
+	"nimble bench":  {"engine": engineNames()},
+}
+
+func orderNames() (names []string) {
+	for _, order := range rates.Orders {
+		names = append(names, string(order))
+	}
+	return names
+}
+
+func engineNames() (names []string) {
+	for _, e := range list.Engines {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+func slotNames() (names []string) {
+	for _, r := range slot.Table {
+		if r.Ready {
+			names = append(names, string(r.Name))
+		}
+	}
+	return names
+}
+
+// named are the things that a machine has.
+type named struct{ *command.App }
+
+// complete has the shell's completion know the names of what there is.
+func complete(a *command.App, root *cobra.Command) {
+	n := named{a}
+	_ = root.RegisterFlagCompletionFunc("machine", names(n.machineNames))
+	walk(root, func(c *cobra.Command) {
+		for flag, values := range enumerated[command.Called(c)] {
+			_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+		}
+		if c.Flags().Lookup("node") != nil {
+			_ = c.RegisterFlagCompletionFunc("node", names(n.nodeNames))
+		}
+		if c.Flags().Lookup("job") != nil {
+			_ = c.RegisterFlagCompletionFunc("job", names(n.jobNames))
+		}
+		switch command.Called(c) {
+		case "ps", "kill":
+			c.ValidArgsFunction = first(names(n.jobNames))
+		case "logs":
+			c.ValidArgsFunction = n.completeLogs
+		case "machine restart", "machine console":
+			c.ValidArgsFunction = first(names(n.nodeNames))
+		case "ext remove":
+			c.ValidArgsFunction = names(n.extensionNames)
+		}
+	})
+}
+
+// walk calls f for a command and all below it.
+func walk(c *cobra.Command, f func(*cobra.Command)) {
+	f(c)
+	for _, sub := range c.Commands() {
+		walk(sub, f)
+	}
+}
+
+// names makes a completion of a list of names. One that was given already is left out.
+func names(list func() []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		left := slices.DeleteFunc(list(), func(entry string) bool {
+			name, _, _ := strings.Cut(entry, "\t")
+			return slices.Contains(args, name)
+		})
+		return left, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// first completes the first argument only.
+func first(f cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return f(c, args, text)
+	}
+}
+
+// completeLogs completes one job whose output is shown, and any number of those whose output is removed.
+func (n named) completeLogs(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
+	if remove, _ := c.Flags().GetBool("remove"); remove {
+		return names(n.keptNames)(c, args, text)
+	}
+	return first(names(n.keptNames))(c, args, text)
+}
+
+// quickly asks serve, and gives up soon: nobody is told why a completion has nothing.
+func quickly[Answer proto.Message](a *command.App, question proto.Message) (answer Answer, ok bool) {
+	socket, err := a.Socket()
+	if err != nil {
+		return answer, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
+	defer cancel()
+	answer, err = client.Ask[Answer](ctx, socket, question)
+	return answer, err == nil
+}
+
+func (n named) machineNames() (entries []string) {
+	machines, _ := local.List()
+	for _, m := range machines {
+		entries = append(entries, cobra.CompletionWithDesc(m.Machine, fmt.Sprintf("%s, %d nodes, %s", m.Substrate, m.Nodes, m.State)))
+	}
+	return entries
+}
+
+func (n named) jobNames() []string {
+	return n.jobsThat(func(*control.JobSummary) bool { return true })
+}
+
+// keptNames are the jobs that are detached: the output of others is not kept.
+func (n named) keptNames() []string { return n.jobsThat((*control.JobSummary).GetDetached) }
+
+func (n named) jobsThat(ok func(*control.JobSummary) bool) (entries []string) {
+	jobs, _ := quickly[*control.Jobs](n.App, &control.ListJobs{All: true})
+	for _, j := range slices.DeleteFunc(jobs.GetJobs(), func(j *control.JobSummary) bool { return !ok(j) }) {
+		entries = append(entries, cobra.CompletionWithDesc(fmt.Sprint(j.Job), fmt.Sprintf("%s, %s", j.Command, job.State(j))))
+	}
+	return entries
+}
+
+func (n named) nodeNames() (entries []string) {
+	nodes, _ := quickly[*control.Nodes](n.App, &control.ListNodes{})
+	for _, node := range nodes.GetNodes() {
+		entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("node%d", node.Node), observe.Health(node.Health)))
+	}
+	return entries
+}
+
+func (n named) extensionNames() (entries []string) {
+	all, _ := quickly[*control.Extensions](n.App, &control.ListExtensions{Node: control.None})
+	for _, x := range all.GetExtensions() {
+		if x.State == "active" {
+			entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("%d.%d", x.Node, x.Handle), fmt.Sprintf("%s of %s", x.Name, x.Slot)))
+		}
+	}
+	return entries
+}

@@ -1,0 +1,131 @@
+package root
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"margay/tools/margay/command"
+)
+
+// flagError words what pflag says of a command's flags.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var empty *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown) && command.Called(c) == "nodes" && isTime(unknown.GetSpecifiedShortnames()):
+		return fmt.Errorf("nodes: --noise -%s: it must be more than 0; without the flag it is the default (margay nodes --help)",
+			unknown.GetSpecifiedShortnames())
+	case errors.As(err, &unknown):
+		name := "--" + unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			name = "-" + unknown.GetSpecifiedName()
+		}
+		if hint := foreign(c, name, unknown.GetSpecifiedShortnames()); hint != "" {
+			return fmt.Errorf("%s has no %s: %s", command.Called(c), name, hint)
+		}
+		return fmt.Errorf("%s has no %s: %s --help lists its flags%s", command.Called(c), name, c.CommandPath(), similarFlag(c, unknown.GetSpecifiedName()))
+	case errors.As(err, &empty):
+		return fmt.Errorf("%s: %s needs a value: %s", command.Called(c), command.FlagName(empty.GetFlag()), empty.GetFlag().Usage)
+	case errors.As(err, &invalid):
+		return fmt.Errorf("%s: %s %s: %s", command.Called(c), command.FlagName(invalid.GetFlag()), invalid.GetValue(), invalidValue(invalid))
+	}
+	return fmt.Errorf("%s: %w", command.Called(c), err)
+}
+
+// foreign says what does here what a flag means elsewhere. letters is all of what looks like flags of one letter.
+func foreign(c *cobra.Command, name, letters string) string {
+	switch command.Called(c) {
+	case "run":
+		return foreignFlags[name]
+	case "kill":
+		if sig, err := command.ParseSignal(letters); err == nil {
+			return fmt.Sprintf("-s %s names the signal", strings.TrimPrefix(unix.SignalName(sig), "SIG"))
+		}
+	case "record":
+		if c.Flags().NArg() > 0 {
+			return "a command and its flags come after --: margay record -- margay run -n 2 ./a.out"
+		}
+	}
+	return ""
+}
+
+// isTime reports whether a text is a time with its unit. After a dash it looks like flags of one letter.
+func isTime(text string) bool {
+	_, err := time.ParseDuration(text)
+	return err == nil
+}
+
+func invalidValue(err *pflag.InvalidValueError) string {
+	var number *strconv.NumError
+	switch f := err.GetFlag(); {
+	case f.Name == "ranks" && strings.HasPrefix(err.GetValue(), "p"):
+		return "-np is two flags here: write -n for the number of ranks"
+	case f.Value.Type() == "duration":
+		return "it must be a time with its unit, such as 500ms, 10s or 2m"
+	case errors.As(err, &number) && errors.Is(number, strconv.ErrRange):
+		return "it is too large a number"
+	case strings.HasPrefix(f.Value.Type(), "uint"):
+		return "it must be a whole number that is not negative"
+	case f.Value.Type() == "bool":
+		return "it must be true or false"
+	case errors.As(err, &number):
+		return "it must be a whole number"
+	}
+	return err.Unwrap().Error()
+}
+
+// similarFlag names the flag that a user may have meant.
+func similarFlag(c *cobra.Command, name string) (hint string) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if len(name) > 2 && !f.Hidden && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
+			hint = fmt.Sprintf("; did you mean --%s?", f.Name)
+		}
+	})
+	return hint
+}
+
+// foreignFlags are flags of other launchers, with what does the same here.
+var foreignFlags = map[string]string{
+	"-N":                "-n says how many ranks, and --ppn how many of them each node gets",
+	"--nodes":           "-n says how many ranks, and --ppn how many of them each node gets",
+	"--np":              "-n says how many ranks",
+	"--ntasks":          "-n says how many ranks",
+	"--ntasks-per-node": "--ppn says how many ranks each node gets",
+	"--npernode":        "--ppn says how many ranks each node gets",
+	"--ntasks-per-core": "--per-core says how many ranks share a core",
+	"-c":                "a rank has one core; ranks with several do not exist yet",
+	"--cpus-per-task":   "a rank has one core; ranks with several do not exist yet",
+	"-w":                "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"--nodelist":        "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"-x":                "nodes cannot be excluded yet; a job gets the lowest free cores of the lowest nodes",
+	"--exclude":         "nodes cannot be excluded yet; a job gets the lowest free cores of the lowest nodes",
+	"-H":                "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"--host":            "nodes cannot be chosen yet; a job gets the lowest free cores of the lowest nodes",
+	"--hostfile":        "nodes cannot be chosen yet; margay machine up makes them",
+	"-t":                "time limits do not exist yet; timeout 10m margay run ... ends a job with SIGTERM",
+	"--time":            "time limits do not exist yet; timeout 10m margay run ... ends a job with SIGTERM",
+	"--timeout":         "time limits do not exist yet; timeout 10m margay run ... ends a job with SIGTERM",
+	"-D":                "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"--chdir":           "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"--cwd":             "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"--workdir":         "ranks have the working directory of margay run: (cd DIR && margay run ...)",
+	"-e":                "ranks have the environment of margay run (env NAME=VALUE margay run ...), and 2>FILE takes their standard error",
+	"--env":             "ranks have the environment of margay run: env NAME=VALUE margay run ...",
+	"--export":          "ranks have the environment of margay run: env NAME=VALUE margay run ...",
+	"-o":                "the shell's >FILE takes the output of the ranks",
+	"--output":          "the shell's >FILE takes the output of the ranks",
+	"--error":           "the shell's 2>FILE takes the standard error of the ranks",
+	"-i":                "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
+	"--input":           "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
+	"--mem":             "--memory says how many MiB the job may use on each node",
+	"--pty":             "ranks have no terminal yet",
+	"--mpi":             "MPI programs do not run yet",
+}

@@ -1,0 +1,111 @@
+// Package root puts the groups of commands together to the one command margay, and carries out a line of it.
+//
+// It refuses what is no command, says which one a user of another system means, words errors of flags, completes lines for shells and
+// writes the manual pages. A group (machine, job, observe, ext, nimble, bench, image) knows none of the others.
+package root
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"margay/cluster/launch"
+	cluster "margay/cluster/machine"
+	"margay/internal/printable"
+	"margay/tools/margay/bench"
+	"margay/tools/margay/command"
+	"margay/tools/margay/ext"
+	"margay/tools/margay/image"
+	"margay/tools/margay/job"
+	"margay/tools/margay/machine"
+	"margay/tools/margay/nimble"
+	"margay/tools/margay/observe"
+)
+
+// groups make the commands of each group.
+var groups = []func(*command.App) []*cobra.Command{
+	machine.Commands, job.Commands, observe.Commands, ext.Commands, nimble.Commands, bench.Commands, image.Commands,
+}
+
+// Main carries out the command line of this process, and ends it. version is that of this build.
+func Main(version string) {
+	command.KeepIgnored()
+	status := execute(context.Background(), version, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	if status.Signal != 0 {
+		command.DieOf(status.Signal)
+	}
+	os.Exit(status.Code)
+}
+
+// Run carries out one command and returns the exit status.
+func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return execute(ctx, "unknown", args, stdin, stdout, stderr).Code
+}
+
+// execute carries out one command, says what is wrong and returns how to end.
+func execute(ctx context.Context, version string, args []string, stdin io.Reader, stdout, stderr io.Writer) *command.ExitStatus {
+	out := &command.Output{Writer: stdout}
+	root := newRoot(&command.App{Stdin: stdin, Stdout: out, Stderr: stderr, Version: version})
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.Failed()
+	}
+	if err == nil {
+		return new(command.ExitStatus)
+	}
+	status := new(command.ExitStatus)
+	if !errors.As(err, &status) {
+		status = &command.ExitStatus{Code: launch.ExitMargay, Err: err}
+	}
+	if status.Err != nil {
+		fmt.Fprintf(stderr, "margay: %s\n", printable.Lines(err.Error()))
+	}
+	return status
+}
+
+// newRoot makes the tree of commands.
+func newRoot(a *command.App) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "margay",
+		Short:         "Run parallel applications on machines of lightweight compute nodes",
+		Version:       a.Version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Long: `margay makes machines out of compute nodes and runs parallel applications on them, one process per core.
+
+Machines are in the folder that MARGAY_DIR names in the environment; without it in the folder margay in XDG_RUNTIME_DIR, or in
+/tmp/margay-UID.
+
+Exit status: that of the job for margay run; 125 when margay itself fails or ends a job whose ranks cannot go on,
+126 when a program cannot be executed, 127 when it is not found, 128+N when signal N ended it. A command that SIGINT,
+SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128+N as well: Ctrl-C ends loops around it.`,
+		Example: `  margay machine up                      # 4 virtual nodes with 2 application cores each
+  margay run -n 8 ./app                  # one process on each core
+  margay nodes                           # what the machine is doing
+  margay machine down`,
+	}
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	root.PersistentFlags().StringVarP(&a.Machine, "machine", "m", cmp.Or(os.Getenv("MARGAY_MACHINE"), cluster.DefaultName), "the machine to use (environment: MARGAY_MACHINE)")
+	for _, commands := range groups {
+		root.AddCommand(commands(a)...)
+	}
+	root.AddCommand(versionCommand(a), manCommand(a))
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(helpCommand())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	closeGroups(root)
+	complete(a, root)
+	// Groups run only to refuse.
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
+	return root
+}

@@ -1,0 +1,89 @@
+package show
+
+import (
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Width is how many columns a terminal has. Of what is none it is 0: lines are as long as they are there.
+func Width(w io.Writer) int {
+	f, ok := FileOf(w)
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}
+
+// narrowest is the least room that text is folded into.
+const narrowest = 20
+
+// Fold breaks a line at blanks so that its parts fit into width columns. What does not begin the line begins at the column indent.
+func Fold(line string, width, indent int) string {
+	if width < indent+narrowest {
+		indent = 4
+	}
+	if width < indent+narrowest || utf8.RuneCountInString(line) <= width {
+		return line
+	}
+	runes := []rune(line)
+	var parts []string
+	for len(runes) > width {
+		end := width
+		for end > indent && runes[end] != ' ' {
+			end--
+		}
+		if end == indent {
+			end = width // one long word
+		}
+		parts = append(parts, strings.TrimRight(string(runes[:end]), " "))
+		rest := strings.TrimLeft(string(runes[end:]), " ")
+		runes = []rune(strings.Repeat(" ", indent) + rest)
+	}
+	return strings.Join(append(parts, string(runes)), "\n")
+}
+
+// foldTable folds the lines of a table that are too long for a terminal, below its last column.
+func foldTable(text string, width int, last string) string {
+	header, _, _ := strings.Cut(text, "\n")
+	indent := strings.LastIndex(header, last)
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		out.WriteString(Fold(strings.TrimSuffix(line, "\n"), width, indent) + "\n")
+	}
+	return out.String()
+}
+
+// IsTerminal reports whether w is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := FileOf(w)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// FileOf returns the file that a standard stream is, or has below it.
+func FileOf(stream any) (f *os.File, ok bool) {
+	if w, ours := stream.(interface{ Below() io.Writer }); ours {
+		stream = w.Below()
+	}
+	f, ok = stream.(*os.File)
+	return f, ok
+}
+
+// Widest returns how many columns the longest line has.
+func Widest(lines []string) (columns int) {
+	for _, line := range lines {
+		columns = max(columns, utf8.RuneCountInString(line))
+	}
+	return columns
+}
