@@ -48,8 +48,12 @@ const DefaultPids = 1024
 type Place struct {
 	Rank int
 	Node id.Node
-	Core int
+	Core int   // the first of its cores
+	More []int `json:",omitempty"` // its other cores, which it shares with no rank
 }
+
+// cores returns all cores of the rank.
+func (p Place) cores() []int { return append([]int{p.Core}, p.More...) }
 
 // Member is a node of a job.
 type Member struct {
@@ -186,12 +190,16 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		if p.Node != n.config.Boot.Node {
 			continue
 		}
-		if !has(info.Cores, p.Core) {
-			return t, fmt.Errorf("there is no application core %d", p.Core)
+		var cpus []int
+		for _, core := range p.cores() {
+			if !has(info.Cores, core) {
+				return t, fmt.Errorf("there is no application core %d", core)
+			}
+			cpus = append(cpus, n.cores[core].CPU)
 		}
 		t.Ranks = append(t.Ranks, task.Rank{
 			Rank:  p.Rank,
-			Cores: []int{n.cores[p.Core].CPU},
+			Cores: cpus,
 			Env:   rankEnv(s, p, len(t.Ranks)),
 			Stdin: s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
 		})
@@ -264,7 +272,9 @@ func (n *Node) coresOf(s JobSpec) map[int]int {
 	cores := make(map[int]int)
 	for _, p := range s.Places {
 		if p.Node == n.config.Boot.Node {
-			cores[p.Core]++
+			for _, core := range p.cores() {
+				cores[core]++
+			}
 		}
 	}
 	return cores

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"slices"
+
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/record"
@@ -91,11 +93,22 @@ func (n *Node) hand(s Scheduler, id sched.ID) {
 	}
 }
 
-// add gives a task to the scheduler.
+// add gives a task to the scheduler, unless it has several cores: it shares none of them, and Linux moves its threads among them.
 func (n *Node) add(s Scheduler, t sched.Task) {
+	if n.wide(t.ID) {
+		return
+	}
 	if err := s.Add(t); err != nil {
 		n.config.Log("job %d: rank %d cannot share core %d: %v", t.Job, t.Rank, t.Core, err)
 	}
+}
+
+// wide reports whether a rank has several cores.
+func (n *Node) wide(id sched.ID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	j := n.jobs[id.Job]
+	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == int(id.Rank) && len(p.More) > 0 })
 }
 
 // watchCores has the scheduler tell who gets the cores while that is recorded.

@@ -128,6 +128,38 @@ func TestMemoryShare(t *testing.T) {
 	}
 }
 
+// A rank with several cores may run on all of them, they are the job's alone, and its part of the memory is theirs.
+func TestCoresOfRank(t *testing.T) {
+	n, _ := node1(t, 3)
+	n.info.Memory = 300 << 20
+	j := n.prepared(7, 1)
+	j.spec.Places[1].More = []int{2}
+	s, err := n.taskSpec(j.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{n.cores[1].CPU, n.cores[2].CPU}; len(s.Ranks) != 1 || !slices.Equal(s.Ranks[0].Cores, want) {
+		t.Errorf("ranks %v may not run on %v", s.Ranks, want)
+	}
+	alone, err := n.taskSpec(n.prepared(8, 1).spec)
+	if err != nil || s.Memory != 2*alone.Memory {
+		t.Errorf("two cores have %d bytes, one has %d, %v", s.Memory, alone.Memory, err)
+	}
+	if err := n.claim(j); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.claim(n.prepared(9, 2)); !errors.Is(err, ErrBusy) {
+		t.Errorf("another job gets its second core: %v", err)
+	}
+	if !n.wide(sched.ID{Job: 7, Rank: 1}) || n.wide(sched.ID{Job: 7, Rank: 0}) {
+		t.Error("the scheduler is given a rank that shares no core, or not one that has a single one")
+	}
+	j.spec.Places[1].More = []int{99}
+	if _, err := n.taskSpec(j.spec); err == nil || err.Error() != "there is no application core 99" {
+		t.Errorf("a core that is none: %v", err)
+	}
+}
+
 // No numbers that a client sends make a RAM disk without a bound.
 func TestRAMDiskHasABound(t *testing.T) {
 	n, _ := node1(t, 1)

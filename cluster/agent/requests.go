@@ -191,7 +191,11 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
-		s.Places = append(s.Places, kernel.Place{Rank: int(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)})
+		place := kernel.Place{Rank: int(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)}
+		for _, core := range p.More {
+			place.More = append(place.More, int(core))
+		}
+		s.Places = append(s.Places, place)
 	}
 	for _, member := range m.Members {
 		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})

@@ -95,6 +95,7 @@ const (
 	Code_CODE_FAILED         Code = 9  // anything else
 	Code_CODE_KILLED         Code = 11 // the user has had the job ended
 	Code_CODE_RESTARTED      Code = 10 // serve was started again, or a node was lost and found, at a bad moment: the request can be made anew
+	Code_CODE_TIME_LIMIT     Code = 13 // the job has run for as long as it may
 	Code_CODE_DOWN           Code = 12 // the machine has ended, or is about to: asking again is no use
 )
 
@@ -113,6 +114,7 @@ var (
 		9:  "CODE_FAILED",
 		11: "CODE_KILLED",
 		10: "CODE_RESTARTED",
+		13: "CODE_TIME_LIMIT",
 		12: "CODE_DOWN",
 	}
 	Code_value = map[string]int32{
@@ -128,6 +130,7 @@ var (
 		"CODE_FAILED":         9,
 		"CODE_KILLED":         11,
 		"CODE_RESTARTED":      10,
+		"CODE_TIME_LIMIT":     13,
 		"CODE_DOWN":           12,
 	}
 )
@@ -2198,6 +2201,14 @@ type JobSpec struct {
 	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"`       // ranks that share a core; 0: one, or as many as per_node needs
 	HugePages     bool                   `protobuf:"varint,19,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // where the memory is large enough
 	Command       string                 `protobuf:"bytes,20,opt,name=command,proto3" json:"command,omitempty"`                       // what is executed, for people; serve fills it in
+	CoresEach     uint32                 `protobuf:"varint,21,opt,name=cores_each,json=coresEach,proto3" json:"cores_each,omitempty"` // cores of each rank, which shares none of them; 0: one
+	Nodes         uint32                 `protobuf:"varint,22,opt,name=nodes,proto3" json:"nodes,omitempty"`                          // on how many nodes the ranks are spread, as evenly as they can be; 0: on as few as it takes
+	Only          []uint32               `protobuf:"varint,23,rep,packed,name=only,proto3" json:"only,omitempty"`                     // the nodes that may be used; none: all
+	Without       []uint32               `protobuf:"varint,24,rep,packed,name=without,proto3" json:"without,omitempty"`               // nodes that may not be used
+	LimitMs       int64                  `protobuf:"varint,25,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"`       // how long the ranks may run; 0: for ever
+	Warning       int32                  `protobuf:"varint,26,opt,name=warning,proto3" json:"warning,omitempty"`                      // the signal that warns the ranks of the limit; 0: none
+	WarningMs     int64                  `protobuf:"varint,27,opt,name=warning_ms,json=warningMs,proto3" json:"warning_ms,omitempty"` // how long before the limit
+	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2358,6 +2369,62 @@ func (x *JobSpec) GetCommand() string {
 	return ""
 }
 
+func (x *JobSpec) GetCoresEach() uint32 {
+	if x != nil {
+		return x.CoresEach
+	}
+	return 0
+}
+
+func (x *JobSpec) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *JobSpec) GetOnly() []uint32 {
+	if x != nil {
+		return x.Only
+	}
+	return nil
+}
+
+func (x *JobSpec) GetWithout() []uint32 {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+func (x *JobSpec) GetLimitMs() int64 {
+	if x != nil {
+		return x.LimitMs
+	}
+	return 0
+}
+
+func (x *JobSpec) GetWarning() int32 {
+	if x != nil {
+		return x.Warning
+	}
+	return 0
+}
+
+func (x *JobSpec) GetWarningMs() int64 {
+	if x != nil {
+		return x.WarningMs
+	}
+	return 0
+}
+
+func (x *JobSpec) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
 // Exec is what each rank gets from execve besides its program: byte strings without a NUL.
 type Exec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2415,7 +2482,8 @@ type Place struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
 	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
-	Core          uint32                 `protobuf:"varint,3,opt,name=core,proto3" json:"core,omitempty"`
+	Core          uint32                 `protobuf:"varint,3,opt,name=core,proto3" json:"core,omitempty"`        // the first of its cores
+	More          []uint32               `protobuf:"varint,4,rep,packed,name=more,proto3" json:"more,omitempty"` // its other cores
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2469,6 +2537,13 @@ func (x *Place) GetCore() uint32 {
 		return x.Core
 	}
 	return 0
+}
+
+func (x *Place) GetMore() []uint32 {
+	if x != nil {
+		return x.More
+	}
+	return nil
 }
 
 type Member struct {
@@ -4521,7 +4596,10 @@ type StoredJob struct {
 	Members       []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
 	Summary       *JobSummary            `protobuf:"bytes,4,opt,name=summary,proto3" json:"summary,omitempty"`
 	State         *JobState              `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	Complete      []uint32               `protobuf:"varint,6,rep,packed,name=complete,proto3" json:"complete,omitempty"` // nodes of which all output is out of danger
+	Complete      []uint32               `protobuf:"varint,6,rep,packed,name=complete,proto3" json:"complete,omitempty"`       // nodes of which all output is out of danger
+	LimitNs       int64                  `protobuf:"varint,7,opt,name=limit_ns,json=limitNs,proto3" json:"limit_ns,omitempty"` // when its time is over, since the epoch; 0: never, or not known yet
+	Warned        bool                   `protobuf:"varint,8,opt,name=warned,proto3" json:"warned,omitempty"`                  // of that
+	Over          bool                   `protobuf:"varint,9,opt,name=over,proto3" json:"over,omitempty"`                      // that is why its ranks end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4596,6 +4674,27 @@ func (x *StoredJob) GetComplete() []uint32 {
 		return x.Complete
 	}
 	return nil
+}
+
+func (x *StoredJob) GetLimitNs() int64 {
+	if x != nil {
+		return x.LimitNs
+	}
+	return 0
+}
+
+func (x *StoredJob) GetWarned() bool {
+	if x != nil {
+		return x.Warned
+	}
+	return false
+}
+
+func (x *StoredJob) GetOver() bool {
+	if x != nil {
+		return x.Over
+	}
+	return false
 }
 
 // Kill sends a signal to a job's ranks, or to one; with force it ends the job whatever its ranks do. Answer: Done.
@@ -6912,7 +7011,7 @@ const file_control_proto_rawDesc = "" +
 	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
-	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\"\xe7\x03\n" +
+	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\"\xb7\x05\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -6934,14 +7033,25 @@ const file_control_proto_rawDesc = "" +
 	"\bper_core\x18\x12 \x01(\rR\aperCore\x12\x1d\n" +
 	"\n" +
 	"huge_pages\x18\x13 \x01(\bR\thugePages\x12\x18\n" +
-	"\acommand\x18\x14 \x01(\tR\acommandJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\",\n" +
+	"\acommand\x18\x14 \x01(\tR\acommand\x12\x1d\n" +
+	"\n" +
+	"cores_each\x18\x15 \x01(\rR\tcoresEach\x12\x14\n" +
+	"\x05nodes\x18\x16 \x01(\rR\x05nodes\x12\x12\n" +
+	"\x04only\x18\x17 \x03(\rR\x04only\x12\x18\n" +
+	"\awithout\x18\x18 \x03(\rR\awithout\x12\x19\n" +
+	"\blimit_ms\x18\x19 \x01(\x03R\alimitMs\x12\x18\n" +
+	"\awarning\x18\x1a \x01(\x05R\awarning\x12\x1d\n" +
+	"\n" +
+	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12\x17\n" +
+	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\",\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
-	"\x03env\x18\x02 \x03(\fR\x03env\"C\n" +
+	"\x03env\x18\x02 \x03(\fR\x03env\"W\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
-	"\x04core\x18\x03 \x01(\rR\x04core\"6\n" +
+	"\x04core\x18\x03 \x01(\rR\x04core\x12\x12\n" +
+	"\x04more\x18\x04 \x03(\rR\x04more\"6\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x19\n" +
@@ -7091,14 +7201,17 @@ const file_control_proto_rawDesc = "" +
 	"rankStates\x12.\n" +
 	"\x06unkept\x18\x0e \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12\x18\n" +
 	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
-	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\"\x9b\x02\n" +
+	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\"\xe2\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x03 \x03(\v2\x16.margay.control.MemberR\amembers\x124\n" +
 	"\asummary\x18\x04 \x01(\v2\x1a.margay.control.JobSummaryR\asummary\x12.\n" +
 	"\x05state\x18\x05 \x01(\v2\x18.margay.control.JobStateR\x05state\x12\x1a\n" +
-	"\bcomplete\x18\x06 \x03(\rR\bcomplete\"Z\n" +
+	"\bcomplete\x18\x06 \x03(\rR\bcomplete\x12\x19\n" +
+	"\blimit_ns\x18\a \x01(\x03R\alimitNs\x12\x16\n" +
+	"\x06warned\x18\b \x01(\bR\x06warned\x12\x12\n" +
+	"\x04over\x18\t \x01(\bR\x04over\"Z\n" +
 	"\x04Kill\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
@@ -7288,7 +7401,7 @@ const file_control_proto_rawDesc = "" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
-	"\vROLE_HOLDER\x10\x03*\xfc\x01\n" +
+	"\vROLE_HOLDER\x10\x03*\x91\x02\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -7302,7 +7415,8 @@ const file_control_proto_rawDesc = "" +
 	"\vCODE_FAILED\x10\t\x12\x0f\n" +
 	"\vCODE_KILLED\x10\v\x12\x12\n" +
 	"\x0eCODE_RESTARTED\x10\n" +
-	"\x12\r\n" +
+	"\x12\x13\n" +
+	"\x0fCODE_TIME_LIMIT\x10\r\x12\r\n" +
 	"\tCODE_DOWN\x10\f*\\\n" +
 	"\bJobPhase\x12\x0f\n" +
 	"\vJOB_UNKNOWN\x10\x00\x12\x10\n" +

@@ -2,6 +2,8 @@ package serve
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"margay/cluster/control"
 	"margay/kernel/abi/slot"
@@ -17,12 +19,24 @@ type offer struct {
 // shape says how a job wants to lie on nodes and cores.
 type shape struct {
 	ranks   int
-	perNode int // ranks on each node but the last; 0: as many as it has free cores for
-	perCore int // ranks that share a core; 0: one, or as many as perNode needs
+	perNode int      // ranks on each node but the last; 0: as many as it has free cores for
+	perCore int      // ranks that share a core; 0: one, or as many as perNode needs
+	each    int      // cores of each rank, which shares none then; 0: one, which it may share
+	nodes   int      // on how many nodes the ranks are spread, as evenly as they can be; 0: on as few as it takes
+	only    []uint32 // the nodes that may be used; none: all
+	without []uint32 // nodes that may not be used
 }
 
 func shapeOf(spec *control.JobSpec) shape {
-	return shape{ranks: int(spec.Ranks), perNode: int(spec.PerNode), perCore: int(spec.PerCore)}
+	return shape{
+		ranks: int(spec.Ranks), perNode: int(spec.PerNode), perCore: int(spec.PerCore), each: int(spec.CoresEach), nodes: int(spec.Nodes),
+		only: spec.Only, without: spec.Without,
+	}
+}
+
+// mayUse reports whether the job may have ranks on a node.
+func (s shape) mayUse(node uint32) bool {
+	return (len(s.only) == 0 || slices.Contains(s.only, node)) && !slices.Contains(s.without, node)
 }
 
 // check refuses a shape that no node can have.
@@ -32,13 +46,43 @@ func (s shape) check() error {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "a job has at least one rank")
 	case s.perCore > slot.MaxTasks:
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "%d ranks cannot share a core, %d can", s.perCore, slot.MaxTasks)
+	case s.each > 0 && s.perCore > 0:
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
+	case s.nodes > s.ranks:
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "%s cannot be on %s: each node needs one; a larger -n, or a smaller -N",
+			count(s.ranks, "rank"), count(s.nodes, "node"))
+	case s.nodes > 0 && s.perNode > 0 && (s.ranks+s.perNode-1)/s.perNode != s.nodes:
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "%s, %d on a node, are on %s and not on %d: leave out -N, --ppn or -n",
+			count(s.ranks, "rank"), s.perNode, count((s.ranks+s.perNode-1)/s.perNode, "node"), s.nodes)
 	}
 	return nil
+}
+
+// known refuses nodes that a machine of so many nodes does not have.
+func (s shape) known(nodes int) error {
+	for _, node := range slices.Concat(s.only, s.without) {
+		if int64(node) >= int64(nodes) {
+			return control.Failf(control.Code_CODE_NOT_FOUND, "the machine has no node%d: its nodes are node0 to node%d (margay nodes)", node, nodes-1)
+		}
+	}
+	for node := range nodes {
+		if s.mayUse(uint32(node)) {
+			return nil
+		}
+	}
+	return control.Failf(control.Code_CODE_BAD_REQUEST, "-w and -x leave no node")
 }
 
 // cores returns how many cores of a node with so many n ranks take; 0 when they cannot run there, however free it is.
 func (s shape) cores(total, n int) int {
 	want := min(n, total)
+	if s.each > 0 {
+		want = n * s.each
+		if want > total {
+			return 0
+		}
+		return want
+	}
 	if s.perCore > 0 {
 		want = (n + s.perCore - 1) / s.perCore
 	}
@@ -52,7 +96,7 @@ func (s shape) cores(total, n int) int {
 func (s shape) on(o offer, left int) (ranks, cores int) {
 	ranks = min(left, s.perNode)
 	if s.perNode == 0 {
-		ranks = min(left, len(o.cores)*max(1, s.perCore))
+		ranks = min(left, len(o.cores)*max(1, s.perCore)/max(1, s.each))
 	}
 	if cores = s.cores(o.total, ranks); cores > len(o.cores) {
 		return 0, 0
@@ -64,13 +108,21 @@ func (s shape) on(o offer, left int) (ranks, cores int) {
 // the same node, and share a core when they share. It returns nil when there is too little room.
 func allocate(offers []offer, s shape) []*control.Place {
 	var places []*control.Place
+	large, small := s.shares()
 	for _, o := range offers {
+		if !s.mayUse(o.node) {
+			continue
+		}
 		ranks, cores := s.on(o, s.ranks-len(places))
+		if s.spreads() {
+			ranks, cores = s.share(o, &large, &small)
+		}
 		if cores == 0 {
 			continue
 		}
 		for i := range ranks {
-			places = append(places, &control.Place{Rank: uint32(len(places)), Node: o.node, Core: o.cores[i*cores/ranks]})
+			own := o.cores[i*cores/ranks:][:max(1, s.each)]
+			places = append(places, &control.Place{Rank: uint32(len(places)), Node: o.node, Core: own[0], More: own[1:]})
 		}
 	}
 	if len(places) < s.ranks {
@@ -79,8 +131,46 @@ func allocate(offers []offer, s shape) []*control.Place {
 	return places
 }
 
+// spreads reports whether the ranks are dealt out to a number of nodes.
+func (s shape) spreads() bool { return s.nodes > 0 && s.perNode == 0 }
+
+// shares returns how many nodes get the larger share of ranks that are spread, and how many the smaller one.
+func (s shape) shares() (large, small int) {
+	if !s.spreads() {
+		return 0, 0
+	}
+	large = s.ranks % s.nodes
+	return large, s.nodes - large
+}
+
+// share returns the ranks and cores that a node takes of those that are spread, and takes its share from those that are left. The
+// larger ones go first: who can take one can take a smaller one as well.
+func (s shape) share(o offer, large, small *int) (ranks, cores int) {
+	take := func(left *int, ranks int) (int, int) {
+		need := (ranks + max(1, s.perCore) - 1) / max(1, s.perCore) * max(1, s.each)
+		if *left == 0 || need > len(o.cores) {
+			return 0, 0
+		}
+		*left--
+		return ranks, need
+	}
+	if ranks, cores = take(large, s.ranks/s.nodes+1); cores > 0 {
+		return ranks, cores
+	}
+	return take(small, s.ranks/s.nodes)
+}
+
 // lacks says what a job of this shape needs and what of that there is.
 func (s shape) lacks(offers []offer) string {
+	offers = slices.DeleteFunc(slices.Clone(offers), func(o offer) bool { return !s.mayUse(o.node) })
+	if s.spreads() {
+		most := (s.ranks + s.nodes - 1) / s.nodes
+		return fmt.Sprintf("%s, spread over %s, need %s on each, but %s", count(s.ranks, "rank"), count(s.nodes, "node"),
+			count((most+max(1, s.perCore)-1)/max(1, s.perCore)*max(1, s.each), "free core"), freeOn(offers))
+	}
+	if s.each > 0 && s.perNode == 0 {
+		return fmt.Sprintf("%s of %s each, all on one node, do not fit: %s", count(s.ranks, "rank"), count(s.each, "core"), freeOn(offers))
+	}
 	if s.perNode == 0 {
 		free, total := 0, 0
 		for _, o := range offers {
@@ -111,12 +201,32 @@ func (s shape) lacks(offers []offer) string {
 		}
 	}
 	cores := s.cores(largest.total, s.perNode)
+	if cores == 0 && s.each > 0 {
+		return fmt.Sprintf("a node of %s takes %s of %d cores each at most, not %d",
+			count(largest.total, "application core"), count(largest.total/s.each, "rank"), s.each, s.perNode)
+	}
 	if cores == 0 {
 		return fmt.Sprintf("a node of %s takes %s at most, %d on a core, not %d",
 			count(largest.total, "application core"), count(largest.total*s.most(), "rank"), s.most(), s.perNode)
 	}
 	return fmt.Sprintf("%s, %d on a node, need %s with %s each, but %d of %d have that; a larger --ppn needs fewer nodes",
 		count(s.ranks, "rank"), s.perNode, count((s.ranks+s.perNode-1)/s.perNode, "node"), count(cores, "free application core"), now, len(offers))
+}
+
+// freeOn says which nodes have free cores.
+func freeOn(offers []offer) string {
+	var parts []string
+	for _, o := range offers {
+		if len(parts) == shownJobs {
+			parts = append(parts, "...")
+			break
+		}
+		parts = append(parts, fmt.Sprintf("node%d has %d of %d free", o.node, len(o.cores), o.total))
+	}
+	if len(parts) == 0 {
+		return "no such node is up"
+	}
+	return strings.Join(parts, ", ")
 }
 
 // count writes how many of something there are.

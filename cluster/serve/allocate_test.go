@@ -31,6 +31,18 @@ func TestAllocate(t *testing.T) {
 		{"two a core", shape{ranks: 5, perCore: 2}, "0.2 0.2 3.1 3.1 3.2"},
 		{"two a core is not enough", shape{ranks: 9, perCore: 2}, ""},
 		{"two a core, three a node", shape{ranks: 3, perNode: 3, perCore: 2}, "3.1 3.1 3.2"},
+		{"two cores each", shape{ranks: 1, each: 2}, "3.1+2"},
+		{"three cores each", shape{ranks: 1, each: 3}, "3.1+2+4"},
+		{"more cores each than a node has free", shape{ranks: 1, each: 4}, ""},
+		{"one core each", shape{ranks: 2, each: 1}, "0.2 3.1"},
+		{"two of two cores each", shape{ranks: 2, each: 2}, ""},
+		{"spread over two nodes", shape{ranks: 3, nodes: 2}, "0.2 3.1 3.2"},
+		{"spread evenly", shape{ranks: 2, nodes: 2}, "0.2 3.1"},
+		{"spread over too many", shape{ranks: 3, nodes: 3}, ""},
+		{"spread over one", shape{ranks: 3, nodes: 1}, "3.1 3.2 3.4"},
+		{"spread with shared cores", shape{ranks: 4, nodes: 2, perCore: 2}, "0.2 0.2 3.1 3.1"},
+		{"only one node", shape{ranks: 2, only: []uint32{3}}, "3.1 3.2"},
+		{"without one node", shape{ranks: 1, without: []uint32{0}}, "3.1"},
 		{"one node is enough on one core", shape{ranks: 4, perNode: 2, perCore: 2}, "0.2 0.2 3.1 3.1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -39,7 +51,11 @@ func TestAllocate(t *testing.T) {
 				if p.Rank != uint32(i) {
 					t.Errorf("rank %d is the %d-th", p.Rank, i)
 				}
-				got = append(got, fmt.Sprintf("%d.%d", p.Node, p.Core))
+				text := fmt.Sprintf("%d.%d", p.Node, p.Core)
+				for _, core := range p.More {
+					text += fmt.Sprintf("+%d", core)
+				}
+				got = append(got, text)
 			}
 			if text := strings.Join(got, " "); text != c.want {
 				t.Errorf("placed at %q, want %q", text, c.want)

@@ -15,7 +15,8 @@ import (
 type client struct {
 	server *Server
 	conn   *control.Conn
-	jobs   []*job // whose client it is
+	jobs   []*job // whose client it is; guarded by Server.mu
+	left   bool   // the connection has ended; guarded by Server.mu
 }
 
 // handle takes what a client sends.
@@ -113,6 +114,7 @@ func (c *client) gone() {
 	if c.server.context.Err() != nil {
 		return // it is serve that goes
 	}
+	c.left = true
 	for _, j := range c.jobs {
 		if j.client == c.conn {
 			c.server.clientGone(j)
@@ -133,12 +135,30 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 		return
 	}
 	m.Spec.Command = commandLine(m.Exec)
+	if m.Spec.WaitMs != 0 { // the end of the connection must be seen meanwhile
+		s.running.Go(func() {
+			j, err := s.enqueue(m.Spec, c.conn)
+			c.created(f, m, j, err)
+		})
+		return
+	}
 	j, err := s.admit(m.Spec, c.conn)
+	c.created(f, m, j, err)
+}
+
+// created launches a job that the client has asked for, or says why there is none.
+func (c *client) created(f *control.Frame, m *control.RunRequest, j *job, err error) {
+	s := c.server
 	if err != nil {
 		c.conn.Answer(f, nil, err)
 		return
 	}
+	s.mu.Lock()
 	c.jobs = append(c.jobs, j)
+	if c.left {
+		s.clientGone(j)
+	}
+	s.mu.Unlock()
 	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
 	s.running.Go(func() { s.launch(j, m.Exec, f, c.conn) })
 }

@@ -27,6 +27,7 @@ type job struct {
 	ranks     []rank
 	first     int              // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
 	failure   *control.Failure // why the job failed as a whole
+	limit     limit            // of the time that it runs
 	failed    chan struct{}    // closed when failure is set
 	loading   map[uint32]bool  // nodes that do not have all files yet
 	loaded    chan struct{}    // closed when loading is empty
@@ -133,6 +134,9 @@ func (j *job) exitCode() int32 {
 		}
 		return exit.Code
 	}
+	if j.failure == nil && j.limit.over {
+		return exitTimeLimit
+	}
 	if j.failure == nil {
 		return 0
 	}
@@ -152,6 +156,8 @@ func (j *job) state() *control.JobState {
 	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept}
 	if j.failure != nil {
 		m.Error = control.FromError(j.failure)
+	} else if j.limit.over {
+		m.Error = control.FromError(j.overLimit())
 	}
 	for i, r := range j.ranks {
 		m.Ranks = append(m.Ranks, &control.RankState{
@@ -337,7 +343,7 @@ func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 // exited notes how a rank ended, and reports whether it is the first that has failed. The caller holds Server.mu.
 func (j *job) exited(number int, exit *control.ExitStatus) (first bool) {
 	j.ranks[number].exit = exit
-	if exit.Code == 0 && exit.Signal == 0 || j.failure != nil {
+	if exit.Code == 0 && exit.Signal == 0 || j.failure != nil || j.limit.over {
 		return false
 	}
 	first = j.first == control.None

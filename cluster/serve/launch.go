@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -93,8 +94,17 @@ func (s *Server) roomChanged() {
 func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := shapeOf(spec).check(); err != nil {
+	return s.createAs(nil, spec, client)
+}
+
+// createAs is create for a job that waits in the queue, or for one that does not, which is nil. The caller holds Server.mu.
+func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Conn) (*job, error) {
+	if err := cmp.Or(shapeOf(spec).check(), shapeOf(spec).known(len(s.nodes)), checkLimit(spec)); err != nil {
 		return nil, err
+	}
+	if before := s.queue.before(w, spec); before > 0 {
+		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
+			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
 	offers := s.offers()
 	places := allocate(slices.DeleteFunc(offers, func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch }), shapeOf(spec))
@@ -143,7 +153,9 @@ func (s *Server) enter(j *job) (err error) {
 // remove takes a job out of the table and frees its cores. The caller holds Server.mu.
 func (s *Server) remove(j *job) {
 	for _, p := range j.places {
-		delete(s.nodes[p.Node].uses, p.Core)
+		for _, core := range append([]uint32{p.Core}, p.More...) {
+			delete(s.nodes[p.Node].uses, core)
+		}
 	}
 	delete(s.jobs, j.number)
 	s.roomChanged()
@@ -267,11 +279,13 @@ func (s *Server) runs(j *job) bool {
 		return false
 	}
 	j.phase = control.JobPhase_JOB_RUNNING
+	j.limit = limitOf(j.spec, time.Now())
 	if s.save(j); j.unsaved != nil {
 		j.phase = control.JobPhase_JOB_PREPARED
 		s.fail(j, toFailure(j.unsaved))
 		return false
 	}
+	s.keepLimit(j)
 	return true
 }
 

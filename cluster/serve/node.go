@@ -82,7 +82,9 @@ func (n *node) why() string {
 
 // use gives a core to a rank of a job. The caller holds Server.mu.
 func (n *node) use(job uint32, p *control.Place) {
-	n.uses[p.Core] = use{job: job, ranks: append(n.uses[p.Core].ranks, p.Rank)}
+	for _, core := range append([]uint32{p.Core}, p.More...) {
+		n.uses[core] = use{job: job, ranks: append(n.uses[core].ranks, p.Rank)}
+	}
 }
 
 // disconnect ends the connection to the node. The caller holds Server.mu.

@@ -70,6 +70,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		j.failure = control.Failf(control.Code_CODE_RESTARTED, "serve was started again while the job was being launched")
 		return j
 	case control.JobPhase_JOB_ENDING:
+		s.restoreLimit(j, stored)
 		if stored.State.Error != nil {
 			j.failure = toFailure(stored.State.Error.Err())
 			j.torn = stored.Summary.Missing != ""
@@ -100,6 +101,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		return j
 	}
 	s.config.Log("job %d goes on", j.number)
+	s.restoreLimit(j, stored)
 	s.endOthers(j)
 	if j.spool == nil {
 		s.later(j, s.config.Timing.Orphan, func() {

@@ -97,6 +97,7 @@ type Server struct {
 	ended  map[uint32]*job // whose end could not be recorded yet
 	holder *control.Conn
 	room   chan struct{} // closed, and made anew, when there may be room for more jobs
+	queue  queue
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held

@@ -149,7 +149,10 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 
 // saveJob records a job as it is now, and forgets the one that is named unless that is 0.
 func (s *store) saveJob(j *job, forget uint32) error {
-	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state()}
+	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over}
+	if !j.limit.end.IsZero() {
+		stored.LimitNs = j.limit.end.UnixNano()
+	}
 	for _, m := range j.members {
 		if j.records.Complete(m.Node) {
 			stored.Complete = append(stored.Complete, m.Node)
@@ -250,6 +253,8 @@ func (j *job) summary() *control.JobSummary {
 	switch {
 	case j.failure != nil:
 		m.Error = j.failure.Error()
+	case j.limit.over:
+		m.Error = j.overLimit().Error()
 	case j.unsaved != nil:
 		m.Error = fmt.Sprintf("its output waits until its state can be recorded: %v", j.unsaved)
 	}

@@ -1,0 +1,150 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"margay/cluster/control"
+)
+
+// queue are the jobs that wait for cores, in the order in which they came. A job gets cores only when no job that came before it waits for
+// a node that it may use: one that needs little does not starve one that needs much. What waits is in no store; the clients come again
+// to a serve that was started again, and lose their places.
+type queue []*waiting
+
+// waiting is one of them.
+type waiting struct{ spec *control.JobSpec }
+
+// before returns how many jobs that came before w wait for nodes that spec may use. w is nil for one that comes now.
+func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
+	for _, other := range q {
+		if other == w {
+			break
+		}
+		if meet(shapeOf(other.spec), shapeOf(spec)) && other.spec.Arch == spec.Arch {
+			n++
+		}
+	}
+	return n
+}
+
+// meet reports whether there is a node that both may use, as far as their lists say.
+func meet(a, b shape) bool {
+	switch {
+	case len(a.only) > 0:
+		return slices.ContainsFunc(a.only, func(node uint32) bool { return a.mayUse(node) && b.mayUse(node) })
+	case len(b.only) > 0:
+		return slices.ContainsFunc(b.only, func(node uint32) bool { return a.mayUse(node) && b.mayUse(node) })
+	}
+	return true
+}
+
+// enqueue creates a job as soon as its turn has come and there are cores for it. It says to the client what it waits for, whenever that
+// is something else. It refuses one that would have no room on the whole machine.
+func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, error) {
+	w := &waiting{spec}
+	if err := s.join(w); err != nil {
+		return nil, err
+	}
+	defer s.quit(w)
+	var late <-chan time.Time
+	if spec.WaitMs > 0 {
+		timer := time.NewTimer(time.Duration(spec.WaitMs) * time.Millisecond)
+		defer timer.Stop()
+		late = timer.C
+	}
+	told := ""
+	for {
+		s.mu.Lock()
+		room := s.room
+		j, err := s.createAs(w, spec, client)
+		why := ""
+		if err != nil {
+			why = s.waitsFor(w)
+		}
+		s.mu.Unlock()
+		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
+			return j, err
+		}
+		if why != told {
+			told = why
+			_ = client.Send(&control.LogLine{Level: "info", Text: why, TimeNs: time.Now().UnixNano()})
+		}
+		select {
+		case <-room:
+		case <-late:
+			return nil, control.Failf(control.Code_CODE_NO_ROOM, "it has waited for %v: %v", time.Duration(spec.WaitMs)*time.Millisecond, err)
+		case <-client.Done():
+			return nil, control.ErrClosed
+		case <-s.context.Done():
+			return nil, context.Cause(s.context)
+		}
+	}
+}
+
+// join puts a job at the end of the queue, unless it would wait for ever.
+func (s *Server) join(w *waiting) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	shape := shapeOf(w.spec)
+	if err := shape.check(); err != nil {
+		return err
+	}
+	if err := shape.known(len(s.nodes)); err != nil {
+		return err
+	}
+	var whole []offer
+	unknown := false
+	for _, n := range s.nodes {
+		if n.info == nil {
+			unknown = true
+		} else if n.info.Arch == w.spec.Arch {
+			whole = append(whole, offer{node: n.number, total: len(n.info.Cores), cores: n.info.Cores})
+		}
+	}
+	if !unknown && allocate(whole, shape) == nil {
+		if len(whole) == 0 {
+			return s.noRoom(w.spec)
+		}
+		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %s, when the whole machine is free", shape.lacks(whole))
+	}
+	s.queue = append(s.queue, w)
+	return nil
+}
+
+// quit takes a job out of the queue.
+func (s *Server) quit(w *waiting) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue = slices.DeleteFunc(s.queue, func(other *waiting) bool { return other == w })
+	s.roomChanged()
+}
+
+// waitsFor says what a job of the queue waits for. The caller holds Server.mu.
+func (s *Server) waitsFor(w *waiting) string {
+	if n := s.queue.before(w, w.spec); n > 0 {
+		return fmt.Sprintf("waiting for cores, behind %s that came first", count(n, "job"))
+	}
+	var offers []offer
+	for _, o := range s.offers() {
+		if s.nodes[o.node].info.Arch == w.spec.Arch {
+			offers = append(offers, o)
+		}
+	}
+	text := "waiting for cores: " + shapeOf(w.spec).lacks(offers)
+	if holders := s.holders(); len(holders) > 0 {
+		text += fmt.Sprintf("; %s %s the others", agree(len(holders), "job", "jobs")+" "+numbers(holders), agree(len(holders), "has", "have"))
+	}
+	return text
+}
+
+// agree chooses the form of a word for a number of things.
+func agree(n int, one, several string) string {
+	if n == 1 {
+		return one
+	}
+	return several
+}

@@ -1,0 +1,138 @@
+package serve
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// patient is a job that waits for cores.
+func patient(ranks uint32) *control.JobSpec {
+	s := spec(ranks)
+	s.WaitMs = -1
+	return s
+}
+
+// end ends a job of one node whose ranks are all there are.
+func (m *machine) end(c *playedClient, job, ranks uint32) {
+	m.t.Helper()
+	for rank := range ranks {
+		m.played[0].exits(job, uint64(rank)+1, rank, 0, 0)
+	}
+	c.ackAll()
+	c.ended()
+}
+
+// started returns the number of a job whose turn has come, and brings it to running.
+func started(t *testing.T, answer <-chan asked) uint32 {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case a := <-answer:
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+		return a.message.(*control.RunReply).Job
+	default:
+		t.Fatal("it waits still")
+		return 0
+	}
+}
+
+// waits demands that a job waits still.
+func waits(t *testing.T, answer <-chan asked) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case a := <-answer:
+		t.Fatalf("it does not wait: %v", a)
+	default:
+	}
+}
+
+// Jobs that wait get cores in the order in which they came: a small one does not overtake a large one, whether it waits or not.
+func TestQueueIsFair(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		holder, large, small, hasty := m.client(), m.client(), m.client(), m.client()
+		first := holder.run(spec(1))
+		one2 := large.begin(&control.RunRequest{Spec: patient(2)})
+		if line := one[*control.LogLine](t, &large.recorder); !strings.Contains(line.Text, "waiting for cores: 2 ranks need 2 application cores, but 1 of 2 are free") || !strings.Contains(line.Text, "job 1 has the others") {
+			t.Errorf("it is told %q", line.Text)
+		}
+		one1 := small.begin(&control.RunRequest{Spec: patient(1)})
+		if line := one[*control.LogLine](t, &small.recorder); line.Text != "waiting for cores, behind 1 job that came first" {
+			t.Errorf("it is told %q", line.Text)
+		}
+		waits(t, one1)
+		if _, err := hasty.ask(&control.RunRequest{Spec: spec(1)}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) || !strings.Contains(err.Error(), "1 job came first") && !strings.Contains(err.Error(), "2 jobs came first") {
+			t.Errorf("one that does not wait: %v", err)
+		}
+		m.end(holder, first, 1)
+		job := started(t, one2)
+		waits(t, one1)
+		must[*control.Done](large, &control.Kill{Job: job, Force: true})
+		time.Sleep(time.Second)
+		started(t, one1)
+	})
+}
+
+// A client that goes away leaves the queue, and so does a job that may wait for no longer.
+func TestQueueIsLeft(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		holder, gone, small := m.client(), m.client(), m.client()
+		holder.run(spec(1))
+		gone.begin(&control.RunRequest{Spec: patient(2)})
+		one1 := small.begin(&control.RunRequest{Spec: patient(1)})
+		waits(t, one1)
+		gone.conn.Close()
+		started(t, one1)
+
+		late := m.client()
+		s := patient(1)
+		s.WaitMs = 5000
+		answer := late.begin(&control.RunRequest{Spec: s})
+		time.Sleep(4 * time.Second)
+		waits(t, answer)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if a := <-answer; !errors.Is(a.err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) || !strings.HasPrefix(a.err.Error(), "it has waited for 5s: ") {
+			t.Errorf("answered with %v", a)
+		}
+	})
+}
+
+// A job waits for none that want other nodes, and one that no machine of this size has room for does not wait at all.
+func TestQueueOfOtherNodes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		holder, there := m.client(), m.client()
+		s := spec(2)
+		s.Only = []uint32{1}
+		holder.run(s)
+		waiting := patient(1)
+		waiting.Only = []uint32{1}
+		waits(t, there.begin(&control.RunRequest{Spec: waiting}))
+		free := spec(1)
+		free.Without = []uint32{1}
+		m.client().run(free)
+		for want, spec := range map[string]*control.JobSpec{
+			"it would wait for ever: ": patient(5),
+			"the machine has no node7": {Ranks: 1, WaitMs: -1, Only: []uint32{7}},
+			"-w and -x leave no node":  {Ranks: 1, WaitMs: -1, Only: []uint32{1}, Without: []uint32{1}},
+		} {
+			var answer proto.Message
+			var err error
+			if answer, err = m.client().ask(&control.RunRequest{Spec: spec}); err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%s: %v, %v", want, answer, err)
+			}
+		}
+	})
+}
