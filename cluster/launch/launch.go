@@ -43,6 +43,9 @@ type Options struct {
 	Files  *Files
 	Label  bool // begin each line with its rank
 
+	// Patterns of the names of files that take the output instead of Stdout and Stderr: %j is the job, %r the rank, %n the node.
+	OutputFile, ErrorFile string
+
 	Stdin          io.Reader // nil for none
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
@@ -86,7 +89,11 @@ func Run(ctx context.Context, o Options) (int, error) {
 		if !errors.Is(err, errSpoilt) || try == launchTries {
 			return code, err
 		}
-		o.Status.Warnf("%v; starting it again", err)
+		again := "starting it again"
+		if o.Spec.WaitMs != 0 {
+			again = "asking again; a job that was waiting for cores has lost its place"
+		}
+		o.Status.Warnf("%v; %s", err, again)
 		select {
 		case <-time.After(launchPause << try):
 		case <-ctx.Done(): // as the next try says
@@ -112,6 +119,7 @@ func run(ctx context.Context, o Options) (int, error) {
 		files: newWindow(control.FileWindow), running: make(chan struct{}),
 		ended: make(chan *control.JobState, 1), failed: make(chan error, 1),
 	}
+	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
 	readers := 0
 	switch o.Spec.Stdin {
 	case control.StdinMode_STDIN_FIRST:
@@ -174,6 +182,13 @@ func (s *session) begin(ctx context.Context) error {
 		return spoilt(err)
 	}
 	s.job = reply.Job
+	s.printing.Lock()
+	err = s.printer.files.open(reply.Job, reply.Places)
+	s.printing.Unlock()
+	if err != nil {
+		conn.Close() // serve ends the job
+		return err
+	}
 	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
 	return nil
 }

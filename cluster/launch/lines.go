@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,6 +21,7 @@ const (
 // however they come; the output of a single one is written as it comes.
 type printer struct {
 	out, err io.Writer
+	files    redirects
 	whole    bool // keep lines whole
 	label    bool // begin each line with its rank
 	lines    map[source]*line
@@ -50,8 +52,8 @@ func (p *printer) print(r *control.Record) error {
 		if err := p.flush(func(from source, _ *line) bool { return from.rank == r.Rank }); err != nil {
 			return err
 		}
-	case len(r.Data) > 0 && !p.whole:
-		if _, err := p.writer(r.Stream).Write(r.Data); err != nil {
+	case len(r.Data) > 0 && (!p.whole || !p.label && p.files.alone(r.Stream)):
+		if _, err := p.writer(source{r.Rank, r.Stream}).Write(r.Data); err != nil {
 			return err
 		}
 	case len(r.Data) > 0:
@@ -65,8 +67,10 @@ func (p *printer) print(r *control.Record) error {
 	return nil
 }
 
-// finish writes the remaining unfinished lines.
-func (p *printer) finish() error { return p.flush(func(source, *line) bool { return true }) }
+// finish writes the remaining unfinished lines and closes the output files.
+func (p *printer) finish() error {
+	return errors.Join(p.flush(func(source, *line) bool { return true }), p.files.close())
+}
 
 // add writes the lines that a record ends, and holds the one that it begins.
 func (p *printer) add(r *control.Record) error {
@@ -80,7 +84,7 @@ func (p *printer) add(r *control.Record) error {
 				return err
 			}
 		}
-		if err := p.write(r.Stream, p.labelled(r.Rank, r.Data[first:last])); err != nil {
+		if err := p.write(from, p.labelled(r.Rank, r.Data[first:last])); err != nil {
 			return err
 		}
 	}
@@ -132,18 +136,18 @@ func (p *printer) end(from source, rest []byte) error {
 	begin := []byte(p.prefix(from.rank))
 	if l.file != nil {
 		defer l.file.Close()
-		if err := p.write(from.stream, begin); err != nil {
+		if err := p.write(from, begin); err != nil {
 			return err
 		}
 		begin = nil
 		if _, err := l.file.Seek(0, io.SeekStart); err != nil {
 			return fmt.Errorf("read a long line of rank %d: %w", from.rank, err)
 		}
-		if _, err := io.Copy(p.writer(from.stream), l.file); err != nil {
+		if _, err := io.Copy(p.writer(from), l.file); err != nil {
 			return err
 		}
 	}
-	return p.write(from.stream, slices.Concat(begin, l.memory, rest))
+	return p.write(from, slices.Concat(begin, l.memory, rest))
 }
 
 // flush writes an unfinished line and its missing end.
@@ -187,16 +191,19 @@ func (p *printer) prefix(rank uint32) string {
 	return fmt.Sprintf("[%d] ", rank)
 }
 
-func (p *printer) write(stream control.Stream, data []byte) error {
+func (p *printer) write(to source, data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	_, err := p.writer(stream).Write(data)
+	_, err := p.writer(to).Write(data)
 	return err
 }
 
-func (p *printer) writer(stream control.Stream) io.Writer {
-	if stream == control.Stream_STREAM_STDERR {
+func (p *printer) writer(of source) io.Writer {
+	if f := p.files.of(of); f != nil {
+		return f
+	}
+	if of.stream == control.Stream_STREAM_STDERR {
 		return p.err
 	}
 	return p.out

@@ -11,6 +11,7 @@ import (
 type Status struct {
 	W        io.Writer
 	Verbose  bool // also print successful steps
+	Quiet    bool // print nothing; errors are reported elsewhere
 	Terminal bool // W is one: show progress
 	mu       sync.Mutex
 }
@@ -20,6 +21,9 @@ const progressDelay = time.Second
 
 // Warnf writes a message.
 func (s *Status) Warnf(format string, args ...any) {
+	if s.Quiet {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.W, "margay: "+format+"\n", args...)

@@ -1,0 +1,121 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParseNodes(t *testing.T) {
+	for text, want := range map[string][]uint32{
+		"0": {0}, "node0": {0}, "1..4,10": {1, 2, 3, 4, 10}, "node[1-4,10]": {1, 2, 3, 4, 10}, "3-5": {3, 4, 5}, "node2-node3": {2, 3},
+		"node2..3,0": {0, 2, 3}, "5,5,4-6": {4, 5, 6}, "node[0],node[2-3],7": {0, 2, 3, 7},
+	} {
+		if nodes, err := parseNodes(text); err != nil || !slices.Equal(nodes, want) {
+			t.Errorf("%s: %v, %v", text, nodes, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"": "it names no node", ",": "ends with a comma", "1,": "ends with a comma", "node[1-2": "brackets", "node]1[": "brackets", "node[[1]]": "brackets",
+		"4-1": "runs backwards", "1-": "is no node", "-1": "is no node", "a..b": "is no node", "0-65536": "more than 65536 nodes",
+		"0-65535,70000-70001": "more than 65536 nodes", "0-4294967295": "is no node",
+	} {
+		if nodes, err := parseNodes(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %d nodes, %v", text, len(nodes), err)
+		}
+	}
+}
+
+func TestParseTime(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"30s": 30 * time.Second, "5m": 5 * time.Minute, "1h30m": 90 * time.Minute, "1:30": 90 * time.Second, "2:00:01": 2*time.Hour + time.Second,
+		"1-0": 24 * time.Hour, "1-02:03": 26*time.Hour + 3*time.Minute, "1-02:03:04": 26*time.Hour + 3*time.Minute + 4*time.Second,
+	} {
+		if d, err := parseTime(text); err != nil || d != want {
+			t.Errorf("%s: %v, %v", text, d, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"10": "no unit", "0": "no unit", "0s": "more than 0", "-5s": "more than 0", "0:00": "more than 0", "1ns": "more than 0", "": "such as",
+		"soon": "such as", "1:2:3:4": "such as", "1-1:2:3:4": "such as", "-1:00": "such as", "1:-1": "such as", "99999999999:00": "such as", "9999999-0": "such as",
+	} {
+		if d, err := parseTime(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v", text, d, err)
+		}
+	}
+}
+
+func TestParseWarning(t *testing.T) {
+	for text, want := range map[string]time.Duration{"USR1@30s": 30 * time.Second, "10@30": 30 * time.Second, "SIGUSR1": time.Minute} {
+		if sig, before, err := parseWarning(text); err != nil || sig != unix.SIGUSR1 || before != want {
+			t.Errorf("%s: %v %v, %v", text, sig, before, err)
+		}
+	}
+	for _, text := range []string{"", "FROB@3s", "USR1@", "USR1@-3s", "USR1@soon"} {
+		if sig, before, err := parseWarning(text); err == nil {
+			t.Errorf("%q: %v %v", text, sig, before)
+		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	all := []string{"A=1", "B=2", "AB=3"}
+	for _, c := range []struct {
+		export string
+		set    []string
+		want   string // empty: refused
+	}{
+		{"", nil, "A=1 B=2 AB=3"},
+		{"ALL", []string{"A=9"}, "B=2 AB=3 A=9"},
+		{"NONE", []string{"C=4"}, "C=4"},
+		{"A", nil, "A=1"},
+		{"A,C=5", nil, "A=1 C=5"},
+		{"ALL,A=7", nil, "B=2 AB=3 A=7"},
+		{"A,A=7", []string{"A=8"}, "A=8"},
+		{"B,X", nil, "B=2"},
+		{"A,,B", nil, ""},
+		{"=3", nil, ""},
+		{"", []string{"A"}, ""},
+		{"", []string{"=A"}, ""},
+	} {
+		got, err := environment(all, c.export, c.set)
+		if (err == nil) != (c.want != "") || strings.Join(got, " ") != c.want {
+			t.Errorf("--export %q, --env %q: %q, %v", c.export, c.set, got, err)
+		}
+	}
+	if strings.Join(all, " ") != "A=1 B=2 AB=3" {
+		t.Errorf("it is changed to %q", all)
+	}
+}
+
+func TestThreads(t *testing.T) {
+	if got := threads([]string{"A=1"}, 2); !slices.Equal(got, []string{"A=1", "OMP_NUM_THREADS=2", "OMP_PROC_BIND=true"}) {
+		t.Errorf("%q", got)
+	}
+	if got := threads([]string{"OMP_NUM_THREADS=9", "OMP_PROC_BIND=false"}, 2); len(got) != 2 {
+		t.Errorf("what the user says is changed: %q", got)
+	}
+}
+
+func TestWorkingDir(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dir, err := workingDir(""); err != nil || dir != here {
+		t.Errorf("%s, %v", dir, err)
+	}
+	if dir, err := workingDir(".."); err != nil || dir != filepath.Dir(here) {
+		t.Errorf("%s, %v", dir, err)
+	}
+	for path, want := range map[string]string{"values.go": "not a directory", "/there/is/none": "no such file"} {
+		if _, err := workingDir(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
