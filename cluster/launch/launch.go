@@ -43,7 +43,8 @@ type Options struct {
 	Files  *Files
 	Label  bool // begin each line with its rank
 
-	// Patterns of the names of files that take the output instead of Stdout and Stderr: %j is the job, %r the rank, %n the node.
+	// Patterns of the names of files that take the output instead of Stdout and Stderr: %j is the
+	// job, %r the rank, %n the node.
 	OutputFile, ErrorFile string
 
 	Stdin          io.Reader // nil for none

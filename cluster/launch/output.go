@@ -107,7 +107,7 @@ func (r *replay) over(ctx context.Context, conn *control.Conn) error {
 	err = errors.Join(err, r.finish())
 	j, unlisted := r.summary(ctx, conn)
 	if unlisted == nil {
-		for _, text := range []string{Unkept(j.Unkept), failed(j)} {
+		for _, text := range []string{Unkept(j.Unkept), HowEnded(j)} {
 			if text != "" {
 				fmt.Fprintf(r.stderr, "margay: %s\n", text)
 			}
@@ -132,9 +132,9 @@ func (r *replay) summary(ctx context.Context, conn *control.Conn) (*control.JobS
 	return jobs.Jobs[0], nil
 }
 
-// failed says how a job has ended; nothing while it runs, or when that was a success. Why output is
-// missing is said elsewhere.
-func failed(j *control.JobSummary) string {
+// HowEnded says how a job has ended; nothing while it runs, or when that was a success. Why output
+// is missing is said elsewhere.
+func HowEnded(j *control.JobSummary) string {
 	if j.Phase != control.JobPhase_JOB_DONE || j.ExitCode == 0 {
 		return ""
 	}

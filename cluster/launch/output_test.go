@@ -202,7 +202,7 @@ func TestFailed(t *testing.T) {
 		"job 5 ended with status 125: rank 1 on node2 exited with status 3: full": {Phase: done, ExitCode: 125, FirstFailed: 1, RankStates: ranks, Error: "full"},
 	} {
 		j.Job = 5
-		if text := failed(j); text != want {
+		if text := HowEnded(j); text != want {
 			t.Errorf("%q instead of %q", text, want)
 		}
 	}
@@ -210,7 +210,7 @@ func TestFailed(t *testing.T) {
 		"runs":    {Job: 5, Phase: control.JobPhase_JOB_RUNNING, ExitCode: 3, FirstFailed: 1, RankStates: ranks},
 		"success": {Job: 5, Phase: done, FirstFailed: control.None, Missing: "output beyond 256 MiB was not kept"},
 	} {
-		if text := failed(j); text != "" {
+		if text := HowEnded(j); text != "" {
 			t.Errorf("%s: %q", name, text)
 		}
 	}

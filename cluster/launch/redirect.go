@@ -11,7 +11,8 @@ import (
 	"margay/cluster/control"
 )
 
-// redirects are the files that take the output of ranks instead of the standard streams, by the patterns of their names.
+// redirects are the files that take the output of ranks instead of the standard streams, by the
+// patterns of their names.
 type redirects struct {
 	out, err string              // patterns; empty: the standard stream
 	files    map[string]*os.File // by name
@@ -68,7 +69,8 @@ func (r *redirects) of(from source) io.Writer {
 	return nil
 }
 
-// alone reports whether a rank has a file of its own for a stream, which takes its output byte for byte.
+// alone reports whether a rank has a file of its own for a stream, which takes its output byte for
+// byte.
 func (r *redirects) alone(stream control.Stream) bool {
 	pattern := r.out
 	if stream == control.Stream_STREAM_STDERR {

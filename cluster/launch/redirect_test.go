@@ -45,7 +45,8 @@ func pieces(p *printer) error {
 	return p.finish()
 }
 
-// Ranks that share a file share it line by line; one that has a file of its own has in it what it wrote, byte for byte.
+// Ranks that share a file share it line by line; one that has a file of its own has in it what it
+// wrote, byte for byte.
 func TestRedirect(t *testing.T) {
 	for _, c := range []struct {
 		out, err string

@@ -52,6 +52,16 @@ func FlagName(f *pflag.Flag) string {
 	return "--" + f.Name
 }
 
+// Given refuses flags that were given and are empty, which stands for their default.
+func Given(c *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if f := c.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+			return fmt.Errorf("%s: %s is empty; without the flag it is the default (%s --help)", Called(c), FlagName(f), c.CommandPath())
+		}
+	}
+	return nil
+}
+
 // Positive refuses flags that were given and are not more than zero, or empty, which stands for their default, and numbers that no
 // message has room for.
 func Positive(c *cobra.Command, names ...string) error {
@@ -60,10 +70,10 @@ func Positive(c *cobra.Command, names ...string) error {
 		if !f.Changed {
 			continue
 		}
-		text := f.Value.String()
-		if text == "" {
-			return fmt.Errorf("%s: %s is empty; without the flag it is the default (%s --help)", Called(c), FlagName(f), c.CommandPath())
+		if err := Given(c, name); err != nil {
+			return err
 		}
+		text := f.Value.String()
 		number, err := strconv.Atoi(text)
 		if err == nil && number > math.MaxInt32 {
 			return fmt.Errorf("%s: %s %s: it is too large a number", Called(c), FlagName(f), text)

@@ -60,6 +60,7 @@ job ` + keptOutput + ` are kept; a mark says that more came.`,
 		},
 	})
 	c.Flags().BoolVarP(&label, "label", "l", false, "begin each line with the rank that wrote it")
+	c.Flags().BoolP("follow", "f", true, "go on while the job runs, as it does without this flag, too")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the output instead of showing it; several jobs may be named")
 	c.Flags().BoolVar(&all, "all", false, "with --remove: the output of all jobs that have ended")
 	return c

@@ -317,8 +317,10 @@ func (f *Flags) dir() ([]byte, error) {
 
 // check refuses flags that do not go together, and completes what one says for another. args are the program and its arguments.
 func (f *Flags) check(c *cobra.Command, args []string) error {
-	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "nodelist", "exclude", "time", "signal",
-		"output", "error", "chdir", "wait"); err != nil {
+	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
+		return err
+	}
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {

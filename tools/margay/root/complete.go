@@ -87,6 +87,8 @@ func complete(a *command.App, root *cobra.Command) {
 		switch command.Called(c) {
 		case "ps", "kill":
 			c.ValidArgsFunction = first(names(n.jobNames))
+		case "wait":
+			c.ValidArgsFunction = names(n.jobNames)
 		case "logs":
 			c.ValidArgsFunction = n.completeLogs
 		case "machine restart", "machine console":

@@ -13,7 +13,7 @@ import (
 // otherNames are names under which users of other systems look for a command, by the group that it is in.
 var otherNames = map[string]map[string][]string{
 	"margay": {
-		"ps":     {"jobs", "job", "ls", "list", "queue", "squeue", "wait"},
+		"ps":     {"jobs", "job", "ls", "list", "queue", "squeue"},
 		"kill":   {"rm", "remove", "stop", "cancel", "scancel", "terminate"},
 		"run":    {"srun", "start", "submit", "sbatch", "mpirun", "mpiexec", "launch"},
 		"logs":   {"log", "attach", "output"},
