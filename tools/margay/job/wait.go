@@ -10,7 +10,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
-	"margay/kernel/printable"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )

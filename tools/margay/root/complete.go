@@ -78,8 +78,10 @@ func complete(a *command.App, root *cobra.Command) {
 		for flag, values := range enumerated[command.Called(c)] {
 			_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 		}
-		if c.Flags().Lookup("node") != nil {
-			_ = c.RegisterFlagCompletionFunc("node", names(n.nodeNames))
+		for _, flag := range []string{"node", "nodelist", "exclude"} {
+			if c.Flags().Lookup(flag) != nil {
+				_ = c.RegisterFlagCompletionFunc(flag, names(n.nodeNames))
+			}
 		}
 		if c.Flags().Lookup("job") != nil {
 			_ = c.RegisterFlagCompletionFunc("job", names(n.jobNames))
