@@ -191,6 +191,11 @@ func (s shape) lacks(offers []offer) string {
 		}
 		return text
 	}
+	return s.lacksNodes(offers)
+}
+
+// lacksNodes is lacks for a job that wants a number of ranks on each node.
+func (s shape) lacksNodes(offers []offer) string {
 	largest, now := offer{}, 0
 	for _, o := range offers {
 		if o.total > largest.total {

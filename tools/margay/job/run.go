@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/user"
 	"slices"
@@ -199,12 +200,9 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err != nil {
 		return err
 	}
-	env, err := environment(os.Environ(), f.Export, f.Env)
+	env, err := f.environment()
 	if err != nil {
-		return fmt.Errorf("run: %w", err)
-	}
-	if f.CoresEach > 0 {
-		env = threads(env, f.CoresEach)
+		return err
 	}
 	if err := launch.CheckStrings(args, env); err != nil {
 		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
@@ -226,12 +224,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}
 	if f.Detach {
-		o.Started = func(job uint32) error {
-			if _, err := fmt.Fprintln(a.Stdout, job); err != nil {
-				return fmt.Errorf("job %d is detached, but its number cannot be printed: %w", job, err)
-			}
-			return nil
-		}
+		o.Started = func(job uint32) error { return tellJob(a.Stdout, job) }
 	}
 	code, err := launch.Run(ctx, o)
 	if code == 0 && err == nil {
@@ -241,6 +234,26 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		err = fmt.Errorf("%w; %s", err, lack)
 	}
 	return command.Failed(code, err)
+}
+
+// environment is that of the ranks.
+func (f *Flags) environment() ([]string, error) {
+	env, err := environment(os.Environ(), f.Export, f.Env)
+	if err != nil {
+		return nil, fmt.Errorf("run: %w", err)
+	}
+	if f.CoresEach > 0 {
+		env = threads(env, f.CoresEach)
+	}
+	return env, nil
+}
+
+// tellJob prints the number of a job that is detached.
+func tellJob(w io.Writer, job uint32) error {
+	if _, err := fmt.Fprintln(w, job); err != nil {
+		return fmt.Errorf("job %d is detached, but its number cannot be printed: %w", job, err)
+	}
+	return nil
 }
 
 // spec is what the flags ask for.
