@@ -60,8 +60,9 @@
 //
 // # Locks
 //
-// An Extension has two: Extension.running, held during a run, and
-// Extension.open, held for reading while its memory is used without running it.
-// Close takes the first before the second. The only other lock in nimble is that of the pages for emitted code, in
+// An Extension has three: Extension.running, held during a run or a burst of
+// runs, Extension.open, held for reading while its memory is used without running
+// it, and Extension.reading, held by Stats. Close takes the first before the
+// second, and Stats and Close take the third before the first. The only other lock in nimble is that of the pages for emitted code, in
 // engine/subroutine, which is held for no other.
 package nimble

@@ -1,5 +1,7 @@
 // Package margaytest has what tests of the commands of margay share: a machine whose serve a test plays, margay as a process of its own, and
 // terminals.
+//
+// Locks: Machine.mu guards the played machine, Terminal.mu the text of a terminal. Neither is held while the other one is taken.
 package margaytest
 
 import (

@@ -107,7 +107,7 @@ func TestNimble(t *testing.T) {
 		{"fault: time", "run|--max-time=1ms|--fuel=1000000000000", endless, 1, "", `pc=0 addr=0x0 kind=time fuel=\d+`},
 		{"fault: argument", "run|--services=linux", lookup, 1, "", `pc=0 addr=0x0 kind=argument fuel=999998: map_lookup_elem: argument 1 .*`},
 
-		{"object", "run|--elf|" + accumulate, "", 1, "", `pc=2 addr=0x10 kind=memory .* line=./accumulate.c:28`},
+		{"object", "run|--elf|" + accumulate, "", 1, "", `pc=2 addr=0x10 kind=memory .* line=./accumulate.c:29`},
 		{"section", "run|--elf|" + accumulate + "|--section=message|" + strings.Repeat("00", 1064), "", 0, "2\n", ""},
 		{"rejected: object", "run|--elf|" + text, "", 2, "", `not an ELF file.*`},
 		{"function", "run|--elf|" + faults + "|--function=null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
@@ -167,7 +167,7 @@ func TestNimble(t *testing.T) {
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
 			"  insn=2      ldxdw r0, [r6+0]                 proved: context+0..7 of at least 8\n", ""},
 		{"verify: rejected", "verify", "ff00000000000000", 2, "", `insn=0: unknown opcode 0xff`},
-		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message accumulate: insn=13: ./accumulate.c:31: unknown service 1; there are none`},
+		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message accumulate: insn=13: ./accumulate.c:32: unknown service 1; there are none`},
 
 		{"asm", "asm", "mov r0, 1 # one\nx: ja x", 0, "b700000001000000\n0500ffff00000000\n", ""},
 		{"asm: bytes", "asm|--raw", "exit", 0, "\x95\x00\x00\x00\x00\x00\x00\x00", ""},
