@@ -21,6 +21,19 @@ func ParseJob(text string) (uint32, error) {
 	return uint32(job), nil
 }
 
+// ParseJobs reads numbers of jobs.
+func ParseJobs(texts []string) ([]uint32, error) {
+	var jobs []uint32
+	for _, text := range texts {
+		job, err := ParseJob(text)
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, job)
+	}
+	return jobs, nil
+}
+
 // ParseNode reads the number of a node, which may be written node2 or 2.
 func ParseNode(text string) (uint32, error) {
 	node, err := strconv.ParseUint(strings.TrimPrefix(text, "node"), 10, 31)

@@ -39,13 +39,9 @@ job ` + keptOutput + ` are kept; a mark says that more came.`,
 			return command.Arguments(1, 1)(c, args)
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			var jobs []uint32
-			for _, arg := range args {
-				job, err := command.ParseJob(arg)
-				if err != nil {
-					return err
-				}
-				jobs = append(jobs, job)
+			jobs, err := command.ParseJobs(args)
+			if err != nil {
+				return err
 			}
 			if remove {
 				return a.removeLogs(c.Context(), jobs)

@@ -37,13 +37,9 @@ Ctrl-C ends the waiting and not the jobs. It goes on when serve is started again
   margay wait 7 8 9 --json`,
 		Args: command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
-			var jobs []uint32
-			for _, arg := range args {
-				job, err := command.ParseJob(arg)
-				if err != nil {
-					return err
-				}
-				jobs = append(jobs, job)
+			jobs, err := command.ParseJobs(args)
+			if err != nil {
+				return err
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 			defer stop()
