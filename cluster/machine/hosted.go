@@ -94,9 +94,9 @@ func (h *hosted) start(node uint32) (int, <-chan exit, error) {
 	h.mu.Unlock()
 	ended := make(chan exit, 1)
 	go func() {
-		err := n.cmd.Wait()
+		n.cmd.Wait() // the state says what an error of it would
 		n.lifeline.Close()
-		ended <- exit{Reason: fmt.Sprintf("its PID 1 ended: %v", err), Console: log.Tail(consoleLines)}
+		ended <- exit{Reason: fmt.Sprintf("its PID 1 ended: %v", n.cmd.ProcessState), Console: log.Tail(consoleLines)}
 		log.Close()
 	}()
 	if err := h.plugIn(node, n.cmd.Process.Pid); err != nil {

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -173,6 +175,25 @@ func TestAffinity(t *testing.T) {
 	r = m.run(0, "-n", "4", "--per-core", "3", probe(), "affinity")
 	for rank := range 4 {
 		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d may use [%d]\n", rank, 1+rank/2)) {
+			t.Error(r)
+		}
+	}
+}
+
+// A hosted machine keeps to the CPUs that it was started on.
+func TestAffinityOfHosted(t *testing.T) {
+	ownMachine(t, "own")
+	taskset, err := exec.LookPath("taskset")
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := runtime.NumCPU() - 1
+	m := upAs(t, func(c *exec.Cmd) {
+		c.Path, c.Args = taskset, slices.Concat([]string{taskset, "-c", strconv.Itoa(last), c.Path}, c.Args[1:])
+	}, "hosted", 2, 2)
+	r := m.run(0, "-n", "4", probe(), "affinity")
+	for rank := range 4 {
+		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d may use [%d]\n", rank, last)) {
 			t.Error(r)
 		}
 	}
