@@ -32,11 +32,11 @@ func TestDocuments(t *testing.T) {
 	pages("qemu", "own virtual", "README.md", "docs/programs.md", "docs/operating.md")
 }
 
-// readersMargay replaces the command margay: it selects the substrate of the test, and waits for late nodes before it runs a job,
-// since a late node gets no ranks and other tests load the host.
+// readersMargay replaces the command margay: it selects the substrate of the test, gives nodes longer to come up, and waits for late
+// nodes before it runs a job, since a late node gets no ranks and other tests load the host.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
-	"machine up") set -- "$@" --substrate "$substrate" ;;
+	"machine up") set -- "$@" --substrate "$substrate" --boot-timeout 5m ;;
 	"run "*)
 		for try in {1..60}; do
 			nodes=$(command margay nodes 2>/dev/null) || break

@@ -291,8 +291,10 @@ func repeats(t testing.TB, r result) {
 	}
 }
 
+// upArgs are the arguments of a command that makes the machine. Its nodes may come up beside other tests, which takes them longer.
 func (m *machine) upArgs(substrate string, flags ...string) []string {
-	return append([]string{"-m", m.name, "machine", "up", "--substrate", substrate, "--nodes", strconv.Itoa(m.nodes), "--cores", strconv.Itoa(m.cores)}, flags...)
+	return append([]string{"-m", m.name, "machine", "up", "--substrate", substrate, "--nodes", strconv.Itoa(m.nodes),
+		"--cores", strconv.Itoa(m.cores), "--boot-timeout", "3m"}, flags...)
 }
 
 // logs shows the machine's logs when its test has failed.
