@@ -1,18 +1,18 @@
-// Package memory is memory outside the Go heap, at addresses that never move.
+// Package memory maps memory outside the Go heap, at addresses that never move.
 //
 // Everything an extension can touch lives in such memory: its context, its
-// stack, its maps. The registers of an extension hold real host addresses, so
-// an engine may keep them and an application that maps the same memory sees
-// the very same bytes.
+// stack, its maps. The registers of an extension hold host addresses, so an
+// engine may keep them, and an application that maps the same memory sees the
+// same bytes.
 //
 // A Memory is anonymous (Map), a sealed memfd that other processes can map
-// (Create), or somebody else's sealed memfd (Attach). Each lies between two
-// guard pages that nothing may touch. A Region is a range of addresses with
-// permissions; it is what an extension is given.
+// (Create), or a sealed memfd of another process (Attach). Each lies between two
+// inaccessible guard pages. A Region is a range of addresses with permissions:
+// the form in which an extension is given memory.
 //
-// Shared memory is only accepted when it is sealed against shrinking: a file
-// that shrinks under a mapping turns the next access into SIGBUS, and an
-// application must not be able to do that to the node kernel.
+// Shared memory is only accepted when it is sealed against shrinking. If a file
+// shrinks under a mapping, the next access raises SIGBUS, and an application
+// must not be able to do that to the node kernel.
 package memory
 
 import (
@@ -26,22 +26,23 @@ import (
 // MaxSize is the largest Memory in bytes, 64 GiB.
 const MaxSize = 64 << 30
 
-// seals are the promises that shared memory must carry: it never shrinks.
+// seals are the seals that shared memory must have.
 const seals = unix.F_SEAL_SHRINK
 
 // ErrUnsealed is wrapped by Attach when the file could shrink.
 var ErrUnsealed = errors.New("not sealed against shrinking")
 
 // Memory is one mapping. Its methods are safe for concurrent use, except Close;
-// what they return is valid until Close.
+// their results are valid until Close.
 type Memory struct {
 	name     string
 	reserved []byte // the mapping with its guard pages
-	data     []byte // what is usable, in the middle of reserved
+	data     []byte // the usable part, in the middle of reserved
 	fd       int    // -1: anonymous
 }
 
-// Map makes anonymous zeroed memory of size bytes for this process alone.
+// Map makes anonymous zeroed memory of size bytes, 1 to MaxSize, for this
+// process alone.
 func Map(name string, size int) (*Memory, error) {
 	m, err := reserve(name, size)
 	if err != nil {
@@ -53,8 +54,8 @@ func Map(name string, size int) (*Memory, error) {
 	return m, nil
 }
 
-// Create makes zeroed memory of size bytes in a sealed memfd, so that another
-// process can map it: see FD.
+// Create makes zeroed memory of size bytes, 1 to MaxSize, in a sealed memfd that
+// other processes can map: see FD.
 func Create(name string, size int) (*Memory, error) {
 	m, err := reserve(name, size)
 	if err != nil {
@@ -71,7 +72,7 @@ func Create(name string, size int) (*Memory, error) {
 	return m, nil
 }
 
-// fill gives a new memfd its size for good and maps it.
+// fill gives a new memfd its final size and maps it.
 func (m *Memory) fill(size int) error {
 	if err := unix.Ftruncate(m.fd, int64(size)); err != nil {
 		return m.fail("resize", err)
@@ -83,9 +84,9 @@ func (m *Memory) fill(size int) error {
 	return m.mapFile()
 }
 
-// Attach maps the first size bytes of a memfd that came from elsewhere. The
-// file must be sealed against shrinking and have at least size bytes. The
-// descriptor is duplicated; the caller keeps its own.
+// Attach maps the first size bytes, 1 to MaxSize, of a memfd of another process.
+// The file must have at least size bytes and be sealed against shrinking, or the
+// error wraps ErrUnsealed. The descriptor is duplicated; the caller keeps its own.
 func Attach(name string, fd, size int) (*Memory, error) {
 	m, err := reserve(name, size)
 	if err != nil {
@@ -102,8 +103,8 @@ func Attach(name string, fd, size int) (*Memory, error) {
 	return m, nil
 }
 
-// adopt checks a foreign file and maps it. Huge pages are refused because
-// their pool can run dry at the first touch, which is SIGBUS as well.
+// adopt checks an untrusted file and maps it. Huge pages are refused because
+// their pool can be empty at the first touch, which also raises SIGBUS.
 func (m *Memory) adopt(size int) error {
 	has, err := unix.FcntlInt(uintptr(m.fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -162,8 +163,8 @@ func (m *Memory) Name() string { return m.name }
 // any time, so a value that matters is read once.
 func (m *Memory) Bytes() []byte { return m.data }
 
-// FD returns the descriptor of the file behind the memory, to be sent to
-// another process; ok is false for anonymous memory. It belongs to the Memory.
+// FD returns the descriptor of the file behind the memory, for sending it to
+// another process; ok is false for anonymous memory. The Memory owns it.
 func (m *Memory) FD() (fd int, ok bool) { return m.fd, m.fd >= 0 }
 
 // Region returns the whole memory as a readable region under its own name.
@@ -171,8 +172,8 @@ func (m *Memory) Region(writable bool) Region {
 	return Region{Name: m.name, Base: address(m.data), Length: uint64(len(m.data)), Readable: true, Writable: writable}
 }
 
-// Close unmaps the memory and closes its descriptor. Nobody may use the memory
-// any more; a second Close does nothing.
+// Close unmaps the memory and closes its descriptor. No access may be under way
+// or follow. A second Close does nothing.
 func (m *Memory) Close() error {
 	var errs []error
 	if m.reserved != nil {
@@ -188,8 +189,8 @@ func (m *Memory) Close() error {
 	return nil
 }
 
-// Region is a range of addresses, [Base, Base+Length), and what an extension
-// may do there. It is a plain value and owns nothing. The zero Region contains
+// Region is a range of addresses, [Base, Base+Length), with the permissions of
+// an extension. It is a plain value and owns nothing. The zero Region contains
 // no address.
 type Region struct {
 	Name     string

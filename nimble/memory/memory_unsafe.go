@@ -20,9 +20,9 @@ func (m *Memory) mapFile() error {
 	return nil
 }
 
-// View returns the length bytes at a host address outside the Go heap. The
-// caller has checked that they lie in a Region that stays mapped for as long
-// as the slice is used.
+// View returns the length bytes at a host address outside the Go heap, nil for
+// length 0. They must lie in a Region that stays mapped for as long as the slice
+// is used; View does not check that.
 func View(addr, length uint64) []byte {
 	if length == 0 {
 		return nil
