@@ -2,11 +2,11 @@ package engine
 
 import "margay/nimble/isa"
 
-// Atomic executes an atomic operation (RFC 9669, section 5.3) at a host address
-// that is a multiple of the operand's size, for an engine that does not do so
-// itself. r0 is compared and src is the operand; they receive what the operation
-// fetches. Whether the access is allowed has been checked before, or it is the
-// extension's own fault.
+// Atomic executes an atomic operation (RFC 9669, section 5.3) for an engine that
+// has no code of its own for it. addr is a host address and must be a multiple
+// of the operand's size. src is the operand and receives the fetched value; only
+// a compare-and-exchange compares r0, and puts the fetched value there. Atomic
+// does not check the access.
 func Atomic(op isa.Op, addr uint64, r0, src *uint64) {
 	if op.Size() == 8 {
 		atomic64(op, addr, r0, src)

@@ -8,7 +8,7 @@ import (
 // pointer turns a host address into a pointer.
 func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
 
-// These return the value before the operation. addr is a multiple of the
+// The operations below return the old value. addr must be a multiple of the
 // operand's size.
 
 func add32(addr uint64, v uint32) uint32 { return atomic.AddUint32((*uint32)(pointer(addr)), v) - v }

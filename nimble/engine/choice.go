@@ -8,25 +8,25 @@ import (
 	"margay/nimble/verify"
 )
 
-// Offer is an engine, or why there is none here.
+// Offer is an engine, or the reason why it is not available here.
 type Offer struct {
 	Name   string
 	Engine Engine
 	Err    error
 }
 
-// Choice is an Engine that gives each program to the first of its engines that
-// takes it.
+// Choice is an Engine that passes each program to the first of its engines that
+// accepts it. It is safe for concurrent use.
 type Choice struct{ offers []Offer }
 
-// Choose makes a Choice of engines in the order of preference.
+// Choose makes a Choice of engines, the preferred one first.
 func Choose(offers ...Offer) *Choice { return &Choice{offers} }
 
 // Chosen is the Code that a Choice threads.
 type Chosen struct {
 	Code
 	Engine string
-	Passed []error // why not those that come before it
+	Passed []error // why the engines before it were not chosen
 }
 
 // Name implements Engine.

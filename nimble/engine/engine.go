@@ -1,22 +1,23 @@
-// Package engine is the border between what an extension is and how it runs.
+// Package engine defines how verified programs run, and the interface that every
+// engine implements.
 //
-// An Engine threads a verified program into Code, once, at insertion. Code is
-// run on a Machine, which is everything of one running extension that is not
-// code: memory, fuel, time, call frames. Code does not change, so many Machines
-// may run it at the same time; a Machine runs one thing at a time. State that
-// outlives a run is in maps, which belong to neither, so an extension can move
-// to another engine between two runs.
+// An Engine threads a verified program into Code, once, at insertion. Code runs
+// on a Machine, which holds the rest of one running extension: memory, fuel,
+// time, call frames. Code does not change, so many Machines may run it at the
+// same time; a Machine runs one program at a time. State that outlives a run is
+// in maps, which belong to neither, so an extension can move to another engine
+// between two runs.
 //
 // All engines agree. For the same program, maps, context, arguments and fuel
-// they return the same r0 or the same Fault (kind, pc, address, fuel left) with
-// the same memory behind; only faults of kind Time are outside this promise.
-// Package enginetest holds the suite that an engine must pass. The engine linux
-// is an accelerator: it may refuse a program, one that it takes has no faults,
-// and it counts no fuel.
+// they return the same r0 or the same Fault (kind, pc, address, fuel left), and
+// leave the same memory; only faults of kind Time are exempt. Package enginetest
+// holds the suite that an engine must pass. The engine linux is an accelerator:
+// it may refuse a program, a program that it accepts does not fault in a run,
+// and it does not count fuel.
 //
-// Fuel is charged at entry to a basic block by the number of its instructions
-// in the original program, a wide instruction counting once. A block that
-// cannot be paid does not start: the fault's pc is its first instruction. An
+// Fuel is charged on entry to a basic block: one unit for each instruction of
+// the original program, and one for a wide instruction. A block that costs more
+// than is left does not start: the fault's pc is its first instruction. An
 // instruction that faults leaves its block charged.
 package engine
 
@@ -25,31 +26,31 @@ import (
 	"margay/nimble/verify"
 )
 
-// Engine makes programs run. It is safe for concurrent use.
+// Engine threads programs. It is safe for concurrent use.
 type Engine interface {
 	// Name returns the engine's name, such as portable.
 	Name() string
 
-	// Thread prepares a program for running with the given maps, one for each
-	// of the program's descriptions and in their order. The maps must stay open
-	// for as long as the Code is used.
+	// Thread prepares a program for running with the given maps: one for each map
+	// that the program declares, in the same order. The maps must stay open for as
+	// long as the Code is used.
 	Thread(p *verify.Program, maps []*state.Map) (Code, error)
 }
 
-// Code is a threaded program.
+// Code is a threaded program. Run is safe for concurrent use.
 type Code interface {
 	// Run runs the program on a Machine made for the same program and maps, and
 	// returns its r0. An error is a *Fault. Run does not allocate unless it
-	// faults. Different Machines may run at the same time.
+	// faults. Concurrent runs need different Machines.
 	Run(m *Machine) (r0 uint64, err error)
 
-	// Close releases what the engine holds. The Code must not be running, and
+	// Close releases the engine's resources. The Code must not be running, and
 	// must not be run again.
 	Close() error
 }
 
-// Sized is Code that knows how much memory it takes.
+// Sized is Code that reports its size.
 type Sized interface {
-	// Size returns the bytes of what an engine executes.
+	// Size returns the size of the code that the engine executes, in bytes.
 	Size() int
 }

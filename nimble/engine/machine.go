@@ -16,47 +16,49 @@ const (
 	// MaxCallDepth is the largest call depth of a Machine.
 	MaxCallDepth = 256
 
-	// clockSlices is how many slices there are between two looks at the clock,
-	// which takes longer than to begin a slice.
+	// clockSlices is the number of slices between two readings of the clock,
+	// which cost more than to begin a slice.
 	clockSlices = 20
 
-	// near is how far from a region, in bytes, a fault still names it.
+	// near is the largest distance from a region, in bytes, at which a fault
+	// still names it.
 	near = 4096
 )
 
-// The places of the regions that every Machine has. Those of maps follow.
+// Indices of the regions that every Machine has. The maps follow.
 const (
 	contextRegion = iota
 	stackRegion
 	firstMap
 )
 
-// Machine is one running extension: what it is given, where it is, and what is
-// left. Its fields in the first group are set before a run; Fuel is updated by
-// it. The others are for engines.
+// Machine is the state of one running extension. The caller sets the first group
+// of fields before a run, which updates Fuel. The other fields are for engines.
+// It is not safe for concurrent use.
 type Machine struct {
 	Args        [5]uint64     // r1 to r5 at entry: the context's address and length if the program was verified with a Context
-	Fuel        uint64        // instructions that may be executed; after a run: what is left
-	MaxTime     time.Duration // wall clock limit, counted from the first look at the clock; 0: none
+	Fuel        uint64        // instructions that may be executed; after a run: the rest
+	MaxTime     time.Duration // wall clock limit, counted from the first reading of the clock; 0: none
 	ContextName string        // the region of the context in faults; empty: context
 	Call        service.Call  // Core and Data for services
 
-	Read, Write *Window // where the last load and the last store were, at first the context
-	Atomic      *Window // where FindAtomic has found the last atomic operation
-	Frames      []Frame // room for the callers of the running function
+	Read, Write *Window // of the last load and the last store; at first the context
+	Atomic      *Window // of the last atomic operation that FindAtomic looked up
+	Frames      []Frame // space for the callers of the running function
 	SP          uint64  // lowest address of the stack in use
 
-	// What an engine writes down where a fault may surprise it: the fuel of its
-	// slice that is left, and the slot and address of an unchecked access. The
-	// fuel is written before a service is called, and read again afterwards.
+	// State that an engine stores before it can be interrupted by a fault: the
+	// rest of its slice's fuel, and the index (in the engine's own terms) and
+	// address of an unchecked access. SliceLeft is stored before a service is
+	// called, and read again afterwards.
 	SliceLeft int64
 	At        int
 	Addr      uint64
 
-	// Scratch is for what an engine needs of memory during a run. Prepared is the
-	// Code that has prepared Scratch and the stack for its next run, as its Tenant.
-	// A change of a window makes it nil, because copies of windows in Scratch are
-	// void then. An engine that writes to Scratch sets it.
+	// Scratch is memory for an engine during a run. Prepared is the Tenant of the
+	// Code that has prepared Scratch and the stack for its next run. A change of a
+	// window sets it to nil, because copies of windows in Scratch are then stale.
+	// An engine that writes to Scratch sets it.
 	Scratch  [48]uint64
 	Prepared *Tenant
 
@@ -66,30 +68,29 @@ type Machine struct {
 	top           uint64 // end of the stack
 	regions       []memory.Region
 	reads, writes []Window  // of each region
-	deadline      time.Time // once clockSlices are used up
+	deadline      time.Time // valid once clockSlices are used up
 	slices        uint      // used up in this run
 }
 
-// Tenant is part of a Code and stands for it in a Machine.
+// Tenant is part of a Code and identifies it in a Machine.
 type Tenant struct{ _ byte }
 
-// Frame is what a local call saves and an exit restores: r6 to r9 and r10 of
-// the caller, and where it goes on, in the engine's own terms.
+// Frame holds the state that a local call saves and an exit restores: r6 to r9
+// and r10 of the caller, and the return address in the engine's own terms.
 type Frame struct {
 	Return int
 	Saved  [4]uint64
 	FP     uint64
 }
 
-// Window is a region in the form in which an engine checks an access: one of
-// 1<<n bytes at addr is inside if addr-Base < Limit[n]. The zero Window lets
-// nothing pass.
+// Window is a region in the form that engines check: an access of 1<<n bytes at
+// addr is inside if addr-Base < Limit[n]. The zero Window allows no access.
 type Window struct {
 	Base  uint64
 	Limit [4]uint64
 }
 
-// set makes w the Window of a range, or one that lets nothing pass.
+// set makes w the Window of a range, or the zero Window unless allowed.
 func (w *Window) set(base, length uint64, allowed bool) {
 	*w = Window{}
 	if !allowed {
@@ -103,9 +104,10 @@ func (w *Window) set(base, length uint64, allowed bool) {
 	}
 }
 
-// NewMachine makes a Machine for a program and its maps. callDepth is how many
-// functions may be active at once, from 1 to MaxCallDepth. The stack, of
-// verify.FrameSize bytes for each, is outside the Go heap, so Close is needed.
+// NewMachine makes a Machine for a program and its maps. At most callDepth
+// functions, 1 to MaxCallDepth, may be active at once. The stack, with
+// verify.FrameSize bytes for each, is outside the Go heap: the caller must Close
+// the Machine.
 func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, error) {
 	if callDepth < 1 || callDepth > MaxCallDepth {
 		return nil, fmt.Errorf("call depth %d is not in [1, %d]", callDepth, MaxCallDepth)
@@ -138,8 +140,8 @@ func NewMachine(p *verify.Program, maps []*state.Map, callDepth int) (*Machine, 
 	return m, nil
 }
 
-// suits reports whether maps are as large and as writable as those that a
-// program was verified with.
+// suits reports whether maps are at least as large and as writable as the
+// declarations that a program was verified with.
 func suits(p *verify.Program, maps []*state.Map) bool {
 	specs := p.Maps()
 	if p.Len() == 0 || len(specs) != len(maps) {
@@ -163,7 +165,7 @@ func (m *Machine) Close() error {
 	return leaveStack(len(m.Frames)+1, stack)
 }
 
-// setRegion makes an entry of the table of regions.
+// setRegion changes an entry of the table of regions.
 func (m *Machine) setRegion(i int, r memory.Region) {
 	m.regions[i] = r
 	m.reads[i].set(r.Base, r.Length, r.Readable)
@@ -171,11 +173,11 @@ func (m *Machine) setRegion(i int, r memory.Region) {
 	m.Prepared = nil
 }
 
-// Context returns the memory that the event brings.
+// Context returns the memory that describes the event.
 func (m *Machine) Context() memory.Region { return m.regions[contextRegion] }
 
-// SetContext gives the next runs their context, as the program's verify.Context
-// promises it. The name of the region is not used: see ContextName.
+// SetContext sets the context of the next runs. It must match the verify.Context
+// of the program. The name of the region is not used: see ContextName.
 func (m *Machine) SetContext(r memory.Region) { m.setRegion(contextRegion, r) }
 
 // Holds reports whether the context is this one.
@@ -184,8 +186,8 @@ func (m *Machine) Holds(r *memory.Region) bool {
 	return r.Base == c.Base && r.Length == c.Length && r.Readable == c.Readable && r.Writable == c.Writable
 }
 
-// Start prepares for a run: an empty stack, no deadline yet. It returns the
-// first slice of the fuel.
+// Start prepares for a run: an empty stack, no deadline yet. It takes the first
+// slice of the fuel and returns its size.
 func (m *Machine) Start() (left int64) {
 	if m.SP != m.top {
 		m.Empty()
@@ -193,11 +195,12 @@ func (m *Machine) Start() (left int64) {
 	return m.FirstSlice()
 }
 
-// Empty empties the stack. It and FirstSlice are what Start does, for an engine
-// to which a call of it is too long.
+// Empty empties the stack. Engines that cannot afford a call of Start use Empty
+// and FirstSlice.
 func (m *Machine) Empty() { m.Enter(m.top) }
 
-// FirstSlice takes the first slice of the fuel, and lets the clock start later.
+// FirstSlice takes the first slice of the fuel and returns its size. It does not
+// read the clock yet.
 func (m *Machine) FirstSlice() (left int64) {
 	m.slices = 0
 	slice := min(m.Fuel, m.slice)
@@ -205,8 +208,8 @@ func (m *Machine) FirstSlice() (left int64) {
 	return int64(slice)
 }
 
-// Enter makes [sp, top) the stack in use. What lies below is out of reach until
-// a function's frame is pushed.
+// Enter makes [sp, top) the stack in use. Memory below sp is inaccessible until
+// a frame is pushed.
 func (m *Machine) Enter(sp uint64) {
 	m.SP = sp
 	stack := &m.regions[stackRegion]
@@ -216,8 +219,8 @@ func (m *Machine) Enter(sp uint64) {
 	m.Prepared = nil
 }
 
-// PushFrame puts a zeroed frame under the stack in use. There is room for as
-// many as the call depth.
+// PushFrame pushes a zeroed frame. The caller must not push more frames than the
+// call depth.
 func (m *Machine) PushFrame() {
 	m.Enter(m.SP - verify.FrameSize)
 	m.ClearFrame()
@@ -226,8 +229,8 @@ func (m *Machine) PushFrame() {
 // ClearFrame fills the lowest frame with zeros.
 func (m *Machine) ClearFrame() { clear(memory.View(m.SP, verify.FrameSize)) }
 
-// FindRead looks for a region that allows a load of 1<<n bytes and makes it the
-// Read window; ok is false if there is none.
+// FindRead looks for a region that allows a load of 1<<n bytes at addr and makes
+// it the Read window; ok is false if there is none.
 func (m *Machine) FindRead(addr uint64, n int) (ok bool) {
 	for i := range m.reads {
 		if w := &m.reads[i]; addr-w.Base < w.Limit[n&3] {
@@ -249,8 +252,8 @@ func (m *Machine) FindWrite(addr uint64, n int) (ok bool) {
 	return false
 }
 
-// FindAtomic is FindWrite in a region that allows loads too, and the Atomic
-// window.
+// FindAtomic is FindWrite for the Atomic window, in a region that also allows
+// loads.
 func (m *Machine) FindAtomic(addr uint64, n int) (ok bool) {
 	for i := range m.writes {
 		if w := &m.writes[i]; addr-w.Base < w.Limit[n&3] && m.regions[i].Readable {
@@ -261,11 +264,12 @@ func (m *Machine) FindAtomic(addr uint64, n int) (ok bool) {
 	return false
 }
 
-// Windows returns what FindRead and FindWrite look through, for an engine that
-// does so itself. They change with the stack, and stay where they are.
+// Windows returns the tables that FindRead and FindWrite search, for engines that
+// search them in machine code. The entries change with the stack; the tables do
+// not move.
 func (m *Machine) Windows() (reads, writes []Window) { return m.reads, m.writes }
 
-// View implements service.Space.
+// View implements service.Space. The bytes are valid until Close of their memory.
 func (m *Machine) View(addr, length uint64, write bool) ([]byte, bool) {
 	for i := range m.regions {
 		if r := &m.regions[i]; r.Readable && (r.Writable || !write) && r.Contains(addr, length) {
@@ -275,13 +279,12 @@ func (m *Machine) View(addr, length uint64, write bool) ([]byte, bool) {
 	return nil, false
 }
 
-// Refill pays for a block from beyond the current slice: left is what the slice
-// still had before the block, cost what the block takes. It returns what the
-// next slice has left after paying. If kind is not empty, the run is over and
-// fuel is what the slice still has.
+// Refill takes another slice and pays for a block that costs more than the
+// current slice has left. It returns the fuel of the slice after paying. If kind
+// is not empty, the run is over and the slice still has fuel.
 //
-// Its stack check is where the scheduler stops the goroutine of a program that
-// does nothing but compute, in code that cannot be preempted.
+// The stack check on its entry is where the Go scheduler preempts a goroutine
+// that runs nothing but an extension, in code that cannot be preempted itself.
 //
 //go:noinline
 func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
@@ -297,8 +300,8 @@ func (m *Machine) Refill(left, cost int64) (fuel int64, kind Kind) {
 	return left + int64(take) - cost, ""
 }
 
-// Left implements service.Budget. While a service runs, SliceLeft is what the
-// slice has left.
+// Left implements service.Budget. While a service runs, SliceLeft is the rest of
+// the slice.
 func (m *Machine) Left() uint64 { return m.Fuel + uint64(m.SliceLeft) }
 
 // Take implements service.Budget.
@@ -308,7 +311,8 @@ func (m *Machine) Take(instructions uint64) {
 	m.SliceLeft -= int64(instructions - beyond)
 }
 
-// expired looks at the clock, and starts it the first time.
+// expired reports whether the time is over. Its first call in a run sets the
+// deadline.
 func (m *Machine) expired() bool {
 	if m.MaxTime <= 0 {
 		return false
@@ -320,8 +324,8 @@ func (m *Machine) expired() bool {
 	return now.After(m.deadline)
 }
 
-// Fault ends a run: it describes the fault at a slot. addr matters to the kinds
-// that have one, err to those of services.
+// Fault ends a run: it describes the fault at a slot. addr matters to kinds with
+// an address, err to kinds with a cause.
 func (m *Machine) Fault(kind Kind, slot int, addr uint64, err error) *Fault {
 	f := &Fault{Kind: kind, PC: slot, Line: m.program.Line(slot), Fuel: m.Fuel, Err: err}
 	if refused, ok := errors.AsType[*service.ArgumentError](err); ok {
@@ -335,8 +339,8 @@ func (m *Machine) Fault(kind Kind, slot int, addr uint64, err error) *Fault {
 	return f
 }
 
-// place names the region that an address is in, or else the one it is nearest
-// to if that is near.
+// place names the region that contains an address, or else the nearest one
+// within near bytes.
 func (m *Machine) place(addr uint64) (name string, offset int64) {
 	best := uint64(near)
 	for i := range m.regions {
@@ -354,8 +358,8 @@ func (m *Machine) place(addr uint64) (name string, offset int64) {
 	return name, offset
 }
 
-// name returns the name of a region. That of the context is its own field,
-// since events give it without a change of the region.
+// name returns the name of a region. The context's name is a field of its own,
+// because it may change with the event while the region stays the same.
 func (m *Machine) name(i int) string {
 	if i == contextRegion {
 		return cmp.Or(m.ContextName, "context")

@@ -103,7 +103,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// TestStack grows and shrinks the stack: only what is in use can be touched.
+// TestStack grows and shrinks the stack: only the part in use can be accessed.
 func TestStack(t *testing.T) {
 	m := newMachine(t, 3)
 	m.Start()
@@ -200,7 +200,7 @@ func TestFault(t *testing.T) {
 	}
 }
 
-// TestNullPointer says which faults are at the address of a null pointer.
+// TestNullPointer checks which faults are reported as null pointers.
 func TestNullPointer(t *testing.T) {
 	m := newMachine(t, 1)
 	for _, c := range []struct {

@@ -6,18 +6,18 @@ import (
 )
 
 const (
-	// MaxSlice is how much fuel an engine uses at most before it comes back to
-	// Go, and so how long it may keep a thread from the Go scheduler.
+	// MaxSlice is the most fuel that an engine uses before it returns to Go. It
+	// bounds how long an engine may keep a thread from the Go scheduler.
 	MaxSlice = 10_000
 
-	// sliceWeight is the most that the instructions of a slice may weigh, and
-	// slow the weight of one that takes as long as many: a division, or an access
-	// of memory, which may be in no cache or in that of another core.
+	// sliceWeight bounds the total weight of the instructions of a slice. Most
+	// instructions weigh 1. slow is the weight of a division and of a memory
+	// access, which may miss every cache.
 	sliceWeight = 20_000
 	slow        = 16
 )
 
-// weights are those of instructions by Op, 0 of what is none.
+// weights holds the weight of each instruction by Op, 0 for isa.Invalid.
 var weights = allWeights()
 
 func allWeights() (all [isa.Ops]uint64) {
@@ -35,8 +35,8 @@ func allWeights() (all [isa.Ops]uint64) {
 	return all
 }
 
-// Slice returns how much fuel a program may use before its engine comes back to
-// Go: less than MaxSlice if a block of it, run again and again, would weigh too
+// Slice returns the fuel that a program may use before its engine returns to Go:
+// less than MaxSlice if a slice filled with its heaviest block would weigh too
 // much.
 func Slice(p *verify.Program) uint64 {
 	cost, weight := uint64(MaxSlice), uint64(sliceWeight) // of the heaviest block

@@ -7,18 +7,18 @@ import (
 	"margay/nimble/verify"
 )
 
-// stacks keeps stacks of closed machines, because mapping and unmapping one takes
-// longer than threading a small program. All of them are zeros.
+// stacks caches zeroed stacks of closed machines, because mapping and unmapping
+// one takes longer than threading a small program.
 var stacks struct {
 	sync.Mutex
 	kept map[int][]*memory.Memory // by call depth
 	n    int
 }
 
-// keptStacks is how many stacks are kept at most.
+// keptStacks bounds the number of cached stacks.
 const keptStacks = 16
 
-// takeStack returns zeroed memory for so many frames.
+// takeStack returns zeroed memory for callDepth frames.
 func takeStack(callDepth int) (*memory.Memory, error) {
 	stacks.Lock()
 	defer stacks.Unlock()
@@ -32,7 +32,7 @@ func takeStack(callDepth int) (*memory.Memory, error) {
 	return memory.Map("stack", callDepth*verify.FrameSize)
 }
 
-// leaveStack takes a stack back that nothing uses any more.
+// leaveStack takes back a stack that is no longer in use.
 func leaveStack(callDepth int, stack *memory.Memory) error {
 	stacks.Lock()
 	defer stacks.Unlock()

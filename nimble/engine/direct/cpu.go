@@ -4,25 +4,25 @@ package direct
 
 import "margay/nimble/engine"
 
-// cpu is what Go and handlers know of a run. Handlers know the offsets of its
-// fields. Addresses in it are of things that the Machine and the code keep
-// alive.
+// cpu is the state of a run that Go and handlers share. Handlers know the offsets
+// of its fields. The Machine and the code keep the memory alive to which its
+// addresses point.
 type cpu struct {
-	end    [2]uint64     // zeros: where the runtime stops when it follows BP
+	end    [2]uint64     // zeros, which end the runtime's walk along BP
 	back   uint64        // BP of Go, amd64 only
-	left   int64         // fuel that the slice still has, while Go does what handlers left for
-	reason reason        // why handlers were left
-	pc     uint64        // address of the cell at which they were
-	ahead  uint64        // cell to which the block under way jumps, if it does
-	addr   uint64        // of an access that missed, or of the unchecked one under way
-	at     uint64        // cell of the unchecked access under way, 0: none
+	left   int64         // fuel that the slice still has, while Go runs
+	reason reason        // why handlers returned
+	pc     uint64        // address of the cell at which they returned
+	ahead  uint64        // target of the jump that ends the current block, if a jump does
+	addr   uint64        // of an access that missed, or of the last unchecked access
+	at     uint64        // cell of the last unchecked access, 0: none
 	paid   int64         // left during that access
-	read   engine.Window // where the last load was
-	write  engine.Window // where the last store was
-	atomic engine.Window // where the last atomic operation was
+	read   engine.Window // of the last load
+	write  engine.Window // of the last store
+	atomic engine.Window // of the last atomic operation
 	reads  table         // windows of all regions
 	writes table
-	frames table      // room for callers
+	frames table      // space for callers
 	frame  uint64     // address of the next one
 	stack  uint64     // lowest address of the stack in use
 	top    uint64     // its end
@@ -30,10 +30,10 @@ type cpu struct {
 	reg    [11]uint64 // r0 to r10, while Go runs
 }
 
-// table is where the elements of a slice are, [first, end).
+// table is the address range of a slice's elements, [first, end).
 type table struct{ first, end uint64 }
 
-// What handlers know of windows and of frames: sizes and offsets in bytes.
+// Sizes and offsets, in bytes, that handlers use of windows and frames.
 const (
 	windowSize = 40
 	offLimit   = 8
@@ -44,23 +44,23 @@ const (
 	offFP     = 40
 )
 
-// reason is why handlers were left.
+// reason is why handlers returned to Go.
 type reason uint64
 
 const (
-	finished   reason = iota // the exit of the first function, when nothing calls it
+	finished   reason = iota // the exit of the first function, if no function calls it
 	exit                     // the exit of any other function
-	refill                   // a block cannot be paid from this slice
+	refill                   // a block costs more than the slice has left
 	access                   // an access outside all windows
 	misaligned               // an atomic operation at a bad address
 	elsewhere                // an atomic operation outside the window
-	modify                   // an atomic operation that Go does
+	modify                   // an atomic operation that Go executes
 	call                     // a call of a service
 	local                    // a local call
-	deep                     // a local call for which there is no room
+	deep                     // a local call beyond the call depth
 )
 
-// cell is one instruction, or one half of it. Handlers know the offsets of its
+// cell is an instruction, or half of one. Handlers know the offsets of its
 // fields.
 type cell struct {
 	handler  uintptr

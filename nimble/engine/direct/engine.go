@@ -46,9 +46,9 @@ func (*code) Close() error { return nil }
 // guarded is the code of a trusted program with unchecked accesses.
 type guarded struct{ *code }
 
-// Run implements engine.Code. An access of unmapped memory is a fault of the
-// extension. Only handlers and what Go does in their place set at, so that
-// other panics are nobody's but ours.
+// Run implements engine.Code. An access to unmapped memory is a fault of the
+// extension. at is not 0 only while handlers, or Go in their place, execute
+// instructions; any other panic is a bug of this process and goes on.
 func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
 	k := cpuOf(m)
 	before := debug.SetPanicOnFault(true)
@@ -62,7 +62,7 @@ func (c guarded) Run(m *engine.Machine) (r0 uint64, err error) {
 	}()
 	k.at = 0
 	r0, err = c.code.Run(m)
-	k.at = 0 // recover is not for nothing
+	k.at = 0 // the run is over: nothing to recover
 	return r0, err
 }
 

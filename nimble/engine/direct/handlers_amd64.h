@@ -1,5 +1,5 @@
-// What the handlers of handlers_amd64.s have in common. See direct.go for the
-// use of registers.
+// Macros and common code of the handlers in handlers_amd64.s. See direct.go for
+// the use of registers.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -9,11 +9,11 @@
 // HANDLER begins a handler and puts its address into the table.
 #define HANDLER(place, name) DATA ·table+place(SB)/8, $name<>(SB); TEXT name<>(SB), NOSPLIT|NOFRAME, $0-0
 
-// NEXT goes on with the next cell.
+// NEXT continues with the next cell.
 #define NEXT ADDQ $cell__size, SI; JMP (SI)
 
-// ENTER goes on with the cell at SI, which begins a block, after paying for it.
-// PAY is that without a look at where the block jumps.
+// ENTER pays for the block that begins with the cell at SI and continues there.
+// PAY does the same without loading the cell ahead.
 #define ENTER MOVLQSX cell_ahead(SI), R13; ADDQ SI, R13; PAY
 #define PAY \
 	MOVL cell_cost(SI), X1; \
@@ -24,21 +24,21 @@
 	JMP (SI); \
 	JMP refill<>(SB)
 
-// FALL enters the block that begins with the next cell, JUMP that to which the
-// present one goes. BACK is JUMP to the block under way, where R13 stays what it
-// is: a loop of one block does not wait for a load in each round.
+// FALL enters the block that begins with the next cell, JUMP the block at the
+// cell ahead. BACK is JUMP to the current block, where R13 does not change: a
+// loop of one block does not wait for a load in each iteration.
 #define FALL ADDQ $cell__size, SI; ENTER
 #define JUMP MOVQ R13, SI; ENTER
 #define BACK MOVQ R13, SI; PAY
 
-// GO takes what Go gives to every way in, and RETURN goes back, with the reason
-// in BX.
+// GO takes the arguments that Go passes to both entries. RETURN returns to Go,
+// with the reason in BX.
 #define GO MOVQ BP, cpu_back(AX); MOVQ AX, BP; MOVQ BX, SI; MOVQ CX, X2
 #define RETURN MOVQ X2, CX; MOVQ cpu_back(BP), BP; RET
 
-// START is the way in for a run, which pays for its first block. The registers do
-// not go through the cpu, which would make a short run a sixth longer. RESUME is
-// the way in for what has been left.
+// START is the entry for a run and pays for its first block. The registers do not
+// go through the cpu, which would make a short run a sixth longer. RESUME is the
+// entry for a run that continues.
 #define START \
 	GO; \
 	MOVQ DI, CX; \
@@ -71,7 +71,7 @@
 // FINISH ends the run.
 #define FINISH XORL BX, BX; RETURN
 
-// LEAVE goes back to Go.
+// LEAVE stores the registers and returns to Go.
 #define LEAVE(why) MOVQ $why, cpu_reason(BP); JMP leave<>(SB)
 
 // PUSH calls a function that has no stack frame, POP exits from one.
@@ -112,20 +112,20 @@ full: \
 #define ADDRESS(base) MOVQ cell_operand(SI), CX; ADDQ base, CX
 
 // CHECK compares an access of 1<<n bytes at CX with a window. MISSED ends a
-// handler with one. CHECKWITH has a register to spare.
+// handler with a CHECK. CHECKWITH is for handlers with a spare register.
 #define CHECK(window, n) SUBQ window(BP), CX; CMPQ CX, (window+const_offLimit+8*n)(BP); JCC miss; ADDQ window(BP), CX
 #define CHECKWITH(spare, window, n) MOVQ CX, spare; SUBQ window(BP), spare; CMPQ spare, (window+const_offLimit+8*n)(BP); JCC miss
 #define MISSED(window, handler) miss: ADDQ window(BP), CX; JMP handler<>(SB)
 
-// ALIGNED demands an address in CX that is a multiple of 1<<n. MISALIGNED ends a
-// handler with one.
+// ALIGNED requires the address in CX to be a multiple of 1<<n. MISALIGNED ends a
+// handler with an ALIGNED.
 #define ALIGNED(n) TESTL $((1<<n)-1), CX; JNE misaligned
 #define MISALIGNED misaligned: LEAVE(const_misaligned)
 
-// NOTE writes down an unchecked access of the address in CX.
+// NOTE records an unchecked access to the address in CX.
 #define NOTE MOVQ SI, cpu_at(BP); MOVQ CX, cpu_addr(BP); MOVQ X2, cpu_paid(BP)
 
-// leave stores what Go may want to know or change.
+// leave stores the state that Go may read or change.
 TEXT leave<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVQ SI, cpu_pc(BP)
 	MOVQ CX, cpu_addr(BP)
@@ -143,14 +143,14 @@ TEXT leave<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVQ cpu_reason(BP), BX
 	RETURN
 
-// refill leaves at a block that could not be paid, and takes the payment back.
+// refill refunds a block that costs more than the slice has left, and leaves.
 TEXT refill<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVL cell_cost(SI), X1
 	PADDL X1, X2
 	LEAVE(const_refill)
 
-// MISS looks for the region of an access at CX that is outside the window, and
-// executes the cell again when it has made the region's window the window.
+// MISS looks for the region of an access at CX that is outside the window. It
+// copies the region's window and executes the cell again.
 #define MISS(name, list, window, n) \
 TEXT name<>(SB), NOSPLIT|NOFRAME, $0-0; \
 	MOVQ AX, REG(0); \

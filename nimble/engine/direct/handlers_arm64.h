@@ -1,6 +1,6 @@
-// What the handlers of handlers_arm64.s have in common. R0 is the cpu, R1 the
-// cell, R2 the fuel. A handler takes dst to R4 and keeps in R3 where it is, the
-// other operand is in R6 and an address in R8.
+// Macros and common code of the handlers in handlers_arm64.s. R0 is the cpu, R1
+// the cell, R2 the fuel. A handler loads dst into R4, its offset into R3, the
+// other operand into R6 and an address into R8.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -8,18 +8,18 @@
 // HANDLER begins a handler and puts its address into the table.
 #define HANDLER(place, name) DATA ·table+place(SB)/8, $name<>(SB); TEXT name<>(SB), NOSPLIT|NOFRAME, $0-0
 
-// NEXT goes on with the next cell, AGAIN with the same one.
+// NEXT continues with the next cell, AGAIN with the same one.
 #define NEXT ADD $cell__size, R1; AGAIN
 #define AGAIN MOVD cell_handler(R1), R7; JMP (R7)
 
-// ENTER goes on with the cell at R1, which begins a block, after paying for it.
+// ENTER pays for the block that begins with the cell at R1 and continues there.
 #define ENTER MOVWU cell_cost(R1), R7; SUBS R7, R2, R2; BPL 2(PC); JMP refill<>(SB); AGAIN
 
-// FALL enters the block that begins with the next cell, JUMP that of the target.
+// FALL enters the block that begins with the next cell, JUMP the target's block.
 #define FALL ADD $cell__size, R1; ENTER
 #define JUMP MOVW cell_extra(R1), R7; ADD R7, R1; ENTER
 
-// LEAVE goes back to Go.
+// LEAVE stores the state and returns to Go.
 #define LEAVE(why) MOVD $why, R7; JMP leave<>(SB)
 
 // Operands.
@@ -32,7 +32,7 @@
 #define ADDRESS(base) MOVD cell_operand(R1), R8; ADD base, R8
 
 // CHECK compares an access of 1<<n bytes with a window, MISSED ends a handler
-// with one.
+// with a CHECK.
 #define CHECK(window, n) \
 	MOVD window(R0), R9; \
 	SUB R9, R8, R9; \
@@ -41,15 +41,15 @@
 	BHS miss
 #define MISSED(handler, n) miss: MOVD $(const_offLimit+8*n), R11; JMP handler<>(SB)
 
-// ALIGNED demands an address that is a multiple of 1<<n, MISALIGNED ends a
-// handler with one.
+// ALIGNED requires the address to be a multiple of 1<<n, MISALIGNED ends a
+// handler with an ALIGNED.
 #define ALIGNED(n) TST $((1<<n)-1), R8; BNE misaligned
 #define MISALIGNED misaligned: LEAVE(const_misaligned)
 
-// NOTE writes down an unchecked access.
+// NOTE records an unchecked access.
 #define NOTE MOVD R1, cpu_at(R0); MOVD R8, cpu_addr(R0); MOVD R2, cpu_paid(R0)
 
-// leave stores what Go may want to know or change. R7 is the reason.
+// leave stores the state that Go may read or change. R7 is the reason.
 TEXT leave<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVD R7, cpu_reason(R0)
 	MOVD R1, cpu_pc(R0)
@@ -57,7 +57,7 @@ TEXT leave<>(SB), NOSPLIT|NOFRAME, $0-0
 	MOVD R2, cpu_left(R0)
 	RET
 
-// refill leaves at a block that could not be paid, and takes the payment back.
+// refill refunds a block that costs more than the slice has left, and leaves.
 TEXT refill<>(SB), NOSPLIT|NOFRAME, $0-0
 	ADD R7, R2
 	LEAVE(const_refill)
@@ -78,9 +78,9 @@ TEXT misswrite<>(SB), NOSPLIT|NOFRAME, $0-0
 TEXT missatomic<>(SB), NOSPLIT|NOFRAME, $0-0
 	LEAVE(const_elsewhere)
 
-// search looks in the windows from R10 to R12 for the region of an access that
-// is outside the window at R9, and executes the cell again when it has made the
-// region's window the window. R11 is where in a window the limit is.
+// search searches the windows from R10 to R12 for the region of an access that is
+// outside the window at R9. It copies the region's window there and executes the
+// cell again. R11 is the offset of the limit in a window.
 TEXT search<>(SB), NOSPLIT|NOFRAME, $0-0
 again:
 	MOVD (R10), R13

@@ -9,8 +9,8 @@ import (
 	"margay/nimble/engine"
 )
 
-// TestOffsets holds the structs of package engine to what handlers take for
-// granted. Those of this package they know from the compiler.
+// TestOffsets checks the offsets in structs of package engine that handlers
+// assume. Offsets in this package's structs come from the compiler (go_asm.h).
 func TestOffsets(t *testing.T) {
 	var w engine.Window
 	var f engine.Frame

@@ -7,7 +7,7 @@ import (
 	"margay/nimble/isa"
 )
 
-// prepare sets up a cpu that is another code's or knows windows that are void.
+// prepare sets up a cpu that another code has used, or whose windows are stale.
 func (c *code) prepare(m *engine.Machine, k *cpu) {
 	m.Empty()
 	k.end = [2]uint64{}
@@ -39,21 +39,20 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 	return c.serve(m, k, why, left)
 }
 
-// stackChanged takes new copies of the windows, one of which may have been that
-// of the stack. If the run ends before the stack is as it was, the next one must
-// prepare.
+// stackChanged copies the windows again after a change of the stack. If a run
+// ends with more stack than it began with, the next run must prepare.
 func (c *code) stackChanged(m *engine.Machine, k *cpu) {
 	k.stack = m.SP
 	if m.SP == k.first {
 		m.Prepared = &c.tenant
 	}
-	k.read = *m.Read // one by one: at once they would be copied twice
+	k.read = *m.Read // separate statements: a tuple assignment would copy twice
 	k.write = *m.Write
 	k.atomic = engine.Window{}
 }
 
-// serve does what handlers left for and enters them again, until the first
-// function exits or there is a fault.
+// serve handles the reason why handlers returned and enters them again, until the
+// first function exits or there is a fault.
 func (c *code) serve(m *engine.Machine, k *cpu, why reason, left int64) (r0 uint64, err error) {
 	for why != finished {
 		k.at, k.left = 0, left
@@ -72,8 +71,8 @@ func (c *code) serve(m *engine.Machine, k *cpu, why reason, left int64) (r0 uint
 			c.modify(k, n)
 			n++
 		case call:
-			// One by one, since two at once would wait for what handlers have
-			// stored one by one.
+			// Separate copies: handlers have just stored single words, and a wider
+			// load would stall on store forwarding.
 			a := &m.Call.Args
 			a[0], a[1], a[2], a[3], a[4] = k.reg[1], k.reg[2], k.reg[3], k.reg[4], k.reg[5]
 			m.SliceLeft = k.left
@@ -108,7 +107,7 @@ func (c *code) serve(m *engine.Machine, k *cpu, why reason, left int64) (r0 uint
 	return r0, nil
 }
 
-// pay pays for the block that a cell begins.
+// pay pays for the block that begins at a cell.
 func (k *cpu) pay(m *engine.Machine, at *cell) (kind engine.Kind) {
 	k.ahead = at.target()
 	if cost := int64(at.cost); k.left >= cost {
@@ -119,7 +118,8 @@ func (k *cpu) pay(m *engine.Machine, at *cell) (kind engine.Kind) {
 	return kind
 }
 
-// push calls the function that cell n names, and returns its first cell.
+// push makes the frame of a local call at cell n and returns the first cell of
+// the callee.
 func (c *code) push(m *engine.Machine, k *cpu, n int) int {
 	frame := k.next(m)
 	k.frame += frameSize
@@ -134,7 +134,7 @@ func (c *code) push(m *engine.Machine, k *cpu, n int) int {
 	return to
 }
 
-// pop exits from a function, and returns the cell at which its caller goes on.
+// pop exits from a function and returns the cell at which its caller continues.
 func (c *code) pop(m *engine.Machine, k *cpu) int {
 	if k.reg[isa.FramePointer] != m.SP {
 		m.Enter(k.reg[isa.FramePointer])
@@ -153,7 +153,7 @@ func (k *cpu) next(m *engine.Machine) *engine.Frame {
 }
 
 // findAtomic looks for the region of an atomic operation outside the window. A
-// kind that is not empty is the fault.
+// non-empty kind is the fault.
 func (c *code) findAtomic(m *engine.Machine, k *cpu, n int) engine.Kind {
 	size := c.program.At(int(c.slots[n])).Op.Size()
 	if !m.FindAtomic(k.addr, size/4+1) {
@@ -163,8 +163,8 @@ func (c *code) findAtomic(m *engine.Machine, k *cpu, n int) engine.Kind {
 	return ""
 }
 
-// modify does the atomic operation of cell n at an address that has been
-// checked, or noted as that of a trusted program.
+// modify executes the atomic operation of cell n. Its address is checked, unless
+// the program is trusted.
 func (c *code) modify(k *cpu, n int) {
 	i := c.program.At(int(c.slots[n]))
 	k.at, k.paid = k.pc, k.left

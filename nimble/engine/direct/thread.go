@@ -14,8 +14,9 @@ import (
 	"margay/nimble/verify"
 )
 
-// family is a run of handlers for one thing: that for the registers dst and src
-// is number first + dst*byDst + src*bySrc. The zero family is none.
+// family is a consecutive group of handlers with one purpose, for different
+// registers: number first + dst*byDst + src*bySrc is for dst and src. The zero
+// family is empty.
 type family struct {
 	first        uint16
 	byDst, bySrc uint8
@@ -26,13 +27,13 @@ func (f family) number(dst, src int) int {
 	return int(f.first) + dst*int(f.byDst) + src*int(f.bySrc)
 }
 
-// entry says what does an instruction: one handler, if it has any that does all
-// of it, by what is known of its access; or a first one that depends on its form,
-// and a second. A jump to the beginning of its own block may have a handler of
-// its own.
+// entry lists the handlers of an instruction: one handler for all of it, chosen
+// by whether its access is checked, unchecked or proved; or else a first one that
+// depends on its form, and a second. A jump to the beginning of its own block may
+// have a handler of its own.
 type entry [5]family
 
-// The places in an entry and in accesses.
+// Indices of an entry and of accesses.
 const (
 	checked = iota
 	unchecked
@@ -44,8 +45,8 @@ const (
 	atomics = 1
 )
 
-// The numbers of handlers that are not found by table, in the order of
-// tools/handlers. Number 0 stands for none in a family.
+// Numbers of handlers that are not in entries, in the order of tools/handlers.
+// Number 0 means none in a family.
 const (
 	handleFinish = iota
 	handleBlock
@@ -76,11 +77,11 @@ type threader struct {
 	guarded  bool // there are unchecked accesses
 }
 
-// jump is a cell that goes to a slot, which is in its extra, and the first cell
-// of its block.
+// jump is the cell of a jump, whose extra is the target's slot until link, and
+// the first cell of its block.
 type jump struct{ cell, block int32 }
 
-// threaders keeps memory of threaders for the next.
+// threaders recycles the memory of threaders.
 var threaders = sync.Pool{New: func() any { return new(threader) }}
 
 // recycle ends the use of a threader.
@@ -89,9 +90,9 @@ func (t *threader) recycle() {
 	threaders.Put(t)
 }
 
-// thread makes a program.
+// thread makes the code of a program.
 func thread(p *verify.Program, maps []*state.Map) engine.Code {
-	room := 1 + p.Len() + p.Len()/4 // for entries of blocks and second cells
+	room := 1 + p.Len() + p.Len()/4 // with cells that enter blocks and second cells
 	t := threaders.Get().(*threader)
 	defer t.recycle()
 	t.program, t.maps, t.handlers, t.trusted = p, maps, handlers(), p.Trusted()
@@ -121,7 +122,8 @@ func thread(p *verify.Program, maps []*state.Map) engine.Code {
 	return c
 }
 
-// add appends a cell of a slot and returns it. It is valid until the next one.
+// add appends a cell for a slot and returns it. The pointer is valid until the
+// next call.
 func (t *threader) add(slot, number int) *cell {
 	t.slots = append(t.slots, int32(slot))
 	t.cells = append(t.cells, cell{}) // filled in place, since a copy would wait for the handler
@@ -130,8 +132,8 @@ func (t *threader) add(slot, number int) *cell {
 	return c
 }
 
-// link lets jumps point at cells, and makes exits of the first function the
-// end of the run if nothing calls it.
+// link resolves jumps to cells, and makes exits of the first function the end of
+// the run if no function calls it.
 func (t *threader) link() {
 	for _, each := range t.jumps {
 		c := &t.cells[each.cell]
@@ -147,8 +149,8 @@ func (t *threader) link() {
 	}
 }
 
-// instruction makes the cells of an instruction, and reports whether what comes
-// after it is paid for by whoever goes there.
+// instruction makes the cells of an instruction. It reports whether execution
+// cannot fall through, so that only jumps, which pay, reach the next slot.
 func (t *threader) instruction(slot int, i *verify.Instruction) (ends bool) {
 	form := i.Op.Form()
 	of, mode := &entries[i.Op], checked
@@ -191,7 +193,7 @@ func (t *threader) instruction(slot int, i *verify.Instruction) (ends bool) {
 	return ends
 }
 
-// first returns the number of the first of two handlers.
+// first returns the number of the first handler of an instruction with two.
 func first(i *verify.Instruction, form isa.Form, mode int) int {
 	size := bits.TrailingZeros(uint(i.Op.Size()))
 	switch form {
@@ -203,7 +205,7 @@ func first(i *verify.Instruction, form isa.Form, mode int) int {
 	return fetches.number(0, int(i.Src))
 }
 
-// fill gives a cell what it keeps of an instruction.
+// fill sets the constants and registers of a cell.
 func (t *threader) fill(c *cell, i *verify.Instruction, form isa.Form) {
 	c.cost, c.dst, c.src = i.Cost, registerOffset(i.Dst), registerOffset(i.Src)
 	switch form {

@@ -14,13 +14,13 @@ import (
 	"margay/nimble/verify"
 )
 
-// Accelerated is how many runs an engine has taken that may refuse programs.
+// Accelerated counts the runs of an engine that may refuse programs.
 type Accelerated struct{ Accepted, Refused int }
 
-// TestAccelerator gives an engine that may refuse programs those of all facts,
-// or with faults false of those that end well. What it accepts must not fault
-// and must leave r0 and memory as the oracle does; fuel and time do not count.
-// Every reason to refuse one is logged.
+// TestAccelerator runs the programs of all facts on an engine that may refuse
+// programs; without faults, only facts that end without a fault. A program that it
+// accepts must not fault, and must leave r0 and memory as the oracle does; fuel
+// and time do not matter. Every reason to refuse a program is logged.
 func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool) (a Accelerated) {
 	t.Helper()
 	facts, err := Facts()
@@ -29,7 +29,7 @@ func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool) (a Acce
 	}
 	for _, f := range facts {
 		f.Runs = slices.DeleteFunc(f.Runs, func(r Run) bool {
-			// An address is another one in the kernel.
+			// An address differs in the kernel.
 			_, err := place{}.value(r.Want)
 			return err != nil && (r.Want != "fault" || !faults)
 		})
@@ -38,13 +38,13 @@ func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool) (a Acce
 	return a
 }
 
-// shape is what runs have in common that a program can be threaded once for.
+// shape is the part that runs must have in common to share a threaded program.
 type shape struct {
 	size, depth int
 	rom         bool
 }
 
-// pair is a program on both engines, or why the second one does not take it.
+// pair is a program on both engines, or the reason why the second one refused it.
 type pair struct {
 	oracle, e *Rig
 	refused   error
@@ -75,7 +75,7 @@ func newPair(t *testing.T, oracle, e engine.Engine, f *Fact, s shape) *pair {
 	size := uint64(s.size)
 	p, err := verify.Verify(f.Spec, verify.Config{Services: Services(), Trusted: f.Trusted,
 		Context:  verify.Context{Size: size, Readable: size > 0, Writable: size > 0 && !s.rom},
-		NoProofs: true, // a run may have anything in r1 and r2
+		NoProofs: true, // r1 and r2 may have any value
 	})
 	if err != nil {
 		t.Fatalf("%s: %v", f.File, err)
@@ -97,8 +97,8 @@ func (b *pair) close() {
 	}
 }
 
-// agree runs a program once on both engines and compares what comes out. It
-// returns whether the second one took it.
+// agree runs a program once on both engines and compares the outcomes. It reports
+// whether the second one accepted it.
 func (b *pair) agree(t *testing.T, f *Fact, r *Run) bool {
 	t.Helper()
 	if b.refused != nil {
@@ -138,10 +138,9 @@ func (rig *Rig) again(t *testing.T, r *Run) (map[string]string, error) {
 	return outcome(rig, r0, err), err
 }
 
-// GenerateProvable makes a program out of any bytes that has no loops, touches
-// only what it may and makes no number of an address: the kernel of Linux can
-// prove that, mostly. Its context has 64 bytes. The same bytes give the same
-// program.
+// GenerateProvable makes a program from any bytes that has no loops, accesses only
+// memory that it may, and does not turn addresses into numbers: Linux can mostly
+// prove that. Its context has 64 bytes. The same bytes give the same program.
 func GenerateProvable(data []byte) *object.Spec {
 	g := &generator{data: data}
 	var code []jumping
@@ -211,7 +210,7 @@ func (g *generator) provable() jumping {
 	}
 }
 
-// setKey sets the field that tells rows of one opcode apart.
+// setKey sets the field that distinguishes rows of one opcode.
 func setKey(i *isa.Instruction, key isa.Key) {
 	switch key.Field {
 	case isa.Src:

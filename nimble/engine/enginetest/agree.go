@@ -34,7 +34,7 @@ func Seeded(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// Programs returns how many random programs a test has: MARGAY_PROGRAMS, or n.
+// Programs returns the number of random programs of a test: MARGAY_PROGRAMS, or n.
 func Programs(t testing.TB, n int) int {
 	t.Helper()
 	if s := os.Getenv("MARGAY_PROGRAMS"); s != "" {
@@ -47,7 +47,7 @@ func Programs(t testing.TB, n int) int {
 }
 
 // TestAgreement compares two engines on random programs, as Agree does: Programs
-// of them, and then more until it has taken as long as MARGAY_AGREE says.
+// of them, and then more until MARGAY_AGREE, a duration, is over.
 func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 	programs = Programs(t, programs)
 	end := time.Now()
@@ -76,8 +76,8 @@ func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 
 // Agree generates a program from bytes and runs it on two engines, with the
 // same machine in the same memory: result or fault, fuel and all memory must be
-// the same. What does not end in a memory fault does the same as a trusted
-// program, so it is compared as one too. It returns how the program ended.
+// the same. A program that does not end in a memory fault does the same as a
+// trusted program, so it is also compared as one. Agree returns how it ended.
 func Agree(t testing.TB, oracle, e engine.Engine, data []byte) string {
 	t.Helper()
 	fuel := uint64(2000)
@@ -103,8 +103,8 @@ func agree(t testing.TB, oracle, e engine.Engine, spec *object.Spec, fuel uint64
 	return "exit"
 }
 
-// replica is a program with one set of memory for all engines. What
-// it has is closed at once, since there are many.
+// replica is a program with one set of memory for all engines. It is closed as
+// soon as possible, because a test makes many.
 type replica struct {
 	code     []isa.Instruction
 	programs map[bool]*verify.Program // by trust
@@ -155,8 +155,8 @@ func (r *replica) close(t testing.TB) {
 	}
 }
 
-// run runs the program twice on an engine. What the first run leaves behind
-// must not matter to the second.
+// run runs the program twice on an engine. State that the first run leaves must
+// not affect the second.
 func (r *replica) run(t testing.TB, e engine.Engine, trusted bool, fuel uint64) map[string]string {
 	t.Helper()
 	code, err := e.Thread(r.programs[trusted], r.maps)
@@ -171,7 +171,7 @@ func (r *replica) run(t testing.TB, e engine.Engine, trusted bool, fuel uint64) 
 	return first
 }
 
-// once runs code in memory as it is at first.
+// once runs code with memory in its initial state.
 func (r *replica) once(code engine.Code, fuel uint64) map[string]string {
 	m := r.machine
 	for i := range r.context.Bytes() {

@@ -92,8 +92,8 @@ const pick = `
 	and r0, 3
 	exit`
 
-// Benchmark measures engines one after the other, program by program: loops in
-// time per instruction, a short program as one call from Go, and insertion.
+// Benchmark measures engines in turn, program by program: loops in ns per
+// instruction, a short program as one call from Go, and insertion.
 func Benchmark(b *testing.B, engines ...engine.Engine) {
 	for _, each := range loops {
 		for _, trusted := range []bool{false, true} {
@@ -153,7 +153,7 @@ func benchRig(b *testing.B, e engine.Engine, text string, trusted bool) *Rig {
 	return NewRig(b, e, p, 8, 4096)
 }
 
-// loop runs a rig for as long as the benchmark wants.
+// loop runs a rig in the loop of the benchmark.
 func (rig *Rig) loop(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
@@ -164,7 +164,7 @@ func (rig *Rig) loop(b *testing.B) {
 	}
 }
 
-// insertion is verification and threading, without making maps.
+// insertion measures verification and threading, without making maps.
 func insertion(b *testing.B, e engine.Engine) {
 	const repeat = 1000
 	text := strings.Repeat("ldxw r0, [r1]\njle r0, r2, +1\nadd r0, r2\nstxdw [r10-8], r0\n", repeat/4) + "exit"

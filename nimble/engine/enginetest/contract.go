@@ -22,7 +22,7 @@ import (
 	"margay/nimble/verify"
 )
 
-// contract is what text facts cannot say.
+// contract lists the tests that text facts cannot express.
 var contract = []struct {
 	name string
 	test func(*testing.T, engine.Engine)
@@ -84,7 +84,7 @@ func wantFault(t *testing.T, err error, kind engine.Kind, pc int, addr uint64) *
 
 func testThreadRefuses(t *testing.T, e engine.Engine) {
 	if _, err := e.Thread(&verify.Program{}, nil); err == nil {
-		t.Error("a program that nobody verified was threaded")
+		t.Error("a program that was not verified was threaded")
 	}
 	spec := Generate(nil)
 	p, err := verify.Verify(spec, verify.Config{Services: Services()})
@@ -96,8 +96,8 @@ func testThreadRefuses(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testNothingIsStale looks in a run for what the run before left in registers
-// and on the stack.
+// testNothingIsStale checks that a run sees nothing of the previous run in
+// registers and on the stack.
 func testNothingIsStale(t *testing.T, e engine.Engine) {
 	rig := NewRig(t, e, assemble(t, false,
 		"ldxdw r0, [r10-8]",
@@ -119,8 +119,8 @@ func testNothingIsStale(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testContextChanges gives each run another context: the one of the run before
-// is out of reach.
+// testContextChanges gives each run another context: the previous one is
+// inaccessible.
 func testContextChanges(t *testing.T, e engine.Engine) {
 	rig := NewRig(t, e, assemble(t, false, "ldxdw r0, [r1]", "ldxdw r0, [r2]", "exit"), 1, 16)
 	first := rig.Machine.Context()
@@ -170,8 +170,8 @@ func testTimeLimit(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testTheWorldStops lets an endless program run while the world is stopped
-// again and again. There is no limit in time here; what it takes is logged.
+// testTheWorldStops stops the world repeatedly while an endless program runs. It
+// logs how long that takes, and has no limit.
 func testTheWorldStops(t *testing.T, e engine.Engine) {
 	rig := NewRig(t, e, assemble(t, false, "add r0, 1", "ja -2"), 1, 0)
 	rig.Machine.Fuel, rig.Machine.MaxTime = 1<<60, 500*time.Millisecond
@@ -224,7 +224,7 @@ func testMachinesShareCode(t *testing.T, e engine.Engine) {
 	wait.Wait()
 }
 
-// testAtomics counts in the same memory from several machines.
+// testAtomics increments counters in shared memory from several machines.
 func testAtomics(t *testing.T, e engine.Engine) {
 	p := assemble(t, false,
 		"mov r3, 1", "atomic_add [r1], r3", "mov r3, 1", "atomic_fetch_add32 [r1+8], r3",
@@ -312,8 +312,8 @@ func testFaultsSayWhere(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testFaultsLeaveNoCallers stops a program again and again in a function that
-// was called: the call depth of the next run is not less for it.
+// testFaultsLeaveNoCallers stops a program repeatedly inside a local call: that
+// does not reduce the call depth of the next run.
 func testFaultsLeaveNoCallers(t *testing.T, e engine.Engine) {
 	for _, first := range []string{"mov r1, 0", "stdw [r10-8], 1"} {
 		rig := NewRig(t, e, assemble(t, false, "call_local +1", "exit", "call_local +1", "exit", first, "ldxb r0, [r1]", "exit"), 3, 0)
@@ -324,8 +324,8 @@ func testFaultsLeaveNoCallers(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testTrustedStrayAccess lets trusted programs touch what is not mapped: that
-// is a fault of theirs, and the next run is fine.
+// testTrustedStrayAccess lets trusted programs access unmapped memory: the program
+// faults, and the next run succeeds.
 func testTrustedStrayAccess(t *testing.T, e engine.Engine) {
 	guard, err := memory.Map("guard", os.Getpagesize())
 	if err != nil {
@@ -354,8 +354,9 @@ func testTrustedStrayAccess(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testTrustedStrayAccessLater lets a trusted program do much before it touches
-// what is not mapped: pc, address and fuel are those of that access.
+// testTrustedStrayAccessLater lets a trusted program use blocks, calls and
+// services before it accesses unmapped memory: pc, address and fuel of the fault
+// must match that access.
 func testTrustedStrayAccessLater(t *testing.T, e engine.Engine) {
 	rig := NewRig(t, e, assemble(t, true,
 		"mov r6, r1",               // 0, a block of 5
@@ -382,8 +383,8 @@ func testTrustedStrayAccessLater(t *testing.T, e engine.Engine) {
 	}
 }
 
-// testPanicOfAService makes sure that a bug of a service is not taken for a
-// fault of the extension that called it.
+// testPanicOfAService checks that a panic of a service does not become a fault of
+// the extension that called it.
 func testPanicOfAService(t *testing.T, e engine.Engine) {
 	table, err := service.NewTable(service.Service{Number: 1, Func: func(*service.Call) (uint64, error) {
 		var nobody *object.Spec
@@ -407,8 +408,8 @@ func testPanicOfAService(t *testing.T, e engine.Engine) {
 	_, _ = rig.run()
 }
 
-// testRandomPrograms runs programs that nobody wrote. Every region lies between
-// guard pages, so that an access that escapes the checks ends the test.
+// testRandomPrograms runs random programs. Every region lies between guard pages,
+// so that an access that escapes the checks ends the test.
 func testRandomPrograms(t *testing.T, e engine.Engine) {
 	r := Seeded(t)
 	data := make([]byte, 400)
@@ -456,8 +457,8 @@ func Exercise(t *testing.T, e engine.Engine, data []byte) {
 	}
 }
 
-// testServicesSpendFuel calls a service that takes fuel of its caller, from the
-// slice under way, from beyond it, and all there is.
+// testServicesSpendFuel calls a service that takes fuel of its caller: from the
+// current slice, from beyond it, and all of it.
 func testServicesSpendFuel(t *testing.T, e engine.Engine) {
 	p := assemble(t, false, "mov r6, r1", "call_local +3", "mov r1, r6", "call 10", "exit", "mov r1, r6", "call 10", "exit")
 	for _, tc := range []struct{ fuel, take, left uint64 }{

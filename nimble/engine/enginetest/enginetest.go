@@ -1,7 +1,7 @@
-// Package enginetest is what every engine must pass.
+// Package enginetest is the suite that every engine must pass.
 //
-// Conformance facts are text files under testdata. A fact is a program and the
-// runs of it, each with what must come out:
+// Conformance facts are text files under testdata. A fact is a program and its
+// runs, each with its expected outcome:
 //
 //	fact NAME
 //	map NAME array|percore VALUESIZE ENTRIES [readonly] [HEX]   its maps, by index
@@ -20,14 +20,13 @@
 //	refused insn=N TEXT                           by the verifier, with TEXT in the reason
 //
 // A value V is a number, or mem, stack (the end of it) or map.NAME with an
-// offset: mem+8, stack-512. Services are those of Services.
+// offset: mem+8, stack-512. Function Services has the services.
 //
 // Every run that does not end in a memory fault is repeated with the program
 // verified as trusted.
 //
-// What text cannot say is in the tests that Test runs beside the facts.
-// TestAgreement compares an engine with another one on random programs, and
-// Benchmark measures them side by side.
+// Test also runs tests that text cannot express. TestAgreement compares an engine
+// with another one on random programs, and Benchmark measures them side by side.
 package enginetest
 
 import (
@@ -94,7 +93,7 @@ func memfrob(c *service.Call) (uint64, error) {
 	return 0, nil
 }
 
-// spend takes fuel of its caller and returns what is left.
+// spend takes fuel of its caller and returns the rest.
 func spend(c *service.Call) (uint64, error) {
 	c.Budget.Take(c.Args[0])
 	return c.Budget.Left(), nil
@@ -107,11 +106,11 @@ func sum(c *service.Call) (total uint64, err error) {
 	return total, nil
 }
 
-// cores is how many cores the per-core maps of facts have.
+// cores is the number of cores of per-core maps in facts.
 const cores = 2
 
-// testFact checks every run of a fact. What an untrusted program does without a
-// memory fault, a trusted one must do too.
+// testFact checks every run of a fact. A run without a memory fault must have the
+// same outcome when the program is trusted.
 func testFact(t *testing.T, e engine.Engine, f *Fact) {
 	if len(f.Runs) == 0 {
 		t.Fatalf("%s: a fact without runs", f.File)
@@ -144,7 +143,7 @@ func checkRefusal(t *testing.T, r *Run, err error) {
 	}
 }
 
-// place is where the things are that a value may name.
+// place holds the addresses that a value may name.
 type place map[string]uint64
 
 // value resolves a number or a name with an offset.
@@ -188,8 +187,8 @@ func NewRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) *
 	return rig
 }
 
-// tryRig is NewRig for an engine that may refuse the program, and for who
-// closes the rig.
+// tryRig is NewRig for an engine that may refuse the program. The caller closes
+// the rig.
 func tryRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) (*Rig, error) {
 	t.Helper()
 	must := func(err error) {
@@ -220,7 +219,7 @@ func tryRig(t testing.TB, e engine.Engine, p *verify.Program, depth, size int) (
 	return rig, nil
 }
 
-// close releases what there is of a rig.
+// close releases a rig, also one that is only partly made.
 func (rig *Rig) close() {
 	if rig.Context != nil {
 		rig.Context.Close()
@@ -236,7 +235,7 @@ func (rig *Rig) close() {
 	}
 }
 
-// testRun runs a fact once and compares everything that the run asks for.
+// testRun runs a fact once and compares the outcome.
 func testRun(t *testing.T, e engine.Engine, p *verify.Program, f *Fact, r *Run) {
 	t.Helper()
 	rig := NewRig(t, e, p, r.Depth, len(r.Memory))
@@ -251,7 +250,7 @@ func testRun(t *testing.T, e engine.Engine, p *verify.Program, f *Fact, r *Run) 
 	}
 }
 
-// give sets up what a run is given, and returns where things are.
+// give sets up the inputs of a run, and returns the addresses that values name.
 func (rig *Rig) give(r *Run) (place, error) {
 	m := rig.Machine
 	places := place{"stack": m.SP}
@@ -274,7 +273,7 @@ func (rig *Rig) give(r *Run) (place, error) {
 	return places, nil
 }
 
-// outcome describes what came out of a run in the words of a fact.
+// outcome describes the result of a run in the words of a fact.
 func outcome(rig *Rig, r0 uint64, err error) map[string]string {
 	got := map[string]string{"r0": fmt.Sprint(r0), "fuel": fmt.Sprint(rig.Machine.Fuel)}
 	if rig.Context != nil {
@@ -293,7 +292,7 @@ func outcome(rig *Rig, r0 uint64, err error) map[string]string {
 	return got
 }
 
-// compare returns what differs from what the run wants.
+// compare returns the differences from the expected outcome.
 func compare(places place, r *Run, got map[string]string) (problems []string) {
 	if _, faulted := got["kind"]; faulted != (r.Want == "fault") {
 		return []string{"wrong outcome"}

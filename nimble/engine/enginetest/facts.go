@@ -16,7 +16,7 @@ import (
 //go:embed testdata/*.txt
 var files embed.FS
 
-// Fact is a program and what it must do.
+// Fact is a program with its runs.
 type Fact struct {
 	File    string // and line of its first line
 	Name    string
@@ -25,7 +25,7 @@ type Fact struct {
 	Runs    []Run
 }
 
-// Run is one run of a fact's program: what it is given and what must come out.
+// Run is one run of a fact's program, with its inputs and expected outcome.
 type Run struct {
 	Line    string            // as written, for messages
 	Args    map[string]string // r1 to r5, values
@@ -39,7 +39,7 @@ type Run struct {
 	Text    string            // of a refusal
 }
 
-// What a run has unless it says otherwise.
+// Defaults of a run.
 const (
 	defaultFuel  = 10_000
 	defaultDepth = 8

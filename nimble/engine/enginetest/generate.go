@@ -8,10 +8,9 @@ import (
 	"margay/nimble/state"
 )
 
-// Generate makes a program out of any bytes: of every instruction there is,
-// with local calls, loops, services and accesses that mostly hit a region. The
-// verifier accepts it; it may fault and may run for ever. The same bytes give
-// the same program.
+// Generate makes a program from any bytes: it uses every instruction, local calls,
+// loops, services and accesses that mostly hit a region. The verifier accepts it;
+// it may fault and may run forever. The same bytes give the same program.
 func Generate(data []byte) *object.Spec {
 	g := &generator{data: data}
 	functions := make([][]jumping, 1+g.below(3))
@@ -29,7 +28,7 @@ func Generate(data []byte) *object.Spec {
 	}
 }
 
-// generator takes decisions from bytes, zeros when they run out.
+// generator makes decisions from bytes, and from zeros when they run out.
 type generator struct{ data []byte }
 
 func (g *generator) next() int {

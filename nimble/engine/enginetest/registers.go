@@ -10,15 +10,15 @@ import (
 	"margay/nimble/state"
 )
 
-// TestRegisters compares two engines on every instruction with every register,
-// and pair of registers, that it can name, jumps forwards and back to their own
-// block. The random programs of TestAgreement mostly have the same few.
+// TestRegisters compares two engines on every instruction with every register, or
+// pair of registers, that it can name; jumps go forwards and back to their own
+// block. The random programs of TestAgreement mostly use the same few registers.
 func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 	r := Seeded(t)
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
 		dst, src := op.Bounds(isa.Dst), op.Bounds(isa.Src)
 		if op.Row().Refused != "" || dst.Max == 0 || op == isa.LdVariable || op == isa.LdCode {
-			continue // no registers, or more than this test is about
+			continue // no registers, or not for this test
 		}
 		for d := dst.Min; d <= dst.Max; d++ {
 			for s := src.Min; s <= src.Max; s++ {
@@ -35,11 +35,11 @@ func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 	}
 }
 
-// oneInstruction makes a program that gives registers random values, and the
-// base of an access an address; executes an instruction, which may jump over
-// the next one, or else goes back to a block of two that it ends, until a
-// register has changed enough or the fuel is used up; and makes one number of
-// all registers.
+// oneInstruction makes a program that sets registers to random values, and the
+// base of an access to an address. It then executes one instruction. A jump skips
+// the next instruction, or with back repeats its own block of two until a register
+// has changed enough or the fuel is used up. The program ends by combining all
+// registers into one number.
 func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register, back bool) *object.Spec {
 	var code []isa.Instruction
 	for n := range isa.FramePointer {
@@ -80,8 +80,8 @@ func oneInstruction(r *rand.Rand, op isa.Op, dst, src isa.Register, back bool) *
 	}
 }
 
-// interesting returns a number at which operations differ: any, a small one, or
-// one near a power of two.
+// interesting returns a number of a kind at which operations differ: any, small,
+// or near a power of two.
 func interesting(r *rand.Rand) uint64 {
 	switch r.IntN(3) {
 	case 0:

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilitySet is what a thread may do, in the kernel's form.
+// capabilitySet holds the capabilities of a thread in the kernel's form.
 type capabilitySet [2]unix.CapUserData
 
 func (s *capabilitySet) effective(capability uint) bool {
@@ -17,12 +17,12 @@ func (s *capabilitySet) effective(capability uint) bool {
 
 func (s *capabilitySet) drop(capability uint) { s[capability/32].Effective &^= 1 << (capability % 32) }
 
-// header means the calling thread.
+// header names the calling thread.
 func header() *unix.CapUserHeader {
 	return &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 }
 
-// capabilities returns what the calling thread may do.
+// capabilities returns the capabilities of the calling thread.
 func capabilities() (s capabilitySet, err error) {
 	if err := unix.Capget(header(), &s[0]); err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
@@ -30,8 +30,8 @@ func capabilities() (s capabilitySet, err error) {
 	return s, nil
 }
 
-// withoutLeaks calls f on a thread that has none of the capabilities for which
-// the kernel lets a program make numbers of addresses.
+// withoutLeaks calls f on a thread without the capabilities that let a program
+// turn addresses into numbers.
 func withoutLeaks(f func() error) (err error) {
 	runtime.LockOSThread()
 	has, err := capabilities()
@@ -48,7 +48,7 @@ func withoutLeaks(f func() error) (err error) {
 	}
 	err = f()
 	if back := unix.Capset(header(), &has[0]); back != nil {
-		// The thread stays locked, and so ends with the goroutine.
+		// The thread stays locked, so it ends with the goroutine.
 		return errors.Join(err, fmt.Errorf("take capabilities again: %w", back))
 	}
 	runtime.UnlockOSThread()

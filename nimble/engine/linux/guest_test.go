@@ -47,7 +47,7 @@ func testRandom(t *testing.T, programs int) {
 	}
 }
 
-// TestHostile has programs that would leave their regions or never end.
+// TestHostile tests programs that would leave their regions or never end.
 func TestHostile(t *testing.T) {
 	for name, lines := range map[string][]string{
 		"endless loop":              {"ja -1"},
@@ -87,8 +87,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestExtension runs an extension with maps of all sorts on both engines in
-// turn: its state moves with it.
+// TestExtension runs an extension with all kinds of maps on both engines in turn:
+// its state moves with it.
 func TestExtension(t *testing.T) {
 	lines := `
 		ldxdw r7, [r1]
@@ -157,7 +157,7 @@ func TestExtension(t *testing.T) {
 	}
 }
 
-// TestRepeat repeats a program that counts how often it is run.
+// TestRepeat repeats a program that counts its runs.
 func TestRepeat(t *testing.T) {
 	p := verified(t, []state.Spec{{Name: "runs", ValueSize: 8, Entries: 1}},
 		"lddw_value r1, 0, 0", "ldxdw r0, [r1]", "add r0, 1", "stxdw [r1], r0", "exit")

@@ -1,46 +1,45 @@
-// Package linux is the engine that gives programs to the kernel of this
-// machine, as an accelerator: what its verifier accepts runs as its own machine
-// code, everything else is refused with a reason and runs on another engine.
+// Package linux is the engine that loads programs into the Linux kernel of this
+// machine, as an accelerator: a program that Linux's verifier accepts runs as
+// machine code of Linux's compiler. Any other program is refused with a reason
+// and runs on another engine.
 //
-// # What agrees and what does not
+// # Agreement
 //
-// For a program that is accepted, r0, the context and the maps are after a run
-// what they are on the portable engine. What the kernel does not do in the same
-// way is refused here, or by its verifier: per-core maps and the number of the
-// core (the kernel's core is not the event's), maps shared with other
-// processes, services that are not Linux's, and every access that is not proved
-// to be inside its region. An untrusted program is loaded without CAP_PERFMON,
-// so that the kernel also refuses to make a number of an address. A trusted one
-// may do that, and then the number is another one than elsewhere.
+// After a run of an accepted program, r0, the context and the maps are the same
+// as on the portable engine. Everything that Linux does differently is refused
+// here, or by its verifier: per-core maps and the number of the core (the CPU of
+// a run is not the event's core), maps shared with other processes, services that
+// are not Linux's, and every access that is not proved to be inside its region.
+// An untrusted program is loaded without CAP_PERFMON, so that Linux also refuses
+// to turn an address into a number. A trusted program may do that, and sees other
+// numbers than on other engines.
 //
-// Fuel is not charged and the limit of time not looked at: the verifier has
-// followed every path of the program to its end, which is at most a million
-// instructions away, counting what it follows twice once. A program that was
-// accepted has no faults. A run that the kernel cannot begin is a fault of kind
-// kernel.
+// Fuel and MaxTime are ignored: Linux's verifier has followed every path of the
+// program to its end, within a million instructions (it does not repeat states
+// that it has seen). An accepted program has no faults. If Linux cannot begin a
+// run, the fault has kind kernel.
 //
 // # How a program runs
 //
-// It is a socket filter that is run by BPF_PROG_TEST_RUN, which needs nothing
-// to be attached to and can repeat a program. Its own context, a packet, is not
-// used. Instead there are two maps of one element, control and context, that
-// are mapped into this process. A prologue fetches r1 to r5 from control and
-// makes everything zero that is zero at entry elsewhere: registers, and of each
-// function's stack what it may touch. The exits of the first function become
-// jumps to an epilogue that puts r0, all 64 bits of it, into control. r1 is a
-// pointer only if the program was verified for contexts of a certain length;
-// then each run must bring a writable context of that length.
+// It is a socket filter that runs by BPF_PROG_TEST_RUN, which needs no attachment
+// and can repeat a program. Its own context, a packet, is not used. Instead there
+// are two maps of one element, control and context, that are mapped into this
+// process. A prologue loads r1 to r5 from control, and zeroes everything that is
+// zero at entry on other engines: registers, and the part of each function's
+// stack that it may access. The exits of the first function become jumps to an
+// epilogue that stores all 64 bits of r0 in control. r1 is a pointer only if the
+// program was verified for contexts of a certain length; then each run needs a
+// context of at least that length, with the permissions of that verify.Context.
 //
 // The maps of the extension have twins in the kernel. Their bytes are copied
-// there before a run and back after it, so nobody else may write them during
-// the run. Runs of one Code follow each other.
+// there before a run and back after it, so no other code may write them during
+// the run. Concurrent runs of one Code wait for each other.
 //
 // # Loading
 //
-// A program is loaded once, when it is threaded; a refused one is loaded once,
-// too. Linux 6.18 was seen to hang for good when thousands of programs were
-// loaded and freed within seconds. So Thread waits when it is called too often
-// in this process: see pace.
+// A program is loaded once, when it is threaded, also if it is refused. Linux
+// 6.18 hung forever when thousands of programs were loaded and freed within
+// seconds, so Thread waits if it is called too often in this process: see pace.
 package linux
 
 import (
@@ -55,10 +54,10 @@ import (
 	"margay/nimble/verify"
 )
 
-// pace is how often programs are loaded: 200 in a row, then 50 in a second.
+// pace limits loading: bursts of 200 programs, then 50 per second.
 var pace = rate.NewLimiter(50, 200)
 
-// New returns the engine, or an error that says why there is none here.
+// New returns the engine. It returns an error if the calling thread lacks CAP_BPF.
 func New() (engine.Engine, error) {
 	has, err := capabilities()
 	if err != nil {

@@ -34,7 +34,7 @@ func verified(t *testing.T, maps []state.Spec, lines ...string) *verify.Program 
 	return p
 }
 
-// TestRefusals has what is refused before the kernel is asked.
+// TestRefusals tests programs that are refused before the kernel sees them.
 func TestRefusals(t *testing.T) {
 	array := state.Spec{Name: "array", ValueSize: 8, Entries: 2}
 	perCore := state.Spec{Name: "cores", Kind: state.PerCore, ValueSize: 8, Entries: 2}
@@ -69,7 +69,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestProgramStays translates a program, which others may run, too.
+// TestProgramStays checks that translating does not change a program, which other
+// engines may run.
 func TestProgramStays(t *testing.T) {
 	p := verified(t, []state.Spec{{Name: "array", ValueSize: 8, Entries: 2}},
 		"lddw_map r1, 0", "lddw_value r2, 0, 8", "ldxdw r0, [r2]", "call_local +1", "exit", "exit")
@@ -122,7 +123,7 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// TestPromise runs a program with another context than it was promised.
+// TestPromise runs a program with contexts that do not match its verify.Context.
 func TestPromise(t *testing.T) {
 	context, err := memory.Map("context", 16)
 	if err != nil {
@@ -183,8 +184,8 @@ func TestJump(t *testing.T) {
 	}
 }
 
-// TestNew asks whether the engine is here: that depends on who asks, and is
-// said either way.
+// TestNew makes the engine: that depends on the caller's capabilities, and there
+// must be either an engine or an error.
 func TestNew(t *testing.T) {
 	has, err := capabilities()
 	if err != nil {

@@ -32,11 +32,11 @@ type code struct {
 	depth   int // functions that may be active at once
 	size    int // bytes of machine code
 
-	running sync.Mutex // held during a run, for the twins
+	running sync.Mutex // held during a run; guards the twins and control
 	control [controlSize]byte
 }
 
-// load puts a program and its maps into the kernel.
+// load loads a program and its maps into the kernel.
 func load(p *verify.Program, maps []*state.Map) (*code, error) {
 	all, err := uses(p, maps)
 	if err != nil {
@@ -67,8 +67,8 @@ func (c *code) makeTwins(all []use) error {
 	return nil
 }
 
-// makeOwn makes control and context. Without a context its map is there all the
-// same, so that every map keeps its place.
+// makeOwn makes control and context. A program without a context has the context
+// map too, so that the indices of maps do not depend on it.
 func (c *code) makeOwn() error {
 	if c.context.Size > math.MaxUint32 {
 		return fmt.Errorf("a context of %d bytes", c.context.Size)
@@ -86,7 +86,8 @@ func (c *code) makeOwn() error {
 	return nil
 }
 
-// newMapTwin makes the twin of a map of a program that uses it in that way.
+// newMapTwin makes the twin of a map for its use by a program. A map used only by
+// its address becomes one element.
 func newMapTwin(spec state.Spec, u use) (*twin, error) {
 	t := twinSpec{spec.Name, spec.ValueSize, spec.Entries, !spec.ReadOnly}
 	if u.direct && !u.handle {
@@ -98,12 +99,12 @@ func newMapTwin(spec state.Spec, u use) (*twin, error) {
 	return newTwin(t)
 }
 
-// license is that of what loads programs. They use no service that asks for
-// more.
+// license is the license of loaded programs. None of their services requires the
+// GPL.
 const license = "BSD"
 
-// loadProgram has the kernel verify the program. The error is what the kernel
-// says.
+// loadProgram passes the program to the kernel's verifier. The error has the
+// verifier's reason.
 func (c *code) loadProgram(t *translator) error {
 	p := t.program
 	code, err := t.instructions(c.twins)
@@ -111,7 +112,7 @@ func (c *code) loadProgram(t *translator) error {
 		return err
 	}
 	spec := &ebpf.ProgramSpec{Name: "margay", Type: ebpf.SocketFilter, License: license, Instructions: code}
-	// At this level the log has reasons and not the million steps that may have led to them.
+	// At this level the log has the reasons without the verifier's steps, up to a million lines.
 	options := ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}
 	if err := pace.Wait(context.Background()); err != nil {
 		return err
@@ -139,7 +140,7 @@ func (c *code) loadProgram(t *translator) error {
 	return nil
 }
 
-// instructions returns the code with its maps, in the form of cilium/ebpf.
+// instructions returns the code with the descriptors of its maps, for cilium/ebpf.
 func (t *translator) instructions(maps []*twin) (asm.Instructions, error) {
 	for at := range t.code {
 		switch i := &t.code[at]; i.Op() {
@@ -150,7 +151,7 @@ func (t *translator) instructions(maps []*twin) (asm.Instructions, error) {
 	return asm.AppendInstructions(nil, bytes.NewReader(isa.Encode(t.code)), binary.LittleEndian, "linux")
 }
 
-// reason returns what the kernel has against a program.
+// reason returns the error for a program that the kernel did not load.
 func (t *translator) reason(err error) error {
 	if errors.Is(err, unix.EFAULT) { // cilium/ebpf keeps no log of it
 		return fmt.Errorf("the kernel refuses it: too many branches are open at the same time (%w)", unix.EFAULT)
@@ -171,7 +172,7 @@ func (t *translator) reason(err error) error {
 	return fmt.Errorf("the kernel refuses it: %s (%w)", strings.Join(why, ", "), refused.Cause)
 }
 
-// about reports whether a line of the log is about the verifier's own work.
+// about reports whether a line of the log is a statistic of the verifier.
 func about(line string) bool {
 	for _, begin := range []string{"processed ", "verification time ", "stack depth ", "subprog ", "cur state", "old state"} {
 		if strings.HasPrefix(line, begin) {
@@ -183,8 +184,8 @@ func about(line string) bool {
 
 var insn = regexp.MustCompile(`\binsn (\d+)`)
 
-// inProgram replaces the index of an instruction by the one in the program that
-// was translated, if it is not one that was added.
+// inProgram replaces the index of an instruction in the translation by its slot
+// in the program, or by "added insn".
 func (t *translator) inProgram(line string) string {
 	return insn.ReplaceAllStringFunc(line, func(text string) string {
 		n, err := strconv.Atoi(strings.TrimPrefix(text, "insn "))

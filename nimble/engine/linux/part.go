@@ -9,18 +9,19 @@ import (
 	"margay/nimble/verify"
 )
 
-// Part is a verified program as a function of a larger one, which somebody else
-// loads into the kernel. Its maps are the kernel's.
+// Part is a verified program as a function of a larger program, which the caller
+// loads into the kernel. Its maps are kernel maps. A Part does not change, so its
+// methods are safe for concurrent use.
 //
-// Whoever can load the larger program may make numbers of addresses, and so may
-// the part. What it writes must not be shown to those who must not know them.
+// If the larger program may turn addresses into numbers, so may the part. Its
+// output must not reach users that must not see kernel addresses.
 type Part struct {
 	program *verify.Program
 	uses    []use
 }
 
-// NewPart looks whether a program can be part of another. The error is a reason
-// to refuse it. It runs on one core only, and may ask which that is.
+// NewPart makes a Part of a program, or returns the reason to refuse it. A Part
+// runs for one core only, and so may call get_smp_processor_id.
 func NewPart(p *verify.Program) (*Part, error) {
 	if p.Len() == 0 {
 		return nil, errors.New("linux: needs a verified program")
@@ -35,12 +36,11 @@ func NewPart(p *verify.Program) (*Part, error) {
 // Program returns the program.
 func (p *Part) Program() *verify.Program { return p.program }
 
-// Map is a map in the kernel.
+// Map is a map of a Part in the kernel.
 type Map struct{ twin *twin }
 
-// NewMap makes one of the maps of the program, by index in Maps, that holds
-// these bytes: all of them if it is an array, those of one core if each core
-// has its own.
+// NewMap makes the map of the program with this index in Maps, with these
+// contents: the whole map if it is an array, one core's part if it is per-core.
 func (p *Part) NewMap(index int, contents []byte) (*Map, error) {
 	t, err := newMapTwin(p.program.Maps()[index], p.uses[index])
 	if err != nil {
@@ -57,17 +57,17 @@ func (p *Part) NewMap(index int, contents []byte) (*Map, error) {
 	return &Map{t}, nil
 }
 
-// Read copies what the program may have written. Of a map that it may not write
-// it copies nothing.
+// Read copies the map into b, from its beginning. It copies nothing of a map that
+// the program cannot write.
 func (m *Map) Read(b []byte) error { return m.twin.out(b) }
 
-// Close forgets the map. Programs that use it keep it.
+// Close closes the map's descriptor. Loaded programs keep the map alive.
 func (m *Map) Close() error { return m.twin.Close() }
 
-// Functions returns the instructions of the program's functions with these
-// maps. The first function takes the address of a context in r1 and returns r0;
-// calls among them have their distances already. starts says where each begins,
-// by index of an instruction.
+// Functions returns the instructions of the program's functions with these maps.
+// The first function takes the address of a context in r1 and returns r0. Calls
+// among the functions are resolved. starts holds the index of each function's
+// first instruction in code.
 func (p *Part) Functions(maps []*Map, core uint32) (code asm.Instructions, starts []int, err error) {
 	t := p.translator(core)
 	code, err = t.instructions(twins(maps))

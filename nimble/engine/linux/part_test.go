@@ -13,7 +13,8 @@ import (
 	"margay/nimble/verify"
 )
 
-// TestPart translates a program with two functions that asks for its core.
+// TestPart translates a program with two functions that calls
+// get_smp_processor_id.
 func TestPart(t *testing.T) {
 	spec := &object.Spec{Name: "test"}
 	for _, line := range []string{"call 8", "jeq r0, 3, +2", "call_local +3", "exit", "mov r0, 9", "exit", "mov r0, 7", "exit"} {

@@ -10,15 +10,15 @@ import (
 	"margay/nimble/engine"
 )
 
-// Repeater is Code that can be run many times in a row without a system call
-// for each, to measure it.
+// Repeater is Code that can run many times with one system call, for measuring.
 type Repeater interface {
-	// Repeat runs it n times as Run does, and returns the last r0. Context and
-	// maps are copied once.
+	// Repeat runs it n times as Run does, and returns the last r0. An error is a
+	// *engine.Fault. Context and maps are copied once.
 	Repeat(m *engine.Machine, n int) (r0 uint64, err error)
 }
 
-// packet is the smallest that the kernel takes for a test. No program sees it.
+// packet is the smallest packet that Linux accepts for a test run. Programs do
+// not see it.
 var packet = make([]byte, 14)
 
 // Run implements engine.Code.
@@ -40,7 +40,7 @@ func (c *code) Repeat(m *engine.Machine, n int) (r0 uint64, err error) {
 	return binary.LittleEndian.Uint64(c.control[controlR0:]), nil
 }
 
-// begin takes arguments, context and maps to the kernel.
+// begin copies arguments, context and maps into the kernel.
 func (c *code) begin(m *engine.Machine) error {
 	if err := c.check(m); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (c *code) begin(m *engine.Machine) error {
 	return errors.Join(errs...)
 }
 
-// check compares a run with what was promised.
+// check compares the machine with the program's call depth and verify.Context.
 func (c *code) check(m *engine.Machine) error {
 	promise := c.context
 	switch {
@@ -76,7 +76,7 @@ func (c *code) check(m *engine.Machine) error {
 	return nil
 }
 
-// end takes r0, context and maps back.
+// end copies r0, context and maps back.
 func (c *code) end(m *engine.Machine) error {
 	errs := []error{c.twins[controlMap].out(c.control[:])}
 	if c.context.Writable {

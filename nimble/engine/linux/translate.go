@@ -11,22 +11,22 @@ import (
 	"margay/nimble/verify"
 )
 
-// The element of control: r1 to r5, then r0.
+// Offsets and size of the element of control: r1 to r5, then r0.
 const (
 	controlArgs = 0
 	controlR0   = 5 * 8
 	controlSize = 6 * 8
 )
 
-// The maps that a translated program refers to by index come after these.
+// Indices of maps in a translated program. The maps of the program follow.
 const (
 	controlMap = iota
 	contextMap
 	firstMap
 )
 
-// helpers are the services that Linux has and that do the same there. Those of
-// the core are not: it is the event's here.
+// helpers holds the numbers of the services that do the same in Linux. Services
+// about the core differ: Nimble's core is the event's.
 var helpers = linuxHelpers("map_lookup_elem", "map_update_elem", "map_delete_elem", "ktime_get_ns", "get_prandom_u32")
 
 func linuxHelpers(names ...string) map[string]int32 {
@@ -50,8 +50,7 @@ type use struct {
 // thisCore is the service that says which core the event is for.
 const thisCore = "get_smp_processor_id"
 
-// uses looks at the maps and services of a program whose runs are tests. The
-// error is a reason to refuse it.
+// uses is findUses for a program that runs by BPF_PROG_TEST_RUN.
 func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 	all, err := findUses(p, false)
 	if err != nil {
@@ -60,8 +59,8 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 	return all, private(maps)
 }
 
-// findUses looks at the maps and services of a program. The error is a reason
-// to refuse it. A program for one core may ask which that is.
+// findUses returns the use of each map of a program, or the reason to refuse the
+// program. With oneCore it may call thisCore.
 func findUses(p *verify.Program, oneCore bool) ([]use, error) {
 	if len(p.Pointers()) > 0 {
 		return nil, errors.New("global data holds addresses, and the kernel has it elsewhere")
@@ -93,7 +92,7 @@ func findUses(p *verify.Program, oneCore bool) ([]use, error) {
 	return all, nil
 }
 
-// private refuses maps whose twins in the kernel would not do.
+// private refuses maps that a twin in the kernel cannot replace.
 func private(maps []*state.Map) error {
 	for _, m := range maps {
 		spec := m.Spec()
@@ -107,18 +106,18 @@ func private(maps []*state.Map) error {
 	return nil
 }
 
-// translator makes the kernel's form of a program.
+// translator translates a program for the kernel.
 type translator struct {
 	program *verify.Program
-	part    bool  // of another program, which calls it with the context in r1
-	core    int32 // what it is told when it asks for the core that the event is for
+	part    bool  // a Part: called with the context in r1
+	core    int32 // result of thisCore
 	code    []isa.Instruction
-	at      []int       // of each slot, where it is in code
-	entry   map[int]int // of the first slot of each function, where the function is in code
+	at      []int       // index in code, by slot
+	entry   map[int]int // index in code of a function, by its first slot; -1: the epilogue
 }
 
-// translate returns the program as the kernel is to have it. Maps are referred
-// to by index: an instruction that loads one is an LdMapFD or LdValueFD.
+// translate returns the translation of a program. It names maps by index: an
+// instruction that loads one is an LdMapFD or LdValueFD.
 func translate(p *verify.Program) *translator {
 	t := &translator{program: p}
 	t.translate()
@@ -158,16 +157,16 @@ func (t *translator) emit(format string, args ...any) {
 	t.code = isa.Append(t.code, i)
 }
 
-// clearStack makes zero what a function may touch of its frame, since the
-// kernel does not. Without an address of its own in a register a function can
-// touch no more than its accesses say.
+// clearStack emits stores that zero the part of its frame that a function may
+// access, because the kernel does not zero it.
 func (t *translator) clearStack(f verify.Function) {
 	for offset := -frame(t.program, f); offset < 0; offset += 8 {
 		t.emit("stdw [r10%d], 0", offset)
 	}
 }
 
-// frame returns how much of a function's frame it may touch, in bytes.
+// frame returns how many bytes at the top of its frame a function may access: all
+// of it if r10 is copied or stored, else down to its lowest access.
 func frame(p *verify.Program, f verify.Function) int {
 	lowest := 0
 	for slot := f.Start; slot < f.End; slot++ {
@@ -187,7 +186,7 @@ func frame(p *verify.Program, f verify.Function) int {
 	return min(-lowest+7, verify.FrameSize) &^ 7
 }
 
-// prologue sets up the registers. r1 is overwritten if there is a context.
+// prologue emits the loads of all registers. A context overwrites r1.
 func (t *translator) prologue() {
 	t.emit("lddw_value_fd r9, %d, 0", controlMap)
 	for r := 1; r <= 5; r++ {
@@ -199,7 +198,7 @@ func (t *translator) prologue() {
 	t.clear(0, 6, 7, 8, 9)
 }
 
-// arguments sets up the registers of a part: r1 is what it was called with.
+// arguments emits the loads of a part's registers. The caller sets r1.
 func (t *translator) arguments() {
 	t.emit("mov r2, %d", t.program.Context().Size)
 	t.clear(0, 3, 4, 5, 6, 7, 8, 9)
@@ -211,7 +210,7 @@ func (t *translator) clear(registers ...int) {
 	}
 }
 
-// epilogue ends the run.
+// epilogue emits the end of the run.
 func (t *translator) epilogue() {
 	t.entry[-1] = len(t.code)
 	t.emit("lddw_value_fd r1, %d, 0", controlMap)
@@ -220,9 +219,9 @@ func (t *translator) epilogue() {
 	t.emit("exit")
 }
 
-// instruction returns the kernel's form of one. Where it goes comes later.
+// instruction returns the translation of an instruction. link sets its distance.
 func (t *translator) instruction(slot int) isa.Instruction {
-	i := *t.program.At(slot) // a copy: the program is not ours
+	i := *t.program.At(slot) // a copy: programs are shared
 	switch i.Op {
 	case isa.LdMap, isa.LdMapFD:
 		i.Src = isa.Register(isa.LdMapFD.Row().Key.Value)
@@ -244,7 +243,7 @@ func (t *translator) instruction(slot int) isa.Instruction {
 	return i.Instruction
 }
 
-// link sets all distances.
+// link sets the distances of calls, code addresses and exits.
 func (t *translator) link() {
 	for slot, at := range t.at {
 		i := t.program.At(slot)
@@ -260,8 +259,8 @@ func (t *translator) link() {
 	}
 }
 
-// jump sets the distance of a jump. The long form is one that kernels before 6.6
-// do not know.
+// jump sets the distance of a jump. It avoids the long form where possible:
+// Linux before 6.6 does not know it.
 func jump(i *isa.Instruction, distance int) {
 	if distance <= math.MaxInt16 {
 		i.Off = int16(distance)

@@ -1,6 +1,6 @@
 //go:build !guest
 
-// A guest has nothing to add to what is translated: these tests load nothing into its kernel.
+// These tests load nothing into a kernel, so they need no guest.
 
 package linux
 
@@ -18,8 +18,8 @@ import (
 	"margay/nimble/verify"
 )
 
-// translated is an engine that runs the kernel's form of programs on portable:
-// what the translation means can be tested without loading anything.
+// translated is an engine that runs the kernel's form of programs on portable, to
+// test the translation without loading it.
 type translated struct{}
 
 func (translated) Name() string { return "translated" }
@@ -86,8 +86,8 @@ func (c *translatedCode) Close() error {
 	return errors.Join(c.machine.Close(), c.maps[0].Close(), c.maps[1].Close())
 }
 
-// TestTranslation compares translated programs with portable, but not those
-// that the kernel's verifier has to refuse.
+// TestTranslation compares translated programs with portable, except programs
+// that only the kernel's verifier refuses.
 func TestTranslation(t *testing.T) {
 	a := enginetest.TestAccelerator(t, portable.New(), translated{}, false)
 	if a.Accepted < 1000 {

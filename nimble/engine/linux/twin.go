@@ -13,16 +13,16 @@ import (
 // twinSpec describes a map in the kernel, an array.
 type twinSpec struct {
 	name          string
-	size, entries uint32 // of an element in bytes, and how many there are
+	size, entries uint32 // bytes of an element, number of elements
 	writable      bool   // by the program
 }
 
-// twin is the kernel's copy of memory.
+// twin is the kernel's copy of a map or context.
 type twin struct {
 	*ebpf.Map
-	memory *ebpf.Memory // nil: it cannot be mapped, since the program may not write it
-	stride int
-	has    []byte // what one that is not mapped holds; nil: not written yet
+	memory *ebpf.Memory // nil: not mapped, because the program may not write it
+	stride int          // bytes from one element to the next
+	has    []byte       // contents of a twin that is not mapped; nil: not written yet
 }
 
 func newTwin(s twinSpec) (*twin, error) {
@@ -67,7 +67,7 @@ func (t *twin) in(b []byte) error {
 	return nil
 }
 
-// out copies what the program may have written.
+// out copies the map into b, unless the program cannot write the map.
 func (t *twin) out(b []byte) error {
 	if t.memory == nil {
 		return nil

@@ -1,6 +1,5 @@
-// Package list is the one place that names all engines. Commands and tests
-// import it; nothing else does, so that a program carries only the engines it
-// uses.
+// Package list is the one place that names all engines. Only commands and tests
+// import it, so that a program contains only the engines that it uses.
 package list
 
 import (
@@ -13,20 +12,19 @@ import (
 	"margay/nimble/engine/subroutine"
 )
 
-// Entry is an engine and how to get it here.
+// Entry describes an engine and makes it.
 type Entry struct {
 	Name, About string
-	Make        func() (engine.Engine, error) // the error says why there is none here
+	Make        func() (engine.Engine, error) // the error says why it is not available here
 
-	// Asked says that it runs what is given to it by name, and nothing else.
+	// Asked excludes the engine from Automatic: it must be chosen by name.
 	Asked bool
 
-	// Sparing says that inserting programs by the thousand may hang the machine.
+	// Sparing warns that inserting programs by the thousand may hang the machine.
 	Sparing bool
 }
 
-// Engines are those that Nimble is designed for, in the order of
-// preference.
+// Engines lists all engines, the preferred one first.
 var Engines = []Entry{
 	{Name: "subroutine", About: "machine code made at insertion, on linux/amd64", Make: subroutine.New},
 	{Name: "direct", About: "direct-threaded code, on amd64 and arm64", Make: direct.New},
@@ -38,8 +36,8 @@ var Engines = []Entry{
 	},
 }
 
-// Automatic returns the engine that gives a program to the first one, in the
-// order of preference, that is here and takes it.
+// Automatic returns an engine that passes each program to the first engine of
+// Engines that is available here and accepts it.
 func Automatic() engine.Engine {
 	var offers []engine.Offer
 	for _, entry := range Engines {

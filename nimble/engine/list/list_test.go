@@ -23,7 +23,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The default is the first engine that is here and is not to be asked for.
+// The default is the first available engine that need not be chosen by name.
 func TestAutomatic(t *testing.T) {
 	want := ""
 	for _, entry := range Engines {

@@ -5,10 +5,10 @@ import (
 	"margay/nimble/isa"
 )
 
-// atomic executes an atomic operation (RFC 9669, section 5.3) at cell number
-// at. The address must be a multiple of the operand's size, for trusted
-// extensions too, since not every processor can do it otherwise. A kind that is
-// not empty is the fault.
+// atomic executes an atomic operation (RFC 9669, section 5.3) at cell number at.
+// The address must be a multiple of the operand's size, also in trusted
+// extensions, because not every processor supports unaligned atomic operations.
+// A non-empty kind is the fault.
 func (i *cell) atomic(m *engine.Machine, r *[16]uint64, at int, trusted bool) (addr uint64, kind engine.Kind) {
 	addr = r[i.dst&15] + i.imm
 	n := 3

@@ -5,8 +5,8 @@ import "unsafe"
 // cellSize is the size of a cell in bytes.
 const cellSize = unsafe.Sizeof(cell{})
 
-// pointer turns a host address into a pointer. Where the access that follows is
-// not checked before, it is the extension's own fault, see guarded.
+// pointer turns a host address into a pointer. The access must be checked or
+// proved, or guarded turns its panic into a fault of the extension.
 func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
 
 func load8(addr uint64) uint64  { return uint64(*(*uint8)(pointer(addr))) }

@@ -1,18 +1,18 @@
 // Package portable is the engine that runs everywhere: a Go switch over
-// pre-decoded instructions. It is the oracle that faster engines are compared
-// with, and still about one nanosecond per instruction.
+// pre-decoded instructions. It is the oracle for the faster engines, and takes
+// about one nanosecond per instruction.
 //
 // Threading resolves everything that does not change: registers and constants
 // into a 16-byte cell per instruction, jumps into indices of cells, maps into
 // addresses and handles, calls into services. Memory instructions come in three
-// versions. The checked one compares the address with the region that was used
-// last and looks for another region when it misses. The unchecked one is for
-// trusted extensions; it notes where it is so that a stray access, which arrives
-// as a Go panic, becomes a fault of the extension. That for what the verifier has
-// proved does neither.
+// versions. The checked one compares the address with the region used last and
+// searches the other regions on a miss. The unchecked one, for trusted
+// extensions, records its cell and address, so that the Go panic of a stray
+// access becomes a fault of the extension. The proved one, for accesses that the
+// verifier has proved, does neither.
 //
-// What a trusted extension does to mapped memory of this process cannot be
-// caught: it may overwrite anything that is writable.
+// A stray access to mapped memory cannot be caught: a trusted extension can
+// overwrite any writable memory of this process.
 package portable
 
 import (
@@ -48,11 +48,12 @@ type cell struct {
 	op       isa.Op // or unchecked, or enterBlock
 	dst, src uint8
 	cost     uint32 // fuel of the block that starts here
-	imm      uint64 // what op needs: see operand
+	imm      uint64 // constants of op: see operand
 }
 
-// Operations that are not instructions: unchecked or proved is added to those
-// that load and store, enterBlock pays for a block that is not jumped to.
+// Operations that are not instructions: unchecked or proved is added to the
+// number of a load or store; enterBlock pays for a block entered by falling
+// through.
 const (
 	unchecked  = isa.Op(isa.Ops) - isa.LdXB
 	proved     = unchecked + isa.StXDW - isa.LdXB + 1
@@ -82,9 +83,9 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 	return c.run(m)
 }
 
-// guarded runs a trusted program: an access of unmapped memory is a fault of
-// the extension. m.At is the cell of the unchecked access under way, -1 while a
-// service runs, whose own panics are not the extension's.
+// guarded runs a trusted program: an access to unmapped memory is a fault of the
+// extension. m.At is the cell of the last unchecked access, -1 while a service
+// runs, because panics of a service are not faults of the extension.
 func (c *code) guarded(m *engine.Machine) (r0 uint64, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -101,7 +102,7 @@ func (c *code) guarded(m *engine.Machine) (r0 uint64, err error) {
 	return c.run(m)
 }
 
-// stop ends a run with a fault at a cell, with left fuel of the slice unused.
+// stop ends a run with a fault at a cell. left is the unused fuel of the slice.
 func (c *code) stop(m *engine.Machine, kind engine.Kind, at int, addr uint64, left int64, err error) error {
 	m.Fuel += uint64(left)
 	return m.Fault(kind, int(c.slots[at]), addr, err)

@@ -10,10 +10,10 @@ import (
 // run executes a program from its first cell to the exit of its first function.
 //
 // The outer loop enters a basic block and pays for it; every jump, local call
-// and exit comes back to it. The inner loop executes cells, but for those that
-// call functions, which the loop around it does: a function that is called in the
-// inner loop would make the compiler store its variables for each cell. left is
-// what the slice of fuel still has; the rest is in m.Fuel.
+// and exit returns to it. The inner loop executes cells that need no function
+// call. The loop around it executes the others: a call in the inner loop would
+// make the compiler spill its variables in every cell. left is the fuel that the
+// slice still has; the rest is in m.Fuel.
 func (c *code) run(m *engine.Machine) (r0 uint64, err error) {
 	var (
 		r     [16]uint64 // r0 to r10; sixteen so that a masked index needs no check
@@ -641,7 +641,7 @@ enter:
 				case isa.StXDW + proved:
 					store64(r[i.dst&15]+i.imm, r[i.src&15])
 
-				// A block that is fallen into begins with the next cell.
+				// Falls through into the block that begins with the next cell.
 				case enterBlock:
 					continue enter
 
@@ -702,8 +702,8 @@ enter:
 	}
 }
 
-// find looks for the region of a load or store that missed the one used last,
-// before it is done again. A kind that is not empty is the fault.
+// find looks for the region of a load or store that missed the region used last;
+// the caller then repeats the access. A non-empty kind is the fault.
 func (i *cell) find(m *engine.Machine, r *[16]uint64) (addr uint64, kind engine.Kind) {
 	n, ok := bits.TrailingZeros(uint(i.op.Size())), false
 	switch i.op.Form() {

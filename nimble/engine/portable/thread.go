@@ -7,9 +7,9 @@ import (
 	"margay/nimble/verify"
 )
 
-// thread makes the cells of a program, then lets jumps point at cells.
+// thread makes the cells of a program, then resolves its jumps.
 func thread(p *verify.Program, maps []*state.Map) *code {
-	room := p.Len() + p.Len()/4 // for entries of blocks
+	room := p.Len() + p.Len()/4 // with cells that enter blocks
 	c := &code{
 		cells:    make([]cell, 0, room),
 		slots:    make([]int32, 0, room),
@@ -59,8 +59,8 @@ func (c *code) add(slot int, each cell) {
 	c.slots = append(c.slots, int32(slot))
 }
 
-// fallsThrough reports whether execution can come to a slot from the one before
-// without that one having paid for the block.
+// fallsThrough reports whether execution can reach a slot from the one before it
+// without having paid for the block.
 func fallsThrough(p *verify.Program, slot int) bool {
 	before := p.At(slot - 1)
 	if before.Op == isa.Invalid {
@@ -77,9 +77,10 @@ func isJump(op isa.Op) bool {
 	return false
 }
 
-// operand returns what a cell keeps of an instruction's constants: the 64-bit
-// value of the immediate, the offset of a load or register store, a store's
-// value below its offset, a jump's immediate below its target.
+// operand packs an instruction's constants for its cell: the 64-bit value of the
+// immediate; the offset of a load or register store; for an immediate store, the
+// value in the lower half and the offset in the upper. A jump has its immediate
+// in the lower half; thread puts the target into the upper.
 func operand(i *verify.Instruction, maps []*state.Map) uint64 {
 	imm, off := uint64(int64(i.Imm)), uint64(int64(i.Off))
 	switch i.Op {

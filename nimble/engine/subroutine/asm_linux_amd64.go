@@ -24,8 +24,8 @@ const (
 	r15
 )
 
-// Conditions of jumps by their number in encodings. Those of signed numbers
-// follow at signed.
+// Conditions of jumps by their number in encodings: below and above are unsigned,
+// less and greater signed.
 const (
 	below        = 0x2
 	aboveOrEqual = 0x3
@@ -39,20 +39,21 @@ const (
 	greater      = 0xf
 )
 
-// asm writes encoded instructions. Opcodes are those of the Intel manual; one
-// above 0xff begins with the byte 0x0f.
+// asm encodes instructions. Opcodes are as in the Intel manual; an opcode above
+// 0xff begins with the byte 0x0f.
 //
-// An instruction is composed in a word and stored at once, beyond its end too,
-// because emitting is most of insertion. So there must be room: see reserve.
+// Because emitting dominates the time of insertion, an instruction is composed in
+// a word that is stored whole, also beyond the instruction's end. The buffer must
+// have space for that: see reserve.
 type asm struct {
 	code    []byte
 	written int // bytes
 }
 
-// room is how much may be written after a call of reserve.
+// room is how many bytes may be written after a call of reserve.
 const room = 512
 
-// reserve makes room for what one instruction of an extension becomes.
+// reserve makes room for the code of one instruction of an extension.
 func (a *asm) reserve() {
 	if len(a.code)-a.written < room {
 		a.code = append(a.code, make([]byte, room+len(a.code))...)
@@ -188,24 +189,24 @@ func (a *asm) jumpIfAhead(condition byte) (hole int) {
 	return a.here()
 }
 
-// patch lets a jump that ends at hole go to an offset in the code.
+// patch sets the target of the jump that ends at hole to an offset in the code.
 func (a *asm) patch(hole, to int) {
 	binary.LittleEndian.PutUint32(a.code[hole-4:], uint32(int32(to-hole)))
 }
 
-// skipIf writes a short jump over what is written until land.
+// skipIf writes a short jump under a condition, whose target land fills in.
 func (a *asm) skipIf(condition byte) (hole int) {
 	a.put(0x70|uint64(condition), 2)
 	return a.here()
 }
 
-// skip is skipIf always.
+// skip is skipIf without a condition.
 func (a *asm) skip() (hole int) {
 	a.put(0xeb, 2)
 	return a.here()
 }
 
-// land lets short jumps come here.
+// land makes this place the target of short jumps.
 func (a *asm) land(holes ...int) {
 	for _, hole := range holes {
 		a.code[hole-1] = byte(a.here() - hole)

@@ -5,8 +5,8 @@ import (
 	"margay/nimble/verify"
 )
 
-// place emits an instruction where it belongs: what it means, or a call of the
-// subroutine that does. What leaves the code or jumps is never called.
+// place emits an instruction in its place: its code, or a call of the subroutine
+// with its code. Jumps, calls and exits are never in a subroutine.
 func (t *threader) place(slot int, i *verify.Instruction) {
 	form := i.Op.Form()
 	if !t.calls || form == isa.FormNone || form == isa.FormCall || form == isa.FormCallLocal || form == isa.FormJump || form == isa.FormJumpLong {
@@ -20,8 +20,8 @@ func (t *threader) place(slot int, i *verify.Instruction) {
 	}
 }
 
-// writeBodies emits the subroutines that are called. Instructions that are the
-// same have the same one, but for those that name themselves when they fault.
+// writeBodies emits the subroutines that are called. Equal instructions share
+// one, except memory accesses, whose faults name their slot, and isa.LdCode.
 func (t *threader) writeBodies() {
 	if !t.calls {
 		return
@@ -51,7 +51,8 @@ func (t *threader) writeBodies() {
 	}
 }
 
-// dropReturn gives up the return address of a subroutine that will not return.
+// dropReturn emits the removal of the return address of a subroutine that will
+// not return.
 func (t *threader) dropReturn() {
 	if t.body {
 		t.arithmetic(true, 0, sp, 8)

@@ -7,17 +7,17 @@ import (
 	"margay/nimble/verify"
 )
 
-// saved are the registers that a local call keeps, in the order of a Frame.
+// saved holds the registers that a local call saves, in the order of a Frame.
 var saved = machineRegister[6:10]
 
 // framePointer is the register r10 lives in.
 const framePointer = r13
 
-// serviceCall is a call of a service. Its site has its number for a slot.
+// serviceCall is a call of a service. Its site has its number instead of a slot.
 type serviceCall struct {
 	service *service.Service
 	slot    int
-	next    uint64 // offset of what follows
+	next    uint64 // offset of the code after it
 }
 
 // callService emits a call of a service, which Go does.
@@ -26,8 +26,8 @@ func (t *threader) callService(slot int, i *verify.Instruction) {
 	t.services = append(t.services, serviceCall{t.program.Services()[i.Target], slot, uint64(t.here())})
 }
 
-// callLocal emits a local call. If the function called has a stack frame, Go makes
-// it on the way.
+// callLocal emits a local call. If the callee has a stack frame, Go makes it on
+// the way.
 func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.mem(true, 0x8b, scratch, self, offFrame)
 	t.mem(true, 0x3b, scratch, self, offFrames+offEnd)
@@ -50,8 +50,8 @@ func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.patch(back, back+t.here()) // an offset in the code, not a distance
 }
 
-// end emits an exit: of the run, or of a function that was called. Go takes
-// the stack frame away if there is one.
+// end emits an exit: of the run, or of a function that was called. If the
+// function has a stack frame, Go removes it.
 func (t *threader) end(slot int) {
 	first := t.function.Start == 0
 	if first && !t.again {
@@ -86,8 +86,8 @@ func (c *code) push(m *engine.Machine, k *cpu) {
 	c.stackChanged(m, k)
 }
 
-// pop takes the stack frame of a function away and returns where its caller
-// goes on.
+// pop removes the stack frame of a function and returns the offset at which its
+// caller continues.
 func (c *code) pop(m *engine.Machine, k *cpu) (next uint64) {
 	m.Enter(k.reg[isa.FramePointer])
 	c.stackChanged(m, k)
@@ -98,9 +98,8 @@ func (c *code) pop(m *engine.Machine, k *cpu) (next uint64) {
 	return uint64(frame.Return)
 }
 
-// stackChanged takes new copies of the windows, one of which may have been that
-// of the stack. If the run ends before the stack is as it was, the next one must
-// prepare.
+// stackChanged copies the windows again after a change of the stack. If a run
+// ends with more stack than it began with, the next run must prepare.
 func (c *code) stackChanged(m *engine.Machine, k *cpu) {
 	k.stack = m.SP
 	if m.SP == k.begin {

@@ -30,7 +30,7 @@ var (
 )
 
 // compute emits arithmetic, a move or a byte swap. An operation of 32 bits
-// makes the upper half zero, in this machine as in that.
+// zeroes the upper half, in eBPF as on amd64.
 func (t *threader) compute(i *verify.Instruction) {
 	wide, fromRegister := i.Code&7 == 7, i.Code&8 != 0
 	dst, src := machineRegister[i.Dst], machineRegister[i.Src]
@@ -103,8 +103,8 @@ func (t *threader) swap(op isa.Op, dst reg) {
 	}
 }
 
-// shiftConstant emits a shift by what the low bits of an immediate say. One by
-// nothing still cuts an operand of 32 bits.
+// shiftConstant emits a shift by the low 5 or 6 bits of v. A 32-bit shift by 0
+// still zeroes the upper half.
 func (t *threader) shiftConstant(wide bool, extension, dst reg, v int32) {
 	if wide {
 		v &= 63
@@ -117,8 +117,8 @@ func (t *threader) shiftConstant(wide bool, extension, dst reg, v int32) {
 	}
 }
 
-// shift emits a shift by a register, which must be CX. DX keeps CX meanwhile,
-// or is shifted in its place.
+// shift emits a shift by a register. The machine shifts by CX, so DX saves CX, or
+// is shifted in its place if CX is dst.
 func (t *threader) shift(wide bool, extension, dst, src reg) {
 	switch {
 	case src == cx:

@@ -2,21 +2,21 @@ package subroutine
 
 import "margay/nimble/engine"
 
-// cpu is what Go and emitted code know of a run. Emitted code reaches it
-// through BP, and so the offsets below are part of what is emitted. Addresses
-// in it are of things that the Machine keeps alive.
+// cpu is the state of a run that Go and emitted code share. Emitted code accesses
+// it through BP with the offsets below. The Machine keeps the memory alive to
+// which its addresses point.
 type cpu struct {
-	end    [2]uint64     // zeros: where the runtime stops when it follows BP
-	read   engine.Window // where the last load was
-	write  engine.Window // where the last store was
-	stray  uint64        // where emitted code goes on after a bad access; 0: such an access is a fault of ours
+	end    [2]uint64     // zeros, which end the runtime's walk along BP
+	read   engine.Window // of the last load
+	write  engine.Window // of the last store
+	stray  uint64        // where emitted code continues after a bad access; 0: a bad access is a bug of ours
 	addr   uint64        // address of a checked access that missed its window
-	at     uint64        // of the instruction whose access was bad
-	atomic engine.Window // where the last atomic operation was
-	spill  [2]uint64     // what is out of the way of one instruction
+	at     uint64        // address of the instruction whose access was bad
+	atomic engine.Window // of the last atomic operation
+	spill  [2]uint64     // registers spilled within one instruction
 	reads  table         // windows of all regions
 	writes table
-	frames table      // room for callers
+	frames table      // space for callers
 	frame  uint64     // address of the next one
 	stack  uint64     // lowest address of the stack in use
 	top    uint64     // its end
@@ -26,11 +26,11 @@ type cpu struct {
 	reg    [11]uint64 // r0 to r10, while Go runs
 }
 
-// table is where elements of a slice are, [first, end).
+// table is the address range of a slice's elements, [first, end).
 type table struct{ first, end uint64 }
 
-// Offsets in a cpu, in a table, in windows and in frames. Those of arguments,
-// which are elsewhere in the Machine, are in memory_unsafe.go.
+// Offsets in a cpu, in a table, in windows and in frames. Arguments are elsewhere
+// in the Machine: memory_unsafe.go has their offsets.
 const (
 	offRead   = 16
 	offWrite  = 56
@@ -65,19 +65,19 @@ const (
 // machineRegister is where each register of an extension lives.
 var machineRegister = [11]reg{ax, di, si, r8, cx, r9, bx, r10, r11, r15, r13}
 
-// What the others are for.
+// Machine registers with another use.
 const (
 	scratch = dx
 	self    = bp
 	fuel    = r12
 )
 
-// entry is a way into emitted code, as the Go function that it looks like. left
-// is the fuel of the slice, r0 and next (an address in the code) matter only to
-// those that take them. It returns the site at which the code was left, and r0
-// and the fuel as they were there.
+// entry is an entry of emitted code, as the Go function that it looks like. left
+// is the fuel of the slice; some entries ignore r0 and next (an address in the
+// code). It returns r0, the site at which the code returned, and the rest of the
+// fuel.
 //
 // Go passes k, left, r0 and next in AX, BX, CX and DI, takes the results from AX,
-// BX and CX, and expects nothing of other registers but SP, BP, R14 and X15
-// (Go internal ABI specification, "amd64 architecture").
+// BX and CX, and needs only SP, BP, R14 and X15 to be preserved (Go internal ABI
+// specification, "amd64 architecture").
 type entry func(k *cpu, left int64, r0, next uint64) (r0out uint64, at site, leftOut int64)

@@ -6,8 +6,8 @@ import (
 	"margay/nimble/verify"
 )
 
-// divide emits a division or a remainder, the divisors 0 and, of signed ones,
-// -1 apart, at which the machine would fault (RFC 9669, section 4.1).
+// divide emits a division or a remainder. It treats the divisors 0 and, if
+// signed, -1 separately, because the machine would fault (RFC 9669, section 4.1).
 func (t *threader) divide(i *verify.Instruction, wide, fromRegister, remainder bool) {
 	dst, src, signed := machineRegister[i.Dst], machineRegister[i.Src], i.Off == 1
 	if !fromRegister {
@@ -42,8 +42,8 @@ func (t *threader) divide(i *verify.Instruction, wide, fromRegister, remainder b
 	}
 }
 
-// unlessZero emits what a division by src does if that is 0, and skips the rest
-// then. A remainder is the dividend, so that nothing has to be jumped over.
+// unlessZero emits the division by src for src 0, and a jump over the rest in
+// this case. A remainder by 0 is the dividend, which needs no jump of its own.
 func (t *threader) unlessZero(dst, src reg, wide, remainder bool) (end int) {
 	if remainder {
 		t.divideByZero(dst, wide, remainder)
@@ -82,15 +82,15 @@ func (t *threader) divideByConstant(dst reg, wide, remainder bool, d uint64) {
 	case d&(d-1) != 0:
 		t.multiplyByInverse(dst, wide, remainder, d)
 	case remainder:
-		t.arithmetic(false, group1[opAnd], dst, int32(d-1)) // d is no more than 1<<31
+		t.arithmetic(false, group1[opAnd], dst, int32(d-1)) // d is at most 1<<31
 	default:
 		t.shiftConstant(wide, group2[opRsh], dst, int32(bits.TrailingZeros64(d)))
 	}
 }
 
-// multiplyByInverse emits a division or remainder of x in dst by d, which is no
-// power of two: DX becomes the high half of x times the inverse of d, and then
-// the quotient. AX is spilled meanwhile.
+// multiplyByInverse emits a division or remainder of x in dst by d, which must
+// not be a power of two: DX becomes the high half of x times the inverse of d,
+// and then the quotient. It spills AX.
 func (t *threader) multiplyByInverse(dst reg, wide, remainder bool, d uint64) {
 	if !wide {
 		t.move(false, dst, dst)
@@ -121,8 +121,8 @@ func (t *threader) multiplyByInverse(dst reg, wide, remainder bool, d uint64) {
 	t.divided(dst, wide, remainder, int32(uint32(d)))
 }
 
-// divided puts the quotient by d in DX, or what it leaves, into dst. AX is what
-// is spilled again, or dst and so the dividend.
+// divided puts the quotient by d, which is in DX, or the remainder into dst. It
+// restores AX, which may be dst and so the dividend.
 func (t *threader) divided(dst reg, wide, remainder bool, d int32) {
 	t.mem(true, 0x8b, ax, self, offSpill)
 	if !remainder {
@@ -134,10 +134,11 @@ func (t *threader) divided(dst reg, wide, remainder bool, d int32) {
 	t.reg(wide, 0x29, scratch, dst)
 }
 
-// invert returns what x/d is computed with for any x of 64 bits: the high half
-// of inverse*x, shifted right; if more is set the inverse has a 65th bit, so x
-// is to be added first (Granlund and Montgomery, Division by Invariant Integers
-// using Multiplication, 1994, section 4).
+// invert returns the constants with which x/d is computed for any x of 64 bits:
+// it is the high half of inverse*x, shifted right by shift. If more is set, the
+// inverse has a 65th bit, so x must be added before the shift (Granlund and
+// Montgomery, Division by Invariant Integers using Multiplication, 1994, section
+// 4).
 func invert(d uint64) (inverse uint64, shift int, more bool) {
 	shift = bits.Len64(d) - 1
 	inverse, rest := bits.Div64(1<<shift, 0, d)
@@ -152,8 +153,8 @@ func invert(d uint64) (inverse uint64, shift int, more bool) {
 	return inverse + 1, shift + 1, true
 }
 
-// quotient divides dst by src, or by what is spilled if src is DX. The
-// machine divides AX, so if dst is another register, it changes places with AX.
+// quotient emits a division of dst by src, or by the spilled word if src is DX.
+// The machine divides AX, so another dst is exchanged with AX.
 func (t *threader) quotient(dst, src reg, wide, signed, remainder bool) {
 	if dst != ax {
 		t.reg(true, 0x87, dst, ax)
@@ -170,7 +171,7 @@ func (t *threader) quotient(dst, src reg, wide, signed, remainder bool) {
 		if wide {
 			t.byte(0x48)
 		}
-		t.byte(0x99) // sign of AX into DX
+		t.byte(0x99) // cdq or cqo
 	} else {
 		t.zero(dx)
 	}

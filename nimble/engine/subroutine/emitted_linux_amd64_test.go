@@ -16,8 +16,7 @@ import (
 	"margay/nimble/verify"
 )
 
-// TestOffsets holds the structs to what emitted code and assembly take for
-// granted.
+// TestOffsets checks the offsets that emitted code and assembly assume.
 func TestOffsets(t *testing.T) {
 	var k cpu
 	var w engine.Window
@@ -61,7 +60,7 @@ func TestOffsets(t *testing.T) {
 	}
 }
 
-// TestRegisters checks that no two things live in one machine register.
+// TestRegisters checks that no machine register has two uses.
 func TestRegisters(t *testing.T) {
 	seen := map[reg]bool{sp: true, r14: true, scratch: true, self: true, fuel: true}
 	if len(seen) != 5 {
@@ -75,9 +74,9 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// TestEmittedCode disassembles what is emitted for random programs: every byte
-// belongs to an instruction, jumps and calls go to instructions, and
-// the registers of Go and the stack pointer are left alone.
+// TestEmittedCode disassembles the code of random programs: every byte belongs to
+// an instruction, jumps and calls go to instructions, and no instruction uses
+// Go's registers or the stack pointer.
 func TestEmittedCode(t *testing.T) {
 	r := enginetest.Seeded(t)
 	data := make([]byte, 400)
@@ -167,8 +166,8 @@ func disassemble(t *testing.T, code []byte, calls bool) {
 	}
 }
 
-// usesStack reports whether an instruction is one of those with which the form
-// that calls hides a return address, shows it again and drops it.
+// usesStack reports whether an instruction is one with which subroutine-calls
+// hides a return address, restores it and drops it.
 func usesStack(i x86asm.Inst) bool {
 	_, inMemory := i.Args[0].(x86asm.Mem)
 	switch i.Op {
@@ -209,7 +208,7 @@ func TestConstantDivisors(t *testing.T) {
 }
 
 // testDivisor divides by d in one register, in the four ways: each dividend, its
-// multiple by d, and what is next to that.
+// multiple by d, and the neighbours of the multiple.
 func testDivisor(t *testing.T, dst isa.Register, d int32, dividends []uint64) {
 	t.Helper()
 	wide, narrow := uint64(int64(d)), uint64(uint32(d))

@@ -10,7 +10,7 @@ import (
 	"margay/nimble/verify"
 )
 
-// subroutine is the engine, in the form that only calls if calls is set.
+// subroutine is the engine; if calls is set, subroutine-calls.
 type subroutine struct{ calls bool }
 
 func newEngine(calls bool) (engine.Engine, error) { return subroutine{calls}, nil }
@@ -53,11 +53,11 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 	return c, nil
 }
 
-// Ways into emitted code.
+// Entries of emitted code.
 const (
-	start        = iota // of a run
-	resume              // with all registers as they were
-	afterService        // with an r0, and r1 to r5 as they are in the Call
+	start        = iota // begins a run
+	resume              // continues at next, with all registers from the cpu
+	afterService        // continues at next, with r0, and r1 to r5 from the Call
 	ways
 )
 
@@ -66,12 +66,12 @@ type code struct {
 	ways      [ways]entry
 	tenant    engine.Tenant
 	frame     bool // the first function has a stack frame
-	short     bool // no run of it costs more than a slice
+	short     bool // no run costs more than a slice
 	program   *verify.Program
 	at        []int32       // offset of each slot
 	services  []serviceCall // by the number in their sites
-	strays    []forward     // where unchecked accesses are, ascending
-	stray     uint64        // address of the way out after a bad one; 0: there are none
+	strays    []forward     // unchecked accesses, in ascending order
+	stray     uint64        // address of the exit path after a bad access; 0: no access is unchecked
 	memory    []byte        // the emitted code
 	base      uintptr       // its address
 	addresses [ways]uintptr // of ways

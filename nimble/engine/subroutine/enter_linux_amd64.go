@@ -2,13 +2,14 @@ package subroutine
 
 import "margay/nimble/isa"
 
-// What every program begins with. done is the site of a run that has ended.
+// Every program begins with the exit path at offset save, which takes a site in
+// DX. done is the site of a run that has ended.
 const (
-	save = 0 // the way out, with a site in DX
+	save = 0
 	done = 0
 )
 
-// Registers of Go's at an entry.
+// Registers of Go's arguments at an entry.
 const (
 	goCPU  = ax
 	goLeft = bx
@@ -16,7 +17,7 @@ const (
 	goNext = di
 )
 
-// border emits the ways in and out, and remembers where they are.
+// border emits the entries and exit paths, and records their offsets.
 func (t *threader) border() {
 	t.reserve()
 	for n, r := range machineRegister {
@@ -62,17 +63,17 @@ func (t *threader) border() {
 	}
 }
 
-// borderOfStrays emits the way out after a bad access.
+// borderOfStrays emits the exit path after a bad access.
 func (t *threader) borderOfStrays() {
 	t.reserve()
 	t.toStray = t.here()
-	t.body = t.calls // where all accesses are
+	t.body = t.calls // all accesses are in subroutines
 	t.exit(leaving(stray, 0))
 	t.body = false
 }
 
-// borderOfServices emits the way out to services and the way back. A service
-// gets r1 to r5 and gives r0; the other registers are kept.
+// borderOfServices emits the exit path to services and the entry after them. A
+// service gets r1 to r5 and returns r0; the other registers are preserved.
 func (t *threader) borderOfServices() {
 	t.reserve()
 	t.toService = t.here()
@@ -93,7 +94,7 @@ func (t *threader) borderOfServices() {
 // names reports whether any instruction names a register.
 func (t *threader) names(r isa.Register) bool { return t.named>>r&1 != 0 }
 
-// enter takes what Go gives to every entry.
+// enter takes the arguments that Go passes to every entry.
 func (t *threader) enter() {
 	t.mem(true, 0x89, self, goCPU, offBP)
 	t.move(true, self, goCPU)
@@ -116,7 +117,7 @@ func (t *threader) finish() {
 	t.byte(0xc3)
 }
 
-// arguments loads or stores what matters of r1 to r5.
+// arguments loads or stores the registers among r1 to r5 that instructions name.
 func (t *threader) arguments(opcode int, at int32) {
 	for n := isa.Register(1); n <= 5; n++ {
 		if t.names(n) {
@@ -125,8 +126,8 @@ func (t *threader) arguments(opcode int, at int32) {
 	}
 }
 
-// constantArguments copies what services get of r1 to r5 where no instruction
-// names them: it is the same all the time.
+// constantArguments copies the registers among r1 to r5 that no instruction names
+// into the arguments of services: they do not change during a run.
 func (t *threader) constantArguments() {
 	for n := isa.Register(1); n <= 5; n++ {
 		if !t.names(n) {
@@ -136,7 +137,7 @@ func (t *threader) constantArguments() {
 	}
 }
 
-// keep stores or loads what matters of r6 to r10.
+// keep stores or loads the registers among r6 to r10 that instructions name.
 func (t *threader) keep(opcode int) {
 	for n := isa.Register(6); n <= isa.FramePointer; n++ {
 		if t.names(n) {

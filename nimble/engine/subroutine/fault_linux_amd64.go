@@ -13,19 +13,19 @@ import (
 	"margay/nimble/isa"
 )
 
-// A bad access of a trusted program is a signal. The handler of Go makes a panic
-// of it, which keeps neither registers nor the place, so that every access would
-// have to note them. Here another handler is in front of that one. When the
-// fault is in emitted code, and the cpu says that this has a way out for it, the
-// handler stores the address of the instruction in the cpu and lets the thread
-// go on at that way out. It changes nothing else and calls nothing. Any other
-// fault it gives to the handler of Go, with the stack and registers as they were.
+// A bad access of a trusted program raises a signal. Go's handler turns it into a
+// panic, which preserves neither the registers nor the place, so that every access
+// would have to record them. Here another handler is in front of Go's. When the
+// fault is in emitted code, and the cpu has the address of an exit path for it,
+// the handler stores the address of the instruction in the cpu and continues the
+// thread at that exit path. It changes nothing else and calls nothing. It passes
+// any other fault to Go's handler, with the stack and registers unchanged.
 //
-// The handler is installed with the flags, the mask and the return of Go's, when
-// the first program with unchecked accesses is threaded, and stays. Go installs
-// its own once, before main, for signals that it makes panics of; os/signal does
-// not change those. What the handler reads never changes once it is installed:
-// bounds of emitted code, and the next handlers.
+// The handler is installed with the flags, the mask and the restorer of Go's when
+// the first program with unchecked accesses is threaded, and stays installed. Go
+// installs its handlers of the signals that it turns into panics once, before
+// main; os/signal does not change those. The data that the handler reads does not
+// change once it is installed: bounds of emitted code, and the next handlers.
 var codeStart, codeSize, afterSegv, afterBus uintptr
 
 // onFault is the handler. Only the kernel calls it.
@@ -36,7 +36,7 @@ var _ = onFault // in assembly
 // onFaultAddress returns the address of onFault.
 func onFaultAddress() uintptr
 
-// action is the kernel's struct sigaction.
+// action is Linux's struct sigaction (kernel ABI).
 type action struct {
 	handler  uintptr
 	flags    uint64
@@ -44,17 +44,17 @@ type action struct {
 	mask     uint64
 }
 
-// errTaken says that something else has replaced the handler.
+// errTaken reports that other code in this process has replaced the handler.
 var errTaken = errors.New("another handler of SIGSEGV or SIGBUS was installed")
 
-// faults is whether the handler is installed.
+// faults records whether the handler is installed.
 var faults struct {
 	sync.Mutex
 	installed bool
 }
 
-// catchFaults makes bad accesses of emitted code leave it. It returns an error if
-// they would not.
+// catchFaults makes bad accesses of emitted code return to Go. It returns an error
+// if the handler cannot be installed or was replaced.
 func catchFaults() error {
 	faults.Lock()
 	defer faults.Unlock()
@@ -74,7 +74,7 @@ func catchFaults() error {
 	if err != nil {
 		return err
 	}
-	const simple = 1 // SIG_DFL and SIG_IGN are no addresses
+	const simple = 1 // SIG_DFL is 0, SIG_IGN is 1: not addresses
 	if segv.handler <= simple || bus.handler <= simple {
 		return errors.New("SIGSEGV and SIGBUS have no handler of the Go runtime")
 	}
@@ -88,7 +88,7 @@ func catchFaults() error {
 	return handle(unix.SIGBUS, &bus)
 }
 
-// strayed describes the bad access at which emitted code was left.
+// strayed returns the fault of the bad access at which emitted code returned.
 func (c *code) strayed(m *engine.Machine, k *cpu, left int64) error {
 	offset := int(k.at - uint64(c.base))
 	after := sort.Search(len(c.strays), func(n int) bool { return c.strays[n].hole > offset })
@@ -101,7 +101,8 @@ func (c *code) strayed(m *engine.Machine, k *cpu, left int64) error {
 	return stop(m, left, engine.Memory, slot, k.operand(i), nil)
 }
 
-// uncheck finishes code with unchecked accesses.
+// uncheck installs the signal handler and the exit path of code with unchecked
+// accesses.
 func (c *code) uncheck(t *threader) error {
 	if len(t.strays) == 0 {
 		return nil

@@ -15,7 +15,7 @@
 // The handler of SIGSEGV and SIGBUS. The kernel calls it with the signal in DI,
 // the siginfo in SI and the ucontext in DX, on the signal stack of the thread.
 TEXT ·onFault(SB), NOSPLIT|NOFRAME, $0-0
-	CMPL INFO_CODE(SI), $0 // not for a fault but sent by a process
+	CMPL INFO_CODE(SI), $0 // not a fault: a process sent the signal
 	JLE  next
 	MOVQ CONTEXT_IP(DX), AX
 	MOVQ AX, CX

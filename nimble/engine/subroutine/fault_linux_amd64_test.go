@@ -78,8 +78,8 @@ func (p program) wantResult(t *testing.T, r1, want uint64) {
 	}
 }
 
-// TestFaultAddress has accesses over the end of memory, of memory that cannot be
-// written, and by operations that borrow a register for their address.
+// TestFaultAddress tests accesses beyond the end of memory, stores to read-only
+// memory, and operations that borrow a register for their address.
 func TestFaultAddress(t *testing.T) {
 	page := uint64(os.Getpagesize())
 	rw, err := memory.Map("rw", int(page))
@@ -123,8 +123,8 @@ func TestFaultAddress(t *testing.T) {
 	}
 }
 
-// TestHandler looks at what the kernel has after a program with unchecked
-// accesses was threaded: the handler is ours, and all else as Go has it for
+// TestHandler reads the installed actions after a program with unchecked accesses
+// was threaded: the handler is ours, and the other fields are as Go sets them for
 // another such signal.
 func TestHandler(t *testing.T) {
 	load(t, false, "ldxb r0, [r1]", "exit").wantFault(t, 8, 0, 8, 98)
@@ -149,8 +149,8 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestOtherHandler has another handler in the place of ours. What would rely on
-// ours is refused, and taken again when ours is back.
+// TestOtherHandler replaces our handler. Programs that rely on it are refused, and
+// accepted again once ours is back.
 func TestOtherHandler(t *testing.T) {
 	p := load(t, false, "ldxb r0, [r1]", "exit")
 	ours, err := handlerOf(unix.SIGBUS)
@@ -172,8 +172,8 @@ func TestOtherHandler(t *testing.T) {
 	load(t, false, "ldxb r0, [r1]", "exit").wantFault(t, 8, 0, 8, 98)
 }
 
-// TestFaultsOfGo makes faults in Go, which are panics and panics on fault as
-// before, between those of a program.
+// TestFaultsOfGo raises faults in Go between faults of a program: they are still
+// panics, or panics on fault.
 func TestFaultsOfGo(t *testing.T) {
 	p := load(t, false, "ldxb r0, [r1]", "exit")
 	panics := func(f func()) (why error) {
@@ -196,8 +196,8 @@ func TestFaultsOfGo(t *testing.T) {
 	}
 }
 
-// TestSignalsThatAreSent sends SIGSEGV to threads that run emitted code: it is
-// for os/signal, and no fault of the program. Then os/signal forgets it.
+// TestSignalsThatAreSent sends SIGSEGV to threads that run emitted code: os/signal
+// receives it, and the program does not fault. Then os/signal is reset.
 func TestSignalsThatAreSent(t *testing.T) {
 	received := make(chan os.Signal, 100)
 	signal.Notify(received, unix.SIGSEGV, unix.SIGBUS)
@@ -241,8 +241,8 @@ func TestSignalsThatAreSent(t *testing.T) {
 
 func second(_ uint64, err error) error { return err }
 
-// TestFaultsInMany makes faults on many threads while the collector runs and
-// their goroutines move.
+// TestFaultsInMany raises faults in many goroutines, which change threads, while
+// the garbage collector runs.
 func TestFaultsInMany(t *testing.T) {
 	var wait sync.WaitGroup
 	for n := range 8 {
@@ -266,8 +266,8 @@ func TestFaultsInMany(t *testing.T) {
 	wait.Wait()
 }
 
-// TestCrash has a process that has installed the handler crash by a fault of Go:
-// the runtime reports it as always.
+// TestCrash runs a process that installs the handler and then crashes by a fault
+// in Go: the runtime reports it as usual.
 func TestCrash(t *testing.T) {
 	const variable = "MARGAY_TEST_CRASH"
 	if os.Getenv(variable) != "" {

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setSize is the size of the kernel's set of signals.
+// setSize is the size of Linux's sigset_t in bytes.
 const setSize = 8
 
-// handlerOf returns what the kernel does at a signal.
+// handlerOf returns the installed action of a signal.
 func handlerOf(signal unix.Signal) (a action, err error) {
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), 0, uintptr(unsafe.Pointer(&a)), setSize, 0, 0)
 	if errno != 0 {
@@ -21,7 +21,7 @@ func handlerOf(signal unix.Signal) (a action, err error) {
 	return a, err
 }
 
-// handle changes what the kernel does at a signal.
+// handle installs the action of a signal.
 func handle(signal unix.Signal, a *action) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), uintptr(unsafe.Pointer(a)), 0, setSize, 0, 0)
 	if errno != 0 {
@@ -30,7 +30,7 @@ func handle(signal unix.Signal, a *action) error {
 	return nil
 }
 
-// mapAt maps a file, or anonymous memory for -1, over memory that is reserved.
+// mapAt maps a file, or anonymous memory for fd -1, over reserved memory.
 func mapAt(memory []byte, fd, protection, flags int) error {
 	if fd < 0 {
 		flags |= unix.MAP_ANONYMOUS

@@ -10,8 +10,8 @@ import (
 // logarithm returns n for an access of 1<<n bytes.
 func logarithm(i *verify.Instruction) uint8 { return uint8(bits.TrailingZeros(uint(i.Op.Size()))) }
 
-// access emits what comes before a load or store of base+off: the check against
-// a window.
+// access emits the check of a load or store at base+off against a window, if it
+// must be checked.
 func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, window int32) {
 	if i.Proved {
 		return
@@ -24,7 +24,7 @@ func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, wi
 	t.misses = append(t.misses, forward{t.inside(window, logarithm(i)), slot})
 }
 
-// inside compares DX with a window and jumps if it is outside.
+// inside emits a comparison of DX with a window, and a jump if it is outside.
 func (t *threader) inside(window int32, size uint8) (hole int) {
 	base, limit := window+offBase, window+offLimit+8*int32(size)
 	if limit < 128 { // of loads and stores: both instructions at once
@@ -36,8 +36,8 @@ func (t *threader) inside(window int32, size uint8) (hole int) {
 	return t.jumpIfAhead(aboveOrEqual)
 }
 
-// missed emits what an access outside its window comes to: a search for another
-// one, after which the access is done. DX is the distance from the window.
+// missed emits the code for an access outside its window: it searches for another
+// window and then makes the access. DX is the distance from the window's base.
 func (t *threader) missed(each forward) {
 	i := t.program.At(each.slot)
 	window, known := int32(offRead), &t.searches[0][logarithm(i)]
@@ -56,9 +56,10 @@ func (t *threader) missed(each forward) {
 	t.exit(leaving(access, each.slot))
 }
 
-// search emits the search for the region of the address in DX, which all
-// accesses of a kind and size that miss call. What it finds becomes the window;
-// the flags say below then. Nothing in it can fault, so that it may be called.
+// search emits the search for the region of the address in DX, which all misses
+// of one kind and size call. It copies the window that it finds and sets the
+// flags to below. Nothing in it can fault, so its return address on the stack
+// does no harm.
 func (t *threader) search(window int32, size uint8) (start int) {
 	list := int32(offReads)
 	if window == offWrite {
@@ -88,7 +89,7 @@ func (t *threader) search(window int32, size uint8) (start int) {
 	return start
 }
 
-// unchecked remembers where an unchecked access is, or begins.
+// unchecked records the offset at which an unchecked access begins.
 func (t *threader) unchecked(slot int) { t.strays = append(t.strays, forward{t.here(), slot}) }
 
 // load emits a load.
@@ -133,7 +134,7 @@ func (t *threader) store(slot int, i *verify.Instruction) {
 }
 
 // atomicOpcode returns the opcode of an atomic operation, 0 if the machine has
-// none: for those that fetch what they change bit by bit.
+// none: for a fetching or, and, and xor.
 func atomicOpcode(op isa.Op) int {
 	switch op {
 	case isa.AtomicAdd, isa.AtomicAdd32:
@@ -154,8 +155,8 @@ func atomicOpcode(op isa.Op) int {
 	return 0
 }
 
-// atomic emits an atomic operation. One that is not in the window is begun
-// again when Go has found another.
+// atomic emits an atomic operation. If it misses the window, Go looks for another
+// one and the instruction starts again.
 func (t *threader) atomic(slot int, i *verify.Instruction) {
 	t.address(scratch, machineRegister[i.Dst], int32(i.Off))
 	t.put(0xc2f6|uint64(i.Op.Size()-1)<<16, 3) // test dl
@@ -175,13 +176,12 @@ func (t *threader) atomic(slot int, i *verify.Instruction) {
 		t.fetch(i, wide)
 	}
 	if i.Op == isa.AtomicCmpXchg32 {
-		t.move(false, ax, ax) // is not written if the values were equal
+		t.move(false, ax, ax) // cmpxchg does not write EAX if the values were equal
 	}
 }
 
-// fetch emits an atomic operation that fetches what it changes bit by bit: it
-// tries until nothing has changed between the load and the store. AX has the old
-// value and DX the new one meanwhile.
+// fetch emits a fetching or, and, or xor as a loop with compare-and-exchange. AX
+// has the old value and DX the new one.
 func (t *threader) fetch(i *verify.Instruction, wide bool) {
 	base, src := machineRegister[i.Dst], machineRegister[i.Src]
 	t.mem(true, 0x89, ax, self, offSpill)

@@ -9,42 +9,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arena is memory for emitted code. Programs get whole pages of blocks that are
-// mapped once, because mapping and unmapping takes longer than threading a
-// small program. Its methods are safe for concurrent use.
+// arena is memory for emitted code. Programs get whole pages of blocks that stay
+// mapped, because mapping and unmapping takes longer than threading a small
+// program. add, bounds and remove are safe for concurrent use; the other methods
+// need lock.
 type arena struct {
 	lock   sync.Mutex
 	blocks []*block
 
-	// Executable memory is in one reserved range, so that a handler of faults can
-	// tell emitted code by two numbers that never change.
+	// Executable memory is in one reserved range, so that the signal handler can
+	// recognize emitted code by two numbers that never change.
 	reserved []byte
-	taken    []bool // by blockPages of it
+	taken    []bool // for each blockPages of reserved
 
-	// single has blocks mapped once, as where the system has no files in memory
-	// that can be executed.
+	// single makes blocks with one view only, for systems without executable
+	// memfds.
 	single bool
 }
 
-// executable is where the code of this process is.
+// executable holds the emitted code of this process.
 var executable arena
 
 const (
-	// blockPages is how many pages there are in a block that programs share.
+	// blockPages is the size of a block that programs share, in pages.
 	blockPages = 256
 
-	// reservedBlocks is how much there is room for, in blockPages: 1 GiB, of which
-	// nothing is used until it is needed.
+	// reservedBlocks is the size of the reserved range in blockPages: 1 GiB of
+	// address space, without memory until it is used.
 	reservedBlocks = 1024
 )
 
-// block is memory for code. It is mapped twice: one view can be executed and not
-// written, the other written and not executed, so that neither adding nor
-// removing code changes a mapping. A block of an arena that is single has one
-// view, whose pages change.
+// block is memory for code. It is mapped twice: one view is executable and not
+// writable, the other writable and not executable, so that neither adding nor
+// removing code changes a mapping. A block of a single arena has one view, whose
+// pages change their protection.
 type block struct {
-	memory  []byte // what is executed
-	written []byte // the same bytes, to be written; nil: memory is written, when it is not executed
+	memory  []byte // the executable view
+	written []byte // the writable view; nil: single, and memory is writable while it is not executable
 	used    []bool // by page
 	free    int    // pages
 }
@@ -70,7 +71,7 @@ func (a *arena) add(emitted []byte) ([]byte, error) {
 	return b.fill(0, pages, emitted)
 }
 
-// bounds returns the range of executable memory. The arena is not empty.
+// bounds returns the range of executable memory. The arena must not be empty.
 func (a *arena) bounds() (start, size uintptr) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
@@ -98,7 +99,7 @@ func (a *arena) grow(pages int) (*block, error) {
 	return b, nil
 }
 
-// take returns the first so many free pages of the reserved range.
+// take returns so many pages in the first free row of the reserved range.
 func (a *arena) take(pages int) ([]byte, error) {
 	page := os.Getpagesize()
 	if a.reserved == nil {
@@ -119,7 +120,7 @@ func (a *arena) take(pages int) ([]byte, error) {
 	return memory, nil
 }
 
-// giveBack makes memory of the reserved range free.
+// giveBack returns memory to the reserved range.
 func (a *arena) giveBack(memory []byte) error {
 	a.setTaken(memory, false)
 	return mapAt(memory, -1, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
@@ -133,8 +134,8 @@ func (a *arena) setTaken(memory []byte, taken bool) {
 	}
 }
 
-// mapTwice maps a new file in memory where it can be executed, and returns a view
-// of it that can be written.
+// mapTwice maps a new memfd over executed, executable, and returns a writable
+// view of it.
 func mapTwice(executed []byte) (written []byte, err error) {
 	fd, err := codeFile()
 	if err != nil {
@@ -153,8 +154,8 @@ func mapTwice(executed []byte) (written []byte, err error) {
 	return written, nil
 }
 
-// codeFile makes an empty file in memory. Linux before 6.3 does not know
-// MFD_EXEC, without which later ones may refuse to execute it.
+// codeFile makes an empty memfd. Linux before 6.3 does not know MFD_EXEC; later
+// versions may refuse to execute a memfd without it.
 func codeFile() (fd int, err error) {
 	fd, err = unix.MemfdCreate("code", unix.MFD_CLOEXEC|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) {
@@ -163,7 +164,7 @@ func codeFile() (fd int, err error) {
 	return fd, err
 }
 
-// remove takes back what add has returned. One block is kept for the next.
+// remove takes back memory that add has returned. The arena keeps one block.
 func (a *arena) remove(memory []byte) error {
 	memory = memory[:cap(memory)]
 	a.lock.Lock()
@@ -185,7 +186,7 @@ func (a *arena) remove(memory []byte) error {
 	return errors.New("code that is not of this arena")
 }
 
-// empty makes pages free.
+// empty fills pages with traps and marks them free.
 func (b *block) empty(offset, length int) error {
 	written := b.written
 	if written == nil {
@@ -202,7 +203,7 @@ func (b *block) empty(offset, length int) error {
 	return nil
 }
 
-// unmap gives the view to be written back.
+// unmap removes the writable view.
 func (b *block) unmap() error {
 	if b.written == nil {
 		return nil
@@ -213,7 +214,7 @@ func (b *block) unmap() error {
 	return nil
 }
 
-// find returns the first of as many free pages in a row.
+// find returns the first of so many free pages in a row.
 func (b *block) find(pages int) (first int, ok bool) {
 	if pages > b.free {
 		return 0, false
@@ -221,7 +222,7 @@ func (b *block) find(pages int) (first int, ok bool) {
 	return row(b.used, pages)
 }
 
-// row returns where the first so many that are not used follow each other.
+// row returns the index of the first row of wanted elements that are not used.
 func row(used []bool, wanted int) (first int, ok bool) {
 	for n, each := range used {
 		switch {
@@ -250,7 +251,7 @@ func (b *block) fill(first, pages int, emitted []byte) ([]byte, error) {
 	return memory[:len(emitted)], nil
 }
 
-// mark says which pages are in use.
+// mark records whether pages are in use.
 func (b *block) mark(first, pages int, used bool) {
 	for n := first; n < first+pages; n++ {
 		b.used[n] = used

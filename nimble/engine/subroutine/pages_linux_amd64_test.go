@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestArena fills more than a block, with what fits and with what does not, and
-// takes it back.
+// TestArena adds code that fits into a block and code that does not, in more than
+// one block, and removes it.
 func TestArena(t *testing.T) {
 	for _, single := range []bool{false, true} {
 		t.Run(fmt.Sprintf("single=%v", single), func(t *testing.T) { testArena(t, &arena{single: single}) })

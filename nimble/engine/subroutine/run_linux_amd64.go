@@ -31,7 +31,7 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 	return c.serve(m, k, at, left)
 }
 
-// prepare sets up a cpu that is another code's or knows windows that are void.
+// prepare sets up a cpu that another code has used, or whose windows are stale.
 func (c *code) prepare(m *engine.Machine, k *cpu) {
 	m.Empty()
 	k.end = [2]uint64{}
@@ -47,8 +47,8 @@ func (c *code) prepare(m *engine.Machine, k *cpu) {
 	k.stray = c.stray
 }
 
-// serve does what the code was left for and enters it again, until the first
-// function exits or there is a fault.
+// serve handles the reason why the code returned and enters it again, until the
+// first function exits or there is a fault.
 func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64, err error) {
 	for at != done {
 		if at.reason() == call {
@@ -91,8 +91,8 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 	return r0, nil
 }
 
-// callServices calls the service that the code was left for, and those that it
-// is left for next.
+// callServices calls services and enters the code again for as long as it returns
+// for another service.
 func (c *code) callServices(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64, next site, leftNext int64, err error) {
 	for at.reason() == call {
 		each := &c.services[at.slot()]
@@ -105,12 +105,12 @@ func (c *code) callServices(m *engine.Machine, k *cpu, at site, left int64) (r0 
 	return r0, at, left, nil
 }
 
-// address returns where the code of an instruction is, with what its block
-// costs.
+// address returns the address of the code at a slot, including the payment for a
+// block that starts there.
 func (c *code) address(slot int) uint64 { return uint64(c.base) + uint64(c.at[slot]) }
 
-// again returns the fuel that is paid once more when an instruction is begun
-// again.
+// again returns the fuel that an instruction pays a second time when it starts
+// again, 0 at a fault.
 func again(i *verify.Instruction, kind engine.Kind) int64 {
 	if kind != "" {
 		return 0
@@ -118,14 +118,14 @@ func again(i *verify.Instruction, kind engine.Kind) int64 {
 	return int64(i.Cost)
 }
 
-// stop ends a run with a fault at a slot. left is what remains of the slice.
+// stop ends a run with a fault at a slot. left is the rest of the slice.
 func stop(m *engine.Machine, left int64, kind engine.Kind, slot int, addr uint64, err error) error {
 	m.Fuel += uint64(left)
 	return m.Fault(kind, slot, addr, err)
 }
 
-// operand returns the address of an access. It means nothing of other
-// instructions.
+// operand returns the address of an access. For other instructions it is
+// meaningless.
 func (k *cpu) operand(i *verify.Instruction) uint64 {
 	base := i.Dst
 	if i.Op.Form() == isa.FormLoad {
@@ -135,7 +135,7 @@ func (k *cpu) operand(i *verify.Instruction) uint64 {
 }
 
 // findAtomic looks for the region of an atomic operation outside the window. A
-// kind that is not empty is the fault.
+// non-empty kind is the fault.
 func (k *cpu) findAtomic(m *engine.Machine, i *verify.Instruction) engine.Kind {
 	if !m.FindAtomic(k.operand(i), int(logarithm(i))) {
 		return engine.Memory

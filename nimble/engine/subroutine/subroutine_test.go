@@ -45,7 +45,7 @@ func TestEngine(t *testing.T) { enginetest.Test(t, newEngine(t)) }
 
 func TestCalls(t *testing.T) { enginetest.Test(t, newCalls(t)) }
 
-// BenchmarkEngine has the others beside it.
+// BenchmarkEngine compares with the other engines.
 func BenchmarkEngine(b *testing.B) {
 	enginetest.Benchmark(b, portable.New(), newEngine(b), newCalls(b))
 }
@@ -73,8 +73,8 @@ func FuzzAgree(f *testing.F) {
 	})
 }
 
-// TestCodeIsNotWritable looks at the mappings of this process while it has
-// emitted code: none is both writable and executable.
+// TestCodeIsNotWritable checks that no mapping of a process with emitted code is
+// both writable and executable.
 func TestCodeIsNotWritable(t *testing.T) {
 	p, err := verify.Verify(enginetest.Generate(nil), verify.Config{Services: enginetest.Services()})
 	if err != nil {
@@ -102,7 +102,7 @@ func TestCodeIsNotWritable(t *testing.T) {
 
 // deepening is a program that counts r1 down, computes for a while at each
 // number and calls a service that makes the stack of its goroutine grow. It
-// returns the sum of what the service computes.
+// returns the sum of the service's results.
 func deepening(t *testing.T, trusted bool) *verify.Program {
 	t.Helper()
 	var deep func(n int) uint64
@@ -135,8 +135,8 @@ func deepening(t *testing.T, trusted bool) *verify.Program {
 	return p
 }
 
-// TestRuntimeLooks lets the runtime profile, trace and collect while programs
-// run, and move their stacks while they wait for a service.
+// TestRuntimeLooks lets the runtime profile, trace and collect garbage while
+// programs run, and move their stacks during services.
 func TestRuntimeLooks(t *testing.T) {
 	if err := pprof.StartCPUProfile(io.Discard); err != nil {
 		t.Fatal(err)

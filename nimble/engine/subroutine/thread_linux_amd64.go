@@ -10,24 +10,24 @@ import (
 	"margay/nimble/verify"
 )
 
-// reason is why emitted code was left.
+// reason is why emitted code returned to Go.
 type reason uint8
 
 const (
 	finished   reason = iota // the exit of the first function
-	refill                   // a block cannot be paid from this slice
+	refill                   // a block costs more than the slice has left
 	access                   // an access outside all windows
 	misaligned               // an atomic operation at a bad address
 	atomics                  // an atomic operation outside the window
 	call                     // a call of a service
-	deep                     // a local call for which there is no room
+	deep                     // a local call beyond the call depth
 	push                     // a local call of a function with a stack frame
-	pop                      // the exit of one
-	stray                    // a bad access that was not checked
+	pop                      // the exit of a function with a stack frame
+	stray                    // a bad unchecked access
 )
 
-// site is a place at which code is left: a reason and the slot of an
-// instruction, or the number of a call of a service.
+// site says why and where emitted code returns to Go: a reason, and the slot of
+// an instruction or the number of a call of a service.
 type site uint32
 
 const slotBits = 24 // object.MaxInstructions is less than 1<<slotBits
@@ -46,39 +46,40 @@ type threader struct {
 	calls   bool // in the form of subroutine-calls
 	trusted bool
 
-	at       []int32 // offset of each slot
+	at       []int32 // offset in the code of each slot
 	jumps    []forward
 	cold     []cold
 	misses   []forward // accesses outside their window
 	bodies   []forward // calls of the subroutines of slots
-	strays   []forward // where unchecked accesses are, ascending
+	strays   []forward // unchecked accesses, in ascending order
 	services []serviceCall
 
-	ways      [ways]int // offsets of the ways into the code
-	toService int       // offset of the way out to a service
-	toStray   int       // offset of the way out after a bad access
+	ways      [ways]int // offsets of the entries
+	toService int       // offset of the exit path to a service
+	toStray   int       // offset of the exit path after a bad access
 	searches  [2][4]int // offsets of searches, of loads and stores, by size; 0: none yet
 
-	function verify.Function // to which the instruction belongs
-	body     bool            // what is emitted is called
+	function verify.Function // of the current instruction
+	body     bool            // the code being emitted is called
 	named    uint            // a bit for each register that any instruction names
 	serviced bool            // services are called
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
-	back     bool            // there are jumps to what is before them
+	back     bool            // there are backward jumps
 }
 
-// forward is a jump or call to or for a slot, to what is not written yet.
+// forward is a jump or call for a slot whose target is not emitted yet. hole is
+// the offset of its end.
 type forward struct{ hole, slot int }
 
-// cold is a jump to a way out that is not written yet.
+// cold is a jump to an exit path that is not emitted yet.
 type cold struct {
 	hole int
 	site site
 }
 
-// threaders are those whose memory can be used again: getting it from the heap
-// takes as long as emitting.
+// threaders recycles the memory of threaders: allocating it takes as long as
+// emitting.
 var threaders = sync.Pool{New: func() any { return new(threader) }}
 
 // recycle ends the use of a threader.
@@ -123,7 +124,7 @@ func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
 	return t
 }
 
-// link writes the bodies and the ways out, and gives jumps their targets.
+// link emits the subroutines and the exit paths, and resolves jumps.
 func (t *threader) link() {
 	t.leaveCold()
 	t.body = t.calls
@@ -138,7 +139,7 @@ func (t *threader) link() {
 	}
 }
 
-// leaveCold writes the ways out that exitIf has left open.
+// leaveCold emits the exit paths of jumps that exitIf has emitted.
 func (t *threader) leaveCold() {
 	for _, each := range t.cold {
 		t.reserve()
@@ -148,29 +149,29 @@ func (t *threader) leaveCold() {
 	t.cold = t.cold[:0]
 }
 
-// exit leaves the code at a site.
+// exit emits the return to Go at a site.
 func (t *threader) exit(s site) {
 	t.dropReturn()
 	t.leaveBy(s, save)
 }
 
-// leaveBy leaves the code by one of the ways out.
+// leaveBy emits a jump to the exit path at offset way.
 func (t *threader) leaveBy(s site, way int) {
 	t.put(0xba|uint64(s)<<8|0xe9<<40, 10) // mov dx, site; jmp
 	t.patch(t.here(), way)
 }
 
-// exitIf leaves under a condition.
+// exitIf is exit under a condition.
 func (t *threader) exitIf(condition byte, s site) {
 	t.cold = append(t.cold, cold{t.jumpIfAhead(condition), s})
 }
 
-// enterBlock pays for the block that starts at a slot, if one does.
+// enterBlock emits the payment for the block that starts at a slot, if one does.
 func (t *threader) enterBlock(slot int, cost uint32) {
 	if cost == 0 {
 		return
 	}
-	if cost < 128 { // most of them: both instructions at once
+	if cost < 128 { // most blocks: both instructions at once
 		t.put(0x820f_00ec8349|uint64(cost)<<24, 10) // sub r12, cost; jb
 		t.cold = append(t.cold, cold{t.here(), leaving(refill, slot)})
 		return
@@ -179,7 +180,7 @@ func (t *threader) enterBlock(slot int, cost uint32) {
 	t.exitIf(below, leaving(refill, slot))
 }
 
-// instruction emits what one instruction means.
+// instruction emits the code of one instruction.
 func (t *threader) instruction(slot int, i *verify.Instruction) {
 	switch i.Op {
 	case isa.LdDW:
@@ -233,8 +234,8 @@ func (t *threader) jumpTo(slot, target int) {
 	t.jumps = append(t.jumps, forward{t.jumpAhead(), target})
 }
 
-// conditions are those of jumps by the upper half of their opcode byte (RFC
-// 9669, section 4.3).
+// conditions holds the conditions of jumps by the upper half of their opcode byte
+// (RFC 9669, section 4.3).
 var conditions = [16]byte{
 	1: equal, 2: above, 3: aboveOrEqual, 4: notEqual, 5: notEqual, 6: greater, 7: greaterEqual,
 	10: below, 11: belowOrEqual, 12: less, 13: lessOrEqual,
