@@ -8,9 +8,9 @@ import (
 	"margay/nimble/object"
 )
 
-// bounded makes a program out of any bytes that does what compilers do before
-// an access: masks, comparisons, loops that count, pointers kept on the stack.
-// Its only exit returns one of its registers.
+// bounded makes a program from any bytes with the code that compilers emit before
+// an access: masks, comparisons, counting loops, pointers kept on the stack. Its
+// only exit returns one of its registers.
 func bounded(data []byte) *object.Spec {
 	w := &writer{data: data}
 	for _, line := range []string{
@@ -44,7 +44,7 @@ func bounded(data []byte) *object.Spec {
 	return spec
 }
 
-// body writes so many statements. Those in loops and functions are deep.
+// body writes statements. deep is above 0 in loops and functions.
 func (w *writer) body(statements, deep int) {
 	open := w.open
 	for ; statements > 0; statements-- {
@@ -55,7 +55,7 @@ func (w *writer) body(statements, deep int) {
 	}
 }
 
-// writer takes decisions from bytes, zeros when they run out.
+// writer makes decisions from bytes, and from zeros when they run out.
 type writer struct {
 	data   []byte
 	text   string
@@ -79,13 +79,13 @@ func (w *writer) below(n int) int {
 
 func (w *writer) one(of ...string) string { return of[w.below(len(of))] }
 
-// index is a register with a number, mostly; register any.
+// index picks a register that mostly holds a number; register picks any.
 func (w *writer) index() string { return w.one("r1", "r2", "r3", "r4", "r5") }
 func (w *writer) register() string {
 	return w.one("r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9", "r10")
 }
 
-// pointer is a register with a pointer, mostly.
+// pointer picks a register that mostly holds a pointer.
 func (w *writer) pointer() string {
 	return w.one("r6", "r6", "r7", "r0", "r10", "r1", "r2", "r3", "r4", "r5", "r9")
 }
@@ -179,8 +179,8 @@ func (w *writer) packet() {
 	w.line("o%d:", label)
 }
 
-// overwrite stores to the stack frame at a place that is not known, between a
-// store and a load of it.
+// overwrite stores to an unknown place of the stack frame, between a store and a
+// load of a known place.
 func (w *writer) overwrite() {
 	w.line("stxdw [r10-8], %s", w.register())
 	w.line("mov r5, r10")
@@ -193,7 +193,7 @@ func (w *writer) overwrite() {
 	w.line("ldxdw %s, [r10-8]", w.index())
 }
 
-// leave calls a service that writes, or a function.
+// leave calls a function, or a service that writes.
 func (w *writer) leave(deep int) {
 	if deep < 2 && w.below(2) > 0 {
 		w.called = true
@@ -206,7 +206,7 @@ func (w *writer) leave(deep int) {
 	w.line("call 20")
 }
 
-// loop counts a register up or down, and maybe a pointer with it.
+// loop counts a register up or down, and maybe moves a pointer with it.
 func (w *writer) loop(deep int) {
 	label, r := w.label, w.index()
 	w.label++

@@ -7,7 +7,7 @@ import (
 	"margay/nimble/verify/numbers"
 )
 
-// condition is what a jump compares for: the upper half of its opcode byte (RFC
+// condition is the condition of a jump: the upper half of its opcode byte (RFC
 // 9669, section 4.3), or noBit, the opposite of anyBit.
 type condition uint8
 
@@ -26,14 +26,14 @@ const (
 	noBit          condition = 0xf
 )
 
-// opposites are the conditions that hold where others do not.
+// opposites holds the negation of each condition.
 var opposites = [16]condition{
 	equal: notEqual, above: belowOrEqual, aboveOrEqual: below, greater: smallerOrEqual, greaterOrEqual: smaller, anyBit: noBit,
 	notEqual: equal, belowOrEqual: above, below: aboveOrEqual, smallerOrEqual: greater, smaller: greaterOrEqual,
 }
 
-// branch follows a conditional jump and reports whether what comes after it is
-// ever reached.
+// branch interprets a conditional jump and reports whether execution can fall
+// through.
 func (p *prover) branch(k *knowledge, slot int, i *Instruction) bool {
 	c := condition(i.Code >> 4)
 	taken := p.copy(k)
@@ -49,8 +49,8 @@ func (p *prover) branch(k *knowledge, slot int, i *Instruction) bool {
 	return k.assume(opposites[c], i)
 }
 
-// assume adds to what is known that a condition holds between the operands of a
-// jump. It returns false if that cannot be.
+// assume adds the fact that a condition holds between the operands of a jump. It
+// returns false if that is impossible.
 func (k *knowledge) assume(c condition, i *Instruction) bool {
 	half := i.Code&class != jump64
 	frame := frame // may be narrowed
@@ -84,7 +84,7 @@ func (k *knowledge) assume(c condition, i *Instruction) bool {
 	return k.assumeNumbers(c, x, y, false)
 }
 
-// swapped are the conditions with their operands the other way round.
+// swapped holds each condition with its operands exchanged.
 var swapped = [16]condition{
 	equal: equal, notEqual: notEqual, above: below, below: above, aboveOrEqual: belowOrEqual, belowOrEqual: aboveOrEqual,
 	greater: smaller, smaller: greater, greaterOrEqual: smallerOrEqual, smallerOrEqual: greaterOrEqual, anyBit: anyBit, noBit: noBit,
@@ -109,7 +109,8 @@ func (k *knowledge) assumeNull(c condition, v *value) bool {
 	})
 }
 
-// assumeBefore is assume for a pointer into the context and one from its end.
+// assumeBefore is assume for a pointer relative to the start of the context and
+// one relative to its end.
 func (k *knowledge) assumeBefore(c condition, v, end *value) bool {
 	if !v.isSmall() || end.SignedMin() < -int64(k.size) || end.SignedMax() > small {
 		return true // the end may have wrapped around
@@ -123,8 +124,8 @@ func (k *knowledge) assumeBefore(c condition, v, end *value) bool {
 	return true
 }
 
-// assumeOffsets is assume for two pointers into the same memory. Addresses are
-// in the same order as offsets where those are not far away.
+// assumeOffsets is assume for two pointers into the same memory. Small offsets
+// order in the same way as their addresses.
 func (k *knowledge) assumeOffsets(c condition, x, y *value) bool {
 	for _, v := range [...]*value{x, y} {
 		least := int64(-FrameSize)
@@ -143,8 +144,8 @@ func (k *knowledge) assumeOffsets(c condition, x, y *value) bool {
 	return ok && k.narrow(x, s) && k.narrow(y, t)
 }
 
-// assumeNumbers is assume for numbers, of which only the lower halves are
-// compared if half is set.
+// assumeNumbers is assume for numbers. With half it compares the lower halves
+// only.
 func (k *knowledge) assumeNumbers(c condition, x, y *value, half bool) bool {
 	a, b := k.number(x), k.number(y)
 	exactA, exactB := true, true
@@ -185,8 +186,8 @@ func (k *knowledge) assumeNumbers(c condition, x, y *value, half bool) bool {
 	return true
 }
 
-// learn narrows a number, or the least length of the context if v is measured
-// from that.
+// learn narrows a number, or raises the least length of the context if v is
+// relative to the length.
 func (k *knowledge) learn(v *value, s numbers.Set) bool {
 	switch v.origin {
 	case plain:
@@ -206,8 +207,8 @@ func (k *knowledge) learn(v *value, s numbers.Set) bool {
 	return true
 }
 
-// follow gives v the room of a number that is larger by at least n. It returns
-// false if there is no such value.
+// follow raises the room of v, given a number that is larger by at least n. It
+// returns false if no value is left: the state is impossible.
 func (k *knowledge) follow(v, larger *value, n int64) bool {
 	if v.origin != plain || larger.SignedMin() < 0 || !larger.isSmall() || larger.room < -small {
 		return true
@@ -215,8 +216,8 @@ func (k *knowledge) follow(v, larger *value, n int64) bool {
 	return k.makeRoom(v, larger.room+n)
 }
 
-// refine returns what is left of two sets of numbers between which a condition
-// holds; ok is false if nothing is.
+// refine restricts two sets to the numbers that can meet a condition between them;
+// ok is false if there are none.
 func refine(c condition, x, y numbers.Set) (s, t numbers.Set, ok bool) {
 	switch c {
 	case above, aboveOrEqual, greater, greaterOrEqual:
@@ -262,7 +263,7 @@ func both(x, inX, y, inY numbers.Set) (s, t numbers.Set, ok bool) {
 	return s, t, okX && okY
 }
 
-// without removes the number in y, if it is only one, from an end of x.
+// without removes the only number of y, if y has only one, from an end of x.
 func without(x, y numbers.Set) (numbers.Set, bool) {
 	if y.Span != 0 {
 		return x, true

@@ -7,9 +7,9 @@ import (
 	"margay/nimble/isa"
 )
 
-// Explain says for every access of the program, by slot, where it is if that
-// was proved, or else why it could not be. Other instructions have an empty
-// text. It proves everything anew, and takes as long as that.
+// Explain returns a text for every access of the program, by slot: its place if
+// it was proved, or the reason why it was not. Other instructions have an empty
+// text. It repeats the whole proof.
 func (p *Program) Explain() []string {
 	prover := p.prover(new(scratch))
 	prover.code = slices.Clone(p.code)
@@ -23,7 +23,7 @@ func (p *Program) Explain() []string {
 	return prover.explained
 }
 
-// explain describes an access for people.
+// explain describes an access for readers.
 func (p *prover) explain(k *knowledge, v *value, i *Instruction, use uses, ok bool) string {
 	register, off, size := i.Dst, int64(i.Off), int64(i.Op.Size())
 	if i.Op.Form() == isa.FormLoad {
@@ -33,7 +33,7 @@ func (p *prover) explain(k *knowledge, v *value, i *Instruction, use uses, ok bo
 	case v.origin == elementOrNull:
 		return fmt.Sprintf("r%d may be 0 or an element of map %q", register, p.maps[v.index].Name)
 	case v.origin == contextLength || v.origin == plain:
-		return fmt.Sprintf("r%d is no known pointer but %v", register, k.number(v).Set)
+		return fmt.Sprintf("r%d is not a known pointer but %v", register, k.number(v).Set)
 	case v.origin == contextEnd:
 		return fmt.Sprintf("r%d is at %v from the end of the context", register, v.Set)
 	case !p.allowed(v, use) && v.origin == contextStart:

@@ -5,19 +5,19 @@ import (
 	"slices"
 )
 
-// Place is where the things are that a run works on.
+// Place holds the addresses of the memory that a run works on.
 type Place struct {
 	Context, Length uint64
-	Frame           uint64 // r10; 0: not known
+	Frame           uint64 // r10; 0: unknown
 	Maps            []uint64
 	Elements        [][]uint64 // of each map
 }
 
-// Known is what is known before an instruction.
+// Known is the abstract state before an instruction.
 type Known struct{ k knowledge }
 
-// Knowledge returns what is known of all registers of a program, by slot. Slots
-// that are never reached are missing.
+// Knowledge returns the abstract states of a program with all registers, by slot.
+// Slots that are never reached are missing.
 func Knowledge(p *Program) map[int]*Known {
 	known := make(map[int]*Known)
 	prover := p.prover(new(scratch))
@@ -30,8 +30,8 @@ func Knowledge(p *Program) map[int]*Known {
 	return known
 }
 
-// Wrong says what of the registers from first on cannot be by what is known;
-// it is empty if all is well.
+// Wrong describes a contradiction between known and the registers from first on,
+// empty if there is none.
 func (known *Known) Wrong(first int, registers []uint64, at *Place) string {
 	k := &known.k
 	if at.Length < k.size {
@@ -57,8 +57,8 @@ func (known *Known) Wrong(first int, registers []uint64, at *Place) string {
 	return ""
 }
 
-// offset returns what a register holds, from the origin of what is known of it;
-// ok is false if that cannot be, known if the origin is known.
+// offset returns the value r of a register relative to the origin of v; known says
+// whether the origin's address is known, ok whether v allows r.
 func (v *value) offset(r uint64, at *Place) (offset uint64, known, ok bool) {
 	from := uint64(0)
 	switch v.origin {

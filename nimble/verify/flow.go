@@ -6,8 +6,9 @@ import (
 	"margay/nimble/isa"
 )
 
-// functions finds where functions begin (the program, every target of a local
-// call, every code address) and checks that none runs on into the next.
+// functions finds where functions begin (the first slot, every target of a local
+// call, every loaded code address) and checks that none falls through into the
+// next.
 func (v *verifier) functions() error {
 	code := v.program.code
 	starts := make([]int, 1, 1+len(v.entries))
@@ -38,7 +39,7 @@ func (v *verifier) functions() error {
 	return nil
 }
 
-// ends reports whether no instruction can follow.
+// ends reports whether execution cannot fall through.
 func ends(op isa.Op) bool { return op == isa.Exit || op == isa.JA || op == isa.GotoL }
 
 // target checks that a jump or call lands on an instruction in [start, end).
@@ -55,8 +56,8 @@ func (v *verifier) target(slot, start, end int) error {
 	return nil
 }
 
-// targets checks that every jump stays in its function, and marks where it goes
-// as a leader.
+// targets checks that every jump stays in its function, and marks its target as a
+// leader.
 func (v *verifier) targets() error {
 	functions := v.program.functions
 	for _, slot := range v.jumps {
@@ -71,7 +72,7 @@ func (v *verifier) targets() error {
 	return nil
 }
 
-// blocks gives the leader of every block the cost of the block, and finds out
+// blocks sets the Cost of every leader to the cost of its block, and finds out
 // which functions have a stack frame.
 func (v *verifier) blocks() {
 	code := v.program.code

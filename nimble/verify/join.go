@@ -6,8 +6,7 @@ import (
 	"margay/nimble/verify/numbers"
 )
 
-// join adds to what is known in one case what is known in another: afterwards
-// it holds in both.
+// join weakens the state to so that it covers the state from too.
 func (p *prover) join(to, from *knowledge) {
 	p.groups = p.groups[:0]
 	for followed := p.relevant; followed != 0; followed &= followed - 1 {
@@ -29,7 +28,7 @@ func (p *prover) join(to, from *knowledge) {
 	to.size = min(to.size, from.size)
 }
 
-// joinValue joins v, of one state, with w, of the other.
+// joinValue joins v, of the state to, with w, of the state from.
 func (p *prover) joinValue(to, from *knowledge, v, w *value) {
 	other := *w
 	if v.origin != w.origin || v.index != w.index {
@@ -76,7 +75,7 @@ func (p *prover) joinForm(v, w *value) {
 	v.form = p.fresh()
 }
 
-// group returns the symbol of those that depend on each other in a way.
+// group returns the symbol of the values with a dependence, in this join.
 func (p *prover) group(d dependence) uint32 {
 	for _, g := range p.groups {
 		if g.dependence == d {
@@ -93,9 +92,9 @@ type group struct {
 	symbol uint32
 }
 
-// unchanged puts what came into a loop in the place of what has come back as it
-// was at the loop's head: a symbol that is made there, or before, stands for
-// one number until the head is reached again.
+// unchanged replaces values that came back to the head of a loop unchanged by the
+// values that entered the loop. A value is unchanged if its form is the same as at
+// the head: a symbol stands for one number until the head is reached again.
 func (k *knowledge) unchanged(head, into *knowledge) {
 	for n := range k.r {
 		if v := &k.r[n]; v.symbol != 0 && v.form == head.r[n].form && sameOrigin(v, &head.r[n]) {
@@ -110,7 +109,7 @@ func (k *knowledge) unchanged(head, into *knowledge) {
 	}
 }
 
-// spill returns what is known of the same memory as in s, nil if nothing is.
+// spill returns k's value of the same memory as in s, nil if there is none.
 func (k *knowledge) spill(s *spill) *value {
 	for n := range k.spilled[:k.spills] {
 		if o := &k.spilled[n]; o.at == s.at && o.bytes == s.bytes {
@@ -120,9 +119,9 @@ func (k *knowledge) spill(s *spill) *value {
 	return nil
 }
 
-// widen makes what came back to the head of a loop weaker than at the last time
-// in big steps, so that there are few of them. What only came into the loop,
-// which is known as into, has no need of that.
+// widen weakens values that changed since the last sweep in big steps, so that few
+// sweeps reach a fixed point. Values that are still as they entered the loop, in
+// into, are not widened.
 func (k *knowledge) widen(last, into *knowledge, stops []int64) {
 	for n := range k.r {
 		k.r[n].widen(&last.r[n], &into.r[n], stops)
@@ -145,7 +144,7 @@ func (v *value) widen(last, into *value, stops []int64) {
 	}
 }
 
-// lose is widen in one step.
+// lose is widen in one step: changed values become unknown.
 func (p *prover) lose(k, into *knowledge) {
 	for n := range k.r {
 		if k.r[n] != into.r[n] {
@@ -155,7 +154,7 @@ func (p *prover) lose(k, into *knowledge) {
 	k.spills = 0
 }
 
-// covers reports whether everything that k says is so in o too.
+// covers reports whether every fact of k also holds in o.
 func (k *knowledge) covers(o *knowledge) bool {
 	if o.size < k.size {
 		return false
@@ -180,7 +179,7 @@ func (k *knowledge) covers(o *knowledge) bool {
 	return true
 }
 
-// covers reports whether what v says in k is so for w in o, forms aside.
+// covers reports whether every fact of v in k also holds for w in o, except forms.
 func (v *value) covers(k *knowledge, w *value, o *knowledge) bool {
 	if v.origin == plain && v.Set == numbers.All() && v.room == noRoom {
 		return true
@@ -192,8 +191,8 @@ func (v *value) covers(k *knowledge, w *value, o *knowledge) bool {
 	return v.origin == w.origin && v.index == w.index && w.In(v.Set) && (v.room == noRoom || w.roomIn(o.size) >= v.room)
 }
 
-// depends reports whether the last of some values depends on those before it in
-// the same way among others.
+// depends reports whether the last of values relates to those before it in the
+// same way as its counterpart in others does.
 func depends(values []*value, others [len(knowledge{}.r) + maxSpills]*value) bool {
 	last := len(values) - 1
 	v := values[last]

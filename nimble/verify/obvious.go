@@ -2,10 +2,10 @@ package verify
 
 import "margay/nimble/isa"
 
-// obvious marks the accesses of a program in which each is of a constant place in
-// the stack frame, or in the context through r1, which nothing changes. It
-// reports whether that is so; if not, a prover must look. Many extensions are
-// like that, and a prover takes ten times as long.
+// obvious marks the accesses of a program if all of them are at constant offsets
+// in the stack frame, or in the context through an r1 that never changes. It
+// reports whether that is so; otherwise the program needs a prover. Many
+// extensions are like that, and a prover takes ten times as long.
 func (p *Program) obvious() bool {
 	throughR1, changed := false, false
 	for slot := range p.code {
@@ -31,14 +31,15 @@ func (p *Program) obvious() bool {
 	return true
 }
 
-// promises reports whether an access through the address of the context is
-// inside what is promised of it.
+// promises reports whether the promise about the context covers an access through
+// its address.
 func (p *Program) promises(i *Instruction, use uses) bool {
 	return i.Off >= 0 && uint64(i.Off)+uint64(i.Op.Size()) <= p.context.Size &&
 		(p.context.Readable || use&read == 0) && (p.context.Writable || use&write == 0)
 }
 
-// accesses returns the base register of an access of memory and what it does.
+// accesses returns the base register and the use of a memory access; ok is false
+// for other instructions.
 func (i *Instruction) accesses(form isa.Form) (base isa.Register, use uses, ok bool) {
 	switch form {
 	case isa.FormLoad:
@@ -51,7 +52,8 @@ func (i *Instruction) accesses(form isa.Form) (base isa.Register, use uses, ok b
 	return 0, 0, false
 }
 
-// changes reports whether an instruction may change one of r1 to r5.
+// changes reports whether an instruction may change the register r, one of r1 to
+// r5.
 func (i *Instruction) changes(form isa.Form, r isa.Register) bool {
 	switch form {
 	case isa.FormStore, isa.FormStoreImm, isa.FormAtomic, isa.FormCondImm, isa.FormCondSrc, isa.FormJump, isa.FormJumpLong, isa.FormNone:

@@ -8,9 +8,8 @@ import (
 	"margay/nimble/verify"
 )
 
-// TestObvious compares what is proved of accesses through r10 and r1 with the
-// range of each, in programs that a prover need not look at and in those next to
-// them.
+// TestObvious tests accesses through r10 and r1 at the bounds of their memory, in
+// programs that obvious accepts and in similar ones that need a prover.
 func TestObvious(t *testing.T) {
 	whole := verify.Context{Size: 16, Readable: true, Writable: true}
 	for _, c := range []struct {

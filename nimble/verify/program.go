@@ -24,40 +24,40 @@ type Program struct {
 	context   Context
 }
 
-// Context is what whoever runs a program promises of every context that it is
-// run for. The zero Context promises nothing.
+// Context is a promise about the context of every run of a program, which the
+// caller of the engine must keep: see Kept. The zero Context promises nothing.
 type Context struct {
 	Size     uint64 // least length, in bytes
 	Readable bool   // all of it, if it has any length
 	Writable bool   // the same
 }
 
-// Instruction is an instruction with what the verifier found out about it. The
-// second slot of a wide instruction has Op Invalid and is never executed. It has
-// no pointers, since the garbage collector would go through every program.
+// Instruction is an instruction with the verifier's findings. The second slot of a
+// wide instruction has Op Invalid and is never executed. It has no pointers, so
+// that the garbage collector need not scan programs.
 type Instruction struct {
 	isa.Instruction
 	Op     isa.Op
 	Proved bool   // its memory access cannot leave its region
 	Cost   uint32 // instructions in the basic block that starts here; 0: none does
-	Target int    // slot that a jump or local call goes to, or whose address is loaded; index in Services of what a Call or CallNamed calls
+	Target int    // slot of a jump, local call or loaded code address; for a Call or CallNamed, index in Services
 }
 
 // Function is a function of a program, the slots [Start, End).
 type Function struct {
 	Start, End int
-	Frame      bool // it names r10, so it has a stack frame of FrameSize bytes
+	Frame      bool // it uses r10, so it has a stack frame of FrameSize bytes
 }
 
-// Pointer is an address in a map, which is known when the program is inserted:
-// the 8 bytes at Offset of map number Map are the address of the byte at Distance
-// of map number To. They are inside, but Distance may be the end.
+// Pointer is an address in a map, which is set when the program is inserted: the 8
+// bytes at Offset in map number Map are the address of the byte at Distance in map
+// number To. Both are inside their maps, but Distance may be the end.
 type Pointer struct {
 	Map, To          int
 	Offset, Distance uint32
 }
 
-// Pointers returns the addresses in maps. Nobody may change them.
+// Pointers returns the addresses in maps. The caller must not change the slice.
 func (p *Program) Pointers() []Pointer { return p.pointers }
 
 // Name returns the name of the program.
@@ -66,14 +66,14 @@ func (p *Program) Name() string { return p.name }
 // Trusted reports whether the program was verified as trusted.
 func (p *Program) Trusted() bool { return p.trusted }
 
-// Context returns what was promised of every context.
+// Context returns the promise about the context of every run.
 func (p *Program) Context() Context { return p.context }
 
 // Len returns the number of slots.
 func (p *Program) Len() int { return len(p.code) }
 
-// At returns the instruction of a slot in [0, Len), in the program itself so
-// that an engine need not copy it. Nobody may change it.
+// At returns a pointer to the instruction of a slot in [0, Len). The caller must
+// not change it.
 func (p *Program) At(slot int) *Instruction { return &p.code[slot] }
 
 // Functions returns the functions, ascending.
@@ -85,7 +85,8 @@ func (p *Program) Function(slot int) Function {
 	return p.functions[after-1]
 }
 
-// Services returns what instructions call, by their Target. Nobody may change it.
+// Services returns the called services, by the Target of calls. The caller must
+// not change the slice.
 func (p *Program) Services() []*service.Service { return p.services }
 
 // Maps returns the descriptions of the maps by index.

@@ -11,10 +11,10 @@ import (
 	"margay/nimble/verify"
 )
 
-// proofs are programs for contexts of at least 40 bytes, with a comment behind
-// every access: whether it is proved. The maps are words, 8 elements of 8
-// bytes, constants, one read-only element of 16, cores, an array of 4 elements
-// of 12 bytes for each core.
+// proofs are programs for contexts of at least 40 bytes. A comment after every
+// access says whether it is proved. The maps are words, 8 elements of 8 bytes;
+// constants, one read-only element of 16 bytes; and cores, a per-core array of 4
+// elements of 12 bytes.
 var proofs = []struct{ name, text string }{
 	{"stack", `
 		ldxb r0, [r10-1]      # proved
@@ -617,8 +617,7 @@ var proofs = []struct{ name, text string }{
 		out: exit`},
 }
 
-// proofSpec assembles a program, and returns for each access what its comment
-// says.
+// proofSpec assembles a program, and returns the comment of each access by slot.
 func proofSpec(t testing.TB, text string) (spec *object.Spec, want map[int]string) {
 	t.Helper()
 	program, err := asm.Parse(text)

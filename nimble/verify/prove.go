@@ -10,44 +10,44 @@ import (
 	"margay/nimble/verify/numbers"
 )
 
-// Kept reports whether a context is as promised. Its addresses must be those
-// that a process can have, at most 2^56: proofs add to them.
+// Kept reports whether a context keeps the promise. Its addresses must be at most
+// 2^56, as in every process, because proofs add to them.
 func (c *Context) Kept(r *memory.Region) bool {
 	return !c.promised() || r.Length >= c.Size && r.Length <= numbers.Far && r.Base <= numbers.Far &&
 		(r.Length == 0 || (r.Readable || !c.Readable) && (r.Writable || !c.Writable))
 }
 
-// promised reports whether there is any promise: then r1 is the address of the
+// promised reports whether c promises anything: then r1 is the address of the
 // context and r2 its length.
 func (c *Context) promised() bool { return c.Size != 0 || c.Readable || c.Writable }
 
-// bounded returns the promise with a size that numbers of memory can have.
+// bounded returns the promise with a size of at most numbers.Far.
 func (c Context) bounded() Context {
 	c.Size = min(c.Size, numbers.Far)
 	return c
 }
 
-// Bounds of the work of a prover. What they stop is checked at run time.
+// Bounds of the work of a prover. Beyond them accesses are checked at run time.
 const (
-	maxProved = 100_000 // slots of a program that is looked at as a whole
-	maxSweeps = 12      // times it is gone through
-	patience  = 5       // after which a loop that is still new is given up
-	maxKept   = 4096    // places of which something is known at the same time
+	maxProved = 100_000 // slots of a program that is analyzed as a whole
+	maxSweeps = 12      // sweeps until the analysis is given up
+	patience  = 5       // sweeps until a loop that still changes is given up
+	maxKept   = 4096    // states at the same time
 	maxHeads  = 2048    // heads of loops
-	maxStops  = 8       // numbers next to those that a loop compares with
-	maxSmall  = 4       // sweeps in smaller steps
+	maxStops  = 8       // widening thresholds of a loop
+	maxSmall  = 4       // narrowing sweeps
 )
 
 // prover finds out which accesses of a program cannot fault, by running it on
 // sets of values instead of values (abstract interpretation: Cousot and Cousot,
 // POPL 1977).
 //
-// It goes through the program in the order of slots. A jump forward leaves what
-// is known at its target, to be joined with what else comes there. A jump back,
-// or a call of a function before, leaves it for the next sweep: a program
-// without loops needs one. From the second sweep on, the head of a loop takes
-// what came back in big steps (widening), until nothing comes back that it has
-// not taken. A few sweeps more, in smaller steps again, mark what is proved.
+// It sweeps through the program in the order of slots. A forward jump leaves the
+// state at its target, to be joined with the other states that reach it. A
+// backward jump, or a call of an earlier function, leaves its state for the next
+// sweep: a program without loops needs one sweep. From the second sweep on, the
+// head of a loop widens its state by the states that come back, until it covers
+// them. A few more sweeps without widening mark the proved accesses.
 type prover struct {
 	code      []Instruction
 	functions []Function
@@ -55,8 +55,8 @@ type prover struct {
 	maps      []state.Spec
 	context   Context
 
-	relevant registers // that are followed
-	spilling bool      // what is stored in the stack frame is followed
+	relevant registers // registers that are followed
+	spilling bool      // values stored in the stack frame are followed
 
 	*scratch // places, by slot, and heads, empty at first
 	free     []*knowledge
@@ -66,28 +66,28 @@ type prover struct {
 
 	failed    int // accesses that are not proved in this sweep
 	marking   bool
-	local     bool                         // nothing is known where a block begins
+	local     bool                         // every block begins without knowledge
 	explained []string                     // by slot, if wanted
 	watch     func(slot int, k *knowledge) // for tests: called before every instruction while marking
 }
 
-// place is what is known at a slot of those who come there from before it in
-// this sweep, and whether it is the head of a loop.
+// place is the joined state of forward jumps to a slot in this sweep, and says
+// whether the slot is the head of a loop.
 type place struct {
 	known *knowledge
-	head  int32 // index + 1; 0: no head
+	head  int32 // index + 1; 0: not a head
 }
 
-// head is where a jump back or a call back leads to.
+// head is the target of a backward jump or call.
 type head struct {
-	in    *knowledge // as it was taken last
-	back  *knowledge // what came back
+	in    *knowledge // the state at the head in the last sweep that reached it
+	back  *knowledge // the joined states that came back
 	swept bool       // it was reached in this sweep
-	lost  bool       // nothing is known of what came back changed
-	stops []int64    // that widening tries
+	lost  bool       // values that change in the loop become unknown
+	stops []int64    // widening thresholds
 }
 
-// prover returns a prover for a program of which everything else is known.
+// prover returns a prover for a program that the other passes have accepted.
 func (p *Program) prover(s *scratch) *prover {
 	return &prover{code: p.code, functions: p.functions, services: p.services, maps: p.maps, context: p.context, scratch: s}
 }
@@ -130,7 +130,7 @@ func (p *prover) survey() {
 	p.relevant, p.spilling = r.relevant(lengths)
 }
 
-// goesBack makes the target of a jump or call the head of a loop.
+// goesBack makes the target of a backward jump or call the head of a loop.
 func (p *prover) goesBack(i *Instruction) {
 	at := &p.places[i.Target]
 	if at.head == 0 {
@@ -142,7 +142,7 @@ func (p *prover) goesBack(i *Instruction) {
 	}
 }
 
-// leaves reports whether an instruction goes to its target.
+// leaves reports whether an instruction can transfer control to its target.
 func leaves(op isa.Op) bool {
 	switch op.Form() {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
@@ -151,7 +151,7 @@ func leaves(op isa.Op) bool {
 	return false
 }
 
-// settle sweeps until what comes back to the heads of loops is no news. It
+// settle sweeps until the heads of loops cover the states that come back. It
 // returns false if that takes too long.
 func (p *prover) settle() bool {
 	for n := 0; len(p.heads) > 0; n++ {
@@ -174,7 +174,8 @@ func (p *prover) settle() bool {
 	return true
 }
 
-// sweep goes through the program once. It returns false if it had to stop.
+// sweep goes through the program once. It returns false if it needs too many
+// states.
 func (p *prover) sweep(widening bool) bool {
 	p.failed = 0
 	for n := range p.heads {
@@ -208,7 +209,7 @@ func (p *prover) sweep(widening bool) bool {
 	return true
 }
 
-// entry returns what is known when the program starts.
+// entry returns the state at the start of the program.
 func (p *prover) entry() *knowledge {
 	k := p.blank()
 	for n := range isa.Register(len(k.r)) {
@@ -223,7 +224,7 @@ func (p *prover) entry() *knowledge {
 	return k
 }
 
-// blank returns knowledge of nothing but the length of the context.
+// blank returns a state in which only the least length of the context is known.
 func (p *prover) blank() *knowledge {
 	k := p.take()
 	k.size, k.spills = p.context.Size, 0
@@ -233,15 +234,15 @@ func (p *prover) blank() *knowledge {
 	return k
 }
 
-// put sets a register, if it is one of those that are followed.
+// put sets a register, if it is followed.
 func (p *prover) put(k *knowledge, r isa.Register, v value) {
 	if p.relevant.has(r) {
 		k.r[r] = v
 	}
 }
 
-// take returns knowledge that is to be filled, but for registers that are not
-// followed: those are unknown.
+// take returns a state that the caller must fill, except for registers that are
+// not followed, which are unknown.
 func (p *prover) take() *knowledge {
 	if n := len(p.free); n > 0 {
 		k := p.free[n-1]
@@ -262,8 +263,8 @@ func (p *prover) copy(k *knowledge) *knowledge {
 	return c
 }
 
-// arrive returns what is known where a block begins, to which more than one way
-// may lead: k is what comes from the slot before.
+// arrive returns the state where a block begins. k is the state that falls through
+// from the slot before, nil if none does.
 func (p *prover) arrive(k *knowledge, slot int, widening bool) *knowledge {
 	at := &p.places[slot]
 	if p.local {
@@ -281,7 +282,7 @@ func (p *prover) arrive(k *knowledge, slot int, widening bool) *knowledge {
 	return p.head(k, &p.heads[at.head-1], widening)
 }
 
-// head returns what is known at the head of a loop, into which k comes.
+// head returns the state at the head of a loop. k enters the loop from outside.
 func (p *prover) head(k *knowledge, h *head, widening bool) *knowledge {
 	if k != nil && h.back != nil && h.in != nil {
 		h.back.unchanged(h.in, k)
@@ -308,7 +309,7 @@ func (p *prover) head(k *knowledge, h *head, widening bool) *knowledge {
 	return k
 }
 
-// merge joins what is known on two ways, each nil if it is never gone.
+// merge joins the states of two paths. nil stands for a path that is never taken.
 func (p *prover) merge(k, o *knowledge) *knowledge {
 	switch {
 	case o == nil:
@@ -321,7 +322,7 @@ func (p *prover) merge(k, o *knowledge) *knowledge {
 	return k
 }
 
-// flow leaves knowledge at the target of a jump or call, for good.
+// flow leaves a state at the target of a jump or call, and takes k over.
 func (p *prover) flow(slot, target int, k *knowledge) {
 	if p.local {
 		p.free = append(p.free, k)
@@ -336,11 +337,10 @@ func (p *prover) flow(slot, target int, k *knowledge) {
 	h.back = p.merge(h.back, k)
 }
 
-// computes reports whether all that an instruction changes is its destination.
+// computes reports whether an instruction only changes its destination register.
 func computes(f isa.Form) bool { return f == isa.FormDst || f == isa.FormDstImm || f == isa.FormDstSrc }
 
-// step follows an instruction, which does not only compute what no access
-// needs, and reports whether the next slot is reached from it.
+// step interprets an instruction and reports whether execution can fall through.
 func (p *prover) step(k *knowledge, slot int, i *Instruction) bool {
 	if p.marking && p.watch != nil {
 		p.watch(slot, k)

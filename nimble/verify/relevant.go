@@ -13,22 +13,22 @@ type registers uint16
 
 func (r registers) has(n isa.Register) bool { return r>>n&1 != 0 }
 
-// allRegisters are followed at most: r10 never changes.
+// allRegisters holds all registers that may be followed: r10 never changes.
 const allRegisters registers = 1<<isa.FramePointer - 1
 
-// relations are what the instructions of a program, wherever they are, say
-// about which registers matter to an access.
+// relations collects from all instructions of a program, in any order, which
+// registers can matter to a memory access.
 type relations struct {
 	services []*service.Service
-	always   registers                // addresses, and what loops compare
-	with     [isa.Registers]registers // those that matter if one does: what goes into it, copies of it, what it is compared with
-	copies   [isa.Registers]registers // of each
+	always   registers                // addresses, and registers that loops compare
+	with     [isa.Registers]registers // by register: its inputs, its copies and registers compared with it, which matter if it does
+	copies   [isa.Registers]registers // by register: its copies
 	compared registers                // with constants
 	stack    registers                // loaded from the stack frame, or stored there
 	handles  registers                // of services that return elements of maps
 }
 
-// relate adds what one instruction says.
+// relate adds the relations of one instruction.
 func (r *relations) relate(slot int, i *Instruction) {
 	dst, src := registers(1)<<i.Dst, registers(1)<<i.Src
 	switch i.Op.Form() {
@@ -65,12 +65,11 @@ func (r *relations) relate(slot int, i *Instruction) {
 }
 
 // relevant returns the registers that can matter to an access anywhere in the
-// program: those with its address, those that go into these, copies of them,
-// what is compared with them, what loops count, and the length of the context,
-// if that is in a register when the program starts. spilling says whether what
-// is stored in the stack frame can matter. It is worth its time since what a
-// program only computes is most of many programs. Whatever it leaves out is
-// unknown, no more.
+// program: registers with its address, their inputs and copies, registers compared
+// with them, counters of loops, and the length of the context if a register has it
+// at the start. spilling says whether values stored in the stack frame can matter.
+// It pays off because most instructions of many programs only compute. A register
+// that it omits is unknown, which is safe.
 func (r *relations) relevant(lengths registers) (relevant registers, spilling bool) {
 	relevant = 1<<isa.FramePointer | r.always | closed(lengths, &r.copies)&r.compared
 	for before := registers(0); relevant != before; {
@@ -86,7 +85,7 @@ func (r *relations) relevant(lengths registers) (relevant registers, spilling bo
 	return relevant & allRegisters, spilling
 }
 
-// closed adds to a set of registers all that come with one of them.
+// closed returns the closure of a set of registers under with.
 func closed(set registers, with *[isa.Registers]registers) registers {
 	for todo := set; todo != 0; {
 		more := with[bits.TrailingZeros16(uint16(todo))] &^ set

@@ -29,7 +29,7 @@ type laboratory struct {
 	wrong  string                  // what a probe has found
 }
 
-// Probes are services that compare r1 to r5 with what is known of them.
+// Probes are services that compare r1 to r5 with their abstract state.
 const (
 	firstProbe = 100
 	probes     = 12
@@ -88,10 +88,10 @@ func fill(c *service.Call) (uint64, error) {
 	return 0, nil
 }
 
-// maps are those of enginetest.Generate.
+// maps returns the maps of programs of enginetest.Generate.
 func maps() []state.Spec { return enginetest.Generate(nil).Maps }
 
-// result is all that a run leaves behind.
+// result is everything that a run leaves.
 type result struct {
 	r0    uint64
 	fault string
@@ -101,8 +101,8 @@ type result struct {
 	bytes string // of the context, the map and the stack
 }
 
-// run runs a program on a machine with so much of the context, which data
-// fills. The context ends where its memory does.
+// run runs a program on a machine with a context of length bytes, filled with
+// data. The context ends at the end of its memory.
 func (l *laboratory) run(m *engine.Machine, code engine.Code, length int, data []byte) result {
 	for _, each := range []*memory.Memory{l.context, l.maps[0].Memory()} {
 		clear(each.Bytes())
@@ -130,7 +130,7 @@ func (l *laboratory) run(m *engine.Machine, code engine.Code, length int, data [
 }
 
 // check verifies a program with and without proofs and runs both with several
-// contexts. What is proved must not fault, what is known must be so, and proofs
+// contexts. Proved accesses must not fault, abstract states must hold, and proofs
 // must make no difference.
 func (l *laboratory) check(t testing.TB, spec *object.Spec, services *service.Table, size int, data []byte) (accesses, proved int) {
 	t.Helper()
@@ -210,8 +210,8 @@ func listing(spec *object.Spec, p *verify.Program) string {
 	return b.String()
 }
 
-// TestProofsHold checks random programs: those of enginetest and those of
-// bounded. MARGAY_PROGRAMS is how many instead of a few.
+// TestProofsHold checks random programs of enginetest and of bounded.
+// MARGAY_PROGRAMS overrides their number.
 func TestProofsHold(t *testing.T) {
 	programs, r := enginetest.Programs(t, 3000), enginetest.Seeded(t)
 	l := newLaboratory(t)

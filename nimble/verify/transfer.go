@@ -34,13 +34,13 @@ const (
 	opSwap = 0xd0
 )
 
-// fresh returns the form of a value that no other depends on.
+// fresh returns the form of a value that is not related to any other.
 func (p *prover) fresh() form {
 	p.symbols++
 	return form{symbol: p.symbols, scale: 1}
 }
 
-// any returns a value of which nothing is known.
+// any returns an unknown value.
 func (p *prover) any() value { return p.of(numbers.All()) }
 
 // of returns a number in a set.
@@ -52,10 +52,10 @@ func (p *prover) of(s numbers.Set) value {
 	return v
 }
 
-// frame is the value of r10. Nobody may change it.
+// frame is the value of r10. It must not be changed.
 var frame = value{origin: frameEnd, room: noRoom}
 
-// register returns the value of a register, of which r10 may not be changed.
+// register returns the value of a register. The caller must not change r10.
 func (k *knowledge) register(r isa.Register) *value {
 	if r == isa.FramePointer {
 		return &frame
@@ -63,7 +63,7 @@ func (k *knowledge) register(r isa.Register) *value {
 	return &k.r[r]
 }
 
-// compute follows an instruction of arithmetic.
+// compute interprets an arithmetic instruction.
 func (p *prover) compute(k *knowledge, i *Instruction) {
 	x, y := &k.r[i.Dst], value{}
 	wide := i.Code&class == alu64
@@ -107,12 +107,12 @@ func (k *knowledge) low(v *value) value {
 	}
 	low := value{Set: n.Truncate(32), room: noRoom}
 	if n.SignedMin() >= 0 {
-		low.room = n.room // it is no more than the whole
+		low.room = n.room // it is at most the whole
 	}
 	return low
 }
 
-// half is an operation of 32 bits.
+// half returns the result of a 32-bit operation.
 func (p *prover) half(k *knowledge, operation uint8, x, y value, signed bool) value {
 	var v value
 	switch operation {
@@ -140,7 +140,7 @@ func (p *prover) half(k *knowledge, operation uint8, x, y value, signed bool) va
 	return p.of(v.Truncate(32))
 }
 
-// extended is a move of the lowest bits with their sign.
+// extended returns the result of a move with sign extension.
 func (p *prover) extended(k *knowledge, y value, i *Instruction, wide bool) value {
 	n := k.number(&y)
 	set, same := n.Extend(int(i.Off)), numbers.All().Extend(int(i.Off))
@@ -153,7 +153,7 @@ func (p *prover) extended(k *knowledge, y value, i *Instruction, wide bool) valu
 	return p.of(set)
 }
 
-// swapped is a change of byte order.
+// swapped returns the result of a byte swap.
 func (p *prover) swapped(k *knowledge, x *value, i *Instruction) value {
 	n := k.number(x)
 	switch {
@@ -167,7 +167,7 @@ func (p *prover) swapped(k *knowledge, x *value, i *Instruction) value {
 	}
 }
 
-// operation is an operation on numbers.
+// operation returns the result of an operation on numbers.
 func (p *prover) operation(operation uint8, x, y value, signed bool) value {
 	switch operation {
 	case opNeg:
@@ -211,7 +211,7 @@ func (p *prover) operation(operation uint8, x, y value, signed bool) value {
 	}
 }
 
-// scaled returns the multiple of x by a factor, which is in a set.
+// scaled returns the product of x and a factor, with set as its numbers.
 func (p *prover) scaled(x *value, set numbers.Set, factor uint64) value {
 	v := value{Set: set, room: noRoom}
 	if v.form = (form{x.symbol, x.scale * factor, x.delta * factor}); v.symbol == 0 || v.scale == 0 {
@@ -220,7 +220,7 @@ func (p *prover) scaled(x *value, set numbers.Set, factor uint64) value {
 	return v
 }
 
-// below returns a number in a set which is, unsigned, no more than x.
+// below returns a number in a set that is, unsigned, at most x.
 func (p *prover) below(x *value, set numbers.Set) value {
 	v := p.of(set)
 	if x.Max() <= small {
@@ -229,7 +229,7 @@ func (p *prover) below(x *value, set numbers.Set) value {
 	return v
 }
 
-// sum adds what may be a pointer and a number.
+// sum adds two numbers, or a number and a pointer.
 func (p *prover) sum(k *knowledge, x, y value) value {
 	if x.origin == plain || x.origin == contextLength && y.origin != plain {
 		x, y = y, x
@@ -252,7 +252,7 @@ func (p *prover) sum(k *knowledge, x, y value) value {
 	return p.added(x.origin, x, y, room)
 }
 
-// added returns the sum of two sets, from an origin.
+// added returns the sum of two values, relative to an origin.
 func (p *prover) added(o origin, x, y value, room int64) value {
 	v := value{Set: x.Add(y.Set), origin: o, index: x.index, room: room}
 	switch {
@@ -278,7 +278,7 @@ func (p *prover) formed(v value) value {
 	return v
 }
 
-// difference subtracts a number from what may be a pointer, or two pointers.
+// difference subtracts a number from a number or pointer, or two pointers.
 func (p *prover) difference(k *knowledge, x, y value) value {
 	o := x.origin
 	switch {
@@ -303,7 +303,7 @@ func (p *prover) difference(k *knowledge, x, y value) value {
 	return p.added(o, x, minus, room)
 }
 
-// load follows a load.
+// load interprets a load.
 func (p *prover) load(k *knowledge, slot int, i *Instruction) {
 	base, size := k.register(i.Src), i.Op.Size()
 	p.access(k, slot, base, i, read)
@@ -327,7 +327,7 @@ func (p *prover) load(k *knowledge, slot int, i *Instruction) {
 	k.r[i.Dst] = p.of(set)
 }
 
-// store follows a store: what it may overwrite is known no more.
+// store interprets a store and forgets the spills that it may overwrite.
 func (p *prover) store(k *knowledge, slot int, i *Instruction, use uses) {
 	base, size := k.register(i.Dst), int64(i.Op.Size())
 	switch {
@@ -359,7 +359,7 @@ func (p *prover) store(k *knowledge, slot int, i *Instruction, use uses) {
 	}
 }
 
-// modify follows an atomic operation.
+// modify interprets an atomic operation.
 func (p *prover) modify(k *knowledge, slot int, i *Instruction) {
 	p.store(k, slot, i, read|write)
 	old := p.of(numbers.Bits(8 * i.Op.Size()))
@@ -371,7 +371,7 @@ func (p *prover) modify(k *knowledge, slot int, i *Instruction) {
 	}
 }
 
-// wide follows the load of a constant, the address of which may be known.
+// wide interprets a wide load: of a constant, a handle or an address in a map.
 func (p *prover) wide(k *knowledge, i *Instruction) {
 	switch i.Op {
 	case isa.LdDW:
@@ -385,7 +385,7 @@ func (p *prover) wide(k *knowledge, i *Instruction) {
 	}
 }
 
-// call follows the call of a service.
+// call interprets the call of a service.
 func (p *prover) call(k *knowledge, s *service.Service) {
 	if slices.Contains(s.Args, service.Writable) {
 		k.spills = 0
@@ -399,7 +399,8 @@ func (p *prover) call(k *knowledge, s *service.Service) {
 	}
 }
 
-// callLocal follows a local call: on the way there and behind it.
+// callLocal interprets a local call: k becomes the state after it, and the callee
+// gets a state of its own.
 func (p *prover) callLocal(k *knowledge, slot int, i *Instruction) {
 	to := p.copy(k)
 	to.spills = 0
@@ -415,7 +416,7 @@ func (p *prover) callLocal(k *knowledge, slot int, i *Instruction) {
 	}
 }
 
-// uses are what an access does.
+// uses says whether an access reads, writes, or both.
 type uses uint8
 
 const (
@@ -423,7 +424,8 @@ const (
 	write
 )
 
-// access reports whether an access cannot fault for its address, and marks it.
+// access reports whether the address of an access cannot fault, and marks the
+// access.
 func (p *prover) access(k *knowledge, slot int, base *value, i *Instruction, use uses) bool {
 	ok := p.allowed(base, use) && p.inside(k, base, int64(i.Off), int64(i.Op.Size()))
 	if !ok {
@@ -438,7 +440,7 @@ func (p *prover) access(k *knowledge, slot int, base *value, i *Instruction, use
 	return ok
 }
 
-// allowed reports whether the memory that v points to may be used so.
+// allowed reports whether the memory that v points to allows this use.
 func (p *prover) allowed(v *value, use uses) bool {
 	switch v.origin {
 	case frameEnd:
@@ -451,8 +453,7 @@ func (p *prover) allowed(v *value, use uses) bool {
 	return false
 }
 
-// inside reports whether size bytes from the offset off of v on are in its
-// memory.
+// inside reports whether size bytes at v+off are in the memory that v points to.
 func (p *prover) inside(k *knowledge, v *value, off, size int64) bool {
 	length := p.length(v)
 	switch v.origin {
@@ -470,8 +471,8 @@ func (p *prover) inside(k *knowledge, v *value, off, size int64) bool {
 	return from <= room && v.Span <= room-from
 }
 
-// length returns how many bytes the memory that v points to has; it is small
-// for the context.
+// length returns the length of the memory that v points to, in bytes. The
+// context's length is not known: there it is the constant small.
 func (p *prover) length(v *value) uint64 {
 	switch v.origin {
 	case frameEnd:

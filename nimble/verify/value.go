@@ -7,31 +7,31 @@ import (
 	"margay/nimble/verify/numbers"
 )
 
-// origin is what a value is measured from.
+// origin is the reference point of a value.
 type origin uint8
 
 // The origins. All but plain have a Set of offsets, which wrap around like the
 // addresses they make.
 const (
 	plain         origin = iota // a number
-	contextStart                // a pointer from the start of the context
-	contextEnd                  // one from its end
-	contextLength               // a number from its length
-	frameEnd                    // a pointer from r10
-	mapStart                    // one from the start of a map's memory
-	element                     // one from an element that a service has found
-	elementOrNull               // the element itself, or 0
+	contextStart                // a pointer, relative to the start of the context
+	contextEnd                  // a pointer, relative to the end of the context
+	contextLength               // a number, relative to the length of the context
+	frameEnd                    // a pointer, relative to r10
+	mapStart                    // a pointer, relative to the start of a map's memory
+	element                     // a pointer, relative to an element that a service has returned
+	elementOrNull               // a pointer to the element, or 0
 )
 
-// value is what is known of a register, or of what a register was stored as.
+// value is an abstract value: the facts about a register, or a stored register.
 //
-// The form says how values depend on each other: whatever a symbol stands for,
-// those that share one are scale*symbol+delta (modulo 2^64, of the offset for
-// all but plain). So a bound found for one of them bounds the others: a copy, a
-// pointer and the number added to it, all that a loop counts up together.
+// The form relates values to each other: all values with one symbol are
+// scale*symbol+delta for the same unknown number (modulo 2^64; the offset, except
+// for plain). So a bound found for one of them bounds the others: a copy, a
+// pointer and the number added to it, all counters of one loop.
 //
-// room bounds a number or an offset from the start of the context by the
-// length of the context, whatever that is: as a signed number it is at most
+// room bounds a number, or an offset from the start of the context, by the length
+// of the context, which is not known: as a signed number it is at most
 // length-room.
 type value struct {
 	numbers.Set
@@ -41,19 +41,19 @@ type value struct {
 	room int64
 }
 
-// form is the dependence of a value. Without a symbol there is none.
+// form is the linear form of a value. Symbol 0 means none.
 type form struct {
 	symbol       uint32
 	scale, delta uint64
 }
 
-// noRoom is the room of what no length bounds.
+// noRoom is the room of a value that the length does not bound.
 const noRoom = math.MinInt64
 
-// small bounds what may be added up as integers, without a thought of 2^64.
+// small bounds numbers whose sums cannot overflow an int64.
 const small = 2 * numbers.Far
 
-// unknown is any value, on which nothing else depends.
+// unknown is any value, unrelated to others.
 var unknown = value{Set: numbers.All(), room: noRoom}
 
 func constant(v uint64) value { return value{Set: numbers.Const(v), room: noRoom} }
@@ -61,10 +61,10 @@ func constant(v uint64) value { return value{Set: numbers.Const(v), room: noRoom
 // known reports whether a value is one number or offset.
 func (v *value) known() bool { return v.Span == 0 && v.origin != elementOrNull }
 
-// isSmall reports whether no number or offset is further from 0 than small.
+// isSmall reports whether all numbers or offsets are in [-small, small].
 func (v *value) isSmall() bool { return v.SignedMin() >= -small && v.SignedMax() <= small }
 
-// roomIn returns the room of a value where the context has at least size bytes.
+// roomIn returns the room of a value if the context has at least size bytes.
 func (v *value) roomIn(size uint64) int64 {
 	if v.origin > contextStart || !v.isSmall() {
 		return noRoom
@@ -72,7 +72,7 @@ func (v *value) roomIn(size uint64) int64 {
 	return max(v.room, int64(size)-v.SignedMax())
 }
 
-// less takes an integer from a room, which is an integer too.
+// less returns room-n, or noRoom if room is (almost) noRoom.
 func less(room, n int64) int64 {
 	if room < -small {
 		return noRoom
@@ -80,8 +80,8 @@ func less(room, n int64) int64 {
 	return room - n
 }
 
-// express writes v in the form f: as f with u*symbol+t for its symbol, where
-// symbol is that of v. ok is false if that is not possible.
+// express writes v in the form f, with u*symbol+t of v's symbol in the place of
+// f's symbol. ok is false if that is not possible.
 func (v *value) express(f form) (d dependence, ok bool) {
 	if v.known() {
 		d.t, ok = quotient(v.Lo-f.delta, f.scale)
@@ -95,7 +95,7 @@ func (v *value) express(f form) (d dependence, ok bool) {
 	return dependence{to: v.symbol, u: u, t: t}, okU && okT
 }
 
-// quotient divides if nothing remains.
+// quotient returns a/b as signed numbers; ok is false if there is a remainder.
 func quotient(a, b uint64) (q uint64, ok bool) {
 	if b == 1 {
 		return a, true
@@ -106,12 +106,13 @@ func quotient(a, b uint64) (q uint64, ok bool) {
 	return uint64(int64(a) / int64(b)), true
 }
 
-// dependence says where a symbol of a joined state comes from: values with the
-// same one depend on each other in both states in the same way.
+// dependence identifies the symbol of a joined state by its symbols in both
+// states: values with equal dependences relate to each other in the same way in
+// both states.
 type dependence struct {
 	from, to uint32
 	u, t     uint64
-	steps    bool // two numbers, that of one state and that of the other
+	steps    bool // each state has a constant
 }
 
 // spill is a value in the function's stack frame.
@@ -121,10 +122,10 @@ type spill struct {
 	value
 }
 
-// maxSpills is how many values in memory are followed.
+// maxSpills bounds the values in memory that are tracked.
 const maxSpills = 8
 
-// knowledge is what is known before an instruction.
+// knowledge is the abstract state before an instruction.
 type knowledge struct {
 	size    uint64 // least length of the context
 	r       [10]value
@@ -132,7 +133,7 @@ type knowledge struct {
 	spilled [maxSpills]spill
 }
 
-// set makes k a copy, but for registers that are not followed.
+// set makes k a copy of from, except for registers that are not followed.
 func (k *knowledge) set(from *knowledge, followed registers) {
 	k.size, k.spills = from.size, from.spills
 	for ; followed != 0; followed &= followed - 1 {
@@ -142,7 +143,8 @@ func (k *knowledge) set(from *knowledge, followed registers) {
 	copy(k.spilled[:k.spills], from.spilled[:])
 }
 
-// values calls f for every value until it returns false.
+// values calls f for every value until f returns false, and reports whether f
+// never did.
 func (k *knowledge) values(f func(*value) bool) bool {
 	for n := range k.r {
 		if !f(&k.r[n]) {
@@ -157,7 +159,7 @@ func (k *knowledge) values(f func(*value) bool) bool {
 	return true
 }
 
-// forget removes the spills that n bytes from the offset at overlap.
+// forget removes the spills that overlap n bytes at the offset at.
 func (k *knowledge) forget(at, n int64) {
 	kept := k.spilled[:0]
 	for i := range k.spilled[:k.spills] {
@@ -169,7 +171,7 @@ func (k *knowledge) forget(at, n int64) {
 	k.spills = len(kept)
 }
 
-// number returns what a value is as a number. That of a pointer is unknown.
+// number returns a value as a number, which is unknown for a pointer.
 func (k *knowledge) number(v *value) value {
 	switch v.origin {
 	case plain:
@@ -183,8 +185,8 @@ func (k *knowledge) number(v *value) value {
 	return unknown
 }
 
-// narrow lets the value v, one of k's, be in a set only, and with it those that
-// depend on it. It returns false if there is no such value.
+// narrow restricts the value v, one of k's, to a set, and related values
+// accordingly. It returns false if no value is left: the state is impossible.
 func (k *knowledge) narrow(v *value, set numbers.Set) bool {
 	both, ok := v.And(set)
 	if !ok || both == v.Set {
@@ -209,8 +211,8 @@ func (k *knowledge) narrow(v *value, set numbers.Set) bool {
 	})
 }
 
-// makeRoom gives the value v, one of k's, more room, and with it those that
-// depend on it. It returns false if there is no such value.
+// makeRoom raises the room of the value v, one of k's, and of related values. It
+// returns false if no value is left: the state is impossible.
 func (k *knowledge) makeRoom(v *value, room int64) bool {
 	if v.origin > contextStart || !v.isSmall() || room <= v.room {
 		return true

@@ -1,16 +1,15 @@
-// Package verify decides whether a program may be inserted, and is the only
-// maker of a Program, the type that every engine demands.
+// Package verify decides whether a program may be inserted. Only it can make a
+// Program, the type that every engine requires.
 //
 // It checks the structure: every opcode and field against the table of package
-// isa, every jump, call and end of function, every map and service. What it
-// accepts cannot make an engine leave the program, read a register that does
-// not exist, or call what it may not call. Memory is another matter: an access
-// is checked when it happens, except where the verifier has proved that it
-// stays in its memory and marked it so: see prover. What cannot be proved is
-// never refused for it.
+// isa, every jump, call and end of function, every map and service. An accepted
+// program cannot make an engine leave the program, read a register that does not
+// exist, or call a service that it may not call. Memory accesses are checked at
+// run time, except those that the verifier has proved to stay in their memory:
+// see prover. A program is not refused because an access cannot be proved.
 //
-// The verifier also fixes what all engines must agree on: the basic blocks at
-// whose entry fuel is charged, and the functions with their stack frames.
+// The verifier also fixes facts on which all engines must agree: the basic blocks
+// at whose entry fuel is charged, and the functions with their stack frames.
 package verify
 
 import (
@@ -27,23 +26,23 @@ import (
 // FrameSize is the stack of one function in bytes.
 const FrameSize = 512
 
-// Config is what the program may use.
+// Config says what a program may use. The zero Config allows no service.
 type Config struct {
 	Services        *service.Table
-	Trusted         bool    // may call services that need trust, and is run unchecked
-	MaxInstructions int     // slots, at most object.MaxInstructions; 0: that many
-	Context         Context // what every run keeps to
-	NoProofs        bool    // every access is checked at run time, to compare with
+	Trusted         bool    // the program may call services that need trust, and runs unchecked
+	MaxInstructions int     // slots, at most object.MaxInstructions, which 0 stands for
+	Context         Context // promise about the context of every run
+	NoProofs        bool    // every access is checked at run time, for comparison
 }
 
-// Refusal says why a program is not accepted.
+// Refusal says why a program was refused.
 type Refusal struct {
 	Slot   int // index of the instruction
 	Line   object.Line
 	Reason string
 }
 
-// Error names the instruction and, where it is known, the source line.
+// Error names the instruction, the source line if known, and the reason.
 func (r *Refusal) Error() string {
 	if line := r.Line.String(); line != "" {
 		return fmt.Sprintf("insn=%d: %s: %s", r.Slot, line, r.Reason)
@@ -51,7 +50,7 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("insn=%d: %s", r.Slot, r.Reason)
 }
 
-// verifier holds one program while it is checked.
+// verifier is the state of one verification.
 type verifier struct {
 	spec    *object.Spec
 	config  Config
@@ -59,7 +58,7 @@ type verifier struct {
 	*scratch
 }
 
-// scratch is memory that one verification leaves for the next.
+// scratch is memory that verifications reuse.
 type scratch struct {
 	jumps   []int // slots with a jump, ascending
 	entries []int // slots with a local call or the address of an instruction, ascending
@@ -69,7 +68,7 @@ type scratch struct {
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// release empties the memory, and leaves it.
+// release empties the memory and returns it to scratches.
 func (s *scratch) release() {
 	s.jumps, s.entries = s.jumps[:0], s.entries[:0]
 	clear(s.places)
@@ -78,9 +77,9 @@ func (s *scratch) release() {
 	scratches.Put(s)
 }
 
-// Verify checks a program. The Spec is not changed and not kept. Errors are
+// Verify checks a program. It neither changes nor keeps the Spec. Errors are
 // *Refusal. Time and memory are linear in the length of the program: proofs that
-// would take more are given up.
+// would take more are given up. Verify is safe for concurrent use.
 func Verify(spec *object.Spec, config Config) (*Program, error) {
 	v := &verifier{spec: spec, config: config, scratch: scratches.Get().(*scratch)}
 	defer v.release()
@@ -125,8 +124,8 @@ func (v *verifier) length() error {
 	return nil
 }
 
-// instructions checks every instruction by itself, and marks the leaders: what
-// follows a jump, a local call or an exit.
+// instructions checks every instruction alone, and marks the leaders: the
+// instructions after a jump, a local call or an exit.
 func (v *verifier) instructions() error {
 	in, code := v.spec.Instructions, v.program.code
 	for slot := 0; slot < len(in); slot++ {
@@ -157,22 +156,21 @@ func (v *verifier) instructions() error {
 	return nil
 }
 
-// jump notes where a jump goes to.
+// jump records the target of a jump.
 func (v *verifier) jump(slot, distance int) {
 	v.program.code[slot].Target = slot + 1 + distance
 	v.jumps = append(v.jumps, slot)
 	v.leader(slot + 1)
 }
 
-// leader marks a slot at which a basic block starts: it costs something.
+// leader marks a slot at which a basic block starts, by a Cost above 0.
 func (v *verifier) leader(slot int) {
 	if slot < len(v.program.code) {
 		v.program.code[slot].Cost = 1
 	}
 }
 
-// refer resolves what an instruction refers to other than by a jump: a
-// function, a service, a map.
+// refer resolves the function, service or map that an instruction names.
 func (v *verifier) refer(slot int, i *Instruction) error {
 	switch i.Op.Form() {
 	case isa.FormCallLocal, isa.FormWideCode:
@@ -194,7 +192,7 @@ func (v *verifier) refer(slot int, i *Instruction) error {
 	return nil
 }
 
-// call finds the service of a call and asks whether the program may call it.
+// call finds the service of a call and checks that the program may call it.
 func (v *verifier) call(slot int, i *Instruction) error {
 	var called *service.Service
 	if i.Op == isa.CallNamed {

@@ -47,7 +47,7 @@ func one(t testing.TB) *service.Table {
 	return table
 }
 
-// TestEveryRow puts every row of the table into a program: the verifier accepts
+// TestEveryRow verifies a program with each row of the table: the verifier accepts
 // it or refuses it by name.
 func TestEveryRow(t *testing.T) {
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
@@ -84,7 +84,7 @@ func TestEveryRow(t *testing.T) {
 	}
 }
 
-// TestBlocks checks costs: those of every block at its first instruction.
+// TestBlocks checks that the first instruction of every block has its cost.
 func TestBlocks(t *testing.T) {
 	p := verified(t,
 		"mov r0, 0",      // 0, a block of three
@@ -160,8 +160,8 @@ func TestProved(t *testing.T) {
 	}
 }
 
-// TestProofsGivenUp has programs for which proofs would take too much: only what
-// needs no more than its block is proved, and they are accepted.
+// TestProofsGivenUp verifies programs whose proofs would take too long: they are
+// accepted, with only the accesses proved that need no facts from other blocks.
 func TestProofsGivenUp(t *testing.T) {
 	long := slices.Repeat([]string{"mov r2, r10", "ldxb r0, [r2-1]", "ldxb r0, [r1]", "ja +0"}, maxProved/4+1)
 	wide := []string{"mov r2, r1"}
@@ -235,7 +235,7 @@ func TestSourceLine(t *testing.T) {
 	}
 }
 
-// TestImpossibleMap refuses, where it is named, a map that cannot be made.
+// TestImpossibleMap names a map that cannot be made: the instruction is refused.
 func TestImpossibleMap(t *testing.T) {
 	s := spec(t, "mov r0, 1", "lddw_map r1, 0", "exit")
 	for _, m := range []state.Spec{
@@ -248,7 +248,7 @@ func TestImpossibleMap(t *testing.T) {
 	}
 }
 
-// TestBrokenWide gives the verifier what no decoder returns.
+// TestBrokenWide verifies instructions that no decoder returns.
 func TestBrokenWide(t *testing.T) {
 	wide := spec(t, "lddw r0, 1").Instructions[0]
 	exit := spec(t, "exit").Instructions[0]
@@ -271,7 +271,7 @@ func TestProgramIsACopy(t *testing.T) {
 	}
 }
 
-// FuzzVerify verifies arbitrary bytes: what is accepted has the properties that
+// FuzzVerify verifies arbitrary bytes: an accepted program has the properties that
 // engines rely on.
 func FuzzVerify(f *testing.F) {
 	f.Add(isa.Encode(spec(f, "mov r0, 1", "jeq r0, 1, -2", "call_local +1", "exit", "exit").Instructions))

@@ -14,14 +14,14 @@ func (s Set) Add(t Set) Set {
 	return Set{s.Lo + t.Lo, span, -steps(s.Ones | t.Ones)}.sure()
 }
 
-// steps returns the power of two that all numbers with these bits are
-// multiples of, 0 if there are no bits.
+// steps returns the power of two that divides all numbers with these bits, 0 if
+// there are no bits.
 func steps(ones uint64) uint64 { return ones & -ones }
 
 // Sub returns the differences.
 func (s Set) Sub(t Set) Set { return s.Add(t.Neg()) }
 
-// Neg returns the numbers with the other sign.
+// Neg returns the negated numbers, modulo 2^64.
 func (s Set) Neg() Set {
 	return Set{-(s.Lo + s.Span), s.Span, -steps(s.Ones)}.sure()
 }
@@ -70,8 +70,7 @@ func (s Set) Div(t Set) Set {
 	return Range(lo, hi)
 }
 
-// Mod returns the unsigned remainders, where that of a division by 0 is the
-// number divided.
+// Mod returns the unsigned remainders, where the remainder by 0 is the dividend.
 func (s Set) Mod(t Set) Set {
 	switch {
 	case t.Min() > s.Max() || t.Max() == 0:
@@ -105,23 +104,23 @@ func (s Set) SignedMod(t Set) Set {
 	return All()
 }
 
-// BitAnd returns the numbers with the bits that are in both operands.
+// BitAnd returns the bitwise ands.
 func (s Set) BitAnd(t Set) Set {
 	return Set{0, min(s.Max(), t.Max()), s.Ones & t.Ones}.sure()
 }
 
-// BitOr returns the numbers with the bits that are in any operand.
+// BitOr returns the bitwise ors.
 func (s Set) BitOr(t Set) Set {
 	lo := max(s.Min(), t.Min())
 	return Set{lo, below(max(s.Max(), t.Max())) - lo, s.Ones | t.Ones}.sure()
 }
 
-// BitXor returns the numbers with the bits that are in one operand.
+// BitXor returns the bitwise exclusive ors.
 func (s Set) BitXor(t Set) Set {
 	return Set{0, below(max(s.Max(), t.Max())), s.Ones | t.Ones}.sure()
 }
 
-// Lsh returns the numbers shifted up by what is in t, at most 63.
+// Lsh returns the numbers shifted left by the low 6 bits of numbers in t.
 func (s Set) Lsh(t Set) Set {
 	if t.Span == 0 {
 		return s.times(1 << (t.Lo & 63))
@@ -132,7 +131,7 @@ func (s Set) Lsh(t Set) Set {
 	return Range(s.Min()<<t.Min(), s.Max()<<t.Max())
 }
 
-// Rsh returns the numbers shifted down by what is in t, at most 63.
+// Rsh returns the numbers shifted right by the low 6 bits of numbers in t.
 func (s Set) Rsh(t Set) Set {
 	if t.Span == 0 {
 		n := t.Lo & 63
@@ -144,8 +143,7 @@ func (s Set) Rsh(t Set) Set {
 	return Range(s.Min()>>t.Max(), s.Max()>>t.Min())
 }
 
-// SignedRsh returns the signed numbers shifted down by what is in t, at most
-// 63.
+// SignedRsh is Rsh for signed numbers.
 func (s Set) SignedRsh(t Set) Set {
 	if s.Max() <= math.MaxInt64 {
 		return s.Rsh(t)

@@ -1,16 +1,16 @@
-// Package numbers is arithmetic on sets of 64-bit numbers: what package verify
-// knows of a register that no run has filled yet.
+// Package numbers is arithmetic on sets of 64-bit numbers, the abstract domain in
+// which package verify tracks registers.
 //
 // A Set is an arc of the circle of numbers modulo 2^64, together with the bits
-// that may be one in any of its numbers. An arc needs no sign: [2^63, 5] is
-// what a signed comparison with 5 leaves, [0, 5] an unsigned one, and sums and
+// that may be one in any of its numbers. An arc has no signedness: a signed
+// comparison with 5 leaves [2^63, 5], an unsigned one [0, 5], and sums and
 // differences of arcs are exact where an interval would overflow (Gange et al.,
-// Interval analysis and machine arithmetic, TOPLAS 37, 2014). The bits keep
-// what a mask and a shift say: multiples of 8, no more than 0xfff.
+// Interval analysis and machine arithmetic, TOPLAS 37, 2014). The bits represent
+// the effect of masks and shifts: multiples of 8, at most 0xfff.
 //
-// Every operation returns a Set that has all numbers that the operation can
-// give for numbers of its operands, and maybe more. The package imports the
-// standard library only.
+// Every operation returns a Set with all results that the operation can have for
+// numbers of its operands, and maybe more. The package imports the standard
+// library only.
 package numbers
 
 import (
@@ -19,8 +19,8 @@ import (
 	"math/bits"
 )
 
-// Set is the numbers Lo, Lo+1, ... Lo+Span modulo 2^64 that have no bit
-// outside Ones. It is never empty. Sets that hold the same numbers may differ.
+// Set holds the numbers Lo, Lo+1, ... Lo+Span modulo 2^64 that have no bit outside
+// Ones. It is never empty. Different Sets may hold the same numbers.
 type Set struct{ Lo, Span, Ones uint64 }
 
 // All returns the set of all numbers.
@@ -29,7 +29,7 @@ func All() Set { return Set{Span: math.MaxUint64, Ones: math.MaxUint64} }
 // Const returns the set of one number.
 func Const(v uint64) Set { return Set{Lo: v, Ones: v} }
 
-// Range returns the numbers from lo up to hi, over 2^64-1 and 0 if hi < lo.
+// Range returns the numbers [lo, hi], which wrap around at 2^64 if hi < lo.
 func Range(lo, hi uint64) Set {
 	s := Set{lo, hi - lo, math.MaxUint64}
 	if lo <= hi {
@@ -38,8 +38,7 @@ func Range(lo, hi uint64) Set {
 	return s
 }
 
-// Signed returns the numbers from lo up to hi, lo <= hi, that are negative from
-// 2^63 on.
+// Signed returns the signed numbers [lo, hi], lo <= hi.
 func Signed(lo, hi int64) Set { return Range(uint64(lo), uint64(hi)) }
 
 // Bits returns the numbers of n bits, n in [1, 64].
@@ -48,7 +47,7 @@ func Bits(n int) Set { return Range(0, math.MaxUint64>>(64-n)) }
 // below returns the bits that a number up to max can have.
 func below(max uint64) uint64 { return 1<<bits.Len64(max) - 1 }
 
-// String returns the number, or the range as a person would write it.
+// String returns the number, the range, or "any number". Numbers are signed.
 func (s Set) String() string {
 	switch {
 	case s.Span == 0:
@@ -64,10 +63,10 @@ func (s Set) String() string {
 // Has reports whether v is in the set.
 func (s Set) Has(v uint64) bool { return v-s.Lo <= s.Span && v&^s.Ones == 0 }
 
-// wraps reports whether the arc goes over 2^64-1 and 0.
+// wraps reports whether the arc wraps around at 2^64.
 func (s Set) wraps() bool { return s.Lo+s.Span < s.Lo }
 
-// Min returns a number that is not above any of the set.
+// Min returns a lower bound of the numbers, unsigned.
 func (s Set) Min() uint64 {
 	if s.wraps() {
 		return 0
@@ -75,7 +74,7 @@ func (s Set) Min() uint64 {
 	return s.Lo
 }
 
-// Max returns a number that is not below any of the set.
+// Max returns an upper bound of the numbers, unsigned.
 func (s Set) Max() uint64 {
 	if s.wraps() {
 		return s.Ones
@@ -102,7 +101,8 @@ func (s Set) SignedMax() int64 {
 	return int64(s.Lo + s.Span)
 }
 
-// In reports whether every number of the set is surely in t.
+// In reports whether t surely has every number of the set. It may return false
+// although t has them.
 func (s Set) In(t Set) bool {
 	if s.Ones&^t.Ones != 0 {
 		return false
@@ -111,8 +111,8 @@ func (s Set) In(t Set) bool {
 	return t.Span == math.MaxUint64 || from <= t.Span && s.Span <= t.Span-from
 }
 
-// tidy lets the arc and the bits bound each other. ok is false if no number is
-// left.
+// tidy tightens the arc by the bits and the bits by the arc. ok is false if no
+// number is left.
 func (s Set) tidy() (t Set, ok bool) {
 	if s.wraps() {
 		if s.Ones >= s.Span {
@@ -171,7 +171,7 @@ func (s Set) And(t Set) (both Set, ok bool) {
 	return both.tidy()
 }
 
-// Or returns a set with the numbers of both: the shorter arc around them.
+// Or returns a set with the numbers of both, by the shorter arc around them.
 func (s Set) Or(t Set) Set {
 	if s == t {
 		return s
@@ -188,20 +188,19 @@ func (s Set) Or(t Set) Set {
 	return Set{0, math.MaxUint64, ones}
 }
 
-// around returns the span from the start of s on that reaches over both; ok is
-// false if that is more than the circle.
+// around returns the span from the start of s that covers both; ok is false if it
+// exceeds the circle.
 func (s Set) around(t Set) (span uint64, ok bool) {
 	span, carry := bits.Add64(t.Lo-s.Lo, t.Span, 0)
 	return max(span, s.Span), carry == 0
 }
 
-// Far is the bound that widening tries before it gives up one: more than any
-// length or offset in memory.
+// Far is the last bound that widening tries before it gives a bound up: more than
+// any length or offset in memory.
 const Far = 1 << 56
 
-// Widen returns a set with the numbers of s and t that is reached again after
-// few steps however often new sets are added to it. The stops are bounds that
-// are tried first.
+// Widen returns a set with the numbers of s and t. Repeated widening reaches a
+// fixed point after few steps. The stops are bounds that it tries first.
 func (s Set) Widen(t Set, stops []int64) Set {
 	if t.In(s) {
 		return s
@@ -209,7 +208,7 @@ func (s Set) Widen(t Set, stops []int64) Set {
 	all := s.Or(t)
 	ones := s.Ones
 	if all.Ones != ones {
-		ones = -(all.Ones & -all.Ones) // keeps what they are multiples of
+		ones = -(all.Ones & -all.Ones) // keeps the power of two that divides them
 	}
 	lo, hi := all.SignedMin(), all.SignedMax()
 	if from := all.Lo ^ sign; from+all.Span < from {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// operation is a Set operation with what it does to numbers.
+// operation is a Set operation with its meaning for numbers.
 type operation struct {
 	name   string
 	set    func(s, t Set) Set
@@ -70,7 +70,7 @@ var operations = []operation{
 	{"Extend 64", func(s, _ Set) Set { return s.Extend(64) }, func(a, _ uint64) uint64 { return a }},
 }
 
-// edge returns a number near where something changes, or any.
+// edge returns a number near a boundary of some operation, or any number.
 func edge(r *rand.Rand) uint64 {
 	near := []uint64{0, 1, 7, 8, 31, 63, 64, 127, 255, 1 << 16, 1 << 31, 1 << 32, Far, 1 << 62, 1 << 63, math.MaxUint64}
 	switch r.IntN(3) {
@@ -132,8 +132,8 @@ func check(t *testing.T, r *rand.Rand) {
 	}
 }
 
-// TestOperations checks that the result of every operation has every number
-// that it can come to.
+// TestOperations checks that the result of every operation has every possible
+// number.
 func TestOperations(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -148,7 +148,7 @@ func FuzzOperations(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b uint64) { check(t, rand.New(rand.NewPCG(a, b))) })
 }
 
-// TestExact has results that must not be larger.
+// TestExact tests results that must be exact.
 func TestExact(t *testing.T) {
 	negative := Signed(-5, 5)
 	low, _ := All().And(Signed(math.MinInt64, 7))
