@@ -12,10 +12,11 @@ import (
 	"margay/nimble/service"
 )
 
-// callService runs another extension of the job, named by its handle, on memory of the caller, and returns its answer or an error
-// code: ENOENT when there is no such extension or it was not inserted before the caller, which rules out circles; EFAULT when it
-// makes a fault; EPERM when it is trusted and the caller is not; EINVAL when the memory is shorter than a context of its slot; ELOOP
-// when the calls are too deep.
+// callService runs another extension of the job, named by its handle, on memory of the caller. It
+// returns the answer or an error code: ENOENT if there is no such extension, or it was not inserted
+// before the caller (which excludes cycles); EFAULT if it faults; EPERM if it is trusted and the
+// caller is not; EINVAL if the memory is shorter than a context of its slot; ELOOP if calls nest
+// too deeply.
 var callService = service.Service{
 	Name: "extension_call",
 	Args: []service.Kind{service.Scalar, service.Writable, service.Length},

@@ -22,12 +22,12 @@ type fuel uint64
 func (f *fuel) Left() uint64  { return uint64(*f) }
 func (f *fuel) Take(n uint64) { *f -= fuel(n) }
 
-// offered is the service as the extension's slot offers it.
+// offered returns the service as the extension's slot offers it.
 func offered(x *Extension) *service.Service {
 	return x.set.manager.services[x.row.Name].Name(callService.Name)
 }
 
-// called has an extension call another one, with fuel, in the middle of a run.
+// called calls another extension on behalf of a caller in a run, with a budget of fuel.
 func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth int) (uint64, error) {
 	t.Helper()
 	context := event(t)
@@ -41,7 +41,7 @@ func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth 
 	return r0, err
 }
 
-// anyMemory lets a call have whatever it wants.
+// anyMemory allows every access.
 type anyMemory struct{}
 
 func (anyMemory) View(_, length uint64, _ bool) ([]byte, bool) { return make([]byte, length), true }
@@ -93,7 +93,7 @@ func TestCall(t *testing.T) {
 	check.Await(t, "removal", func() bool { _, err := s.Find(broken.handle); return err != nil })
 }
 
-// recording has a manager record, and returns what reads it.
+// recording sets a manager's recorder, and returns a function that reads its events.
 func recording(t testing.TB, m *Manager) (read func() []record.Event) {
 	t.Helper()
 	r := record.New(2)
@@ -114,7 +114,7 @@ func recording(t testing.TB, m *Manager) (read func() []record.Event) {
 	}
 }
 
-// A run that another extension has asked for is recorded as such, one that does not happen is not.
+// A run that another extension requested is recorded as such; a request without a run is not.
 func TestCallRecorded(t *testing.T) {
 	m := newManager(t)
 	read := recording(t, m)
@@ -155,7 +155,7 @@ func TestCallRecorded(t *testing.T) {
 	}
 }
 
-// What a call costs, and its event when that is recorded.
+// BenchmarkCall measures a call, with and without recording.
 func BenchmarkCall(b *testing.B) {
 	for _, recorded := range []bool{false, true} {
 		m := newManager(b)
@@ -179,7 +179,7 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
-// Extensions call one that runs for messages of its own and is removed meanwhile.
+// Extensions call one that also runs for messages and is removed at the same time.
 func TestCallWhileRemoved(t *testing.T) {
 	m := newManager(t)
 	for round := range 20 {

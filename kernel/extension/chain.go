@@ -12,7 +12,7 @@ import (
 	"margay/nimble/memory"
 )
 
-// chain is the extensions of a set in one slot, in the order in which they were inserted.
+// chain holds the extensions of a set in one slot, in the order of insertion.
 type chain struct{ list atomic.Pointer[[]*Extension] }
 
 func (c *chain) load() []*Extension {
@@ -22,7 +22,7 @@ func (c *chain) load() []*Extension {
 	return nil
 }
 
-// add and remove change the chain. Whoever calls them holds Set.mu.
+// add and remove replace the list. The caller holds Set.mu.
 func (c *chain) add(x *Extension) {
 	list := append(slices.Clone(c.load()), x)
 	c.list.Store(&list)
@@ -33,7 +33,7 @@ func (c *chain) remove(x *Extension) {
 	c.list.Store(&list)
 }
 
-// extensions are those of all slots.
+// extensions returns the extensions in all slots.
 func (s *Set) extensions() []*Extension {
 	var list []*Extension
 	for _, row := range slot.Table {
@@ -42,8 +42,8 @@ func (s *Set) extensions() []*Extension {
 	return list
 }
 
-// Watch has f called after the extensions in a slot have changed, with the job whose they are, or Machine. It is called on
-// the goroutine that changes them, so a removed extension still has its memory.
+// Watch registers f, which is called after every change of the extensions in a slot with their job,
+// or Machine. The goroutine that changes them calls f, so a removed extension still has its memory.
 func (m *Manager) Watch(name slot.Name, f func(job uint32)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,7 +59,7 @@ func (m *Manager) changed(job uint32, name slot.Name) {
 	}
 }
 
-// Chain returns the extensions that are asked about an event of a job in a slot, the first to be asked first.
+// Chain returns the extensions that run at an event of a job in a slot, in this order.
 func (m *Manager) Chain(job uint32, name slot.Name) []*Extension {
 	list := slices.Clone(m.machine.chains[name].load())
 	if s := m.Set(job); s != nil && s != m.machine {
@@ -68,13 +68,14 @@ func (m *Manager) Chain(job uint32, name slot.Name) []*Extension {
 	return list
 }
 
-// Empty reports whether no extension is asked about the job's messages.
+// Empty reports whether no extension runs at the job's messages.
 func (s *Set) Empty() bool {
 	return len(s.chains[slot.Message].load()) == 0 && len(s.manager.machine.chains[slot.Message].load()) == 0
 }
 
-// Message asks about a message, whose context is a slot.MessageContext, and returns the first verdict that is not the
-// default. One that allow, unless it is nil, has an error for is a fault. The burst is of the messages that come together.
+// Message runs the extensions for a message, whose context is a slot.MessageContext, and returns
+// the first verdict that is not the default. A verdict that allow refuses with an error is a fault;
+// a nil allow allows all. Messages that arrive together share a burst.
 func (s *Set) Message(burst *nimble.Burst, context memory.Region, allow func(slot.Verdict) error) slot.Verdict {
 	event := nimble.Event{Context: context}
 	for _, set := range [...]*Set{s.manager.machine, s} {
@@ -98,7 +99,8 @@ func (s *Set) Message(burst *nimble.Burst, context memory.Region, allow func(slo
 	return slot.Deliver
 }
 
-// Ask runs the extension for an event of its slot. An error is a fault of it, which has been counted, or says that it is gone.
+// Ask runs the extension for an event of its slot. An error is a fault, which has been counted, or
+// nimble.ErrClosed.
 func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
 	e.Data = x
 	begin := x.set.manager.recorder.Begin()
@@ -114,7 +116,7 @@ func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, err
 	return x.answered(begin, e, r0, err)
 }
 
-// answered records a run that began then, and judges its answer.
+// answered records a run and checks its answer.
 func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
@@ -126,7 +128,7 @@ func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err 
 	return slot.Verdict(r0), err
 }
 
-// ran records a run of the extension, which e describes but for the extension itself.
+// ran records a run of the extension. e describes the run; ran fills in the extension.
 func (x *Extension) ran(begin record.Time, e record.Event) {
 	if begin != 0 {
 		e.Slot, e.Job, e.Number, e.Text = x.place, x.set.job, uint64(x.handle), x.name
@@ -134,7 +136,7 @@ func (x *Extension) ran(begin record.Time, e record.Event) {
 	}
 }
 
-// Fault counts a fault and has the extension removed when there were too many.
+// Fault counts a fault, and expels the extension at the slot.FaultLimit-th.
 func (x *Extension) Fault(err error) {
 	n := x.faults.Add(1)
 	if r := x.set.manager.recorder; r.On() {
@@ -148,7 +150,8 @@ func (x *Extension) Fault(err error) {
 	}
 }
 
-// Expel has the extension removed soon. It does not wait for that, so it can be called in the middle of the chain.
+// Expel removes the extension on another goroutine. It does not wait for the removal, so it may be
+// called during a run of the chain.
 func (x *Extension) Expel(why string) {
 	go func() { _ = x.set.Remove(x.handle, why) }()
 }

@@ -19,7 +19,7 @@ var (
 	pass   = extensiontest.Program{Section: "sched", Name: "pass", Code: []string{"mov r0, 255", "exit"}}
 )
 
-// Slots have chains of their own, and an answer is one of the slot's.
+// Each slot has its own chain and its own verdicts.
 func TestSlotsApart(t *testing.T) {
 	m := newManager(t)
 	s := open(t, m, 1)
@@ -48,7 +48,7 @@ func TestSlotsApart(t *testing.T) {
 	}
 }
 
-// Services are those of the slot.
+// A slot determines the services.
 func TestServicesOfSlot(t *testing.T) {
 	s := open(t, newManager(t), 1)
 	for section, want := range map[string]bool{"message": true, "sched": false} {
@@ -64,7 +64,7 @@ func TestServicesOfSlot(t *testing.T) {
 	}
 }
 
-// The machine's extensions are asked before those of a job, whichever came first.
+// The machine's extensions run before a job's, whichever were inserted first.
 func TestMachineFirst(t *testing.T) {
 	m := newManager(t)
 	s, other := open(t, m, 1), open(t, m, 2)
@@ -92,7 +92,7 @@ func TestMachineFirst(t *testing.T) {
 	}
 }
 
-// Whoever watches a slot hears of each change there, whosever it is, when it has happened.
+// A watcher of a slot is called after each change there, in any set.
 func TestWatch(t *testing.T) {
 	m := newManager(t)
 	s := open(t, m, 1)
@@ -115,8 +115,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// What is kept of an extension is enough to have it again, with its number, settings and state. What cannot be kept is not
-// inserted.
+// An extension can be adopted from its item, with its number, settings and state. An extension that
+// cannot be kept is not inserted.
 func TestKept(t *testing.T) {
 	kept := make(map[string]keep.Item)
 	refuse := errors.New("no more room")

@@ -10,14 +10,15 @@ import (
 	"margay/nimble/memory"
 )
 
-// Decision is what the extensions in a slot have answered.
+// Decision is the answer of the extensions in a slot.
 type Decision struct {
 	Verdict slot.Verdict
-	By      *Extension // whose answer it is; nil: it is the slot's default
+	By      *Extension // the extension that answered; nil: the verdict is the slot's default
 }
 
-// Decide asks the extensions in a slot about an event of a job that is rare, such as the end of a process. context is a
-// structure of package slot, or a pointer to one.
+// Decide runs the extensions in a slot for an event of a job. It maps memory for each event, so it
+// is for rare events, such as the end of a process. context is a structure of package slot, or a
+// pointer to one.
 func (m *Manager) Decide(job uint32, name slot.Name, context any) (Decision, error) {
 	row, err := slot.Find(name)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"margay/kernel/extension/extensiontest"
 )
 
-// The first answer that is not the default counts, and faults do not.
+// The first answer that is not the default decides; a fault does not.
 func TestDecide(t *testing.T) {
 	m := newManager(t)
 	end := func(name string, code ...string) *Extension {
@@ -64,7 +64,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Notes have numbers, which go on in the next node kernel, and the last are remembered.
+// Notes have sequence numbers that continue in the next node kernel, and the last are remembered.
 func TestHistory(t *testing.T) {
 	h := newHistory()
 	began := h.last

@@ -1,20 +1,22 @@
-// Package extension puts extensions into the slots of jobs, runs them there, and takes them out again.
+// Package extension inserts extensions into the slots of jobs, runs them there, and removes them.
 //
-// A Set belongs to one job on one node: the chains of extensions in the job's slots, and the job's regions, which are
-// memory that its ranks and its extensions share. What an extension remembers lives in such memory too, so that a rank can
-// map it and a restarted node kernel can find it again. All memory of a set counts against one bound. The machine itself, job
-// 0, has a set too, whose extensions act on the events of every job.
+// A Set belongs to one job on one node. It holds the chains of extensions in the job's slots, and
+// the job's regions: memory that its ranks and extensions share. The state of an extension is in
+// such memory too, so that ranks can map it and a restarted node kernel can adopt it. All memory of
+// a set counts against one budget. The machine itself, job 0, has a set too, whose extensions act
+// on the events of every job.
 //
-// At an event the machine's extensions in that slot are asked first, then those of the job; in each set in the order in which
-// they were inserted. The first verdict that is not the slot's default is the answer.
+// At an event the machine's extensions in the slot run first, then the job's, in each set in the
+// order of insertion. The first verdict that is not the slot's default is the answer.
 //
-// An extension that faults is not asked again about that event, which goes the slot's default way; after slot.FaultLimit
-// faults it is removed. The Manager remembers removed extensions and why, for those who ask.
+// A run that faults has no verdict, so the next extension runs. After slot.FaultLimit faults an
+// extension is removed. The Manager remembers removed extensions with the reason.
 //
-// Locks, outermost first: Set.mu guards the tables of a set, Manager.mu those of the node; history.mu and pace.mu are taken last.
-// Extension.lending is held while memory of maps is lent, and for writing when it is given back, with none of the others. The chains are read without a lock: they are replaced, never changed. An
-// extension's own locks make its removal wait for the run under way (package nimble) and for those who were lent its memory.
-// Whoever watches a slot is called with no lock held.
+// Locks, outermost first: Set.mu guards the tables of a set, Manager.mu the tables of the node;
+// history.mu and pace.mu are taken last. Extension.lending is held for reading while memory of maps
+// is lent and for writing at its release, with none of the others. Chains are read without a lock:
+// they are replaced, never changed. The removal of an extension waits for its current run (package
+// nimble) and for lent memory. Watchers of a slot are called without a lock.
 package extension
 
 import (
@@ -44,7 +46,7 @@ import (
 const (
 	MaxExtensions = 16
 	MaxRegions    = 64
-	// rememberRemoved is how many removed extensions of all jobs are remembered.
+	// rememberRemoved is the number of removed extensions, of all jobs, that are remembered.
 	rememberRemoved = 64
 )
 
@@ -62,7 +64,7 @@ type Manager struct {
 	cores    int
 	log      func(format string, args ...any)
 	machine  *Set
-	recorder *record.Recorder // nil: none
+	recorder *record.Recorder // nil: runs are not recorded
 	history  *history
 
 	mu      sync.Mutex
@@ -78,7 +80,8 @@ const Machine = 0
 // machineBudget bounds the memory of the machine's own set, in bytes.
 const machineBudget = 16 << 20
 
-// NewManager makes the manager of a node with so many cores. Extensions run on the given engine.
+// NewManager makes the manager of a node with this number of cores. Extensions run on e. log is
+// called for every note, also concurrently.
 func NewManager(e engine.Engine, cores int, log func(format string, args ...any)) (*Manager, error) {
 	m := &Manager{
 		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[uint32]*Set),
@@ -95,10 +98,10 @@ func NewManager(e engine.Engine, cores int, log func(format string, args ...any)
 	return m, nil
 }
 
-// RecordTo has the runs and faults of extensions recorded. It is to be called before any is inserted.
+// RecordTo sets the recorder of runs and faults. It must be called before the first Insert.
 func (m *Manager) RecordTo(r *record.Recorder) { m.recorder = r }
 
-// services makes the table of what extensions in a slot may call.
+// services makes the table of services that extensions in a slot may call.
 func services(row slot.Row) (*service.Table, error) {
 	var offered []service.Service
 	for _, s := range append(service.Linux(), callService) {
@@ -131,7 +134,7 @@ func (m *Manager) Set(job uint32) *Set {
 	return m.sets[job]
 }
 
-// Remove takes an extension out, whichever job it belongs to.
+// Remove removes an extension of any job: see Set.Remove.
 func (m *Manager) Remove(handle uint32, by string) error {
 	m.mu.Lock()
 	sets := make([]*Set, 0, len(m.sets))
@@ -147,7 +150,7 @@ func (m *Manager) Remove(handle uint32, by string) error {
 	return fmt.Errorf("extension %d: %w", handle, ErrNotFound)
 }
 
-// List describes all extensions of the node, those that are gone last.
+// List describes all extensions of the node, removed ones last.
 func (m *Manager) List() []Info {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -161,7 +164,8 @@ func (m *Manager) List() []Info {
 	return append(list, m.removed...)
 }
 
-// newHandle returns a number that no extension of the node has; adopted handles are not given away again.
+// newHandle returns a handle that no extension of the node has, or reserves an adopted one if that
+// is not 0.
 func (m *Manager) newHandle(adopted uint32) uint32 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -196,12 +200,12 @@ type Info struct {
 	Slot    slot.Name
 	Name    string
 	Engine  string
-	Passed  string // why not a better engine; empty: there is none
+	Passed  string // why no better engine was chosen; empty: there is none
 	Trusted bool
 	Stats   nimble.Stats
-	Dropped uint64 // messages that it had thrown away
-	Removed string // why it is no longer there; empty while it is
-	Waits   string // why it is not asked yet; empty: it is
+	Dropped uint64 // messages with its verdict slot.Drop
+	Removed string // why it was removed; empty: it was not
+	Waits   string // why it does not run yet; empty: it does
 }
 
 // Extension is an extension in a slot.
@@ -216,27 +220,28 @@ type Extension struct {
 	spec   *object.Spec
 	given  nimble.Options
 	maps   []string         // names of its maps
-	lent   []*memory.Memory // memory of its maps that it does not own
-	own    int64            // bytes of its maps that are no regions
-	faults atomic.Uint64    // answers that are no verdicts among them
+	lent   []*memory.Memory // adopted memory of its maps, closed at its release
+	own    int64            // bytes of its maps that are not regions
+	faults atomic.Uint64    // including answers that are not verdicts
 	drops  atomic.Uint64
 
-	elsewhere struct{ runs, time atomic.Uint64 } // of Ran
+	elsewhere struct{ runs, time atomic.Uint64 } // reported to Ran; time in nanoseconds
 
 	lending  sync.RWMutex // held for reading while memory of its maps is used outside a run
 	released bool
 }
 
-// Handle is the extension's number on this node.
+// Handle returns the extension's number on this node.
 func (x *Extension) Handle() uint32 { return x.handle }
 
-// Job is the job whose the extension is, or Machine.
+// Job returns the job to which the extension belongs, or Machine.
 func (x *Extension) Job() uint32 { return x.set.job }
 
-// Label names the extension for people.
+// Label names the extension in messages.
 func (x *Extension) Label() string { return fmt.Sprintf("extension %d (%s)", x.handle, x.name) }
 
-// Stats returns what the extension has done. An answer that is no verdict of its slot is a fault.
+// Stats returns the statistics of the extension, including Ran. An answer that is not a verdict of
+// its slot counts as a fault.
 func (x *Extension) Stats() nimble.Stats {
 	s := x.Extension.Stats()
 	s.Faults = x.faults.Load()
@@ -245,7 +250,8 @@ func (x *Extension) Stats() nimble.Stats {
 	return s
 }
 
-// Ran counts runs that somebody else has made of its program, and that took so long together. Nobody counts their instructions.
+// Ran counts runs of its program outside this package, such as in the kernel, and their total time.
+// Their instructions are not counted.
 func (x *Extension) Ran(runs uint64, took time.Duration) {
 	x.elsewhere.runs.Add(runs)
 	x.elsewhere.time.Add(uint64(took))
@@ -258,7 +264,7 @@ func (x *Extension) info() Info {
 	}
 }
 
-// passed says in one line why not a better engine.
+// passed says in one line why no better engine was chosen.
 func passed(x *nimble.Extension) string {
 	var why []string
 	for _, err := range x.Passed() {
@@ -267,10 +273,10 @@ func passed(x *nimble.Extension) string {
 	return strings.Join(why, "; ")
 }
 
-// Spec is the program as it was read, before it was changed for its insertion.
+// Spec returns the program as it was read, without the changes made for its insertion.
 func (x *Extension) Spec() *object.Spec { return x.spec }
 
-// Options are with what it was inserted, the memory of its maps included.
+// Options returns the options of its insertion, including the memory of its maps.
 func (x *Extension) Options() nimble.Options { return x.given }
 
 // Set holds the extensions and regions of one job on one node. It is safe for concurrent use.
@@ -281,17 +287,17 @@ type Set struct {
 	chains  map[slot.Name]*chain // of all slots
 	pace    *pace
 
-	removing sync.WaitGroup // extensions that are out of the chain and not yet released
+	removing sync.WaitGroup // extensions that have left the chain and are not released yet
 
 	mu      sync.Mutex
 	regions map[string]*memory.Memory
 	places  map[string]Place // of regions
-	used    int64            // bytes of regions and of maps that are no regions
+	used    int64            // bytes of regions, and of maps that are not regions
 	closed  bool
 	keeper  keep.Keeper // nil: nothing outlives this node kernel
 }
 
-// String names whom the set belongs to.
+// String names the owner of the set.
 func (s *Set) String() string {
 	if s.job == Machine {
 		return "machine"
@@ -308,20 +314,22 @@ type Setting struct {
 
 // Request asks for an extension.
 type Request struct {
-	Name     string    // what it is called; empty for the name in the object
-	Slot     slot.Name // empty for the one that the object's section names; if that names one, it can be no other
+	Name     string    // its name; empty: the program's name in the object
+	Slot     slot.Name // must be the slot that the object's section names, if it does; empty: that slot
 	Object   []byte    // an ELF file
 	Settings []Setting
-	Trusted  bool   // run it unchecked; for the machine alone
-	Number   uint64 // of whoever inserts, who finds it in Info again
+	Trusted  bool   // run it unchecked; allowed for the machine only
+	Number   uint64 // chosen by the caller, reported in Info
 
-	// For an extension that a node kernel before this one had inserted: its handle and the memory of its maps.
+	// The handle and the memory of the maps of an extension that a previous node kernel has
+	// inserted.
 	Handle   uint32
 	Memories map[string]*memory.Memory
 }
 
-// Insert verifies an extension, puts it at the end of its slot's chain and leaves it with the set's keeper. A map that
-// bears the name of a region is that region.
+// Insert verifies an extension, appends it to its slot's chain and stores it with the set's keeper.
+// A map with the name of a region is that region. Errors wrap ErrRefused or ErrNoRoom, unless the
+// keeper failed.
 func (s *Set) Insert(r Request) (*Extension, error) {
 	x, err := s.insert(r)
 	if err != nil {
@@ -331,7 +339,7 @@ func (s *Set) Insert(r Request) (*Extension, error) {
 	if err := s.keep(x, r); err != nil {
 		return nil, errors.Join(err, s.Remove(x.handle, "it cannot be kept"))
 	}
-	s.manager.changed(s.job, x.row.Name) // after it was kept: whoever is told may have it removed
+	s.manager.changed(s.job, x.row.Name) // after it was kept: a watcher may remove it
 	return x, nil
 }
 
@@ -397,7 +405,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	return x, nil
 }
 
-// pick finds the one program of the object that is meant.
+// pick finds the only program of the object, or the only one for the request's slot.
 func pick(r Request) (*object.Spec, error) {
 	specs, err := object.ELF(r.Object)
 	if err != nil {
@@ -426,7 +434,7 @@ func slotOf(r Request, spec *object.Spec) slot.Name {
 	return slot.Name(spec.Slot())
 }
 
-// options works out how a program is inserted. The caller holds the lock.
+// options makes the options for inserting a program. The caller holds Set.mu.
 func (s *Set) options(x *Extension, r Request, spec *object.Spec, row slot.Row) (nimble.Options, error) {
 	o := nimble.Options{
 		Trusted: r.Trusted, Engine: s.manager.engine, Services: s.manager.services[row.Name], Cores: s.manager.cores,
@@ -449,7 +457,7 @@ func (s *Set) options(x *Extension, r Request, spec *object.Spec, row slot.Row) 
 		if setting.Entries {
 			options, ok := o.Maps[setting.Name]
 			if !ok || setting.Value == 0 || setting.Value > 1<<32-1 {
-				return o, fmt.Errorf("%d entries for map %q, which it has not or cannot have", setting.Value, setting.Name)
+				return o, fmt.Errorf("set map %q to %d entries: the program has no such map, or the number is not in [1, 2^32-1]", setting.Name, setting.Value)
 			}
 			options.Entries = uint32(setting.Value)
 			o.Maps[setting.Name] = options
@@ -464,7 +472,7 @@ func (s *Set) options(x *Extension, r Request, spec *object.Spec, row slot.Row) 
 	return o, nil
 }
 
-// variable gives a setting's value the size of the variable.
+// variable converts a setting's value to the size of the variable.
 func variable(spec *object.Spec, setting Setting) (any, error) {
 	for _, v := range spec.Variables {
 		if v.Name != setting.Name {
@@ -485,7 +493,9 @@ func variable(spec *object.Spec, setting Setting) (any, error) {
 	return nil, fmt.Errorf("it has no variable %q", setting.Name)
 }
 
-// Remove takes an extension out of its slot and waits until it is no longer run. by says who wants that.
+// Remove takes an extension out of its slot, waits for its current run and for lent memory, and
+// releases it. by is the reason, for the log and for Info. The error wraps ErrNotFound if the set
+// has no such extension.
 func (s *Set) Remove(handle uint32, by string) error {
 	s.mu.Lock()
 	x, err := s.Find(handle)
@@ -514,7 +524,7 @@ func (s *Set) Remove(handle uint32, by string) error {
 	return err
 }
 
-// release waits until nobody uses the extension and gives back what it has.
+// release waits until the extension is no longer in use, and releases its resources.
 func (x *Extension) release() error {
 	x.lending.Lock()
 	defer x.lending.Unlock()
@@ -526,7 +536,7 @@ func (x *Extension) release() error {
 	return errors.Join(errs...)
 }
 
-// jobEnded is why most extensions go, which is not worth remembering.
+// jobEnded is the reason of most removals. They are not remembered.
 const jobEnded = "its job has ended"
 
 // Find returns an extension of the job.
@@ -539,11 +549,11 @@ func (s *Set) Find(handle uint32) (*Extension, error) {
 	return nil, fmt.Errorf("extension %d: %w", handle, ErrNotFound)
 }
 
-// Maps names the maps of an extension.
+// Maps returns the names of an extension's maps.
 func (x *Extension) Maps() []string { return x.maps }
 
-// Lend calls f with a map of the extension, whose memory stays until f has returned. The error is f's, or that there is no
-// such map any more.
+// Lend calls f with a map of the extension, whose memory stays mapped until f returns. The error is
+// f's, or wraps ErrNotFound if there is no such map or the extension was released.
 func (x *Extension) Lend(name string, f func(*state.Map) error) error {
 	x.lending.RLock()
 	defer x.lending.RUnlock()
@@ -554,7 +564,8 @@ func (x *Extension) Lend(name string, f func(*state.Map) error) error {
 	return f(m)
 }
 
-// Region returns the job's region of that name. With a size it is made if it is not there yet.
+// Region returns the job's region with this name. If there is none, it makes one of size bytes, or
+// for size 0 returns an error that wraps ErrNotFound.
 func (s *Set) Region(name string, size uint64) (*memory.Memory, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -582,7 +593,7 @@ func (s *Set) Region(name string, size uint64) (*memory.Memory, error) {
 	return m, nil
 }
 
-// Close removes everything: the job has ended. No run may begin any more.
+// Close removes all extensions and regions at the end of the job. No run may begin any more.
 func (s *Set) Close() error {
 	s.mu.Lock()
 	s.closed = true

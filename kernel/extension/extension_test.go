@@ -33,7 +33,7 @@ func newManager(t testing.TB) *Manager {
 	return m
 }
 
-// open makes the set of a job, which ends with the test.
+// open makes the set of a job, which is closed at the end of the test.
 func open(t testing.TB, m *Manager, job uint32) *Set {
 	t.Helper()
 	s := m.Open(job, budget)
@@ -173,7 +173,7 @@ func TestSlotChoosesTheProgram(t *testing.T) {
 	}
 }
 
-// An object whose section names no slot goes into the slot that the request names, and nowhere without one.
+// An object whose section names no slot goes into the slot of the request, and is refused without.
 func TestSectionWithoutSlot(t *testing.T) {
 	s := open(t, newManager(t), 1)
 	policy := extensiontest.Program{Section: "policy/first", Name: "policy", Code: consume.Code}
@@ -188,7 +188,7 @@ func TestSectionWithoutSlot(t *testing.T) {
 	}
 }
 
-// What untrusted code must not do is not made possible by anything in a request.
+// No field of a request lets a job's code run as trusted.
 func TestNobodyIsTrusted(t *testing.T) {
 	s := open(t, newManager(t), 1)
 	if x := insert(t, s, deliver); x.Trusted() {
@@ -211,7 +211,7 @@ func TestAtMostSixteen(t *testing.T) {
 	insert(t, s, deliver)
 }
 
-// The first answer that is not the default counts; what faults or answers nonsense is not heard.
+// The first answer that is not the default decides; a fault or an invalid answer does not.
 func TestChain(t *testing.T) {
 	for name, c := range map[string]struct {
 		chain []extensiontest.Program
@@ -247,7 +247,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// message asks about a message that comes alone.
+// message runs the extensions for a message that arrives alone.
 func message(s *Set, context memory.Region) slot.Verdict {
 	var burst nimble.Burst
 	defer burst.End()
@@ -275,7 +275,7 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// An extension goes at its sixteenth fault, of whatever kind, and not before.
+// An extension is removed at its sixteenth fault, of any kind, and not before.
 func TestTooManyFaults(t *testing.T) {
 	for _, p := range []extensiontest.Program{faulty, nothing} {
 		t.Run(p.Name, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestTooManyFaults(t *testing.T) {
 	}
 }
 
-// keeper does with what it is to keep what a test wants.
+// keeper is a keep.Keeper whose methods a test sets.
 type keeper struct {
 	keep func(keep.Item) error
 	drop func(name string) error
@@ -338,7 +338,7 @@ func (k keeper) Keep(item keep.Item) error {
 	return k.keep(item)
 }
 
-// A removal is told to the keeper, but for the end of the job; a failure to note it is told to who wants it.
+// A removal drops the keeper's item, except at the end of the job; an error of that is returned.
 func TestRemovalIsKept(t *testing.T) {
 	m := newManager(t)
 	s := m.Open(1, budget)
@@ -449,7 +449,7 @@ func TestAtMostSoManyRegions(t *testing.T) {
 	}
 }
 
-// A map that bears the name of a region is that region, and counts once.
+// A map with the name of a region is that region, and counts once.
 func TestMapIsRegion(t *testing.T) {
 	s := open(t, newManager(t), 1)
 	region, err := s.Region("totals", 4096)
@@ -486,7 +486,7 @@ func TestMapIsRegion(t *testing.T) {
 	}
 }
 
-// Memory of an extension that is gone can be used again, whatever regions were made meanwhile.
+// Memory of a removed extension returns to the budget, whatever regions were made since.
 func TestBudgetComesBack(t *testing.T) {
 	s := open(t, newManager(t), 1)
 	x, err := s.Insert(Request{Object: accumulate.Object})
@@ -526,7 +526,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// An extension and its memory pass from one node kernel to the next. Its number is not given away again.
+// An extension and its memory pass from one node kernel to the next. Its handle is not reused.
 func TestAdopted(t *testing.T) {
 	s := open(t, newManager(t), 1)
 	table, err := memory.Create("table", 1024*80)
@@ -572,8 +572,8 @@ func TestAdopted(t *testing.T) {
 	}
 }
 
-// Memory that is lent stays until it is given back: a removal waits for that, and the end of the job for the removal, since
-// the map may be a region.
+// Lent memory stays mapped until it is returned: a removal waits for that, and the end of the job
+// waits for the removal, since the map may be a region.
 func TestLend(t *testing.T) {
 	s := newManager(t).Open(1, budget)
 	region, err := s.Region("totals", 4096)
@@ -618,7 +618,8 @@ func TestLend(t *testing.T) {
 	}
 }
 
-// Everything at once, until the job ends in the middle of it: nothing is used after it is gone, and nothing is left.
+// All operations run concurrently until the job ends: nothing is used after its release, and
+// nothing is leaked.
 func TestTogether(t *testing.T) {
 	files, goroutines := check.Descriptors(t), runtime.NumGoroutine()
 	m := newManager(t)
@@ -702,7 +703,7 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// What an extension prints is in the log of the node, with its name.
+// A line that an extension prints is in the log of the node, with its name.
 func TestPrint(t *testing.T) {
 	var log []string
 	m, err := NewManager(portable.New(), 2, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })

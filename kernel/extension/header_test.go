@@ -11,14 +11,14 @@ import (
 	"margay/nimble/service"
 )
 
-// The header that extensions are compiled with declares every service that some slot offers, with its number and its arguments, and
-// no other.
+// The header with which extensions are compiled declares exactly the services that some slot
+// offers, with their numbers and arguments.
 func TestHeaderDeclaresServices(t *testing.T) {
 	header, err := os.ReadFile("../abi/slot/margay_ext.h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	declared := make(map[int32]int) // arguments by number; those of print are any
+	declared := make(map[int32]int) // arguments by number; print has any number of them
 	for _, d := range regexp.MustCompile(`(?m)^static .*\(\*const \w+\)\((.*)\) = \(void \*\)(\d+);`).FindAllStringSubmatch(string(header), -1) {
 		number, err := strconv.ParseInt(d[2], 10, 32)
 		if err != nil {

@@ -12,28 +12,28 @@ import (
 	"margay/internal/printable"
 )
 
-// Note is something that happened to an extension, for people.
+// Note is an entry of the log of extensions.
 type Note struct {
-	Seq    uint64 // grows from note to note of a node, also to those of its next node kernel
+	Seq    uint64 // sequence number on the node, which also grows across restarts of the node kernel
 	Time   time.Time
 	Job    uint32
-	Handle uint32 // 0: it is about none in particular
+	Handle uint32 // 0: not about one extension
 	Name   string
-	Text   string // inserted, removed and why, a fault, a line that it has printed, what a rank was refused
+	Text   string // an insertion, a removal with its reason, a fault, a printed line, a refused request of a rank
 }
 
-// keptNotes is how many notes a node remembers.
+// keptNotes is the number of notes that a node remembers.
 const keptNotes = 1024
 
-// history remembers the last notes. It is safe for concurrent use.
+// history remembers the last keptNotes notes. It is safe for concurrent use.
 type history struct {
 	mu    sync.Mutex
 	last  uint64
 	notes []Note // the newest last
 }
 
-// newHistory returns an empty history. Its first number is above those of an earlier node kernel, which had less than one note per
-// microsecond.
+// newHistory returns an empty history. Its sequence numbers start at the time in microseconds,
+// above the numbers of a previous node kernel, which made less than one note per microsecond.
 func newHistory() *history { return &history{last: uint64(time.Now().UnixMicro())} }
 
 func (h *history) add(n Note) {
@@ -47,8 +47,8 @@ func (h *history) add(n Note) {
 	}
 }
 
-// after returns the notes that came after the one with number seq, and that are still known. A number that there was not yet is
-// one of another node kernel, before the clock was set back: after it came all.
+// after returns the remembered notes after sequence number seq. A number above the last is from a
+// previous node kernel, before the clock was set back: then after returns all notes.
 func (h *history) after(seq uint64) []Note {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,16 +64,16 @@ func (h *history) after(seq uint64) []Note {
 	return slices.Clone(h.notes[at:])
 }
 
-// Notes returns what happened to the node's extensions after the note with number seq, as far as it is still known.
+// Notes returns the node's notes after sequence number seq, as far as they are still remembered.
 func (m *Manager) Notes(seq uint64) []Note { return m.history.after(seq) }
 
-// Bounds of what is noted of one set, so that a job that goes wrong again and again drowns nobody's log.
+// Limits of the notes of one set, so that one job cannot flood the log.
 const (
 	notesAtOnce    = 256
 	notesPerSecond = 4
 )
 
-// pace bounds the notes of a set.
+// pace limits the rate of a set's notes.
 type pace struct {
 	limit *rate.Limiter
 
@@ -83,7 +83,7 @@ type pace struct {
 
 func newPace() *pace { return &pace{limit: rate.NewLimiter(notesPerSecond, notesAtOnce)} }
 
-// next reports whether there may be another note, and how many were left out before it.
+// next reports whether another note is allowed, and how many were omitted before it.
 func (p *pace) next() (omitted int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,7 +95,7 @@ func (p *pace) next() (omitted int, ok bool) {
 	return omitted, true
 }
 
-// note logs and remembers what happens to an extension of a set, or to the set itself when name is empty.
+// note logs and remembers an event of an extension of a set, or of the set itself if name is empty.
 func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) {
 	omitted, ok := s.pace.next()
 	if !ok {
@@ -117,13 +117,13 @@ func (m *Manager) tell(s *Set, handle uint32, name, text string) {
 	m.history.add(Note{Time: time.Now(), Job: s.job, Handle: handle, Name: name, Text: text})
 }
 
-// Refuse notes that a rank has asked for what it must not have, or for what makes no sense.
+// Refuse notes that a request of a rank was invalid or not permitted.
 func (s *Set) Refuse(rank int, err error) {
 	s.manager.note(s, 0, "", "rank %d is refused: %v", rank, err)
 }
 
-// Stray returns an error when a handle that is none of the set's cannot have been one: it is that of another job's extension,
-// or was never given out.
+// Stray returns an error for a handle that the set does not have and cannot have had: it belongs to
+// another job's extension, or was never assigned.
 func (s *Set) Stray(handle uint32) error {
 	m := s.manager
 	m.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"margay/kernel/extension/extensiontest"
 )
 
-// A name that would not stay in its line, or would say something to a terminal, is refused and told harmlessly.
+// A name with line breaks or escape sequences is refused, and logged without them.
 func TestNamesArePrinted(t *testing.T) {
 	m := newManager(t)
 	var logged []string
@@ -44,7 +44,8 @@ func TestNamesArePrinted(t *testing.T) {
 	}
 }
 
-// A job that has something noted again and again does not have everything else forgotten, and the log says that notes are missing.
+// A job that causes many notes does not displace the notes of others, and the log says that notes
+// are missing.
 func TestNotesAreBounded(t *testing.T) {
 	m := newManager(t)
 	open(t, m, 1).Refuse(0, errors.New("victim"))
@@ -77,7 +78,7 @@ func TestNotesAreBounded(t *testing.T) {
 	}
 }
 
-// A handle that cannot have been a job's own is told apart from one that is gone.
+// A handle that cannot have been a job's own is distinguished from a removed one.
 func TestStray(t *testing.T) {
 	m := newManager(t)
 	mine, other := open(t, m, 7), open(t, m, 8)
@@ -100,8 +101,8 @@ func TestStray(t *testing.T) {
 	}
 }
 
-// An extension that makes a fault at each event has no say in it, is counted, and is gone after so many faults, whatever slot it
-// is in.
+// In every slot, an extension that faults at each event does not decide, has its faults counted,
+// and is removed at the limit.
 func TestFaultsInEachSlot(t *testing.T) {
 	cases := map[string][]string{
 		"reads outside": {"ldxdw r0, [r1-8]", "exit"}, "never ends": {"ja -1"}, "gives no answer": {"mov r0, 4242", "exit"},
@@ -109,7 +110,7 @@ func TestFaultsInEachSlot(t *testing.T) {
 	for _, row := range slot.Table {
 		for what, code := range cases {
 			trusted := row.Name == slot.Boot
-			if !row.Ready || trusted && what == "reads outside" { // what a node boots with may access all
+			if !row.Ready || trusted && what == "reads outside" { // trusted: access is unchecked
 				continue
 			}
 			t.Run(fmt.Sprint(row.Name, " ", what), func(t *testing.T) {

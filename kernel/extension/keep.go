@@ -16,16 +16,16 @@ import (
 	"margay/nimble/state"
 )
 
-// keptExtensions and an extension's handle are the name under which its object and the memory of its maps are kept.
+// keptExtensions and the handle of an extension form the name of its item.
 const keptExtensions = "extension/"
 
-// Item is the name under which an extension is kept.
+// Item returns the name of the item that keeps an extension.
 func Item(handle uint32) string { return fmt.Sprint(keptExtensions, handle) }
 
 // Kept reports whether an item of this name is an extension.
 func Kept(name string) bool { return strings.HasPrefix(name, keptExtensions) }
 
-// words are kept with an extension.
+// words is the metadata of an extension's item.
 type words struct {
 	Name     string
 	Slot     slot.Name
@@ -35,8 +35,8 @@ type words struct {
 	Maps     []string // in the order of the files after the first
 }
 
-// KeepWith leaves every extension that is inserted from now on with a keeper, until it is removed. When the job ends, nothing
-// is taken back.
+// KeepWith sets the keeper that stores every extension inserted from now on, until its removal. The
+// end of the job does not drop its items.
 func (s *Set) KeepWith(k keep.Keeper) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,8 @@ func (s *Set) KeepWith(k keep.Keeper) {
 // Machine returns the set of the machine itself.
 func (m *Manager) Machine() *Set { return m.machine }
 
-// keep leaves an extension with the keeper, unless it came from there: its object, and the memory that holds its state.
+// keep stores an extension with the keeper, unless it was adopted from there: its object, and the
+// memory of its maps.
 func (s *Set) keep(x *Extension, r Request) error {
 	s.mu.Lock()
 	keeper := s.keeper
@@ -57,7 +58,7 @@ func (s *Set) keep(x *Extension, r Request) error {
 	item, err := s.item(x, r)
 	defer item.CloseFiles()
 	if _, gone := s.Find(x.handle); gone != nil {
-		return nil // its faults were faster
+		return nil // expelled for its faults before it was kept
 	}
 	if err != nil {
 		return err
@@ -65,13 +66,13 @@ func (s *Set) keep(x *Extension, r Request) error {
 	if err := keeper.Keep(item); err != nil {
 		return err
 	}
-	if _, gone := s.Find(x.handle); gone != nil { // or as fast
+	if _, gone := s.Find(x.handle); gone != nil { // or while it was being kept
 		return keeper.Drop(item.Name)
 	}
 	return nil
 }
 
-// item makes what is kept of an extension. Its files are open also after an error.
+// item makes the item of an extension. The caller must close its files, also after an error.
 func (s *Set) item(x *Extension, r Request) (keep.Item, error) {
 	item := keep.Item{Name: Item(x.handle)}
 	object, err := memory.Create("object", len(r.Object))
@@ -106,16 +107,16 @@ func (s *Set) item(x *Extension, r Request) (keep.Item, error) {
 	return item, err
 }
 
-// Adopt takes up the extensions that a node kernel before this one had left with the keeper, in the order in which they were
-// inserted. Items that are no extensions are passed over; all stay the caller's. Regions that are maps are to be adopted
-// before.
+// Adopt inserts the extensions that a previous node kernel stored with the keeper, in the order of
+// their insertion. It ignores other items. The caller still owns all items, and must have adopted
+// regions that are maps before.
 func (s *Set) Adopt(items []*keep.Item) error {
 	kept := make(map[uint32]*keep.Item)
 	for _, item := range items {
 		if number, ok := strings.CutPrefix(item.Name, keptExtensions); ok {
 			handle, err := strconv.ParseUint(number, 10, 32)
 			if err != nil {
-				return fmt.Errorf("%s is no extension", item.Name)
+				return fmt.Errorf("adopt %s: the name has no extension handle", item.Name)
 			}
 			kept[uint32(handle)] = item
 		}
@@ -134,7 +135,7 @@ func (s *Set) adopt(handle uint32, item *keep.Item) error {
 		return fmt.Errorf("%s: %w", item.Name, err)
 	}
 	if len(item.Files) != 1+len(w.Maps) {
-		return fmt.Errorf("%s with %d files was not kept whole", item.Name, len(item.Files))
+		return fmt.Errorf("adopt %s: %d files, want %d", item.Name, len(item.Files), 1+len(w.Maps))
 	}
 	object, err := item.Memory(0, -1)
 	if err != nil {

@@ -6,27 +6,29 @@ import (
 	"margay/nimble/memory"
 )
 
-// Where a job's ranks map regions that they want at the same address. That is far from where Linux, C libraries and the Go
-// runtime put anything on the processors that Margay knows; the i-th region has the i-th piece, large enough for any.
+// Address range in which a job's ranks map regions that they want at the same address. It is far
+// from the mappings of Linux, C libraries and the Go runtime on the processors that Margay knows.
+// Each region has a piece of regionRoom bytes, large enough for any.
 const (
 	firstRegion = 1 << 44
 	regionRoom  = memory.MaxSize
 )
 
-// Place is the number of a region among those of its job on this node. It stays what it is when the node kernel is started again.
+// Place is the number of a region among the regions of its job on this node. It stays the same when
+// the node kernel restarts.
 type Place int
 
-// Address is where ranks that want the region at the same address map it.
+// Address returns the address at which ranks map the region if they want it at the same address.
 func (p Place) Address() uint64 { return firstRegion + uint64(p)*regionRoom }
 
-// PlaceOf returns the place of a region that is there.
+// PlaceOf returns the place of an existing region.
 func (s *Set) PlaceOf(name string) Place {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.places[name]
 }
 
-// place gives a region a place that no other has. The caller holds the lock.
+// place assigns a region an unused place. The caller holds Set.mu.
 func (s *Set) place(name string) {
 	next := Place(0)
 	for _, p := range s.places {
@@ -35,7 +37,7 @@ func (s *Set) place(name string) {
 	s.places[name] = next
 }
 
-// AdoptRegion takes up a region that a node kernel before this one had made.
+// AdoptRegion adds a region that a previous node kernel made.
 func (s *Set) AdoptRegion(name string, p Place, m *memory.Memory) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,4 +1,5 @@
-// Package extensiontest makes extensions for tests from the text of their instructions, as clang would have compiled them.
+// Package extensiontest makes extensions for tests from the text of their instructions, as clang
+// would have compiled them.
 package extensiontest
 
 import (
