@@ -10,18 +10,16 @@ import (
 	"margay/nimble/memory"
 )
 
-// What no policy can change.
+// Parameters that no policy can change.
 const (
-	// Turn is how long tasks have the core in turns when no policy has an opinion, and how long a
-	// rescued task has it.
+	// Turn is the quantum when no policy has an opinion, and the quantum of a rescued task.
 	Turn = 10 * time.Millisecond
-	// MinQuantum is the shortest quantum that is granted. Those above MaxQuantum are infinite.
+	// MinQuantum is the shortest quantum. A quantum above MaxQuantum is infinite.
 	MinQuantum = 100 * time.Microsecond
 	MaxQuantum = time.Hour
-	// Floor is the default of Core.Floor: the longest time that a ready task that is not held can
-	// wait. Delays in following a plan do not count.
+	// Floor is the default of Core.Floor.
 	Floor = 2 * time.Second
-	// RescueLimit is how many tasks in need of the floor cost a policy its place.
+	// RescueLimit is the number of rescues at which a policy is removed.
 	RescueLimit = 4
 )
 
@@ -43,7 +41,8 @@ type Core struct {
 	// Switched is called when the core goes to another task, or becomes idle: the zero ID. It may
 	// be nil.
 	Switched func(at uint64, to ID, why string)
-	// Floor is how long a task that is ready and not held can be kept waiting.
+	// Floor is the longest time that a task that is ready and not held can be kept waiting. Delays
+	// in following a plan do not count.
 	Floor time.Duration
 
 	number int
@@ -51,15 +50,15 @@ type Core struct {
 	event  *memory.Memory // a slot.SchedContext
 
 	policies []*judged
-	tasks    []*entry // in the order in which they came
+	tasks    []*entry // in the order of Add
 	running  *entry   // nil: none
 	told     ID       // the last argument of Switched
 	toldAt   uint64
 	decider  *judged // the policy that chose running; nil: this package
 	plan     Plan
 	until    uint64 // the end of the quantum; slot.Infinite: none
-	rescue   uint64 // until when a rescued task has the core; 0: none has
-	late     uint64 // by how much plans were followed too late, all in all
+	rescue   uint64 // the end of a rescued task's turn; 0: none
+	late     uint64 // total delay in following plans
 	info     CoreInfo
 }
 
@@ -67,27 +66,27 @@ type Core struct {
 type judged struct {
 	*Policy
 	rescues int
-	data    map[ID]uint64 // what it left in SchedTask.Data
+	data    map[ID]uint64 // last values of SchedTask.Data
 }
 
 // entry is a task of a core.
 type entry struct {
 	ID
 	state  slot.TaskState
-	since  uint64
-	late   uint64        // Core.late when it came into its state
-	origin time.Duration // its processor time when it came
-	spent  time.Duration // processor time of all tasks when it came into its state
+	since  uint64        // start of its state
+	late   uint64        // Core.late at since
+	origin time.Duration // its processor time at Add
+	spent  time.Duration // processor time of all tasks at since
 
 	ran      time.Duration // last value of the meter
 	messages uint32
 
-	end  time.Duration // the processor time that it was to have had at the end of its last quantum that was not infinite
-	over bool          // it was, and the core went to another task
-	owes time.Duration // by how much quanta of its turns were too long
+	end  time.Duration // its processor time at the end of its last finite quantum, if that was on time
+	over bool          // that quantum has ended, and the core went to another task
+	owes time.Duration // overrun of its turns, deducted from later quanta
 }
 
-// NewCore makes an empty core; policies see its number.
+// NewCore makes a core without tasks. Policies see its number. The caller must Close it.
 func NewCore(number int, meter Meter) (*Core, error) {
 	event, err := memory.Map("sched", slot.SchedSize)
 	if err != nil {
@@ -96,10 +95,10 @@ func NewCore(number int, meter Meter) (*Core, error) {
 	return &Core{number: number, meter: meter, Floor: Floor, event: event, plan: Plan{Run: -1, Next: slot.Infinite}, until: slot.Infinite}, nil
 }
 
-// Close releases what the core has.
+// Close releases the memory of the core.
 func (c *Core) Close() error { return c.event.Close() }
 
-// Tasks returns the tasks of the core in the order in which they came.
+// Tasks returns the tasks of the core in the order of Add.
 func (c *Core) Tasks() []ID {
 	ids := make([]ID, len(c.tasks))
 	for i, t := range c.tasks {
@@ -108,10 +107,11 @@ func (c *Core) Tasks() []ID {
 	return ids
 }
 
-// Plan returns what was decided last.
+// Plan returns the current plan.
 func (c *Core) Plan() Plan { return c.plan }
 
-// Add has a task share the core. There is no room for more than slot.MaxTasks.
+// Add makes a task share the core. It returns an error if there are slot.MaxTasks already, or if
+// the task is one of them.
 func (c *Core) Add(now uint64, id ID) error {
 	if len(c.tasks) == slot.MaxTasks {
 		return fmt.Errorf("core %d: job %d rank %d: at most %d processes can share a core", c.number, id.Job, id.Rank, slot.MaxTasks)
@@ -144,8 +144,8 @@ func (c *Core) Remove(now uint64, id ID) {
 	c.decide(now, slot.Ending, ID{})
 }
 
-// SetPolicies has these policies decide from now on, the first that has an opinion. One that was
-// there before keeps its record.
+// SetPolicies sets the policies. The first one with an opinion decides. A policy that was in force
+// before keeps its data and its count of rescues.
 func (c *Core) SetPolicies(now uint64, policies []*Policy) {
 	var list []*judged
 	for _, p := range policies {
@@ -219,7 +219,7 @@ func (c *Core) find(id ID) *entry {
 	return nil
 }
 
-// leave notes that a task does not have the core any more.
+// leave records that a task no longer has the core.
 func (c *Core) leave(t *entry) {
 	if t == c.running {
 		c.running, c.rescue = nil, 0
@@ -233,7 +233,7 @@ func (c *Core) become(t *entry, now uint64, state slot.TaskState) {
 	}
 }
 
-// spent is the processor time of all tasks.
+// spent returns the processor time of all tasks.
 func (c *Core) spent() time.Duration {
 	var sum time.Duration
 	for _, t := range c.tasks {
@@ -242,7 +242,7 @@ func (c *Core) spent() time.Duration {
 	return sum
 }
 
-// measure asks the meter, which takes time, once for everything that is decided on one occasion.
+// measure reads the meter, which takes time, once per event.
 func (c *Core) measure() {
 	for _, t := range c.tasks {
 		t.ran, t.messages = c.meter(t.ID)
@@ -298,7 +298,7 @@ func (c *Core) starved(now uint64) *entry {
 	return nil
 }
 
-// limit is until when a task that is ready may be kept waiting.
+// limit returns the time until which a ready task may be kept waiting.
 func (c *Core) limit(t *entry) uint64 { return t.since + uint64(c.Floor) + c.late - t.late }
 
 // longest returns the task that has been ready for the longest time, nil if none is.
@@ -312,8 +312,8 @@ func (c *Core) longest() *entry {
 	return found
 }
 
-// save gives a starved task a turn, and blames the policy, unless no task used much of the core in
-// that time: then other work had the CPU.
+// save gives a starved task a turn, and blames the policy, unless tasks used little of the core
+// during the wait: then other work had the CPU.
 func (c *Core) save(now uint64, t *entry) {
 	c.info.Rescues++
 	c.info.Why = "floor"
@@ -331,20 +331,20 @@ func (c *Core) save(now uint64, t *entry) {
 	c.arm(now, c.rescue)
 }
 
-// Starved says why a policy is removed that needed the floor too often; err says how it did the
-// last time.
+// Starved returns the reason for the removal of a policy after RescueLimit rescues. err describes
+// the last one.
 func Starved(err error) string {
 	return fmt.Sprintf("it let tasks starve %d times, the last: %v", RescueLimit, err)
 }
 
-// opinion is an answer that makes sense.
+// opinion is a valid answer.
 type opinion struct {
 	task    *entry // nil: none
 	quantum uint64
 	hold    uint64
 }
 
-// ask asks a policy. It reports whether that has an opinion.
+// ask runs a policy and reports whether it has an opinion.
 func (c *Core) ask(now uint64, p *judged, why slot.Why, target ID) (opinion, bool) {
 	s := slot.SchedContext{
 		Core: uint32(c.number), Why: why, Count: uint32(len(c.tasks)), Target: slot.NoTask, Now: now, Quantum: slot.Infinite,
@@ -406,7 +406,7 @@ func (c *Core) turns(now uint64, why slot.Why) opinion {
 		return opinion{task: c.running, quantum: slot.Infinite}
 	}
 	if t := c.running; t != nil && why != slot.Tick {
-		if end := min(t.since+uint64(Turn), c.until); now < end { // it is in the middle of its turn
+		if end := min(t.since+uint64(Turn), c.until); now < end { // its turn has not ended
 			return opinion{task: t, quantum: end - now}
 		}
 	}
@@ -436,7 +436,7 @@ func (c *Core) obey(now uint64, o opinion) {
 	c.arm(now, c.grant(now, o.quantum))
 }
 
-// give makes a task the running one, none if it is nil.
+// give makes t the running task; nil makes the core idle.
 func (c *Core) give(now uint64, t *entry) {
 	if c.running == t {
 		return
@@ -452,9 +452,9 @@ func (c *Core) give(now uint64, t *entry) {
 	}
 }
 
-// grant gives the running task the core for a quantum, and returns its end. The overrun of the
-// task's last turn is deducted, up to half of the quantum: turns sometimes end late, and perhaps
-// always the same task's.
+// grant gives the running task the core for a quantum, and returns its end. It deducts the overrun
+// of the task's turns, up to half of the quantum: turns sometimes end late, perhaps always the same
+// task's.
 func (c *Core) grant(now, quantum uint64) (until uint64) {
 	t := c.running
 	if t == nil {
@@ -497,8 +497,8 @@ func (c *Core) TellAgain() {
 	}
 }
 
-// arm makes the plan: the task that runs has the core until then, unless another one starves before
-// that.
+// arm makes the plan: the running task has the core until the given time, unless another task
+// starves before.
 func (c *Core) arm(now, until uint64) {
 	c.tell(now)
 	c.until = until

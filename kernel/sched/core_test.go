@@ -12,7 +12,7 @@ import (
 	"margay/nimble/memory"
 )
 
-// bench is a core under test, with a clock and tasks that are not there.
+// bench is a core under test, with a simulated clock and tasks.
 type bench struct {
 	t testing.TB
 	*Core
@@ -49,7 +49,7 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 
 func rankID(rank int) ID { return ID{Job: 7, Rank: uint32(rank)} }
 
-// policy makes a policy of a function, which is not asked to write what it does not change.
+// policy makes a policy of a function, which need not write the fields that it does not change.
 func (b *bench) policy(handle uint32, f func(*slot.SchedContext) slot.Verdict) *Policy {
 	return &Policy{
 		Handle: handle, Name: "test",
@@ -211,7 +211,7 @@ func TestContext(t *testing.T) {
 	if x := got.Tasks[0]; x.State != slot.Held {
 		t.Errorf("task 0: %+v", x)
 	}
-	b.Block(b.now, rankID(0)) // it is held: Linux may say what it likes
+	b.Block(b.now, rankID(0)) // ignored: the task is held
 	b.Wake(b.now, rankID(0))
 	if got.Why != slot.Arrival {
 		t.Errorf("asked for reason %d, about a task that is held", got.Why)
@@ -529,7 +529,7 @@ func FuzzHostile(f *testing.F) {
 	})
 }
 
-// check holds the plan against what the tasks do.
+// check compares the plan with the states of the tasks.
 func (b *bench) check() {
 	b.t.Helper()
 	p, info := b.Plan(), b.Info()
@@ -553,7 +553,7 @@ func (b *bench) check() {
 	}
 }
 
-// The meter, which takes time, is asked once for each task on each occasion.
+// The meter, which takes time, is read once for each task at each event.
 func TestMeasure(t *testing.T) {
 	asked := 0
 	c, err := NewCore(1, func(ID) (time.Duration, uint32) {

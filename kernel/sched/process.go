@@ -40,8 +40,8 @@ func Threads(pid int) (threads []Thread) {
 	return threads
 }
 
-// Stop stops the task or resumes it: the freezer does this for its control group, signals for these
-// of its processes without one. A process that has ended is not an error.
+// Stop stops the task or resumes it: by the freezer of its control group, or without one by signals
+// to these of its processes. A process that has ended is not an error.
 func (t *Task) Stop(on bool, processes ...int) error {
 	if t.Group != "" {
 		return t.freeze(on)
@@ -59,7 +59,8 @@ func (t *Task) Stop(on bool, processes ...int) error {
 	return errors.Join(errs...)
 }
 
-// signal sends a signal to a process of the task. The number of its own may be another's by now.
+// signal sends a signal to a process of the task: by pidfd to its first one, whose PID may have
+// been reused.
 func (t *Task) signal(pid int, sig unix.Signal) error {
 	if pid == t.PID {
 		return unix.PidfdSendSignal(int(t.Process.Fd()), sig, nil, 0)
@@ -74,7 +75,7 @@ func (t *Task) freeze(on bool) error {
 	}
 	err := os.WriteFile(filepath.Join(t.Group, "cgroup.freeze"), []byte(word), 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return nil // the group is gone, and so is all that was in it
+		return nil // the group and all its processes have ended
 	}
 	return err
 }

@@ -1,7 +1,7 @@
-// Package sched gives a node's application cores to the processes that share them.
+// Package sched schedules the processes that share a node's application cores.
 //
 // A Policy decides which task runs; an Enforcer makes Linux follow. The ABI of the sched slot
-// (package slot) defines a policy's questions and answers.
+// (package slot) defines the input and the answers of a policy.
 package sched
 
 import (
@@ -54,7 +54,7 @@ type Policy struct {
 	Handle uint32
 	Name   string
 	Spec   *object.Spec   // the program, for an enforcer that gives it to Linux
-	Insert nimble.Options // with what it was inserted: its settings, and the memory of its maps
+	Insert nimble.Options // options of its insertion: its settings, and the memory of its maps
 
 	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the
 	// extension, which has been counted.
@@ -62,29 +62,29 @@ type Policy struct {
 	// Fault reports an invalid answer or a starved task. Too many faults remove the policy. Neither
 	// it nor Remove waits until the policies have been set again.
 	Fault func(err error)
-	// Remove has it removed now.
+	// Remove removes it, with a reason.
 	Remove func(why string)
 	// Ran reports runs outside Decide.
 	Ran func(runs uint64, took time.Duration)
 }
 
-// Enforcer makes Linux run on the application cores what their policies decide. It is safe for
+// Enforcer makes Linux carry out the decisions of the policies of application cores. It is safe for
 // concurrent use.
 type Enforcer interface {
-	// Name is what people call it.
+	// Name returns its name in messages.
 	Name() string
 
-	// Lacks says which reasons to ask a policy it cannot notice, and why.
+	// Lacks returns the events that it cannot notice, each with the cause.
 	Lacks() map[slot.Why]string
 
-	// Add has a task share its core from now on.
+	// Add makes a task share its core from now on.
 	Add(Task) error
 
-	// Remove lets go of a task, which may have ended. It then runs as Linux likes.
+	// Remove releases a task, which may have ended, to Linux's default scheduler.
 	Remove(ID)
 
-	// SetPolicies has these policies decide on a core, the first that has an opinion. One that
-	// cannot be enforced is removed.
+	// SetPolicies sets the policies of a core. The first one with an opinion decides. Policies that
+	// cannot be enforced are removed.
 	SetPolicies(core int, policies []*Policy) error
 
 	// Arrived reports the number of pending messages of a task, which may switch the core at once.
@@ -101,7 +101,7 @@ type Enforcer interface {
 	// order; a nil w ends that.
 	Watch(w Watcher)
 
-	// Close gives everything back to Linux. Held tasks go on.
+	// Close releases all tasks, and resumes held ones.
 	Close() error
 }
 
@@ -109,7 +109,7 @@ type Enforcer interface {
 // with the time on the policies' clock and the policy that decided. It must not wait.
 type Watcher func(core int, at uint64, to ID, why string)
 
-// Lacks says in words what an enforcer cannot do.
+// Lacks describes the events that an enforcer cannot notice.
 func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
 	what := map[slot.Why]string{
 		slot.Tick: "the end of a quantum", slot.Block: "a process that begins to wait", slot.Wake: "a process that wakes up",
@@ -127,8 +127,8 @@ type CoreInfo struct {
 	Core     int
 	Tasks    []slot.SchedTask
 	Running  int    // index of the task that has the core; -1: none
-	Switches uint64 // times that it has changed hands
-	Asked    uint64 // times that a policy was asked
-	Rescues  uint64 // times that a task got its turn only from the floor
+	Switches uint64 // to another task
+	Asked    uint64 // calls of policies
+	Rescues  uint64 // turns that tasks got only from the floor
 	Why      string // the last decider: the name of a policy, "turns" by default, "floor" for a rescue
 }

@@ -1,4 +1,4 @@
-// Package list chooses what shares the cores of a node.
+// Package list chooses the enforcer of a node.
 package list
 
 import (
@@ -10,9 +10,9 @@ import (
 	"margay/kernel/sched/schedext"
 )
 
-// Open opens the best enforcer that there is for a node, and says what it lacks: why there is no
-// better one, and what it cannot notice. Only nodes with profile node.Sched get sched_ext: it does
-// not attach where cores are isolated. It may take seconds.
+// Open opens the best enforcer available on a node. lacks says why there is no better one, and
+// which events it cannot notice. Only nodes with profile node.Sched get sched_ext, which does not
+// attach if cores are isolated. Open may take seconds.
 func Open(c node.Config, log func(format string, args ...any)) (e sched.Enforcer, lacks []string) {
 	if c.Profile == node.Sched && c.Substrate != node.Hosted {
 		e, err := schedext.New(log)

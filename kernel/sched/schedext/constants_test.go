@@ -15,8 +15,7 @@ import (
 	"margay/kernel/sched"
 )
 
-// Both enforcers share a core by the same numbers: those of skeleton.c are those of package sched, and those that this package
-// exchanges with it are the same on both sides.
+// The constants of skeleton.c equal the constants of package sched and of this package.
 func TestConstants(t *testing.T) {
 	cc, err := exec.LookPath("gcc")
 	if err != nil {

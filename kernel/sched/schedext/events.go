@@ -14,7 +14,7 @@ import (
 	"margay/kernel/sched"
 )
 
-// listen does what the skeleton asks for until the enforcer is closed.
+// listen handles the skeleton's events until the enforcer is closed.
 func (e *Enforcer) listen() {
 	for {
 		record, err := e.skeleton.reader.Read()
@@ -69,8 +69,8 @@ func (e *Enforcer) heard(ev event) func() {
 	return nil
 }
 
-// left puts a thread back that has taken itself another scheduling policy of Linux's. It comes back
-// when it is one of its task's still.
+// left returns a thread to sched_ext that has changed its own Linux scheduling policy, if it still
+// belongs to its task.
 func (e *Enforcer) left(c *core, ev event) func() {
 	t, tid := c.task(ev.Serial), int(ev.Answer)
 	if t == nil || e.broken != nil {
@@ -88,10 +88,10 @@ func (e *Enforcer) left(c *core, ev event) func() {
 	return func() { t.Refuse(errLeft) }
 }
 
-// errLeft is what a task is refused that does not want to share its core.
+// errLeft is reported to Task.Refuse when a thread leaves sched_ext.
 var errLeft = errors.New("a thread of it took another scheduling policy, and was given back to the scheduler of its core")
 
-// rescued has the policy that has let a task starve answer for it.
+// rescued counts a rescue against the policy that let a task starve.
 func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
 	name := "a task"
 	if t := c.task(ev.Serial); t != nil {
@@ -108,7 +108,7 @@ func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
 	return nil
 }
 
-// floor returns how long a task of a core may have to wait that is ready and not held.
+// floor returns the longest time that a ready task of a core that is not held may wait.
 func (e *Enforcer) floor(c *core) time.Duration { return time.Duration(e.skeleton.given(c.cpu).Floor) }
 
 // hold stops the processes that must be held on a core, and resumes the others. The caller holds
@@ -123,7 +123,7 @@ func (e *Enforcer) hold(c *core) {
 		case on == t.held:
 			continue
 		case on:
-			// Threads that are let run from now on must find that they are to stop.
+			// Set first, so that threads that run from now on find the stop request.
 			e.report(t, t.stop(true))
 			given.frozen().Or(bit)
 		default:
@@ -138,7 +138,7 @@ func (e *Enforcer) hold(c *core) {
 	}
 }
 
-// watchInterval is how often cores are looked at on which nothing happens.
+// watchInterval is the period of watch.
 const watchInterval = 250 * time.Millisecond
 
 // watch makes a core decide again if a task waits too long while the core is idle: Linux calls the
@@ -162,7 +162,7 @@ func (e *Enforcer) watch() {
 			}
 		}
 		e.mu.Unlock()
-		if e.loading.TryLock() { // or at the next time
+		if e.loading.TryLock() { // otherwise in the next period
 			for _, l := range e.loaded {
 				l.tell()
 			}
@@ -183,18 +183,19 @@ func (e *Enforcer) starves(c *core) bool {
 	return false
 }
 
-// attachAgain puts the skeleton in force once more. The caller holds the lock.
+// attachAgain attaches the skeleton again. The caller holds the lock.
 func (e *Enforcer) attachAgain() error {
 	if err := e.skeleton.attach(); err != nil {
 		return err
 	}
-	for _, t := range e.tasks { // Linux has forgotten whose threads they are
+	for _, t := range e.tasks { // exit_task has deleted the owners of threads
 		e.report(t, e.skeleton.adopt(t))
 	}
 	return nil
 }
 
-// evict comes to terms with the end of the skeleton. The caller holds the lock.
+// evict handles the skeleton's ejection by Linux: it attaches it again, or gives up and resumes all
+// tasks. The caller holds the lock.
 func (e *Enforcer) evict() {
 	end := e.skeleton.allEnding.all[0]
 	reason, message := text(end.Reason[:]), text(end.Message[:])
@@ -212,7 +213,7 @@ func (e *Enforcer) evict() {
 		reason = err.Error()
 	}
 	e.broken = fmt.Errorf("sched_ext: Linux has ended the scheduler %d times, the last: %s", e.evicted, reason)
-	e.log("%v; tasks run as Linux likes", e.broken)
+	e.log("%v; tasks run on Linux's default scheduler", e.broken)
 	for _, t := range e.tasks {
 		if t.held {
 			e.report(t, t.stop(false))
@@ -220,7 +221,7 @@ func (e *Enforcer) evict() {
 	}
 }
 
-// text returns a string of C.
+// text returns a C string.
 func text(b []byte) string {
 	before, _, _ := bytes.Cut(b, []byte{0})
 	return string(before)

@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play does what a role says until the process is killed.
+// play plays a role until the process is killed.
 func play(role string) {
 	fmt.Println("up")
 	switch role {
@@ -96,14 +96,14 @@ type rig struct {
 	took    time.Duration
 }
 
-// lasting is the enforcer of one test after the other: it takes Linux seconds to verify the
-// skeleton. current is whose it is.
+// lasting is an enforcer that tests reuse, because Linux takes seconds to verify the skeleton.
+// current is the rig that uses it.
 var (
 	lasting *Enforcer
 	current atomic.Pointer[rig]
 )
 
-// newRig makes a rig of the enforcer that the last one has left.
+// newRig makes a rig with the enforcer of the previous rig.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t}
@@ -130,7 +130,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// unshare closes the enforcer that tests share: there can be one at a time.
+// unshare closes the enforcer that tests reuse: only one can be attached at a time.
 func unshare(t *testing.T) {
 	t.Helper()
 	if lasting == nil {
@@ -155,7 +155,7 @@ type process struct {
 	id sched.ID
 }
 
-// start starts a process in a role, as the task with that rank.
+// start starts a process in a role, as the task with this rank.
 func (r *rig) start(role string, rank uint32) *process {
 	r.t.Helper()
 	p := &process{r: r, id: sched.ID{Job: 1, Rank: rank}}
@@ -205,7 +205,7 @@ func (r *rig) start(role string, rank uint32) *process {
 	return p
 }
 
-// refuse notes what the process was refused.
+// refuse records a call of Task.Refuse.
 func (p *process) refuse(err error) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
@@ -257,11 +257,11 @@ func (c *turns) of(p *process) int {
 	return c.count[p.id]
 }
 
-// counted is how many turns have to show what a scheduler does. How long one takes is the host's to
-// say.
+// counted is the number of turns over which tests judge a scheduler. Their length depends on the
+// host.
 const counted = 24
 
-// takeTurns waits until all processes have computed in turns, as many for each.
+// takeTurns waits until all processes have had an equal number of turns.
 func (r *rig) takeTurns(what string, all ...*process) {
 	r.t.Helper()
 	before := ran(all)
@@ -280,8 +280,8 @@ func (r *rig) takeTurns(what string, all ...*process) {
 	r.t.Logf("%s: %v", what, c.count)
 }
 
-// share waits until the first of the processes has had such a share of their time, after so many
-// turns that it cannot come about by others: the policy makes up for whatever the host did.
+// share waits until the first process has had this share of the processes' time, after enough turns
+// to rule out chance: the policy makes up for disturbances by the host.
 func (r *rig) share(what string, want float64, all ...*process) {
 	r.t.Helper()
 	before := ran(all)
@@ -357,14 +357,14 @@ func (r *rig) noFaults() {
 	}
 }
 
-// TestSuite is what every enforcer must do.
+// TestSuite runs the suite that every enforcer must pass.
 func TestSuite(t *testing.T) {
 	unshare(t)
 	schedtest.Run(t, config(t, 5*time.Second))
 }
 
-// config is the suite on the application core of a guest, where no thread may wait for longer than
-// the limit. Shares are counted in turns; TestTime of testsuite/soak measures time.
+// config configures the suite for the application core of a guest, where no thread may wait for
+// longer than the limit. Shares are counted in turns; TestTime measures time.
 func config(t *testing.T, limit time.Duration) schedtest.Config {
 	return schedtest.Config{
 		Open: func(t testing.TB) sched.Enforcer {
@@ -383,7 +383,7 @@ func config(t *testing.T, limit time.Duration) schedtest.Config {
 	}
 }
 
-// abandon closes what Linux would close when the node kernel is killed, and gives nothing back.
+// abandon closes what Linux closes when a node kernel is killed, and releases no task.
 func abandon(t *testing.T, e *Enforcer) {
 	e.mu.Lock()
 	e.closed = true
@@ -400,8 +400,8 @@ func abandon(t *testing.T, e *Enforcer) {
 	}
 }
 
-// TestHold lets a process keep the core, under a policy that is given to Linux once. The suite does
-// so for longer than Linux's watchdog would let others wait.
+// TestHold lets a process keep the core, under a policy that is loaded once. The suite does so for
+// longer than the timeout of Linux's watchdog.
 func TestHold(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
@@ -456,8 +456,8 @@ func (r *rig) blamed(text string) func() bool {
 	}
 }
 
-// byTheFloor waits until the first process has got the core from the floor, and checks that only
-// the other one has it from the policy.
+// byTheFloor waits until the floor has given the core to the first process, and checks that the
+// policy gives it only to the other one.
 func (r *rig) byTheFloor(a, b *process) {
 	r.t.Helper()
 	check.AwaitFor(r.t, 2*time.Minute, "the policy's choice", func() bool { return r.e.Cores()[0].Why == "assembled" })
@@ -493,8 +493,8 @@ func TestNonsense(t *testing.T) {
 	check.AwaitFor(t, 2*time.Minute, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))
 }
 
-// TestSlow has a policy that runs as long as Linux allows: tasks still take turns, and the faults
-// are reported.
+// TestSlow inserts a policy that runs as long as Linux allows: tasks still take turns, and the
+// faults are reported.
 func TestSlow(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)
@@ -511,7 +511,7 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// TestLeave has a process that wants to be none of sched_ext's any more.
+// TestLeave runs a process that leaves sched_ext.
 func TestLeave(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("leave", 1)
@@ -526,7 +526,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestBlocking has processes that wait now and then, and some with many threads.
+// TestBlocking runs processes that sometimes wait, and some with many threads.
 func TestBlocking(t *testing.T) {
 	r := newRig(t)
 	many, one := r.start("spin4", 0), r.start("spin", 1)
@@ -545,8 +545,8 @@ func TestBlocking(t *testing.T) {
 	r.noFaults()
 }
 
-// bothGetOn waits until two processes, one of them with pauses, have often got the core by the
-// named decider.
+// bothGetOn waits until the named decider has often given the core to each of two processes, one of
+// which pauses.
 func (r *rig) bothGetOn(why string, all ...*process) {
 	r.t.Helper()
 	check.AwaitFor(r.t, 2*time.Minute, why, func() bool { return r.e.Cores()[0].Why == why })
@@ -611,7 +611,7 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// TestArrival has a policy that gives the core to a task with a message.
+// TestArrival inserts a policy that gives the core to a task with a message.
 func TestArrival(t *testing.T) {
 	r := newRig(t)
 	a, b := r.start("spin", 0), r.start("spin", 1)

@@ -31,7 +31,7 @@ func (e *Enforcer) Arrived(id sched.ID, waiting uint32) {
 	}
 }
 
-// Woken implements sched.Enforcer. The skeleton sees that itself.
+// Woken implements sched.Enforcer. The skeleton notices wake-ups without it.
 func (e *Enforcer) Woken(sched.ID) {}
 
 // count writes the number of pending messages of each task of a core to the skeleton's table. It
@@ -47,7 +47,8 @@ func (e *Enforcer) count(c *core) (some, fewer bool) {
 	return some, fewer
 }
 
-// The intervals of recount: the first while tasks take messages, the second while they leave them.
+// Bounds of recount's interval: it starts at firstLook and doubles up to rareLook while no message
+// arrives.
 const (
 	firstLook = time.Millisecond
 	rareLook  = 32 * time.Millisecond

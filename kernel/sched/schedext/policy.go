@@ -19,19 +19,19 @@ import (
 	"margay/nimble/state"
 )
 
-// loaded is a policy that can decide in Linux.
+// loaded is a policy with its maps in Linux.
 type loaded struct {
 	*sched.Policy
 	part   *linux.Part
-	shared []*linux.Map         // by index; nil where each core has its own
-	own    map[int][]*linux.Map // those, by core
+	shared []*linux.Map         // by index of the map; nil for a per-core map
+	own    map[int][]*linux.Map // per-core maps, by core
 	kept   map[int]*keeping     // by core
-	users  int                  // chains that it is in
-	runs   uint64               // that have been reported
-	time   time.Duration        // that these took
+	users  int                  // number of chains that contain it
+	runs   uint64               // reported so far
+	time   time.Duration        // of the reported runs
 }
 
-// It reports the runs since its last call. The caller holds loading.
+// It reports the runs since its last call. The caller holds Enforcer.loading.
 func (l *loaded) tell() {
 	var runs uint64
 	var took time.Duration
@@ -51,14 +51,14 @@ type judged struct {
 	rescues int
 }
 
-// chain is what decides on a core.
+// chain is the list of policies of a core, with their program.
 type chain struct {
 	epoch   uint32
 	list    []*judged
 	program *ebpf.Program
 }
 
-// has reports whether these policies are the chain.
+// has reports whether the chain consists of these policies, in this order.
 func (c *chain) has(policies []*sched.Policy) bool {
 	if c == nil {
 		return len(policies) == 0
@@ -66,7 +66,7 @@ func (c *chain) has(policies []*sched.Policy) bool {
 	return slices.EqualFunc(c.list, policies, func(j *judged, p *sched.Policy) bool { return j.Handle == p.Handle })
 }
 
-// judged returns the policy that an event is about, nil if it has been replaced.
+// judged returns the policy that an event is about, nil if the chain has been replaced.
 func (c *chain) judged(epoch, who uint32) *judged {
 	if c == nil || c.epoch != epoch || int(who) >= len(c.list) {
 		return nil
@@ -74,7 +74,7 @@ func (c *chain) judged(epoch, who uint32) *judged {
 	return c.list[who]
 }
 
-// SetPolicies implements sched.Enforcer. After an error those that were there before go on.
+// SetPolicies implements sched.Enforcer. After an error the previous policies stay in force.
 func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
@@ -85,7 +85,7 @@ func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
 	return err
 }
 
-// coreFor returns the core of that number, if anything can be done to it.
+// coreFor returns the core with this number, or an error if the enforcer is not usable.
 func (e *Enforcer) coreFor(number int) (*core, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -95,8 +95,8 @@ func (e *Enforcer) coreFor(number int) (*core, error) {
 	return e.core(number), nil
 }
 
-// setPolicies does what SetPolicies does. Those that decide already are not given to Linux again,
-// which takes long. The caller holds loading.
+// setPolicies is SetPolicies for a core. It does not load policies again that decide already, which
+// would take long. The caller holds Enforcer.loading.
 func (e *Enforcer) setPolicies(c *core, policies []*sched.Policy) error {
 	if c.chain.has(policies) {
 		return nil
@@ -112,7 +112,7 @@ func (e *Enforcer) setPolicies(c *core, policies []*sched.Policy) error {
 	return e.drop(last)
 }
 
-// replace puts a chain in force and returns the one that was there before.
+// replace puts a chain in force and returns the previous one.
 func (e *Enforcer) replace(c *core, next *chain) (last *chain, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -136,8 +136,8 @@ func (e *Enforcer) replace(c *core, next *chain) (last *chain, err error) {
 	return last, nil
 }
 
-// chain gives policies to Linux, as the chain of a core. Those that it does not take are removed;
-// without policies there is none. The caller holds loading.
+// chain loads policies into Linux as the chain of a core. It removes policies that Linux refuses,
+// and returns nil if none is left. The caller holds Enforcer.loading.
 func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 	e.epoch++
 	next := &chain{epoch: e.epoch}
@@ -149,7 +149,7 @@ func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 		}
 		l.users++
 		j := &judged{loaded: l}
-		if c.chain != nil { // one that was there before keeps its record
+		if c.chain != nil { // a policy of the previous chain keeps its count of rescues
 			if i := slices.IndexFunc(c.chain.list, func(j *judged) bool { return j.Handle == p.Handle }); i >= 0 {
 				j.rescues = c.chain.list[i].rescues
 			}
@@ -161,7 +161,7 @@ func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 		if err == nil {
 			return next, nil
 		}
-		// The others have been taken before.
+		// Linux has accepted the others before.
 		newest := slices.MaxFunc(next.list, func(a, b *judged) int { return cmp.Compare(a.Handle, b.Handle) })
 		refuse(newest.Policy, err)
 		next.list = slices.DeleteFunc(next.list, func(j *judged) bool { return j == newest })
@@ -172,10 +172,10 @@ func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 	return nil, nil
 }
 
-// refuse has a policy removed that Linux does not take.
+// refuse removes a policy that Linux does not accept.
 func refuse(p *sched.Policy, err error) { p.Remove(fmt.Sprintf("sched_ext does not take it: %v", err)) }
 
-// drop forgets a chain, and policies that are in none then. The caller holds loading.
+// drop closes a chain, and policies that are then in no chain. The caller holds Enforcer.loading.
 func (e *Enforcer) drop(c *chain) error {
 	if c == nil {
 		return nil
@@ -190,7 +190,8 @@ func (e *Enforcer) drop(c *chain) error {
 	return errors.Join(errs...)
 }
 
-// unuse forgets a policy that is in one chain less, if that was the last. The caller holds loading.
+// unuse closes a policy after its removal from a chain, if that was the last one. The caller holds
+// Enforcer.loading.
 func (e *Enforcer) unuse(j *judged) error {
 	if j.users--; j.users > 0 {
 		return nil
@@ -199,7 +200,7 @@ func (e *Enforcer) unuse(j *judged) error {
 	return j.close()
 }
 
-// load gives what a policy has on a core to Linux.
+// load makes the maps of a policy for a core in Linux.
 func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 	l := e.loaded[p.Handle]
 	if l == nil {
@@ -229,9 +230,9 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 	return l, nil
 }
 
-// enter makes what a policy needs on one more core.
+// enter makes the maps of a policy for one more core.
 func (l *loaded) enter(core int) error {
-	own := l.own[core] // something, where this has failed before
+	own := l.own[core] // not nil if enter has failed before
 	if own == nil {
 		own = make([]*linux.Map, len(l.shared))
 		l.own[core] = own
@@ -259,7 +260,8 @@ func (l *loaded) enter(core int) error {
 	return nil
 }
 
-// contents returns what a map begins with on a core, and whether that is memory which gets it back.
+// contents returns the initial contents of a map on a core. given says whether they are memory of
+// the extension, to which close can copy the map back.
 func (l *loaded) contents(spec state.Spec, core int) (b []byte, given bool) {
 	if m := l.Insert.Maps[spec.Name].Memory; m != nil {
 		if m, err := state.New(spec, state.Options{Cores: max(l.Insert.Cores, 1), Memory: m}); err == nil {
@@ -282,8 +284,8 @@ func (l *loaded) maps(core int) []*linux.Map {
 	return all
 }
 
-// close gives what the maps of a trusted policy hold back to the memory that they come from, and
-// forgets them. What others hold may be addresses of Linux's, and ranks can see that memory.
+// close copies the maps of a trusted policy back to their memory, and closes all maps. Maps of
+// other policies may hold kernel addresses, and ranks can see that memory.
 func (l *loaded) close() error {
 	l.tell()
 	var errs []error
@@ -310,7 +312,7 @@ func (l *loaded) close() error {
 	return errors.Join(errs...)
 }
 
-// build makes the program of a chain: the skeleton's, with the policies in it.
+// build makes the program of a chain: a copy of the skeleton's, with the policies spliced in.
 func (e *Enforcer) build(c *chain, core int) error {
 	spec := e.skeleton.policy.Copy()
 	var parts []part
@@ -342,7 +344,7 @@ func (e *Enforcer) build(c *chain, core int) error {
 // part is a policy in a chain.
 type part struct {
 	code   asm.Instructions
-	starts []int // where its functions begin
+	starts []int // indices in code at which its functions begin
 	kept   int   // descriptor of its struct keep
 }
 
@@ -353,8 +355,8 @@ const (
 	symbolJudge = "judge"
 )
 
-// splice replaces the function chain of a program by one that asks these policies, and adds their
-// functions.
+// splice replaces the function chain of a program by one that asks these policies, and appends the
+// policies' functions.
 func splice(program asm.Instructions, epoch uint32, parts []part) (asm.Instructions, error) {
 	start := slices.IndexFunc(program, func(i asm.Instruction) bool { return i.Symbol() == symbolChain })
 	if start < 0 {
@@ -378,7 +380,8 @@ func splice(program asm.Instructions, epoch uint32, parts []part) (asm.Instructi
 	return out, nil
 }
 
-// chainCode is the function that asks the policies: u64 chain(struct margay_sched *s, u64 cpu).
+// chainCode returns the function that asks the policies: u64 chain(struct margay_sched *s, u64
+// cpu).
 func chainCode(epoch uint32, parts []part) asm.Instructions {
 	call := func(name string) asm.Instruction {
 		op := asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call)

@@ -17,23 +17,22 @@
 //
 // # State of extensions
 //
-// The maps of an extension are Linux's own as long as it decides here: they begin with what its
-// memory held. Neither the ranks nor the node kernel see what it writes, because Linux lets it
-// write addresses of its own; when it is a trusted one its memory gets it back at the end. Its runs
-// on two cores can happen at the same time. Services other than maps, clock, random numbers and the
-// core do not exist in Linux; an extension that needs them is refused, and so is what Linux's
-// verifier refuses.
+// While an extension decides here, its maps are Linux's own; they begin as copies of its memory.
+// Neither the ranks nor the node kernel see its writes, because Linux lets it write kernel
+// addresses; only the maps of a trusted extension are copied back at the end. It may run on two
+// cores at the same time. The only services in Linux are maps, clock, random numbers and the core;
+// an extension that needs others is refused, and so is one that Linux's verifier refuses.
 //
 // # When Linux ends it
 //
-// Linux takes sched_ext away from a scheduler that makes an error or lets a thread wait for 30
-// seconds. Tasks then run on Linux's default scheduler. The reason is logged and the skeleton
-// attached again, at most maxEvictions times.
+// Linux ejects a sched_ext scheduler that makes an error or lets a thread wait for 30 seconds.
+// Tasks then run on Linux's default scheduler. The reason is logged and the skeleton attached
+// again, until Linux has ejected it maxEvictions times.
 //
 // Linux also ends it when the node kernel is killed. The next node kernel adds the tasks again,
 // including stopped ones.
 //
-// Locks, in this order: Enforcer.loading is held while chains of policies are made and forgotten,
+// Locks, in this order: Enforcer.loading is held while chains of policies are loaded and closed,
 // which takes long; Enforcer.mu guards all tables. Faults are reported to policies without either.
 package schedext
 
@@ -48,7 +47,7 @@ import (
 	"margay/kernel/sched"
 )
 
-// maxEvictions is how often Linux may end the skeleton before it is not attached again.
+// maxEvictions is the number of evictions after which the skeleton is not attached again.
 const maxEvictions = 3
 
 // Enforcer is a sched.Enforcer.
@@ -57,19 +56,19 @@ type Enforcer struct {
 
 	loading sync.Mutex
 	loaded  map[uint32]*loaded // by handle
-	epoch   uint32             // the last that was given to a chain
+	epoch   uint32             // of the newest chain
 
 	mu       sync.Mutex
 	skeleton *skeleton
 	cores    map[int]*core // by number
 	tasks    map[sched.ID]*task
-	serial   uint32 // the last that was given to a task
+	serial   uint32 // of the newest task
 	watcher  sched.Watcher
-	evicted  int
-	broken   error // why the skeleton is not attached any more
+	evicted  int   // times
+	broken   error // why the skeleton is no longer attached
 	closed   bool
 
-	came    chan struct{} // a message has, since recount has looked
+	came    chan struct{} // holds a value if a message has arrived since recount last counted
 	done    chan struct{} // closed by Close
 	running sync.WaitGroup
 }
@@ -77,12 +76,12 @@ type Enforcer struct {
 // core is a core with tasks or policies.
 type core struct {
 	number int
-	cpu    int // -1: not known before the first task comes
+	cpu    int // Linux's number; -1: unknown until the first Add
 	places [slot.MaxTasks]*task
 	order  []*task
 	chain  *chain // written with both locks held
 
-	watched uint64 // the watcher gets decisions from this time on
+	watched uint64 // time from which on the watcher gets decisions
 }
 
 // task is a task with its place.
@@ -90,8 +89,8 @@ type task struct {
 	sched.Task
 	core  *core
 	place int
-	owner identity // of its threads
-	held  bool     // it has been stopped
+	owner identity // in the table of its threads
+	held  bool     // it is stopped
 	told  uint32   // pending messages at the last Arrived
 }
 
@@ -104,8 +103,8 @@ var _ sched.Enforcer = (*Enforcer)(nil)
 // Without tasks it does nothing.
 func New(log func(format string, args ...any)) (*Enforcer, error) { return open(log, watchdog) }
 
-// watchdog is for how long a thread may wait before Linux ends the skeleton: the longest time that
-// Linux takes.
+// watchdog is how long a thread may wait before Linux ejects the skeleton: the longest time that
+// Linux accepts.
 const watchdog = 30 * time.Second
 
 func open(log func(format string, args ...any), watchdog time.Duration) (*Enforcer, error) {
@@ -132,13 +131,13 @@ func open(log func(format string, args ...any), watchdog time.Duration) (*Enforc
 // Name implements sched.Enforcer.
 func (e *Enforcer) Name() string { return "sched_ext" }
 
-// Lacks implements sched.Enforcer: it notices everything.
+// Lacks implements sched.Enforcer: there is nothing that it cannot notice.
 func (e *Enforcer) Lacks() map[slot.Why]string { return nil }
 
 // errClosed is returned after Close.
 var errClosed = errors.New("sched_ext: the enforcer is closed")
 
-// usable returns why nothing can be done, if so. The caller holds the lock.
+// usable returns an error if the enforcer is closed or broken. The caller holds Enforcer.mu.
 func (e *Enforcer) usable() error {
 	if e.closed {
 		return errClosed
@@ -181,7 +180,7 @@ func (e *Enforcer) add(t sched.Task) error {
 	}
 	e.serial++
 	added := &task{Task: t, core: c, place: place, owner: identity{Serial: e.serial, CPU: uint16(t.CPU), Place: uint16(place)}}
-	if err := added.stop(false); err != nil { // a node kernel before this one may have left it so
+	if err := added.stop(false); err != nil { // a previous node kernel may have left it stopped
 		return err
 	}
 	c.places[place], c.order, e.tasks[t.ID] = added, append(c.order, added), added
@@ -195,7 +194,7 @@ func (e *Enforcer) add(t sched.Task) error {
 	return nil
 }
 
-// core returns the core of that number, which it makes if there is none.
+// core returns the core with this number, and makes it if there is none.
 func (e *Enforcer) core(number int) *core {
 	c := e.cores[number]
 	if c == nil {
@@ -205,7 +204,7 @@ func (e *Enforcer) core(number int) *core {
 	return c
 }
 
-// open connects a core to Linux's.
+// open binds a core to Linux's CPU.
 func (e *Enforcer) open(c *core, cpu int) error {
 	c.cpu = cpu
 	g := e.skeleton.given(cpu)
@@ -262,7 +261,7 @@ func (e *Enforcer) remove(t *task) {
 	e.letGo(t)
 }
 
-// letGo gives a task back to Linux.
+// letGo resumes a task and returns its threads to Linux's default scheduler.
 func (e *Enforcer) letGo(t *task) {
 	if t.held {
 		e.report(t, t.stop(false))

@@ -37,7 +37,7 @@ func TestLayout(t *testing.T) {
 	compare(t, "event", reflect.TypeFor[event](), e)
 }
 
-// compare compares sizes and the places of all fields.
+// compare compares sizes and the offsets of all fields.
 func compare(t *testing.T, what string, ours reflect.Type, theirs btf.Type) {
 	t.Helper()
 	size, err := btf.Sizeof(theirs)

@@ -1,96 +1,99 @@
 //go:build ignore
 
-/* The skeleton that gives application cores to tasks inside Linux (package schedext). It keeps the queues, the clock and the floor;
- * who runs is decided by the chain of policies of the core, which is spliced into `policy` before that is loaded and reached by a
- * tail call, or by turns where there is none.
+/* The skeleton schedules tasks on application cores inside Linux (package schedext). It keeps the
+ * queues, the time and the floor. The core's chain of policies selects the task that runs; it is
+ * spliced into `policy` before that program is loaded, and called by a tail call. Without a chain,
+ * tasks take turns.
  *
- * A task of the node kernel is a process, those of sched_ext are threads. Each place of a core has a queue of the threads of its
- * process that could run and do not. Threads of a process take turns within the time of the process.
+ * A task of the node kernel is a process; a task of sched_ext is a thread. Each place of a core has
+ * a queue of its process's threads that are ready. Threads of a process take turns within the time
+ * of the process.
  *
- * Nothing here is locked. What is called for a core (all but init_task, exit_task, init, exit and kick) is called with the lock of that
- * core's run queue held, and touches nothing of other cores: a thread that is not on the core of its task, which happens when it
- * changes its own affinity, is a stranger where it is. kick sets `again` and no more. The node kernel writes `given` and nothing else,
- * the skeleton all the rest; of `given` it only clears bits of signals, and atomically. */
+ * There are no locks. Linux holds the lock of a core's run queue during all callbacks for that core
+ * (all programs except init_task, exit_task, init, exit and kick), and they touch no other core: a
+ * thread that has changed its affinity, and so is not on the core of its task, is a stranger there.
+ * kick only sets `again`. The node kernel writes only `given`. The skeleton writes the rest, and
+ * atomically clears bits of given.signals. */
 #include "sched_ext.h"
 
 #define MILLISECOND 1000000ull
-#define TURN (10 * MILLISECOND)         /* of a task where nobody has an opinion, and of one that was rescued */
-#define SHORTEST (MILLISECOND / 10)     /* quantum */
-#define LONGEST (3600000 * MILLISECOND) /* quantum that is not infinite */
-#define SLACK (MILLISECOND / 2)         /* a quantum is over so long before its end: the next tick is further away */
-#define SHARE (4 * MILLISECOND)         /* of a thread while others of its process wait */
-#define STOPPING MILLISECOND            /* what a thread is given to stop in */
-#define WORK (MILLISECOND / 2)          /* what a policy may take for an answer */
-#define PATIENCE 4                      /* answers in a row for which it took longer are a fault: one may be a host's pause */
+#define TURN (10 * MILLISECOND)         /* quantum without a policy, and of a rescued task */
+#define SHORTEST (MILLISECOND / 10)     /* shortest quantum */
+#define LONGEST (3600000 * MILLISECOND) /* longest finite quantum */
+#define SLACK (MILLISECOND / 2)         /* a quantum may end this early: ticks are further apart */
+#define SHARE (4 * MILLISECOND)         /* slice of a thread while others of its process wait */
+#define STOPPING MILLISECOND            /* slice of a thread that must run to be stopped */
+#define WORK (MILLISECOND / 2)          /* longest run of a policy */
+#define PATIENCE 4                      /* longer runs in a row that are a fault: the host may pause */
 
 #define MAX_CPUS 512
 #define NONE 0xffu
-#define STRANGERS MARGAY_TASKS /* the place of threads that are nobody's */
+#define STRANGERS MARGAY_TASKS /* the place of threads without a task on this core */
 #define QUEUES (MARGAY_TASKS + 1)
-#define NOBODY 0xffffffffu /* who decided: the turns */
-#define THE_FLOOR 0xfffffffeu
+#define NOBODY 0xffffffffu    /* decider: turns */
+#define THE_FLOOR 0xfffffffeu /* decider: the floor */
 
 const volatile __u32 cpus = 1;
 
-/* Bits of signals. The first two have one for each place. */
+/* Bits of signals. ARRIVED and THAWED are the first of one bit per place. */
 #define ARRIVED 0
 #define THAWED 8
 #define ENDED (1ull << 16)
 #define CHANGED (1ull << 17)
 
 struct given_place {
-	__u32 serial; /* of the task, never given twice; 0: none */
+	__u32 serial; /* of the task, never reused; 0: none */
 	__u32 job;
 	__u32 rank;
 	__u32 messages;
 };
 
-/* What the node kernel says about a core. */
+/* The node kernel's data about a core. Times are in nanoseconds. */
 struct given {
-	__u64 order; /* the place of each task in the order in which they came, a byte each; the first that is no place ends it */
+	__u64 order; /* places of tasks, one per byte, oldest task first; ended by an invalid place */
 	__u64 signals;
-	__u64 frozen; /* places whose processes have been told to stop */
-	__u64 floor;  /* for so long a task can be kept waiting that is ready and not held */
+	__u64 frozen; /* places whose processes are being stopped */
+	__u64 floor;  /* longest wait of a task that is ready and not held */
 	__u32 core;
-	__u32 watched; /* somebody wants to know who gets it */
+	__u32 watched; /* switches must be reported */
 	struct given_place places[MARGAY_TASKS];
 };
 
 struct place {
-	__u32 serial; /* of the task that this is about */
+	__u32 serial; /* of the task that this describes */
 	__u32 state;
 	__u64 ran;
-	__u64 since;
-	__u64 spent; /* what the core had spent on tasks then */
-	__u64 end;   /* what it is to have run when its quantum is over, MARGAY_INFINITE if that is */
-	__s64 owes;  /* by how much quanta of its turns were too long */
+	__u64 since; /* start of state */
+	__u64 spent; /* core.spent at that time */
+	__u64 end;   /* value of ran at the end of its quantum, or MARGAY_INFINITE */
+	__s64 owes;  /* overrun of its turns, deducted from later quanta */
 };
 
-/* What the skeleton knows about a core. Masks have a bit for each place. */
+/* The skeleton's data about a core. Masks have a bit for each place. */
 struct core {
-	__u64 order;   /* as it was when the policy was asked */
-	__u64 ready;   /* has threads that could run */
-	__u64 hold;    /* is kept off the core */
-	__u64 woken;   /* nobody has been asked about that yet */
-	__u64 blocked; /* nor about that */
+	__u64 order;   /* copy for the current decision */
+	__u64 ready;   /* mask: has threads that could run */
+	__u64 hold;    /* mask: is kept off the core */
+	__u64 woken;   /* mask: woke up, and no policy was asked yet */
+	__u64 blocked; /* mask: blocked, and no policy was asked yet */
 	__u64 now;
 	__u64 until;  /* the end of the quantum */
-	__u64 mark;   /* until then processor time has been counted */
-	__u64 spent;  /* all that was counted */
-	__u64 served; /* when a stranger was */
+	__u64 mark;   /* time up to which processor time is counted */
+	__u64 spent;  /* processor time of all tasks */
+	__u64 served; /* last time a stranger ran */
 	__u64 switches;
 	__u64 asked;
 	__u64 rescues;
-	__u64 lost;    /* events that found no room */
+	__u64 lost;    /* events that did not fit into the ring */
 	__u32 current; /* the place that has the core, or NONE */
-	__u32 runner;  /* the place whose thread runs, or NONE */
-	__u32 alone;   /* that thread has all the time of its process */
-	__u32 decider; /* in the chain, or NOBODY, or THE_FLOOR */
-	__u32 epoch;   /* of its chain */
-	__u32 guest;   /* what runs is no business of policies, and they are not asked before it is over */
-	__u32 again;   /* something happened while no thread of ours ran, for which the core is to decide anew */
-	__u32 told;    /* serial of the task that had the core last */
-	__s64 late;    /* by how much the quantum that is over was too long, should the core change hands */
+	__u32 runner;  /* the place whose thread runs, STRANGERS, or NONE */
+	__u32 alone;   /* the running thread has all the time of its process */
+	__u32 decider; /* index in the chain, or a value above */
+	__u32 epoch;   /* of the decider's chain */
+	__u32 guest;   /* a stopping thread, a stranger or a rescued task runs: ask no policy until it ends */
+	__u32 again;   /* the core must decide again, after an event while none of our threads ran */
+	__u32 told;    /* serial of the last reported task */
+	__s64 late;    /* overrun of the quantum that has just ended */
 	struct place places[MARGAY_TASKS];
 };
 
@@ -100,31 +103,31 @@ struct thread {
 	__u16 place;
 };
 
-/* What a policy has left in the context about whoever is at a place. */
+/* A policy's data about the task at a place. */
 struct kept {
 	__u32 serial;
 	__u32 unused;
 	__u64 data;
 };
 
-/* What the node kernel is told. */
-#define EVENT_HOLD 0   /* whom to stop or let go on has changed */
-#define EVENT_FAULT 1  /* the policy's answer makes no sense */
-#define EVENT_RESCUE 2 /* the policy has let somebody wait for too long */
+/* Events for the node kernel. */
+#define EVENT_HOLD 0   /* core.hold has changed: stop or resume processes */
+#define EVENT_FAULT 1  /* invalid answer of the policy */
+#define EVENT_RESCUE 2 /* the policy let the task starve */
 #define EVENT_EXIT 3   /* the skeleton is no longer in force */
-#define EVENT_SLOW 4   /* the policy works for too long: answer has the nanoseconds */
-#define EVENT_SWITCH 5 /* the core goes to the task serial, or to nobody, and who has decided so; answer has the time */
-#define EVENT_LEFT 6   /* the thread answer of the task serial is none of sched_ext's any more */
+#define EVENT_SLOW 4   /* the policy runs for too long: answer has the nanoseconds */
+#define EVENT_SWITCH 5 /* the decider gave the core to the task (serial 0: idle); answer has the time */
+#define EVENT_LEFT 6   /* the thread in answer, of the task, has left sched_ext */
 
 struct event {
 	__u32 kind;
 	__u32 cpu;
 	__u32 epoch;
-	__u32 who; /* in the chain */
+	__u32 who; /* the policy or decider, as in core.decider */
 	__u64 answer;
 	__u64 hold;
 	__u32 count;
-	__u32 serial; /* of the task that it is about */
+	__u32 serial; /* of the task concerned */
 };
 
 struct ending {
@@ -138,26 +141,26 @@ struct ending {
 struct { MAP_ARRAY; MAP_VALUE(struct given); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } given SEC(".maps");
 struct { MAP_ARRAY; MAP_VALUE(struct core); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } cores SEC(".maps");
 struct { MAP_ARRAY; MAP_VALUE(struct margay_sched); MAP_ENTRIES(1); } contexts SEC(".maps");
-/* A policy has one for each core, of which one element is used. This one is none's. */
+/* A policy has a map with one keep for each core. The map here is a placeholder. */
 struct keep {
 	struct kept places[MARGAY_TASKS];
 	__u64 runs;
-	__u64 time;  /* that they took */
-	__u64 begun; /* when the last was */
+	__u64 time;  /* of all runs */
+	__u64 begun; /* start of the last run */
 	__u64 slow;  /* runs in a row that took too long */
 };
 struct { MAP_ARRAY; MAP_VALUE(struct keep); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } keeps SEC(".maps");
 struct { MAP_PROGRAMS; MAP_VALUE(__u32); __u32 *key; MAP_ENTRIES(1); } policies SEC(".maps");
-/* By thread id. Linux's storage that belongs to a task would be shorter, but has no memory on processors without cmpxchg16b. */
+/* By thread id. BPF task storage would be shorter, but needs processors with cmpxchg16b. */
 struct { MAP_HASH; MAP_VALUE(struct thread); MAP_ENTRIES(32768); } threads SEC(".maps");
 struct { MAP_RING; MAP_ENTRIES(65536); } events SEC(".maps");
 struct { MAP_ARRAY; MAP_VALUE(struct ending); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } endings SEC(".maps");
 
-/* part marks functions that Linux verifies once and for themselves, not on every way that leads to them. What they know of each other
- * are numbers. */
+/* part marks global functions: Linux verifies each of them once, not on every path to a call. So
+ * their arguments and results are mostly numbers. */
 #define part noinline
 
-/* A core while something happens on it. */
+/* A core during a callback. */
 struct here {
 	struct core *c;
 	struct given *g;
@@ -172,8 +175,8 @@ static inline_always bool find(struct here *h, __u32 cpu)
 	return h->c && h->g;
 }
 
-/* place and given_place return what is known of a place. The verifier is to see that the index is good, which the compiler would
- * not do twice. */
+/* place, given_place and kept_at return the entry of a place. The asm keeps the compiler from
+ * removing the mask, which the verifier needs as a bound of the index. */
 static inline_always struct place *place(struct here *h, __u32 at)
 {
 	asm volatile("" : "+r"(at));
@@ -197,7 +200,7 @@ static inline_always __u64 queue(__u32 cpu, __u32 place)
 	return ((__u64)cpu << 4 | place) + 1;
 }
 
-/* place_of returns the place of a thread on a core. */
+/* place_of returns the place of a thread on a core, or STRANGERS. */
 static inline_always __u32 place_of(struct here *h, struct task_struct *p)
 {
 	__s32 tid = p->pid;
@@ -220,7 +223,7 @@ part int tell(__u32 cpu, struct event *e)
 	return 0;
 }
 
-/* charge counts the time of the thread that runs. */
+/* charge counts the time of the running thread. */
 static inline_always void charge(struct here *h, __u64 now)
 {
 	__u32 runner = h->c->runner;
@@ -241,7 +244,7 @@ static inline_always void become(struct core *c, struct place *p, __u32 state)
 	}
 }
 
-/* switched tells who has the core, if that is new and somebody wants to know. */
+/* switched reports the task that has the core, if it has changed and switches are watched. */
 part int switched(__u32 cpu)
 {
 	struct here h;
@@ -260,8 +263,9 @@ part int switched(__u32 cpu)
 	return tell(cpu, &e);
 }
 
-/* ask_again has the core decide anew if there is something that nobody has been asked about. Whoever gives a signal leaves the core
- * alone when the task that it is about has the core: so signals are looked at after that was written. */
+/* ask_again makes the core decide again if there is an event about which no policy was asked. The
+ * node kernel does not kick a core about a signal for the task that has it. So ask_again reads the
+ * signals after `current` was written. */
 static inline_always void ask_again(struct here *h)
 {
 	__u64 signals = __sync_fetch_and_or(&h->g->signals, 0);
@@ -270,7 +274,8 @@ static inline_always void ask_again(struct here *h)
 		scx_bpf_kick_cpu(h->cpu, SCX_KICK_PREEMPT);
 }
 
-/* look finds out what has become of the tasks. prev is the place of the thread that has the core and could go on, or NONE. */
+/* look updates the states of tasks. prev is the place of the current thread if it could
+ * continue, or NONE. */
 part int look(__u32 cpu, __u32 prev)
 {
 	struct here h;
@@ -324,7 +329,7 @@ part int look(__u32 cpu, __u32 prev)
 	return 0;
 }
 
-/* over reports whether the quantum is. */
+/* over reports whether the quantum has ended. */
 static inline_always bool over(struct core *c)
 {
 	return c->until != MARGAY_INFINITE && c->until <= c->now + SLACK;
@@ -335,9 +340,10 @@ static inline_always __s64 within(__s64 value, __s64 least, __s64 most)
 	return value < least ? least : value > most ? most : value;
 }
 
-/* measure finds out by how much the quantum of the task that has the core was too long, if it is over. Quanta end when Linux's clock
- * ticks, and how long after their end that is depends on when they began: it may be the same task that has more every time. So
- * what a turn was too long is taken from the next one of that task. It may have been too short by SLACK. */
+/* measure computes the overrun of the current task's quantum if it has ended. Quanta end at
+ * Linux's clock ticks. The delay depends on when a quantum began, and so may always favour the
+ * same task. The overrun of a turn is therefore deducted from the task's next one. A turn may
+ * also be too short by SLACK. */
 static inline_always void measure(struct here *h)
 {
 	struct core *c = h->c;
@@ -350,8 +356,8 @@ static inline_always void measure(struct here *h)
 		c->late = p->ran - p->end;
 }
 
-/* run_thread gives the core to a thread of a place for so long: to the one that has waited for the longest time, or to the one that
- * has the core if it is the only one. */
+/* run_thread gives the core to a thread of a place for a slice: to the thread that has waited
+ * longest, or to the current one if no other is ready. */
 static inline_always bool run_thread(struct here *h, __u32 at, struct task_struct *prev, __u32 prev_at, __u64 slice)
 {
 	__u64 from = queue(h->cpu, at);
@@ -373,8 +379,8 @@ static inline_always bool run_thread(struct here *h, __u32 at, struct task_struc
 	return true;
 }
 
-/* give makes the core a task's. It returns for how long its threads can run: for the rest of its quantum, or as long as nobody else has
- * waited for longer than the floor. When the task cannot run that is 0. */
+/* give gives the core to a task. It returns the slice of its threads: the rest of its quantum,
+ * or the time until another task reaches the floor; 0 if the task cannot run. */
 part __u64 give(__u32 cpu, __u32 at)
 {
 	struct here h;
@@ -414,7 +420,7 @@ part __u64 give(__u32 cpu, __u32 at)
 	return slice;
 }
 
-/* run gives the core to a task, and to a thread of it. */
+/* run gives the core to a task and to one of its threads. */
 static inline_always void run(struct here *h, __u32 at, struct task_struct *prev, __u32 prev_at)
 {
 	__u64 slice = give(h->cpu, at);
@@ -423,8 +429,8 @@ static inline_always void run(struct here *h, __u32 at, struct task_struct *prev
 		run_thread(h, h->c->current, prev, prev_at, slice);
 }
 
-/* set_quantum says when the core is to change hands at the latest, which is to be the task's at a place. Half of the quantum is the
- * task's, whatever it owes. */
+/* set_quantum sets the end of the quantum of the task at a place. It deducts the task's overrun,
+ * but at most half of the quantum. */
 static inline_always void set_quantum(struct here *h, __u32 at, __u64 quantum)
 {
 	struct place *p = place(h, at);
@@ -442,8 +448,8 @@ static inline_always void set_quantum(struct here *h, __u32 at, __u64 quantum)
 	p->end = p->ran + quantum;
 }
 
-/* guest returns the place of what is to run and is not the business of policies, or NONE: threads that have to run to be stopped, and
- * strangers, now and then or when there is nothing else. */
+/* guest returns a place that must run without asking policies, or NONE: threads that must run to be
+ * stopped, and strangers, from time to time or if there is nothing else. */
 part __u32 guest(__u32 cpu, __u32 prev)
 {
 	struct here h;
@@ -467,8 +473,9 @@ part __u32 guest(__u32 cpu, __u32 prev)
 	return NONE;
 }
 
-/* starved returns the place of whoever has waited for longer than the floor and is to have a turn now, or NONE. Who has decided answers
- * for it, unless no task had much of the core meanwhile: then it was somebody else who had it. */
+/* starved returns the place of a task that has waited longer than the floor and gets a turn now, or
+ * NONE. It blames the decider, unless tasks had little of the core during the wait: then other work
+ * had it. */
 part __u32 starved(__u32 cpu)
 {
 	struct here h;
@@ -496,7 +503,7 @@ part __u32 starved(__u32 cpu)
 	return found;
 }
 
-/* hold keeps places off the core, and has the node kernel stop their processes. */
+/* hold keeps places off the core, and makes the node kernel stop their processes. */
 static inline_always void hold(struct here *h, __u64 places)
 {
 	if (h->c->hold == places)
@@ -508,7 +515,8 @@ static inline_always void hold(struct here *h, __u64 places)
 	tell(h->cpu, &e);
 }
 
-/* turns is what happens where nobody has an opinion: whoever has waited for the longest time is next. It returns the place, or NONE. */
+/* turns selects a task without a policy: the one that has waited longest. It returns the place, or
+ * NONE. */
 part __u32 turns(__u32 cpu)
 {
 	struct here h;
@@ -536,7 +544,7 @@ part __u32 turns(__u32 cpu)
 
 		if (c->until < end)
 			end = c->until;
-		if (end > c->now + SLACK) { /* it is in the middle of its turn */
+		if (end > c->now + SLACK) { /* its turn has not ended */
 			c->until = end;
 			return c->current;
 		}
@@ -555,8 +563,8 @@ static inline_always __u32 lowest(__u64 mask)
 
 #define NO_REASON (~0ull)
 
-/* reason finds out why the policy is to be asked, and, in the upper half, about whom. What else there is to ask about is for the next
- * time. */
+/* reason returns why the policies must be asked, and in the upper half the place concerned. Other
+ * reasons wait for the next decision. */
 part __u64 reason(__u32 cpu)
 {
 	struct here h;
@@ -574,7 +582,7 @@ part __u64 reason(__u32 cpu)
 		known |= 1ull << at;
 	}
 
-	/* Whoever was let go on and does not want the core had been waiting for something while it was held, and nobody could see. */
+	/* A resumed task that does not want the core has blocked while it was held, unnoticed. */
 	c->blocked |= signals >> THAWED & 0xff & known & ~c->ready;
 
 	__u64 arrived = signals >> ARRIVED & 0xff & known;
@@ -599,7 +607,7 @@ part __u64 reason(__u32 cpu)
 		target = lowest(c->woken);
 		c->woken &= ~(1ull << (target & 7));
 	}
-	done &= signals; /* what has come meanwhile is for the next time */
+	done &= signals; /* newer signals wait for the next decision */
 	if (done)
 		__sync_fetch_and_and(&h.g->signals, ~done);
 	if (target == NONE && why == MARGAY_TICK && !over(c))
@@ -607,7 +615,7 @@ part __u64 reason(__u32 cpu)
 	return (__u64)target << 32 | why;
 }
 
-/* fill writes down what the policy is to know. It returns how many tasks there are. */
+/* fill writes the context for the policies. It returns the number of tasks. */
 part __u32 fill(__u32 cpu, __u64 why)
 {
 	struct margay_sched *s = map_lookup(&contexts, &cpu);
@@ -646,7 +654,7 @@ part __u32 fill(__u32 cpu, __u64 why)
 	return count;
 }
 
-/* prepare finds out where everything stands. It returns the place of the thread that has the core and could go on, or NONE. */
+/* prepare returns the place of the current thread if it could continue, or NONE. */
 static inline_always __u32 prepare(struct here *h, struct task_struct *prev)
 {
 	return prev && prev->scx.flags & SCX_TASK_QUEUED ? place_of(h, prev) : NONE;
@@ -691,7 +699,7 @@ SEC("struct_ops/dispatch") int dispatch(__u64 *ctx)
 			chosen = h.c->current;
 		} else {
 			if (fill(cpu, why))
-				tail_call(ctx, &policies, cpu); /* goes on if there is none */
+				tail_call(ctx, &policies, cpu); /* returns only without a chain */
 			chosen = turns(cpu);
 		}
 	}
@@ -700,7 +708,7 @@ SEC("struct_ops/dispatch") int dispatch(__u64 *ctx)
 	return finish(&h);
 }
 
-/* ask makes the context ready for the next of the chain, which has kept that. */
+/* ask prepares the context for the next policy of the chain, whose data is kept. */
 part int ask(struct margay_sched *s, __u64 cpu, struct keep *kept)
 {
 	struct here h;
@@ -723,7 +731,7 @@ part int ask(struct margay_sched *s, __u64 cpu, struct keep *kept)
 	return 0;
 }
 
-/* slow counts what a run took, and reports whether its policy works for too long. */
+/* slow counts the time of a run, and reports whether its policy runs for too long. */
 static inline_always bool slow(struct here *h, struct keep *kept, __u64 who)
 {
 	__u64 took = time_ns() - kept->begun;
@@ -744,8 +752,9 @@ static inline_always bool slow(struct here *h, struct keep *kept, __u64 who)
 	return true;
 }
 
-/* judge looks at what one of the chain has answered. It returns the place that was chosen, or NONE. What makes no sense is a fault,
- * and no opinion. who has the epoch in its upper half. */
+/* judge checks the answer of a policy. It returns the chosen place, or NONE. An invalid answer is a
+ * fault and does not decide. The last argument has the epoch in its upper half and the index of the
+ * policy in its lower. */
 part __u64 judge(struct margay_sched *s, __u64 cpu, struct keep *kept, __u64 answer, __u64 who)
 {
 	struct here h;
@@ -761,7 +770,7 @@ part __u64 judge(struct margay_sched *s, __u64 cpu, struct keep *kept, __u64 ans
 		struct kept *k = kept_at(kept, at);
 		k->serial = place(&h, at)->serial;
 		k->data = s->tasks[i].data;
-		count++; /* what the context says may be what the policy has written */
+		count++; /* s->count may be overwritten by the policy */
 		if (s->hold >> i & 1)
 			held |= 1ull << at;
 		if (answer == i)
@@ -782,8 +791,8 @@ part __u64 judge(struct margay_sched *s, __u64 cpu, struct keep *kept, __u64 ans
 	return chosen;
 }
 
-/* chain asks one policy after the other until one has an opinion, and returns the place that it has chosen, or NONE. Its
- * instructions are replaced by those that do that. */
+/* chain asks the policies in turn until one decides, and returns the chosen place, or NONE. The
+ * node kernel replaces its instructions by the code that does so (see splice in policy.go). */
 static noinline __u64 chain(struct margay_sched *s, __u64 cpu)
 {
 	struct keep *kept = map_lookup(&keeps, &(__u32){0});
@@ -794,7 +803,7 @@ static noinline __u64 chain(struct margay_sched *s, __u64 cpu)
 	return judge(s, cpu, kept, answer, answer);
 }
 
-/* obey notes who is held, and for how long the core is given to whom. */
+/* obey carries out a policy's hold mask and sets the quantum of the chosen task. */
 part int obey(__u32 cpu, __u32 chosen, __u64 quantum)
 {
 	struct here h;
@@ -808,7 +817,7 @@ part int obey(__u32 cpu, __u32 chosen, __u64 quantum)
 	return 0;
 }
 
-/* policy does what the chain decides. */
+/* policy asks the chain and gives the core to the chosen task. */
 SEC("struct_ops/dispatch") int policy(__u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1];
@@ -859,8 +868,9 @@ SEC("struct_ops/enqueue") int enqueue(__u64 *ctx)
 		h.c->woken |= 1ull << at;
 		kick = 1;
 	}
-	/* When no thread of ours runs, this may be the one that did, and the core decides right now; or the core is not ours for a
-	 * while, and the thread that goes on after that may have any time left. That may also come between a kick and its effect. */
+	/* If none of our threads runs, either this is the thread that just did, and the core is
+	 * about to decide; or another scheduling class has the core, and the thread that continues
+	 * after it may have time left. The latter may also happen between a kick and its effect. */
 	if (kick)
 		h.c->again = 1;
 	if (kick && h.c->runner != NONE)
@@ -877,7 +887,8 @@ SEC("struct_ops/running") int running(__u64 *ctx)
 		return 0;
 	h.c->runner = place_of(&h, p);
 	h.c->mark = time_ns();
-	/* Something may have happened while the core was not ours, and this thread had time left. */
+	/* There may have been events while another scheduling class had the core, and this thread had
+	 * time left. */
 	ask_again(&h);
 	return 0;
 }
@@ -893,7 +904,7 @@ SEC("struct_ops/stopping") int stopping(__u64 *ctx)
 	return 0;
 }
 
-/* init_task has a new thread, which its parent makes, belong to the same task. */
+/* init_task assigns a new thread to the task of the thread that made it. */
 SEC("struct_ops/init_task") int init_task(__u64 *ctx)
 {
 	__s32 tid = ((struct task_struct *)ctx[0])->pid, maker = current_task()->pid;
@@ -909,8 +920,9 @@ SEC("struct_ops/init_task") int init_task(__u64 *ctx)
 	return 0;
 }
 
-/* disable is told that a thread has another scheduling policy of Linux's. The node kernel has made the thread nobody's before it does
- * that; any thread may do it to itself, and would come before all that stay. */
+/* disable reports a thread that has got another Linux scheduling policy. The node kernel deletes a
+ * thread from `threads` before it changes the policy. But any thread can change its own, and would
+ * then run before all threads of sched_ext. */
 SEC("struct_ops/disable") int disable(__u64 *ctx)
 {
 	struct task_struct *p = (void *)ctx[0];
@@ -960,8 +972,8 @@ SEC("struct_ops.s/exit") int ended(__u64 *ctx)
 	return tell(MAX_CPUS, &event);
 }
 
-/* kick has a core decide anew. The node kernel calls it. Linux forgets the kick when a thread of its default scheduler has the core: then
- * the next one of ours asks again. */
+/* kick makes a core decide again. The node kernel calls it. Linux drops the kick if a thread of its
+ * default scheduler has the core: then the next thread of ours asks again. */
 SEC("syscall") int kick(__u32 *cpu)
 {
 	struct here h;

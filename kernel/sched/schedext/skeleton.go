@@ -20,7 +20,7 @@ import (
 	"margay/kernel/sched"
 )
 
-// skeletonObject is skeleton.c, compiled.
+// skeletonObject is the compiled skeleton.c.
 //
 //go:embed skeleton.o
 var skeletonObject []byte
@@ -73,10 +73,10 @@ func checkBoot(line string) error {
 	return nil
 }
 
-// skeleton is the skeleton in Linux.
+// skeleton is the loaded skeleton.
 type skeleton struct {
 	cpus       int
-	policy     *ebpf.ProgramSpec // each chain goes into a copy of it
+	policy     *ebpf.ProgramSpec // each chain is spliced into a copy
 	collection *ebpf.Collection
 	link       link.Link // nil: not attached
 	reader     *ringbuf.Reader
@@ -89,7 +89,7 @@ type skeleton struct {
 // maxCPUs is MAX_CPUS of skeleton.c.
 const maxCPUs = 512
 
-// load gives the skeleton to Linux, which ends it when a thread waits for longer than watchdog.
+// load loads the skeleton into Linux, which will eject it if a thread waits longer than watchdog.
 func load(watchdog time.Duration) (*skeleton, error) {
 	spec, err := readSpec()
 	if err != nil {
@@ -122,12 +122,12 @@ func load(watchdog time.Duration) (*skeleton, error) {
 	return s, nil
 }
 
-// enter gives programs and maps to Linux.
+// enter loads programs and maps into Linux.
 func enter(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Cache: types})
 }
 
-// setWatchdog sets in sched_ext's table of functions for how long a thread may wait.
+// setWatchdog sets timeout_ms in sched_ext's table of functions.
 func setWatchdog(table *ebpf.MapSpec, d time.Duration) error {
 	layout, ok := table.Value.(*btf.Struct)
 	if !ok || len(table.Contents) != 1 {
@@ -146,7 +146,7 @@ func setWatchdog(table *ebpf.MapSpec, d time.Duration) error {
 	return nil
 }
 
-// types is Linux's description of itself, which has megabytes: it is read once, not for each chain.
+// types caches Linux's BTF, which has megabytes, so that it is not read again for each chain.
 var types = btf.NewCache()
 
 // readSpec reads the object.
@@ -155,7 +155,7 @@ func readSpec() (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It is in no table of functions, but called like one that is.
+	// No table of functions contains it, but a tail call from dispatch needs the same type.
 	spec.Programs["policy"].AttachTo = ops + ":dispatch"
 	return spec, nil
 }
@@ -180,7 +180,7 @@ func (s *skeleton) share() (err error) {
 func (s *skeleton) given(cpu int) *given    { return &s.allGiven.all[cpu] }
 func (s *skeleton) core(cpu int) *coreState { return &s.allCores.all[cpu] }
 
-// attach puts the skeleton in force, with what it knew of tasks.
+// attach puts the skeleton in force. It resets the state of cores and keeps the state of tasks.
 func (s *skeleton) attach() (err error) {
 	for i := range s.allCores.all {
 		c := &s.allCores.all[i]
@@ -195,7 +195,7 @@ func (s *skeleton) attach() (err error) {
 	return nil
 }
 
-// detach ends the skeleton. Threads run on Linux's default scheduler then.
+// detach detaches the skeleton. Threads then run on Linux's default scheduler.
 func (s *skeleton) detach() error {
 	if s.link == nil {
 		return nil
@@ -226,10 +226,10 @@ func (s *skeleton) kick(cpu int) error {
 	return err
 }
 
-// wake has the reader of events return.
+// wake ends the reading of events.
 func (s *skeleton) wake() { _ = s.reader.Close() }
 
-// Close forgets the skeleton.
+// Close detaches the skeleton, and closes its programs and maps.
 func (s *skeleton) Close() error {
 	errs := []error{s.detach(), s.allGiven.Close(), s.allCores.Close(), s.allEnding.Close()}
 	if s.reader != nil {
@@ -239,7 +239,7 @@ func (s *skeleton) Close() error {
 	return errors.Join(errs...)
 }
 
-// refusal shortens what Linux's verifier says to its last lines, which have the reason.
+// refusal shortens the log of Linux's verifier to its last three lines, which have the reason.
 func refusal(err error) error {
 	refused, ok := errors.AsType[*ebpf.VerifierError](err)
 	if !ok {

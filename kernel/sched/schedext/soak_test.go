@@ -8,7 +8,7 @@ import (
 	"margay/kernel/sched/schedtest"
 )
 
-// TestTime is the suite by processor time, with the times of a node.
+// TestTime runs the suite by processor time, with the time limits of a node.
 func TestTime(t *testing.T) {
 	c := config(t, watchdog)
 	c.Count, c.Floor = false, nil

@@ -14,7 +14,7 @@ import (
 
 // The types here match skeleton.c, as a test checks. Three of them share memory with it.
 
-// given is what the node kernel says about a core.
+// given is the node kernel's data about a core.
 type given struct {
 	Order   uint64
 	Signals uint64
@@ -32,7 +32,7 @@ type givenPlace struct {
 	Messages uint32
 }
 
-// Bits of given.Signals. Of the first two there is one for each place.
+// Bits of given.Signals. The first two are the first of one bit per place.
 const (
 	arrived        = 0
 	thawed         = 8
@@ -40,7 +40,7 @@ const (
 	changed uint64 = 1 << 17
 )
 
-// coreState is what the skeleton knows about a core.
+// coreState is the skeleton's data about a core.
 type coreState struct {
 	Order, Ready, Hold, Woken, Blocked uint64
 	Now, Until, Mark, Spent, Served    uint64
@@ -68,14 +68,14 @@ const (
 	theFloor = 0xfffffffe
 )
 
-// identity says to which task a thread belongs.
+// identity identifies the task of a thread.
 type identity struct {
 	Serial uint32
 	CPU    uint16
 	Place  uint16
 }
 
-// keep is what a policy has left in the contexts of a core, and what it has done there.
+// keep is the data of a policy for a core: its data about tasks, and its statistics.
 type keep struct {
 	Places                  [slot.MaxTasks]kept
 	Runs, Time, Begun, Slow uint64
@@ -110,7 +110,7 @@ const (
 	eventLeft
 )
 
-// ending is how Linux has ended the skeleton.
+// ending is Linux's reason for the skeleton's end.
 type ending struct {
 	Kind    uint32
 	_       uint32
@@ -133,7 +133,7 @@ func (p *givenPlace) messages() *atomic.Uint32 {
 func (s *coreState) current() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&s.Current)) }
 func (s *coreState) hold() *atomic.Uint64    { return (*atomic.Uint64)(unsafe.Pointer(&s.Hold)) }
 
-// enter writes a new task down. The serial comes last: with it the place is the task's.
+// enter writes a new task to its place. It stores the serial last, which makes the entry valid.
 func (g *given) enter(t *task) {
 	p := &g.Places[t.place]
 	p.Job, p.Rank = t.Job, t.Rank
@@ -141,13 +141,13 @@ func (g *given) enter(t *task) {
 	(*atomic.Uint32)(unsafe.Pointer(&p.Serial)).Store(t.owner.Serial)
 }
 
-// shared is the memory of an array of T in Linux.
+// shared is the mapped memory of a BPF array map of T.
 type shared[T any] struct {
 	bytes []byte
 	all   []T
 }
 
-// share maps an array.
+// share maps the memory of an array map.
 func share[T any](m *ebpf.Map) (s shared[T], err error) {
 	var t T
 	if m.ValueSize() != uint32(unsafe.Sizeof(t)) {
@@ -175,7 +175,7 @@ func (s *shared[T]) Close() error {
 	return nil
 }
 
-// keeping is the memory of a keep.
+// keeping is a map with one keep, and its memory.
 type keeping struct {
 	*ebpf.Map
 	shared[keep]
@@ -196,5 +196,5 @@ func newKeeping() (*keeping, error) {
 	return &keeping{m, memory}, nil
 }
 
-// Close forgets the memory.
+// Close unmaps the memory and closes the map.
 func (k *keeping) Close() error { return errors.Join(k.shared.Close(), k.Map.Close()) }

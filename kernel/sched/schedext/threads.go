@@ -10,22 +10,23 @@ import (
 	"margay/kernel/sched"
 )
 
-// adopt makes all threads of a task's process, and of its children, threads of the task. Those that
-// they make from then on are so from their beginning.
+// adopt assigns all threads of a task's process and of its descendants to the task, and to
+// sched_ext. New threads inherit both.
 func (s *skeleton) adopt(t *task) error {
 	return each(t.PID, func(tid int) error {
 		return s.set(tid, unix.SCHED_EXT, s.collection.Maps["threads"].Put(int32(tid), t.owner))
 	})
 }
 
-// release gives all threads back to Linux's default scheduler.
+// release returns all threads of a task to Linux's default scheduler.
 func (s *skeleton) release(t *task) error {
 	return each(t.PID, func(tid int) error {
 		return s.set(tid, unix.SCHED_NORMAL, s.collection.Maps["threads"].Delete(int32(tid)))
 	})
 }
 
-// set changes the policy of a thread that has been marked. A thread that has ended is none.
+// set changes the scheduling policy of a thread after an update of the table of threads, which
+// returned err. A thread that has ended is not an error.
 func (s *skeleton) set(tid, policy int, err error) error {
 	if err == nil || errors.Is(err, ebpf.ErrKeyNotExist) {
 		err = setPolicy(tid, policy)
@@ -48,8 +49,8 @@ func setPolicy(tid, policy int) error {
 	return unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: uint32(policy), Nice: a.Nice}, 0)
 }
 
-// putBack returns a thread to sched_ext, and reports whether it had left. A thread that has ended
-// has not.
+// putBack returns a thread to sched_ext, and reports whether it had left. For a thread that has
+// ended it reports false.
 func putBack(tid int) (back bool, err error) {
 	a, err := unix.SchedGetAttr(tid, 0)
 	if err == nil && a.Policy != unix.SCHED_EXT {
@@ -61,9 +62,8 @@ func putBack(tid int) (back bool, err error) {
 	return back, err
 }
 
-// each calls f with every thread of a process and of its descendants. It goes on until there is
-// none that it has not seen: what a thread was made to be before it makes another one, that one is,
-// too.
+// each calls f for every thread of a process and of its descendants. It lists them until there are
+// no new ones: a thread that f has not seen may have made another one.
 func each(pid int, f func(tid int) error) error {
 	seen := make(map[int]bool)
 	for before := -1; len(seen) > before; {
@@ -81,8 +81,7 @@ func each(pid int, f func(tid int) error) error {
 	return nil
 }
 
-// stop has the process of a task do nothing any more, or go on. Without a control group that is the
-// process alone.
+// stop stops or resumes a task. Without a control group, only its first process is stopped.
 func (t *task) stop(on bool) error {
 	t.held = on
 	return t.Stop(on, t.PID)

@@ -48,14 +48,14 @@ func (e *Enforcer) switched(c *core, ev event) {
 	if ev.Serial != 0 {
 		t := c.task(ev.Serial)
 		if t == nil {
-			return // it has ended, which another event reports
+			return // the task has ended, which another event reports
 		}
 		to = t.ID
 	}
 	e.watcher(c.number, ev.Answer, to, c.why(ev.Epoch, ev.Who))
 }
 
-// task returns the task with a serial, nil if there is none any more.
+// task returns the task with a serial, nil if there is none.
 func (c *core) task(serial uint32) *task {
 	for _, t := range c.order {
 		if t.owner.Serial == serial {
