@@ -49,12 +49,12 @@ type Core struct {
 	meter  Meter
 	event  *memory.Memory // a slot.SchedContext
 
-	policies []*judged
+	policies []*policyState
 	tasks    []*entry // in the order of Add
 	running  *entry   // nil: none
 	told     ID       // the last argument of Switched
 	toldAt   uint64
-	decider  *judged // the policy that chose running; nil: this package
+	decider  *policyState // the policy that chose running; nil: this package
 	plan     Plan
 	until    uint64 // the end of the quantum; slot.Infinite: none
 	rescue   uint64 // the end of a rescued task's turn; 0: none
@@ -62,8 +62,8 @@ type Core struct {
 	info     CoreInfo
 }
 
-// judged is a policy with the state of its tasks.
-type judged struct {
+// policyState is a policy with the state of its tasks.
+type policyState struct {
 	*Policy
 	rescues int
 	data    map[ID]uint64 // last values of SchedTask.Data
@@ -81,9 +81,9 @@ type entry struct {
 	ran      time.Duration // last value of the meter
 	messages uint32
 
-	end  time.Duration // its processor time at the end of its last finite quantum, if that was on time
-	over bool          // that quantum has ended, and the core went to another task
-	owes time.Duration // overrun of its turns, deducted from later quanta
+	end     time.Duration // its processor time at the end of its last finite quantum, if that was on time
+	over    bool          // that quantum has ended, and the core went to another task
+	overrun time.Duration // of its turns, deducted from later quanta
 }
 
 // NewCore makes a core without tasks. Policies see its number. The caller must Close it.
@@ -147,11 +147,11 @@ func (c *Core) Remove(now uint64, id ID) {
 // SetPolicies sets the policies. The first one with an opinion decides. A policy that was in force
 // before keeps its data and its count of rescues.
 func (c *Core) SetPolicies(now uint64, policies []*Policy) {
-	var list []*judged
+	var list []*policyState
 	for _, p := range policies {
-		at := slices.IndexFunc(c.policies, func(j *judged) bool { return j.Handle == p.Handle })
+		at := slices.IndexFunc(c.policies, func(j *policyState) bool { return j.Handle == p.Handle })
 		if at < 0 {
-			list = append(list, &judged{Policy: p, data: make(map[ID]uint64)})
+			list = append(list, &policyState{Policy: p, data: make(map[ID]uint64)})
 		} else {
 			list = append(list, c.policies[at])
 		}
@@ -345,7 +345,7 @@ type opinion struct {
 }
 
 // ask runs a policy and reports whether it has an opinion.
-func (c *Core) ask(now uint64, p *judged, why slot.Why, target ID) (opinion, bool) {
+func (c *Core) ask(now uint64, p *policyState, why slot.Why, target ID) (opinion, bool) {
 	s := slot.SchedContext{
 		Core: uint32(c.number), Why: why, Count: uint32(len(c.tasks)), Target: slot.NoTask, Now: now, Quantum: slot.Infinite,
 	}
@@ -461,14 +461,14 @@ func (c *Core) grant(now, quantum uint64) (until uint64) {
 		t = &entry{}
 	}
 	if t.over {
-		t.owes = min(max(0, t.owes+t.ran-t.end), Turn)
+		t.overrun = min(max(0, t.overrun+t.ran-t.end), Turn)
 	}
 	t.over = false
 	if quantum > uint64(MaxQuantum) {
 		return slot.Infinite
 	}
-	cut := min(t.owes, time.Duration(quantum/2))
-	t.owes -= cut
+	cut := min(t.overrun, time.Duration(quantum/2))
+	t.overrun -= cut
 	granted := max(time.Duration(quantum)-cut, MinQuantum)
 	t.end = t.ran + granted
 	return now + uint64(granted)
