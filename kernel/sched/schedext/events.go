@@ -50,7 +50,7 @@ func (e *Enforcer) heard(ev event) func() {
 		if c.cpu != int(ev.CPU) {
 			continue
 		}
-		switch p := c.chain.judged(ev.Epoch, ev.Who); {
+		switch p := c.chain.policy(ev.Epoch, ev.Who); {
 		case ev.Kind == eventHold:
 			e.hold(c)
 		case ev.Kind == eventSwitch:
@@ -92,7 +92,7 @@ func (e *Enforcer) left(c *core, ev event) func() {
 var errLeft = errors.New("a thread of it took another scheduling policy, and was given back to the scheduler of its core")
 
 // rescued counts a rescue against the policy that let a task starve.
-func (e *Enforcer) rescued(c *core, p *judged, ev event) func() {
+func (e *Enforcer) rescued(c *core, p *policyState, ev event) func() {
 	name := "a task"
 	if t := c.task(ev.Serial); t != nil {
 		name = fmt.Sprintf("job %d rank %d", t.Job, t.Rank)

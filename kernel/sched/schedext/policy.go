@@ -45,8 +45,8 @@ func (l *loaded) tell() {
 	}
 }
 
-// judged is a policy in a chain with the state of its tasks.
-type judged struct {
+// policyState is a policy in a chain with the state of its tasks.
+type policyState struct {
 	*loaded
 	rescues int
 }
@@ -54,7 +54,7 @@ type judged struct {
 // chain is the list of policies of a core, with their program.
 type chain struct {
 	epoch   uint32
-	list    []*judged
+	list    []*policyState
 	program *ebpf.Program
 }
 
@@ -63,11 +63,11 @@ func (c *chain) has(policies []*sched.Policy) bool {
 	if c == nil {
 		return len(policies) == 0
 	}
-	return slices.EqualFunc(c.list, policies, func(j *judged, p *sched.Policy) bool { return j.Handle == p.Handle })
+	return slices.EqualFunc(c.list, policies, func(j *policyState, p *sched.Policy) bool { return j.Handle == p.Handle })
 }
 
-// judged returns the policy that an event is about, nil if the chain has been replaced.
-func (c *chain) judged(epoch, who uint32) *judged {
+// policy returns the policy that an event is about, nil if the chain has been replaced.
+func (c *chain) policy(epoch, who uint32) *policyState {
 	if c == nil || c.epoch != epoch || int(who) >= len(c.list) {
 		return nil
 	}
@@ -148,9 +148,9 @@ func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 			continue
 		}
 		l.users++
-		j := &judged{loaded: l}
+		j := &policyState{loaded: l}
 		if c.chain != nil { // a policy of the previous chain keeps its count of rescues
-			if i := slices.IndexFunc(c.chain.list, func(j *judged) bool { return j.Handle == p.Handle }); i >= 0 {
+			if i := slices.IndexFunc(c.chain.list, func(j *policyState) bool { return j.Handle == p.Handle }); i >= 0 {
 				j.rescues = c.chain.list[i].rescues
 			}
 		}
@@ -162,9 +162,9 @@ func (e *Enforcer) chain(c *core, policies []*sched.Policy) (*chain, error) {
 			return next, nil
 		}
 		// Linux has accepted the others before.
-		newest := slices.MaxFunc(next.list, func(a, b *judged) int { return cmp.Compare(a.Handle, b.Handle) })
+		newest := slices.MaxFunc(next.list, func(a, b *policyState) int { return cmp.Compare(a.Handle, b.Handle) })
 		refuse(newest.Policy, err)
-		next.list = slices.DeleteFunc(next.list, func(j *judged) bool { return j == newest })
+		next.list = slices.DeleteFunc(next.list, func(j *policyState) bool { return j == newest })
 		if err := e.unuse(newest); err != nil {
 			return nil, errors.Join(err, e.drop(next))
 		}
@@ -192,7 +192,7 @@ func (e *Enforcer) drop(c *chain) error {
 
 // unuse closes a policy after its removal from a chain, if that was the last one. The caller holds
 // Enforcer.loading.
-func (e *Enforcer) unuse(j *judged) error {
+func (e *Enforcer) unuse(j *policyState) error {
 	if j.users--; j.users > 0 {
 		return nil
 	}

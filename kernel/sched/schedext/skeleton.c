@@ -63,10 +63,10 @@ struct place {
 	__u32 serial; /* of the task that this describes */
 	__u32 state;
 	__u64 ran;
-	__u64 since; /* start of state */
-	__u64 spent; /* core.spent at that time */
-	__u64 end;   /* value of ran at the end of its quantum, or MARGAY_INFINITE */
-	__s64 owes;  /* overrun of its turns, deducted from later quanta */
+	__u64 since;   /* start of state */
+	__u64 spent;   /* core.spent at that time */
+	__u64 end;     /* value of ran at the end of its quantum, or MARGAY_INFINITE */
+	__s64 overrun; /* of its turns, deducted from later quanta */
 };
 
 /* The skeleton's data about a core. Masks have a bit for each place. */
@@ -406,7 +406,7 @@ part __u64 give(__u32 cpu, __u32 at)
 			struct place *p = place(&h, c->current);
 			if (p->state == MARGAY_RUNNING)
 				become(c, p, MARGAY_READY);
-			p->owes = within(p->owes + c->late, -(__s64)SLACK, TURN);
+			p->overrun = within(p->overrun + c->late, -(__s64)SLACK, TURN);
 		}
 		c->current = NONE;
 		if (at < MARGAY_TASKS && c->ready >> at & 1) {
@@ -440,9 +440,9 @@ static inline_always void set_quantum(struct here *h, __u32 at, __u64 quantum)
 		p->end = MARGAY_INFINITE;
 		return;
 	}
-	__s64 cut = within(p->owes, -(__s64)SLACK, quantum / 2);
+	__s64 cut = within(p->overrun, -(__s64)SLACK, quantum / 2);
 
-	p->owes -= cut;
+	p->overrun -= cut;
 	quantum -= cut;
 	h->c->until = h->c->now + quantum;
 	p->end = p->ran + quantum;

@@ -52,13 +52,13 @@ type coreState struct {
 }
 
 type placeState struct {
-	Serial uint32
-	State  uint32
-	Ran    uint64
-	Since  uint64
-	Spent  uint64
-	End    uint64
-	Owes   int64
+	Serial  uint32
+	State   uint32
+	Ran     uint64
+	Since   uint64
+	Spent   uint64
+	End     uint64
+	Overrun int64
 }
 
 // Values of coreState.

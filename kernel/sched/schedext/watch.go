@@ -73,7 +73,7 @@ func (c *core) why(epoch, who uint32) string {
 	case theFloor:
 		return "floor"
 	}
-	if p := c.chain.judged(epoch, who); p != nil {
+	if p := c.chain.policy(epoch, who); p != nil {
 		return p.Name
 	}
 	return "a scheduler that has been replaced"
