@@ -45,5 +45,5 @@ func (c *Choice) Thread(p *verify.Program, maps []*state.Map) (Code, error) {
 		}
 		passed = append(passed, fmt.Errorf("engine %s: %w", o.Name, err))
 	}
-	return nil, errors.Join(append([]error{errors.New("no engine takes the program")}, passed...)...)
+	return nil, errors.Join(append([]error{errors.New("no engine accepts the program")}, passed...)...)
 }

@@ -63,7 +63,7 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 // program. With oneCore it may call thisCore.
 func findUses(p *verify.Program, oneCore bool) ([]use, error) {
 	if len(p.Pointers()) > 0 {
-		return nil, errors.New("global data holds addresses, and the kernel has it elsewhere")
+		return nil, errors.New("global data holds addresses, which differ in the kernel")
 	}
 	all := make([]use, len(p.Maps()))
 	for slot := range p.Len() {
