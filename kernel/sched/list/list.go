@@ -20,7 +20,7 @@ func Open(c node.Config, log func(format string, args ...any)) (e sched.Enforcer
 			return e, nil
 		}
 		log("cores are not shared by sched_ext: %v", err)
-		lacks = []string{fmt.Sprintf("cores shared as profile sched would have it: %v", err)}
+		lacks = []string{fmt.Sprintf("cores shared by sched_ext, as profile sched requests: %v", err)}
 	}
 	p := priority.Open(log)
 	return p, append(lacks, sched.Lacks(p)...)

@@ -160,14 +160,14 @@ func (e *Enforcer) add(t sched.Task) error {
 		return err
 	}
 	if e.tasks[t.ID] != nil {
-		return errors.New("it shares a core already")
+		return errors.New("it already shares a core")
 	}
 	if t.CPU < 0 || t.CPU >= e.skeleton.cpus {
-		return fmt.Errorf("there is no core %d in Linux", t.CPU)
+		return fmt.Errorf("Linux has no CPU %d", t.CPU)
 	}
 	c := e.core(t.Core)
 	if c.cpu >= 0 && c.cpu != t.CPU {
-		return fmt.Errorf("the core is Linux's core %d, not %d", c.cpu, t.CPU)
+		return fmt.Errorf("the core is Linux's CPU %d, not %d", c.cpu, t.CPU)
 	}
 	place := slices.Index(c.places[:], nil)
 	if place < 0 {

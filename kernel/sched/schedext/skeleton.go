@@ -34,14 +34,14 @@ const firstNamespace = "pid:[4026531836]"
 // available returns an error if a feature is missing.
 func available() error {
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err != nil || ns != firstNamespace {
-		return fmt.Errorf("it is there for the whole machine, and this node is not one: it is in a PID namespace of its own (%s)", ns)
+		return fmt.Errorf("it is system-wide, and this node shares its Linux with others: it has its own PID namespace (%s)", ns)
 	}
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		return fmt.Errorf("no BTF of the running Linux (CONFIG_DEBUG_INFO_BTF): %w", err)
 	}
 	state, err := os.ReadFile("/sys/kernel/sched_ext/state")
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("there is none in this Linux (CONFIG_SCHED_CLASS_EXT)")
+		return errors.New("this Linux is built without it (CONFIG_SCHED_CLASS_EXT)")
 	}
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func load(watchdog time.Duration) (*skeleton, error) {
 	// The program policy is loaded with each chain.
 	delete(spec.Programs, "policy")
 	if s.collection, err = enter(spec); err != nil {
-		return nil, fmt.Errorf("this Linux does not take the skeleton: %w", refusal(err))
+		return nil, fmt.Errorf("load the skeleton: this Linux refuses it: %w", refusal(err))
 	}
 	if err := s.share(); err != nil {
 		return nil, errors.Join(err, s.Close())
