@@ -21,7 +21,7 @@ import (
 type JobSpec struct {
 	task.Exec `json:"-"` // not in the notes for the next node kernel, which does not need it
 
-	Job   uint32
+	Job   id.Job
 	Umask int
 	User  string // name of who asked
 
@@ -84,7 +84,7 @@ const (
 
 // JobInfo is a line of Jobs.
 type JobInfo struct {
-	Job   uint32
+	Job   id.Job
 	Phase Phase
 }
 
@@ -245,7 +245,7 @@ func (n *Node) claim(j *job) error {
 	if n.jobs[j.spec.Job] != nil {
 		return fmt.Errorf("%w: it is here already", ErrPhase)
 	}
-	taken := make(map[int]uint32)
+	taken := make(map[int]id.Job)
 	for number, other := range n.jobs {
 		for core := range n.coresOf(other.spec) {
 			taken[core] = number
@@ -280,14 +280,14 @@ func (n *Node) coresOf(s JobSpec) map[int]int {
 	return cores
 }
 
-func (n *Node) remove(number uint32) {
+func (n *Node) remove(number id.Job) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.jobs, number)
 }
 
 // jobItem is the name under which PID 1 keeps the link to a job's init.
-func jobItem(number uint32) string { return fmt.Sprintf("job/%d", number) }
+func jobItem(number id.Job) string { return fmt.Sprintf("job/%d", number) }
 
 // keepJob leaves the link to the job's init with PID 1.
 func (n *Node) keepJob(j *job) error {

@@ -3,6 +3,7 @@ package kernel
 import (
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/record"
@@ -53,7 +54,7 @@ func (n *Node) share() {
 	s, lacks := n.config.Scheduler()
 	n.mu.Lock()
 	n.scheduler.Store(&s)
-	cores := make(map[int]uint32)
+	cores := make(map[int]id.Job)
 	var ranks []sched.ID
 	for number, j := range n.jobs {
 		for _, p := range j.tasks { // Started gives it who comes from now on
@@ -177,10 +178,10 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 }
 
 // policiesChanged gives the scheduler the extensions in the sched slot of a job, or of the machine.
-func (n *Node) policiesChanged(job uint32) {
+func (n *Node) policiesChanged(job id.Job) {
 	n.policies.Store(true)
 	n.mu.Lock()
-	cores := make(map[int]uint32)
+	cores := make(map[int]id.Job)
 	for number, j := range n.jobs {
 		if number == job || job == extension.Machine {
 			for core := range n.coresOf(j.spec) {
@@ -195,7 +196,7 @@ func (n *Node) policiesChanged(job uint32) {
 }
 
 // setPolicies gives the scheduler the policies of a core that a job has.
-func (n *Node) setPolicies(job uint32, core int) {
+func (n *Node) setPolicies(job id.Job, core int) {
 	n.scheduling.Lock() // or old ones might come after new ones
 	defer n.scheduling.Unlock()
 	s := n.opened()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
@@ -72,7 +73,7 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 		t.Fatal(err)
 	}
 	n := &Node{
-		extensions: m, config: Config{Boot: node.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[uint32]*job),
+		extensions: m, config: Config{Boot: node.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[id.Job]*job),
 		recorder: record.New(cores + 1),
 	}
 	for i := range cores + 1 {
@@ -85,7 +86,7 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 }
 
 // prepared is a job of the node, with as many ranks on this node's cores as given, after one elsewhere.
-func (n *Node) prepared(number uint32, cores ...int) *job {
+func (n *Node) prepared(number id.Job, cores ...int) *job {
 	j := n.newJob()
 	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
 	for i, core := range cores {
@@ -323,7 +324,7 @@ func TestPolicies(t *testing.T) {
 	alone.woken(1)
 	shared.woken(2)
 	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
-	insert := func(job uint32) uint32 {
+	insert := func(job id.Job) uint32 {
 		handle, err := n.extensions.Set(job).Insert(extension.Request{Object: object})
 		if err != nil {
 			t.Fatal(err)

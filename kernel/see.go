@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
 	"margay/kernel/record"
 	"margay/kernel/sched"
@@ -57,7 +58,7 @@ type EventQuery struct {
 	Reader uint64 // who asks: a number of its own choosing
 	Leave  bool   // the reader wants no more events
 	Cursor record.Cursor
-	Job    uint32 // only its events and those of no job; 0: all
+	Job    id.Job // only its events and those of no job; 0: all
 	Size   int    // bytes of encoded events to return, about
 }
 
@@ -111,7 +112,8 @@ type CoreSample struct {
 
 // RankSample is what a rank has used and done.
 type RankSample struct {
-	Job, Rank     uint32
+	Job           id.Job
+	Rank          uint32
 	Core          int
 	PID           int // in the node kernel's PID namespace
 	Why           string
@@ -150,7 +152,7 @@ func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
 			cores[i].Switches, cores[i].Asked, cores[i].Rescues = info.Switches, info.Asked, info.Rescues
 		}
 		for i, t := range info.Tasks {
-			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == t.Job && r.Rank == t.Rank })
+			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == id.Job(t.Job) && r.Rank == t.Rank })
 			switch {
 			case at < 0 || ranks[at].Why != "":
 			case i == info.Running:

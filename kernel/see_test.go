@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/message"
 	"margay/kernel/record"
@@ -95,7 +96,7 @@ func TestEventsOfRanks(t *testing.T) {
 // deaf is a sink that takes everything.
 type deaf struct{ Sink }
 
-func (deaf) Record(uint32, task.Record) {}
+func (deaf) Record(id.Job, task.Record) {}
 
 // A rank that has ended before anybody could look at its process has a life all the same, of the length that its end tells.
 func TestEventsOfBriefRank(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 )
@@ -112,7 +113,7 @@ func (t *Writer) rankThread(n *node, r rank) int {
 	return t.thread(n, thread{of: ofRank, number: uint64(r.rank), job: r.job})
 }
 
-func (t *Writer) messageThread(n *node, job uint32) int {
+func (t *Writer) messageThread(n *node, job id.Job) int {
 	return t.thread(n, thread{of: ofMessages, job: job})
 }
 

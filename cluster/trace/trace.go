@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/record"
 )
 
@@ -50,7 +51,10 @@ type node struct {
 	summary Summary
 }
 
-type rank struct{ job, rank uint32 }
+type rank struct {
+	job  id.Job
+	rank uint32
+}
 
 // turn is a rank's time on a core.
 type turn struct {
@@ -202,7 +206,7 @@ func (t *Writer) put(e *entry) {
 type thread struct {
 	of     use
 	number uint64
-	job    uint32
+	job    id.Job
 }
 
 // use is what a thread is for.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
@@ -183,7 +184,7 @@ func BenchmarkCall(b *testing.B) {
 func TestCallWhileRemoved(t *testing.T) {
 	m := newManager(t)
 	for round := range 20 {
-		s := open(t, m, uint32(100+round))
+		s := open(t, m, id.Job(100+round))
 		callee := insert(t, s, deliver)
 		caller := insert(t, s, deliver)
 		var all sync.WaitGroup

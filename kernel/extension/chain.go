@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 	"margay/nimble"
@@ -44,13 +45,13 @@ func (s *Set) extensions() []*Extension {
 
 // Watch has f called after the extensions in a slot have changed, with the job whose they are, or Machine. It is called on
 // the goroutine that changes them, so a removed extension still has its memory.
-func (m *Manager) Watch(name slot.Name, f func(job uint32)) {
+func (m *Manager) Watch(name slot.Name, f func(job id.Job)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watch[name] = f
 }
 
-func (m *Manager) changed(job uint32, name slot.Name) {
+func (m *Manager) changed(job id.Job, name slot.Name) {
 	m.mu.Lock()
 	f := m.watch[name]
 	m.mu.Unlock()
@@ -60,7 +61,7 @@ func (m *Manager) changed(job uint32, name slot.Name) {
 }
 
 // Chain returns the extensions that are asked about an event of a job in a slot, the first to be asked first.
-func (m *Manager) Chain(job uint32, name slot.Name) []*Extension {
+func (m *Manager) Chain(job id.Job, name slot.Name) []*Extension {
 	list := slices.Clone(m.machine.chains[name].load())
 	if s := m.Set(job); s != nil && s != m.machine {
 		list = append(list, s.chains[name].load()...)

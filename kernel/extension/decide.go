@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
@@ -18,7 +19,7 @@ type Decision struct {
 
 // Decide asks the extensions in a slot about an event of a job that is rare, such as the end of a process. context is a
 // structure of package slot, or a pointer to one.
-func (m *Manager) Decide(job uint32, name slot.Name, context any) (Decision, error) {
+func (m *Manager) Decide(job id.Job, name slot.Name, context any) (Decision, error) {
 	row, err := slot.Find(name)
 	if err != nil {
 		return Decision{}, err

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"margay/internal/printable"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 	"margay/kernel/record"
@@ -67,9 +68,9 @@ type Manager struct {
 
 	mu      sync.Mutex
 	last    uint32 // handle
-	sets    map[uint32]*Set
+	sets    map[id.Job]*Set
 	removed []Info // the newest last
-	watch   map[slot.Name]func(job uint32)
+	watch   map[slot.Name]func(job id.Job)
 }
 
 // Machine is the job that stands for the machine itself.
@@ -81,8 +82,8 @@ const machineBudget = 16 << 20
 // NewManager makes the manager of a node with so many cores. Extensions run on the given engine.
 func NewManager(e engine.Engine, cores int, log func(format string, args ...any)) (*Manager, error) {
 	m := &Manager{
-		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[uint32]*Set),
-		watch: make(map[slot.Name]func(uint32)), history: newHistory(),
+		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[id.Job]*Set),
+		watch: make(map[slot.Name]func(id.Job)), history: newHistory(),
 	}
 	for _, row := range slot.Table {
 		table, err := services(row)
@@ -110,7 +111,7 @@ func services(row slot.Row) (*service.Table, error) {
 }
 
 // Open makes the set of a job. Its memory may grow to budget bytes.
-func (m *Manager) Open(job uint32, budget int64) *Set {
+func (m *Manager) Open(job id.Job, budget int64) *Set {
 	s := &Set{
 		manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory), places: make(map[string]Place),
 		chains: make(map[slot.Name]*chain), pace: newPace(),
@@ -125,7 +126,7 @@ func (m *Manager) Open(job uint32, budget int64) *Set {
 }
 
 // Set returns the set of a job, nil if there is none.
-func (m *Manager) Set(job uint32) *Set {
+func (m *Manager) Set(job id.Job) *Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sets[job]
@@ -182,7 +183,7 @@ func (m *Manager) remember(i Info) {
 	}
 }
 
-func (m *Manager) forget(job uint32) {
+func (m *Manager) forget(job id.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sets, job)
@@ -192,7 +193,7 @@ func (m *Manager) forget(job uint32) {
 type Info struct {
 	Handle  uint32
 	Number  uint64 // of the Request
-	Job     uint32
+	Job     id.Job
 	Slot    slot.Name
 	Name    string
 	Engine  string
@@ -231,7 +232,7 @@ type Extension struct {
 func (x *Extension) Handle() uint32 { return x.handle }
 
 // Job is the job whose the extension is, or Machine.
-func (x *Extension) Job() uint32 { return x.set.job }
+func (x *Extension) Job() id.Job { return x.set.job }
 
 // Label names the extension for people.
 func (x *Extension) Label() string { return fmt.Sprintf("extension %d (%s)", x.handle, x.name) }
@@ -276,7 +277,7 @@ func (x *Extension) Options() nimble.Options { return x.given }
 // Set holds the extensions and regions of one job on one node. It is safe for concurrent use.
 type Set struct {
 	manager *Manager
-	job     uint32
+	job     id.Job
 	budget  int64                // bytes
 	chains  map[slot.Name]*chain // of all slots
 	pace    *pace

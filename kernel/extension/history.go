@@ -10,13 +10,14 @@ import (
 	"golang.org/x/time/rate"
 
 	"margay/internal/printable"
+	"margay/kernel/abi/id"
 )
 
 // Note is something that happened to an extension, for people.
 type Note struct {
 	Seq    uint64 // grows from note to note of a node, also to those of its next node kernel
 	Time   time.Time
-	Job    uint32
+	Job    id.Job
 	Handle uint32 // 0: it is about none in particular
 	Name   string
 	Text   string // inserted, removed and why, a fault, a line that it has printed, what a rank was refused

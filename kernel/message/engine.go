@@ -55,7 +55,7 @@ type Config struct {
 	Self id.Node
 	Log  func(format string, args ...any)
 	// Fault is told that a job cannot go on as it should. It is called on a goroutine of its own.
-	Fault func(job uint32, err error)
+	Fault func(job id.Job, err error)
 	// Recorder gets the events of messages; nil: nobody wants them.
 	Recorder *record.Recorder
 }
@@ -70,7 +70,7 @@ type Engine struct {
 	mu        sync.Mutex
 	changed   sync.Cond
 	transport fabric.Transport // nil until Connect
-	jobs      map[uint32]*Job
+	jobs      map[id.Job]*Job
 	frames    sync.Pool // of *frame
 
 	spinning sync.Mutex // held while the spinner begins or ends
@@ -80,7 +80,7 @@ type Engine struct {
 
 // NewEngine makes an engine that cannot send before Connect.
 func NewEngine(c Config) *Engine {
-	e := &Engine{config: c, log: gate.NewLog(c.Log, 10, 1), jobs: make(map[uint32]*Job)}
+	e := &Engine{config: c, log: gate.NewLog(c.Log, 10, 1), jobs: make(map[id.Job]*Job)}
 	e.changed.L = &e.mu
 	e.frames.New = func() any { return new(frame) }
 	e.context, e.cancel = context.WithCancel(context.Background())
@@ -97,7 +97,7 @@ func (e *Engine) Connect(t fabric.Transport) {
 
 // JobConfig describes a job to the engine.
 type JobConfig struct {
-	Job     uint32
+	Job     id.Job
 	Nodes   []id.Node // of each rank
 	Members []id.Node // the nodes of the job, in the order of its tree; this one among them
 	Local   []int     // the ranks on this node

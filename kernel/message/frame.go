@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/record"
@@ -55,7 +56,7 @@ type grant struct {
 // frame is a parsed frame.
 type frame struct {
 	kind    byte
-	job     uint32
+	job     id.Job
 	key     uint64
 	number  uint64 // first message, messages or barriers
 	rank    uint32
@@ -64,10 +65,10 @@ type frame struct {
 }
 
 // newFrame begins a frame; words follow its header.
-func newFrame(kind byte, job uint32, key uint64, words ...uint64) []byte {
+func newFrame(kind byte, job id.Job, key uint64, words ...uint64) []byte {
 	b := make([]byte, frameHeader, frameHeader+8*len(words)+grantSize)
 	b[0] = kind
-	binary.LittleEndian.PutUint32(b[4:], job)
+	binary.LittleEndian.PutUint32(b[4:], uint32(job))
 	binary.LittleEndian.PutUint64(b[8:], key)
 	for _, w := range words {
 		b = binary.LittleEndian.AppendUint64(b, w)
@@ -97,7 +98,7 @@ func (f *frame) parse(b []byte) error {
 	if len(b) < frameHeader {
 		return fmt.Errorf("message: frame of %d bytes has no header", len(b))
 	}
-	f.kind, f.job, f.key = b[0], binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint64(b[8:])
+	f.kind, f.job, f.key = b[0], id.Job(binary.LittleEndian.Uint32(b[4:])), binary.LittleEndian.Uint64(b[8:])
 	f.packets, f.grants = f.packets[:0], f.grants[:0]
 	body := b[frameHeader:]
 	switch f.kind {
@@ -186,7 +187,7 @@ type batch struct {
 // maxBatch is the size at which a batch is sent, in bytes.
 const maxBatch = 32 << 10
 
-func newBatch(job uint32, key uint64) *batch {
+func newBatch(job id.Job, key uint64) *batch {
 	return &batch{frame: append(make([]byte, 0, maxBatch+messageHeader+wire.MaxPayload), newFrame(kindMessages, job, key, 0)...)}
 }
 

@@ -359,7 +359,7 @@ func (j *Job) handle(r *rank, o origin, p *packet, back *refunds) {
 // fill writes the context of the message slot.
 func (j *Job) fill(p *packet) {
 	b := j.event.Bytes()
-	binary.LittleEndian.PutUint32(b[0:], j.config.Job)
+	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
 	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[p.source]))
 	binary.LittleEndian.PutUint32(b[8:], p.source)
 	binary.LittleEndian.PutUint32(b[12:], p.target)

@@ -259,7 +259,7 @@ func (j *testJob) start(i int) {
 	n.events = record.New(3)
 	n.manager.RecordTo(n.events)
 	n.engine = NewEngine(Config{
-		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }, Recorder: n.events,
+		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ id.Job, err error) { j.faults <- err }, Recorder: n.events,
 	})
 	n.port = &port{net: j.net, self: id.Node(i), engine: n.engine, in: make(map[id.Node]chan []byte), done: make(chan struct{})}
 	n.engine.Connect(n.port)

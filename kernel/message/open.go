@@ -88,7 +88,7 @@ func (r *rank) create() error {
 		return err
 	}
 	header := wire.Header{
-		Job: j.config.Job, Rank: uint32(r.number), Size: uint32(len(j.config.Nodes)), Node: uint32(j.engine.config.Self),
+		Job: uint32(j.config.Job), Rank: uint32(r.number), Size: uint32(len(j.config.Nodes)), Node: uint32(j.engine.config.Self),
 		LocalRank: uint32(r.index), LocalSize: uint32(len(j.config.Local)), Nodes: uint32(len(j.config.Members)),
 	}
 	nodes := make([]uint32, len(j.config.Nodes))

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble/memory"
 )
@@ -536,7 +537,11 @@ func (b *bench) check() {
 	if p.Run != info.Running || p.Run >= len(info.Tasks) || p.Next < b.now {
 		b.t.Fatalf("plan %+v of %+v", p, info)
 	}
-	if running := (ID{}); p.Run < 0 && b.has != running || p.Run >= 0 && b.has != (ID{info.Tasks[p.Run].Job, info.Tasks[p.Run].Rank}) {
+	var running ID
+	if p.Run >= 0 {
+		running = ID{id.Job(info.Tasks[p.Run].Job), info.Tasks[p.Run].Rank}
+	}
+	if b.has != running {
 		b.t.Fatalf("the watcher was told %v, the plan is %+v", b.has, p)
 	}
 	for i, x := range info.Tasks {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
@@ -19,7 +20,7 @@ import (
 
 // ID names a task on its node.
 type ID struct {
-	Job  uint32
+	Job  id.Job
 	Rank uint32
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -68,7 +69,7 @@ type Container struct {
 
 // notes are the words that are kept with a job's link for the next node kernel.
 type notes struct {
-	Job uint32
+	Job id.Job
 	PID int
 }
 
@@ -467,4 +468,4 @@ func (c *Container) group() (init, ranks *os.File, err error) {
 	return init, ranks, nil
 }
 
-func groupName(job uint32) string { return "job-" + strconv.FormatUint(uint64(job), 10) }
+func groupName(job id.Job) string { return "job-" + strconv.FormatUint(uint64(job), 10) }

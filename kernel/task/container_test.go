@@ -20,6 +20,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -206,7 +207,7 @@ const cgroups = "/sys/fs/cgroup"
 
 func spec(ranks int, args ...string) task.Spec {
 	s := task.Spec{
-		Job: uint32(os.Getpid()), Hostname: "node0", UID: 70001, GID: 70001, User: "tester",
+		Job: id.Job(os.Getpid()), Hostname: "node0", UID: 70001, GID: 70001, User: "tester",
 		Exec:    task.Exec{Path: "/bin/app", Argv: append([]string{"app", "app"}, args...), Env: []string{"A=b"}, Dir: "/home/tester"},
 		Umask:   0o27,
 		RAMDisk: 64 << 20,

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
 	"margay/kernel/link"
 	"margay/kernel/task"
@@ -54,7 +55,7 @@ func TestSurroundings(t *testing.T) {
 	}
 	for i := range 2 {
 		s := spec(1, "surroundings")
-		s.Job += uint32(i)
+		s.Job += id.Job(i)
 		e := newEvents()
 		start(t, s, e)
 		e.await(t, "interfaces", func() bool { return strings.Contains(e.text(0, task.Stdout), "interfaces ") })

@@ -14,13 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // Spec says what one node has to run for a job. It is plain data.
 type Spec struct {
 	Exec `json:"-"` // travels apart
 
-	Job      uint32 // the job's number
+	Job      id.Job // the job's number
 	Hostname string // what the job sees as the node's name
 
 	UID, GID int    // the job's own; never 0

@@ -63,7 +63,7 @@ type timer struct {
 }
 
 // changed starts extensions that are new in the slot and stops removed ones.
-func (t *Timers) changed(job uint32) {
+func (t *Timers) changed(job id.Job) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
@@ -79,7 +79,7 @@ func (t *Timers) changed(job uint32) {
 		}
 	}
 	for handle, r := range t.running {
-		if r.context.Job == job && !there[handle] {
+		if r.extension.Job() == job && !there[handle] {
 			r.clock.Close() // which ends it
 			delete(t.running, handle)
 		}
@@ -96,7 +96,7 @@ func (t *Timers) start(x *extension.Extension) error {
 	if r.event, err = memory.Map(string(slot.Timer), slot.TimerSize); err != nil {
 		return errors.Join(err, r.clock.Close())
 	}
-	r.context = slot.TimerContext{Node: uint32(t.node), Job: x.Job(), Interval: firstInterval}
+	r.context = slot.TimerContext{Node: uint32(t.node), Job: uint32(x.Job()), Interval: firstInterval}
 	t.running[x.Handle()] = r
 	t.all.Go(func() {
 		defer r.event.Close()

@@ -5,3 +5,6 @@ package id
 
 // Node is a node's number in its machine, from 0.
 type Node uint32
+
+// Job is a job's number in its machine, from 1. 0 stands for the machine itself, or for no job.
+type Job uint32

@@ -25,8 +25,7 @@ func (e *Enforcer) begins(c *core) {
 	c.watched = e.skeleton.core(c.cpu).now().Load()
 	info := e.describe(c)
 	if len(info.Tasks) > 1 && info.Running >= 0 {
-		t := info.Tasks[info.Running]
-		e.watcher(c.number, c.watched, sched.ID{Job: t.Job, Rank: t.Rank}, info.Why)
+		e.watcher(c.number, c.watched, c.order[info.Running].ID, info.Why)
 	}
 }
 

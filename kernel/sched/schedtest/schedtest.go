@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/sched"
@@ -141,7 +142,7 @@ func newRig(t *testing.T, c Config, last *sched.Enforcer) *rig {
 			*last = nil
 		}
 	})
-	r.manager.Watch(slot.Sched, func(uint32) { r.policies() })
+	r.manager.Watch(slot.Sched, func(id.Job) { r.policies() })
 	return r
 }
 
