@@ -46,7 +46,7 @@ const DefaultPids = 1024
 
 // Place says where a rank runs.
 type Place struct {
-	Rank int
+	Rank id.Rank
 	Node id.Node
 	Core int   // the first of its cores
 	More []int `json:",omitempty"` // its other cores, which it shares with no rank
@@ -96,17 +96,17 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
-	shares     bool            // some of its ranks share a core
-	phase      Phase           // guarded by Node.mu
-	running    map[int]bool    // ranks that have not ended; guarded by Node.mu
-	tasks      map[int]process // by rank: those that run; guarded by Node.mu
-	ready      chan struct{}   // closed when Prepare or adoption is over
+	shares     bool                // some of its ranks share a core
+	phase      Phase               // guarded by Node.mu
+	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
+	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
+	ready      chan struct{}       // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
 }
 
 func (n *Node) newJob() *job {
-	return &job{node: n, running: make(map[int]bool), tasks: make(map[int]process), ready: make(chan struct{})}
+	return &job{node: n, running: make(map[id.Rank]bool), tasks: make(map[id.Rank]process), ready: make(chan struct{})}
 }
 
 // Prepare makes an empty place for a job's ranks on this node. It refuses cores that are taken and files that do not fit.
@@ -413,7 +413,7 @@ func (j *job) Record(r task.Record) {
 }
 
 // InputTaken implements task.Handler.
-func (j *job) InputTaken(rank int, position uint64) {
+func (j *job) InputTaken(rank id.Rank, position uint64) {
 	j.node.config.Sink.InputTaken(j.spec.Job, rank, position)
 }
 

@@ -70,7 +70,7 @@ type Sink interface {
 	// Record hands over a job's next record; one that was not acknowledged may come again.
 	Record(job id.Job, r task.Record)
 	// InputTaken tells how much of its standard input a rank has taken, in bytes.
-	InputTaken(job id.Job, rank int, position uint64)
+	InputTaken(job id.Job, rank id.Rank, position uint64)
 	// Fault tells that a job cannot go on as it should.
 	Fault(job id.Job, err error)
 }
@@ -492,7 +492,7 @@ func (n *Node) Signal(number id.Job, rank int, sig syscall.Signal) error {
 }
 
 // Input gives a rank a piece of its standard input (task.Container.Input).
-func (n *Node) Input(number id.Job, rank int, offset uint64, data []byte, eof bool) error {
+func (n *Node) Input(number id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err

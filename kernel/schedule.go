@@ -67,8 +67,8 @@ func (n *Node) share() {
 	for core, job := range cores {
 		n.setPolicies(job, core)
 	}
-	for _, id := range ranks {
-		n.hand(s, id)
+	for _, t := range ranks {
+		n.hand(s, t)
 	}
 	n.mu.Lock()
 	n.info.Scheduler = s.Name()
@@ -79,14 +79,14 @@ func (n *Node) share() {
 }
 
 // hand gives a rank to the scheduler that ran before there was one, if it runs still.
-func (n *Node) hand(s Scheduler, id sched.ID) {
+func (n *Node) hand(s Scheduler, t sched.ID) {
 	n.handing.Lock()
 	defer n.handing.Unlock()
 	n.mu.Lock()
 	var p process
-	j, ok := n.jobs[id.Job]
+	j, ok := n.jobs[t.Job]
 	if ok {
-		p, ok = j.tasks[int(id.Rank)]
+		p, ok = j.tasks[t.Rank]
 	}
 	n.mu.Unlock()
 	if ok {
@@ -105,11 +105,11 @@ func (n *Node) add(s Scheduler, t sched.Task) {
 }
 
 // wide reports whether a rank has several cores.
-func (n *Node) wide(id sched.ID) bool {
+func (n *Node) wide(t sched.ID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	j := n.jobs[id.Job]
-	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == int(id.Rank) && len(p.More) > 0 })
+	j := n.jobs[t.Job]
+	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == t.Rank && len(p.More) > 0 })
 }
 
 // watchCores has the scheduler tell who gets the cores while that is recorded.
@@ -151,7 +151,7 @@ func (j *job) enter(p process) Scheduler {
 	n.handing.Lock()
 	defer n.handing.Unlock()
 	n.mu.Lock()
-	j.tasks[int(p.Rank)] = p
+	j.tasks[p.Rank] = p
 	s := n.opened()
 	n.mu.Unlock()
 	if n.opening() {
@@ -167,7 +167,7 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 	for _, place := range j.spec.Places {
 		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
 			return sched.Task{
-				ID: sched.ID{Job: j.spec.Job, Rank: uint32(p.Rank)}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
+				ID: sched.ID{Job: j.spec.Job, Rank: p.Rank}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
 				PID: p.PID, Process: p.File, Group: p.Group,
 				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
 				Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
@@ -209,16 +209,16 @@ func (n *Node) setPolicies(job id.Job, core int) {
 }
 
 // arrived tells the scheduler of a message.
-func (j *job) arrived(rank int, waiting uint32) {
+func (j *job) arrived(rank id.Rank, waiting uint32) {
 	if s := j.scheduler(); s != nil {
-		s.Arrived(sched.ID{Job: j.spec.Job, Rank: uint32(rank)}, waiting)
+		s.Arrived(sched.ID{Job: j.spec.Job, Rank: rank}, waiting)
 	}
 }
 
 // woken tells the scheduler of a rank that was woken up.
-func (j *job) woken(rank int) {
+func (j *job) woken(rank id.Rank) {
 	if s := j.scheduler(); s != nil {
-		s.Woken(sched.ID{Job: j.spec.Job, Rank: uint32(rank)})
+		s.Woken(sched.ID{Job: j.spec.Job, Rank: rank})
 	}
 }
 
@@ -233,7 +233,7 @@ func (j *job) scheduler() Scheduler {
 
 // leave takes a rank that has ended off its core. It reports whether its start had been told: nothing is of a process that has
 // ended before anybody looks.
-func (j *job) leave(rank int) bool {
+func (j *job) leave(rank id.Rank) bool {
 	j.node.handing.Lock()
 	defer j.node.handing.Unlock()
 	j.node.mu.Lock()

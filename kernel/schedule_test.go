@@ -90,7 +90,7 @@ func (n *Node) prepared(number id.Job, cores ...int) *job {
 	j := n.newJob()
 	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
 	for i, core := range cores {
-		j.spec.Places = append(j.spec.Places, Place{Rank: 1 + i, Node: 1, Core: core})
+		j.spec.Places = append(j.spec.Places, Place{Rank: id.Rank(1 + i), Node: 1, Core: core})
 	}
 	return j
 }
@@ -194,15 +194,15 @@ func TestRAMDiskHasABound(t *testing.T) {
 func TestScheduler(t *testing.T) {
 	n, h := node1(t, 2)
 	j := n.prepared(7, 1, 1, 2)
-	open := func(rank int) task.RankProcess {
+	open := func(rank id.Rank) task.RankProcess {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return task.RankProcess{Rank: rank, PID: 100 + rank, File: f, Group: fmt.Sprintf("/group/%d", rank)}
+		return task.RankProcess{Rank: rank, PID: 100 + int(rank), File: f, Group: fmt.Sprintf("/group/%d", rank)}
 	}
 	var files []task.RankProcess
-	for _, rank := range []int{1, 2, 3, 0, 4} { // 0 is elsewhere, 4 nowhere
+	for _, rank := range []id.Rank{1, 2, 3, 0, 4} { // 0 is elsewhere, 4 nowhere
 		files = append(files, open(rank))
 		j.Started(files[len(files)-1])
 	}
@@ -244,7 +244,7 @@ func TestScheduledLater(t *testing.T) {
 	if err := n.claim(j); err != nil {
 		t.Fatal(err)
 	}
-	start := func(rank int) (frozen string) {
+	start := func(rank id.Rank) (frozen string) {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
@@ -258,7 +258,7 @@ func TestScheduledLater(t *testing.T) {
 		return frozen
 	}
 	t.Cleanup(j.leaveAll)
-	for rank := 1; rank <= 3; rank++ {
+	for rank := id.Rank(1); rank <= 3; rank++ {
 		if state, err := os.ReadFile(start(rank)); string(state) != "0" {
 			t.Errorf("rank %d is stopped: %q, %v", rank, state, err)
 		}
@@ -278,7 +278,7 @@ func TestScheduledLater(t *testing.T) {
 	}
 	s, err := n.Sample()
 	for _, r := range s.Ranks {
-		if why := map[uint32]string{2: "as Linux likes: " + beingStarted, 3: alone}[r.Rank]; r.Why != why {
+		if why := map[id.Rank]string{2: "as Linux likes: " + beingStarted, 3: alone}[r.Rank]; r.Why != why {
 			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, why)
 		}
 	}

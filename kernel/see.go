@@ -34,7 +34,7 @@ func (j *job) recordStart(p *process) {
 }
 
 // recordEnd records how a rank has ended, and before that its start when that had not been told.
-func (j *job) recordEnd(rank int, s task.Status, told bool) {
+func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 	r := j.node.recorder
 	if !r.On() {
 		return
@@ -42,10 +42,10 @@ func (j *job) recordEnd(rank int, s task.Status, told bool) {
 	for _, p := range j.spec.Places {
 		if p.Rank == rank {
 			if !told {
-				id := sched.ID{Job: j.spec.Job, Rank: uint32(rank)}
-				j.recordStart(&process{Task: sched.Task{ID: id, Core: p.Core}, since: record.Now() - record.Time(s.Time)})
+				t := sched.Task{ID: sched.ID{Job: j.spec.Job, Rank: rank}, Core: p.Core}
+				j.recordStart(&process{Task: t, since: record.Now() - record.Time(s.Time)})
 			}
-			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: uint32(rank), Text: s.String()})
+			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: rank, Text: s.String()})
 			if j.alone(p.Core) {
 				r.Switch(0, p.Core, 0, 0, "the rank has ended")
 			}
@@ -113,7 +113,7 @@ type CoreSample struct {
 // RankSample is what a rank has used and done.
 type RankSample struct {
 	Job           id.Job
-	Rank          uint32
+	Rank          id.Rank
 	Core          int
 	PID           int // in the node kernel's PID namespace
 	Why           string
@@ -152,7 +152,7 @@ func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
 			cores[i].Switches, cores[i].Asked, cores[i].Rescues = info.Switches, info.Asked, info.Rescues
 		}
 		for i, t := range info.Tasks {
-			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == id.Job(t.Job) && r.Rank == t.Rank })
+			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == id.Job(t.Job) && r.Rank == id.Rank(t.Rank) })
 			switch {
 			case at < 0 || ranks[at].Why != "":
 			case i == info.Running:

@@ -21,7 +21,7 @@ func started(t *testing.T) (*Node, *job) {
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
 	t.Cleanup(j.leaveAll)
-	for rank := 1; rank <= 3; rank++ {
+	for rank := id.Rank(1); rank <= 3; rank++ {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func (n *Node) ask(t *testing.T, q EventQuery) []record.Event {
 func TestEventsOfRanks(t *testing.T) {
 	n, j := started(t)
 	events := n.ask(t, EventQuery{})
-	starts := make(map[uint32]uint16)
+	starts := make(map[id.Rank]uint16)
 	switches := 0
 	for _, e := range events {
 		switch {
@@ -66,7 +66,7 @@ func TestEventsOfRanks(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	if want := map[uint32]uint16{1: 1, 2: 1, 3: 2}; !reflect.DeepEqual(starts, want) || switches != 1 {
+	if want := map[id.Rank]uint16{1: 1, 2: 1, 3: 2}; !reflect.DeepEqual(starts, want) || switches != 1 {
 		t.Errorf("ranks %v run, and there are %d switches", starts, switches)
 	}
 	b, _ := n.Events(EventQuery{Reader: 1, Size: 1 << 20})
@@ -139,7 +139,7 @@ func TestSample(t *testing.T) {
 		t.Error("nobody records")
 	}
 	for _, r := range s.Ranks {
-		if core := map[uint32]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
+		if core := map[id.Rank]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -151,7 +151,7 @@ func TestSample(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	for _, r := range s.Ranks {
-		if want := map[uint32]string{1: "has the core: edf", 2: "held", 3: alone}[r.Rank]; r.Why != want {
+		if want := map[id.Rank]string{1: "has the core: edf", 2: "held", 3: alone}[r.Rank]; r.Why != want {
 			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, want)
 		}
 	}
@@ -168,7 +168,7 @@ func BenchmarkSample(b *testing.B) {
 	n, _ := node1(&testing.T{}, 2)
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
-	for rank := 1; rank <= 3; rank++ {
+	for rank := id.Rank(1); rank <= 3; rank++ {
 		p := process{}
 		p.PID = os.Getpid()
 		j.tasks[rank] = p

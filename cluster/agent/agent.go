@@ -101,7 +101,7 @@ type Kernel interface {
 	Load(ctx context.Context, job id.Job, files io.Reader) error
 	Start(ctx context.Context, job id.Job) error
 	Signal(job id.Job, rank int, sig syscall.Signal) error
-	Input(job id.Job, rank int, offset uint64, data []byte, eof bool) error
+	Input(job id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error
 	Ack(job id.Job, seq uint64) error
 	Rewind(job id.Job) error
 	Finish(job id.Job) error
@@ -441,7 +441,7 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 }
 
 // InputTaken implements kernel.Sink.
-func (a *Agent) InputTaken(job id.Job, rank int, position uint64) {
+func (a *Agent) InputTaken(job id.Job, rank id.Rank, position uint64) {
 	a.tell(&control.StdinTaken{Job: uint32(job), Rank: uint32(rank), Offset: position})
 }
 

@@ -147,7 +147,7 @@ func (k *playedKernel) Signal(job id.Job, rank int, sig syscall.Signal) error {
 	return k.note("signal %d %d %d", job, rank, sig)
 }
 
-func (k *playedKernel) Input(job id.Job, rank int, offset uint64, data []byte, eof bool) error {
+func (k *playedKernel) Input(job id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error {
 	return k.note("input %d %d %d %s %v", job, rank, offset, data, eof)
 }
 

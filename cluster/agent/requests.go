@@ -63,7 +63,7 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 	case *control.FileChunk:
 		a.fileChunk(m)
 	case *control.Stdin:
-		a.ignore(a.node.Input(id.Job(m.Job), int(m.Rank), m.Offset, m.Data, m.Eof))
+		a.ignore(a.node.Input(id.Job(m.Job), id.Rank(m.Rank), m.Offset, m.Data, m.Eof))
 	case *control.Signal:
 		a.ignore(a.node.Signal(id.Job(m.Job), int(m.Rank), syscall.Signal(m.Signal)))
 	case *control.Ack:
@@ -193,7 +193,7 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
-		place := kernel.Place{Rank: int(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)}
+		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)}
 		for _, core := range p.More {
 			place.More = append(place.More, int(core))
 		}

@@ -46,7 +46,7 @@ func (a *Agent) takeSamples(conn *control.Conn, f *control.Frame) {
 	}
 	for _, r := range s.Ranks {
 		out.Ranks = append(out.Ranks, &control.RankSample{
-			Job: uint32(r.Job), Rank: r.Rank, Core: uint32(r.Core), Pid: int64(r.PID), Why: r.Why,
+			Job: uint32(r.Job), Rank: uint32(r.Rank), Core: uint32(r.Core), Pid: int64(r.PID), Why: r.Why,
 			CpuNs: int64(r.Usage.CPU), Threads: uint32(r.Usage.Threads), Voluntary: r.Usage.Voluntary, Involuntary: r.Usage.Involuntary,
 			MajorFaults: r.Usage.MajorFaults, Sent: r.Sent, Arrived: r.Arrived,
 		})

@@ -37,7 +37,7 @@ func (t *Writer) event(n *node, e *record.Event) {
 		t.flow(n, tid, phaseFlow, e, n.number, e.Node)
 	case record.Arrived:
 		tid := t.messageThread(n, e.Job)
-		name := "message for rank " + decimal(e.Rank) + ": " + verdict(slot.Message, e.What)
+		name := "message for rank " + decimal(uint32(e.Rank)) + ": " + verdict(slot.Message, e.What)
 		t.slice(n, tid, name, "message", e.Time, end,
 			count("from_rank", uint64(e.Peer)), count("from_node", uint64(e.Node)), count("bytes", uint64(e.Size)))
 		t.flow(n, tid, phaseFlowEnd, e, e.Node, n.number)

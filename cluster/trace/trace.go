@@ -53,7 +53,7 @@ type node struct {
 
 type rank struct {
 	job  id.Job
-	rank uint32
+	rank id.Rank
 }
 
 // turn is a rank's time on a core.

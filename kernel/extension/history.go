@@ -119,7 +119,7 @@ func (m *Manager) tell(s *Set, handle uint32, name, text string) {
 }
 
 // Refuse notes that a rank has asked for what it must not have, or for what makes no sense.
-func (s *Set) Refuse(rank int, err error) {
+func (s *Set) Refuse(rank id.Rank, err error) {
 	s.manager.note(s, 0, "", "rank %d is refused: %v", rank, err)
 }
 

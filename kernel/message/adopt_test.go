@@ -16,6 +16,7 @@ import (
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
@@ -155,7 +156,7 @@ func TestRestartOfWaitingSender(t *testing.T) {
 }
 
 // waiting returns how many messages for a rank wait for room in its receive ring.
-func (j *testJob) waiting(rank int) int {
+func (j *testJob) waiting(rank id.Rank) int {
 	r := j.nodes[j.config.Nodes[rank]].job.local[rank]
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -100,7 +100,7 @@ type JobConfig struct {
 	Job     id.Job
 	Nodes   []id.Node // of each rank
 	Members []id.Node // the nodes of the job, in the order of its tree; this one among them
-	Local   []int     // the ranks on this node
+	Local   []id.Rank // the ranks on this node
 	Cores   []int     // of those, for the recorder; nil: none
 	Secret  []byte
 	Set     *extension.Set
@@ -111,11 +111,11 @@ type JobConfig struct {
 
 	// Arrived is told that a message has come for a rank of this node, and how many wait for it at most. nil: nobody wants to
 	// know. It is called for every message, on a goroutine that receives them: it must not wait, nor call the engine.
-	Arrived func(rank int, waiting uint32)
+	Arrived func(rank id.Rank, waiting uint32)
 
 	// Woken is told that a rank of this node may have been woken up, unless Arrived is told after that. nil: nobody wants to know.
 	// It must not wait, nor call the engine.
-	Woken func(rank int)
+	Woken func(rank id.Rank)
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.

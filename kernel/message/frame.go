@@ -36,7 +36,7 @@ const grantSize = 16
 
 // packet is a message on its way.
 type packet struct {
-	source, target uint32 // ranks
+	source, target id.Rank
 	handler        uint16
 	hops           uint8 // times that it was forwarded, at most slot.MaxHops
 	args           [2]uint64
@@ -48,7 +48,7 @@ func (p packet) cost() uint64 { return uint64(messageHeader + len(p.payload)) }
 
 // grant tells how many bytes of messages for a rank that were forwarded so often have been taken.
 type grant struct {
-	rank  uint32
+	rank  id.Rank
 	hops  uint8
 	taken uint64
 }
@@ -59,7 +59,7 @@ type frame struct {
 	job     id.Job
 	key     uint64
 	number  uint64 // first message, messages or barriers
-	rank    uint32
+	rank    id.Rank
 	packets []packet // their payloads are parts of the frame
 	grants  []grant
 }
@@ -77,8 +77,8 @@ func newFrame(kind byte, job id.Job, key uint64, words ...uint64) []byte {
 }
 
 func appendPacket(b []byte, p packet) []byte {
-	b = binary.LittleEndian.AppendUint32(b, p.source)
-	b = binary.LittleEndian.AppendUint32(b, p.target)
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.source))
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.target))
 	b = binary.LittleEndian.AppendUint16(b, p.handler)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(p.payload)))
 	b = binary.LittleEndian.AppendUint32(b, uint32(p.hops))
@@ -88,7 +88,7 @@ func appendPacket(b []byte, p packet) []byte {
 }
 
 func appendGrant(b []byte, g grant) []byte {
-	b = binary.LittleEndian.AppendUint32(b, g.rank)
+	b = binary.LittleEndian.AppendUint32(b, uint32(g.rank))
 	b = binary.LittleEndian.AppendUint32(b, uint32(g.hops))
 	return binary.LittleEndian.AppendUint64(b, g.taken)
 }
@@ -114,7 +114,7 @@ func (f *frame) parse(b []byte) error {
 		if err := expect(body, 16); err != nil {
 			return err
 		}
-		f.rank, f.number = binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:])
+		f.rank, f.number = id.Rank(binary.LittleEndian.Uint32(body)), binary.LittleEndian.Uint64(body[8:])
 		return nil
 	case kindWindow:
 		for ; len(body) >= grantSize; body = body[grantSize:] {
@@ -122,7 +122,7 @@ func (f *frame) parse(b []byte) error {
 			if err != nil {
 				return err
 			}
-			f.grants = append(f.grants, grant{binary.LittleEndian.Uint32(body), hops, binary.LittleEndian.Uint64(body[8:])})
+			f.grants = append(f.grants, grant{id.Rank(binary.LittleEndian.Uint32(body)), hops, binary.LittleEndian.Uint64(body[8:])})
 		}
 		return expect(body, 0)
 	case kindMessages:
@@ -149,8 +149,8 @@ func (f *frame) parseMessages(body []byte) error {
 			return err
 		}
 		f.packets = append(f.packets, packet{
-			source:  binary.LittleEndian.Uint32(body),
-			target:  binary.LittleEndian.Uint32(body[4:]),
+			source:  id.Rank(binary.LittleEndian.Uint32(body)),
+			target:  id.Rank(binary.LittleEndian.Uint32(body[4:])),
 			handler: binary.LittleEndian.Uint16(body[8:]),
 			hops:    hops,
 			args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},

@@ -456,7 +456,7 @@ func closeMeanwhile(t *testing.T, round int) {
 	forever(func(int) { n.engine.Broken(1) })
 	forever(func(int) { n.manager.List() })
 	if round%2 == 0 {
-		forever(func(i int) { n.job.Ended(i) })
+		forever(func(i int) { n.job.Ended(id.Rank(i)) })
 	}
 	time.Sleep(time.Duration(round) * time.Millisecond)
 	n.job.Close()

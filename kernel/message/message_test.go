@@ -319,7 +319,7 @@ func (j *testJob) configOf(i int) JobConfig {
 	c := j.config
 	for rank, node := range c.Nodes {
 		if node == id.Node(i) {
-			c.Local = append(c.Local, rank)
+			c.Local = append(c.Local, id.Rank(rank))
 			c.Cores = append(c.Cores, len(c.Local))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/record"
 	"margay/nimble/memory"
@@ -19,7 +20,7 @@ import (
 // rank is a rank of a job on this node.
 type rank struct {
 	job    *Job
-	number int
+	number id.Rank
 	index  int // among the job's ranks on this node
 	core   int // for the recorder
 
@@ -168,7 +169,7 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 			return n, false, fmt.Errorf("%w: message to rank %d of %d", wire.ErrCorrupt, record.Peer, len(r.job.place))
 		}
 		p := packet{
-			source: uint32(r.number), target: record.Peer, handler: record.Handler, args: record.Args, payload: record.Payload,
+			source: r.number, target: id.Rank(record.Peer), handler: record.Handler, args: record.Args, payload: record.Payload,
 		}
 		to, cost := lane(p.target, 0), p.cost()
 		if !r.job.reserve(to, cost) {
@@ -236,7 +237,7 @@ func (r *rank) put(in *inbox, o origin, p *packet, back *refunds) (waits uint32)
 		return 0
 	}
 	record := wire.Record{
-		Handler: p.handler, Peer: p.source, Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
+		Handler: p.handler, Peer: uint32(p.source), Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
 	}
 	if len(in.overflow) == 0 && len(r.upcalls.overflow) == 0 && r.push(in, record) {
 		r.job.taken(o, back)
@@ -258,7 +259,7 @@ func (r *rank) waits() uint32 {
 }
 
 // undeliverable reports a message to a rank that has ended.
-func (r *rank) undeliverable(source uint32) {
+func (r *rank) undeliverable(source id.Rank) {
 	r.job.fault("rank %d has sent a message to rank %d on node%d, which has ended", source, r.number, r.job.engine.config.Self)
 }
 
@@ -341,7 +342,7 @@ func (r *rank) refillInbox(in *inbox, back *refunds) bool {
 
 // entered returns how many barriers the rank has entered. The rank can enter only one at a time. The caller holds Job.mu.
 func (r *rank) entered(released uint64) (uint64, error) {
-	if had, ended := r.job.ended[uint32(r.number)]; ended {
+	if had, ended := r.job.ended[r.number]; ended {
 		return had, nil
 	}
 	if r.seen < released || r.seen > released+1 {
@@ -370,7 +371,7 @@ func (r *rank) letOut(number uint64) {
 }
 
 // Ended tells that the process of a rank has ended. What it had sent before is still sent.
-func (j *Job) Ended(number int) {
+func (j *Job) Ended(number id.Rank) {
 	r := j.local[number]
 	if r == nil {
 		return
@@ -391,7 +392,7 @@ func (j *Job) Ended(number int) {
 		r.gone = true
 		for _, in := range []*inbox{&r.upcalls, &r.ordinary} {
 			if len(in.overflow) > 0 {
-				r.undeliverable(in.overflow[0].record.Peer)
+				r.undeliverable(id.Rank(in.overflow[0].record.Peer))
 			}
 		}
 		r.mu.Unlock()
@@ -404,7 +405,7 @@ func (r *rank) farewell() {
 	j := r.job
 	j.mu.Lock()
 	entered := min(r.area.Entered().Load(), *j.ledger.released+1)
-	j.ended[uint32(r.number)] = entered
+	j.ended[r.number] = entered
 	inUse := j.inUse
 	j.mu.Unlock()
 	j.settle()

@@ -3,6 +3,7 @@ package message
 import (
 	"sync/atomic"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 )
@@ -12,7 +13,7 @@ type counts struct{ sent, arrived atomic.Uint64 }
 
 // Counts returns how many messages a rank of this node has sent, and how many have come for it, since this node kernel has the
 // job.
-func (j *Job) Counts(rank int) (sent, arrived uint64) {
+func (j *Job) Counts(rank id.Rank) (sent, arrived uint64) {
 	r := j.local[rank]
 	if r == nil {
 		return 0, 0
@@ -24,7 +25,7 @@ func (j *Job) recorder() *record.Recorder { return j.engine.config.Recorder }
 
 // event is an event of the rank.
 func (r *rank) event(kind record.Kind) record.Event {
-	return record.Event{Kind: kind, Core: uint16(r.core), Job: r.job.config.Job, Rank: uint32(r.number)}
+	return record.Event{Kind: kind, Core: uint16(r.core), Job: r.job.config.Job, Rank: r.number}
 }
 
 // sends counts a message of the rank that goes into a batch, and has it recorded.
@@ -40,7 +41,7 @@ func (r *rank) note(kind record.Kind, b *batch, p *packet) {
 	}
 	e := r.event(kind)
 	e.Time = record.Now()
-	e.Peer, e.Node, e.Size, e.Number = p.target, uint32(r.job.config.Nodes[p.target]), uint32(len(p.payload)), b.count
+	e.Peer, e.Node, e.Size, e.Number = uint32(p.target), uint32(r.job.config.Nodes[p.target]), uint32(len(p.payload)), b.count
 	b.events = append(b.events, e)
 }
 
@@ -59,7 +60,7 @@ func (r *rank) judged(begin record.Time, member int, number uint64, p *packet, v
 		return
 	}
 	e := r.event(record.Arrived)
-	e.Peer, e.Node, e.Size = p.source, uint32(r.job.config.Members[member]), uint32(len(p.payload))
+	e.Peer, e.Node, e.Size = uint32(p.source), uint32(r.job.config.Members[member]), uint32(len(p.payload))
 	e.Number, e.What = number, uint64(v)
 	r.job.recorder().End(begin, e)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
@@ -67,7 +68,8 @@ func TestRecorded(t *testing.T) {
 			verdict := []slot.Verdict{slot.Deliver, slot.Consume, slot.Drop, slot.Deliver}[i%4]
 			got := arrived[i]
 			want = record.Event{
-				Kind: record.Arrived, Core: uint16(1 + target%2), Job: 7, Rank: uint32(target), Size: uint32(i), Number: uint64(1 + i), What: uint64(verdict),
+				Kind: record.Arrived, Core: uint16(1 + target%2), Job: 7, Rank: id.Rank(target), Size: uint32(i), Number: uint64(1 + i),
+				What: uint64(verdict),
 				Time: got.Time, Took: got.Took,
 			}
 			if got != want || got.Time < e.Time {
@@ -87,7 +89,7 @@ func TestRecorded(t *testing.T) {
 		if s, _ := j.nodes[0].job.Counts(0); s != n+1 {
 			t.Errorf("rank 0 has sent %d messages", s)
 		}
-		if _, c := j.nodes[there].job.Counts(target); c != n+1 {
+		if _, c := j.nodes[there].job.Counts(id.Rank(target)); c != n+1 {
 			t.Errorf("%d have come", c)
 		}
 		if s, c := j.nodes[0].job.Counts(99); s != 0 || c != 0 {
@@ -144,7 +146,7 @@ func TestRecordedBarrier(t *testing.T) {
 		}
 		var released record.Time // from the one before
 		for i, e := range events {
-			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != uint32(node) || e.Took <= 0 || e.Time < released {
+			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != id.Rank(node) || e.Took <= 0 || e.Time < released {
 				t.Errorf("barrier %d of node %d is %+v", i, node, e)
 			}
 			released = e.Time + record.Time(e.Took)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 )
 
 // cpu is the CPU that this goroutine runs on now.
@@ -73,7 +74,7 @@ func TestSpinner(t *testing.T) {
 	want := lastCPU(t)
 	var spinning atomic.Bool
 	var here, elsewhere atomic.Int64
-	j := openWith(t, 2, 2, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Arrived: func(int, uint32) {
+	j := openWith(t, 2, 2, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Arrived: func(id.Rank, uint32) {
 		if !spinning.Load() {
 			return
 		}

@@ -251,7 +251,8 @@ func (c *Core) measure() {
 
 func (c *Core) describe(t *entry) slot.SchedTask {
 	return slot.SchedTask{
-		Job: uint32(t.Job), Rank: t.Rank, State: t.state, Messages: t.messages, Ran: uint64(max(0, t.ran-t.origin)), Since: t.since,
+		Job: uint32(t.Job), Rank: uint32(t.Rank), State: t.state, Messages: t.messages,
+		Ran: uint64(max(0, t.ran-t.origin)), Since: t.since,
 	}
 }
 

@@ -48,7 +48,7 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 	return b
 }
 
-func rankID(rank int) ID { return ID{Job: 7, Rank: uint32(rank)} }
+func rankID(rank int) ID { return ID{Job: 7, Rank: id.Rank(rank)} }
 
 // policy makes a policy of a function, which is not asked to write what it does not change.
 func (b *bench) policy(handle uint32, f func(*slot.SchedContext) slot.Verdict) *Policy {
@@ -539,7 +539,7 @@ func (b *bench) check() {
 	}
 	var running ID
 	if p.Run >= 0 {
-		running = ID{id.Job(info.Tasks[p.Run].Job), info.Tasks[p.Run].Rank}
+		running = ID{id.Job(info.Tasks[p.Run].Job), id.Rank(info.Tasks[p.Run].Rank)}
 	}
 	if b.has != running {
 		b.t.Fatalf("the watcher was told %v, the plan is %+v", b.has, p)

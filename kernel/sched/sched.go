@@ -21,7 +21,7 @@ import (
 // ID names a task on its node.
 type ID struct {
 	Job  id.Job
-	Rank uint32
+	Rank id.Rank
 }
 
 // Task is a process that runs on one core and may have to share it. All its threads are bound to

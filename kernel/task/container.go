@@ -45,7 +45,7 @@ type Handler interface {
 	// Record hands over the next record. It may repeat records that have not been acknowledged.
 	Record(Record)
 	// InputTaken reports how many bytes of its standard input a rank has taken.
-	InputTaken(rank int, position uint64)
+	InputTaken(rank id.Rank, position uint64)
 	// Gone reports the end of the job's init. It is the last call.
 	Gone()
 }
@@ -231,7 +231,7 @@ func (c *Container) Signal(rank int, sig unix.Signal) error {
 
 // Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler
 // receives the position that the rank has taken, and a piece must end less than 256 KiB after that.
-func (c *Container) Input(rank int, offset uint64, data []byte, eof bool) error {
+func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) error {
 	for {
 		piece := data[:min(len(data), link.MaxPayload)]
 		data = data[len(piece):]

@@ -106,7 +106,7 @@ func TestPinned(t *testing.T) {
 	start(t, s, e)
 	e.await(t, "exits", func() bool { return len(e.exits()) == len(cpus) })
 	for rank, cpu := range cpus {
-		if status := e.text(rank, task.Stdout); !strings.Contains(status, fmt.Sprintf("Cpus_allowed_list:\t%d\n", cpu)) {
+		if status := e.text(id.Rank(rank), task.Stdout); !strings.Contains(status, fmt.Sprintf("Cpus_allowed_list:\t%d\n", cpu)) {
 			t.Errorf("rank %d should be on CPU %d alone:\n%s", rank, cpu, status)
 		}
 	}

@@ -8,3 +8,6 @@ type Node uint32
 
 // Job is a job's number in its machine, from 1. 0 stands for the machine itself, or for no job.
 type Job uint32
+
+// Rank is the number of a process in its job, from 0.
+type Rank uint32

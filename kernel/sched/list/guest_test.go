@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
@@ -42,7 +43,7 @@ func TestNoSchedExt(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tasks []*schedtest.Process
-	for rank := range uint32(2) {
+	for rank := range id.Rank(2) {
 		p := schedtest.Start(t, schedtest.Spin, 1)
 		p.Task.ID, p.Task.Core = sched.ID{Job: 7, Rank: rank}, 1
 		schedtest.Group(t, p)

@@ -25,6 +25,7 @@ import (
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
@@ -156,7 +157,7 @@ type process struct {
 }
 
 // start starts a process in a role, as the task with that rank.
-func (r *rig) start(role string, rank uint32) *process {
+func (r *rig) start(role string, rank id.Rank) *process {
 	r.t.Helper()
 	p := &process{r: r, id: sched.ID{Job: 1, Rank: rank}}
 	p.Cmd = exec.Command("/proc/self/exe")

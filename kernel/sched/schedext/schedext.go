@@ -298,7 +298,7 @@ func (e *Enforcer) describe(c *core) sched.CoreInfo {
 	}
 	for i, t := range c.order {
 		p := &state.Places[t.place]
-		described := slot.SchedTask{Job: uint32(t.Job), Rank: t.Rank, State: slot.Blocked, Messages: t.Messages(t.told)}
+		described := slot.SchedTask{Job: uint32(t.Job), Rank: uint32(t.Rank), State: slot.Blocked, Messages: t.Messages(t.told)}
 		if p.Serial == t.owner.Serial {
 			described.State, described.Ran, described.Since = slot.TaskState(p.State), p.Ran, p.Since
 		}

@@ -168,7 +168,7 @@ func (r *rig) start(kinds ...Kind) {
 	r.Helper()
 	for _, kind := range kinds {
 		p := Start(r, kind, r.config.CPU)
-		p.Task.ID, p.Task.Core = sched.ID{Job: job, Rank: uint32(len(r.tasks))}, core
+		p.Task.ID, p.Task.Core = sched.ID{Job: job, Rank: id.Rank(len(r.tasks))}, core
 		if r.config.Group != nil {
 			r.config.Group(r, p)
 		}

@@ -79,7 +79,7 @@ func (in *initProcess) spawnAll() error {
 			if e.Errno == unix.E2BIG {
 				e.Text += " (one argument or variable is longer than Linux takes, or all together are more than a quarter of the stack limit on this node)"
 			}
-			e.Rank = r.Rank
+			e.Rank = int(r.Rank)
 			return e
 		}
 	}
