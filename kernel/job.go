@@ -48,12 +48,12 @@ const DefaultPids = 1024
 type Place struct {
 	Rank id.Rank
 	Node id.Node
-	Core int   // the first of its cores
-	More []int `json:",omitempty"` // its other cores, which it shares with no rank
+	Core id.Core   // the first of its cores
+	More []id.Core `json:",omitempty"` // its other cores, which it shares with no rank
 }
 
 // cores returns all cores of the rank.
-func (p Place) cores() []int { return append([]int{p.Core}, p.More...) }
+func (p Place) cores() []id.Core { return append([]id.Core{p.Core}, p.More...) }
 
 // Member is a node of a job.
 type Member struct {
@@ -190,7 +190,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		if p.Node != n.config.Boot.Node {
 			continue
 		}
-		var cpus []int
+		var cpus []id.CPU
 		for _, core := range p.cores() {
 			if !has(info.Cores, core) {
 				return t, fmt.Errorf("there is no application core %d", core)
@@ -245,7 +245,7 @@ func (n *Node) claim(j *job) error {
 	if n.jobs[j.spec.Job] != nil {
 		return fmt.Errorf("%w: it is here already", ErrPhase)
 	}
-	taken := make(map[int]id.Job)
+	taken := make(map[id.Core]id.Job)
 	for number, other := range n.jobs {
 		for core := range n.coresOf(other.spec) {
 			taken[core] = number
@@ -268,8 +268,8 @@ func (n *Node) claim(j *job) error {
 }
 
 // coresOf returns the cores of this node that a job has, with how many of its ranks are on each.
-func (n *Node) coresOf(s JobSpec) map[int]int {
-	cores := make(map[int]int)
+func (n *Node) coresOf(s JobSpec) map[id.Core]int {
+	cores := make(map[id.Core]int)
 	for _, p := range s.Places {
 		if p.Node == n.config.Boot.Node {
 			for _, core := range p.cores() {

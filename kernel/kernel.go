@@ -224,7 +224,7 @@ func (n *Node) findCores() (err error) {
 	}
 	n.info.Cores = n.cores[1:]
 	if !n.cores[0].Shared {
-		return hardware.Confine([]int{n.cores[0].CPU})
+		return hardware.Confine([]id.CPU{n.cores[0].CPU})
 	}
 	return nil
 }
@@ -437,7 +437,7 @@ func (n *Node) Noise(ctx context.Context, d time.Duration) ([]CoreNoise, error) 
 
 // CoreNoise is what interrupted a core in some time.
 type CoreNoise struct {
-	Core       int
+	Core       id.Core
 	Interrupts uint64 // sum over all rows of /proc/interrupts
 	Elapsed    time.Duration
 	Rows       []hardware.Row

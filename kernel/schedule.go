@@ -17,7 +17,7 @@ type Scheduler interface {
 	Name() string
 	Add(sched.Task) error
 	Remove(sched.ID)
-	SetPolicies(core int, policies []*sched.Policy) error
+	SetPolicies(core id.Core, policies []*sched.Policy) error
 	Arrived(id sched.ID, waiting uint32)
 	Woken(sched.ID)
 	Cores() []sched.CoreInfo
@@ -54,7 +54,7 @@ func (n *Node) share() {
 	s, lacks := n.config.Scheduler()
 	n.mu.Lock()
 	n.scheduler.Store(&s)
-	cores := make(map[int]id.Job)
+	cores := make(map[id.Core]id.Job)
 	var ranks []sched.ID
 	for number, j := range n.jobs {
 		for _, p := range j.tasks { // Started gives it who comes from now on
@@ -124,7 +124,7 @@ func (n *Node) watchCores(s Scheduler) {
 }
 
 // switched records that a core has changed hands.
-func (n *Node) switched(core int, at uint64, to sched.ID, why string) {
+func (n *Node) switched(core id.Core, at uint64, to sched.ID, why string) {
 	n.recorder.Switch(record.Time(at), core, to.Job, to.Rank, why)
 }
 
@@ -181,7 +181,7 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 func (n *Node) policiesChanged(job id.Job) {
 	n.policies.Store(true)
 	n.mu.Lock()
-	cores := make(map[int]id.Job)
+	cores := make(map[id.Core]id.Job)
 	for number, j := range n.jobs {
 		if number == job || job == extension.Machine {
 			for core := range n.coresOf(j.spec) {
@@ -196,7 +196,7 @@ func (n *Node) policiesChanged(job id.Job) {
 }
 
 // setPolicies gives the scheduler the policies of a core that a job has.
-func (n *Node) setPolicies(job id.Job, core int) {
+func (n *Node) setPolicies(job id.Job, core id.Core) {
 	n.scheduling.Lock() // or old ones might come after new ones
 	defer n.scheduling.Unlock()
 	s := n.opened()

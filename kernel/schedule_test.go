@@ -46,7 +46,7 @@ func (h *heard) Name() string { return "heard" }
 // open returns it at once, as what is to be opened.
 func (h *heard) open() (Scheduler, []string) { return h, nil }
 
-func (h *heard) SetPolicies(core int, policies []*sched.Policy) error {
+func (h *heard) SetPolicies(core id.Core, policies []*sched.Policy) error {
 	if len(policies) > 0 {
 		h.words = append(h.words, fmt.Sprintf("policies of core %d: %d", core, len(policies)))
 	}
@@ -77,7 +77,7 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 		recorder: record.New(cores + 1),
 	}
 	for i := range cores + 1 {
-		n.cores = append(n.cores, hardware.Core{ID: i, CPU: 10 + i})
+		n.cores = append(n.cores, hardware.Core{ID: id.Core(i), CPU: id.CPU(10 + i)})
 	}
 	n.info.Cores = n.cores[1:]
 	m.Watch(slot.Sched, n.policiesChanged)
@@ -86,7 +86,7 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 }
 
 // prepared is a job of the node, with as many ranks on this node's cores as given, after one elsewhere.
-func (n *Node) prepared(number id.Job, cores ...int) *job {
+func (n *Node) prepared(number id.Job, cores ...id.Core) *job {
 	j := n.newJob()
 	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
 	for i, core := range cores {
@@ -119,9 +119,9 @@ func TestMemoryShare(t *testing.T) {
 	n, _ := node1(t, 4)
 	n.info.Memory = 400 << 20
 	for _, c := range []struct {
-		cores []int
+		cores []id.Core
 		mib   int64
-	}{{[]int{1}, 100}, {[]int{1, 1, 1}, 100}, {[]int{1, 1, 2, 2}, 200}, {[]int{1, 2, 3, 4}, 400}} {
+	}{{[]id.Core{1}, 100}, {[]id.Core{1, 1, 1}, 100}, {[]id.Core{1, 1, 2, 2}, 200}, {[]id.Core{1, 2, 3, 4}, 400}} {
 		s, err := n.taskSpec(n.prepared(7, c.cores...).spec)
 		if err != nil || s.Memory != c.mib<<20 {
 			t.Errorf("ranks on cores %v get %d MiB, %v", c.cores, s.Memory>>20, err)
@@ -134,12 +134,12 @@ func TestCoresOfRank(t *testing.T) {
 	n, _ := node1(t, 3)
 	n.info.Memory = 300 << 20
 	j := n.prepared(7, 1)
-	j.spec.Places[1].More = []int{2}
+	j.spec.Places[1].More = []id.Core{2}
 	s, err := n.taskSpec(j.spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []int{n.cores[1].CPU, n.cores[2].CPU}; len(s.Ranks) != 1 || !slices.Equal(s.Ranks[0].Cores, want) {
+	if want := []id.CPU{n.cores[1].CPU, n.cores[2].CPU}; len(s.Ranks) != 1 || !slices.Equal(s.Ranks[0].Cores, want) {
 		t.Errorf("ranks %v may not run on %v", s.Ranks, want)
 	}
 	alone, err := n.taskSpec(n.prepared(8, 1).spec)
@@ -155,7 +155,7 @@ func TestCoresOfRank(t *testing.T) {
 	if !n.wide(sched.ID{Job: 7, Rank: 1}) || n.wide(sched.ID{Job: 7, Rank: 0}) {
 		t.Error("the scheduler is given a rank that shares no core, or not one that has a single one")
 	}
-	j.spec.Places[1].More = []int{99}
+	j.spec.Places[1].More = []id.Core{99}
 	if _, err := n.taskSpec(j.spec); err == nil || err.Error() != "there is no application core 99" {
 		t.Errorf("a core that is none: %v", err)
 	}

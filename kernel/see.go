@@ -22,7 +22,7 @@ type process struct {
 }
 
 // alone reports whether a core has but one rank of the job.
-func (j *job) alone(core int) bool { return j.node.coresOf(j.spec)[core] == 1 }
+func (j *job) alone(core id.Core) bool { return j.node.coresOf(j.spec)[core] == 1 }
 
 // recordStart records that a rank runs.
 func (j *job) recordStart(p *process) {
@@ -100,7 +100,7 @@ type Sample struct {
 
 // CoreSample is what has happened on an application core.
 type CoreSample struct {
-	Core       int
+	Core       id.Core
 	Shared     bool   // with what is not this node's; its interrupts are those of the host's CPU
 	Interrupts uint64 // of all kinds
 
@@ -114,7 +114,7 @@ type CoreSample struct {
 type RankSample struct {
 	Job           id.Job
 	Rank          id.Rank
-	Core          int
+	Core          id.Core
 	PID           int // in the node kernel's PID namespace
 	Why           string
 	Usage         usage.Usage

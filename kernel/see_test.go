@@ -139,7 +139,7 @@ func TestSample(t *testing.T) {
 		t.Error("nobody records")
 	}
 	for _, r := range s.Ranks {
-		if core := map[id.Rank]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
+		if core := map[id.Rank]id.Core{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
 			t.Errorf("%+v", r)
 		}
 	}

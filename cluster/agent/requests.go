@@ -193,9 +193,9 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
-		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)}
+		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
 		for _, core := range p.More {
-			place.More = append(place.More, int(core))
+			place.More = append(place.More, id.Core(core))
 		}
 		s.Places = append(s.Places, place)
 	}

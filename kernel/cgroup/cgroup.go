@@ -71,7 +71,7 @@ func Open(base string, pids ...int) (*Tree, error) {
 type Limits struct {
 	Memory int64     // bytes, page cache and RAM disk included
 	Pids   int       // processes and threads of the application
-	Cores  []int     // the only cores the application's processes may run on
+	Cores  []id.CPU  // the only CPUs the application's processes may run on
 	Ranks  []id.Rank // the application's ranks, each in a group of its own
 }
 
@@ -229,10 +229,10 @@ func write(dir, file, text string) error {
 	return nil
 }
 
-func list(cores []int) string {
-	words := make([]string, len(cores))
-	for i, c := range cores {
-		words[i] = strconv.Itoa(c)
+func list(cpus []id.CPU) string {
+	words := make([]string, len(cpus))
+	for i, c := range cpus {
+		words[i] = strconv.Itoa(int(c))
 	}
 	return strings.Join(words, ",")
 }

@@ -101,7 +101,7 @@ type JobConfig struct {
 	Nodes   []id.Node // of each rank
 	Members []id.Node // the nodes of the job, in the order of its tree; this one among them
 	Local   []id.Rank // the ranks on this node
-	Cores   []int     // of those, for the recorder; nil: none
+	Cores   []id.Core // of those, for the recorder; nil: none
 	Secret  []byte
 	Set     *extension.Set
 	Keeper  keep.Keeper

@@ -320,7 +320,7 @@ func (j *testJob) configOf(i int) JobConfig {
 	for rank, node := range c.Nodes {
 		if node == id.Node(i) {
 			c.Local = append(c.Local, id.Rank(rank))
-			c.Cores = append(c.Cores, len(c.Local))
+			c.Cores = append(c.Cores, id.Core(len(c.Local)))
 		}
 	}
 	c.Set = j.nodes[i].manager.Open(c.Job, 64<<20)

@@ -21,8 +21,8 @@ import (
 type rank struct {
 	job    *Job
 	number id.Rank
-	index  int // among the job's ranks on this node
-	core   int // for the recorder
+	index  int     // among the job's ranks on this node
+	core   id.Core // for the recorder
 
 	socket *net.UnixConn // this end of the socket for requests
 	bell   socketEnds

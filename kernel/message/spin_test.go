@@ -14,23 +14,23 @@ import (
 )
 
 // cpu is the CPU that this goroutine runs on now.
-func cpu() int {
+func cpu() id.CPU {
 	var n uint32
 	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
-	return int(n)
+	return id.CPU(n)
 }
 
 // lastCPU is a CPU that this process may use.
-func lastCPU(t *testing.T) int {
+func lastCPU(t *testing.T) id.CPU {
 	t.Helper()
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)
 	}
-	last := 0
+	last := id.CPU(0)
 	for i := range 1024 {
 		if set.IsSet(i) {
-			last = i
+			last = id.CPU(i)
 		}
 	}
 	return last

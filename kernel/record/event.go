@@ -36,8 +36,8 @@ type Event struct {
 	Time   Time // when it began
 	Took   time.Duration
 	Kind   Kind
-	Slot   uint8 // place of a slot in slot.Table
-	Core   uint16
+	Slot   uint8  // place of a slot in slot.Table
+	Core   uint16 // id.Core, in two bytes
 	Job    id.Job
 	Rank   id.Rank
 	Peer   uint32 // rank, or the handle of an extension

@@ -122,7 +122,7 @@ func (r *Recorder) Add(e Event) {
 }
 
 // Switch records that a core goes to a rank, or becomes idle if job is 0, and why; at 0 means now.
-func (r *Recorder) Switch(at Time, core int, job id.Job, rank id.Rank, why string) {
+func (r *Recorder) Switch(at Time, core id.Core, job id.Job, rank id.Rank, why string) {
 	if r.On() {
 		r.add(&Event{Kind: Switch, Time: at, Core: uint16(core), Job: job, Rank: rank, Text: why})
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble/memory"
 )
@@ -46,7 +47,7 @@ type Core struct {
 	// Floor is how long a task that is ready and not held can be kept waiting.
 	Floor time.Duration
 
-	number int
+	number id.Core
 	meter  Meter
 	event  *memory.Memory // a slot.SchedContext
 
@@ -88,7 +89,7 @@ type entry struct {
 }
 
 // NewCore makes an empty core; policies see its number.
-func NewCore(number int, meter Meter) (*Core, error) {
+func NewCore(number id.Core, meter Meter) (*Core, error) {
 	event, err := memory.Map("sched", slot.SchedSize)
 	if err != nil {
 		return nil, err

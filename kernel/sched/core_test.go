@@ -54,7 +54,7 @@ func rankID(rank int) ID { return ID{Job: 7, Rank: id.Rank(rank)} }
 func (b *bench) policy(handle uint32, f func(*slot.SchedContext) slot.Verdict) *Policy {
 	return &Policy{
 		Handle: handle, Name: "test",
-		Decide: func(context memory.Region, core int) (slot.Verdict, error) {
+		Decide: func(context memory.Region, core id.Core) (slot.Verdict, error) {
 			raw := memory.View(context.Base, context.Length)
 			var s slot.SchedContext
 			if _, err := binary.Decode(raw, binary.LittleEndian, &s); err != nil || core != 3 || s.Core != 3 {
@@ -357,7 +357,7 @@ func TestNonsense(t *testing.T) {
 	}
 	b := newBench(t, 2)
 	p := b.policy(1, nil)
-	p.Decide = func(memory.Region, int) (slot.Verdict, error) { return 0, errors.New("out of fuel") }
+	p.Decide = func(memory.Region, id.Core) (slot.Verdict, error) { return 0, errors.New("out of fuel") }
 	b.SetPolicies(b.now, []*Policy{p})
 	b.runs("a fault that has been counted", 0, Turn)
 	if len(b.faults) != 0 {

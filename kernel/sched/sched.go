@@ -28,8 +28,8 @@ type ID struct {
 // that core.
 type Task struct {
 	ID
-	Core    int      // as the machine numbers them
-	CPU     int      // Linux's number of that core
+	Core    id.Core  // as the machine numbers them
+	CPU     id.CPU   // Linux's number of that core
 	PID     int      // in the node kernel's PID namespace
 	Process *os.File // a pidfd of it
 	Group   string   // directory of its control group; empty where there is none, and signals have to hold it
@@ -59,7 +59,7 @@ type Policy struct {
 
 	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the
 	// extension, which has been counted.
-	Decide func(context memory.Region, core int) (slot.Verdict, error)
+	Decide func(context memory.Region, core id.Core) (slot.Verdict, error)
 	// Fault reports an invalid answer or a starved task. Too many faults remove the policy. Neither
 	// it nor Remove waits until the policies have been set again.
 	Fault func(err error)
@@ -86,7 +86,7 @@ type Enforcer interface {
 
 	// SetPolicies has these policies decide on a core, the first that has an opinion. One that
 	// cannot be enforced is removed.
-	SetPolicies(core int, policies []*Policy) error
+	SetPolicies(core id.Core, policies []*Policy) error
 
 	// Arrived reports the number of pending messages of a task, which may switch the core at once.
 	Arrived(id ID, waiting uint32)
@@ -108,7 +108,7 @@ type Enforcer interface {
 
 // Watcher receives each switch of a core to another task, or to the zero ID when it becomes idle,
 // with the time on the policies' clock and the policy that decided. It must not wait.
-type Watcher func(core int, at uint64, to ID, why string)
+type Watcher func(core id.Core, at uint64, to ID, why string)
 
 // Lacks says in words what an enforcer cannot do.
 func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
@@ -125,7 +125,7 @@ func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
 
 // CoreInfo describes a core.
 type CoreInfo struct {
-	Core     int
+	Core     id.Core
 	Tasks    []slot.SchedTask
 	Running  int    // index of the task that has the core; -1: none
 	Switches uint64 // times that it has changed hands

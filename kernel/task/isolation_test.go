@@ -100,7 +100,7 @@ func TestPinned(t *testing.T) {
 	cpus := allowed(t)
 	s := spec(len(cpus), "status")
 	for i, cpu := range cpus {
-		s.Ranks[i].Cores = []int{cpu}
+		s.Ranks[i].Cores = []id.CPU{cpu}
 	}
 	e := newEvents()
 	start(t, s, e)
@@ -113,7 +113,7 @@ func TestPinned(t *testing.T) {
 }
 
 // allowed returns the CPUs that ranks may be pinned to, two at most.
-func allowed(t *testing.T) []int {
+func allowed(t *testing.T) []id.CPU {
 	t.Helper()
 	cores, err := hardware.Own()
 	if err != nil {
@@ -123,10 +123,10 @@ func allowed(t *testing.T) []int {
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)
 	}
-	var cpus []int
+	var cpus []id.CPU
 	for _, c := range cores {
 		// In a guest they are isolated, so that the affinity does not show them.
-		if len(cpus) < 2 && (inGuest || set.IsSet(c.CPU)) {
+		if len(cpus) < 2 && (inGuest || set.IsSet(int(c.CPU))) {
 			cpus = append(cpus, c.CPU)
 		}
 	}
@@ -135,7 +135,7 @@ func allowed(t *testing.T) []int {
 
 func TestPinnedToNothing(t *testing.T) {
 	s := spec(1, "status")
-	s.Ranks[0].Cores = []int{1000}
+	s.Ranks[0].Cores = []id.CPU{1000}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if inGuest { // the control group refuses

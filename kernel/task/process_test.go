@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
 
@@ -32,7 +33,7 @@ func TestProcesses(t *testing.T) {
 	cpu := allowed(t)[0]
 	s := spec(3, "sleep")
 	for i := range s.Ranks {
-		s.Ranks[i].Cores = []int{cpu} // they share it
+		s.Ranks[i].Cores = []id.CPU{cpu} // they share it
 	}
 	e := newEvents()
 	before := clock.Monotonic()
@@ -47,8 +48,8 @@ func TestProcesses(t *testing.T) {
 			t.Errorf("process %d is not rank %d: %q, %v", p.PID, rank, env, err)
 		}
 		var set unix.CPUSet
-		if err := unix.SchedGetaffinity(p.PID, &set); err != nil || set.Count() != 1 || !set.IsSet(cpu) {
-			t.Errorf("rank %d may use %d CPUs, CPU %d: %v, %v", rank, set.Count(), cpu, set.IsSet(cpu), err)
+		if err := unix.SchedGetaffinity(p.PID, &set); err != nil || set.Count() != 1 || !set.IsSet(int(cpu)) {
+			t.Errorf("rank %d may use %d CPUs, CPU %d: %v, %v", rank, set.Count(), cpu, set.IsSet(int(cpu)), err)
 		}
 		if (p.Group != "") != inGuest {
 			t.Errorf("rank %d is in group %q", rank, p.Group)

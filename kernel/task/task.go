@@ -45,7 +45,7 @@ type Spec struct {
 // Rank is one process of a job.
 type Rank struct {
 	Rank  id.Rank
-	Cores []int    // the cores it may run on; none: wherever the job may
+	Cores []id.CPU // the CPUs it may run on; none: wherever the job may
 	Env   []string // added to the job's environment
 	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
 }

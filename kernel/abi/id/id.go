@@ -11,3 +11,9 @@ type Job uint32
 
 // Rank is the number of a process in its job, from 0.
 type Rank uint32
+
+// Core is the number of a core as the machine counts them: on each node 0 is the system's, and 1, 2 ... are the application's.
+type Core uint32
+
+// CPU is Linux's number of a CPU.
+type CPU int

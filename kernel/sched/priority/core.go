@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 )
@@ -19,8 +20,8 @@ import (
 // core is one core. Its own thread receives context switches and timer expiries.
 type core struct {
 	enforcer *Enforcer
-	number   int
-	cpu      int        // Linux's number of it, while it is shared
+	number   id.Core
+	cpu      id.CPU     // Linux's number of it, while it is shared
 	timer    int        // a timerfd
 	bell     int        // an eventfd: the thread has to look again what to wait for
 	ringing  sync.Mutex // held to use the bell other than on the thread; taken last
@@ -41,7 +42,7 @@ type core struct {
 	failed    bool   // something has gone wrong and was logged
 }
 
-func newCore(e *Enforcer, number int) (*core, error) {
+func newCore(e *Enforcer, number id.Core) (*core, error) {
 	c := &core{enforcer: e, number: number, stopped: make(chan struct{}), strangers: make(map[int]bool), armed: slot.Infinite}
 	var err error
 	if c.decision, err = sched.NewCore(number, c.meter); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 	"margay/nimble"
@@ -23,12 +24,12 @@ import (
 type loaded struct {
 	*sched.Policy
 	part   *linux.Part
-	shared []*linux.Map         // by index; nil where each core has its own
-	own    map[int][]*linux.Map // those, by core
-	kept   map[int]*keeping     // by core
-	users  int                  // chains that it is in
-	runs   uint64               // that have been reported
-	time   time.Duration        // that these took
+	shared []*linux.Map             // by index; nil where each core has its own
+	own    map[id.Core][]*linux.Map // those, by core
+	kept   map[id.Core]*keeping     // by core
+	users  int                      // chains that it is in
+	runs   uint64                   // that have been reported
+	time   time.Duration            // that these took
 }
 
 // It reports the runs since its last call. The caller holds loading.
@@ -75,7 +76,7 @@ func (c *chain) judged(epoch, who uint32) *judged {
 }
 
 // SetPolicies implements sched.Enforcer. After an error those that were there before go on.
-func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
+func (e *Enforcer) SetPolicies(number id.Core, policies []*sched.Policy) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
 	c, err := e.coreFor(number)
@@ -86,7 +87,7 @@ func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
 }
 
 // coreFor returns the core of that number, if anything can be done to it.
-func (e *Enforcer) coreFor(number int) (*core, error) {
+func (e *Enforcer) coreFor(number id.Core) (*core, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.usable(); err != nil {
@@ -200,7 +201,7 @@ func (e *Enforcer) unuse(j *judged) error {
 }
 
 // load gives what a policy has on a core to Linux.
-func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
+func (e *Enforcer) load(p *sched.Policy, core id.Core) (*loaded, error) {
 	l := e.loaded[p.Handle]
 	if l == nil {
 		program, err := nimble.Verify(p.Spec, p.Insert)
@@ -214,7 +215,7 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 		if err != nil {
 			return nil, err
 		}
-		l = &loaded{Policy: p, part: part, own: make(map[int][]*linux.Map), kept: make(map[int]*keeping)}
+		l = &loaded{Policy: p, part: part, own: make(map[id.Core][]*linux.Map), kept: make(map[id.Core]*keeping)}
 		l.shared = make([]*linux.Map, len(part.Program().Maps()))
 	}
 	if l.kept[core] == nil {
@@ -230,7 +231,7 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 }
 
 // enter makes what a policy needs on one more core.
-func (l *loaded) enter(core int) error {
+func (l *loaded) enter(core id.Core) error {
 	own := l.own[core] // something, where this has failed before
 	if own == nil {
 		own = make([]*linux.Map, len(l.shared))
@@ -260,10 +261,10 @@ func (l *loaded) enter(core int) error {
 }
 
 // contents returns what a map begins with on a core, and whether that is memory which gets it back.
-func (l *loaded) contents(spec state.Spec, core int) (b []byte, given bool) {
+func (l *loaded) contents(spec state.Spec, core id.Core) (b []byte, given bool) {
 	if m := l.Insert.Maps[spec.Name].Memory; m != nil {
 		if m, err := state.New(spec, state.Options{Cores: max(l.Insert.Cores, 1), Memory: m}); err == nil {
-			if first, ok := m.Element(core, 0); ok {
+			if first, ok := m.Element(int(core), 0); ok {
 				return memory.View(first, spec.Length()), true
 			}
 		}
@@ -272,7 +273,7 @@ func (l *loaded) contents(spec state.Spec, core int) (b []byte, given bool) {
 }
 
 // maps returns the maps that a policy has on a core.
-func (l *loaded) maps(core int) []*linux.Map {
+func (l *loaded) maps(core id.Core) []*linux.Map {
 	all := slices.Clone(l.shared)
 	for i, m := range l.own[core] {
 		if m != nil {
@@ -287,7 +288,7 @@ func (l *loaded) maps(core int) []*linux.Map {
 func (l *loaded) close() error {
 	l.tell()
 	var errs []error
-	give := func(i, core int, m *linux.Map) {
+	give := func(i int, core id.Core, m *linux.Map) {
 		if m == nil {
 			return
 		}
@@ -311,7 +312,7 @@ func (l *loaded) close() error {
 }
 
 // build makes the program of a chain: the skeleton's, with the policies in it.
-func (e *Enforcer) build(c *chain, core int) error {
+func (e *Enforcer) build(c *chain, core id.Core) error {
 	spec := e.skeleton.policy.Copy()
 	var parts []part
 	for _, j := range c.list {

@@ -38,12 +38,14 @@
 package schedext
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 )
@@ -61,7 +63,7 @@ type Enforcer struct {
 
 	mu       sync.Mutex
 	skeleton *skeleton
-	cores    map[int]*core // by number
+	cores    map[id.Core]*core // by number
 	tasks    map[sched.ID]*task
 	serial   uint32 // the last that was given to a task
 	watcher  sched.Watcher
@@ -76,8 +78,8 @@ type Enforcer struct {
 
 // core is a core with tasks or policies.
 type core struct {
-	number int
-	cpu    int // -1: not known before the first task comes
+	number id.Core
+	cpu    id.CPU // -1: not known before the first task comes
 	places [slot.MaxTasks]*task
 	order  []*task
 	chain  *chain // written with both locks held
@@ -120,7 +122,7 @@ func open(log func(format string, args ...any), watchdog time.Duration) (*Enforc
 		return nil, errors.Join(fmt.Errorf("sched_ext: %w", err), s.Close())
 	}
 	e := &Enforcer{
-		log: log, skeleton: s, cores: make(map[int]*core), tasks: make(map[sched.ID]*task), loaded: make(map[uint32]*loaded),
+		log: log, skeleton: s, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*task), loaded: make(map[uint32]*loaded),
 		came: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	e.running.Go(e.listen)
@@ -163,7 +165,7 @@ func (e *Enforcer) add(t sched.Task) error {
 	if e.tasks[t.ID] != nil {
 		return errors.New("it shares a core already")
 	}
-	if t.CPU < 0 || t.CPU >= e.skeleton.cpus {
+	if t.CPU < 0 || int(t.CPU) >= e.skeleton.cpus {
 		return fmt.Errorf("there is no core %d in Linux", t.CPU)
 	}
 	c := e.core(t.Core)
@@ -196,7 +198,7 @@ func (e *Enforcer) add(t sched.Task) error {
 }
 
 // core returns the core of that number, which it makes if there is none.
-func (e *Enforcer) core(number int) *core {
+func (e *Enforcer) core(number id.Core) *core {
 	c := e.cores[number]
 	if c == nil {
 		c = &core{number: number, cpu: -1}
@@ -206,7 +208,7 @@ func (e *Enforcer) core(number int) *core {
 }
 
 // open connects a core to Linux's.
-func (e *Enforcer) open(c *core, cpu int) error {
+func (e *Enforcer) open(c *core, cpu id.CPU) error {
 	c.cpu = cpu
 	g := e.skeleton.given(cpu)
 	g.Core = uint32(c.number)
@@ -286,7 +288,7 @@ func (e *Enforcer) Cores() []sched.CoreInfo {
 			all = append(all, e.describe(c))
 		}
 	}
-	slices.SortFunc(all, func(a, b sched.CoreInfo) int { return a.Core - b.Core })
+	slices.SortFunc(all, func(a, b sched.CoreInfo) int { return cmp.Compare(a.Core, b.Core) })
 	return all
 }
 

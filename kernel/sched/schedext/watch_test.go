@@ -12,7 +12,7 @@ import (
 // event of an earlier switch.
 func TestWatchBegins(t *testing.T) {
 	c := &core{number: 1, cpu: 1}
-	e := &Enforcer{cores: map[int]*core{1: c}, skeleton: &skeleton{}}
+	e := &Enforcer{cores: map[id.Core]*core{1: c}, skeleton: &skeleton{}}
 	e.skeleton.allGiven.all, e.skeleton.allCores.all = make([]given, 2), make([]coreState, 2)
 	state := e.skeleton.core(1)
 	for place := range 2 {
@@ -29,7 +29,7 @@ func TestWatchBegins(t *testing.T) {
 		rank id.Rank
 	}
 	var got []turn
-	watch := func(core int, at uint64, to sched.ID, why string) {
+	watch := func(core id.Core, at uint64, to sched.ID, why string) {
 		if core != 1 || to.Job != 7 || why != "turns" {
 			t.Errorf("core %d goes to %v: %q", core, to, why)
 		}

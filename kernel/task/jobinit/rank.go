@@ -125,7 +125,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if len(r.Cores) > 0 {
 		var set unix.CPUSet
 		for _, c := range r.Cores {
-			set.Set(c)
+			set.Set(int(c))
 		}
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
 			return fmt.Errorf("pin to cores %v: %w", r.Cores, err)
