@@ -191,7 +191,7 @@ func (n *Node) Extensions() []extension.Info {
 }
 
 // InsertExtension puts an extension into a slot of a job, or of the machine (extension.Machine).
-func (n *Node) InsertExtension(job id.Job, r extension.Request) (handle uint32, err error) {
+func (n *Node) InsertExtension(job id.Job, r extension.Request) (handle id.Handle, err error) {
 	set := n.extensions.Machine()
 	if job != extension.Machine {
 		j, err := n.get(job)
@@ -208,7 +208,7 @@ func (n *Node) InsertExtension(job id.Job, r extension.Request) (handle uint32, 
 }
 
 // RemoveExtension takes an extension out of its slot, whichever job it belongs to.
-func (n *Node) RemoveExtension(handle uint32, by string) error {
+func (n *Node) RemoveExtension(handle id.Handle, by string) error {
 	return n.extensions.Remove(handle, by)
 }
 

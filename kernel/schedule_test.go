@@ -324,7 +324,7 @@ func TestPolicies(t *testing.T) {
 	alone.woken(1)
 	shared.woken(2)
 	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
-	insert := func(job id.Job) uint32 {
+	insert := func(job id.Job) id.Handle {
 		handle, err := n.extensions.Set(job).Insert(extension.Request{Object: object})
 		if err != nil {
 			t.Fatal(err)

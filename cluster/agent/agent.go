@@ -108,8 +108,8 @@ type Kernel interface {
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info
-	InsertExtension(job id.Job, r extension.Request) (handle uint32, err error)
-	RemoveExtension(handle uint32, by string) error
+	InsertExtension(job id.Job, r extension.Request) (handle id.Handle, err error)
+	RemoveExtension(handle id.Handle, by string) error
 	ExtensionNotes(seq uint64) []extension.Note
 	SetDuties(change func(*kernel.Duties)) error
 	Noise(context.Context, time.Duration) ([]kernel.CoreNoise, error)

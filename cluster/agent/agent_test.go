@@ -155,7 +155,7 @@ func (k *playedKernel) Extensions() []extension.Info {
 	return []extension.Info{{Handle: 8, Job: 5, Name: "x", Number: 3}, {Handle: 9, Job: 5, Name: "y", Removed: "too many faults"}}
 }
 
-func (k *playedKernel) InsertExtension(job id.Job, r extension.Request) (uint32, error) {
+func (k *playedKernel) InsertExtension(job id.Job, r extension.Request) (id.Handle, error) {
 	return 9, k.note("insert %d %s %s %d", job, r.Name, r.Slot, r.Number)
 }
 
@@ -166,7 +166,7 @@ func (k *playedKernel) ExtensionNotes(seq uint64) []extension.Note {
 func (k *playedKernel) Boot() error     { return k.note("boot") }
 func (k *playedKernel) PowerOff() error { return k.note("off") }
 
-func (k *playedKernel) RemoveExtension(handle uint32, _ string) error {
+func (k *playedKernel) RemoveExtension(handle id.Handle, _ string) error {
 	return k.note("remove %d", handle)
 }
 

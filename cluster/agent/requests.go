@@ -58,7 +58,7 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		go a.insertExtension(conn, f, m)
 	case *control.RemoveExtension:
 		go a.answer(ctx, conn, f, func(context.Context) error {
-			return a.node.RemoveExtension(m.Handle, "an operator has removed it")
+			return a.node.RemoveExtension(id.Handle(m.Handle), "an operator has removed it")
 		})
 	case *control.FileChunk:
 		a.fileChunk(m)
@@ -261,7 +261,7 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 			continue
 		}
 		state := &control.ExtensionState{
-			Node: a.self(), Job: uint32(x.Job), Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
+			Node: a.self(), Job: uint32(x.Job), Handle: uint32(x.Handle), Slot: string(x.Slot), Name: x.Name, State: "active",
 			Engine: x.Engine, Trusted: x.Trusted, Runs: x.Stats.Runs, Instructions: x.Stats.Instructions, Faults: x.Stats.Faults,
 			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped, Passed: x.Passed, Number: x.Number, Waits: x.Waits,
 		}
@@ -281,7 +281,7 @@ func (a *Agent) extensionNotes(m *control.ExtensionLog) *control.ExtensionNotes 
 	answer := new(control.ExtensionNotes)
 	for _, n := range a.node.ExtensionNotes(m.After[a.self()]) {
 		answer.Notes = append(answer.Notes, &control.ExtensionNote{
-			Node: a.self(), Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: uint32(n.Job), Handle: n.Handle, Name: n.Name, Text: n.Text,
+			Node: a.self(), Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: uint32(n.Job), Handle: uint32(n.Handle), Name: n.Name, Text: n.Text,
 		})
 	}
 	return answer

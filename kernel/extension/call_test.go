@@ -125,7 +125,10 @@ func TestCallRecorded(t *testing.T) {
 	broken := insert(t, s, faulty)
 	caller := insert(t, s, deliver)
 	run := func(x *Extension, what uint64) record.Event {
-		return record.Event{Kind: record.Called, Slot: x.place, Job: 7, Number: uint64(x.handle), Peer: caller.handle, What: what, Text: x.name}
+		return record.Event{
+			Kind: record.Called, Slot: x.place, Job: 7, Number: uint64(x.handle),
+			Peer: uint32(caller.handle), What: what, Text: x.name,
+		}
 	}
 	for name, c := range map[string]struct {
 		callee *Extension

@@ -73,7 +73,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("before the first: %v", got)
 	}
 	for i := range keptNotes + 10 {
-		h.add(Note{Handle: uint32(i)})
+		h.add(Note{Handle: id.Handle(i)})
 	}
 	if got := h.after(0); len(got) != keptNotes || got[0].Seq != began+11 || got[0].Handle != 10 {
 		t.Errorf("%d notes, the first is %+v", len(got), got[0])

@@ -67,7 +67,7 @@ type Manager struct {
 	history  *history
 
 	mu      sync.Mutex
-	last    uint32 // handle
+	last    id.Handle
 	sets    map[id.Job]*Set
 	removed []Info // the newest last
 	watch   map[slot.Name]func(job id.Job)
@@ -133,7 +133,7 @@ func (m *Manager) Set(job id.Job) *Set {
 }
 
 // Remove takes an extension out, whichever job it belongs to.
-func (m *Manager) Remove(handle uint32, by string) error {
+func (m *Manager) Remove(handle id.Handle, by string) error {
 	m.mu.Lock()
 	sets := make([]*Set, 0, len(m.sets))
 	for _, s := range m.sets {
@@ -158,12 +158,12 @@ func (m *Manager) List() []Info {
 			list = append(list, x.info())
 		}
 	}
-	slices.SortFunc(list, func(a, b Info) int { return int(a.Handle) - int(b.Handle) })
+	slices.SortFunc(list, func(a, b Info) int { return cmp.Compare(a.Handle, b.Handle) })
 	return append(list, m.removed...)
 }
 
 // newHandle returns a number that no extension of the node has; adopted handles are not given away again.
-func (m *Manager) newHandle(adopted uint32) uint32 {
+func (m *Manager) newHandle(adopted id.Handle) id.Handle {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if adopted != 0 {
@@ -191,7 +191,7 @@ func (m *Manager) forget(job id.Job) {
 
 // Info describes an extension.
 type Info struct {
-	Handle  uint32
+	Handle  id.Handle
 	Number  uint64 // of the Request
 	Job     id.Job
 	Slot    slot.Name
@@ -208,7 +208,7 @@ type Info struct {
 // Extension is an extension in a slot.
 type Extension struct {
 	*nimble.Extension
-	handle uint32
+	handle id.Handle
 	number uint64 // of the Request
 	set    *Set
 	row    slot.Row
@@ -229,7 +229,7 @@ type Extension struct {
 }
 
 // Handle is the extension's number on this node.
-func (x *Extension) Handle() uint32 { return x.handle }
+func (x *Extension) Handle() id.Handle { return x.handle }
 
 // Job is the job whose the extension is, or Machine.
 func (x *Extension) Job() id.Job { return x.set.job }
@@ -317,7 +317,7 @@ type Request struct {
 	Number   uint64 // of whoever inserts, who finds it in Info again
 
 	// For an extension that a node kernel before this one had inserted: its handle and the memory of its maps.
-	Handle   uint32
+	Handle   id.Handle
 	Memories map[string]*memory.Memory
 }
 
@@ -487,7 +487,7 @@ func variable(spec *object.Spec, setting Setting) (any, error) {
 }
 
 // Remove takes an extension out of its slot and waits until it is no longer run. by says who wants that.
-func (s *Set) Remove(handle uint32, by string) error {
+func (s *Set) Remove(handle id.Handle, by string) error {
 	s.mu.Lock()
 	x, err := s.Find(handle)
 	if err != nil {
@@ -531,7 +531,7 @@ func (x *Extension) release() error {
 const jobEnded = "its job has ended"
 
 // Find returns an extension of the job.
-func (s *Set) Find(handle uint32) (*Extension, error) {
+func (s *Set) Find(handle id.Handle) (*Extension, error) {
 	for _, x := range s.extensions() {
 		if x.handle == handle {
 			return x, nil

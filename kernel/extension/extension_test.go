@@ -395,7 +395,7 @@ func TestClose(t *testing.T) {
 func TestOldRemovalsAreForgotten(t *testing.T) {
 	m := newManager(t)
 	s := open(t, m, 1)
-	var last uint32
+	var last id.Handle
 	for range rememberRemoved + 6 {
 		last = insert(t, s, deliver).Handle()
 		if err := s.Remove(last, "a test"); err != nil {

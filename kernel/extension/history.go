@@ -18,7 +18,7 @@ type Note struct {
 	Seq    uint64 // grows from note to note of a node, also to those of its next node kernel
 	Time   time.Time
 	Job    id.Job
-	Handle uint32 // 0: it is about none in particular
+	Handle id.Handle // 0: it is about none in particular
 	Name   string
 	Text   string // inserted, removed and why, a fault, a line that it has printed, what a rank was refused
 }
@@ -97,7 +97,7 @@ func (p *pace) next() (omitted int, ok bool) {
 }
 
 // note logs and remembers what happens to an extension of a set, or to the set itself when name is empty.
-func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) {
+func (m *Manager) note(s *Set, handle id.Handle, name, format string, args ...any) {
 	omitted, ok := s.pace.next()
 	if !ok {
 		return
@@ -108,7 +108,7 @@ func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) 
 	m.tell(s, handle, name, fmt.Sprintf(format, args...))
 }
 
-func (m *Manager) tell(s *Set, handle uint32, name, text string) {
+func (m *Manager) tell(s *Set, handle id.Handle, name, text string) {
 	name, text = printable.Line(name), printable.Line(text)
 	if name == "" {
 		m.log("%v: %s", s, text)
@@ -125,7 +125,7 @@ func (s *Set) Refuse(rank id.Rank, err error) {
 
 // Stray returns an error when a handle that is none of the set's cannot have been one: it is that of another job's extension,
 // or was never given out.
-func (s *Set) Stray(handle uint32) error {
+func (s *Set) Stray(handle id.Handle) error {
 	m := s.manager
 	m.mu.Lock()
 	never := handle == 0 || handle > m.last

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 	"margay/nimble/memory"
@@ -20,7 +21,7 @@ import (
 const keptExtensions = "extension/"
 
 // Item is the name under which an extension is kept.
-func Item(handle uint32) string { return fmt.Sprint(keptExtensions, handle) }
+func Item(handle id.Handle) string { return fmt.Sprint(keptExtensions, handle) }
 
 // Kept reports whether an item of this name is an extension.
 func Kept(name string) bool { return strings.HasPrefix(name, keptExtensions) }
@@ -110,14 +111,14 @@ func (s *Set) item(x *Extension, r Request) (keep.Item, error) {
 // inserted. Items that are no extensions are passed over; all stay the caller's. Regions that are maps are to be adopted
 // before.
 func (s *Set) Adopt(items []*keep.Item) error {
-	kept := make(map[uint32]*keep.Item)
+	kept := make(map[id.Handle]*keep.Item)
 	for _, item := range items {
 		if number, ok := strings.CutPrefix(item.Name, keptExtensions); ok {
 			handle, err := strconv.ParseUint(number, 10, 32)
 			if err != nil {
 				return fmt.Errorf("%s is no extension", item.Name)
 			}
-			kept[uint32(handle)] = item
+			kept[id.Handle(handle)] = item
 		}
 	}
 	for _, handle := range slices.Sorted(maps.Keys(kept)) {
@@ -128,7 +129,7 @@ func (s *Set) Adopt(items []*keep.Item) error {
 	return nil
 }
 
-func (s *Set) adopt(handle uint32, item *keep.Item) error {
+func (s *Set) adopt(handle id.Handle, item *keep.Item) error {
 	var w words
 	if err := json.Unmarshal(item.Words, &w); err != nil {
 		return fmt.Errorf("%s: %w", item.Name, err)

@@ -128,9 +128,9 @@ func TestRefusedRequestsAreNoted(t *testing.T) {
 		}
 		return texts
 	}
-	before := len(notes())
+	before, other := len(notes()), uint32(theirs.Handle())
 	for _, q := range []wire.Request{
-		{Op: wire.OpRemove, Handle: theirs.Handle()}, {Op: wire.OpStats, Handle: theirs.Handle()}, {Op: wire.OpState, Handle: theirs.Handle(), Name: "m"},
+		{Op: wire.OpRemove, Handle: other}, {Op: wire.OpStats, Handle: other}, {Op: wire.OpState, Handle: other, Name: "m"},
 	} {
 		if reply, _ := a.ask(q, nil); reply.Status != wire.StatusNotFound || strings.Contains(reply.Text, "99") {
 			t.Errorf("request %d for another job's extension: %+v", q.Op, reply)

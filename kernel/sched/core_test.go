@@ -51,7 +51,7 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 func rankID(rank int) ID { return ID{Job: 7, Rank: id.Rank(rank)} }
 
 // policy makes a policy of a function, which is not asked to write what it does not change.
-func (b *bench) policy(handle uint32, f func(*slot.SchedContext) slot.Verdict) *Policy {
+func (b *bench) policy(handle id.Handle, f func(*slot.SchedContext) slot.Verdict) *Policy {
 	return &Policy{
 		Handle: handle, Name: "test",
 		Decide: func(context memory.Region, core id.Core) (slot.Verdict, error) {
@@ -499,7 +499,7 @@ func FuzzHostile(f *testing.F) {
 			return uint64(script[at%len(script)]) * (1 + uint64(at)/uint64(len(script)))
 		}
 		b := newBench(t, 1+int(next()%slot.MaxTasks))
-		hostile := func(handle uint32) *Policy {
+		hostile := func(handle id.Handle) *Policy {
 			return b.policy(handle, func(s *slot.SchedContext) slot.Verdict {
 				*s = slot.SchedContext{Core: s.Core, Count: uint32(next()), Quantum: next() * next() * next(), Hold: next() * next(), Now: next()}
 				for i := range s.Tasks {

@@ -52,7 +52,7 @@ func (t *Task) Messages(told uint32) uint32 {
 
 // Policy is an extension in the sched slot.
 type Policy struct {
-	Handle uint32
+	Handle id.Handle
 	Name   string
 	Spec   *object.Spec   // the program, for an enforcer that gives it to Linux
 	Insert nimble.Options // with what it was inserted: its settings, and the memory of its maps

@@ -30,14 +30,14 @@ type Timers struct {
 	log     func(format string, args ...any)
 
 	mu      sync.Mutex
-	running map[uint32]*timer // by handle
+	running map[id.Handle]*timer
 	closed  bool
 	all     sync.WaitGroup
 }
 
 // New starts running the extensions in slot timer.
 func New(node id.Node, m *extension.Manager, log func(format string, args ...any)) *Timers {
-	t := &Timers{node: node, manager: m, log: log, running: make(map[uint32]*timer)}
+	t := &Timers{node: node, manager: m, log: log, running: make(map[id.Handle]*timer)}
 	m.Watch(slot.Timer, t.changed)
 	return t
 }
@@ -69,7 +69,7 @@ func (t *Timers) changed(job id.Job) {
 	if t.closed {
 		return
 	}
-	there := make(map[uint32]bool)
+	there := make(map[id.Handle]bool)
 	for _, x := range t.manager.Chain(job, slot.Timer) {
 		there[x.Handle()] = true
 		if t.running[x.Handle()] == nil {

@@ -17,3 +17,6 @@ type Core uint32
 
 // CPU is Linux's number of a CPU.
 type CPU int
+
+// Handle is the number of an extension on its node, from 1. 0 stands for none.
+type Handle uint32

@@ -338,7 +338,7 @@ func (r *rig) policy(file []byte, variables map[string]any) *sched.Policy {
 	return p
 }
 
-var lastHandle uint32
+var lastHandle id.Handle
 
 func (r *rig) set(policies ...*sched.Policy) {
 	r.t.Helper()

@@ -58,8 +58,8 @@ type Enforcer struct {
 	log func(format string, args ...any)
 
 	loading sync.Mutex
-	loaded  map[uint32]*loaded // by handle
-	epoch   uint32             // the last that was given to a chain
+	loaded  map[id.Handle]*loaded
+	epoch   uint32 // the last that was given to a chain
 
 	mu       sync.Mutex
 	skeleton *skeleton
@@ -122,7 +122,7 @@ func open(log func(format string, args ...any), watchdog time.Duration) (*Enforc
 		return nil, errors.Join(fmt.Errorf("sched_ext: %w", err), s.Close())
 	}
 	e := &Enforcer{
-		log: log, skeleton: s, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*task), loaded: make(map[uint32]*loaded),
+		log: log, skeleton: s, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*task), loaded: make(map[id.Handle]*loaded),
 		came: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	e.running.Go(e.listen)
