@@ -6,7 +6,6 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
-	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/task"
 )
@@ -124,8 +123,8 @@ func (n *Node) watchCores(s Scheduler) {
 }
 
 // switched records that a core has changed hands.
-func (n *Node) switched(core id.Core, at uint64, to sched.ID, why string) {
-	n.recorder.Switch(record.Time(at), core, to.Job, to.Rank, why)
+func (n *Node) switched(core id.Core, at id.Time, to sched.ID, why string) {
+	n.recorder.Switch(at, core, to.Job, to.Rank, why)
 }
 
 // Started implements task.Handler.
@@ -135,7 +134,7 @@ func (j *job) Started(p task.RankProcess) {
 		p.File.Close()
 		return
 	}
-	started := process{Task: t, since: record.Time(p.Since)}
+	started := process{Task: t, since: p.Since}
 	s := j.enter(started)
 	j.recordStart(&started)
 	if s != nil {

@@ -18,7 +18,7 @@ const alone = "it has the core to itself"
 // process is a rank's process.
 type process struct {
 	sched.Task
-	since record.Time // when it was started
+	since id.Time // when it was started
 }
 
 // alone reports whether a core has but one rank of the job.
@@ -43,7 +43,7 @@ func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 		if p.Rank == rank {
 			if !told {
 				t := sched.Task{ID: sched.ID{Job: j.spec.Job, Rank: rank}, Core: p.Core}
-				j.recordStart(&process{Task: t, since: record.Now() - record.Time(s.Time)})
+				j.recordStart(&process{Task: t, since: record.Now().Add(-s.Time)})
 			}
 			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: rank, Text: s.String()})
 			if j.alone(p.Core) {
@@ -92,7 +92,7 @@ func (n *Node) recordRunning() {
 
 // Sample is what a node has done so far: counts, of which two make a rate.
 type Sample struct {
-	Time      record.Time
+	Time      id.Time
 	Recording bool // somebody has the node's events recorded
 	Cores     []CoreSample
 	Ranks     []RankSample

@@ -124,7 +124,7 @@ func TestEventsOfBriefRank(t *testing.T) {
 		{Kind: record.End, Time: ended, Core: 2, Job: 7, Rank: 3, Took: time.Second, Text: "exited with status 0"},
 		{Kind: record.Switch, Time: events[3].Time, Core: 2, Text: "the rank has ended"},
 	}
-	if !reflect.DeepEqual(events, want) || ended-began < record.Time(time.Second) {
+	if !reflect.DeepEqual(events, want) || ended.Sub(began) < time.Second {
 		t.Errorf("%+v\nwant %+v", events, want)
 	}
 }

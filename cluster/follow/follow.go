@@ -27,6 +27,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/trace"
+	"margay/kernel/abi/id"
 	"margay/kernel/record"
 )
 
@@ -250,7 +251,7 @@ func (n *node) fetch(ctx context.Context) (more bool, err error) {
 		n.pause = shortest
 	}
 	n.kernel, n.generation, n.positions, n.now = answer.KernelNs, answer.Generation, answer.Positions, answer.NowNs
-	if err := n.Trace.Events(n.number, record.Time(answer.NowNs), events, answer.Lost); err != nil {
+	if err := n.Trace.Events(n.number, id.Time(answer.NowNs), events, answer.Lost); err != nil {
 		return false, &writeError{err}
 	}
 	return answer.More, nil
@@ -265,7 +266,7 @@ func (n *node) gap(answer *control.Events) {
 	if answer.KernelNs != n.kernel {
 		why = "its kernel was started again"
 	}
-	n.Trace.Gap(n.number, record.Time(n.now), record.Time(answer.BegunNs), why)
+	n.Trace.Gap(n.number, id.Time(n.now), id.Time(answer.BegunNs), why)
 	n.Warn("node%d: nothing is known of %v: %s", n.number, time.Duration(answer.BegunNs-n.now).Round(time.Millisecond), why)
 }
 

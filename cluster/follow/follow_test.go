@@ -135,7 +135,7 @@ func (p *played) answer(m proto.Message) (proto.Message, error) {
 func (p *played) add(node uint32, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.nodes[node].Add(record.Event{Kind: record.Fault, Time: record.Now() + record.Time(p.ahead[node]), Job: 7, Text: text})
+	p.nodes[node].Add(record.Event{Kind: record.Fault, Time: record.Now().Add(p.ahead[node]), Job: 7, Text: text})
 }
 
 func (p *played) warn(format string, args ...any) {

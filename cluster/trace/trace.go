@@ -42,12 +42,12 @@ type Writer struct {
 type node struct {
 	number  uint32
 	clock   Clock
-	threads map[thread]int         // their numbers
-	cores   map[uint16]turn        // the rank on each core
-	ranks   map[rank]record.Time   // those that run, and since when
-	busy    map[uint64]record.Time // by extension: until when it ran
-	since   record.Time            // end of its last gap; intervals that began earlier are repeated after it
-	now     record.Time            // until when its events are known
+	threads map[thread]int     // their numbers
+	cores   map[uint16]turn    // the rank on each core
+	ranks   map[rank]id.Time   // those that run, and since when
+	busy    map[uint64]id.Time // by extension: until when it ran
+	since   id.Time            // end of its last gap; intervals that began earlier are repeated after it
+	now     id.Time            // until when its events are known
 	summary Summary
 }
 
@@ -59,7 +59,7 @@ type rank struct {
 // turn is a rank's time on a core.
 type turn struct {
 	rank
-	since record.Time
+	since id.Time
 	why   string
 }
 
@@ -108,8 +108,8 @@ func (t *Writer) SetClock(number uint32, c Clock) {
 	n := t.nodes[number]
 	if n == nil {
 		n = &node{
-			number: number, threads: make(map[thread]int), cores: make(map[uint16]turn), ranks: make(map[rank]record.Time),
-			busy: make(map[uint64]record.Time), summary: Summary{Node: number},
+			number: number, threads: make(map[thread]int), cores: make(map[uint16]turn), ranks: make(map[rank]id.Time),
+			busy: make(map[uint64]id.Time), summary: Summary{Node: number},
 		}
 		t.nodes[number] = n
 		t.put(&entry{name: "process_name", phase: phaseMetadata, pid: n.pid(), args: []arg{text("name", fmt.Sprintf("node%d", number))}})
@@ -128,7 +128,7 @@ func (t *Writer) SetDrift(number uint32, drift time.Duration) {
 
 // Events writes what a node has recorded until now, and notes how many events were lost. The error
 // is the first of all writing.
-func (t *Writer) Events(number uint32, now record.Time, events []record.Event, lost uint64) error {
+func (t *Writer) Events(number uint32, now id.Time, events []record.Event, lost uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -143,7 +143,7 @@ func (t *Writer) Events(number uint32, now record.Time, events []record.Event, l
 
 // Gap writes that nothing is known of a node in some time. What was open then is closed where the
 // gap begins.
-func (t *Writer) Gap(number uint32, from, to record.Time, why string) {
+func (t *Writer) Gap(number uint32, from, to id.Time, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -185,7 +185,7 @@ func (t *Writer) Close() ([]Summary, error) {
 func (n *node) pid() uint32 { return n.number + 1 }
 
 // at turns a node's time into one of the trace, which has none before it began.
-func (n *node) at(t record.Time) micros { return max(0, micros(t)-micros(n.clock.Ahead)) }
+func (n *node) at(t id.Time) micros { return max(0, micros(t)-micros(n.clock.Ahead)) }
 
 func (m micros) float() float64 { return float64(m) / 1000 }
 
@@ -251,7 +251,7 @@ func (t *Writer) thread(n *node, h thread) int {
 
 // slice writes something that takes time. Viewers see nothing of, and attach no arrow to, what
 // takes none.
-func (t *Writer) slice(n *node, tid int, name, cat string, from, to record.Time, args ...arg) {
+func (t *Writer) slice(n *node, tid int, name, cat string, from, to id.Time, args ...arg) {
 	start := n.at(from)
 	t.put(&entry{name: name, cat: cat, phase: phaseComplete, time: start, took: max(1, n.at(to)-start), pid: n.pid(), tid: tid, args: args})
 }

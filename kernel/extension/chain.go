@@ -116,7 +116,7 @@ func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, err
 }
 
 // answered records a run that began then, and judges its answer.
-func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
+func (x *Extension) answered(begin id.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
 		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)
@@ -128,7 +128,7 @@ func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err 
 }
 
 // ran records a run of the extension, which e describes but for the extension itself.
-func (x *Extension) ran(begin record.Time, e record.Event) {
+func (x *Extension) ran(begin id.Time, e record.Event) {
 	if begin != 0 {
 		e.Slot, e.Job, e.Number, e.Text = x.place, x.set.job, uint64(x.handle), x.name
 		x.set.manager.recorder.End(begin, e)

@@ -13,7 +13,6 @@ import (
 	"margay/internal/rights"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
-	"margay/kernel/record"
 	"margay/nimble/memory"
 )
 
@@ -36,7 +35,7 @@ type rank struct {
 	costs   map[int]uint64 // by lane: bytes of the messages in batches
 
 	counts    counts
-	inBarrier atomic.Int64 // since when it has been in a barrier, for the recorder; 0: it is in none
+	inBarrier atomic.Uint64 // since when it has been in a barrier, for the recorder; 0: it is in none
 
 	seen uint64 // barriers entered when pump last took all messages; pump writes it holding Job.mu
 
@@ -78,7 +77,7 @@ type waiting struct {
 	release uint64 // the barrier; 0 for a message
 	record  wire.Record
 	origin  origin
-	since   record.Time
+	since   id.Time
 }
 
 // takesPart reports whether the rank uses messages, or has ended, which is another matter.
@@ -125,7 +124,7 @@ func (r *rank) step(mayWait bool) (did, over bool) {
 		r.job.mu.Lock()
 		r.seen = entered
 		r.job.mu.Unlock()
-		r.inBarrier.Store(int64(r.job.recorder().Begin()))
+		r.inBarrier.Store(uint64(r.job.recorder().Begin()))
 		r.job.settle()
 	}
 	return n > 0, n == 0 && !blocked && ending || r.job.context.Err() != nil

@@ -54,7 +54,7 @@ func (j *Job) recordSent(b *batch, first uint64) {
 }
 
 // judged counts a message from a member that has come with that number, and records what was decided about it.
-func (r *rank) judged(begin record.Time, member int, number uint64, p *packet, v slot.Verdict) {
+func (r *rank) judged(begin id.Time, member int, number uint64, p *packet, v slot.Verdict) {
 	r.counts.arrived.Add(1)
 	if begin == 0 {
 		return
@@ -76,5 +76,5 @@ func (r *rank) delivered(w *waiting) {
 func (r *rank) left(number uint64) {
 	e := r.event(record.Barrier)
 	e.Number = number
-	r.job.recorder().End(record.Time(r.inBarrier.Swap(0)), e)
+	r.job.recorder().End(id.Time(r.inBarrier.Swap(0)), e)
 }

@@ -82,7 +82,7 @@ func TestRecorded(t *testing.T) {
 		}
 		for i, e := range runs {
 			if e.Text != "byhandler" || e.Number != uint64(reply.Handle) || e.Job != 7 || slot.Table[e.Slot].Name != slot.Message ||
-				e.Time < arrived[i].Time || e.Time+record.Time(e.Took) > arrived[i].Time+record.Time(arrived[i].Took) {
+				e.Time < arrived[i].Time || e.Time.Add(e.Took) > arrived[i].Time.Add(arrived[i].Took) {
 				t.Errorf("run %d is %+v, for %+v", i, e, arrived[i])
 			}
 		}
@@ -144,12 +144,12 @@ func TestRecordedBarrier(t *testing.T) {
 		if len(events) != 3 {
 			t.Fatalf("node %d: %+v", node, events)
 		}
-		var released record.Time // from the one before
+		var released id.Time // from the one before
 		for i, e := range events {
 			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != id.Rank(node) || e.Took <= 0 || e.Time < released {
 				t.Errorf("barrier %d of node %d is %+v", i, node, e)
 			}
-			released = e.Time + record.Time(e.Took)
+			released = e.Time.Add(e.Took)
 		}
 	}
 }

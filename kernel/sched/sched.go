@@ -108,7 +108,7 @@ type Enforcer interface {
 
 // Watcher receives each switch of a core to another task, or to the zero ID when it becomes idle,
 // with the time on the policies' clock and the policy that decided. It must not wait.
-type Watcher func(core id.Core, at uint64, to ID, why string)
+type Watcher func(core id.Core, at id.Time, to ID, why string)
 
 // Lacks says in words what an enforcer cannot do.
 func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {

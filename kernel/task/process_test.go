@@ -36,11 +36,11 @@ func TestProcesses(t *testing.T) {
 		s.Ranks[i].Cores = []id.CPU{cpu} // they share it
 	}
 	e := newEvents()
-	before := clock.Monotonic()
+	before := id.Time(clock.Monotonic())
 	start(t, s, e)
 	e.await(t, "processes", func() bool { return len(e.processes()) == 3 })
 	for rank, p := range e.processes() {
-		if now := clock.Monotonic(); p.Since < before || p.Since > now {
+		if now := id.Time(clock.Monotonic()); p.Since < before || p.Since > now {
 			t.Errorf("rank %d was started at %d, between %d and %d", rank, p.Since, before, now)
 		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))

@@ -174,7 +174,7 @@ type State struct {
 // CLOCK_MONOTONIC.
 type ProcessBody struct {
 	Rank  id.Rank
-	Since uint64
+	Since id.Time
 }
 
 // SignalBody asks for a signal to a rank's process, or to all.

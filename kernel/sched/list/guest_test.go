@@ -59,7 +59,7 @@ func TestNoSchedExt(t *testing.T) {
 		}
 	}
 	var turns [2]atomic.Int32
-	second.Watch(func(_ id.Core, _ uint64, to sched.ID, _ string) {
+	second.Watch(func(_ id.Core, _ id.Time, to sched.ID, _ string) {
 		if to.Job == 7 {
 			turns[to.Rank].Add(1)
 		}

@@ -38,8 +38,8 @@ type core struct {
 	apart     bool // while it is: nothing else is on its CPU, and the node kernel never was
 	started   bool // the thread
 	closed    bool
-	armed     uint64 // when the timer rings; slot.Infinite: not at all
-	failed    bool   // something has gone wrong and was logged
+	armed     id.Time // when the timer rings; slot.Infinite: not at all
+	failed    bool    // something has gone wrong and was logged
 }
 
 func newCore(e *Enforcer, number id.Core) (*core, error) {
@@ -48,7 +48,7 @@ func newCore(e *Enforcer, number id.Core) (*core, error) {
 	if c.decision, err = sched.NewCore(number, c.meter); err != nil {
 		return nil, err
 	}
-	c.decision.Switched = func(at uint64, to sched.ID, why string) {
+	c.decision.Switched = func(at id.Time, to sched.ID, why string) {
 		if watch := e.watch.Load(); watch != nil {
 			(*watch)(number, at, to, why)
 		}
@@ -61,6 +61,9 @@ func newCore(e *Enforcer, number id.Core) (*core, error) {
 	}
 	return c, nil
 }
+
+// now reads the node's clock.
+func now() id.Time { return id.Time(clock.Monotonic()) }
 
 // meter implements sched.Meter. The caller holds the lock.
 func (c *core) meter(id sched.ID) (ran time.Duration, messages uint32) {
@@ -89,7 +92,7 @@ func (c *core) add(t *task) error {
 		return err
 	}
 	c.tasks = append(c.tasks, t)
-	if err := c.decision.Add(clock.Monotonic(), t.ID); err != nil {
+	if err := c.decision.Add(now(), t.ID); err != nil {
 		c.tasks = c.tasks[:len(c.tasks)-1]
 		return err
 	}
@@ -109,7 +112,7 @@ func (c *core) remove(id sched.ID) {
 	}
 	c.check(c.release(t))
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *task) bool { return other == t })
-	c.decision.Remove(clock.Monotonic(), id)
+	c.decision.Remove(now(), id)
 	c.update()
 }
 
@@ -117,7 +120,7 @@ func (c *core) setPolicies(policies []*sched.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.policies = len(policies)
-	c.decision.SetPolicies(clock.Monotonic(), policies)
+	c.decision.SetPolicies(now(), policies)
 	c.update()
 }
 
@@ -130,7 +133,7 @@ func (c *core) arrived(id sched.ID, waiting uint32) {
 			c.hear() // the message has woken it, which nothing else reports
 		}
 		c.settle(t)
-		c.decision.Arrived(clock.Monotonic(), id)
+		c.decision.Arrived(now(), id)
 		c.update()
 	}
 }
@@ -308,9 +311,9 @@ func (c *core) settle(t *task) bool {
 	t.blocked = waiting
 	if waiting {
 		t.rested = t.ran()
-		c.decision.Block(clock.Monotonic(), t.ID)
+		c.decision.Block(now(), t.ID)
 	} else {
-		c.decision.Wake(clock.Monotonic(), t.ID)
+		c.decision.Wake(now(), t.ID)
 	}
 	return true
 }
@@ -332,7 +335,7 @@ func rung(fd int) bool {
 }
 
 // arm sets the timer.
-func (c *core) arm(next uint64) {
+func (c *core) arm(next id.Time) {
 	if next == c.armed {
 		return
 	}
@@ -428,7 +431,7 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 		}
 		news = c.settle(t) || news
 	}
-	c.decision.Tick(clock.Monotonic())
+	c.decision.Tick(now())
 	c.update()
 	return news
 }
@@ -460,7 +463,7 @@ func (c *core) note(r record) {
 
 // wake records that the thread of a number no longer waits. The number of a thread that began to
 // wait before the events were opened is unknown: search for it.
-func (c *core) wake(number int, time uint64) {
+func (c *core) wake(number int, time id.Time) {
 	for _, t := range c.tasks {
 		for _, x := range t.threads {
 			if x.number == number {

@@ -52,7 +52,7 @@ const (
 // record is one record of Linux.
 type record struct {
 	what     what
-	time     uint64 // as clock.Monotonic says it
+	time     id.Time // as clock.Monotonic says it
 	pid, tid int
 	ppid     int // the process that made it, of begun
 	number   int // of the thread, as Linux itself counts threads; 0 when the record does not say it
@@ -227,7 +227,7 @@ func (r *ring) parse(b []byte) record {
 	var whole [192]byte
 	copy(whole[:], b)
 	word := func(at int) int { return int(int32(binary.LittleEndian.Uint32(whole[at:]))) }
-	time := func(at int) uint64 { return binary.LittleEndian.Uint64(whole[at:]) }
+	time := func(at int) id.Time { return id.Time(binary.LittleEndian.Uint64(whole[at:])) }
 	switch word(0) {
 	case unix.PERF_RECORD_SAMPLE: // pid, tid, time, size of what follows
 		field := func(which int) int {

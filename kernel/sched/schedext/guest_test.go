@@ -236,7 +236,7 @@ type turns struct {
 // count begins to count turns.
 func (r *rig) count() *turns {
 	c := &turns{count: make(map[sched.ID]int), by: make(map[sched.ID]map[string]bool)}
-	r.e.Watch(func(_ id.Core, _ uint64, to sched.ID, why string) {
+	r.e.Watch(func(_ id.Core, _ id.Time, to sched.ID, why string) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if to == (sched.ID{}) {

@@ -84,7 +84,7 @@ type core struct {
 	order  []*task
 	chain  *chain // written with both locks held
 
-	watched uint64 // the watcher gets decisions from this time on
+	watched id.Time // the watcher gets decisions from this time on
 }
 
 // task is a task with its place.

@@ -25,11 +25,11 @@ func TestWatchBegins(t *testing.T) {
 	state.Now, state.Current, state.Decider = 100, 1, nobody
 
 	type turn struct {
-		at   uint64
+		at   id.Time
 		rank id.Rank
 	}
 	var got []turn
-	watch := func(core id.Core, at uint64, to sched.ID, why string) {
+	watch := func(core id.Core, at id.Time, to sched.ID, why string) {
 		if core != 1 || to.Job != 7 || why != "turns" {
 			t.Errorf("core %d goes to %v: %q", core, to, why)
 		}

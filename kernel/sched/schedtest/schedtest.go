@@ -332,7 +332,7 @@ type count struct {
 // count begins to count. It ends when the enforcer is watched for something else.
 func (r *rig) count() *count {
 	c := &count{turns: make([]time.Duration, len(r.tasks))}
-	r.enforcer.Watch(func(number id.Core, _ uint64, to sched.ID, _ string) {
+	r.enforcer.Watch(func(number id.Core, _ id.Time, to sched.ID, _ string) {
 		if number == core {
 			c.note(r.tasks, to)
 		}

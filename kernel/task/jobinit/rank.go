@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/hardware"
 	"margay/kernel/link"
@@ -30,7 +31,7 @@ type rank struct {
 	process *os.File // a pidfd of it
 	traced  bool     // waits for release
 	started time.Time
-	since   uint64 // the same by the clock of the node
+	since   id.Time // the same by the clock of the node
 	input   *input
 	streams *streams
 }
@@ -144,7 +145,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), since: clock.Monotonic(), input: newInput(pipes.input)}
+	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input)}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
 	if err := in.fork(started, files); err != nil {
