@@ -21,7 +21,7 @@ type entry struct {
 // flowID identifies an arrow: a message, by its number among its job's messages between two nodes.
 type flowID struct {
 	job      id.Job
-	from, to uint32
+	from, to id.Node
 	number   uint64
 }
 

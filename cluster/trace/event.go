@@ -131,7 +131,7 @@ func (t *Writer) instant(n *node, tid int, name, cat string, at id.Time, args ..
 
 // flow writes one end of the arrow of a message; it is attached to the slice that begins then. Both
 // ends know the message by its number.
-func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to uint32) {
+func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to id.Node) {
 	t.put(&entry{
 		name: "message", cat: "message", phase: phase, time: n.at(e.Time), pid: n.pid(), tid: tid, flow: flowID{e.Job, from, to, e.Number},
 	})

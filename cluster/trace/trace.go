@@ -35,12 +35,12 @@ type Writer struct {
 	line  []byte
 	err   error // the first of writing
 	begun time.Time
-	nodes map[uint32]*node
+	nodes map[id.Node]*node
 }
 
 // node is what a writer knows of a node.
 type node struct {
-	number  uint32
+	number  id.Node
 	clock   Clock
 	threads map[thread]int     // their numbers
 	cores   map[uint16]turn    // the rank on each core
@@ -65,13 +65,13 @@ type turn struct {
 
 // Summary is what otherData says of a node.
 type Summary struct {
-	Node       uint32 `json:"node"`
-	Events     uint64 `json:"events"`
-	Lost       uint64 `json:"lost"`           // events that were overwritten before they could be fetched
-	ClockAhead int64  `json:"clock_ahead_ns"` // what its clock showed when the trace began
-	ClockError int64  `json:"clock_error_ns"` // and by how much that may be wrong
-	ClockDrift int64  `json:"clock_drift_ns"` // by how much more it was ahead when the trace ended
-	Gaps       []Gap  `json:"gaps,omitempty"`
+	Node       id.Node `json:"node"`
+	Events     uint64  `json:"events"`
+	Lost       uint64  `json:"lost"`           // events that were overwritten before they could be fetched
+	ClockAhead int64   `json:"clock_ahead_ns"` // what its clock showed when the trace began
+	ClockError int64   `json:"clock_error_ns"` // and by how much that may be wrong
+	ClockDrift int64   `json:"clock_drift_ns"` // by how much more it was ahead when the trace ended
+	Gaps       []Gap   `json:"gaps,omitempty"`
 }
 
 // Gap is an interval without events.
@@ -95,14 +95,14 @@ type micros int64
 
 // NewWriter begins a trace. Close completes it.
 func NewWriter(w io.Writer, begun time.Time) *Writer {
-	t := &Writer{out: bufio.NewWriterSize(w, 1<<18), first: true, begun: begun, nodes: make(map[uint32]*node)}
+	t := &Writer{out: bufio.NewWriterSize(w, 1<<18), first: true, begun: begun, nodes: make(map[id.Node]*node)}
 	_, t.err = t.out.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`)
 	return t
 }
 
 // SetClock sets the relation of a node's times to the trace's, for later events. It must be called
 // before a node's first events.
-func (t *Writer) SetClock(number uint32, c Clock) {
+func (t *Writer) SetClock(number id.Node, c Clock) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -120,7 +120,7 @@ func (t *Writer) SetClock(number uint32, c Clock) {
 }
 
 // SetDrift notes by how much more a node's clock was ahead at the end.
-func (t *Writer) SetDrift(number uint32, drift time.Duration) {
+func (t *Writer) SetDrift(number id.Node, drift time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.nodes[number].summary.ClockDrift = int64(drift)
@@ -128,7 +128,7 @@ func (t *Writer) SetDrift(number uint32, drift time.Duration) {
 
 // Events writes what a node has recorded until now, and notes how many events were lost. The error
 // is the first of all writing.
-func (t *Writer) Events(number uint32, now id.Time, events []record.Event, lost uint64) error {
+func (t *Writer) Events(number id.Node, now id.Time, events []record.Event, lost uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -143,7 +143,7 @@ func (t *Writer) Events(number uint32, now id.Time, events []record.Event, lost 
 
 // Gap writes that nothing is known of a node in some time. What was open then is closed where the
 // gap begins.
-func (t *Writer) Gap(number uint32, from, to id.Time, why string) {
+func (t *Writer) Gap(number id.Node, from, to id.Time, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -182,7 +182,7 @@ func (t *Writer) Close() ([]Summary, error) {
 }
 
 // pid is the number of the node's process; viewers take 0 for something else.
-func (n *node) pid() uint32 { return n.number + 1 }
+func (n *node) pid() uint32 { return uint32(n.number) + 1 }
 
 // at turns a node's time into one of the trace, which has none before it began.
 func (n *node) at(t id.Time) micros { return max(0, micros(t)-micros(n.clock.Ahead)) }
@@ -222,7 +222,7 @@ const (
 )
 
 // name is the name of a thread of a node.
-func (h thread) name(node uint32) string {
+func (h thread) name(node id.Node) string {
 	switch h.of {
 	case ofCore:
 		return fmt.Sprintf("core %d", h.number)

@@ -41,7 +41,7 @@ func (r *rank) note(kind record.Kind, b *batch, p *packet) {
 	}
 	e := r.event(kind)
 	e.Time = record.Now()
-	e.Peer, e.Node, e.Size, e.Number = uint32(p.target), uint32(r.job.config.Nodes[p.target]), uint32(len(p.payload)), b.count
+	e.Peer, e.Node, e.Size, e.Number = uint32(p.target), r.job.config.Nodes[p.target], uint32(len(p.payload)), b.count
 	b.events = append(b.events, e)
 }
 
@@ -60,7 +60,7 @@ func (r *rank) judged(begin id.Time, member int, number uint64, p *packet, v slo
 		return
 	}
 	e := r.event(record.Arrived)
-	e.Peer, e.Node, e.Size = uint32(p.source), uint32(r.job.config.Members[member]), uint32(len(p.payload))
+	e.Peer, e.Node, e.Size = uint32(p.source), r.job.config.Members[member], uint32(len(p.payload))
 	e.Number, e.What = number, uint64(v)
 	r.job.recorder().End(begin, e)
 }
@@ -68,7 +68,7 @@ func (r *rank) judged(begin id.Time, member int, number uint64, p *packet, v slo
 // delivered records that a message which had to wait for room is in the ring.
 func (r *rank) delivered(w *waiting) {
 	e := r.event(record.Delivered)
-	e.Peer, e.Node = w.record.Peer, w.record.Node
+	e.Peer, e.Node = w.record.Peer, id.Node(w.record.Node)
 	r.job.recorder().End(w.since, e)
 }
 

@@ -59,7 +59,7 @@ func TestRecorded(t *testing.T) {
 		}
 		for i, e := range sent {
 			want := record.Event{
-				Kind: record.Sent, Core: 1, Job: 7, Rank: 0, Peer: uint32(target), Node: uint32(there), Size: uint32(i), Number: uint64(1 + i),
+				Kind: record.Sent, Core: 1, Job: 7, Rank: 0, Peer: uint32(target), Node: id.Node(there), Size: uint32(i), Number: uint64(1 + i),
 				Time: e.Time,
 			}
 			if e != want {

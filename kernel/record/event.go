@@ -41,7 +41,7 @@ type Event struct {
 	Job    id.Job
 	Rank   id.Rank
 	Peer   uint32 // rank, or the handle of an extension
-	Node   uint32
+	Node   id.Node
 	Size   uint32 // bytes
 	What   uint64
 	Number uint64
@@ -71,7 +71,7 @@ func (e *Event) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(e.Took))
 	b = append(b, byte(e.Kind), e.Slot)
 	b = binary.LittleEndian.AppendUint16(b, e.Core)
-	for _, v := range [...]uint32{uint32(e.Job), uint32(e.Rank), e.Peer, e.Node, e.Size} {
+	for _, v := range [...]uint32{uint32(e.Job), uint32(e.Rank), e.Peer, uint32(e.Node), e.Size} {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
 	b = binary.LittleEndian.AppendUint64(b, e.What)
@@ -102,7 +102,8 @@ func parse(b []byte) (e Event, n int, err error) {
 	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
 	e = Event{
 		Time: id.Time(u64(0)), Took: time.Duration(u64(8)), Kind: Kind(b[16]), Slot: b[17], Core: binary.LittleEndian.Uint16(b[18:]),
-		Job: id.Job(u32(20)), Rank: id.Rank(u32(24)), Peer: u32(28), Node: u32(32), Size: u32(36), What: u64(40), Number: u64(48),
+		Job: id.Job(u32(20)), Rank: id.Rank(u32(24)), Peer: u32(28), Node: id.Node(u32(32)), Size: u32(36),
+		What: u64(40), Number: u64(48),
 	}
 	n = fixed + int(binary.LittleEndian.Uint16(b[56:]))
 	switch {
