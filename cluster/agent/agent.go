@@ -323,10 +323,7 @@ func (a *Agent) joinFabric(certificate []byte) error {
 		Self:    a.config.Boot.Node,
 		Accept:  accept,
 		Connect: connect,
-		Peer: func(s tls.ConnectionState) (id.Node, error) {
-			node, err := trust.PeerNode(s)
-			return id.Node(node), err
-		},
+		Peer:    trust.PeerNode,
 		Handler: a,
 		Log:     a.config.Log,
 	})
