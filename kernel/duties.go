@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
 	"margay/kernel/keep"
 )
@@ -102,6 +103,6 @@ func (n *Node) setCores(compute []hardware.Core, message *hardware.Core) (before
 }
 
 // has reports whether a core of that number is among cores.
-func has(cores []hardware.Core, number int) bool {
+func has(cores []hardware.Core, number id.Core) bool {
 	return slices.ContainsFunc(cores, func(c hardware.Core) bool { return c.ID == number })
 }

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
@@ -59,10 +60,10 @@ var faults = map[unix.Signal]bool{
 
 // processEnded asks the extensions what the end of a rank means, of which left others still run here. It is not called for one
 // that ended while the node kernel was started again.
-func (j *job) processEnded(rank int, s task.Status, left int) {
+func (j *job) processEnded(rank id.Rank, s task.Status, left int) {
 	node := j.node
 	context := slot.ExitContext{
-		Job: j.spec.Job, Rank: uint32(rank), Node: uint32(node.config.Boot.Node), Core: uint32(j.spec.Places[rank].Core),
+		Job: uint32(j.spec.Job), Rank: uint32(rank), Node: uint32(node.config.Boot.Node), Core: uint32(j.spec.Places[rank].Core),
 		Code: uint32(s.Code), Signal: uint32(s.Signal), Left: uint32(left), Time: uint64(s.Time),
 	}
 	for _, name := range []slot.Name{slot.Fault, slot.Exit} {

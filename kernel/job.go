@@ -21,7 +21,7 @@ import (
 type JobSpec struct {
 	task.Exec `json:"-"` // not in the notes for the next node kernel, which does not need it
 
-	Job   uint32
+	Job   id.Job
 	Umask int
 	User  string // name of who asked
 
@@ -46,14 +46,14 @@ const DefaultPids = 1024
 
 // Place says where a rank runs.
 type Place struct {
-	Rank int
+	Rank id.Rank
 	Node id.Node
-	Core int   // the first of its cores
-	More []int `json:",omitempty"` // its other cores, which it shares with no rank
+	Core id.Core   // the first of its cores
+	More []id.Core `json:",omitempty"` // its other cores, which it shares with no rank
 }
 
 // cores returns all cores of the rank.
-func (p Place) cores() []int { return append([]int{p.Core}, p.More...) }
+func (p Place) cores() []id.Core { return append([]id.Core{p.Core}, p.More...) }
 
 // Member is a node of a job.
 type Member struct {
@@ -84,7 +84,7 @@ const (
 
 // JobInfo is a line of Jobs.
 type JobInfo struct {
-	Job   uint32
+	Job   id.Job
 	Phase Phase
 }
 
@@ -96,17 +96,17 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
-	shares     bool            // some of its ranks share a core
-	phase      Phase           // guarded by Node.mu
-	running    map[int]bool    // ranks that have not ended; guarded by Node.mu
-	tasks      map[int]process // by rank: those that run; guarded by Node.mu
-	ready      chan struct{}   // closed when Prepare or adoption is over
+	shares     bool                // some of its ranks share a core
+	phase      Phase               // guarded by Node.mu
+	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
+	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
+	ready      chan struct{}       // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
 }
 
 func (n *Node) newJob() *job {
-	return &job{node: n, running: make(map[int]bool), tasks: make(map[int]process), ready: make(chan struct{})}
+	return &job{node: n, running: make(map[id.Rank]bool), tasks: make(map[id.Rank]process), ready: make(chan struct{})}
 }
 
 // Prepare makes an empty place for a job's ranks on this node. It refuses cores that are taken and files that do not fit.
@@ -190,7 +190,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		if p.Node != n.config.Boot.Node {
 			continue
 		}
-		var cpus []int
+		var cpus []id.CPU
 		for _, core := range p.cores() {
 			if !has(info.Cores, core) {
 				return t, fmt.Errorf("there is no application core %d", core)
@@ -245,7 +245,7 @@ func (n *Node) claim(j *job) error {
 	if n.jobs[j.spec.Job] != nil {
 		return fmt.Errorf("%w: it is here already", ErrPhase)
 	}
-	taken := make(map[int]uint32)
+	taken := make(map[id.Core]id.Job)
 	for number, other := range n.jobs {
 		for core := range n.coresOf(other.spec) {
 			taken[core] = number
@@ -268,8 +268,8 @@ func (n *Node) claim(j *job) error {
 }
 
 // coresOf returns the cores of this node that a job has, with how many of its ranks are on each.
-func (n *Node) coresOf(s JobSpec) map[int]int {
-	cores := make(map[int]int)
+func (n *Node) coresOf(s JobSpec) map[id.Core]int {
+	cores := make(map[id.Core]int)
 	for _, p := range s.Places {
 		if p.Node == n.config.Boot.Node {
 			for _, core := range p.cores() {
@@ -280,14 +280,14 @@ func (n *Node) coresOf(s JobSpec) map[int]int {
 	return cores
 }
 
-func (n *Node) remove(number uint32) {
+func (n *Node) remove(number id.Job) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.jobs, number)
 }
 
 // jobItem is the name under which PID 1 keeps the link to a job's init.
-func jobItem(number uint32) string { return fmt.Sprintf("job/%d", number) }
+func jobItem(number id.Job) string { return fmt.Sprintf("job/%d", number) }
 
 // keepJob leaves the link to the job's init with PID 1.
 func (n *Node) keepJob(j *job) error {
@@ -413,7 +413,7 @@ func (j *job) Record(r task.Record) {
 }
 
 // InputTaken implements task.Handler.
-func (j *job) InputTaken(rank int, position uint64) {
+func (j *job) InputTaken(rank id.Rank, position uint64) {
 	j.node.config.Sink.InputTaken(j.spec.Job, rank, position)
 }
 

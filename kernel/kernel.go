@@ -68,11 +68,11 @@ var (
 // return soon.
 type Sink interface {
 	// Record hands over a job's next record; one that was not acknowledged may come again.
-	Record(job uint32, r task.Record)
+	Record(job id.Job, r task.Record)
 	// InputTaken tells how much of its standard input a rank has taken, in bytes.
-	InputTaken(job uint32, rank int, position uint64)
+	InputTaken(job id.Job, rank id.Rank, position uint64)
 	// Fault tells that a job cannot go on as it should.
-	Fault(job uint32, err error)
+	Fault(job id.Job, err error)
 }
 
 // Config is what a node kernel needs.
@@ -113,7 +113,7 @@ type Node struct {
 	policies   atomic.Bool               // there is a sched extension, or was one
 
 	mu   sync.Mutex
-	jobs map[uint32]*job
+	jobs map[id.Job]*job
 }
 
 // Info is what a node found out about itself.
@@ -132,7 +132,7 @@ type Info struct {
 
 // New takes possession of the node.
 func New(c Config) (*Node, error) {
-	n := &Node{config: c, jobs: make(map[uint32]*job)}
+	n := &Node{config: c, jobs: make(map[id.Job]*job)}
 	n.info.Lacks = append(n.info.Lacks, c.Boot.Lacks...)
 	n.host = task.Host{Program: c.Program, Log: c.Log}
 	if err := n.findCores(); err != nil {
@@ -191,7 +191,7 @@ func (n *Node) Extensions() []extension.Info {
 }
 
 // InsertExtension puts an extension into a slot of a job, or of the machine (extension.Machine).
-func (n *Node) InsertExtension(job uint32, r extension.Request) (handle uint32, err error) {
+func (n *Node) InsertExtension(job id.Job, r extension.Request) (handle id.Handle, err error) {
 	set := n.extensions.Machine()
 	if job != extension.Machine {
 		j, err := n.get(job)
@@ -208,7 +208,7 @@ func (n *Node) InsertExtension(job uint32, r extension.Request) (handle uint32, 
 }
 
 // RemoveExtension takes an extension out of its slot, whichever job it belongs to.
-func (n *Node) RemoveExtension(handle uint32, by string) error {
+func (n *Node) RemoveExtension(handle id.Handle, by string) error {
 	return n.extensions.Remove(handle, by)
 }
 
@@ -224,7 +224,7 @@ func (n *Node) findCores() (err error) {
 	}
 	n.info.Cores = n.cores[1:]
 	if !n.cores[0].Shared {
-		return hardware.Confine([]int{n.cores[0].CPU})
+		return hardware.Confine([]id.CPU{n.cores[0].CPU})
 	}
 	return nil
 }
@@ -437,14 +437,14 @@ func (n *Node) Noise(ctx context.Context, d time.Duration) ([]CoreNoise, error) 
 
 // CoreNoise is what interrupted a core in some time.
 type CoreNoise struct {
-	Core       int
+	Core       id.Core
 	Interrupts uint64 // sum over all rows of /proc/interrupts
 	Elapsed    time.Duration
 	Rows       []hardware.Row
 }
 
 // get finds a job that has been prepared.
-func (n *Node) get(number uint32) (*job, error) {
+func (n *Node) get(number id.Job) (*job, error) {
 	j := n.find(number)
 	if j == nil {
 		return nil, fmt.Errorf("job %d: %w", number, ErrNoJob)
@@ -458,14 +458,14 @@ func (n *Node) get(number uint32) (*job, error) {
 }
 
 // find finds a job, nil when there is none.
-func (n *Node) find(number uint32) *job {
+func (n *Node) find(number id.Job) *job {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.jobs[number]
 }
 
 // Load unpacks a job's files from r, a zstd-compressed tar archive.
-func (n *Node) Load(ctx context.Context, number uint32, r io.Reader) error {
+func (n *Node) Load(ctx context.Context, number id.Job, r io.Reader) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -474,7 +474,7 @@ func (n *Node) Load(ctx context.Context, number uint32, r io.Reader) error {
 }
 
 // Start runs a job's ranks.
-func (n *Node) Start(ctx context.Context, number uint32) error {
+func (n *Node) Start(ctx context.Context, number id.Job) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -483,7 +483,7 @@ func (n *Node) Start(ctx context.Context, number uint32) error {
 }
 
 // Signal sends a signal to one rank of a job, or to task.AllRanks.
-func (n *Node) Signal(number uint32, rank int, sig syscall.Signal) error {
+func (n *Node) Signal(number id.Job, rank int, sig syscall.Signal) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -492,7 +492,7 @@ func (n *Node) Signal(number uint32, rank int, sig syscall.Signal) error {
 }
 
 // Input gives a rank a piece of its standard input (task.Container.Input).
-func (n *Node) Input(number uint32, rank int, offset uint64, data []byte, eof bool) error {
+func (n *Node) Input(number id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -501,7 +501,7 @@ func (n *Node) Input(number uint32, rank int, offset uint64, data []byte, eof bo
 }
 
 // Ack lets go of a job's records up to seq.
-func (n *Node) Ack(number uint32, seq uint64) error {
+func (n *Node) Ack(number id.Job, seq uint64) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -510,7 +510,7 @@ func (n *Node) Ack(number uint32, seq uint64) error {
 }
 
 // Finish ends what the ranks of a job have left behind, all of which have ended. The rest of its output follows.
-func (n *Node) Finish(number uint32) error {
+func (n *Node) Finish(number id.Job) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -519,7 +519,7 @@ func (n *Node) Finish(number uint32) error {
 }
 
 // Rewind has everything of a job told again that was not acknowledged.
-func (n *Node) Rewind(number uint32) error {
+func (n *Node) Rewind(number id.Job) error {
 	j, err := n.get(number)
 	if err != nil {
 		return err
@@ -528,7 +528,7 @@ func (n *Node) Rewind(number uint32) error {
 }
 
 // Forget ends a job if it still runs and waits until nothing of it is left on the node. It returns the files that are gone with it.
-func (n *Node) Forget(number uint32) (task.Unkept, error) {
+func (n *Node) Forget(number id.Job) (task.Unkept, error) {
 	j := n.find(number)
 	if j == nil {
 		return task.Unkept{}, nil // it is gone already

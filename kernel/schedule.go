@@ -3,9 +3,9 @@ package kernel
 import (
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
-	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/task"
 )
@@ -16,7 +16,7 @@ type Scheduler interface {
 	Name() string
 	Add(sched.Task) error
 	Remove(sched.ID)
-	SetPolicies(core int, policies []*sched.Policy) error
+	SetPolicies(core id.Core, policies []*sched.Policy) error
 	Arrived(id sched.ID, waiting uint32)
 	Woken(sched.ID)
 	Cores() []sched.CoreInfo
@@ -53,7 +53,7 @@ func (n *Node) share() {
 	s, lacks := n.config.Scheduler()
 	n.mu.Lock()
 	n.scheduler.Store(&s)
-	cores := make(map[int]uint32)
+	cores := make(map[id.Core]id.Job)
 	var ranks []sched.ID
 	for number, j := range n.jobs {
 		for _, p := range j.tasks { // Started gives it who comes from now on
@@ -66,8 +66,8 @@ func (n *Node) share() {
 	for core, job := range cores {
 		n.setPolicies(job, core)
 	}
-	for _, id := range ranks {
-		n.hand(s, id)
+	for _, t := range ranks {
+		n.hand(s, t)
 	}
 	n.mu.Lock()
 	n.info.Scheduler = s.Name()
@@ -78,14 +78,14 @@ func (n *Node) share() {
 }
 
 // hand gives a rank to the scheduler that ran before there was one, if it runs still.
-func (n *Node) hand(s Scheduler, id sched.ID) {
+func (n *Node) hand(s Scheduler, t sched.ID) {
 	n.handing.Lock()
 	defer n.handing.Unlock()
 	n.mu.Lock()
 	var p process
-	j, ok := n.jobs[id.Job]
+	j, ok := n.jobs[t.Job]
 	if ok {
-		p, ok = j.tasks[int(id.Rank)]
+		p, ok = j.tasks[t.Rank]
 	}
 	n.mu.Unlock()
 	if ok {
@@ -104,11 +104,11 @@ func (n *Node) add(s Scheduler, t sched.Task) {
 }
 
 // wide reports whether a rank has several cores.
-func (n *Node) wide(id sched.ID) bool {
+func (n *Node) wide(t sched.ID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	j := n.jobs[id.Job]
-	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == int(id.Rank) && len(p.More) > 0 })
+	j := n.jobs[t.Job]
+	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == t.Rank && len(p.More) > 0 })
 }
 
 // watchCores has the scheduler tell who gets the cores while that is recorded.
@@ -123,8 +123,8 @@ func (n *Node) watchCores(s Scheduler) {
 }
 
 // switched records that a core has changed hands.
-func (n *Node) switched(core int, at uint64, to sched.ID, why string) {
-	n.recorder.Switch(record.Time(at), core, to.Job, to.Rank, why)
+func (n *Node) switched(core id.Core, at id.Time, to sched.ID, why string) {
+	n.recorder.Switch(at, core, to.Job, to.Rank, why)
 }
 
 // Started implements task.Handler.
@@ -134,7 +134,7 @@ func (j *job) Started(p task.RankProcess) {
 		p.File.Close()
 		return
 	}
-	started := process{Task: t, since: record.Time(p.Since)}
+	started := process{Task: t, since: p.Since}
 	s := j.enter(started)
 	j.recordStart(&started)
 	if s != nil {
@@ -150,7 +150,7 @@ func (j *job) enter(p process) Scheduler {
 	n.handing.Lock()
 	defer n.handing.Unlock()
 	n.mu.Lock()
-	j.tasks[int(p.Rank)] = p
+	j.tasks[p.Rank] = p
 	s := n.opened()
 	n.mu.Unlock()
 	if n.opening() {
@@ -166,7 +166,7 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 	for _, place := range j.spec.Places {
 		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
 			return sched.Task{
-				ID: sched.ID{Job: j.spec.Job, Rank: uint32(p.Rank)}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
+				ID: sched.ID{Job: j.spec.Job, Rank: p.Rank}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
 				PID: p.PID, Process: p.File, Group: p.Group,
 				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
 				Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
@@ -177,10 +177,10 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 }
 
 // policiesChanged gives the scheduler the extensions in the sched slot of a job, or of the machine.
-func (n *Node) policiesChanged(job uint32) {
+func (n *Node) policiesChanged(job id.Job) {
 	n.policies.Store(true)
 	n.mu.Lock()
-	cores := make(map[int]uint32)
+	cores := make(map[id.Core]id.Job)
 	for number, j := range n.jobs {
 		if number == job || job == extension.Machine {
 			for core := range n.coresOf(j.spec) {
@@ -195,7 +195,7 @@ func (n *Node) policiesChanged(job uint32) {
 }
 
 // setPolicies gives the scheduler the policies of a core that a job has.
-func (n *Node) setPolicies(job uint32, core int) {
+func (n *Node) setPolicies(job id.Job, core id.Core) {
 	n.scheduling.Lock() // or old ones might come after new ones
 	defer n.scheduling.Unlock()
 	s := n.opened()
@@ -208,16 +208,16 @@ func (n *Node) setPolicies(job uint32, core int) {
 }
 
 // arrived tells the scheduler of a message.
-func (j *job) arrived(rank int, waiting uint32) {
+func (j *job) arrived(rank id.Rank, waiting uint32) {
 	if s := j.scheduler(); s != nil {
-		s.Arrived(sched.ID{Job: j.spec.Job, Rank: uint32(rank)}, waiting)
+		s.Arrived(sched.ID{Job: j.spec.Job, Rank: rank}, waiting)
 	}
 }
 
 // woken tells the scheduler of a rank that was woken up.
-func (j *job) woken(rank int) {
+func (j *job) woken(rank id.Rank) {
 	if s := j.scheduler(); s != nil {
-		s.Woken(sched.ID{Job: j.spec.Job, Rank: uint32(rank)})
+		s.Woken(sched.ID{Job: j.spec.Job, Rank: rank})
 	}
 }
 
@@ -232,7 +232,7 @@ func (j *job) scheduler() Scheduler {
 
 // leave takes a rank that has ended off its core. It reports whether its start had been told: nothing is of a process that has
 // ended before anybody looks.
-func (j *job) leave(rank int) bool {
+func (j *job) leave(rank id.Rank) bool {
 	j.node.handing.Lock()
 	defer j.node.handing.Unlock()
 	j.node.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
@@ -45,7 +46,7 @@ func (h *heard) Name() string { return "heard" }
 // open returns it at once, as what is to be opened.
 func (h *heard) open() (Scheduler, []string) { return h, nil }
 
-func (h *heard) SetPolicies(core int, policies []*sched.Policy) error {
+func (h *heard) SetPolicies(core id.Core, policies []*sched.Policy) error {
 	if len(policies) > 0 {
 		h.words = append(h.words, fmt.Sprintf("policies of core %d: %d", core, len(policies)))
 	}
@@ -72,11 +73,11 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 		t.Fatal(err)
 	}
 	n := &Node{
-		extensions: m, config: Config{Boot: node.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[uint32]*job),
+		extensions: m, config: Config{Boot: node.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[id.Job]*job),
 		recorder: record.New(cores + 1),
 	}
 	for i := range cores + 1 {
-		n.cores = append(n.cores, hardware.Core{ID: i, CPU: 10 + i})
+		n.cores = append(n.cores, hardware.Core{ID: id.Core(i), CPU: id.CPU(10 + i)})
 	}
 	n.info.Cores = n.cores[1:]
 	m.Watch(slot.Sched, n.policiesChanged)
@@ -85,11 +86,11 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 }
 
 // prepared is a job of the node, with as many ranks on this node's cores as given, after one elsewhere.
-func (n *Node) prepared(number uint32, cores ...int) *job {
+func (n *Node) prepared(number id.Job, cores ...id.Core) *job {
 	j := n.newJob()
 	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
 	for i, core := range cores {
-		j.spec.Places = append(j.spec.Places, Place{Rank: 1 + i, Node: 1, Core: core})
+		j.spec.Places = append(j.spec.Places, Place{Rank: id.Rank(1 + i), Node: 1, Core: core})
 	}
 	return j
 }
@@ -118,9 +119,9 @@ func TestMemoryShare(t *testing.T) {
 	n, _ := node1(t, 4)
 	n.info.Memory = 400 << 20
 	for _, c := range []struct {
-		cores []int
+		cores []id.Core
 		mib   int64
-	}{{[]int{1}, 100}, {[]int{1, 1, 1}, 100}, {[]int{1, 1, 2, 2}, 200}, {[]int{1, 2, 3, 4}, 400}} {
+	}{{[]id.Core{1}, 100}, {[]id.Core{1, 1, 1}, 100}, {[]id.Core{1, 1, 2, 2}, 200}, {[]id.Core{1, 2, 3, 4}, 400}} {
 		s, err := n.taskSpec(n.prepared(7, c.cores...).spec)
 		if err != nil || s.Memory != c.mib<<20 {
 			t.Errorf("ranks on cores %v get %d MiB, %v", c.cores, s.Memory>>20, err)
@@ -133,12 +134,12 @@ func TestCoresOfRank(t *testing.T) {
 	n, _ := node1(t, 3)
 	n.info.Memory = 300 << 20
 	j := n.prepared(7, 1)
-	j.spec.Places[1].More = []int{2}
+	j.spec.Places[1].More = []id.Core{2}
 	s, err := n.taskSpec(j.spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []int{n.cores[1].CPU, n.cores[2].CPU}; len(s.Ranks) != 1 || !slices.Equal(s.Ranks[0].Cores, want) {
+	if want := []id.CPU{n.cores[1].CPU, n.cores[2].CPU}; len(s.Ranks) != 1 || !slices.Equal(s.Ranks[0].Cores, want) {
 		t.Errorf("ranks %v may not run on %v", s.Ranks, want)
 	}
 	alone, err := n.taskSpec(n.prepared(8, 1).spec)
@@ -154,7 +155,7 @@ func TestCoresOfRank(t *testing.T) {
 	if !n.wide(sched.ID{Job: 7, Rank: 1}) || n.wide(sched.ID{Job: 7, Rank: 0}) {
 		t.Error("the scheduler is given a rank that shares no core, or not one that has a single one")
 	}
-	j.spec.Places[1].More = []int{99}
+	j.spec.Places[1].More = []id.Core{99}
 	if _, err := n.taskSpec(j.spec); err == nil || err.Error() != "there is no application core 99" {
 		t.Errorf("a core that is none: %v", err)
 	}
@@ -193,15 +194,15 @@ func TestRAMDiskHasABound(t *testing.T) {
 func TestScheduler(t *testing.T) {
 	n, h := node1(t, 2)
 	j := n.prepared(7, 1, 1, 2)
-	open := func(rank int) task.RankProcess {
+	open := func(rank id.Rank) task.RankProcess {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return task.RankProcess{Rank: rank, PID: 100 + rank, File: f, Group: fmt.Sprintf("/group/%d", rank)}
+		return task.RankProcess{Rank: rank, PID: 100 + int(rank), File: f, Group: fmt.Sprintf("/group/%d", rank)}
 	}
 	var files []task.RankProcess
-	for _, rank := range []int{1, 2, 3, 0, 4} { // 0 is elsewhere, 4 nowhere
+	for _, rank := range []id.Rank{1, 2, 3, 0, 4} { // 0 is elsewhere, 4 nowhere
 		files = append(files, open(rank))
 		j.Started(files[len(files)-1])
 	}
@@ -243,7 +244,7 @@ func TestScheduledLater(t *testing.T) {
 	if err := n.claim(j); err != nil {
 		t.Fatal(err)
 	}
-	start := func(rank int) (frozen string) {
+	start := func(rank id.Rank) (frozen string) {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
@@ -257,7 +258,7 @@ func TestScheduledLater(t *testing.T) {
 		return frozen
 	}
 	t.Cleanup(j.leaveAll)
-	for rank := 1; rank <= 3; rank++ {
+	for rank := id.Rank(1); rank <= 3; rank++ {
 		if state, err := os.ReadFile(start(rank)); string(state) != "0" {
 			t.Errorf("rank %d is stopped: %q, %v", rank, state, err)
 		}
@@ -277,7 +278,7 @@ func TestScheduledLater(t *testing.T) {
 	}
 	s, err := n.Sample()
 	for _, r := range s.Ranks {
-		if why := map[uint32]string{2: "as Linux likes: " + beingStarted, 3: alone}[r.Rank]; r.Why != why {
+		if why := map[id.Rank]string{2: "as Linux likes: " + beingStarted, 3: alone}[r.Rank]; r.Why != why {
 			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, why)
 		}
 	}
@@ -323,7 +324,7 @@ func TestPolicies(t *testing.T) {
 	alone.woken(1)
 	shared.woken(2)
 	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
-	insert := func(job uint32) uint32 {
+	insert := func(job id.Job) id.Handle {
 		handle, err := n.extensions.Set(job).Insert(extension.Request{Object: object})
 		if err != nil {
 			t.Fatal(err)

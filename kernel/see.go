@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
 	"margay/kernel/record"
 	"margay/kernel/sched"
@@ -17,11 +18,11 @@ const alone = "it has the core to itself"
 // process is a rank's process.
 type process struct {
 	sched.Task
-	since record.Time // when it was started
+	since id.Time // when it was started
 }
 
 // alone reports whether a core has but one rank of the job.
-func (j *job) alone(core int) bool { return j.node.coresOf(j.spec)[core] == 1 }
+func (j *job) alone(core id.Core) bool { return j.node.coresOf(j.spec)[core] == 1 }
 
 // recordStart records that a rank runs.
 func (j *job) recordStart(p *process) {
@@ -33,7 +34,7 @@ func (j *job) recordStart(p *process) {
 }
 
 // recordEnd records how a rank has ended, and before that its start when that had not been told.
-func (j *job) recordEnd(rank int, s task.Status, told bool) {
+func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 	r := j.node.recorder
 	if !r.On() {
 		return
@@ -41,10 +42,10 @@ func (j *job) recordEnd(rank int, s task.Status, told bool) {
 	for _, p := range j.spec.Places {
 		if p.Rank == rank {
 			if !told {
-				id := sched.ID{Job: j.spec.Job, Rank: uint32(rank)}
-				j.recordStart(&process{Task: sched.Task{ID: id, Core: p.Core}, since: record.Now() - record.Time(s.Time)})
+				t := sched.Task{ID: sched.ID{Job: j.spec.Job, Rank: rank}, Core: p.Core}
+				j.recordStart(&process{Task: t, since: record.Now().Add(-s.Time)})
 			}
-			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: uint32(rank), Text: s.String()})
+			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: rank, Text: s.String()})
 			if j.alone(p.Core) {
 				r.Switch(0, p.Core, 0, 0, "the rank has ended")
 			}
@@ -57,7 +58,7 @@ type EventQuery struct {
 	Reader uint64 // who asks: a number of its own choosing
 	Leave  bool   // the reader wants no more events
 	Cursor record.Cursor
-	Job    uint32 // only its events and those of no job; 0: all
+	Job    id.Job // only its events and those of no job; 0: all
 	Size   int    // bytes of encoded events to return, about
 }
 
@@ -91,7 +92,7 @@ func (n *Node) recordRunning() {
 
 // Sample is what a node has done so far: counts, of which two make a rate.
 type Sample struct {
-	Time      record.Time
+	Time      id.Time
 	Recording bool // somebody has the node's events recorded
 	Cores     []CoreSample
 	Ranks     []RankSample
@@ -99,7 +100,7 @@ type Sample struct {
 
 // CoreSample is what has happened on an application core.
 type CoreSample struct {
-	Core       int
+	Core       id.Core
 	Shared     bool   // with what is not this node's; its interrupts are those of the host's CPU
 	Interrupts uint64 // of all kinds
 
@@ -111,8 +112,9 @@ type CoreSample struct {
 
 // RankSample is what a rank has used and done.
 type RankSample struct {
-	Job, Rank     uint32
-	Core          int
+	Job           id.Job
+	Rank          id.Rank
+	Core          id.Core
 	PID           int // in the node kernel's PID namespace
 	Why           string
 	Usage         usage.Usage
@@ -150,7 +152,7 @@ func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
 			cores[i].Switches, cores[i].Asked, cores[i].Rescues = info.Switches, info.Asked, info.Rescues
 		}
 		for i, t := range info.Tasks {
-			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == t.Job && r.Rank == t.Rank })
+			at := slices.IndexFunc(ranks, func(r RankSample) bool { return r.Job == id.Job(t.Job) && r.Rank == id.Rank(t.Rank) })
 			switch {
 			case at < 0 || ranks[at].Why != "":
 			case i == info.Running:

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/message"
 	"margay/kernel/record"
@@ -20,7 +21,7 @@ func started(t *testing.T) (*Node, *job) {
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
 	t.Cleanup(j.leaveAll)
-	for rank := 1; rank <= 3; rank++ {
+	for rank := id.Rank(1); rank <= 3; rank++ {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
@@ -53,7 +54,7 @@ func (n *Node) ask(t *testing.T, q EventQuery) []record.Event {
 func TestEventsOfRanks(t *testing.T) {
 	n, j := started(t)
 	events := n.ask(t, EventQuery{})
-	starts := make(map[uint32]uint16)
+	starts := make(map[id.Rank]uint16)
 	switches := 0
 	for _, e := range events {
 		switch {
@@ -65,7 +66,7 @@ func TestEventsOfRanks(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	if want := map[uint32]uint16{1: 1, 2: 1, 3: 2}; !reflect.DeepEqual(starts, want) || switches != 1 {
+	if want := map[id.Rank]uint16{1: 1, 2: 1, 3: 2}; !reflect.DeepEqual(starts, want) || switches != 1 {
 		t.Errorf("ranks %v run, and there are %d switches", starts, switches)
 	}
 	b, _ := n.Events(EventQuery{Reader: 1, Size: 1 << 20})
@@ -95,7 +96,7 @@ func TestEventsOfRanks(t *testing.T) {
 // deaf is a sink that takes everything.
 type deaf struct{ Sink }
 
-func (deaf) Record(uint32, task.Record) {}
+func (deaf) Record(id.Job, task.Record) {}
 
 // A rank that has ended before anybody could look at its process has a life all the same, of the length that its end tells.
 func TestEventsOfBriefRank(t *testing.T) {
@@ -123,7 +124,7 @@ func TestEventsOfBriefRank(t *testing.T) {
 		{Kind: record.End, Time: ended, Core: 2, Job: 7, Rank: 3, Took: time.Second, Text: "exited with status 0"},
 		{Kind: record.Switch, Time: events[3].Time, Core: 2, Text: "the rank has ended"},
 	}
-	if !reflect.DeepEqual(events, want) || ended-began < record.Time(time.Second) {
+	if !reflect.DeepEqual(events, want) || ended.Sub(began) < time.Second {
 		t.Errorf("%+v\nwant %+v", events, want)
 	}
 }
@@ -138,7 +139,7 @@ func TestSample(t *testing.T) {
 		t.Error("nobody records")
 	}
 	for _, r := range s.Ranks {
-		if core := map[uint32]int{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
+		if core := map[id.Rank]id.Core{1: 1, 2: 1, 3: 2}[r.Rank]; r.Job != 7 || r.Core != core || r.PID != os.Getpid() || r.Usage.CPU <= 0 || (r.Why == alone) != (core == 2) {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -150,7 +151,7 @@ func TestSample(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	for _, r := range s.Ranks {
-		if want := map[uint32]string{1: "has the core: edf", 2: "held", 3: alone}[r.Rank]; r.Why != want {
+		if want := map[id.Rank]string{1: "has the core: edf", 2: "held", 3: alone}[r.Rank]; r.Why != want {
 			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, want)
 		}
 	}
@@ -167,7 +168,7 @@ func BenchmarkSample(b *testing.B) {
 	n, _ := node1(&testing.T{}, 2)
 	j := n.prepared(7, 1, 1, 2)
 	n.jobs[7] = j
-	for rank := 1; rank <= 3; rank++ {
+	for rank := id.Rank(1); rank <= 3; rank++ {
 		p := process{}
 		p.PID = os.Getpid()
 		j.tasks[rank] = p

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
 
@@ -17,14 +18,14 @@ const (
 // userOf chooses the user id of a job. Linux counts by user (processes, signals that wait, keys), for all nodes that share it, so each job
 // has an id of its own on each node of each machine: one by chance, which the machine's token makes another for each machine of the
 // same name. No two jobs of this node have the same; that two of different nodes have is as likely as that their hashes meet.
-func userOf(c node.Config, job uint32, taken func(uid int) bool) int {
+func userOf(c node.Config, job id.Job, taken func(uid int) bool) int {
 	for try := uint32(0); ; try++ {
 		h := sha256.New()
 		for _, text := range []string{c.Machine, c.Token} {
 			h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(text))))
 			h.Write([]byte(text))
 		}
-		for _, number := range []uint32{uint32(c.Node), job, try} {
+		for _, number := range []uint32{uint32(c.Node), uint32(job), try} {
 			h.Write(binary.BigEndian.AppendUint32(nil, number))
 		}
 		uid := firstUID + int(binary.BigEndian.Uint64(h.Sum(nil))%uidCount)

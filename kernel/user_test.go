@@ -15,7 +15,7 @@ func TestUserOf(t *testing.T) {
 		for _, token := range []string{"one", "two"} {
 			for number := range uint32(8) {
 				c := node.Config{Machine: machine, Token: token, Node: id.Node(number)}
-				for job := range uint32(8) {
+				for job := range id.Job(8) {
 					uid := userOf(c, job, free)
 					if other, ok := seen[uid]; ok || uid < firstUID || uid >= firstUID+uidCount || uid != int(int32(uid)) {
 						t.Errorf("job %d of %+v is user %d, as one of %+v", job, c, uid, other)
@@ -37,7 +37,7 @@ func TestUserOf(t *testing.T) {
 // Where hashes meet, the later job gets another one.
 func TestUserTaken(t *testing.T) {
 	c := node.Config{Machine: "a", Token: "one"}
-	n := &Node{config: Config{Boot: c}, jobs: make(map[uint32]*job)}
+	n := &Node{config: Config{Boot: c}, jobs: make(map[id.Job]*job)}
 	var uids []int
 	taken := func(uid int) bool {
 		for _, u := range uids {

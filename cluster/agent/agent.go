@@ -83,9 +83,9 @@ type Agent struct {
 
 	mu     sync.Mutex
 	conn   *control.Conn                // nil while there is none
-	faults map[uint32]*control.JobFault // by job: why it cannot go on
-	copies map[uint32]*copying
-	turns  map[uint32]*turn // by job: the last request about it that is not done
+	faults map[id.Job]*control.JobFault // by job: why it cannot go on
+	copies map[id.Job]*copying
+	turns  map[id.Job]*turn // by job: the last request about it that is not done
 }
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
@@ -98,18 +98,18 @@ type Kernel interface {
 	Jobs() []kernel.JobInfo
 
 	Prepare(context.Context, kernel.JobSpec) error
-	Load(ctx context.Context, job uint32, files io.Reader) error
-	Start(ctx context.Context, job uint32) error
-	Signal(job uint32, rank int, sig syscall.Signal) error
-	Input(job uint32, rank int, offset uint64, data []byte, eof bool) error
-	Ack(job uint32, seq uint64) error
-	Rewind(job uint32) error
-	Finish(job uint32) error
-	Forget(job uint32) (task.Unkept, error)
+	Load(ctx context.Context, job id.Job, files io.Reader) error
+	Start(ctx context.Context, job id.Job) error
+	Signal(job id.Job, rank int, sig syscall.Signal) error
+	Input(job id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error
+	Ack(job id.Job, seq uint64) error
+	Rewind(job id.Job) error
+	Finish(job id.Job) error
+	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info
-	InsertExtension(job uint32, r extension.Request) (handle uint32, err error)
-	RemoveExtension(handle uint32, by string) error
+	InsertExtension(job id.Job, r extension.Request) (handle id.Handle, err error)
+	RemoveExtension(handle id.Handle, by string) error
 	ExtensionNotes(seq uint64) []extension.Note
 	SetDuties(change func(*kernel.Duties)) error
 	Noise(context.Context, time.Duration) ([]kernel.CoreNoise, error)
@@ -135,7 +135,7 @@ func New(c Config) (*Agent, error) {
 	}
 	return &Agent{
 		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
-		faults: make(map[uint32]*control.JobFault), copies: make(map[uint32]*copying), turns: make(map[uint32]*turn),
+		faults: make(map[id.Job]*control.JobFault), copies: make(map[id.Job]*copying), turns: make(map[id.Job]*turn),
 	}, nil
 }
 
@@ -272,7 +272,7 @@ func (a *Agent) connect(conn *control.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.conn = conn
-	maps.DeleteFunc(a.faults, func(job uint32, _ *control.JobFault) bool {
+	maps.DeleteFunc(a.faults, func(job id.Job, _ *control.JobFault) bool {
 		return !slices.ContainsFunc(jobs, func(j kernel.JobInfo) bool { return j.Job == job })
 	})
 	for _, m := range a.faults {
@@ -296,7 +296,7 @@ func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.
 		Node: a.self(), Boot: a.bootID, Info: info, PublicKey: public,
 	}
 	for _, j := range a.node.Jobs() {
-		request.Jobs = append(request.Jobs, &control.HostedJob{Job: j.Job, Phase: phases[j.Phase]})
+		request.Jobs = append(request.Jobs, &control.HostedJob{Job: uint32(j.Job), Phase: phases[j.Phase]})
 	}
 	reply, err := conn.Call(ctx, request)
 	if err != nil {
@@ -323,10 +323,7 @@ func (a *Agent) joinFabric(certificate []byte) error {
 		Self:    a.config.Boot.Node,
 		Accept:  accept,
 		Connect: connect,
-		Peer: func(s tls.ConnectionState) (id.Node, error) {
-			node, err := trust.PeerNode(s)
-			return id.Node(node), err
-		},
+		Peer:    trust.PeerNode,
 		Handler: a,
 		Log:     a.config.Log,
 	})
@@ -393,7 +390,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			}
 			beat := &control.Heartbeat{Number: number, FreeMemory: free}
 			for _, j := range a.node.Jobs() {
-				beat.Jobs = append(beat.Jobs, j.Job)
+				beat.Jobs = append(beat.Jobs, uint32(j.Job))
 			}
 			if now := a.node.Info(); !reflect.DeepEqual(now, seen) {
 				seen = now
@@ -422,9 +419,9 @@ func (a *Agent) tell(m proto.Message) {
 }
 
 // Record implements kernel.Sink.
-func (a *Agent) Record(job uint32, r task.Record) {
+func (a *Agent) Record(job id.Job, r task.Record) {
 	m := &control.Record{
-		Job: job, Node: a.self(), Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
+		Job: uint32(job), Node: a.self(), Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
 		Open: r.Open, Last: r.Last, Acked: r.Acked,
 	}
 	if r.Stream == task.Exit {
@@ -441,13 +438,13 @@ func (a *Agent) Record(job uint32, r task.Record) {
 }
 
 // InputTaken implements kernel.Sink.
-func (a *Agent) InputTaken(job uint32, rank int, position uint64) {
-	a.tell(&control.StdinTaken{Job: job, Rank: uint32(rank), Offset: position})
+func (a *Agent) InputTaken(job id.Job, rank id.Rank, position uint64) {
+	a.tell(&control.StdinTaken{Job: uint32(job), Rank: uint32(rank), Offset: position})
 }
 
 // Fault implements kernel.Sink. The first fault of a job ends it.
-func (a *Agent) Fault(job uint32, err error) {
-	m := &control.JobFault{Job: job, Error: a.failure(err)}
+func (a *Agent) Fault(job id.Job, err error) {
+	m := &control.JobFault{Job: uint32(job), Error: a.failure(err)}
 	a.mu.Lock()
 	if a.faults[job] == nil {
 		a.faults[job] = m

@@ -118,7 +118,7 @@ func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) error {
 }
 
 // Load takes the files as they are, unless the test has them treated otherwise.
-func (k *playedKernel) Load(ctx context.Context, _ uint32, files io.Reader) error {
+func (k *playedKernel) Load(ctx context.Context, _ id.Job, files io.Reader) error {
 	if k.load != nil {
 		return k.load(ctx, files)
 	}
@@ -129,25 +129,25 @@ func (k *playedKernel) Load(ctx context.Context, _ uint32, files io.Reader) erro
 	return err
 }
 
-func (k *playedKernel) Start(ctx context.Context, job uint32) error {
+func (k *playedKernel) Start(ctx context.Context, job id.Job) error {
 	if k.start != nil {
 		return k.start(ctx)
 	}
 	return k.note("start %d", job)
 }
 
-func (k *playedKernel) Forget(job uint32) (task.Unkept, error) {
+func (k *playedKernel) Forget(job id.Job) (task.Unkept, error) {
 	return task.Unkept{Files: 3, Names: []string{"a", "b"}}, k.note("forget %d", job)
 }
-func (k *playedKernel) Ack(job uint32, seq uint64) error { return k.note("ack %d %d", job, seq) }
-func (k *playedKernel) Finish(job uint32) error          { return k.note("finish %d", job) }
-func (k *playedKernel) Rewind(job uint32) error          { return k.note("rewind %d", job) }
+func (k *playedKernel) Ack(job id.Job, seq uint64) error { return k.note("ack %d %d", job, seq) }
+func (k *playedKernel) Finish(job id.Job) error          { return k.note("finish %d", job) }
+func (k *playedKernel) Rewind(job id.Job) error          { return k.note("rewind %d", job) }
 
-func (k *playedKernel) Signal(job uint32, rank int, sig syscall.Signal) error {
+func (k *playedKernel) Signal(job id.Job, rank int, sig syscall.Signal) error {
 	return k.note("signal %d %d %d", job, rank, sig)
 }
 
-func (k *playedKernel) Input(job uint32, rank int, offset uint64, data []byte, eof bool) error {
+func (k *playedKernel) Input(job id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error {
 	return k.note("input %d %d %d %s %v", job, rank, offset, data, eof)
 }
 
@@ -155,7 +155,7 @@ func (k *playedKernel) Extensions() []extension.Info {
 	return []extension.Info{{Handle: 8, Job: 5, Name: "x", Number: 3}, {Handle: 9, Job: 5, Name: "y", Removed: "too many faults"}}
 }
 
-func (k *playedKernel) InsertExtension(job uint32, r extension.Request) (uint32, error) {
+func (k *playedKernel) InsertExtension(job id.Job, r extension.Request) (id.Handle, error) {
 	return 9, k.note("insert %d %s %s %d", job, r.Name, r.Slot, r.Number)
 }
 
@@ -166,7 +166,7 @@ func (k *playedKernel) ExtensionNotes(seq uint64) []extension.Note {
 func (k *playedKernel) Boot() error     { return k.note("boot") }
 func (k *playedKernel) PowerOff() error { return k.note("off") }
 
-func (k *playedKernel) RemoveExtension(handle uint32, _ string) error {
+func (k *playedKernel) RemoveExtension(handle id.Handle, _ string) error {
 	return k.note("remove %d", handle)
 }
 

@@ -39,7 +39,7 @@ const queuedPieces = 256
 // job and to the children.
 type copying struct {
 	agent    *Agent
-	job      uint32
+	job      id.Job
 	root     bool    // the files come from serve, which is told how much has been taken
 	parent   id.Node // whose stream is taken; of a root none is
 	children []id.Node
@@ -73,7 +73,7 @@ func (a *Agent) startCopy(s kernel.JobSpec) {
 }
 
 // stopCopy ends the passage of a job's files, if it goes on.
-func (a *Agent) stopCopy(job uint32) {
+func (a *Agent) stopCopy(job id.Job) {
 	a.mu.Lock()
 	c := a.copies[job]
 	delete(a.copies, job)
@@ -84,7 +84,7 @@ func (a *Agent) stopCopy(job uint32) {
 	}
 }
 
-func (a *Agent) copying(job uint32) *copying {
+func (a *Agent) copying(job id.Job) *copying {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.copies[job]
@@ -92,7 +92,7 @@ func (a *Agent) copying(job uint32) *copying {
 
 // fileChunk takes a piece of a job's files from serve.
 func (a *Agent) fileChunk(m *control.FileChunk) {
-	c := a.copying(m.Job)
+	c := a.copying(id.Job(m.Job))
 	if c == nil {
 		return
 	}
@@ -127,7 +127,7 @@ func (a *Agent) Stream(from id.Node, service string, conn net.Conn) {
 		a.peers.Printf("files from node%d: %v", from, err)
 		return
 	}
-	c := a.copying(binary.BigEndian.Uint32(number[:]))
+	c := a.copying(id.Job(binary.BigEndian.Uint32(number[:])))
 	if c == nil {
 		return // the job has been ended
 	}
@@ -170,7 +170,7 @@ func (c *copying) run() {
 			return
 		}
 	}
-	report := &control.Loaded{Job: c.job}
+	report := &control.Loaded{Job: uint32(c.job)}
 	if err != nil {
 		report.Error = c.agent.failure(err)
 	}
@@ -228,7 +228,7 @@ func (c *copying) copy(w io.Writer) error {
 			return err
 		}
 		if taken += uint64(len(p)); c.root {
-			c.agent.tell(&control.FileTaken{Job: c.job, Offset: taken})
+			c.agent.tell(&control.FileTaken{Job: uint32(c.job), Offset: taken})
 		}
 	}
 	return err
@@ -295,7 +295,7 @@ func (c *copying) openChildren() ([]*child, error) {
 			return outs, toChild(node, err)
 		}
 		outs = append(outs, &child{node, conn})
-		if _, err := conn.Write(binary.BigEndian.AppendUint32(nil, c.job)); err != nil {
+		if _, err := conn.Write(binary.BigEndian.AppendUint32(nil, uint32(c.job))); err != nil {
 			return outs, toChild(node, err)
 		}
 	}

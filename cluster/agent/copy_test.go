@@ -53,7 +53,7 @@ func grow(t *testing.T, n int) []*member {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cert, err := m.authority.Certify(uint32(i), public)
+		cert, err := m.authority.Certify(id.Node(i), public)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -26,16 +26,16 @@ const requestTimeout = 30 * time.Second
 func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Prepare:
-		a.inTurn(ctx, m.Job, func(ctx context.Context) {
+		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
 			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.prepare(ctx, m) })
 		})
 	case *control.Start:
-		a.inTurn(ctx, m.Job, func(ctx context.Context) {
-			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.node.Start(ctx, m.Job) })
+		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
+			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.node.Start(ctx, id.Job(m.Job)) })
 		})
 	case *control.Forget:
-		a.giveUp(m.Job)
-		a.inTurn(ctx, m.Job, func(context.Context) { a.forget(conn, f, m) })
+		a.giveUp(id.Job(m.Job))
+		a.inTurn(ctx, id.Job(m.Job), func(context.Context) { a.forget(conn, f, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
@@ -58,20 +58,20 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		go a.insertExtension(conn, f, m)
 	case *control.RemoveExtension:
 		go a.answer(ctx, conn, f, func(context.Context) error {
-			return a.node.RemoveExtension(m.Handle, "an operator has removed it")
+			return a.node.RemoveExtension(id.Handle(m.Handle), "an operator has removed it")
 		})
 	case *control.FileChunk:
 		a.fileChunk(m)
 	case *control.Stdin:
-		a.ignore(a.node.Input(m.Job, int(m.Rank), m.Offset, m.Data, m.Eof))
+		a.ignore(a.node.Input(id.Job(m.Job), id.Rank(m.Rank), m.Offset, m.Data, m.Eof))
 	case *control.Signal:
-		a.ignore(a.node.Signal(m.Job, int(m.Rank), syscall.Signal(m.Signal)))
+		a.ignore(a.node.Signal(id.Job(m.Job), int(m.Rank), syscall.Signal(m.Signal)))
 	case *control.Ack:
-		a.ignore(a.node.Ack(m.Job, m.Seq))
+		a.ignore(a.node.Ack(id.Job(m.Job), m.Seq))
 	case *control.Finish:
-		a.ignore(a.node.Finish(m.Job))
+		a.ignore(a.node.Finish(id.Job(m.Job)))
 	case *control.Rewind:
-		a.ignore(a.node.Rewind(m.Job))
+		a.ignore(a.node.Rewind(id.Job(m.Job)))
 	default:
 		conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "a node does not know what to do with %T", m))
 	}
@@ -85,7 +85,7 @@ type turn struct {
 }
 
 // inTurn handles a request about a job once those that came before are done.
-func (a *Agent) inTurn(ctx context.Context, job uint32, handle func(context.Context)) {
+func (a *Agent) inTurn(ctx context.Context, job id.Job, handle func(context.Context)) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &turn{giveUp: cancel, done: make(chan struct{})}
 	a.mu.Lock()
@@ -109,7 +109,7 @@ func (a *Agent) inTurn(ctx context.Context, job uint32, handle func(context.Cont
 }
 
 // giveUp has the requests about a job that are not done be done soon, since it is to be forgotten.
-func (a *Agent) giveUp(job uint32) {
+func (a *Agent) giveUp(job id.Job) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for t := a.turns[job]; t != nil; t = t.before {
@@ -135,14 +135,15 @@ func (a *Agent) answer(ctx context.Context, conn *control.Conn, f *control.Frame
 }
 
 func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) {
-	a.stopCopy(m.Job)
-	unkept, err := a.node.Forget(m.Job)
+	job := id.Job(m.Job)
+	a.stopCopy(job)
+	unkept, err := a.node.Forget(job)
 	if err != nil {
 		conn.Answer(f, a.failure(err), nil)
 		return
 	}
 	a.mu.Lock()
-	delete(a.faults, m.Job)
+	delete(a.faults, job)
 	a.mu.Unlock()
 	conn.Answer(f, &control.Forgotten{Unkept: &control.Unkept{
 		Node: a.self(), Files: unkept.Files, Names: unkept.Names, More: unkept.More,
@@ -187,13 +188,14 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		Exec: task.Exec{
 			Path: string(m.Spec.Path), Dir: string(m.Spec.Dir), Argv: stringsOf(m.Exec.GetArgv()), Env: stringsOf(m.Exec.GetEnv()),
 		},
-		Job: m.Job, Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin), Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
+		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
+		Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
-		place := kernel.Place{Rank: int(p.Rank), Node: id.Node(p.Node), Core: int(p.Core)}
+		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
 		for _, core := range p.More {
-			place.More = append(place.More, int(core))
+			place.More = append(place.More, id.Core(core))
 		}
 		s.Places = append(s.Places, place)
 	}
@@ -259,7 +261,7 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 			continue
 		}
 		state := &control.ExtensionState{
-			Node: a.self(), Job: x.Job, Handle: x.Handle, Slot: string(x.Slot), Name: x.Name, State: "active",
+			Node: a.self(), Job: uint32(x.Job), Handle: uint32(x.Handle), Slot: string(x.Slot), Name: x.Name, State: "active",
 			Engine: x.Engine, Trusted: x.Trusted, Runs: x.Stats.Runs, Instructions: x.Stats.Instructions, Faults: x.Stats.Faults,
 			TimeNs: int64(x.Stats.Time), Dropped: x.Dropped, Passed: x.Passed, Number: x.Number, Waits: x.Waits,
 		}
@@ -279,7 +281,7 @@ func (a *Agent) extensionNotes(m *control.ExtensionLog) *control.ExtensionNotes 
 	answer := new(control.ExtensionNotes)
 	for _, n := range a.node.ExtensionNotes(m.After[a.self()]) {
 		answer.Notes = append(answer.Notes, &control.ExtensionNote{
-			Node: a.self(), Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: n.Job, Handle: n.Handle, Name: n.Name, Text: n.Text,
+			Node: a.self(), Seq: n.Seq, TimeNs: n.Time.UnixNano(), Job: uint32(n.Job), Handle: uint32(n.Handle), Name: n.Name, Text: n.Text,
 		})
 	}
 	return answer
@@ -290,7 +292,7 @@ func (a *Agent) insertExtension(conn *control.Conn, f *control.Frame, m *control
 	for _, s := range m.Settings {
 		request.Settings = append(request.Settings, extension.Setting{Name: s.Name, Value: s.Value})
 	}
-	handle, err := a.node.InsertExtension(m.Job, request)
+	handle, err := a.node.InsertExtension(id.Job(m.Job), request)
 	if err != nil {
 		conn.Answer(f, a.failure(err), nil)
 		return

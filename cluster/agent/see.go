@@ -6,6 +6,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/kernel"
+	"margay/kernel/abi/id"
 	"margay/kernel/extension"
 	"margay/kernel/record"
 )
@@ -15,7 +16,7 @@ const eventBytes = 1 << 20
 
 func (a *Agent) readEvents(conn *control.Conn, f *control.Frame, m *control.ReadEvents) {
 	b, err := a.node.Events(kernel.EventQuery{
-		Reader: m.Reader, Leave: m.Leave, Job: m.Job, Size: eventBytes,
+		Reader: m.Reader, Leave: m.Leave, Job: id.Job(m.Job), Size: eventBytes,
 		Cursor: record.Cursor{Generation: m.Generation, Positions: m.Positions},
 	})
 	if err != nil {
@@ -45,7 +46,7 @@ func (a *Agent) takeSamples(conn *control.Conn, f *control.Frame) {
 	}
 	for _, r := range s.Ranks {
 		out.Ranks = append(out.Ranks, &control.RankSample{
-			Job: r.Job, Rank: r.Rank, Core: uint32(r.Core), Pid: int64(r.PID), Why: r.Why,
+			Job: uint32(r.Job), Rank: uint32(r.Rank), Core: uint32(r.Core), Pid: int64(r.PID), Why: r.Why,
 			CpuNs: int64(r.Usage.CPU), Threads: uint32(r.Usage.Threads), Voluntary: r.Usage.Voluntary, Involuntary: r.Usage.Involuntary,
 			MajorFaults: r.Usage.MajorFaults, Sent: r.Sent, Arrived: r.Arrived,
 		})

@@ -20,6 +20,7 @@ import (
 	"margay/cluster/control"
 	"margay/internal/check"
 	"margay/kernel"
+	"margay/kernel/abi/id"
 	"margay/kernel/extension"
 	"margay/kernel/record"
 	"margay/kernel/task"
@@ -75,7 +76,7 @@ func (s *playedServe) talk(conn *control.Conn) {
 		s.add(f.Message())
 		switch m := f.Message().(type) {
 		case *control.Register:
-			cert, err := s.authority.Certify(m.Node, m.PublicKey)
+			cert, err := s.authority.Certify(id.Node(m.Node), m.PublicKey)
 			conn.Answer(f, &control.Registered{Certificate: cert, HeartbeatMs: 20}, err)
 			for _, m := range s.sent {
 				_ = conn.Send(m)

@@ -27,6 +27,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/trace"
+	"margay/kernel/abi/id"
 	"margay/kernel/record"
 )
 
@@ -46,8 +47,8 @@ const (
 // Options select the events.
 type Options struct {
 	Socket string // of serve
-	Nodes  []uint32
-	Job    uint32 // only its events and events without a job; 0: all
+	Nodes  []id.Node
+	Job    id.Job // only its events and events without a job; 0: all
 	Trace  *trace.Writer
 	// Warn receives warnings.
 	Warn func(format string, args ...any)
@@ -138,7 +139,7 @@ func (f *Follower) disconnect() {
 // node is a node that is followed.
 type node struct {
 	*Follower
-	number    uint32
+	number    id.Node
 	recording func() // to be called when it records, or cannot
 
 	met        bool // something is known of it
@@ -207,7 +208,7 @@ func (n *node) leave(ctx context.Context) {
 		}
 	}
 	// If the node misses this, its recording expires.
-	_, _ = n.ask(ctx, &control.ReadEvents{Node: n.number, Reader: n.reader, Leave: true})
+	_, _ = n.ask(ctx, &control.ReadEvents{Node: uint32(n.number), Reader: n.reader, Leave: true})
 }
 
 // writeError is an error of writing the trace.
@@ -218,7 +219,7 @@ func (e *writeError) Unwrap() error { return e.error }
 // fetch asks the node once, and reports whether it has more.
 func (n *node) fetch(ctx context.Context) (more bool, err error) {
 	m, err := n.ask(ctx, &control.ReadEvents{
-		Node: n.number, Reader: n.reader, Generation: n.generation, Positions: n.positions, Job: n.Job,
+		Node: uint32(n.number), Reader: n.reader, Generation: n.generation, Positions: n.positions, Job: uint32(n.Job),
 	})
 	if err != nil {
 		return false, err
@@ -250,7 +251,7 @@ func (n *node) fetch(ctx context.Context) (more bool, err error) {
 		n.pause = shortest
 	}
 	n.kernel, n.generation, n.positions, n.now = answer.KernelNs, answer.Generation, answer.Positions, answer.NowNs
-	if err := n.Trace.Events(n.number, record.Time(answer.NowNs), events, answer.Lost); err != nil {
+	if err := n.Trace.Events(n.number, id.Time(answer.NowNs), events, answer.Lost); err != nil {
 		return false, &writeError{err}
 	}
 	return answer.More, nil
@@ -265,7 +266,7 @@ func (n *node) gap(answer *control.Events) {
 	if answer.KernelNs != n.kernel {
 		why = "its kernel was started again"
 	}
-	n.Trace.Gap(n.number, record.Time(n.now), record.Time(answer.BegunNs), why)
+	n.Trace.Gap(n.number, id.Time(n.now), id.Time(answer.BegunNs), why)
 	n.Warn("node%d: nothing is known of %v: %s", n.number, time.Duration(answer.BegunNs-n.now).Round(time.Millisecond), why)
 }
 
@@ -277,7 +278,7 @@ func (n *node) readClock(ctx context.Context) (trace.Clock, error) {
 	var known bounds
 	for range readings {
 		t0 := time.Since(n.begun)
-		m, err := n.ask(ctx, &control.ReadClock{Node: n.number})
+		m, err := n.ask(ctx, &control.ReadClock{Node: uint32(n.number)})
 		t1 := time.Since(n.begun)
 		if err != nil {
 			return trace.Clock{}, err

@@ -19,6 +19,7 @@ import (
 	"margay/cluster/trace"
 	"margay/cluster/trace/tracetest"
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/record"
 )
 
@@ -135,7 +136,7 @@ func (p *played) answer(m proto.Message) (proto.Message, error) {
 func (p *played) add(node uint32, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.nodes[node].Add(record.Event{Kind: record.Fault, Time: record.Now() + record.Time(p.ahead[node]), Job: 7, Text: text})
+	p.nodes[node].Add(record.Event{Kind: record.Fault, Time: record.Now().Add(p.ahead[node]), Job: 7, Text: text})
 }
 
 func (p *played) warn(format string, args ...any) {
@@ -151,7 +152,7 @@ func (p *played) warned(text string) bool {
 }
 
 // follow follows nodes while during runs, and returns the trace.
-func (p *played) follow(nodes []uint32, during func()) (*tracetest.Trace, error) {
+func (p *played) follow(nodes []id.Node, during func()) (*tracetest.Trace, error) {
 	p.t.Helper()
 	var out bytes.Buffer
 	w := trace.NewWriter(&out, time.Now())
@@ -202,7 +203,7 @@ func TestFollow(t *testing.T) {
 	const n = 500 // more than one answer
 	var begin, end time.Time
 	zero := time.Now()
-	tr, err := p.follow([]uint32{0, 1}, func() {
+	tr, err := p.follow([]id.Node{0, 1}, func() {
 		begin = time.Now()
 		for i := range n {
 			p.add(0, fmt.Sprint(i))
@@ -245,7 +246,7 @@ func TestFollow(t *testing.T) {
 // trace.
 func TestInterrupted(t *testing.T) {
 	p := play(t, 0, 1)
-	tr, err := p.follow([]uint32{0, 1}, func() {
+	tr, err := p.follow([]id.Node{0, 1}, func() {
 		p.add(0, "first")
 		p.drop()
 		p.await("another connection", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.conns) > 0 })
@@ -296,7 +297,7 @@ func TestMachineGoesDown(t *testing.T) {
 			}
 			p.mu.Unlock()
 			ended := make(chan struct{})
-			tr, err := p.follow([]uint32{0, 1}, func() {
+			tr, err := p.follow([]id.Node{0, 1}, func() {
 				p.add(0, "before")
 				p.await("event", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return taken })
 				p.mu.Lock()
@@ -319,7 +320,7 @@ func TestMachineGoesDown(t *testing.T) {
 // A clock that does not run as others do is reported.
 func TestDrift(t *testing.T) {
 	p := play(t, 0, 1)
-	tr, err := p.follow([]uint32{0, 1}, func() {
+	tr, err := p.follow([]id.Node{0, 1}, func() {
 		p.mu.Lock()
 		p.ahead[1] += time.Minute
 		p.mu.Unlock()
@@ -335,7 +336,7 @@ func TestDrift(t *testing.T) {
 // A pause longer than the lease is reported.
 func TestPaused(t *testing.T) {
 	p := play(t, 0)
-	tr, err := p.follow([]uint32{0}, func() {
+	tr, err := p.follow([]id.Node{0}, func() {
 		p.mu.Lock()
 		p.nodes[0] = record.New(2) // for another generation, of the same kernel
 		p.mu.Unlock()
@@ -370,7 +371,7 @@ func TestNonsense(t *testing.T) {
 				return nil
 			}
 			p.mu.Unlock()
-			tr, err := p.follow([]uint32{0, 1}, func() {
+			tr, err := p.follow([]id.Node{0, 1}, func() {
 				p.add(0, "good")
 				if c.says != "" {
 					p.await("warning", func() bool { return p.warned("node1: ") && p.warned(c.says) })
@@ -392,7 +393,7 @@ func (full) Write([]byte) (int, error) { return 0, errFull }
 // A trace that cannot be written ends everything.
 func TestNoRoom(t *testing.T) {
 	p := play(t, 0, 1)
-	err := Run(t.Context(), Options{Socket: p.socket, Nodes: []uint32{0, 1}, Trace: trace.NewWriter(full{}, time.Now()), Warn: p.warn},
+	err := Run(t.Context(), Options{Socket: p.socket, Nodes: []id.Node{0, 1}, Trace: trace.NewWriter(full{}, time.Now()), Warn: p.warn},
 		make(chan struct{}), func() {
 			for range 3000 {
 				p.add(0, "more than is buffered")

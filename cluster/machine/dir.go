@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // DefaultName is the name of a machine that is given none.
@@ -64,7 +66,7 @@ func DirOf(name string) (Dir, error) {
 func (d Dir) Socket() string { return d.file("serve.sock") }
 
 // ConsoleLog is where a node's console is kept.
-func (d Dir) ConsoleLog(node uint32) string {
+func (d Dir) ConsoleLog(node id.Node) string {
 	return d.file("log", fmt.Sprintf("node%d.console", node))
 }
 
@@ -74,13 +76,13 @@ func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 // Port is the socket of a port of the machine's switch.
 func (d Dir) Port(name string) string { return d.file("ports", name) }
 
-func (d Dir) lockFile() string             { return d.file("lock") }
-func (d Dir) makingFile() string           { return d.file(makingName) }
-func (d Dir) specFile() string             { return d.file("machine.json") }
-func (d Dir) keyFile() string              { return d.file("key.pem") }
-func (d Dir) nodeFile(node uint32) string  { return d.file("nodes", fmt.Sprintf("node%d.json", node)) }
-func (d Dir) nodeImage(node uint32) string { return d.file("nodes", fmt.Sprintf("node%d.img", node)) }
-func (d Dir) nodeRoot(node uint32) string  { return d.file("nodes", fmt.Sprintf("node%d", node)) }
+func (d Dir) lockFile() string              { return d.file("lock") }
+func (d Dir) makingFile() string            { return d.file(makingName) }
+func (d Dir) specFile() string              { return d.file("machine.json") }
+func (d Dir) keyFile() string               { return d.file("key.pem") }
+func (d Dir) nodeFile(node id.Node) string  { return d.file("nodes", fmt.Sprintf("node%d.json", node)) }
+func (d Dir) nodeImage(node id.Node) string { return d.file("nodes", fmt.Sprintf("node%d.img", node)) }
+func (d Dir) nodeRoot(node id.Node) string  { return d.file("nodes", fmt.Sprintf("node%d", node)) }
 
 func (d Dir) file(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)

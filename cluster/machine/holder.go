@@ -13,6 +13,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
 
@@ -36,8 +37,8 @@ type holder struct {
 
 	mu     sync.Mutex
 	conn   *control.Conn // to serve; nil while there is none
-	states map[uint32]*nodeState
-	ups    map[uint32]chan struct{} // closed when the node has registered
+	states map[id.Node]*nodeState
+	ups    map[id.Node]chan struct{} // closed when the node has registered
 }
 
 // nodeState is what serve is told of a node when it connects.
@@ -72,7 +73,7 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 	defer r.Close()
 	h := &holder{
 		dir: d, spec: spec, lifeline: r, serve: serve, log: log,
-		states: make(map[uint32]*nodeState), ups: make(map[uint32]chan struct{}),
+		states: make(map[id.Node]*nodeState), ups: make(map[id.Node]chan struct{}),
 	}
 	if h.substrate, err = newSubstrate(spec, d, authority); err != nil {
 		return err
@@ -95,7 +96,7 @@ func newSubstrate(s Spec, d Dir, a *trust.Authority) (substrate, error) {
 // run starts everything and waits for the end. Then serve ends before the nodes do: its clients are to hear that the machine goes down,
 // and not what becomes of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
-	for node := range uint32(h.spec.Nodes) {
+	for node := range id.Node(h.spec.Nodes) {
 		h.ups[node] = make(chan struct{})
 	}
 	served, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -105,7 +106,7 @@ func (h *holder) run(ctx context.Context) {
 		h.keepServe(ctx)
 	})
 	all.Go(func() { h.report(ctx) })
-	for node := range uint32(h.spec.Nodes) {
+	for node := range id.Node(h.spec.Nodes) {
 		all.Go(func() { h.keepNode(served, node) })
 	}
 	<-ctx.Done()
@@ -114,7 +115,7 @@ func (h *holder) run(ctx context.Context) {
 }
 
 // keepNode starts a node, again when it ends before it was up, and stops it when ctx ends.
-func (h *holder) keepNode(ctx context.Context, node uint32) {
+func (h *holder) keepNode(ctx context.Context, node id.Node) {
 	for boots := uint32(1); ; boots++ {
 		pid, ended, err := h.substrate.start(node)
 		if err != nil {
@@ -141,7 +142,7 @@ func (h *holder) keepNode(ctx context.Context, node uint32) {
 	}
 }
 
-func (h *holder) isUp(node uint32) bool {
+func (h *holder) isUp(node id.Node) bool {
 	select {
 	case <-h.ups[node]:
 		return true
@@ -150,27 +151,27 @@ func (h *holder) isUp(node uint32) bool {
 	}
 }
 
-func (h *holder) nodeStarted(node uint32, pid int, boots uint32) {
+func (h *holder) nodeStarted(node id.Node, pid int, boots uint32) {
 	h.log("node%d started, pid %d", node, pid)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := &nodeState{boot: &control.NodeBoot{Node: node, Pid: int64(pid), Boots: boots}}
+	s := &nodeState{boot: &control.NodeBoot{Node: uint32(node), Pid: int64(pid), Boots: boots}}
 	h.states[node] = s
 	if h.conn != nil {
 		_ = h.conn.Send(s.boot)
 	}
 }
 
-func (h *holder) nodeExited(node uint32, e exit, again bool) {
+func (h *holder) nodeExited(node id.Node, e exit, again bool) {
 	h.log("node%d: %s", node, e.Reason)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.states[node]
 	if s == nil {
-		s = &nodeState{boot: &control.NodeBoot{Node: node}}
+		s = &nodeState{boot: &control.NodeBoot{Node: uint32(node)}}
 		h.states[node] = s
 	}
-	s.exit = &control.NodeExit{Node: node, Reason: e.Reason, Console: e.Console, Retry: again}
+	s.exit = &control.NodeExit{Node: uint32(node), Reason: e.Reason, Console: e.Console, Retry: again}
 	if h.conn != nil {
 		_ = h.conn.Send(s.exit)
 	}
@@ -256,8 +257,8 @@ func (h *holder) reportOnce(ctx context.Context) error {
 		if m, ok := f.Message().(*control.NodeUp); ok && int(m.Node) < h.spec.Nodes {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			if !h.isUp(m.Node) {
-				close(h.ups[m.Node])
+			if node := id.Node(m.Node); !h.isUp(node) {
+				close(h.ups[node])
 			}
 		}
 	})

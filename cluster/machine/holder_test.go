@@ -17,6 +17,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 )
 
 // playedSubstrate is one whose nodes do what a test wants.
@@ -25,12 +26,12 @@ type playedSubstrate struct {
 	stopping func() // called before a node is stopped; nil for nothing
 
 	mu      sync.Mutex
-	ends    map[uint32]chan exit // of the nodes that run
-	starts  []uint32
-	stopped []uint32
+	ends    map[id.Node]chan exit // of the nodes that run
+	starts  []id.Node
+	stopped []id.Node
 }
 
-func (p *playedSubstrate) start(node uint32) (int, <-chan exit, error) {
+func (p *playedSubstrate) start(node id.Node) (int, <-chan exit, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.starts = append(p.starts, node)
@@ -41,7 +42,7 @@ func (p *playedSubstrate) start(node uint32) (int, <-chan exit, error) {
 	return 1000 + int(node), p.ends[node], nil
 }
 
-func (p *playedSubstrate) stop(node uint32) {
+func (p *playedSubstrate) stop(node id.Node) {
 	if p.stopping != nil {
 		p.stopping()
 	}
@@ -54,13 +55,13 @@ func (p *playedSubstrate) stop(node uint32) {
 func (p *playedSubstrate) close() error { return nil }
 
 // end ends a node.
-func (p *playedSubstrate) end(node uint32, reason string) {
+func (p *playedSubstrate) end(node id.Node, reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ends[node] <- exit{Reason: reason, Console: []string{"Oops"}}
 }
 
-func (p *playedSubstrate) started(node uint32) (n int) {
+func (p *playedSubstrate) started(node id.Node) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.starts {
@@ -150,10 +151,10 @@ func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.ends = make(map[uint32]chan exit)
+	p.ends = make(map[id.Node]chan exit)
 	h := &holder{
 		dir: d, spec: Spec{Name: "m", Nodes: nodes}, substrate: p, lifeline: r, serve: append([]string{exe, "serve"}, serve...), log: t.Logf,
-		states: make(map[uint32]*nodeState), ups: make(map[uint32]chan struct{}),
+		states: make(map[id.Node]*nodeState), ups: make(map[id.Node]chan struct{}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -201,7 +202,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	t.Cleanup(s.end)
 	p := new(playedSubstrate)
 	t.Cleanup(func() {
-		if !slices.Equal(p.stopped, []uint32{1}) {
+		if !slices.Equal(p.stopped, []id.Node{1}) {
 			t.Errorf("stopped: %v", p.stopped)
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu/child"
 	"margay/qemu/console"
@@ -28,7 +29,7 @@ type hosted struct {
 	cert []byte
 
 	mu    sync.Mutex
-	nodes map[uint32]*hostedNode
+	nodes map[id.Node]*hostedNode
 }
 
 type hostedNode struct {
@@ -50,7 +51,7 @@ func checkRoot() error {
 
 // newHosted makes the bridge.
 func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
-	h := &hosted{spec: s, dir: d, cert: a.Certificate(), nodes: make(map[uint32]*hostedNode)}
+	h := &hosted{spec: s, dir: d, cert: a.Certificate(), nodes: make(map[id.Node]*hostedNode)}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("hosted network: %w", err)
@@ -77,7 +78,7 @@ func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
 }
 
 // start implements substrate.
-func (h *hosted) start(node uint32) (int, <-chan exit, error) {
+func (h *hosted) start(node id.Node) (int, <-chan exit, error) {
 	if err := h.writeConfig(node); err != nil {
 		return 0, nil, err
 	}
@@ -107,7 +108,7 @@ func (h *hosted) start(node uint32) (int, <-chan exit, error) {
 	return n.cmd.Process.Pid, ended, nil
 }
 
-func (h *hosted) writeConfig(node uint32) error {
+func (h *hosted) writeConfig(node id.Node) error {
 	text, err := h.spec.bootConfig(node, h.cert).Encode()
 	if err != nil {
 		return err
@@ -119,7 +120,7 @@ func (h *hosted) writeConfig(node uint32) error {
 }
 
 // spawn starts the PID 1 of a node. It waits in there for its network card.
-func (h *hosted) spawn(number uint32, log *console.Log) (*hostedNode, error) {
+func (h *hosted) spawn(number id.Node, log *console.Log) (*hostedNode, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func (h *hosted) spawn(number uint32, log *console.Log) (*hostedNode, error) {
 }
 
 // plugIn joins a node's network namespace with the bridge.
-func (h *hosted) plugIn(node uint32, pid int) error {
+func (h *hosted) plugIn(node id.Node, pid int) error {
 	br, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return fmt.Errorf("node%d: bridge: %w", node, err)
@@ -177,7 +178,7 @@ func unplug(name string) error {
 }
 
 // stop implements substrate.
-func (h *hosted) stop(node uint32) {
+func (h *hosted) stop(node id.Node) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n := h.nodes[node]; n != nil {

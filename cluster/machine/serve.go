@@ -13,6 +13,7 @@ import (
 
 	"margay/cluster/serve"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu/netstack"
 )
@@ -47,8 +48,8 @@ func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format strin
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Nodes: spec.Nodes, Authority: authority, Secret: spec.Secret,
 		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(),
-		Address: func(node uint32) netip.Addr { return nodeAddress(node).Addr() },
-		Console: func(node uint32, lines int) []string { return tail(d.ConsoleLog(node), lines) },
+		Address: func(node id.Node) netip.Addr { return nodeAddress(node).Addr() },
+		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 	})
 	if err != nil {
 		return err

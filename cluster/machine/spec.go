@@ -131,23 +131,23 @@ var (
 const servePort = 7117
 
 // nodeAddress is a node's address in the machine's network.
-func nodeAddress(node uint32) netip.Prefix {
+func nodeAddress(node id.Node) netip.Prefix {
 	base := serveAddress.Masked().Addr().As4()
 	binary.BigEndian.PutUint16(base[2:], uint16(256+node))
 	return netip.PrefixFrom(netip.AddrFrom4(base), serveAddress.Bits())
 }
 
 // nodeMAC is the address of a node's network card.
-func nodeMAC(node uint32) ether.MAC {
+func nodeMAC(node id.Node) ether.MAC {
 	mac := ether.MAC{0x52, 0x54, 0x00, 0x66}
 	binary.BigEndian.PutUint16(mac[4:], uint16(node))
 	return mac
 }
 
 // bootConfig is what a node is told at its start.
-func (s Spec) bootConfig(number uint32, certificate []byte) node.Config {
+func (s Spec) bootConfig(number id.Node, certificate []byte) node.Config {
 	c := node.Config{
-		Machine: s.Name, Node: id.Node(number), Substrate: s.Substrate, Profile: s.Profile,
+		Machine: s.Name, Node: number, Substrate: s.Substrate, Profile: s.Profile,
 		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
 		CA:    certificate, Token: trust.NodeToken(s.Secret, number), Lacks: s.Lacks, Extensions: s.Extensions,
@@ -170,9 +170,9 @@ type exit struct {
 // substrate is what nodes run on.
 type substrate interface {
 	// start starts a node, or starts it again, and returns its pid and a channel that gets its end.
-	start(node uint32) (pid int, ended <-chan exit, err error)
+	start(node id.Node) (pid int, ended <-chan exit, err error)
 	// stop ends a node.
-	stop(node uint32)
+	stop(node id.Node)
 	// close ends what the nodes have in common.
 	close() error
 }

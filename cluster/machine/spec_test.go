@@ -9,6 +9,7 @@ import (
 
 	"margay/cluster/serve"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
 
@@ -58,7 +59,7 @@ func TestBadSpecs(t *testing.T) {
 // Every node of the largest machine has an address and a network card of its own, and all find serve.
 func TestNetwork(t *testing.T) {
 	addresses := map[string]bool{serveAddress.Addr().String(): true, serveMAC.String(): true}
-	for node := range uint32(MaxNodes) {
+	for node := range id.Node(MaxNodes) {
 		p := nodeAddress(node)
 		if !serveAddress.Contains(p.Addr()) || p.Bits() != serveAddress.Bits() {
 			t.Fatalf("node %d has the address %v", node, p)

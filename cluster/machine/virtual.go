@@ -15,6 +15,7 @@ import (
 	"margay/cluster/trust"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu"
 	"margay/qemu/console"
@@ -42,7 +43,7 @@ type virtual struct {
 	fabric   *vswitch.Switch
 
 	mu  sync.Mutex
-	vms map[uint32]*qemu.VM
+	vms map[id.Node]*qemu.VM
 }
 
 // prepareVirtual finds what virtual nodes need, and says in the spec where it is.
@@ -111,7 +112,7 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 		Ports: []vswitch.PortConfig{{Name: servicePort, MAC: serveMAC, Address: serveAddress.Addr(), Socket: d.Port(servicePort)}},
 		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
-	for node := range uint32(s.Nodes) {
+	for node := range id.Node(s.Nodes) {
 		name := nodeName(node)
 		config.Ports = append(config.Ports, vswitch.PortConfig{Name: name, MAC: nodeMAC(node), Address: nodeAddress(node).Addr(), Socket: d.Port(name)})
 	}
@@ -119,13 +120,13 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[uint32]*qemu.VM)}, nil
+	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM)}, nil
 }
 
-func nodeName(node uint32) string { return fmt.Sprintf("node%d", node) }
+func nodeName(node id.Node) string { return fmt.Sprintf("node%d", node) }
 
 // start implements substrate.
-func (v *virtual) start(number uint32) (int, <-chan exit, error) {
+func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
 	text, err := v.spec.bootConfig(number, v.cert).Encode()
 	if err != nil {
 		return 0, nil, err
@@ -161,7 +162,7 @@ func (v *virtual) start(number uint32) (int, <-chan exit, error) {
 }
 
 // stop implements substrate.
-func (v *virtual) stop(node uint32) {
+func (v *virtual) stop(node id.Node) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if vm := v.vms[node]; vm != nil {

@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 )
 
 // A node that has the configuration of one node cannot be another.
@@ -148,7 +149,7 @@ func TestNodeSpeaksForItself(t *testing.T) {
 func TestAddressOfNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2, func(c *Config) {
-			c.Address = func(node uint32) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(node)}) }
+			c.Address = func(node id.Node) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(node)}) }
 		})
 		conn := m.dial()
 		if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(1), Node: 1, Program: "test"}); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 )
 
 // bubble runs a test in a bubble of synctest: its time is a fake one that passes when everybody waits, and the test fails
@@ -235,7 +236,7 @@ type playedNode struct {
 }
 
 // token is the join token of a node.
-func (m *machine) token(node uint32) string { return trust.NodeToken(m.config.Secret, node) }
+func (m *machine) token(node uint32) string { return trust.NodeToken(m.config.Secret, id.Node(node)) }
 
 // dial opens a connection to serve as a node does, up to its opening conversation.
 func (m *machine) dial() *control.Conn {

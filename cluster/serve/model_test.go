@@ -20,6 +20,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/records"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
 
@@ -391,7 +392,7 @@ func (h *history) dial(serve func(*control.Conn) error, hello *control.Hello) *l
 func (h *history) connect(a *actor) {
 	h.note("node %d connects", a.number)
 	a.link = h.dial(h.server.serveNode, &control.Hello{
-		Role: control.Role_ROLE_NODE, Node: a.number, Token: trust.NodeToken(h.config.Secret, a.number),
+		Role: control.Role_ROLE_NODE, Node: a.number, Token: trust.NodeToken(h.config.Secret, id.Node(a.number)),
 	})
 	a.link.call(a.registration())
 	h.onDisk(func() { a.link.deliver() })

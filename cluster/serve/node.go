@@ -15,6 +15,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/internal/printable"
+	"margay/kernel/abi/id"
 	"margay/kernel/gate"
 )
 
@@ -105,7 +106,8 @@ func (n *node) send(m proto.Message) {
 // serveNode holds the conversation with a node.
 func (s *Server) serveNode(conn *control.Conn) error {
 	hello, err := conn.Meet()
-	admitted := hello != nil && hello.Role == control.Role_ROLE_NODE && trust.SameToken(hello.Token, trust.NodeToken(s.config.Secret, hello.Node))
+	admitted := hello != nil && hello.Role == control.Role_ROLE_NODE &&
+		trust.SameToken(hello.Token, trust.NodeToken(s.config.Secret, id.Node(hello.Node)))
 	if err == nil && !admitted {
 		err = control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of node%d of machine %s", hello.Program, hello.Node, s.config.Machine)
 	}
@@ -179,7 +181,7 @@ func (s *Server) nodeRefused(hello *control.Hello, err error) {
 }
 
 func (s *Server) certify(m *control.Register) []byte {
-	cert, err := s.config.Authority.Certify(m.Node, m.PublicKey)
+	cert, err := s.config.Authority.Certify(id.Node(m.Node), m.PublicKey)
 	if err != nil {
 		s.nodes[m.Node].deeds.Printf("%v", err) // the node will not be able to reach others, and says so
 	}
@@ -247,7 +249,7 @@ func (s *Server) checkAddress(node uint32, address string) error {
 	if s.config.Address == nil {
 		return nil
 	}
-	if own := s.config.Address(node); claimed.Addr() != own {
+	if own := s.config.Address(id.Node(node)); claimed.Addr() != own {
 		return control.Failf(control.Code_CODE_REFUSED, "it says that its address is %v, but it is %v", claimed.Addr(), own).At(node)
 	}
 	return nil
@@ -542,7 +544,7 @@ func (s *Server) consoleTail(node uint32) string {
 	if s.config.Console == nil {
 		return ""
 	}
-	lines := s.config.Console(node, consoleLines)
+	lines := s.config.Console(id.Node(node), consoleLines)
 	if len(lines) == 0 {
 		return "; its console shows nothing"
 	}

@@ -15,6 +15,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 )
 
 // node returns how a node is listed.
@@ -26,8 +27,8 @@ func (c *playedClient) node(number uint32) *control.NodeState {
 func TestHealth(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2, func(c *Config) {
-			c.Console = func(node uint32, lines int) []string {
-				return map[uint32][]string{1: {fmt.Sprint("console of ", node), "Oops"}}[node]
+			c.Console = func(node id.Node, lines int) []string {
+				return map[id.Node][]string{1: {fmt.Sprint("console of ", node), "Oops"}}[node]
 			}
 		})
 		c := m.client()

@@ -9,6 +9,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/records"
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 	"margay/kernel/task/journal"
 )
@@ -34,7 +35,7 @@ type actor struct {
 func (a *actor) write(rank uint32, kind task.Stream) {
 	a.lines++
 	line := fmt.Sprintf("%d.%d\n", a.number, a.lines)
-	if a.journal.TryAppend(task.Record{Rank: int(rank), Stream: kind, Data: []byte(line)}) {
+	if a.journal.TryAppend(task.Record{Rank: id.Rank(rank), Stream: kind, Data: []byte(line)}) {
 		a.story.wrote(rank, control.Stream(kind), line)
 	}
 }
@@ -46,14 +47,14 @@ func (a *actor) end(rank uint32, status task.Status, children bool) {
 		a.open = append(a.open, rank)
 	}
 	a.story.exits[rank] = &control.ExitStatus{Code: int32(status.Code), Signal: int32(status.Signal)}
-	a.journal.Append(task.Record{Rank: int(rank), Stream: task.Exit, Status: status, Open: children, Last: a.complete()})
+	a.journal.Append(task.Record{Rank: id.Rank(rank), Stream: task.Exit, Status: status, Open: children, Last: a.complete()})
 }
 
 // childrenEnd has the children that a rank has left end.
 func (a *actor) childrenEnd(rank uint32) {
 	a.open = slices.DeleteFunc(a.open, func(r uint32) bool { return r == rank })
 	if a.complete() {
-		a.journal.Append(task.Record{Rank: int(rank), Stream: task.End, Last: true})
+		a.journal.Append(task.Record{Rank: id.Rank(rank), Stream: task.End, Last: true})
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 	"margay/kernel/gate"
 )
 
@@ -37,10 +38,10 @@ type Config struct {
 	Log       func(format string, args ...any)
 
 	// Address returns the address that a node has by its number; nil where nodes bring their own.
-	Address func(node uint32) netip.Addr
+	Address func(node id.Node) netip.Addr
 
 	// Console returns the last lines of a node's console, for messages; nil where there is none.
-	Console func(node uint32, lines int) []string
+	Console func(node id.Node, lines int) []string
 
 	Timing Timing
 	Owner  int // the only user, besides root, who may speak to it

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"margay/cluster/control"
+	"margay/kernel/abi/id"
 )
 
 // lie is what a node says that wants to fool who looks at a terminal or at the log.
@@ -176,7 +177,7 @@ func TestLies(t *testing.T) {
 func TestLiesOnTheConsole(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2, func(c *Config) {
-			c.Console = func(uint32, int) []string { return []string{lie, lie} }
+			c.Console = func(id.Node, int) []string { return []string{lie, lie} }
 		})
 		m.played[0].connect()
 		c := m.client()

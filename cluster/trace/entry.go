@@ -3,6 +3,8 @@ package trace
 import (
 	"encoding/json"
 	"strconv"
+
+	"margay/kernel/abi/id"
 )
 
 // entry is an event of the trace-event format. There are millions of them, so they are written by
@@ -18,8 +20,9 @@ type entry struct {
 
 // flowID identifies an arrow: a message, by its number among its job's messages between two nodes.
 type flowID struct {
-	job, from, to uint32
-	number        uint64
+	job      id.Job
+	from, to id.Node
+	number   uint64
 }
 
 // arg is one of an event's args.

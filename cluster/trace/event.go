@@ -6,13 +6,14 @@ import (
 	"slices"
 	"strconv"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 )
 
 // event writes one event. The caller holds the lock.
 func (t *Writer) event(n *node, e *record.Event) {
-	end := e.Time + record.Time(e.Took)
+	end := e.Time.Add(e.Took)
 	if n.before(end) && e.Kind != record.Start && e.Kind != record.Switch {
 		return // recorded for another reader
 	}
@@ -36,7 +37,7 @@ func (t *Writer) event(n *node, e *record.Event) {
 		t.flow(n, tid, phaseFlow, e, n.number, e.Node)
 	case record.Arrived:
 		tid := t.messageThread(n, e.Job)
-		name := "message for rank " + decimal(e.Rank) + ": " + verdict(slot.Message, e.What)
+		name := "message for rank " + decimal(uint32(e.Rank)) + ": " + verdict(slot.Message, e.What)
 		t.slice(n, tid, name, "message", e.Time, end,
 			count("from_rank", uint64(e.Peer)), count("from_node", uint64(e.Node)), count("bytes", uint64(e.Size)))
 		t.flow(n, tid, phaseFlowEnd, e, e.Node, n.number)
@@ -65,7 +66,7 @@ func (t *Writer) coreTo(n *node, e *record.Event) {
 	}
 }
 
-func (t *Writer) turnEnds(n *node, core uint16, at record.Time) {
+func (t *Writer) turnEnds(n *node, core uint16, at id.Time) {
 	had, ok := n.cores[core]
 	if !ok {
 		return
@@ -75,7 +76,7 @@ func (t *Writer) turnEnds(n *node, core uint16, at record.Time) {
 	t.slice(n, tid, fmt.Sprintf("job %d rank %d", had.job, had.rank.rank), "core", had.since, at, text("why", had.why))
 }
 
-func (t *Writer) rankEnds(n *node, r rank, at record.Time, args ...arg) {
+func (t *Writer) rankEnds(n *node, r rank, at id.Time, args ...arg) {
 	since, ok := n.ranks[r]
 	if !ok {
 		return // its beginning was lost
@@ -85,7 +86,7 @@ func (t *Writer) rankEnds(n *node, r rank, at record.Time, args ...arg) {
 }
 
 // closeAll ends the open intervals of a node.
-func (t *Writer) closeAll(n *node, at record.Time) {
+func (t *Writer) closeAll(n *node, at id.Time) {
 	for core := range n.cores {
 		t.turnEnds(n, core, at)
 	}
@@ -96,7 +97,7 @@ func (t *Writer) closeAll(n *node, at record.Time) {
 
 // run writes a run of an extension. It began when the one before it was over, however long it has
 // waited for that.
-func (t *Writer) run(n *node, e *record.Event, end record.Time, args ...arg) {
+func (t *Writer) run(n *node, e *record.Event, end id.Time, args ...arg) {
 	begin := max(e.Time, min(n.busy[e.Number], end))
 	n.busy[e.Number] = end
 	where := slotName(e.Slot)
@@ -112,7 +113,7 @@ func (t *Writer) rankThread(n *node, r rank) int {
 	return t.thread(n, thread{of: ofRank, number: uint64(r.rank), job: r.job})
 }
 
-func (t *Writer) messageThread(n *node, job uint32) int {
+func (t *Writer) messageThread(n *node, job id.Job) int {
 	return t.thread(n, thread{of: ofMessages, job: job})
 }
 
@@ -124,20 +125,20 @@ func (t *Writer) fault(n *node, e *record.Event) {
 	t.instant(n, t.thread(n, where), "fault", "fault", e.Time, count("job", uint64(e.Job)), text("text", e.Text))
 }
 
-func (t *Writer) instant(n *node, tid int, name, cat string, at record.Time, args ...arg) {
+func (t *Writer) instant(n *node, tid int, name, cat string, at id.Time, args ...arg) {
 	t.put(&entry{name: name, cat: cat, phase: phaseInstant, time: n.at(at), pid: n.pid(), tid: tid, args: args})
 }
 
 // flow writes one end of the arrow of a message; it is attached to the slice that begins then. Both
 // ends know the message by its number.
-func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to uint32) {
+func (t *Writer) flow(n *node, tid int, phase string, e *record.Event, from, to id.Node) {
 	t.put(&entry{
 		name: "message", cat: "message", phase: phase, time: n.at(e.Time), pid: n.pid(), tid: tid, flow: flowID{e.Job, from, to, e.Number},
 	})
 }
 
 // before reports whether a time of the node was before the trace began.
-func (n *node) before(t record.Time) bool { return micros(t) < micros(n.clock.Ahead) }
+func (n *node) before(t id.Time) bool { return micros(t) < micros(n.clock.Ahead) }
 
 func slotName(place uint8) slot.Name {
 	if int(place) < len(slot.Table) {

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/record"
 )
 
@@ -34,40 +35,43 @@ type Writer struct {
 	line  []byte
 	err   error // the first of writing
 	begun time.Time
-	nodes map[uint32]*node
+	nodes map[id.Node]*node
 }
 
 // node is what a writer knows of a node.
 type node struct {
-	number  uint32
+	number  id.Node
 	clock   Clock
-	threads map[thread]int         // their numbers
-	cores   map[uint16]turn        // the rank on each core
-	ranks   map[rank]record.Time   // those that run, and since when
-	busy    map[uint64]record.Time // by extension: until when it ran
-	since   record.Time            // end of its last gap; intervals that began earlier are repeated after it
-	now     record.Time            // until when its events are known
+	threads map[thread]int     // their numbers
+	cores   map[uint16]turn    // the rank on each core
+	ranks   map[rank]id.Time   // those that run, and since when
+	busy    map[uint64]id.Time // by extension: until when it ran
+	since   id.Time            // end of its last gap; intervals that began earlier are repeated after it
+	now     id.Time            // until when its events are known
 	summary Summary
 }
 
-type rank struct{ job, rank uint32 }
+type rank struct {
+	job  id.Job
+	rank id.Rank
+}
 
 // turn is a rank's time on a core.
 type turn struct {
 	rank
-	since record.Time
+	since id.Time
 	why   string
 }
 
 // Summary is what otherData says of a node.
 type Summary struct {
-	Node       uint32 `json:"node"`
-	Events     uint64 `json:"events"`
-	Lost       uint64 `json:"lost"`           // events that were overwritten before they could be fetched
-	ClockAhead int64  `json:"clock_ahead_ns"` // what its clock showed when the trace began
-	ClockError int64  `json:"clock_error_ns"` // and by how much that may be wrong
-	ClockDrift int64  `json:"clock_drift_ns"` // by how much more it was ahead when the trace ended
-	Gaps       []Gap  `json:"gaps,omitempty"`
+	Node       id.Node `json:"node"`
+	Events     uint64  `json:"events"`
+	Lost       uint64  `json:"lost"`           // events that were overwritten before they could be fetched
+	ClockAhead int64   `json:"clock_ahead_ns"` // what its clock showed when the trace began
+	ClockError int64   `json:"clock_error_ns"` // and by how much that may be wrong
+	ClockDrift int64   `json:"clock_drift_ns"` // by how much more it was ahead when the trace ended
+	Gaps       []Gap   `json:"gaps,omitempty"`
 }
 
 // Gap is an interval without events.
@@ -91,21 +95,21 @@ type micros int64
 
 // NewWriter begins a trace. Close completes it.
 func NewWriter(w io.Writer, begun time.Time) *Writer {
-	t := &Writer{out: bufio.NewWriterSize(w, 1<<18), first: true, begun: begun, nodes: make(map[uint32]*node)}
+	t := &Writer{out: bufio.NewWriterSize(w, 1<<18), first: true, begun: begun, nodes: make(map[id.Node]*node)}
 	_, t.err = t.out.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`)
 	return t
 }
 
 // SetClock sets the relation of a node's times to the trace's, for later events. It must be called
 // before a node's first events.
-func (t *Writer) SetClock(number uint32, c Clock) {
+func (t *Writer) SetClock(number id.Node, c Clock) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
 	if n == nil {
 		n = &node{
-			number: number, threads: make(map[thread]int), cores: make(map[uint16]turn), ranks: make(map[rank]record.Time),
-			busy: make(map[uint64]record.Time), summary: Summary{Node: number},
+			number: number, threads: make(map[thread]int), cores: make(map[uint16]turn), ranks: make(map[rank]id.Time),
+			busy: make(map[uint64]id.Time), summary: Summary{Node: number},
 		}
 		t.nodes[number] = n
 		t.put(&entry{name: "process_name", phase: phaseMetadata, pid: n.pid(), args: []arg{text("name", fmt.Sprintf("node%d", number))}})
@@ -116,7 +120,7 @@ func (t *Writer) SetClock(number uint32, c Clock) {
 }
 
 // SetDrift notes by how much more a node's clock was ahead at the end.
-func (t *Writer) SetDrift(number uint32, drift time.Duration) {
+func (t *Writer) SetDrift(number id.Node, drift time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.nodes[number].summary.ClockDrift = int64(drift)
@@ -124,7 +128,7 @@ func (t *Writer) SetDrift(number uint32, drift time.Duration) {
 
 // Events writes what a node has recorded until now, and notes how many events were lost. The error
 // is the first of all writing.
-func (t *Writer) Events(number uint32, now record.Time, events []record.Event, lost uint64) error {
+func (t *Writer) Events(number id.Node, now id.Time, events []record.Event, lost uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -139,7 +143,7 @@ func (t *Writer) Events(number uint32, now record.Time, events []record.Event, l
 
 // Gap writes that nothing is known of a node in some time. What was open then is closed where the
 // gap begins.
-func (t *Writer) Gap(number uint32, from, to record.Time, why string) {
+func (t *Writer) Gap(number id.Node, from, to id.Time, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[number]
@@ -178,10 +182,10 @@ func (t *Writer) Close() ([]Summary, error) {
 }
 
 // pid is the number of the node's process; viewers take 0 for something else.
-func (n *node) pid() uint32 { return n.number + 1 }
+func (n *node) pid() uint32 { return uint32(n.number) + 1 }
 
 // at turns a node's time into one of the trace, which has none before it began.
-func (n *node) at(t record.Time) micros { return max(0, micros(t)-micros(n.clock.Ahead)) }
+func (n *node) at(t id.Time) micros { return max(0, micros(t)-micros(n.clock.Ahead)) }
 
 func (m micros) float() float64 { return float64(m) / 1000 }
 
@@ -202,7 +206,7 @@ func (t *Writer) put(e *entry) {
 type thread struct {
 	of     use
 	number uint64
-	job    uint32
+	job    id.Job
 }
 
 // use is what a thread is for.
@@ -218,7 +222,7 @@ const (
 )
 
 // name is the name of a thread of a node.
-func (h thread) name(node uint32) string {
+func (h thread) name(node id.Node) string {
 	switch h.of {
 	case ofCore:
 		return fmt.Sprintf("core %d", h.number)
@@ -247,7 +251,7 @@ func (t *Writer) thread(n *node, h thread) int {
 
 // slice writes something that takes time. Viewers see nothing of, and attach no arrow to, what
 // takes none.
-func (t *Writer) slice(n *node, tid int, name, cat string, from, to record.Time, args ...arg) {
+func (t *Writer) slice(n *node, tid int, name, cat string, from, to id.Time, args ...arg) {
 	start := n.at(from)
 	t.put(&entry{name: name, cat: cat, phase: phaseComplete, time: start, took: max(1, n.at(to)-start), pid: n.pid(), tid: tid, args: args})
 }

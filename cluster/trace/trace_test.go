@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"margay/cluster/trace/tracetest"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 )
@@ -45,15 +46,15 @@ func lines(t *tracetest.Trace) (list []string) {
 	return list
 }
 
-const second = record.Time(time.Second)
+const second = id.Time(time.Second)
 
 func TestTrace(t *testing.T) {
 	var out bytes.Buffer
 	w := NewWriter(&out, time.Unix(1e9, 5))
 	w.SetClock(0, Clock{Ahead: 100 * time.Second, Error: time.Microsecond})
 	w.SetClock(3, Clock{Ahead: time.Hour, Error: 2 * time.Microsecond})
-	at := func(us float64) record.Time { return 100*second + record.Time(us*1000) }
-	there := func(us float64) record.Time { return 3600*second + record.Time(us*1000) }
+	at := func(us float64) id.Time { return (100 * second).Add(time.Duration(us * 1000)) }
+	there := func(us float64) id.Time { return (3600 * second).Add(time.Duration(us * 1000)) }
 	if err := w.Events(0, at(42), []record.Event{
 		{Kind: record.Start, Time: at(-500), Core: 1, Job: 7, Rank: 1}, // before the trace
 		{Kind: record.Sent, Time: at(-100), Core: 1, Job: 7, Rank: 1},  // the same

@@ -27,6 +27,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"margay/kernel/abi/id"
 )
 
 // Names in certificates: what a connecting side demands of the other.
@@ -131,7 +133,7 @@ func (a *Authority) ServeTLS() (*tls.Config, error) {
 }
 
 // Certify makes the certificate (DER) of a node for its public key (PKIX).
-func (a *Authority) Certify(node uint32, publicKey []byte) ([]byte, error) {
+func (a *Authority) Certify(node id.Node, publicKey []byte) ([]byte, error) {
 	pub, err := x509.ParsePKIXPublicKey(publicKey)
 	if err != nil {
 		return nil, fmt.Errorf("trust: public key of node%d: %w", node, err)
@@ -215,7 +217,7 @@ func BetweenNodes(machine []byte, k NodeKey, certificate []byte) (accept, connec
 
 // PeerNode reads the node's number from the certificate that the other side of a verified
 // connection has shown.
-func PeerNode(state tls.ConnectionState) (uint32, error) {
+func PeerNode(state tls.ConnectionState) (id.Node, error) {
 	if len(state.PeerCertificates) == 0 {
 		return 0, errors.New("trust: the other side shows no certificate")
 	}
@@ -224,11 +226,11 @@ func PeerNode(state tls.ConnectionState) (uint32, error) {
 	if !ok || err != nil {
 		return 0, fmt.Errorf("trust: certificate of %q is not a node's", state.PeerCertificates[0].Subject.CommonName)
 	}
-	return uint32(node), nil
+	return id.Node(node), nil
 }
 
 // NodeToken is the join token of a node of the machine with a secret.
-func NodeToken(secret string, node uint32) string {
+func NodeToken(secret string, node id.Node) string {
 	mac := hmac.New(sha256.New, []byte(secret))
 	fmt.Fprintf(mac, "join token of node %d", node)
 	return hex.EncodeToString(mac.Sum(nil))

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"margay/kernel/abi/id"
 )
 
 // handshake connects both configurations over loopback, and sees to it that each side has judged
@@ -44,7 +46,7 @@ func handshake(t *testing.T, accept, connect *tls.Config) (server, client tls.Co
 	return server, client, cmp.Or(<-verdict, err)
 }
 
-func node(t *testing.T, a *Authority, number uint32) (accept, connect *tls.Config) {
+func node(t *testing.T, a *Authority, number id.Node) (accept, connect *tls.Config) {
 	t.Helper()
 	key, err := NewNodeKey()
 	if err != nil {
@@ -150,7 +152,7 @@ func TestTokens(t *testing.T) {
 func TestNodeToken(t *testing.T) {
 	seen := make(map[string]string)
 	for _, secret := range []string{"", "secret", NewToken()} {
-		for _, node := range []uint32{0, 1, 11, 999, 1<<32 - 1} {
+		for _, node := range []id.Node{0, 1, 11, 999, 1<<32 - 1} {
 			who := fmt.Sprintf("node %d of %q", node, secret)
 			token := NodeToken(secret, node)
 			if other := seen[token]; other != "" || token != NodeToken(secret, node) || len(token) != 64 {

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // ErrUnavailable reports that no cgroup v2 tree with the wanted controllers can be used here.
@@ -67,10 +69,10 @@ func Open(base string, pids ...int) (*Tree, error) {
 
 // Limits bound a job on one node. A zero field sets no bound.
 type Limits struct {
-	Memory int64 // bytes, page cache and RAM disk included
-	Pids   int   // processes and threads of the application
-	Cores  []int // the only cores the application's processes may run on
-	Ranks  []int // the application's ranks, each in a group of its own
+	Memory int64     // bytes, page cache and RAM disk included
+	Pids   int       // processes and threads of the application
+	Cores  []id.CPU  // the only CPUs the application's processes may run on
+	Ranks  []id.Rank // the application's ranks, each in a group of its own
 }
 
 // Job is the group of one job.
@@ -143,10 +145,10 @@ func (j *Job) limit(l Limits) error {
 const rankPrefix = "rank-"
 
 // RankName is the name of a rank's group below the group of Ranks.
-func RankName(rank int) string { return rankPrefix + strconv.Itoa(rank) }
+func RankName(rank id.Rank) string { return rankPrefix + strconv.FormatUint(uint64(rank), 10) }
 
 // Rank returns the path of a rank's group.
-func (j *Job) Rank(rank int) string { return filepath.Join(j.path, "ranks", RankName(rank)) }
+func (j *Job) Rank(rank id.Rank) string { return filepath.Join(j.path, "ranks", RankName(rank)) }
 
 // Init opens the leaf for the job's init, to be given to clone (SysProcAttr.CgroupFD).
 func (j *Job) Init() (*os.File, error) { return j.open("init") }
@@ -227,10 +229,10 @@ func write(dir, file, text string) error {
 	return nil
 }
 
-func list(cores []int) string {
-	words := make([]string, len(cores))
-	for i, c := range cores {
-		words[i] = strconv.Itoa(c)
+func list(cpus []id.CPU) string {
+	words := make([]string, len(cpus))
+	for i, c := range cpus {
+		words[i] = strconv.Itoa(int(c))
 	}
 	return strings.Join(words, ",")
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // root is where control groups are in a guest.
@@ -168,7 +170,7 @@ func TestOpenMovesOthers(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	j := create(t, tree(t), Limits{Memory: 64 << 20, Pids: 30, Cores: []int{0, 1}})
+	j := create(t, tree(t), Limits{Memory: 64 << 20, Pids: 30, Cores: []id.CPU{0, 1}})
 	for file, want := range map[string]string{
 		"memory.max": "67108864", "ranks/pids.max": "30", "ranks/cpuset.cpus": "0-1", "ranks/memory.oom.group": "1",
 		// What the init writes to the RAM disk counts, what it needs to work does not.
@@ -192,8 +194,8 @@ func TestNoLimits(t *testing.T) {
 func TestCreateRefuses(t *testing.T) {
 	g := tree(t)
 	for name, l := range map[string]Limits{
-		"core that is not there": {Cores: []int{4000}},
-		"negative core":          {Cores: []int{-1}},
+		"core that is not there": {Cores: []id.CPU{4000}},
+		"negative core":          {Cores: []id.CPU{-1}},
 		"negative memory":        {Memory: -1},
 		"negative pids":          {Pids: -1},
 		"more than Linux takes":  {Pids: 1 << 40},
@@ -302,7 +304,7 @@ func TestTooManyProcesses(t *testing.T) {
 
 func TestPinned(t *testing.T) {
 	last := runtime.NumCPU() // a node's application cores are isolated, so that is core 0 alone
-	j := create(t, tree(t), Limits{Cores: []int{last}})
+	j := create(t, tree(t), Limits{Cores: []id.CPU{id.CPU(last)}})
 	cmd, _ := start(t, j.Ranks, "sleep")
 	status := read(t, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 	if !strings.Contains(status, fmt.Sprintf("Cpus_allowed_list:\t%d\n", last)) {

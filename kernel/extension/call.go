@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/record"
 	"margay/nimble"
 	"margay/nimble/engine"
@@ -25,9 +26,9 @@ var callService = service.Service{
 
 func call(c *service.Call) (uint64, error) {
 	caller := c.Data.(*Extension)
-	x, err := caller.set.Find(uint32(c.Args[0]))
+	x, err := caller.set.Find(id.Handle(c.Args[0]))
 	if err != nil {
-		if err := caller.set.Stray(uint32(c.Args[0])); err != nil {
+		if err := caller.set.Stray(id.Handle(c.Args[0])); err != nil {
 			caller.set.manager.note(caller.set, caller.handle, caller.name, "its call is refused: %v", err)
 		}
 		return service.Errno(unix.ENOENT), nil
@@ -41,7 +42,7 @@ func call(c *service.Call) (uint64, error) {
 	})
 	_, fault := errors.AsType[*engine.Fault](err)
 	if fault || err == nil || errors.Is(err, nimble.ErrBudget) {
-		x.ran(begin, record.Event{Kind: record.Called, Core: uint16(c.Core), Peer: caller.handle, What: r0})
+		x.ran(begin, record.Event{Kind: record.Called, Core: uint16(c.Core), Peer: uint32(caller.handle), What: r0})
 	}
 	switch {
 	case err == nil:

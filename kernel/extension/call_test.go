@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
@@ -124,7 +125,10 @@ func TestCallRecorded(t *testing.T) {
 	broken := insert(t, s, faulty)
 	caller := insert(t, s, deliver)
 	run := func(x *Extension, what uint64) record.Event {
-		return record.Event{Kind: record.Called, Slot: x.place, Job: 7, Number: uint64(x.handle), Peer: caller.handle, What: what, Text: x.name}
+		return record.Event{
+			Kind: record.Called, Slot: x.place, Job: 7, Number: uint64(x.handle),
+			Peer: uint32(caller.handle), What: what, Text: x.name,
+		}
 	}
 	for name, c := range map[string]struct {
 		callee *Extension
@@ -183,7 +187,7 @@ func BenchmarkCall(b *testing.B) {
 func TestCallWhileRemoved(t *testing.T) {
 	m := newManager(t)
 	for round := range 20 {
-		s := open(t, m, uint32(100+round))
+		s := open(t, m, id.Job(100+round))
 		callee := insert(t, s, deliver)
 		caller := insert(t, s, deliver)
 		var all sync.WaitGroup

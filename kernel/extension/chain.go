@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 	"margay/nimble"
@@ -44,13 +45,13 @@ func (s *Set) extensions() []*Extension {
 
 // Watch registers f, which is called after every change of the extensions in a slot with their job,
 // or Machine. The goroutine that changes them calls f, so a removed extension still has its memory.
-func (m *Manager) Watch(name slot.Name, f func(job uint32)) {
+func (m *Manager) Watch(name slot.Name, f func(job id.Job)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watch[name] = f
 }
 
-func (m *Manager) changed(job uint32, name slot.Name) {
+func (m *Manager) changed(job id.Job, name slot.Name) {
 	m.mu.Lock()
 	f := m.watch[name]
 	m.mu.Unlock()
@@ -60,7 +61,7 @@ func (m *Manager) changed(job uint32, name slot.Name) {
 }
 
 // Chain returns the extensions that run at an event of a job in a slot, in this order.
-func (m *Manager) Chain(job uint32, name slot.Name) []*Extension {
+func (m *Manager) Chain(job id.Job, name slot.Name) []*Extension {
 	list := slices.Clone(m.machine.chains[name].load())
 	if s := m.Set(job); s != nil && s != m.machine {
 		list = append(list, s.chains[name].load()...)
@@ -117,7 +118,7 @@ func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, err
 }
 
 // answered records a run and checks its answer.
-func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
+func (x *Extension) answered(begin id.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
 		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)
@@ -129,7 +130,7 @@ func (x *Extension) answered(begin record.Time, e *nimble.Event, r0 uint64, err 
 }
 
 // ran records a run of the extension. e describes the run; ran fills in the extension.
-func (x *Extension) ran(begin record.Time, e record.Event) {
+func (x *Extension) ran(begin id.Time, e record.Event) {
 	if begin != 0 {
 		e.Slot, e.Job, e.Number, e.Text = x.place, x.set.job, uint64(x.handle), x.name
 		x.set.manager.recorder.End(begin, e)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"margay/ext/message/accumulate"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
@@ -97,11 +98,11 @@ func TestWatch(t *testing.T) {
 	m := newManager(t)
 	s := open(t, m, 1)
 	type change struct {
-		job    uint32
+		job    id.Job
 		length int
 	}
 	var got []change
-	m.Watch(slot.Sched, func(job uint32) { got = append(got, change{job, len(m.Chain(1, slot.Sched))}) })
+	m.Watch(slot.Sched, func(job id.Job) { got = append(got, change{job, len(m.Chain(1, slot.Sched))}) })
 	x := insert(t, s, choose)
 	insert(t, s, drop)
 	y := insert(t, m.Machine(), pass)

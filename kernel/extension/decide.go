@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
@@ -19,7 +20,7 @@ type Decision struct {
 // Decide runs the extensions in a slot for an event of a job. It maps memory for each event, so it
 // is for rare events, such as the end of a process. context is a structure of package slot, or a
 // pointer to one.
-func (m *Manager) Decide(job uint32, name slot.Name, context any) (Decision, error) {
+func (m *Manager) Decide(job id.Job, name slot.Name, context any) (Decision, error) {
 	row, err := slot.Find(name)
 	if err != nil {
 		return Decision{}, err

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 )
@@ -13,11 +14,11 @@ import (
 func TestDecide(t *testing.T) {
 	m := newManager(t)
 	end := func(name string, code ...string) *Extension {
-		return insert(t, open(t, m, uint32(len(name))), extensiontest.Program{Section: "exit", Name: name, Code: code})
+		return insert(t, open(t, m, id.Job(len(name))), extensiontest.Program{Section: "exit", Name: name, Code: code})
 	}
-	exit := func(name string, job uint32) Decision {
+	exit := func(name string, job id.Job) Decision {
 		t.Helper()
-		d, err := m.Decide(job, slot.Exit, slot.ExitContext{Job: job, Code: 3, Left: 2})
+		d, err := m.Decide(job, slot.Exit, slot.ExitContext{Job: uint32(job), Code: 3, Left: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +42,7 @@ func TestDecide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for job := range uint32(3) {
+	for job := range id.Job(3) {
 		if d := exit("the machine's", job); d != (Decision{slot.End, y}) {
 			t.Errorf("job %d: %+v", job, d)
 		}
@@ -72,7 +73,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("before the first: %v", got)
 	}
 	for i := range keptNotes + 10 {
-		h.add(Note{Handle: uint32(i)})
+		h.add(Note{Handle: id.Handle(i)})
 	}
 	if got := h.after(0); len(got) != keptNotes || got[0].Seq != began+11 || got[0].Handle != 10 {
 		t.Errorf("%d notes, the first is %+v", len(got), got[0])

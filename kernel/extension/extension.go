@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"margay/internal/printable"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 	"margay/kernel/record"
@@ -68,10 +69,10 @@ type Manager struct {
 	history  *history
 
 	mu      sync.Mutex
-	last    uint32 // handle
-	sets    map[uint32]*Set
+	last    id.Handle
+	sets    map[id.Job]*Set
 	removed []Info // the newest last
-	watch   map[slot.Name]func(job uint32)
+	watch   map[slot.Name]func(job id.Job)
 }
 
 // Machine is the job that stands for the machine itself.
@@ -84,8 +85,8 @@ const machineBudget = 16 << 20
 // called for every note, also concurrently.
 func NewManager(e engine.Engine, cores int, log func(format string, args ...any)) (*Manager, error) {
 	m := &Manager{
-		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[uint32]*Set),
-		watch: make(map[slot.Name]func(uint32)), history: newHistory(),
+		engine: e, services: make(map[slot.Name]*service.Table), cores: cores, log: log, sets: make(map[id.Job]*Set),
+		watch: make(map[slot.Name]func(id.Job)), history: newHistory(),
 	}
 	for _, row := range slot.Table {
 		table, err := services(row)
@@ -113,7 +114,7 @@ func services(row slot.Row) (*service.Table, error) {
 }
 
 // Open makes the set of a job. Its memory may grow to budget bytes.
-func (m *Manager) Open(job uint32, budget int64) *Set {
+func (m *Manager) Open(job id.Job, budget int64) *Set {
 	s := &Set{
 		manager: m, job: job, budget: budget, regions: make(map[string]*memory.Memory), places: make(map[string]Place),
 		chains: make(map[slot.Name]*chain), pace: newPace(),
@@ -128,14 +129,14 @@ func (m *Manager) Open(job uint32, budget int64) *Set {
 }
 
 // Set returns the set of a job, nil if there is none.
-func (m *Manager) Set(job uint32) *Set {
+func (m *Manager) Set(job id.Job) *Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sets[job]
 }
 
 // Remove removes an extension of any job: see Set.Remove.
-func (m *Manager) Remove(handle uint32, by string) error {
+func (m *Manager) Remove(handle id.Handle, by string) error {
 	m.mu.Lock()
 	sets := make([]*Set, 0, len(m.sets))
 	for _, s := range m.sets {
@@ -160,13 +161,13 @@ func (m *Manager) List() []Info {
 			list = append(list, x.info())
 		}
 	}
-	slices.SortFunc(list, func(a, b Info) int { return int(a.Handle) - int(b.Handle) })
+	slices.SortFunc(list, func(a, b Info) int { return cmp.Compare(a.Handle, b.Handle) })
 	return append(list, m.removed...)
 }
 
 // newHandle returns a handle that no extension of the node has, or reserves an adopted one if that
 // is not 0.
-func (m *Manager) newHandle(adopted uint32) uint32 {
+func (m *Manager) newHandle(adopted id.Handle) id.Handle {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if adopted != 0 {
@@ -186,7 +187,7 @@ func (m *Manager) remember(i Info) {
 	}
 }
 
-func (m *Manager) forget(job uint32) {
+func (m *Manager) forget(job id.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sets, job)
@@ -194,9 +195,9 @@ func (m *Manager) forget(job uint32) {
 
 // Info describes an extension.
 type Info struct {
-	Handle  uint32
+	Handle  id.Handle
 	Number  uint64 // of the Request
-	Job     uint32
+	Job     id.Job
 	Slot    slot.Name
 	Name    string
 	Engine  string
@@ -211,7 +212,7 @@ type Info struct {
 // Extension is an extension in a slot.
 type Extension struct {
 	*nimble.Extension
-	handle uint32
+	handle id.Handle
 	number uint64 // of the Request
 	set    *Set
 	row    slot.Row
@@ -232,10 +233,10 @@ type Extension struct {
 }
 
 // Handle returns the extension's number on this node.
-func (x *Extension) Handle() uint32 { return x.handle }
+func (x *Extension) Handle() id.Handle { return x.handle }
 
 // Job returns the job to which the extension belongs, or Machine.
-func (x *Extension) Job() uint32 { return x.set.job }
+func (x *Extension) Job() id.Job { return x.set.job }
 
 // Label names the extension in messages.
 func (x *Extension) Label() string { return fmt.Sprintf("extension %d (%s)", x.handle, x.name) }
@@ -282,7 +283,7 @@ func (x *Extension) Options() nimble.Options { return x.given }
 // Set holds the extensions and regions of one job on one node. It is safe for concurrent use.
 type Set struct {
 	manager *Manager
-	job     uint32
+	job     id.Job
 	budget  int64                // bytes
 	chains  map[slot.Name]*chain // of all slots
 	pace    *pace
@@ -323,7 +324,7 @@ type Request struct {
 
 	// The handle and the memory of the maps of an extension that a previous node kernel has
 	// inserted.
-	Handle   uint32
+	Handle   id.Handle
 	Memories map[string]*memory.Memory
 }
 
@@ -496,7 +497,7 @@ func variable(spec *object.Spec, setting Setting) (any, error) {
 // Remove takes an extension out of its slot, waits for its current run and for lent memory, and
 // releases it. by is the reason, for the log and for Info. The error wraps ErrNotFound if the set
 // has no such extension.
-func (s *Set) Remove(handle uint32, by string) error {
+func (s *Set) Remove(handle id.Handle, by string) error {
 	s.mu.Lock()
 	x, err := s.Find(handle)
 	if err != nil {
@@ -540,7 +541,7 @@ func (x *Extension) release() error {
 const jobEnded = "its job has ended"
 
 // Find returns an extension of the job.
-func (s *Set) Find(handle uint32) (*Extension, error) {
+func (s *Set) Find(handle id.Handle) (*Extension, error) {
 	for _, x := range s.extensions() {
 		if x.handle == handle {
 			return x, nil

@@ -13,6 +13,7 @@ import (
 
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
@@ -34,7 +35,7 @@ func newManager(t testing.TB) *Manager {
 }
 
 // open makes the set of a job, which is closed at the end of the test.
-func open(t testing.TB, m *Manager, job uint32) *Set {
+func open(t testing.TB, m *Manager, job id.Job) *Set {
 	t.Helper()
 	s := m.Open(job, budget)
 	t.Cleanup(func() {
@@ -394,7 +395,7 @@ func TestClose(t *testing.T) {
 func TestOldRemovalsAreForgotten(t *testing.T) {
 	m := newManager(t)
 	s := open(t, m, 1)
-	var last uint32
+	var last id.Handle
 	for range rememberRemoved + 6 {
 		last = insert(t, s, deliver).Handle()
 		if err := s.Remove(last, "a test"); err != nil {
@@ -624,7 +625,7 @@ func TestTogether(t *testing.T) {
 	files, goroutines := check.Descriptors(t), runtime.NumGoroutine()
 	m := newManager(t)
 	programs := [][]byte{accumulate.Object, extensiontest.Object(t, faulty), extensiontest.Object(t, consume), extensiontest.Object(t, nothing)}
-	for job := range uint32(3) {
+	for job := range id.Job(3) {
 		s := m.Open(1+job, 64<<20)
 		s.KeepWith(keeper{drop: func(string) error { return nil }})
 		stop := make(chan struct{})

@@ -10,14 +10,15 @@ import (
 	"golang.org/x/time/rate"
 
 	"margay/internal/printable"
+	"margay/kernel/abi/id"
 )
 
 // Note is an entry of the log of extensions.
 type Note struct {
 	Seq    uint64 // sequence number on the node, which also grows across restarts of the node kernel
 	Time   time.Time
-	Job    uint32
-	Handle uint32 // 0: not about one extension
+	Job    id.Job
+	Handle id.Handle // 0: not about one extension
 	Name   string
 	Text   string // an insertion, a removal with its reason, a fault, a printed line, a refused request of a rank
 }
@@ -96,7 +97,7 @@ func (p *pace) next() (omitted int, ok bool) {
 }
 
 // note logs and remembers an event of an extension of a set, or of the set itself if name is empty.
-func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) {
+func (m *Manager) note(s *Set, handle id.Handle, name, format string, args ...any) {
 	omitted, ok := s.pace.next()
 	if !ok {
 		return
@@ -107,7 +108,7 @@ func (m *Manager) note(s *Set, handle uint32, name, format string, args ...any) 
 	m.tell(s, handle, name, fmt.Sprintf(format, args...))
 }
 
-func (m *Manager) tell(s *Set, handle uint32, name, text string) {
+func (m *Manager) tell(s *Set, handle id.Handle, name, text string) {
 	name, text = printable.Line(name), printable.Line(text)
 	if name == "" {
 		m.log("%v: %s", s, text)
@@ -118,13 +119,13 @@ func (m *Manager) tell(s *Set, handle uint32, name, text string) {
 }
 
 // Refuse notes that a request of a rank was invalid or not permitted.
-func (s *Set) Refuse(rank int, err error) {
+func (s *Set) Refuse(rank id.Rank, err error) {
 	s.manager.note(s, 0, "", "rank %d is refused: %v", rank, err)
 }
 
 // Stray returns an error for a handle that the set does not have and cannot have had: it belongs to
 // another job's extension, or was never assigned.
-func (s *Set) Stray(handle uint32) error {
+func (s *Set) Stray(handle id.Handle) error {
 	m := s.manager
 	m.mu.Lock()
 	never := handle == 0 || handle > m.last

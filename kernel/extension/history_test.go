@@ -8,6 +8,7 @@ import (
 
 	"margay/internal/check"
 	"margay/internal/printable"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 )
@@ -88,7 +89,7 @@ func TestStray(t *testing.T) {
 	if err := mine.Remove(own.Handle(), "a rank has removed it"); err != nil {
 		t.Fatal(err)
 	}
-	for handle, want := range map[uint32]string{
+	for handle, want := range map[id.Handle]string{
 		own.Handle(): "", theirs.Handle(): "is one of job 8", operators.Handle(): "is one of machine",
 		0: "has never been", operators.Handle() + 1: "has never been", 1<<32 - 1: "has never been",
 	} {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 	"margay/nimble/memory"
@@ -20,7 +21,7 @@ import (
 const keptExtensions = "extension/"
 
 // Item returns the name of the item that keeps an extension.
-func Item(handle uint32) string { return fmt.Sprint(keptExtensions, handle) }
+func Item(handle id.Handle) string { return fmt.Sprint(keptExtensions, handle) }
 
 // Kept reports whether an item of this name is an extension.
 func Kept(name string) bool { return strings.HasPrefix(name, keptExtensions) }
@@ -111,14 +112,14 @@ func (s *Set) item(x *Extension, r Request) (keep.Item, error) {
 // their insertion. It ignores other items. The caller still owns all items, and must have adopted
 // regions that are maps before.
 func (s *Set) Adopt(items []*keep.Item) error {
-	kept := make(map[uint32]*keep.Item)
+	kept := make(map[id.Handle]*keep.Item)
 	for _, item := range items {
 		if number, ok := strings.CutPrefix(item.Name, keptExtensions); ok {
 			handle, err := strconv.ParseUint(number, 10, 32)
 			if err != nil {
 				return fmt.Errorf("adopt %s: the name has no extension handle", item.Name)
 			}
-			kept[uint32(handle)] = item
+			kept[id.Handle(handle)] = item
 		}
 	}
 	for _, handle := range slices.Sorted(maps.Keys(kept)) {
@@ -129,7 +130,7 @@ func (s *Set) Adopt(items []*keep.Item) error {
 	return nil
 }
 
-func (s *Set) adopt(handle uint32, item *keep.Item) error {
+func (s *Set) adopt(handle id.Handle, item *keep.Item) error {
 	var w words
 	if err := json.Unmarshal(item.Words, &w); err != nil {
 		return fmt.Errorf("%s: %w", item.Name, err)

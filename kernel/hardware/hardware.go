@@ -10,14 +10,16 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // Core is one core of a node, as the machine numbers them: 0 is the system's, 1.. are the
 // application's.
 type Core struct {
-	ID     int
-	CPU    int  // Linux's number of it
-	Shared bool // it is not this node's alone
+	ID     id.Core
+	CPU    id.CPU // Linux's number of it
+	Shared bool   // it is not this node's alone
 }
 
 // Own returns the cores of a node that has its kernel to itself: every CPU that is online. CPUs
@@ -33,7 +35,7 @@ func Own() ([]Core, error) {
 	}
 	cores := make([]Core, len(cpus))
 	for i, cpu := range cpus {
-		cores[i] = Core{ID: i, CPU: cpu}
+		cores[i] = Core{ID: id.Core(i), CPU: cpu}
 	}
 	return cores, nil
 }
@@ -46,15 +48,15 @@ func Slots(n, skip int) ([]Core, error) {
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return nil, fmt.Errorf("hardware: allowed CPUs: %w", err)
 	}
-	var allowed []int
+	var allowed []id.CPU
 	for cpu := range 64 * len(set) {
 		if set.IsSet(cpu) {
-			allowed = append(allowed, cpu)
+			allowed = append(allowed, id.CPU(cpu))
 		}
 	}
 	cores := make([]Core, n+1)
 	for i := range cores {
-		cores[i] = Core{ID: i, CPU: allowed[(skip+i)%len(allowed)], Shared: true}
+		cores[i] = Core{ID: id.Core(i), CPU: allowed[(skip+i)%len(allowed)], Shared: true}
 	}
 	return cores, nil
 }
@@ -63,8 +65,8 @@ func Slots(n, skip int) ([]Core, error) {
 const maxCPU = 1 << 16
 
 // ParseList parses a list of CPUs as Linux writes it: "0-3,8".
-func ParseList(text string) ([]int, error) {
-	var cpus []int
+func ParseList(text string) ([]id.CPU, error) {
+	var cpus []id.CPU
 	if text == "" {
 		return nil, nil
 	}
@@ -79,7 +81,7 @@ func ParseList(text string) ([]int, error) {
 			return nil, fmt.Errorf("%q is not a list of CPUs", text)
 		}
 		for cpu := from; cpu <= to; cpu++ {
-			cpus = append(cpus, int(cpu))
+			cpus = append(cpus, id.CPU(cpu))
 		}
 	}
 	slices.Sort(cpus)
@@ -122,10 +124,10 @@ func parseMeminfo(text []byte) (int64, error) {
 }
 
 // Confine pins every thread of this process to the given CPUs, and with them what they will start.
-func Confine(cpus []int) error {
+func Confine(cpus []id.CPU) error {
 	var set unix.CPUSet
 	for _, cpu := range cpus {
-		set.Set(cpu)
+		set.Set(int(cpu))
 	}
 	// A new thread inherits the affinity of its creator, so a round without new threads is the
 	// last.

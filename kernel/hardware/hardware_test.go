@@ -12,10 +12,12 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 func TestParseList(t *testing.T) {
-	for text, want := range map[string][]int{"": nil, "0": {0}, "0-3": {0, 1, 2, 3}, "8,0-1": {0, 1, 8}, "1,1": {1}} {
+	for text, want := range map[string][]id.CPU{"": nil, "0": {0}, "0-3": {0, 1, 2, 3}, "8,0-1": {0, 1, 8}, "1,1": {1}} {
 		got, err := ParseList(text)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %v, %v", text, got, err)
@@ -34,7 +36,7 @@ func TestSlotsAreDealtOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, c := range cores {
-		if c.ID != i || !c.Shared {
+		if int(c.ID) != i || !c.Shared {
 			t.Errorf("core %d is %+v", i, c)
 		}
 	}
@@ -152,7 +154,7 @@ func TestConfine(t *testing.T) {
 }
 
 // affinity returns the CPUs that a thread may use, nil when it is gone.
-func affinity(t *testing.T, tid int) (cpus []int) {
+func affinity(t *testing.T, tid int) (cpus []id.CPU) {
 	t.Helper()
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(tid, &set); errors.Is(err, unix.ESRCH) {
@@ -162,7 +164,7 @@ func affinity(t *testing.T, tid int) (cpus []int) {
 	}
 	for cpu := range 64 * len(set) {
 		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
+			cpus = append(cpus, id.CPU(cpu))
 		}
 	}
 	return cpus

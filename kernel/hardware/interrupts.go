@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"margay/kernel/abi/id"
 )
 
 // Interrupts are the counts of /proc/interrupts: how often each row has interrupted each CPU since
 // boot.
 type Interrupts struct {
-	cpus []int
+	cpus []id.CPU
 	rows map[string][]uint64 // by row name, in the order of cpus
 }
 
@@ -36,7 +38,7 @@ type Row struct {
 
 // Since returns the rows that struck cpu between before and n, those with the highest counts first,
 // and their sum.
-func (n Interrupts) Since(before Interrupts, cpu int) (sum uint64, rows []Row) {
+func (n Interrupts) Since(before Interrupts, cpu id.CPU) (sum uint64, rows []Row) {
 	column := -1
 	for i, c := range n.cpus {
 		if c == cpu {
@@ -74,7 +76,7 @@ func parseInterrupts(r io.Reader) (Interrupts, error) {
 		if err != nil {
 			return n, fmt.Errorf("hardware: /proc/interrupts: column %q", word)
 		}
-		n.cpus = append(n.cpus, cpu)
+		n.cpus = append(n.cpus, id.CPU(cpu))
 	}
 	for lines.Scan() {
 		name, rest, ok := strings.Cut(lines.Text(), ":")

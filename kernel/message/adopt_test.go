@@ -16,6 +16,7 @@ import (
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
@@ -155,7 +156,7 @@ func TestRestartOfWaitingSender(t *testing.T) {
 }
 
 // waiting returns how many messages for a rank wait for room in its receive ring.
-func (j *testJob) waiting(rank int) int {
+func (j *testJob) waiting(rank id.Rank) int {
 	r := j.nodes[j.config.Nodes[rank]].job.local[rank]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -399,7 +400,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 		}
 		var got []uint32
 		for _, x := range j.nodes[1].manager.List() {
-			got = append(got, x.Handle)
+			got = append(got, uint32(x.Handle))
 		}
 		if !slices.Equal(got, handles) {
 			t.Errorf("extensions %v, want %v", got, handles)
@@ -441,7 +442,9 @@ func TestRestartWithoutRemovedExtensions(t *testing.T) {
 			}
 			return nil
 		},
-		"by an operator": func(j *testJob, _ *app, handle uint32) error { return j.nodes[0].manager.Remove(handle, "an operator") },
+		"by an operator": func(j *testJob, _ *app, handle uint32) error {
+			return j.nodes[0].manager.Remove(id.Handle(handle), "an operator")
+		},
 		"by its faults": func(j *testJob, a *app, handle uint32) error {
 			pass(j.t, a, a, 0, 20)
 			return nil
@@ -454,7 +457,7 @@ func TestRestartWithoutRemovedExtensions(t *testing.T) {
 			if reply.Status != wire.StatusOK {
 				t.Fatalf("insert: %+v", reply)
 			}
-			item := extension.Item(reply.Handle)
+			item := extension.Item(id.Handle(reply.Handle))
 			if !j.nodes[0].kept.has(item) {
 				t.Error("it is not kept")
 			}
@@ -466,7 +469,7 @@ func TestRestartWithoutRemovedExtensions(t *testing.T) {
 			if list := j.nodes[0].manager.List(); len(list) != 0 {
 				t.Errorf("there is %+v again", list)
 			}
-			if _, err := j.nodes[0].job.config.Set.Find(reply.Handle); !errors.Is(err, extension.ErrNotFound) {
+			if _, err := j.nodes[0].job.config.Set.Find(id.Handle(reply.Handle)); !errors.Is(err, extension.ErrNotFound) {
 				t.Error(err)
 			}
 		})

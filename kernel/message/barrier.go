@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"margay/internal/tree"
+	"margay/kernel/abi/id"
 )
 
 // parent returns the place of this node's parent in the job's tree, -1 for the root.
@@ -126,7 +127,7 @@ const missingGrace = 2 * time.Second
 func (j *Job) missing() {
 	for other, had := range j.ended {
 		for _, r := range j.local {
-			if r.seen > had && int(other) != r.number && !j.isMissing && !j.closed {
+			if r.seen > had && other != r.number && !j.isMissing && !j.closed {
 				j.isMissing = true
 				j.running.Go(func() { j.faultLater(other, r.number) })
 			}
@@ -135,7 +136,7 @@ func (j *Job) missing() {
 }
 
 // faultLater faults the job because one rank waits for another, unless it ends before.
-func (j *Job) faultLater(ended uint32, waits int) {
+func (j *Job) faultLater(ended, waits id.Rank) {
 	select {
 	case <-time.After(missingGrace):
 		j.fault("rank %d on node%d has ended, but rank %d on node%d waits for it in a barrier",
@@ -162,7 +163,7 @@ func (j *Job) complete(number uint64) {
 }
 
 // rankEnded notes that a rank elsewhere has ended after entering so many barriers.
-func (j *Job) rankEnded(number uint32, entered uint64) {
+func (j *Job) rankEnded(number id.Rank, entered uint64) {
 	j.mu.Lock()
 	j.ended[number] = entered
 	j.mu.Unlock()

@@ -55,7 +55,7 @@ type Config struct {
 	Self id.Node
 	Log  func(format string, args ...any)
 	// Fault is told that a job cannot go on as it should. It is called on a goroutine of its own.
-	Fault func(job uint32, err error)
+	Fault func(job id.Job, err error)
 	// Recorder gets the events of messages; nil: nobody wants them.
 	Recorder *record.Recorder
 }
@@ -70,7 +70,7 @@ type Engine struct {
 	mu        sync.Mutex
 	changed   sync.Cond
 	transport fabric.Transport // nil until Connect
-	jobs      map[uint32]*Job
+	jobs      map[id.Job]*Job
 	frames    sync.Pool // of *frame
 
 	spinning sync.Mutex // held while the spinner begins or ends
@@ -80,7 +80,7 @@ type Engine struct {
 
 // NewEngine makes an engine that cannot send before Connect.
 func NewEngine(c Config) *Engine {
-	e := &Engine{config: c, log: gate.NewLog(c.Log, 10, 1), jobs: make(map[uint32]*Job)}
+	e := &Engine{config: c, log: gate.NewLog(c.Log, 10, 1), jobs: make(map[id.Job]*Job)}
 	e.changed.L = &e.mu
 	e.frames.New = func() any { return new(frame) }
 	e.context, e.cancel = context.WithCancel(context.Background())
@@ -97,11 +97,11 @@ func (e *Engine) Connect(t fabric.Transport) {
 
 // JobConfig describes a job to the engine.
 type JobConfig struct {
-	Job     uint32
+	Job     id.Job
 	Nodes   []id.Node // of each rank
 	Members []id.Node // the nodes of the job, in the order of its tree; this one among them
-	Local   []int     // the ranks on this node
-	Cores   []int     // of those, for the recorder; nil: none
+	Local   []id.Rank // the ranks on this node
+	Cores   []id.Core // of those, for the recorder; nil: none
 	Secret  []byte
 	Set     *extension.Set
 	Keeper  keep.Keeper
@@ -111,11 +111,11 @@ type JobConfig struct {
 
 	// Arrived is told that a message has come for a rank of this node, and how many wait for it at most. nil: nobody wants to
 	// know. It is called for every message, on a goroutine that receives them: it must not wait, nor call the engine.
-	Arrived func(rank int, waiting uint32)
+	Arrived func(rank id.Rank, waiting uint32)
 
 	// Woken is told that a rank of this node may have been woken up, unless Arrived is told after that. nil: nobody wants to know.
 	// It must not wait, nor call the engine.
-	Woken func(rank int)
+	Woken func(rank id.Rank)
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.

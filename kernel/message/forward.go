@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 )
@@ -14,7 +15,7 @@ import (
 const lanes = slot.MaxHops + 1
 
 // lane is the index of such a window among those of all ranks.
-func lane(rank uint32, hops uint8) int { return int(rank)*lanes + int(hops) }
+func lane(rank id.Rank, hops uint8) int { return int(rank)*lanes + int(hops) }
 
 // origin says where a message came from, and what room it took.
 type origin struct {
@@ -31,7 +32,7 @@ type flow struct {
 }
 
 // lane is the lane that the flow's messages take room in.
-func (f flow) lane() int { return lane(uint32(f.rank.number), f.hops) }
+func (f flow) lane() int { return lane(f.rank.number, f.hops) }
 
 // held is a message whose room has not been given back: it is being forwarded, or one before it in its flow is. Room is given
 // back in order, so that a total says which messages it is for.
@@ -69,10 +70,10 @@ func (j *Job) allow(v slot.Verdict) error {
 }
 
 // namedTarget is the rank that the context of the message slot names.
-func (j *Job) namedTarget() uint32 { return binary.LittleEndian.Uint32(j.event.Bytes()[12:]) }
+func (j *Job) namedTarget() id.Rank { return id.Rank(binary.LittleEndian.Uint32(j.event.Bytes()[12:])) }
 
 // forward has a message go on to another rank. It does not wait.
-func (j *Job) forward(o origin, p packet, target uint32) {
+func (j *Job) forward(o origin, p packet, target id.Rank) {
 	p.payload = slices.Clone(p.payload)
 	p.target = target
 	p.hops++
@@ -134,7 +135,7 @@ func (j *Job) awaitForwards(batches []*batch) (on []forward) {
 }
 
 // batchFor returns the batch for the node of a rank, a new one if there is none.
-func batchFor(batches []*batch, j *Job, target uint32) *batch {
+func batchFor(batches []*batch, j *Job, target id.Rank) *batch {
 	member := j.place[target]
 	if batches[member] == nil {
 		batches[member] = newBatch(j.config.Job, j.key)
@@ -183,7 +184,7 @@ func (j *Job) giveBack(o origin, back *refunds) {
 		return
 	}
 	*told = *total
-	back.grant(j, o.member, grant{uint32(o.rank.number), o.hops, *total})
+	back.grant(j, o.member, grant{o.rank.number, o.hops, *total})
 }
 
 // grant notes how much of a lane has been taken, and what has come to where it was forwarded. The caller holds Job.mu.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/record"
@@ -35,7 +36,7 @@ const grantSize = 16
 
 // packet is a message on its way.
 type packet struct {
-	source, target uint32 // ranks
+	source, target id.Rank
 	handler        uint16
 	hops           uint8 // times that it was forwarded, at most slot.MaxHops
 	args           [2]uint64
@@ -47,7 +48,7 @@ func (p packet) cost() uint64 { return uint64(messageHeader + len(p.payload)) }
 
 // grant tells how many bytes of messages for a rank that were forwarded so often have been taken.
 type grant struct {
-	rank  uint32
+	rank  id.Rank
 	hops  uint8
 	taken uint64
 }
@@ -55,19 +56,19 @@ type grant struct {
 // frame is a parsed frame.
 type frame struct {
 	kind    byte
-	job     uint32
+	job     id.Job
 	key     uint64
 	number  uint64 // first message, messages or barriers
-	rank    uint32
+	rank    id.Rank
 	packets []packet // their payloads are parts of the frame
 	grants  []grant
 }
 
 // newFrame begins a frame; words follow its header.
-func newFrame(kind byte, job uint32, key uint64, words ...uint64) []byte {
+func newFrame(kind byte, job id.Job, key uint64, words ...uint64) []byte {
 	b := make([]byte, frameHeader, frameHeader+8*len(words)+grantSize)
 	b[0] = kind
-	binary.LittleEndian.PutUint32(b[4:], job)
+	binary.LittleEndian.PutUint32(b[4:], uint32(job))
 	binary.LittleEndian.PutUint64(b[8:], key)
 	for _, w := range words {
 		b = binary.LittleEndian.AppendUint64(b, w)
@@ -76,8 +77,8 @@ func newFrame(kind byte, job uint32, key uint64, words ...uint64) []byte {
 }
 
 func appendPacket(b []byte, p packet) []byte {
-	b = binary.LittleEndian.AppendUint32(b, p.source)
-	b = binary.LittleEndian.AppendUint32(b, p.target)
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.source))
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.target))
 	b = binary.LittleEndian.AppendUint16(b, p.handler)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(p.payload)))
 	b = binary.LittleEndian.AppendUint32(b, uint32(p.hops))
@@ -87,7 +88,7 @@ func appendPacket(b []byte, p packet) []byte {
 }
 
 func appendGrant(b []byte, g grant) []byte {
-	b = binary.LittleEndian.AppendUint32(b, g.rank)
+	b = binary.LittleEndian.AppendUint32(b, uint32(g.rank))
 	b = binary.LittleEndian.AppendUint32(b, uint32(g.hops))
 	return binary.LittleEndian.AppendUint64(b, g.taken)
 }
@@ -97,7 +98,7 @@ func (f *frame) parse(b []byte) error {
 	if len(b) < frameHeader {
 		return fmt.Errorf("message: frame of %d bytes has no header", len(b))
 	}
-	f.kind, f.job, f.key = b[0], binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint64(b[8:])
+	f.kind, f.job, f.key = b[0], id.Job(binary.LittleEndian.Uint32(b[4:])), binary.LittleEndian.Uint64(b[8:])
 	f.packets, f.grants = f.packets[:0], f.grants[:0]
 	body := b[frameHeader:]
 	switch f.kind {
@@ -113,7 +114,7 @@ func (f *frame) parse(b []byte) error {
 		if err := expect(body, 16); err != nil {
 			return err
 		}
-		f.rank, f.number = binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:])
+		f.rank, f.number = id.Rank(binary.LittleEndian.Uint32(body)), binary.LittleEndian.Uint64(body[8:])
 		return nil
 	case kindWindow:
 		for ; len(body) >= grantSize; body = body[grantSize:] {
@@ -121,7 +122,7 @@ func (f *frame) parse(b []byte) error {
 			if err != nil {
 				return err
 			}
-			f.grants = append(f.grants, grant{binary.LittleEndian.Uint32(body), hops, binary.LittleEndian.Uint64(body[8:])})
+			f.grants = append(f.grants, grant{id.Rank(binary.LittleEndian.Uint32(body)), hops, binary.LittleEndian.Uint64(body[8:])})
 		}
 		return expect(body, 0)
 	case kindMessages:
@@ -148,8 +149,8 @@ func (f *frame) parseMessages(body []byte) error {
 			return err
 		}
 		f.packets = append(f.packets, packet{
-			source:  binary.LittleEndian.Uint32(body),
-			target:  binary.LittleEndian.Uint32(body[4:]),
+			source:  id.Rank(binary.LittleEndian.Uint32(body)),
+			target:  id.Rank(binary.LittleEndian.Uint32(body[4:])),
 			handler: binary.LittleEndian.Uint16(body[8:]),
 			hops:    hops,
 			args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},
@@ -186,7 +187,7 @@ type batch struct {
 // maxBatch is the size at which a batch is sent, in bytes.
 const maxBatch = 32 << 10
 
-func newBatch(job uint32, key uint64) *batch {
+func newBatch(job id.Job, key uint64) *batch {
 	return &batch{frame: append(make([]byte, 0, maxBatch+messageHeader+wire.MaxPayload), newFrame(kindMessages, job, key, 0)...)}
 }
 

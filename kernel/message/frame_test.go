@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 )
@@ -134,14 +135,14 @@ func FuzzParse(f *testing.F) {
 func TestBatch(t *testing.T) {
 	b := newBatch(7, 8)
 	for len(b.frame) < maxBatch {
-		b.add(packet{source: uint32(b.count), payload: make([]byte, wire.MaxPayload)})
+		b.add(packet{source: id.Rank(b.count), payload: make([]byte, wire.MaxPayload)})
 	}
 	b.number(99)
 	var f frame
 	if err := f.parse(b.frame); err != nil {
 		t.Fatal(err)
 	}
-	if f.number != 99 || uint64(len(f.packets)) != b.count || f.packets[b.count-1].source != uint32(b.count-1) {
+	if f.number != 99 || uint64(len(f.packets)) != b.count || f.packets[b.count-1].source != id.Rank(b.count-1) {
 		t.Errorf("%d messages from number %d", len(f.packets), f.number)
 	}
 	if len(b.frame) > cap(newBatch(7, 8).frame) {

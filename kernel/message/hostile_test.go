@@ -128,9 +128,9 @@ func TestRefusedRequestsAreNoted(t *testing.T) {
 		}
 		return texts
 	}
-	before := len(notes())
+	before, other := len(notes()), uint32(theirs.Handle())
 	for _, q := range []wire.Request{
-		{Op: wire.OpRemove, Handle: theirs.Handle()}, {Op: wire.OpStats, Handle: theirs.Handle()}, {Op: wire.OpState, Handle: theirs.Handle(), Name: "m"},
+		{Op: wire.OpRemove, Handle: other}, {Op: wire.OpStats, Handle: other}, {Op: wire.OpState, Handle: other, Name: "m"},
 	} {
 		if reply, _ := a.ask(q, nil); reply.Status != wire.StatusNotFound || strings.Contains(reply.Text, "99") {
 			t.Errorf("request %d for another job's extension: %+v", q.Op, reply)
@@ -456,7 +456,7 @@ func closeMeanwhile(t *testing.T, round int) {
 	forever(func(int) { n.engine.Broken(1) })
 	forever(func(int) { n.manager.List() })
 	if round%2 == 0 {
-		forever(func(i int) { n.job.Ended(i) })
+		forever(func(i int) { n.job.Ended(id.Rank(i)) })
 	}
 	time.Sleep(time.Duration(round) * time.Millisecond)
 	n.job.Close()

@@ -26,7 +26,7 @@ type Job struct {
 	key      uint64
 	self     int   // this node's place in config.Members
 	place    []int // by rank: its node's place in config.Members
-	local    map[int]*rank
+	local    map[id.Rank]*rank
 	ledger   *ledger
 	context  context.Context // ends with the job
 	cancel   context.CancelFunc
@@ -45,15 +45,15 @@ type Job struct {
 
 	mu       sync.Mutex
 	changed  sync.Cond
-	granted  []uint64          // by lane: bytes of messages from this node that have been taken
-	granting [][]uint64        // by lane of a local rank and member: bytes that the member has been told are taken
-	reserved []uint64          // by lane: bytes of messages that are taken from a ring and not yet sent
-	inUse    bool              // some rank of the job uses messages
-	ended    map[uint32]uint64 // ranks that have ended: the barriers that they had entered
-	entered  uint64            // barriers that all ranks of this node have entered
-	owed     []uint64          // by member: messages sent to it before that
-	came     []uint64          // by member: messages from here that it says it has
-	asked    []uint64          // by member: messages from there that it wants to hear are settled; 0 when it has heard
+	granted  []uint64           // by lane: bytes of messages from this node that have been taken
+	granting [][]uint64         // by lane of a local rank and member: bytes that the member has been told are taken
+	reserved []uint64           // by lane: bytes of messages that are taken from a ring and not yet sent
+	inUse    bool               // some rank of the job uses messages
+	ended    map[id.Rank]uint64 // ranks that have ended: the barriers that they had entered
+	entered  uint64             // barriers that all ranks of this node have entered
+	owed     []uint64           // by member: messages sent to it before that
+	came     []uint64           // by member: messages from here that it says it has
+	asked    []uint64           // by member: messages from there that it wants to hear are settled; 0 when it has heard
 	closed   bool
 
 	// What is being forwarded.
@@ -67,9 +67,9 @@ type Job struct {
 
 func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	j := &Job{
-		engine: e, config: c, key: key(c.Secret), local: make(map[int]*rank),
+		engine: e, config: c, key: key(c.Secret), local: make(map[id.Rank]*rank),
 		granted: make([]uint64, lanes*len(c.Nodes)), reserved: make([]uint64, lanes*len(c.Nodes)),
-		ended: make(map[uint32]uint64),
+		ended: make(map[id.Rank]uint64),
 		owed:  make([]uint64, len(c.Members)), came: make([]uint64, len(c.Members)), asked: make([]uint64, len(c.Members)),
 		forwards: make(map[int][]forward), onward: make(map[int][]onward), held: make(map[flow][]*held),
 	}
@@ -153,7 +153,7 @@ func (j *Job) Close() {
 }
 
 // Waiting returns how many messages wait for a rank of this node, at most.
-func (j *Job) Waiting(rank int) uint32 {
+func (j *Job) Waiting(rank id.Rank) uint32 {
 	r := j.local[rank]
 	if r == nil || !j.enter() {
 		return 0
@@ -327,7 +327,7 @@ func (j *Job) target(member int, p *packet) *rank {
 		j.engine.log.Printf("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], p.source)
 		return nil
 	}
-	r := j.local[int(p.target)]
+	r := j.local[p.target]
 	if r == nil {
 		j.engine.log.Printf("job %d: node%d sends a message to rank %d, which is not here", j.config.Job, j.config.Members[member], p.target)
 	}
@@ -359,10 +359,10 @@ func (j *Job) handle(r *rank, o origin, p *packet, back *refunds) {
 // fill writes the context of the message slot.
 func (j *Job) fill(p *packet) {
 	b := j.event.Bytes()
-	binary.LittleEndian.PutUint32(b[0:], j.config.Job)
+	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
 	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[p.source]))
-	binary.LittleEndian.PutUint32(b[8:], p.source)
-	binary.LittleEndian.PutUint32(b[12:], p.target)
+	binary.LittleEndian.PutUint32(b[8:], uint32(p.source))
+	binary.LittleEndian.PutUint32(b[12:], uint32(p.target))
 	binary.LittleEndian.PutUint32(b[16:], uint32(p.handler))
 	binary.LittleEndian.PutUint32(b[20:], uint32(len(p.payload)))
 	binary.LittleEndian.PutUint64(b[24:], p.args[0])
@@ -398,7 +398,7 @@ func (j *Job) resume(member int) {
 		for hops := range uint8(lanes) {
 			total := j.ledger.takenOf(r.index, hops)[member]
 			j.granting[r.index*lanes+int(hops)][member] = total
-			grants = appendGrant(grants, grant{uint32(r.number), hops, total})
+			grants = appendGrant(grants, grant{r.number, hops, total})
 		}
 	}
 	frames := [][]byte{grants}

@@ -248,7 +248,7 @@ func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 	payload := make([]byte, 1000)
 	from := int(j.config.Nodes[a.header.Rank])
 	check.Await(t, "end of what can be sent", func() bool {
-		closed, before := j.windowIsClosed(from, target, packet{payload: payload}.cost()), posted
+		closed, before := j.windowIsClosed(from, id.Rank(target), packet{payload: payload}.cost()), posted
 		for a.post(target, 1, uint64(posted), payload) {
 			posted++
 		}
@@ -258,7 +258,7 @@ func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 }
 
 // windowIsClosed reports whether a node can send a message to a rank neither now nor when what is on its way has come.
-func (j *testJob) windowIsClosed(from, target int, cost uint64) bool {
+func (j *testJob) windowIsClosed(from int, target id.Rank, cost uint64) bool {
 	to := int(j.config.Nodes[target])
 	sender, receiver := j.nodes[from].job, j.nodes[to].job
 	sender.sending.Lock()
@@ -271,6 +271,6 @@ func (j *testJob) windowIsClosed(from, target int, cost uint64) bool {
 	receiver.mu.Unlock()
 	sender.mu.Lock()
 	defer sender.mu.Unlock()
-	l := lane(uint32(target), 0)
+	l := lane(target, 0)
 	return !sender.room(l, cost) && sender.reserved[l] == 0 && (from == to || sender.granted[l] == told)
 }

@@ -259,7 +259,7 @@ func (j *testJob) start(i int) {
 	n.events = record.New(3)
 	n.manager.RecordTo(n.events)
 	n.engine = NewEngine(Config{
-		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ uint32, err error) { j.faults <- err }, Recorder: n.events,
+		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ id.Job, err error) { j.faults <- err }, Recorder: n.events,
 	})
 	n.port = &port{net: j.net, self: id.Node(i), engine: n.engine, in: make(map[id.Node]chan []byte), done: make(chan struct{})}
 	n.engine.Connect(n.port)
@@ -319,8 +319,8 @@ func (j *testJob) configOf(i int) JobConfig {
 	c := j.config
 	for rank, node := range c.Nodes {
 		if node == id.Node(i) {
-			c.Local = append(c.Local, rank)
-			c.Cores = append(c.Cores, len(c.Local))
+			c.Local = append(c.Local, id.Rank(rank))
+			c.Cores = append(c.Cores, id.Core(len(c.Local)))
 		}
 	}
 	c.Set = j.nodes[i].manager.Open(c.Job, 64<<20)

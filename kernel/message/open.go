@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
@@ -25,7 +26,7 @@ const (
 	keptRegions = "region/" // and the region's name: its memory
 )
 
-func rankItem(number int) string { return fmt.Sprintf("%s%d/kernel", keptRanks, number) }
+func rankItem(number id.Rank) string { return fmt.Sprintf("%s%d/kernel", keptRanks, number) }
 
 func (j *Job) ledgerSize() int {
 	return ledgerSize(len(j.config.Members), len(j.config.Nodes), len(j.config.Local))
@@ -54,7 +55,7 @@ func (j *Job) create() error {
 	return nil
 }
 
-func (j *Job) newRank(index, number int) *rank {
+func (j *Job) newRank(index int, number id.Rank) *rank {
 	r := &rank{
 		job: j, number: number, index: index, batches: make([]*batch, len(j.config.Members)), costs: make(map[int]uint64),
 		rung: make(chan struct{}, 1), ending: make(chan struct{}), pumped: make(chan struct{}),
@@ -88,7 +89,7 @@ func (r *rank) create() error {
 		return err
 	}
 	header := wire.Header{
-		Job: j.config.Job, Rank: uint32(r.number), Size: uint32(len(j.config.Nodes)), Node: uint32(j.engine.config.Self),
+		Job: uint32(j.config.Job), Rank: uint32(r.number), Size: uint32(len(j.config.Nodes)), Node: uint32(j.engine.config.Self),
 		LocalRank: uint32(r.index), LocalSize: uint32(len(j.config.Local)), Nodes: uint32(len(j.config.Members)),
 	}
 	nodes := make([]uint32, len(j.config.Nodes))
@@ -241,7 +242,7 @@ func (j *Job) mend() {
 		}
 		for hops := range uint8(lanes) {
 			taken := j.ledger.takenOf(r.index, hops)
-			j.granted[lane(uint32(r.number), hops)] = taken[j.self]
+			j.granted[lane(r.number, hops)] = taken[j.self]
 			for member := range taken {
 				j.intake[r.index*lanes+int(hops)][member].came = taken[member]
 			}

@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
-	"margay/kernel/record"
 	"margay/nimble/memory"
 )
 
 // rank is a rank of a job on this node.
 type rank struct {
 	job    *Job
-	number int
-	index  int // among the job's ranks on this node
-	core   int // for the recorder
+	number id.Rank
+	index  int     // among the job's ranks on this node
+	core   id.Core // for the recorder
 
 	socket *net.UnixConn // this end of the socket for requests
 	bell   socketEnds
@@ -35,7 +35,7 @@ type rank struct {
 	costs   map[int]uint64 // by lane: bytes of the messages in batches
 
 	counts    counts
-	inBarrier atomic.Int64 // since when it has been in a barrier, for the recorder; 0: it is in none
+	inBarrier atomic.Uint64 // since when it has been in a barrier, for the recorder; 0: it is in none
 
 	seen uint64 // barriers entered when pump last took all messages; pump writes it holding Job.mu
 
@@ -77,7 +77,7 @@ type waiting struct {
 	release uint64 // the barrier; 0 for a message
 	record  wire.Record
 	origin  origin
-	since   record.Time
+	since   id.Time
 }
 
 // takesPart reports whether the rank uses messages, or has ended, which is another matter.
@@ -124,7 +124,7 @@ func (r *rank) step(mayWait bool) (did, over bool) {
 		r.job.mu.Lock()
 		r.seen = entered
 		r.job.mu.Unlock()
-		r.inBarrier.Store(int64(r.job.recorder().Begin()))
+		r.inBarrier.Store(uint64(r.job.recorder().Begin()))
 		r.job.settle()
 	}
 	return n > 0, n == 0 && !blocked && ending || r.job.context.Err() != nil
@@ -168,7 +168,7 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 			return n, false, fmt.Errorf("%w: message to rank %d of %d", wire.ErrCorrupt, record.Peer, len(r.job.place))
 		}
 		p := packet{
-			source: uint32(r.number), target: record.Peer, handler: record.Handler, args: record.Args, payload: record.Payload,
+			source: r.number, target: id.Rank(record.Peer), handler: record.Handler, args: record.Args, payload: record.Payload,
 		}
 		to, cost := lane(p.target, 0), p.cost()
 		if !r.job.reserve(to, cost) {
@@ -236,7 +236,7 @@ func (r *rank) put(in *inbox, o origin, p *packet, back *refunds) (waits uint32)
 		return 0
 	}
 	record := wire.Record{
-		Handler: p.handler, Peer: p.source, Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
+		Handler: p.handler, Peer: uint32(p.source), Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
 	}
 	if len(in.overflow) == 0 && len(r.upcalls.overflow) == 0 && r.push(in, record) {
 		r.job.taken(o, back)
@@ -258,7 +258,7 @@ func (r *rank) waits() uint32 {
 }
 
 // undeliverable reports a message to a rank that has ended.
-func (r *rank) undeliverable(source uint32) {
+func (r *rank) undeliverable(source id.Rank) {
 	r.job.fault("rank %d has sent a message to rank %d on node%d, which has ended", source, r.number, r.job.engine.config.Self)
 }
 
@@ -341,7 +341,7 @@ func (r *rank) refillInbox(in *inbox, back *refunds) bool {
 
 // entered returns how many barriers the rank has entered. The rank can enter only one at a time. The caller holds Job.mu.
 func (r *rank) entered(released uint64) (uint64, error) {
-	if had, ended := r.job.ended[uint32(r.number)]; ended {
+	if had, ended := r.job.ended[r.number]; ended {
 		return had, nil
 	}
 	if r.seen < released || r.seen > released+1 {
@@ -370,7 +370,7 @@ func (r *rank) letOut(number uint64) {
 }
 
 // Ended tells that the process of a rank has ended. What it had sent before is still sent.
-func (j *Job) Ended(number int) {
+func (j *Job) Ended(number id.Rank) {
 	r := j.local[number]
 	if r == nil {
 		return
@@ -391,7 +391,7 @@ func (j *Job) Ended(number int) {
 		r.gone = true
 		for _, in := range []*inbox{&r.upcalls, &r.ordinary} {
 			if len(in.overflow) > 0 {
-				r.undeliverable(in.overflow[0].record.Peer)
+				r.undeliverable(id.Rank(in.overflow[0].record.Peer))
 			}
 		}
 		r.mu.Unlock()
@@ -404,7 +404,7 @@ func (r *rank) farewell() {
 	j := r.job
 	j.mu.Lock()
 	entered := min(r.area.Entered().Load(), *j.ledger.released+1)
-	j.ended[uint32(r.number)] = entered
+	j.ended[r.number] = entered
 	inUse := j.inUse
 	j.mu.Unlock()
 	j.settle()

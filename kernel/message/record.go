@@ -3,6 +3,7 @@ package message
 import (
 	"sync/atomic"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/record"
 )
@@ -12,7 +13,7 @@ type counts struct{ sent, arrived atomic.Uint64 }
 
 // Counts returns how many messages a rank of this node has sent, and how many have come for it, since this node kernel has the
 // job.
-func (j *Job) Counts(rank int) (sent, arrived uint64) {
+func (j *Job) Counts(rank id.Rank) (sent, arrived uint64) {
 	r := j.local[rank]
 	if r == nil {
 		return 0, 0
@@ -24,7 +25,7 @@ func (j *Job) recorder() *record.Recorder { return j.engine.config.Recorder }
 
 // event is an event of the rank.
 func (r *rank) event(kind record.Kind) record.Event {
-	return record.Event{Kind: kind, Core: uint16(r.core), Job: r.job.config.Job, Rank: uint32(r.number)}
+	return record.Event{Kind: kind, Core: uint16(r.core), Job: r.job.config.Job, Rank: r.number}
 }
 
 // sends counts a message of the rank that goes into a batch, and has it recorded.
@@ -40,7 +41,7 @@ func (r *rank) note(kind record.Kind, b *batch, p *packet) {
 	}
 	e := r.event(kind)
 	e.Time = record.Now()
-	e.Peer, e.Node, e.Size, e.Number = p.target, uint32(r.job.config.Nodes[p.target]), uint32(len(p.payload)), b.count
+	e.Peer, e.Node, e.Size, e.Number = uint32(p.target), r.job.config.Nodes[p.target], uint32(len(p.payload)), b.count
 	b.events = append(b.events, e)
 }
 
@@ -53,13 +54,13 @@ func (j *Job) recordSent(b *batch, first uint64) {
 }
 
 // judged counts a message from a member that has come with that number, and records what was decided about it.
-func (r *rank) judged(begin record.Time, member int, number uint64, p *packet, v slot.Verdict) {
+func (r *rank) judged(begin id.Time, member int, number uint64, p *packet, v slot.Verdict) {
 	r.counts.arrived.Add(1)
 	if begin == 0 {
 		return
 	}
 	e := r.event(record.Arrived)
-	e.Peer, e.Node, e.Size = p.source, uint32(r.job.config.Members[member]), uint32(len(p.payload))
+	e.Peer, e.Node, e.Size = uint32(p.source), r.job.config.Members[member], uint32(len(p.payload))
 	e.Number, e.What = number, uint64(v)
 	r.job.recorder().End(begin, e)
 }
@@ -67,7 +68,7 @@ func (r *rank) judged(begin record.Time, member int, number uint64, p *packet, v
 // delivered records that a message which had to wait for room is in the ring.
 func (r *rank) delivered(w *waiting) {
 	e := r.event(record.Delivered)
-	e.Peer, e.Node = w.record.Peer, w.record.Node
+	e.Peer, e.Node = w.record.Peer, id.Node(w.record.Node)
 	r.job.recorder().End(w.since, e)
 }
 
@@ -75,5 +76,5 @@ func (r *rank) delivered(w *waiting) {
 func (r *rank) left(number uint64) {
 	e := r.event(record.Barrier)
 	e.Number = number
-	r.job.recorder().End(record.Time(r.inBarrier.Swap(0)), e)
+	r.job.recorder().End(id.Time(r.inBarrier.Swap(0)), e)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/record"
@@ -58,7 +59,7 @@ func TestRecorded(t *testing.T) {
 		}
 		for i, e := range sent {
 			want := record.Event{
-				Kind: record.Sent, Core: 1, Job: 7, Rank: 0, Peer: uint32(target), Node: uint32(there), Size: uint32(i), Number: uint64(1 + i),
+				Kind: record.Sent, Core: 1, Job: 7, Rank: 0, Peer: uint32(target), Node: id.Node(there), Size: uint32(i), Number: uint64(1 + i),
 				Time: e.Time,
 			}
 			if e != want {
@@ -67,7 +68,8 @@ func TestRecorded(t *testing.T) {
 			verdict := []slot.Verdict{slot.Deliver, slot.Consume, slot.Drop, slot.Deliver}[i%4]
 			got := arrived[i]
 			want = record.Event{
-				Kind: record.Arrived, Core: uint16(1 + target%2), Job: 7, Rank: uint32(target), Size: uint32(i), Number: uint64(1 + i), What: uint64(verdict),
+				Kind: record.Arrived, Core: uint16(1 + target%2), Job: 7, Rank: id.Rank(target), Size: uint32(i), Number: uint64(1 + i),
+				What: uint64(verdict),
 				Time: got.Time, Took: got.Took,
 			}
 			if got != want || got.Time < e.Time {
@@ -80,14 +82,14 @@ func TestRecorded(t *testing.T) {
 		}
 		for i, e := range runs {
 			if e.Text != "byhandler" || e.Number != uint64(reply.Handle) || e.Job != 7 || slot.Table[e.Slot].Name != slot.Message ||
-				e.Time < arrived[i].Time || e.Time+record.Time(e.Took) > arrived[i].Time+record.Time(arrived[i].Took) {
+				e.Time < arrived[i].Time || e.Time.Add(e.Took) > arrived[i].Time.Add(arrived[i].Took) {
 				t.Errorf("run %d is %+v, for %+v", i, e, arrived[i])
 			}
 		}
 		if s, _ := j.nodes[0].job.Counts(0); s != n+1 {
 			t.Errorf("rank 0 has sent %d messages", s)
 		}
-		if _, c := j.nodes[there].job.Counts(target); c != n+1 {
+		if _, c := j.nodes[there].job.Counts(id.Rank(target)); c != n+1 {
 			t.Errorf("%d have come", c)
 		}
 		if s, c := j.nodes[0].job.Counts(99); s != 0 || c != 0 {
@@ -142,12 +144,12 @@ func TestRecordedBarrier(t *testing.T) {
 		if len(events) != 3 {
 			t.Fatalf("node %d: %+v", node, events)
 		}
-		var released record.Time // from the one before
+		var released id.Time // from the one before
 		for i, e := range events {
-			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != uint32(node) || e.Took <= 0 || e.Time < released {
+			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != id.Rank(node) || e.Took <= 0 || e.Time < released {
 				t.Errorf("barrier %d of node %d is %+v", i, node, e)
 			}
-			released = e.Time + record.Time(e.Took)
+			released = e.Time.Add(e.Took)
 		}
 	}
 }

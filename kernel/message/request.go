@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
@@ -90,9 +91,9 @@ func (r *rank) do(q wire.Request, files []*os.File) (reply wire.Reply, give []*o
 	case wire.OpInsert:
 		reply, err = r.insert(q, files)
 	case wire.OpRemove:
-		err = r.remove(q.Handle)
+		err = r.remove(id.Handle(q.Handle))
 	case wire.OpStats:
-		reply, err = r.stats(q.Handle)
+		reply, err = r.stats(id.Handle(q.Handle))
 	case wire.OpRegion:
 		return r.region(q)
 	case wire.OpState:
@@ -129,7 +130,7 @@ func (r *rank) complain(q wire.Request, status wire.Status, err error) {
 	case status == wire.StatusNotFound && q.Op == wire.OpRegion:
 		return
 	case status == wire.StatusNotFound:
-		if err = r.job.config.Set.Stray(q.Handle); err == nil {
+		if err = r.job.config.Set.Stray(id.Handle(q.Handle)); err == nil {
 			return
 		}
 	}
@@ -196,7 +197,7 @@ func (r *rank) insert(q wire.Request, files []*os.File) (wire.Reply, error) {
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	return wire.Reply{Handle: x.Handle()}, nil
+	return wire.Reply{Handle: uint32(x.Handle())}, nil
 }
 
 // readObject reads a file that the rank has given. It may change while it is read, and may be anything.
@@ -218,17 +219,17 @@ func readObject(f *os.File) ([]byte, error) {
 	return object, nil
 }
 
-func (r *rank) remove(handle uint32) error {
+func (r *rank) remove(handle id.Handle) error {
 	return r.job.config.Set.Remove(handle, fmt.Sprintf("rank %d has removed it", r.number))
 }
 
-func (r *rank) stats(handle uint32) (wire.Reply, error) {
+func (r *rank) stats(handle id.Handle) (wire.Reply, error) {
 	x, err := r.job.config.Set.Find(handle)
 	if err != nil {
 		return wire.Reply{}, err
 	}
 	s := x.Stats()
-	reply := wire.Reply{Handle: handle, Values: [8]uint64{s.Runs, s.Instructions, s.Faults, uint64(s.Time)}}
+	reply := wire.Reply{Handle: uint32(handle), Values: [8]uint64{s.Runs, s.Instructions, s.Faults, uint64(s.Time)}}
 	if s.LastFault != nil {
 		reply.Text = s.LastFault.Error()
 	}
@@ -263,7 +264,7 @@ func (j *Job) keepRegion(name string, m *memory.Memory) error {
 
 // state gives a rank the memory of an extension's map.
 func (r *rank) state(q wire.Request) (wire.Reply, []*os.File, error) {
-	x, err := r.job.config.Set.Find(q.Handle)
+	x, err := r.job.config.Set.Find(id.Handle(q.Handle))
 	if err != nil {
 		return giveMemory(nil, wire.Reply{}, err)
 	}

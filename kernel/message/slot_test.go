@@ -94,12 +94,12 @@ func TestFaultsFallBack(t *testing.T) {
 // Whoever schedules the ranks is told of each message that comes for one, and of no others.
 func TestArrived(t *testing.T) {
 	type arrival struct {
-		rank    int
+		rank    id.Rank
 		waiting uint32
 	}
 	came := make(chan arrival, 10)
 	j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
-		Arrived: func(rank int, waiting uint32) { came <- arrival{rank, waiting} }})
+		Arrived: func(rank id.Rank, waiting uint32) { came <- arrival{rank, waiting} }})
 	a, b := j.join(0), j.join(1)
 	b.insert(extensiontest.Object(t, byHandler))
 	for round := range 2 {
@@ -132,7 +132,7 @@ func TestArrived(t *testing.T) {
 func TestWoken(t *testing.T) {
 	var woken [2]atomic.Bool
 	j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
-		Arrived: func(int, uint32) {}, Woken: func(rank int) { woken[rank].Store(true) }})
+		Arrived: func(id.Rank, uint32) {}, Woken: func(rank id.Rank) { woken[rank].Store(true) }})
 	a, b := j.join(0), j.join(1)
 	reset := func() {
 		for i := range woken {
@@ -354,7 +354,7 @@ func TestBarrierWithEndedRank(t *testing.T) {
 					t.Fatal("a rank is stuck in the barrier before")
 				}
 			}
-			j.nodes[c.ends/2].job.Ended(c.ends)
+			j.nodes[c.ends/2].job.Ended(id.Rank(c.ends))
 			if apps[c.waits].barrier(50 * time.Millisecond) {
 				t.Error("a barrier was completed without all ranks")
 			}
@@ -371,7 +371,7 @@ func TestEndAfterBarrier(t *testing.T) {
 	for rank, a := range apps {
 		go func() {
 			ok := a.barrier(20 * time.Second)
-			j.nodes[rank].job.Ended(rank)
+			j.nodes[rank].job.Ended(id.Rank(rank))
 			done <- ok
 		}()
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
 
@@ -29,7 +30,7 @@ type guest struct {
 }
 
 // Spin has a thread of its own on a CPU handle all messages, until Rest. The CPU is to be nobody else's.
-func (e *Engine) Spin(cpu int) error {
+func (e *Engine) Spin(cpu id.CPU) error {
 	e.spinning.Lock()
 	defer e.spinning.Unlock()
 	if e.spinner.Load() != nil {
@@ -96,11 +97,11 @@ func (e *Engine) class() fabric.Class {
 }
 
 // run is the life of the spinner's thread, which ends with it since it is bound to its CPU.
-func (s *spinner) run(cpu int, started chan<- error) {
+func (s *spinner) run(cpu id.CPU, started chan<- error) {
 	defer close(s.ended)
 	runtime.LockOSThread()
 	var set unix.CPUSet
-	set.Set(cpu)
+	set.Set(int(cpu))
 	err := unix.SchedSetaffinity(0, &set)
 	started <- err
 	if err != nil {

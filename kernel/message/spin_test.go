@@ -10,26 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 )
 
 // cpu is the CPU that this goroutine runs on now.
-func cpu() int {
+func cpu() id.CPU {
 	var n uint32
 	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
-	return int(n)
+	return id.CPU(n)
 }
 
 // lastCPU is a CPU that this process may use.
-func lastCPU(t *testing.T) int {
+func lastCPU(t *testing.T) id.CPU {
 	t.Helper()
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)
 	}
-	last := 0
+	last := id.CPU(0)
 	for i := range 1024 {
 		if set.IsSet(i) {
-			last = i
+			last = id.CPU(i)
 		}
 	}
 	return last
@@ -73,7 +74,7 @@ func TestSpinner(t *testing.T) {
 	want := lastCPU(t)
 	var spinning atomic.Bool
 	var here, elsewhere atomic.Int64
-	j := openWith(t, 2, 2, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Arrived: func(int, uint32) {
+	j := openWith(t, 2, 2, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Arrived: func(id.Rank, uint32) {
 		if !spinning.Load() {
 			return
 		}

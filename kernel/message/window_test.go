@@ -15,7 +15,7 @@ import (
 )
 
 // heldFor returns the bytes of messages for a rank that its node has in memory of its own.
-func (j *testJob) heldFor(rank int) (bytes uint64) {
+func (j *testJob) heldFor(rank id.Rank) (bytes uint64) {
 	job := j.nodes[j.config.Nodes[rank]].job
 	r := job.local[rank]
 	r.mu.Lock()
@@ -215,9 +215,9 @@ func (j *testJob) windowsAgree() bool {
 		for from := range j.nodes {
 			for hops := range uint8(lanes) {
 				sender, receiver := j.nodes[from].job, j.nodes[node].job
-				index := receiver.local[rank].index
+				index := receiver.local[id.Rank(rank)].index
 				sender.mu.Lock()
-				spent := sender.ledger.spent[lane(uint32(rank), hops)]
+				spent := sender.ledger.spent[lane(id.Rank(rank), hops)]
 				sender.mu.Unlock()
 				receiver.receiving.Lock()
 				came := receiver.intake[index*lanes+int(hops)][from].came

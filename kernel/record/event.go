@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"margay/kernel/abi/id"
 )
 
 // Kind says what an event is.
@@ -31,15 +33,15 @@ const kinds = Called + 1
 
 // Event is something that happened on a node.
 type Event struct {
-	Time   Time // when it began
+	Time   id.Time // when it began
 	Took   time.Duration
 	Kind   Kind
-	Slot   uint8 // place of a slot in slot.Table
-	Core   uint16
-	Job    uint32
-	Rank   uint32
+	Slot   uint8  // place of a slot in slot.Table
+	Core   uint16 // id.Core, in two bytes
+	Job    id.Job
+	Rank   id.Rank
 	Peer   uint32 // rank, or the handle of an extension
-	Node   uint32
+	Node   id.Node
 	Size   uint32 // bytes
 	What   uint64
 	Number uint64
@@ -57,7 +59,7 @@ const fixed = 8 + 8 + 1 + 1 + 2 + 5*4 + 2*8 + 2
 const maxText = 1024
 
 // maxTime is later than any clock of a node shows; two of them can be added.
-const maxTime Time = 1 << 61
+const maxTime id.Time = 1 << 61
 
 // ErrEncoding reports bytes that are not events.
 var ErrEncoding = errors.New("no events")
@@ -69,7 +71,7 @@ func (e *Event) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(e.Took))
 	b = append(b, byte(e.Kind), e.Slot)
 	b = binary.LittleEndian.AppendUint16(b, e.Core)
-	for _, v := range [...]uint32{e.Job, e.Rank, e.Peer, e.Node, e.Size} {
+	for _, v := range [...]uint32{uint32(e.Job), uint32(e.Rank), e.Peer, uint32(e.Node), e.Size} {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
 	b = binary.LittleEndian.AppendUint64(b, e.What)
@@ -99,15 +101,16 @@ func parse(b []byte) (e Event, n int, err error) {
 	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
 	e = Event{
-		Time: Time(u64(0)), Took: time.Duration(u64(8)), Kind: Kind(b[16]), Slot: b[17], Core: binary.LittleEndian.Uint16(b[18:]),
-		Job: u32(20), Rank: u32(24), Peer: u32(28), Node: u32(32), Size: u32(36), What: u64(40), Number: u64(48),
+		Time: id.Time(u64(0)), Took: time.Duration(u64(8)), Kind: Kind(b[16]), Slot: b[17], Core: binary.LittleEndian.Uint16(b[18:]),
+		Job: id.Job(u32(20)), Rank: id.Rank(u32(24)), Peer: u32(28), Node: id.Node(u32(32)), Size: u32(36),
+		What: u64(40), Number: u64(48),
 	}
 	n = fixed + int(binary.LittleEndian.Uint16(b[56:]))
 	switch {
 	case e.Kind == 0 || e.Kind >= kinds:
 		return e, 0, fmt.Errorf("%w: there is no kind %d", ErrEncoding, e.Kind)
-	case e.Time < 0 || e.Took < 0 || e.Time > maxTime || Time(e.Took) > maxTime:
-		return e, 0, fmt.Errorf("%w: time %d, took %d", ErrEncoding, e.Time, e.Took)
+	case e.Took < 0 || e.Time > maxTime || id.Time(e.Took) > maxTime:
+		return e, 0, fmt.Errorf("%w: time %d, took %d", ErrEncoding, int64(e.Time), e.Took)
 	case n > len(b) || n > fixed+maxText:
 		return e, 0, fmt.Errorf("%w: text of %d bytes", ErrEncoding, n-fixed)
 	}

@@ -20,6 +20,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"margay/kernel/abi/id"
 )
 
 // Lease is the time that recording continues after a read.
@@ -41,7 +43,7 @@ const MaxReaders = 16
 // Recorder records the events of a node. It is safe for concurrent use; a nil one records nothing.
 type Recorder struct {
 	cores int
-	made  Time
+	made  id.Time
 	lease time.Duration
 	rings atomic.Pointer[rings] // nil: off
 
@@ -55,7 +57,7 @@ type Recorder struct {
 // rings are the rings of one period of recording.
 type rings struct {
 	generation uint64
-	begun      Time
+	begun      id.Time
 	rings      []ring
 }
 
@@ -96,7 +98,7 @@ func (r *Recorder) turn(to *rings) {
 func (r *Recorder) On() bool { return r != nil && r.rings.Load() != nil }
 
 // Begin returns the start time of an interval that End records; 0 while recording is off.
-func (r *Recorder) Begin() Time {
+func (r *Recorder) Begin() id.Time {
 	if !r.On() {
 		return 0
 	}
@@ -105,9 +107,9 @@ func (r *Recorder) Begin() Time {
 
 // End records what Begin has begun: e gets its time and how long it took. A begin of 0 was not
 // recorded, and its end is not either.
-func (r *Recorder) End(begin Time, e Event) {
+func (r *Recorder) End(begin id.Time, e Event) {
 	if begin != 0 {
-		e.Time, e.Took = begin, time.Duration(Now()-begin)
+		e.Time, e.Took = begin, Now().Sub(begin)
 		r.Add(e)
 	}
 }
@@ -120,7 +122,7 @@ func (r *Recorder) Add(e Event) {
 }
 
 // Switch records that a core goes to a rank, or becomes idle if job is 0, and why; at 0 means now.
-func (r *Recorder) Switch(at Time, core int, job, rank uint32, why string) {
+func (r *Recorder) Switch(at id.Time, core id.Core, job id.Job, rank id.Rank, why string) {
 	if r.On() {
 		r.add(&Event{Kind: Switch, Time: at, Core: uint16(core), Job: job, Rank: rank, Text: why})
 	}
@@ -242,12 +244,12 @@ func newRings(generation uint64, cores int) *rings {
 
 // Batch is what a reader gets.
 type Batch struct {
-	Cursor Cursor // for the next read
-	Made   Time   // when the recorder was made: it has no other before that
-	Begun  Time   // when this generation began
-	Events []byte // see Parse
-	Lost   uint64 // events that were overwritten before they were read
-	More   bool   // there are more already
+	Cursor Cursor  // for the next read
+	Made   id.Time // when the recorder was made: it has no other before that
+	Begun  id.Time // when this generation began
+	Events []byte  // see Parse
+	Lost   uint64  // events that were overwritten before they were read
+	More   bool    // there are more already
 }
 
 // Read returns about size bytes of the events behind a cursor, those that want accepts. A cursor of

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 func all(*Event) bool { return true }
@@ -250,13 +252,13 @@ func TestConcurrent(t *testing.T) {
 	for w := range writers {
 		group.Go(func() {
 			for i := range each {
-				r.Add(Event{Kind: Arrived, Core: uint16(w % 3), Rank: uint32(w), Number: uint64(i), Text: "text"})
+				r.Add(Event{Kind: Arrived, Core: uint16(w % 3), Rank: id.Rank(w), Number: uint64(i), Text: "text"})
 			}
 		})
 	}
 	done := make(chan struct{})
 	go func() { group.Wait(); close(done) }()
-	next := make(map[uint32]uint64)
+	next := make(map[id.Rank]uint64)
 	var total, lost uint64
 	for c, last := (Cursor{Generation: r.rings.Load().generation, Positions: make([]uint64, 3)}), false; ; {
 		events, l, after := drain(t, r, c)
@@ -372,7 +374,7 @@ func BenchmarkEvent(b *testing.B) {
 		state := map[bool]string{false: "off", true: "on"}[on]
 		b.Run("switch/"+state, func(b *testing.B) {
 			for i := range b.N {
-				r.Switch(0, 1, 7, uint32(i), "a message has come")
+				r.Switch(0, 1, 7, id.Rank(i), "a message has come")
 			}
 		})
 		b.Run("run/"+state, func(b *testing.B) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble/memory"
 )
@@ -26,9 +27,9 @@ const (
 // Plan is the schedule of a core until the next event. Tasks are named by their index in
 // Core.Tasks.
 type Plan struct {
-	Run  int    // the task that gets the core; -1: none
-	Hold uint64 // bit i: task i must be kept off the core
-	Next uint64 // when to call Tick; slot.Infinite: never
+	Run  int     // the task that gets the core; -1: none
+	Hold uint64  // bit i: task i must be kept off the core
+	Next id.Time // when to call Tick; slot.Infinite: never
 }
 
 // Meter returns a task's processor time and its number of pending messages.
@@ -40,12 +41,12 @@ type Meter func(ID) (ran time.Duration, messages uint32)
 type Core struct {
 	// Switched is called when the core goes to another task, or becomes idle: the zero ID. It may
 	// be nil.
-	Switched func(at uint64, to ID, why string)
+	Switched func(at id.Time, to ID, why string)
 	// Floor is the longest time that a task that is ready and not held can be kept waiting. Delays
 	// in following a plan do not count.
 	Floor time.Duration
 
-	number int
+	number id.Core
 	meter  Meter
 	event  *memory.Memory // a slot.SchedContext
 
@@ -53,12 +54,12 @@ type Core struct {
 	tasks    []*entry // in the order of Add
 	running  *entry   // nil: none
 	told     ID       // the last argument of Switched
-	toldAt   uint64
+	toldAt   id.Time
 	decider  *policyState // the policy that chose running; nil: this package
 	plan     Plan
-	until    uint64 // the end of the quantum; slot.Infinite: none
-	rescue   uint64 // the end of a rescued task's turn; 0: none
-	late     uint64 // total delay in following plans
+	until    id.Time       // the end of the quantum; slot.Infinite: none
+	rescue   id.Time       // the end of a rescued task's turn; 0: none
+	late     time.Duration // total delay in following plans
 	info     CoreInfo
 }
 
@@ -73,8 +74,8 @@ type policyState struct {
 type entry struct {
 	ID
 	state  slot.TaskState
-	since  uint64        // start of its state
-	late   uint64        // Core.late at since
+	since  id.Time       // start of its state
+	late   time.Duration // Core.late at since
 	origin time.Duration // its processor time at Add
 	spent  time.Duration // processor time of all tasks at since
 
@@ -87,7 +88,7 @@ type entry struct {
 }
 
 // NewCore makes a core without tasks. Policies see its number. The caller must Close it.
-func NewCore(number int, meter Meter) (*Core, error) {
+func NewCore(number id.Core, meter Meter) (*Core, error) {
 	event, err := memory.Map("sched", slot.SchedSize)
 	if err != nil {
 		return nil, err
@@ -112,33 +113,33 @@ func (c *Core) Plan() Plan { return c.plan }
 
 // Add makes a task share the core. It returns an error if there are slot.MaxTasks already, or if
 // the task is one of them.
-func (c *Core) Add(now uint64, id ID) error {
+func (c *Core) Add(now id.Time, task ID) error {
 	if len(c.tasks) == slot.MaxTasks {
-		return fmt.Errorf("core %d: job %d rank %d: at most %d processes can share a core", c.number, id.Job, id.Rank, slot.MaxTasks)
+		return fmt.Errorf("core %d: job %d rank %d: at most %d processes can share a core", c.number, task.Job, task.Rank, slot.MaxTasks)
 	}
-	if c.find(id) != nil {
-		return fmt.Errorf("core %d: job %d rank %d is there already", c.number, id.Job, id.Rank)
+	if c.find(task) != nil {
+		return fmt.Errorf("core %d: job %d rank %d is there already", c.number, task.Job, task.Rank)
 	}
 	c.measure()
 	c.lag(now)
-	t := &entry{ID: id, since: now, late: c.late, spent: c.spent()}
-	t.ran, t.messages = c.meter(id)
+	t := &entry{ID: task, since: now, late: c.late, spent: c.spent()}
+	t.ran, t.messages = c.meter(task)
 	t.origin = t.ran
 	c.tasks = append(c.tasks, t)
-	c.decide(now, slot.Wake, id)
+	c.decide(now, slot.Wake, task)
 	return nil
 }
 
 // Remove removes a task that has ended or no longer shares the core.
-func (c *Core) Remove(now uint64, id ID) {
-	t := c.find(id)
+func (c *Core) Remove(now id.Time, task ID) {
+	t := c.find(task)
 	if t == nil {
 		return
 	}
 	c.measure()
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *entry) bool { return other == t })
 	for _, p := range c.policies {
-		delete(p.data, id)
+		delete(p.data, task)
 	}
 	c.leave(t)
 	c.decide(now, slot.Ending, ID{})
@@ -146,7 +147,7 @@ func (c *Core) Remove(now uint64, id ID) {
 
 // SetPolicies sets the policies. The first one with an opinion decides. A policy that was in force
 // before keeps its data and its count of rescues.
-func (c *Core) SetPolicies(now uint64, policies []*Policy) {
+func (c *Core) SetPolicies(now id.Time, policies []*Policy) {
 	var list []*policyState
 	for _, p := range policies {
 		at := slices.IndexFunc(c.policies, func(j *policyState) bool { return j.Handle == p.Handle })
@@ -162,34 +163,34 @@ func (c *Core) SetPolicies(now uint64, policies []*Policy) {
 }
 
 // Block reports that a task waits. A held task does nothing, so its state is unknown.
-func (c *Core) Block(now uint64, id ID) {
-	if t := c.find(id); t != nil && (t.state == slot.Ready || t.state == slot.Running) {
+func (c *Core) Block(now id.Time, task ID) {
+	if t := c.find(task); t != nil && (t.state == slot.Ready || t.state == slot.Running) {
 		c.measure()
 		c.become(t, now, slot.Blocked)
 		c.leave(t)
-		c.decide(now, slot.Block, id)
+		c.decide(now, slot.Block, task)
 	}
 }
 
 // Wake reports that a task no longer waits.
-func (c *Core) Wake(now uint64, id ID) {
-	if t := c.find(id); t != nil && t.state == slot.Blocked {
+func (c *Core) Wake(now id.Time, task ID) {
+	if t := c.find(task); t != nil && t.state == slot.Blocked {
 		c.measure()
 		c.become(t, now, slot.Ready)
-		c.decide(now, slot.Wake, id)
+		c.decide(now, slot.Wake, task)
 	}
 }
 
 // Arrived reports a message for a task.
-func (c *Core) Arrived(now uint64, id ID) {
-	if c.find(id) != nil {
+func (c *Core) Arrived(now id.Time, task ID) {
+	if c.find(task) != nil {
 		c.measure()
-		c.decide(now, slot.Arrival, id)
+		c.decide(now, slot.Arrival, task)
 	}
 }
 
 // Tick reports that the time of the plan has come.
-func (c *Core) Tick(now uint64) {
+func (c *Core) Tick(now id.Time) {
 	if now >= c.plan.Next {
 		c.measure()
 		c.decide(now, slot.Tick, ID{})
@@ -210,9 +211,9 @@ func (c *Core) Info() CoreInfo {
 	return info
 }
 
-func (c *Core) find(id ID) *entry {
+func (c *Core) find(task ID) *entry {
 	for _, t := range c.tasks {
-		if t.ID == id {
+		if t.ID == task {
 			return t
 		}
 	}
@@ -226,7 +227,7 @@ func (c *Core) leave(t *entry) {
 	}
 }
 
-func (c *Core) become(t *entry, now uint64, state slot.TaskState) {
+func (c *Core) become(t *entry, now id.Time, state slot.TaskState) {
 	if t.state != state {
 		c.lag(now)
 		t.state, t.since, t.late, t.spent = state, now, c.late, c.spent()
@@ -251,22 +252,23 @@ func (c *Core) measure() {
 
 func (c *Core) describe(t *entry) slot.SchedTask {
 	return slot.SchedTask{
-		Job: t.Job, Rank: t.Rank, State: t.state, Messages: t.messages, Ran: uint64(max(0, t.ran-t.origin)), Since: t.since,
+		Job: uint32(t.Job), Rank: uint32(t.Rank), State: t.state, Messages: t.messages,
+		Ran: uint64(max(0, t.ran-t.origin)), Since: uint64(t.since),
 	}
 }
 
 // lag records the delay in following the plan. A plan is followed late when the caller does not get
 // its own CPU. No decision was possible in that time, so it does not count as waiting because of a
 // decision.
-func (c *Core) lag(now uint64) {
+func (c *Core) lag(now id.Time) {
 	if now > c.plan.Next {
-		c.late += now - c.plan.Next
+		c.late += now.Sub(c.plan.Next)
 		c.plan.Next = now
 	}
 }
 
 // decide makes a new plan.
-func (c *Core) decide(now uint64, why slot.Why, target ID) {
+func (c *Core) decide(now id.Time, why slot.Why, target ID) {
 	c.lag(now)
 	if now < c.rescue {
 		c.arm(now, c.rescue)
@@ -291,7 +293,7 @@ func (c *Core) decide(now uint64, why slot.Why, target ID) {
 
 // starved returns the task that has waited for longer than the floor, the longest if there are
 // several, nil if there is none.
-func (c *Core) starved(now uint64) *entry {
+func (c *Core) starved(now id.Time) *entry {
 	if t := c.longest(); t != nil && now >= c.limit(t) {
 		return t
 	}
@@ -299,7 +301,7 @@ func (c *Core) starved(now uint64) *entry {
 }
 
 // limit returns the time until which a ready task may be kept waiting.
-func (c *Core) limit(t *entry) uint64 { return t.since + uint64(c.Floor) + c.late - t.late }
+func (c *Core) limit(t *entry) id.Time { return t.since.Add(c.Floor + c.late - t.late) }
 
 // longest returns the task that has been ready for the longest time, nil if none is.
 func (c *Core) longest() *entry {
@@ -314,7 +316,7 @@ func (c *Core) longest() *entry {
 
 // save gives a starved task a turn, and blames the policy, unless tasks used little of the core
 // during the wait: then other work had the CPU.
-func (c *Core) save(now uint64, t *entry) {
+func (c *Core) save(now id.Time, t *entry) {
 	c.info.Rescues++
 	c.info.Why = "floor"
 	if p := c.decider; p != nil && c.spent()-t.spent >= c.Floor/2 {
@@ -345,9 +347,9 @@ type opinion struct {
 }
 
 // ask runs a policy and reports whether it has an opinion.
-func (c *Core) ask(now uint64, p *policyState, why slot.Why, target ID) (opinion, bool) {
+func (c *Core) ask(now id.Time, p *policyState, why slot.Why, target ID) (opinion, bool) {
 	s := slot.SchedContext{
-		Core: uint32(c.number), Why: why, Count: uint32(len(c.tasks)), Target: slot.NoTask, Now: now, Quantum: slot.Infinite,
+		Core: uint32(c.number), Why: why, Count: uint32(len(c.tasks)), Target: slot.NoTask, Now: uint64(now), Quantum: slot.Infinite,
 	}
 	for i, t := range c.tasks {
 		s.Tasks[i] = c.describe(t)
@@ -395,7 +397,7 @@ func Check(answer slot.Verdict, tasks int, hold uint64) error {
 }
 
 // turns is the default policy: ready tasks take turns, the longest-waiting first.
-func (c *Core) turns(now uint64, why slot.Why) opinion {
+func (c *Core) turns(now id.Time, why slot.Why) opinion {
 	for _, t := range c.tasks {
 		if t.state == slot.Held {
 			c.become(t, now, slot.Ready)
@@ -406,8 +408,8 @@ func (c *Core) turns(now uint64, why slot.Why) opinion {
 		return opinion{task: c.running, quantum: slot.Infinite}
 	}
 	if t := c.running; t != nil && why != slot.Tick {
-		if end := min(t.since+uint64(Turn), c.until); now < end { // its turn has not ended
-			return opinion{task: t, quantum: end - now}
+		if end := min(t.since.Add(Turn), c.until); now < end { // its turn has not ended
+			return opinion{task: t, quantum: uint64(end.Sub(now))}
 		}
 	}
 	o := opinion{task: next, quantum: slot.Infinite}
@@ -423,7 +425,7 @@ func (c *Core) others(except *entry) bool {
 }
 
 // obey gives the core to the chosen task.
-func (c *Core) obey(now uint64, o opinion) {
+func (c *Core) obey(now id.Time, o opinion) {
 	for i, t := range c.tasks {
 		if o.hold>>i&1 != 0 {
 			c.become(t, now, slot.Held)
@@ -437,7 +439,7 @@ func (c *Core) obey(now uint64, o opinion) {
 }
 
 // give makes t the running task; nil makes the core idle.
-func (c *Core) give(now uint64, t *entry) {
+func (c *Core) give(now id.Time, t *entry) {
 	if c.running == t {
 		return
 	}
@@ -455,7 +457,7 @@ func (c *Core) give(now uint64, t *entry) {
 // grant gives the running task the core for a quantum, and returns its end. It deducts the overrun
 // of the task's turns, up to half of the quantum: turns sometimes end late, perhaps always the same
 // task's.
-func (c *Core) grant(now, quantum uint64) (until uint64) {
+func (c *Core) grant(now id.Time, quantum uint64) (until id.Time) {
 	t := c.running
 	if t == nil {
 		t = &entry{}
@@ -471,11 +473,11 @@ func (c *Core) grant(now, quantum uint64) (until uint64) {
 	t.overrun -= cut
 	granted := max(time.Duration(quantum)-cut, MinQuantum)
 	t.end = t.ran + granted
-	return now + uint64(granted)
+	return now.Add(granted)
 }
 
 // It calls Switched if the running task is a new one.
-func (c *Core) tell(at uint64) {
+func (c *Core) tell(at id.Time) {
 	var now ID
 	if c.running != nil {
 		now = c.running.ID
@@ -499,7 +501,7 @@ func (c *Core) TellAgain() {
 
 // arm makes the plan: the running task has the core until the given time, unless another task
 // starves before.
-func (c *Core) arm(now, until uint64) {
+func (c *Core) arm(now, until id.Time) {
 	c.tell(now)
 	c.until = until
 	c.plan = Plan{Run: -1, Next: c.until}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble/memory"
 )
@@ -17,7 +18,7 @@ type bench struct {
 	t testing.TB
 	*Core
 	has     ID // the watcher's running task
-	now     uint64
+	now     id.Time
 	ran     map[ID]time.Duration
 	waiting map[ID]uint32
 	faults  []string
@@ -32,7 +33,7 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 	}
 	t.Cleanup(func() { c.Close() })
 	b.Core = c
-	c.Switched = func(_ uint64, to ID, why string) {
+	c.Switched = func(_ id.Time, to ID, why string) {
 		if to == b.has || why == "" {
 			t.Errorf("told that the core goes from %v to %v: %q", b.has, to, why)
 		}
@@ -47,13 +48,13 @@ func newBench(t testing.TB, ranks int, policies ...*Policy) *bench {
 	return b
 }
 
-func rankID(rank int) ID { return ID{Job: 7, Rank: uint32(rank)} }
+func rankID(rank int) ID { return ID{Job: 7, Rank: id.Rank(rank)} }
 
 // policy makes a policy of a function, which need not write the fields that it does not change.
-func (b *bench) policy(handle uint32, f func(*slot.SchedContext) slot.Verdict) *Policy {
+func (b *bench) policy(handle id.Handle, f func(*slot.SchedContext) slot.Verdict) *Policy {
 	return &Policy{
 		Handle: handle, Name: "test",
-		Decide: func(context memory.Region, core int) (slot.Verdict, error) {
+		Decide: func(context memory.Region, core id.Core) (slot.Verdict, error) {
 			raw := memory.View(context.Base, context.Length)
 			var s slot.SchedContext
 			if _, err := binary.Decode(raw, binary.LittleEndian, &s); err != nil || core != 3 || s.Core != 3 {
@@ -75,7 +76,7 @@ func (b *bench) pass(d time.Duration) { b.passTicks(d, math.MaxInt) }
 
 // passTicks is pass until there have been so many ticks.
 func (b *bench) passTicks(d time.Duration, ticks int) {
-	for end := b.now + uint64(d); ticks > 0; ticks-- {
+	for end := b.now.Add(d); ticks > 0; ticks-- {
 		p := b.Plan()
 		next := min(end, p.Next)
 		if p.Run >= 0 {
@@ -99,7 +100,7 @@ func (b *bench) runs(what string, rank int, quantum time.Duration) {
 	if p.Run != rank {
 		b.t.Errorf("%s: task %d runs, not %d", what, p.Run, rank)
 	}
-	if got := time.Duration(p.Next - b.now); quantum < 0 != (p.Next == slot.Infinite) || quantum >= 0 && got != quantum {
+	if got := p.Next.Sub(b.now); quantum < 0 != (p.Next == slot.Infinite) || quantum >= 0 && got != quantum {
 		b.t.Errorf("%s: the next tick is in %v, not in %v", what, got, quantum)
 	}
 }
@@ -110,11 +111,11 @@ const never = -1
 func TestTellAgain(t *testing.T) {
 	b := newBench(t, 1)
 	type turn struct {
-		at uint64
+		at id.Time
 		to ID
 	}
 	var told []turn
-	b.Switched = func(at uint64, to ID, _ string) { told = append(told, turn{at, to}) }
+	b.Switched = func(at id.Time, to ID, _ string) { told = append(told, turn{at, to}) }
 	b.TellAgain()
 	if told != nil {
 		t.Errorf("who has the core alone is told: %v", told)
@@ -135,7 +136,7 @@ func TestTellAgain(t *testing.T) {
 func TestTurns(t *testing.T) {
 	b := newBench(t, 1)
 	b.runs("alone", 0, never)
-	b.now += uint64(time.Hour)
+	b.now = b.now.Add(time.Hour)
 	b.Add(b.now, rankID(1))
 	b.runs("after an hour somebody comes", 1, Turn)
 	b.pass(3 * time.Millisecond)
@@ -145,7 +146,7 @@ func TestTurns(t *testing.T) {
 	b.runs("a task that waits blocks", 1, 7*time.Millisecond)
 	b.Block(b.now, rankID(1))
 	b.runs("the one that runs blocks", 0, never)
-	b.now += uint64(time.Minute)
+	b.now = b.now.Add(time.Minute)
 	b.Wake(b.now, rankID(2))
 	b.runs("one wakes up", 2, Turn)
 	b.Wake(b.now, rankID(1))
@@ -192,10 +193,11 @@ func TestContext(t *testing.T) {
 		return 1
 	})
 	b.SetPolicies(b.now, []*Policy{p})
-	if got.Why != slot.Change || got.Count != 2 || got.Target != slot.NoTask || got.Now != b.now || got.Quantum != slot.Infinite || got.Hold != 0 {
+	if got.Why != slot.Change || got.Count != 2 || got.Target != slot.NoTask || got.Now != uint64(b.now) ||
+		got.Quantum != slot.Infinite || got.Hold != 0 {
 		t.Errorf("change: %+v", got)
 	}
-	if x := got.Tasks[0]; x.State != slot.Running || x.Job != 7 || x.Rank != 0 || x.Since != b.now || x.Data != 0 {
+	if x := got.Tasks[0]; x.State != slot.Running || x.Job != 7 || x.Rank != 0 || x.Since != uint64(b.now) || x.Data != 0 {
 		t.Errorf("task 0: %+v", x)
 	}
 	b.now++
@@ -205,7 +207,7 @@ func TestContext(t *testing.T) {
 	if got.Why != slot.Arrival || got.Target != 1 || got.Hold != 1 {
 		t.Errorf("arrival: %+v", got)
 	}
-	if x := got.Tasks[1]; x.State != slot.Running || x.Messages != 4 || x.Ran != 77 || x.Since != b.now-1 || x.Data != 5 {
+	if x := got.Tasks[1]; x.State != slot.Running || x.Messages != 4 || x.Ran != 77 || x.Since != uint64(b.now-1) || x.Data != 5 {
 		t.Errorf("task 1: %+v", x)
 	}
 	if x := got.Tasks[0]; x.State != slot.Held {
@@ -256,8 +258,8 @@ func TestLateTurns(t *testing.T) {
 			for range 1000 {
 				p := b.Plan()
 				late := time.Duration(p.Run) * 3 * time.Millisecond // the second one is let go late every time
-				b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + late
-				b.now = p.Next + uint64(late)
+				b.ran[rankID(p.Run)] += p.Next.Sub(b.now) + late
+				b.now = p.Next.Add(late)
 				b.Tick(b.now)
 			}
 			first, second := b.ran[rankID(0)]-had[0], b.ran[rankID(1)]-had[1]
@@ -266,8 +268,8 @@ func TestLateTurns(t *testing.T) {
 			}
 
 			p := b.Plan()
-			b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + time.Minute // a long pause of everything
-			b.now = p.Next + uint64(time.Minute)
+			b.ran[rankID(p.Run)] += p.Next.Sub(b.now) + time.Minute // a long pause of everything
+			b.now = p.Next.Add(time.Minute)
 			b.Tick(b.now)
 			b.passTicks(time.Second, 1)
 			b.runs("after a minute", p.Run, 5*time.Millisecond)
@@ -356,7 +358,7 @@ func TestNonsense(t *testing.T) {
 	}
 	b := newBench(t, 2)
 	p := b.policy(1, nil)
-	p.Decide = func(memory.Region, int) (slot.Verdict, error) { return 0, errors.New("out of fuel") }
+	p.Decide = func(memory.Region, id.Core) (slot.Verdict, error) { return 0, errors.New("out of fuel") }
 	b.SetPolicies(b.now, []*Policy{p})
 	b.runs("a fault that has been counted", 0, Turn)
 	if len(b.faults) != 0 {
@@ -376,10 +378,10 @@ func TestFloorWithoutCPU(t *testing.T) {
 	b := newBench(t, 2)
 	b.SetPolicies(b.now, []*Policy{b.policy(1, func(*slot.SchedContext) slot.Verdict { return 0 })})
 	for range 2 * RescueLimit {
-		b.now += uint64(Floor)
+		b.now = b.now.Add(Floor)
 		b.Tick(b.now)
 		b.runs("a rescue", 1, Turn)
-		b.now += uint64(Turn)
+		b.now = b.now.Add(Turn)
 		b.Tick(b.now)
 	}
 	if len(b.faults) != 0 || b.removed != "" || b.Info().Rescues != 2*RescueLimit {
@@ -405,8 +407,8 @@ func TestFloorWhenLate(t *testing.T) {
 			b.SetPolicies(b.now, policies(b))
 			for range 4 * RescueLimit {
 				p := b.Plan()
-				b.ran[rankID(p.Run)] += time.Duration(p.Next-b.now) + late
-				b.now = p.Next + uint64(late)
+				b.ran[rankID(p.Run)] += p.Next.Sub(b.now) + late
+				b.now = p.Next.Add(late)
 				b.Tick(b.now)
 				if i := b.Info(); b.Plan().Run == p.Run || i.Rescues != 0 {
 					t.Fatalf("after task %d, %d has the core, with %d rescues", p.Run, b.Plan().Run, i.Rescues)
@@ -423,10 +425,10 @@ func TestFloorWhenLate(t *testing.T) {
 		return 0
 	}
 	b.SetPolicies(b.now, []*Policy{b.policy(1, starve)})
-	b.now += uint64(time.Second + late)
+	b.now = b.now.Add(time.Second + late)
 	b.Tick(b.now)
 	b.runs("after a second, late", 0, time.Second)
-	b.now += uint64(time.Second)
+	b.now = b.now.Add(time.Second)
 	b.Tick(b.now)
 	b.runs("after two", 1, Turn)
 }
@@ -498,7 +500,7 @@ func FuzzHostile(f *testing.F) {
 			return uint64(script[at%len(script)]) * (1 + uint64(at)/uint64(len(script)))
 		}
 		b := newBench(t, 1+int(next()%slot.MaxTasks))
-		hostile := func(handle uint32) *Policy {
+		hostile := func(handle id.Handle) *Policy {
 			return b.policy(handle, func(s *slot.SchedContext) slot.Verdict {
 				*s = slot.SchedContext{Core: s.Core, Count: uint32(next()), Quantum: next() * next() * next(), Hold: next() * next(), Now: next()}
 				for i := range s.Tasks {
@@ -536,16 +538,20 @@ func (b *bench) check() {
 	if p.Run != info.Running || p.Run >= len(info.Tasks) || p.Next < b.now {
 		b.t.Fatalf("plan %+v of %+v", p, info)
 	}
-	if running := (ID{}); p.Run < 0 && b.has != running || p.Run >= 0 && b.has != (ID{info.Tasks[p.Run].Job, info.Tasks[p.Run].Rank}) {
+	var running ID
+	if p.Run >= 0 {
+		running = ID{id.Job(info.Tasks[p.Run].Job), id.Rank(info.Tasks[p.Run].Rank)}
+	}
+	if b.has != running {
 		b.t.Fatalf("the watcher was told %v, the plan is %+v", b.has, p)
 	}
 	for i, x := range info.Tasks {
-		if p.Hold>>i&1 != 0 != (x.State == slot.Held) || (p.Run == i) != (x.State == slot.Running) || x.Since > b.now {
+		if p.Hold>>i&1 != 0 != (x.State == slot.Held) || (p.Run == i) != (x.State == slot.Running) || id.Time(x.Since) > b.now {
 			b.t.Fatalf("task %d is %+v, the plan %+v", i, x, p)
 		}
-		most := uint64(Floor) + slot.MaxTasks*uint64(Turn)
-		if x.State == slot.Ready && b.now-x.Since > most {
-			b.t.Fatalf("task %d has waited for %v", i, time.Duration(b.now-x.Since))
+		most, waited := Floor+slot.MaxTasks*Turn, b.now.Sub(id.Time(x.Since))
+		if x.State == slot.Ready && waited > most {
+			b.t.Fatalf("task %d has waited for %v", i, waited)
 		}
 	}
 	if p.Hold>>len(info.Tasks) != 0 {

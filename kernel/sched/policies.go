@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/nimble"
@@ -13,8 +14,8 @@ func Policies(chain []*extension.Extension) []*Policy {
 	for i, x := range chain {
 		policies[i] = &Policy{
 			Handle: x.Handle(), Name: x.Label(), Spec: x.Spec(), Insert: x.Options(),
-			Decide: func(context memory.Region, core int) (slot.Verdict, error) {
-				return x.Ask(nimble.Event{Context: context, Core: core})
+			Decide: func(context memory.Region, core id.Core) (slot.Verdict, error) {
+				return x.Ask(nimble.Event{Context: context, Core: int(core)})
 			},
 			Fault:  x.Fault,
 			Remove: x.Expel,

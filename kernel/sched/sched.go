@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/nimble"
 	"margay/nimble/memory"
@@ -19,16 +20,16 @@ import (
 
 // ID names a task on its node.
 type ID struct {
-	Job  uint32
-	Rank uint32
+	Job  id.Job
+	Rank id.Rank
 }
 
 // Task is a process that runs on one core and may have to share it. All its threads are bound to
 // that core.
 type Task struct {
 	ID
-	Core    int      // as the machine numbers them
-	CPU     int      // Linux's number of that core
+	Core    id.Core  // as the machine numbers them
+	CPU     id.CPU   // Linux's number of that core
 	PID     int      // in the node kernel's PID namespace
 	Process *os.File // a pidfd of it
 	Group   string   // directory of its control group; empty where there is none, and signals have to hold it
@@ -51,14 +52,14 @@ func (t *Task) Messages(told uint32) uint32 {
 
 // Policy is an extension in the sched slot.
 type Policy struct {
-	Handle uint32
+	Handle id.Handle
 	Name   string
 	Spec   *object.Spec   // the program, for an enforcer that gives it to Linux
 	Insert nimble.Options // options of its insertion: its settings, and the memory of its maps
 
 	// Decide runs it on a slot.SchedContext, on behalf of a core. An error is a fault of the
 	// extension, which has been counted.
-	Decide func(context memory.Region, core int) (slot.Verdict, error)
+	Decide func(context memory.Region, core id.Core) (slot.Verdict, error)
 	// Fault reports an invalid answer or a starved task. Too many faults remove the policy. Neither
 	// it nor Remove waits until the policies have been set again.
 	Fault func(err error)
@@ -85,7 +86,7 @@ type Enforcer interface {
 
 	// SetPolicies sets the policies of a core. The first one with an opinion decides. Policies that
 	// cannot be enforced are removed.
-	SetPolicies(core int, policies []*Policy) error
+	SetPolicies(core id.Core, policies []*Policy) error
 
 	// Arrived reports the number of pending messages of a task, which may switch the core at once.
 	Arrived(id ID, waiting uint32)
@@ -107,7 +108,7 @@ type Enforcer interface {
 
 // Watcher receives each switch of a core to another task, or to the zero ID when it becomes idle,
 // with the time on the policies' clock and the policy that decided. It must not wait.
-type Watcher func(core int, at uint64, to ID, why string)
+type Watcher func(core id.Core, at id.Time, to ID, why string)
 
 // Lacks describes the events that an enforcer cannot notice.
 func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
@@ -124,7 +125,7 @@ func Lacks(e interface{ Lacks() map[slot.Why]string }) []string {
 
 // CoreInfo describes a core.
 type CoreInfo struct {
-	Core     int
+	Core     id.Core
 	Tasks    []slot.SchedTask
 	Running  int    // index of the task that has the core; -1: none
 	Switches uint64 // to another task

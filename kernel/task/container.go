@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -44,7 +45,7 @@ type Handler interface {
 	// Record hands over the next record. It may repeat records that have not been acknowledged.
 	Record(Record)
 	// InputTaken reports how many bytes of its standard input a rank has taken.
-	InputTaken(rank int, position uint64)
+	InputTaken(rank id.Rank, position uint64)
 	// Gone reports the end of the job's init. It is the last call.
 	Gone()
 }
@@ -68,7 +69,7 @@ type Container struct {
 
 // notes are the words that are kept with a job's link for the next node kernel.
 type notes struct {
-	Job uint32
+	Job id.Job
 	PID int
 }
 
@@ -230,7 +231,7 @@ func (c *Container) Signal(rank int, sig unix.Signal) error {
 
 // Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler
 // receives the position that the rank has taken, and a piece must end less than 256 KiB after that.
-func (c *Container) Input(rank int, offset uint64, data []byte, eof bool) error {
+func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) error {
 	for {
 		piece := data[:min(len(data), link.MaxPayload)]
 		data = data[len(piece):]
@@ -467,4 +468,4 @@ func (c *Container) group() (init, ranks *os.File, err error) {
 	return init, ranks, nil
 }
 
-func groupName(job uint32) string { return "job-" + strconv.FormatUint(uint64(job), 10) }
+func groupName(job id.Job) string { return "job-" + strconv.FormatUint(uint64(job), 10) }

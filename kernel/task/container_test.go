@@ -20,6 +20,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -83,13 +84,13 @@ type events struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next event
 	records []task.Record
-	taken   map[int]uint64
-	running map[int]task.RankProcess
+	taken   map[id.Rank]uint64
+	running map[id.Rank]task.RankProcess
 	gone    bool
 }
 
 func newEvents() *events {
-	return &events{changed: make(chan struct{}), taken: make(map[int]uint64), running: make(map[int]task.RankProcess)}
+	return &events{changed: make(chan struct{}), taken: make(map[id.Rank]uint64), running: make(map[id.Rank]task.RankProcess)}
 }
 
 // note records an event.
@@ -111,7 +112,9 @@ func (e *events) Record(r task.Record) {
 
 func (e *events) Started(p task.RankProcess) { e.note(func() { e.running[p.Rank] = p }) }
 
-func (e *events) InputTaken(rank int, position uint64) { e.note(func() { e.taken[rank] = position }) }
+func (e *events) InputTaken(rank id.Rank, position uint64) {
+	e.note(func() { e.taken[rank] = position })
+}
 
 func (e *events) Gone() { e.note(func() { e.gone = true }) }
 
@@ -150,20 +153,20 @@ func (e *events) isGone() bool {
 }
 
 // processes returns the processes that the container has reported.
-func (e *events) processes() map[int]task.RankProcess {
+func (e *events) processes() map[id.Rank]task.RankProcess {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return maps.Clone(e.running)
 }
 
-func (e *events) position(rank int) uint64 {
+func (e *events) position(rank id.Rank) uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.taken[rank]
 }
 
-func (e *events) exits() map[int]task.Status {
-	m := make(map[int]task.Status)
+func (e *events) exits() map[id.Rank]task.Status {
+	m := make(map[id.Rank]task.Status)
 	for _, r := range e.all() {
 		if r.Stream == task.Exit {
 			m[r.Rank] = r.Status
@@ -172,7 +175,7 @@ func (e *events) exits() map[int]task.Status {
 	return m
 }
 
-func (e *events) text(rank int, stream task.Stream) string {
+func (e *events) text(rank id.Rank, stream task.Stream) string {
 	var b strings.Builder
 	for _, r := range e.all() {
 		if r.Rank == rank && r.Stream == stream {
@@ -206,13 +209,13 @@ const cgroups = "/sys/fs/cgroup"
 
 func spec(ranks int, args ...string) task.Spec {
 	s := task.Spec{
-		Job: uint32(os.Getpid()), Hostname: "node0", UID: 70001, GID: 70001, User: "tester",
+		Job: id.Job(os.Getpid()), Hostname: "node0", UID: 70001, GID: 70001, User: "tester",
 		Exec:    task.Exec{Path: "/bin/app", Argv: append([]string{"app", "app"}, args...), Env: []string{"A=b"}, Dir: "/home/tester"},
 		Umask:   0o27,
 		RAMDisk: 64 << 20,
 	}
 	for i := range ranks {
-		s.Ranks = append(s.Ranks, task.Rank{Rank: i, Env: []string{fmt.Sprintf("MARGAY_RANK=%d", i)}, Stdin: i == 0})
+		s.Ranks = append(s.Ranks, task.Rank{Rank: id.Rank(i), Env: []string{fmt.Sprintf("MARGAY_RANK=%d", i)}, Stdin: i == 0})
 	}
 	return s
 }

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
 
@@ -102,7 +103,7 @@ func TestFreezeRank(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	say := func(rank int, offset uint64, text string, eof bool) {
+	say := func(rank id.Rank, offset uint64, text string, eof bool) {
 		if err := c.Input(rank, offset, []byte(text), eof); err != nil {
 			t.Fatal(err)
 		}

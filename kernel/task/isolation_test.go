@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
 	"margay/kernel/link"
 	"margay/kernel/task"
@@ -54,7 +55,7 @@ func TestSurroundings(t *testing.T) {
 	}
 	for i := range 2 {
 		s := spec(1, "surroundings")
-		s.Job += uint32(i)
+		s.Job += id.Job(i)
 		e := newEvents()
 		start(t, s, e)
 		e.await(t, "interfaces", func() bool { return strings.Contains(e.text(0, task.Stdout), "interfaces ") })
@@ -99,20 +100,20 @@ func TestPinned(t *testing.T) {
 	cpus := allowed(t)
 	s := spec(len(cpus), "status")
 	for i, cpu := range cpus {
-		s.Ranks[i].Cores = []int{cpu}
+		s.Ranks[i].Cores = []id.CPU{cpu}
 	}
 	e := newEvents()
 	start(t, s, e)
 	e.await(t, "exits", func() bool { return len(e.exits()) == len(cpus) })
 	for rank, cpu := range cpus {
-		if status := e.text(rank, task.Stdout); !strings.Contains(status, fmt.Sprintf("Cpus_allowed_list:\t%d\n", cpu)) {
+		if status := e.text(id.Rank(rank), task.Stdout); !strings.Contains(status, fmt.Sprintf("Cpus_allowed_list:\t%d\n", cpu)) {
 			t.Errorf("rank %d should be on CPU %d alone:\n%s", rank, cpu, status)
 		}
 	}
 }
 
 // allowed returns the CPUs that ranks may be pinned to, two at most.
-func allowed(t *testing.T) []int {
+func allowed(t *testing.T) []id.CPU {
 	t.Helper()
 	cores, err := hardware.Own()
 	if err != nil {
@@ -122,10 +123,10 @@ func allowed(t *testing.T) []int {
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)
 	}
-	var cpus []int
+	var cpus []id.CPU
 	for _, c := range cores {
 		// In a guest they are isolated, so that the affinity does not show them.
-		if len(cpus) < 2 && (inGuest || set.IsSet(c.CPU)) {
+		if len(cpus) < 2 && (inGuest || set.IsSet(int(c.CPU))) {
 			cpus = append(cpus, c.CPU)
 		}
 	}
@@ -134,7 +135,7 @@ func allowed(t *testing.T) []int {
 
 func TestPinnedToNothing(t *testing.T) {
 	s := spec(1, "status")
-	s.Ranks[0].Cores = []int{1000}
+	s.Ranks[0].Cores = []id.CPU{1000}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if inGuest { // the control group refuses

@@ -7,16 +7,17 @@ import (
 	"strconv"
 	"strings"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/link"
 )
 
 // RankProcess is the process of a rank that runs.
 type RankProcess struct {
-	Rank  int
+	Rank  id.Rank
 	PID   int      // in the node kernel's PID namespace
 	File  *os.File // a pidfd of it; the receiver's to close
 	Group string   // directory of its control group; empty where there is none
-	Since uint64   // when it was started: nanoseconds of CLOCK_MONOTONIC
+	Since id.Time  // when it was started: nanoseconds of CLOCK_MONOTONIC
 }
 
 // errEnded reports that a process has ended.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
 
@@ -32,14 +33,14 @@ func TestProcesses(t *testing.T) {
 	cpu := allowed(t)[0]
 	s := spec(3, "sleep")
 	for i := range s.Ranks {
-		s.Ranks[i].Cores = []int{cpu} // they share it
+		s.Ranks[i].Cores = []id.CPU{cpu} // they share it
 	}
 	e := newEvents()
-	before := clock.Monotonic()
+	before := id.Time(clock.Monotonic())
 	start(t, s, e)
 	e.await(t, "processes", func() bool { return len(e.processes()) == 3 })
 	for rank, p := range e.processes() {
-		if now := clock.Monotonic(); p.Since < before || p.Since > now {
+		if now := id.Time(clock.Monotonic()); p.Since < before || p.Since > now {
 			t.Errorf("rank %d was started at %d, between %d and %d", rank, p.Since, before, now)
 		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
@@ -47,8 +48,8 @@ func TestProcesses(t *testing.T) {
 			t.Errorf("process %d is not rank %d: %q, %v", p.PID, rank, env, err)
 		}
 		var set unix.CPUSet
-		if err := unix.SchedGetaffinity(p.PID, &set); err != nil || set.Count() != 1 || !set.IsSet(cpu) {
-			t.Errorf("rank %d may use %d CPUs, CPU %d: %v, %v", rank, set.Count(), cpu, set.IsSet(cpu), err)
+		if err := unix.SchedGetaffinity(p.PID, &set); err != nil || set.Count() != 1 || !set.IsSet(int(cpu)) {
+			t.Errorf("rank %d may use %d CPUs, CPU %d: %v, %v", rank, set.Count(), cpu, set.IsSet(int(cpu)), err)
 		}
 		if (p.Group != "") != inGuest {
 			t.Errorf("rank %d is in group %q", rank, p.Group)

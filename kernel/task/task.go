@@ -14,13 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // Spec says what one node has to run for a job. It is plain data.
 type Spec struct {
 	Exec `json:"-"` // travels apart
 
-	Job      uint32 // the job's number
+	Job      id.Job // the job's number
 	Hostname string // what the job sees as the node's name
 
 	UID, GID int    // the job's own; never 0
@@ -42,8 +44,8 @@ type Spec struct {
 
 // Rank is one process of a job.
 type Rank struct {
-	Rank  int
-	Cores []int    // the cores it may run on; none: wherever the job may
+	Rank  id.Rank
+	Cores []id.CPU // the CPUs it may run on; none: wherever the job may
 	Env   []string // added to the job's environment
 	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
 }
@@ -66,7 +68,7 @@ const (
 // end, or the end of all output.
 type Record struct {
 	Seq    uint64 // 1, 2, 3 ... on each node
-	Rank   int
+	Rank   id.Rank
 	Stream Stream
 	Data   []byte `json:"-"` // output; not cut at line ends
 	Status Status `json:",omitzero"`
@@ -162,28 +164,28 @@ const (
 
 // State is a job init's message to a new node kernel.
 type State struct {
-	Spec    Spec  // without its Exec
-	Loaded  bool  // the job's files have been unpacked, all of them
-	Started bool  // the ranks have been started, all of them
-	Running []int // the ranks that have not ended
+	Spec    Spec      // without its Exec
+	Loaded  bool      // the job's files have been unpacked, all of them
+	Started bool      // the ranks have been started, all of them
+	Running []id.Rank // the ranks that have not ended
 }
 
 // ProcessBody comes with a pidfd. It has the rank and the start time of the process: nanoseconds of
 // CLOCK_MONOTONIC.
 type ProcessBody struct {
-	Rank  int
-	Since uint64
+	Rank  id.Rank
+	Since id.Time
 }
 
 // SignalBody asks for a signal to a rank's process, or to all.
 type SignalBody struct {
-	Rank   int
+	Rank   int // a rank, or AllRanks
 	Signal unix.Signal
 }
 
 // InputBody is a piece of a rank's standard input, or reports the position written.
 type InputBody struct {
-	Rank   int
+	Rank   id.Rank
 	Offset uint64 // of the payload's first byte; in the report: bytes written or discarded so far
 	EOF    bool   // nothing follows the payload
 }
@@ -199,4 +201,4 @@ type Unkept struct {
 type AckBody struct{ Seq uint64 }
 
 // AppFile is the name under which the application's end of rank's socket is kept in the job init.
-func AppFile(rank int) string { return fmt.Sprintf("rank/%d/app", rank) }
+func AppFile(rank id.Rank) string { return fmt.Sprintf("rank/%d/app", rank) }

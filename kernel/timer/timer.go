@@ -30,14 +30,14 @@ type Timers struct {
 	log     func(format string, args ...any)
 
 	mu      sync.Mutex
-	running map[uint32]*timer // by handle
+	running map[id.Handle]*timer
 	closed  bool
 	all     sync.WaitGroup
 }
 
 // New starts running the extensions in slot timer.
 func New(node id.Node, m *extension.Manager, log func(format string, args ...any)) *Timers {
-	t := &Timers{node: node, manager: m, log: log, running: make(map[uint32]*timer)}
+	t := &Timers{node: node, manager: m, log: log, running: make(map[id.Handle]*timer)}
 	m.Watch(slot.Timer, t.changed)
 	return t
 }
@@ -63,13 +63,13 @@ type timer struct {
 }
 
 // changed starts extensions that are new in the slot and stops removed ones.
-func (t *Timers) changed(job uint32) {
+func (t *Timers) changed(job id.Job) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return
 	}
-	there := make(map[uint32]bool)
+	there := make(map[id.Handle]bool)
 	for _, x := range t.manager.Chain(job, slot.Timer) {
 		there[x.Handle()] = true
 		if t.running[x.Handle()] == nil {
@@ -79,7 +79,7 @@ func (t *Timers) changed(job uint32) {
 		}
 	}
 	for handle, r := range t.running {
-		if r.context.Job == job && !there[handle] {
+		if r.extension.Job() == job && !there[handle] {
 			r.clock.Close() // which ends it
 			delete(t.running, handle)
 		}
@@ -96,7 +96,7 @@ func (t *Timers) start(x *extension.Extension) error {
 	if r.event, err = memory.Map(string(slot.Timer), slot.TimerSize); err != nil {
 		return errors.Join(err, r.clock.Close())
 	}
-	r.context = slot.TimerContext{Node: uint32(t.node), Job: x.Job(), Interval: firstInterval}
+	r.context = slot.TimerContext{Node: uint32(t.node), Job: uint32(x.Job()), Interval: firstInterval}
 	t.running[x.Handle()] = r
 	t.all.Go(func() {
 		defer r.event.Close()

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
@@ -42,7 +43,7 @@ func TestNoSchedExt(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tasks []*schedtest.Process
-	for rank := range uint32(2) {
+	for rank := range id.Rank(2) {
 		p := schedtest.Start(t, schedtest.Spin, 1)
 		p.Task.ID, p.Task.Core = sched.ID{Job: 7, Rank: rank}, 1
 		schedtest.Group(t, p)
@@ -58,7 +59,7 @@ func TestNoSchedExt(t *testing.T) {
 		}
 	}
 	var turns [2]atomic.Int32
-	second.Watch(func(_ int, _ uint64, to sched.ID, _ string) {
+	second.Watch(func(_ id.Core, _ id.Time, to sched.ID, _ string) {
 		if to.Job == 7 {
 			turns[to.Rank].Add(1)
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 )
@@ -19,8 +20,8 @@ import (
 // core is one core. Its own thread receives context switches and timer expiries.
 type core struct {
 	enforcer *Enforcer
-	number   int
-	cpu      int        // Linux's number of it, while it is shared
+	number   id.Core
+	cpu      id.CPU     // Linux's number of it, while it is shared
 	timer    int        // a timerfd
 	bell     int        // an eventfd: the thread has to look again what to wait for
 	ringing  sync.Mutex // held to use the bell other than on the thread; taken last
@@ -37,17 +38,17 @@ type core struct {
 	apart     bool // while it is: nothing else is on its CPU, and the node kernel never was
 	started   bool // the thread
 	closed    bool
-	armed     uint64 // when the timer rings; slot.Infinite: not at all
-	failed    bool   // something has gone wrong and was logged
+	armed     id.Time // when the timer rings; slot.Infinite: not at all
+	failed    bool    // something has gone wrong and was logged
 }
 
-func newCore(e *Enforcer, number int) (*core, error) {
+func newCore(e *Enforcer, number id.Core) (*core, error) {
 	c := &core{enforcer: e, number: number, stopped: make(chan struct{}), strangers: make(map[int]bool), armed: slot.Infinite}
 	var err error
 	if c.decision, err = sched.NewCore(number, c.meter); err != nil {
 		return nil, err
 	}
-	c.decision.Switched = func(at uint64, to sched.ID, why string) {
+	c.decision.Switched = func(at id.Time, to sched.ID, why string) {
 		if watch := e.watch.Load(); watch != nil {
 			(*watch)(number, at, to, why)
 		}
@@ -60,6 +61,9 @@ func newCore(e *Enforcer, number int) (*core, error) {
 	}
 	return c, nil
 }
+
+// now reads the node's clock.
+func now() id.Time { return id.Time(clock.Monotonic()) }
 
 // meter implements sched.Meter. The caller holds the lock.
 func (c *core) meter(id sched.ID) (ran time.Duration, messages uint32) {
@@ -88,7 +92,7 @@ func (c *core) add(t *task) error {
 		return err
 	}
 	c.tasks = append(c.tasks, t)
-	if err := c.decision.Add(clock.Monotonic(), t.ID); err != nil {
+	if err := c.decision.Add(now(), t.ID); err != nil {
 		c.tasks = c.tasks[:len(c.tasks)-1]
 		return err
 	}
@@ -108,7 +112,7 @@ func (c *core) remove(id sched.ID) {
 	}
 	c.check(c.release(t))
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *task) bool { return other == t })
-	c.decision.Remove(clock.Monotonic(), id)
+	c.decision.Remove(now(), id)
 	c.update()
 }
 
@@ -116,7 +120,7 @@ func (c *core) setPolicies(policies []*sched.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.policies = len(policies)
-	c.decision.SetPolicies(clock.Monotonic(), policies)
+	c.decision.SetPolicies(now(), policies)
 	c.update()
 }
 
@@ -129,7 +133,7 @@ func (c *core) arrived(id sched.ID, waiting uint32) {
 			c.hear() // the message has woken it, which nothing else reports
 		}
 		c.settle(t)
-		c.decision.Arrived(clock.Monotonic(), id)
+		c.decision.Arrived(now(), id)
 		c.update()
 	}
 }
@@ -307,9 +311,9 @@ func (c *core) settle(t *task) bool {
 	t.blocked = waiting
 	if waiting {
 		t.rested = t.ran()
-		c.decision.Block(clock.Monotonic(), t.ID)
+		c.decision.Block(now(), t.ID)
 	} else {
-		c.decision.Wake(clock.Monotonic(), t.ID)
+		c.decision.Wake(now(), t.ID)
 	}
 	return true
 }
@@ -331,7 +335,7 @@ func rung(fd int) bool {
 }
 
 // arm sets the timer.
-func (c *core) arm(next uint64) {
+func (c *core) arm(next id.Time) {
 	if next == c.armed {
 		return
 	}
@@ -427,7 +431,7 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 		}
 		news = c.settle(t) || news
 	}
-	c.decision.Tick(clock.Monotonic())
+	c.decision.Tick(now())
 	c.update()
 	return news
 }
@@ -459,7 +463,7 @@ func (c *core) note(r record) {
 
 // wake records that the thread of a number no longer waits. The number of a thread that began to
 // wait before the events were opened is unknown: search for it.
-func (c *core) wake(number int, time uint64) {
+func (c *core) wake(number int, time id.Time) {
 	for _, t := range c.tasks {
 		for _, x := range t.threads {
 			if x.number == number {

@@ -15,7 +15,6 @@ import (
 	"margay/ext/sched/messagefirst"
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
-	"margay/internal/clock"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
 	"margay/nimble/engine/list"
@@ -138,7 +137,7 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 	c.mu.Lock()
 	wronged := c.find(id)
 	for _, x := range wronged.threads {
-		x.is(true, clock.Monotonic())
+		x.is(true, now())
 	}
 	c.settle(wronged)
 	c.update()

@@ -31,6 +31,7 @@
 package priority
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -42,6 +43,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/hardware"
 	"margay/kernel/sched"
@@ -57,15 +59,15 @@ type Enforcer struct {
 	asked  []*os.File   // silent events that keep these kinds enabled
 
 	mu      sync.Mutex
-	cores   map[int]*core
+	cores   map[id.Core]*core
 	tasks   map[sched.ID]*core
-	allowed []int       // CPUs that the node kernel had before it left any to tasks
-	taken   map[int]int // CPUs where tasks are real-time: on how many cores
+	allowed []id.CPU       // CPUs that the node kernel had before it left any to tasks
+	taken   map[id.CPU]int // CPUs where tasks are real-time: on how many cores
 }
 
 // Open detects the available mechanisms.
 func Open(log func(format string, args ...any)) *Enforcer {
-	e := &Enforcer{log: log, cores: make(map[int]*core), tasks: make(map[sched.ID]*core), taken: make(map[int]int)}
+	e := &Enforcer{log: log, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*core), taken: make(map[id.CPU]int)}
 	if e.stops = tryPriorities(); e.stops != nil {
 		e.deaf = e.stops
 	} else {
@@ -165,7 +167,7 @@ func (e *Enforcer) Add(t sched.Task) error {
 }
 
 // core returns a core, and creates it if necessary.
-func (e *Enforcer) core(number int) (*core, error) {
+func (e *Enforcer) core(number id.Core) (*core, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if c := e.cores[number]; c != nil {
@@ -195,7 +197,7 @@ func (e *Enforcer) Remove(id sched.ID) {
 }
 
 // SetPolicies implements sched.Enforcer.
-func (e *Enforcer) SetPolicies(core int, policies []*sched.Policy) error {
+func (e *Enforcer) SetPolicies(core id.Core, policies []*sched.Policy) error {
 	c, err := e.core(core)
 	if err != nil {
 		return err
@@ -221,7 +223,7 @@ func (e *Enforcer) Woken(id sched.ID) {
 // Cores implements sched.Enforcer.
 func (e *Enforcer) Cores() []sched.CoreInfo {
 	cores := e.opened()
-	slices.SortFunc(cores, func(a, b *core) int { return a.number - b.number })
+	slices.SortFunc(cores, func(a, b *core) int { return cmp.Compare(a.number, b.number) })
 	infos := make([]sched.CoreInfo, len(cores))
 	for i, c := range cores {
 		infos[i] = c.describe()
@@ -244,15 +246,15 @@ func (e *Enforcer) Close() error {
 }
 
 // allowedCPUs are those that this process may use.
-func allowedCPUs() []int {
+func allowedCPUs() []id.CPU {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(os.Getpid(), &set); err != nil {
 		return nil
 	}
-	var cpus []int
+	var cpus []id.CPU
 	for cpu := range 64 * len(set) {
 		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
+			cpus = append(cpus, id.CPU(cpu))
 		}
 	}
 	return cpus
@@ -261,7 +263,7 @@ func allowedCPUs() []int {
 // take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does
 // there would wait for its turn, and all of it for that. It reports false when the node kernel
 // would have no CPU left.
-func (e *Enforcer) take(cpu int) bool {
+func (e *Enforcer) take(cpu id.CPU) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.taken) == 0 {
@@ -277,14 +279,14 @@ func (e *Enforcer) take(cpu int) bool {
 }
 
 // had reports whether the node kernel used to be on a CPU.
-func (e *Enforcer) had(cpu int) bool {
+func (e *Enforcer) had(cpu id.CPU) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Contains(e.allowed, cpu)
 }
 
 // leave undoes take.
-func (e *Enforcer) leave(cpu int) {
+func (e *Enforcer) leave(cpu id.CPU) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.give(cpu)
@@ -292,20 +294,20 @@ func (e *Enforcer) leave(cpu int) {
 }
 
 // give counts a core less on a CPU. The caller holds the lock.
-func (e *Enforcer) give(cpu int) {
+func (e *Enforcer) give(cpu id.CPU) {
 	if e.taken[cpu]--; e.taken[cpu] == 0 {
 		delete(e.taken, cpu)
 	}
 }
 
 // left are the CPUs for the node kernel. The caller holds the lock.
-func (e *Enforcer) left() []int {
-	return slices.DeleteFunc(slices.Clone(e.allowed), func(cpu int) bool { return e.taken[cpu] > 0 })
+func (e *Enforcer) left() []id.CPU {
+	return slices.DeleteFunc(slices.Clone(e.allowed), func(cpu id.CPU) bool { return e.taken[cpu] > 0 })
 }
 
 // confine has the node kernel use the CPUs that are left, after a change of one. The caller holds
 // the lock.
-func (e *Enforcer) confine(changed int) {
+func (e *Enforcer) confine(changed id.CPU) {
 	if !slices.Contains(e.allowed, changed) {
 		return // it never was there
 	}

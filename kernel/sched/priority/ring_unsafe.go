@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // ringPages is how many pages of records Linux can be ahead, a power of two.
@@ -25,7 +27,7 @@ const (
 // CPU.
 type ring struct {
 	files []*os.File // the first one owns the memory
-	cpu   int
+	cpu   id.CPU
 	mem   []byte
 	page  uint64
 	over  bool // the thread has ended, and so have those that it has made
@@ -50,7 +52,7 @@ const (
 // record is one record of Linux.
 type record struct {
 	what     what
-	time     uint64 // as clock.Monotonic says it
+	time     id.Time // as clock.Monotonic says it
 	pid, tid int
 	ppid     int // the process that made it, of begun
 	number   int // of the thread, as Linux itself counts threads; 0 when the record does not say it
@@ -65,7 +67,7 @@ const (
 )
 
 // openRing makes the ring of a thread. It excludes the other threads of its process: see follow.
-func openRing(tid, cpu int) (*ring, error) {
+func openRing(tid int, cpu id.CPU) (*ring, error) {
 	f, err := openSwitches(tid, cpu)
 	if err != nil {
 		return nil, err
@@ -74,7 +76,7 @@ func openRing(tid, cpu int) (*ring, error) {
 }
 
 // mapRing makes a ring of events.
-func mapRing(f *os.File, cpu int) (*ring, error) {
+func mapRing(f *os.File, cpu id.CPU) (*ring, error) {
 	r := &ring{files: []*os.File{f}, cpu: cpu, page: uint64(os.Getpagesize())}
 	var err error
 	if r.mem, err = unix.Mmap(int(f.Fd()), 0, (1+ringPages)*int(r.page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
@@ -91,12 +93,12 @@ var switches = unix.PerfEventAttr{
 }
 
 // openSwitches has Linux record what a thread, and those that it will make, do on a CPU.
-func openSwitches(tid, cpu int) (*os.File, error) {
+func openSwitches(tid int, cpu id.CPU) (*os.File, error) {
 	return openEvents(fmt.Sprintf("context switches of thread %d", tid), tid, cpu, switches)
 }
 
 // askSwitches enables records of context switches.
-func askSwitches(cpu int) (*os.File, error) {
+func askSwitches(cpu id.CPU) (*os.File, error) {
 	attr := switches
 	attr.Bits |= unix.PerfBitDisabled
 	return openEvents("context switches", os.Getpid(), cpu, attr)
@@ -110,7 +112,7 @@ func (p tracepoint) attr() unix.PerfEventAttr {
 }
 
 // askPoint enables a tracepoint.
-func askPoint(p tracepoint, cpu int) (*os.File, error) {
+func askPoint(p tracepoint, cpu id.CPU) (*os.File, error) {
 	attr := p.attr()
 	attr.Bits |= unix.PerfBitDisabled
 	return openEvents("a tracepoint", -1, cpu, attr)
@@ -118,7 +120,7 @@ func askPoint(p tracepoint, cpu int) (*os.File, error) {
 
 // openPoint makes the ring of a tracepoint on a CPU. If the tracepoint means that a thread waits,
 // threads that start and end on the CPU are also recorded, and delivered with its next event.
-func openPoint(p tracepoint, means what, cpu int, filter string) (*ring, error) {
+func openPoint(p tracepoint, means what, cpu id.CPU, filter string) (*ring, error) {
 	attr := p.attr()
 	if means == waits {
 		attr.Bits |= unix.PerfBitTask
@@ -148,7 +150,7 @@ func (r *ring) quietly(p tracepoint, filter string) error {
 }
 
 // openFiltered opens a tracepoint on a CPU with a filter.
-func openFiltered(attr unix.PerfEventAttr, cpu int, filter string) (*os.File, error) {
+func openFiltered(attr unix.PerfEventAttr, cpu id.CPU, filter string) (*os.File, error) {
 	f, err := openEvents(fmt.Sprintf("a tracepoint on CPU %d", cpu), -1, cpu, attr)
 	if err != nil {
 		return nil, err
@@ -162,9 +164,9 @@ func openFiltered(attr unix.PerfEventAttr, cpu int, filter string) (*os.File, er
 
 // openEvents starts recording events of a thread, or of all for -1, on a CPU. Each event wakes the
 // reader, unless attr sets a number of bytes.
-func openEvents(name string, tid, cpu int, attr unix.PerfEventAttr) (*os.File, error) {
+func openEvents(name string, tid int, cpu id.CPU, attr unix.PerfEventAttr) (*os.File, error) {
 	attr.Size, attr.Clockid, attr.Wakeup = unix.PERF_ATTR_SIZE_VER5, unix.CLOCK_MONOTONIC, max(1, attr.Wakeup)
-	fd, err := unix.PerfEventOpen(&attr, tid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	fd, err := unix.PerfEventOpen(&attr, tid, int(cpu), -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", name, err)
 	}
@@ -225,7 +227,7 @@ func (r *ring) parse(b []byte) record {
 	var whole [192]byte
 	copy(whole[:], b)
 	word := func(at int) int { return int(int32(binary.LittleEndian.Uint32(whole[at:]))) }
-	time := func(at int) uint64 { return binary.LittleEndian.Uint64(whole[at:]) }
+	time := func(at int) id.Time { return id.Time(binary.LittleEndian.Uint64(whole[at:])) }
 	switch word(0) {
 	case unix.PERF_RECORD_SAMPLE: // pid, tid, time, size of what follows
 		field := func(which int) int {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/sched"
 	"margay/kernel/usage"
 )
@@ -79,12 +79,12 @@ type thread struct {
 	process int
 	level   level
 	blocked bool
-	since   uint64 // time of the state; older events are ignored
-	number  int    // thread id in Linux's initial namespace; 0 until a tracepoint reports it
+	since   id.Time // time of the state; older events are ignored
+	number  int     // thread id in Linux's initial namespace; 0 until a tracepoint reports it
 }
 
 // is records a state from Linux.
-func (x *thread) is(blocked bool, time uint64) {
+func (x *thread) is(blocked bool, time id.Time) {
 	if time > x.since {
 		x.blocked, x.since = blocked, time
 	}
@@ -95,7 +95,7 @@ func (t *task) find() {
 	known := t.threads
 	t.threads, t.processes = make(map[int]*thread), make(map[int]bool)
 	for _, found := range sched.Threads(t.PID) {
-		x := &thread{process: found.Process, level: unknown, since: clock.Monotonic(), blocked: sleeps(found)}
+		x := &thread{process: found.Process, level: unknown, since: now(), blocked: sleeps(found)}
 		if was := known[found.ID]; was != nil && was.process == x.process {
 			x.level, x.number = was.level, was.number
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // tracepoints report any thread that leaves a CPU or is woken. Their filters suppress irrelevant
@@ -57,7 +59,7 @@ func findTracepoints() (*tracepoints, error) {
 }
 
 // ask opens the tracepoints.
-func (p *tracepoints) ask(cpu int) (asked []*os.File, err error) {
+func (p *tracepoints) ask(cpu id.CPU) (asked []*os.File, err error) {
 	for _, point := range []tracepoint{p.switched, p.woken} {
 		f, err := askPoint(point, cpu)
 		if err != nil {
@@ -130,7 +132,7 @@ func findTracepoint(root fs.FS, name string, fields ...string) (p tracepoint, er
 // listen opens the rings for threads that begin to wait on a CPU, and for threads that are woken
 // there from any CPU. Unless the CPU has only tasks, they include only threads with tasks'
 // priorities.
-func (p *tracepoints) listen(cpu int, apart bool) (rings []*ring, err error) {
+func (p *tracepoints) listen(cpu id.CPU, apart bool) (rings []*ring, err error) {
 	defer func() {
 		if err != nil {
 			closeRings(rings)
@@ -183,7 +185,7 @@ func ownWakings() (string, error) {
 }
 
 // online are the CPUs that Linux has.
-func online() (cpus []int, err error) {
+func online() (cpus []id.CPU, err error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return nil, err
@@ -193,7 +195,7 @@ func online() (cpus []int, err error) {
 		if err != nil {
 			return nil, err
 		}
-		cpus = append(cpus, cpu)
+		cpus = append(cpus, id.CPU(cpu))
 	}
 	return cpus, nil
 }

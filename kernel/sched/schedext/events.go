@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 )
@@ -47,7 +48,7 @@ func (e *Enforcer) heard(ev event) func() {
 		return nil
 	}
 	for _, c := range e.cores {
-		if c.cpu != int(ev.CPU) {
+		if c.cpu != id.CPU(ev.CPU) {
 			continue
 		}
 		switch p := c.chain.policy(ev.Epoch, ev.Who); {

@@ -25,6 +25,7 @@ import (
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
@@ -156,7 +157,7 @@ type process struct {
 }
 
 // start starts a process in a role, as the task with this rank.
-func (r *rig) start(role string, rank uint32) *process {
+func (r *rig) start(role string, rank id.Rank) *process {
 	r.t.Helper()
 	p := &process{r: r, id: sched.ID{Job: 1, Rank: rank}}
 	p.Cmd = exec.Command("/proc/self/exe")
@@ -235,7 +236,7 @@ type turns struct {
 // count begins to count turns.
 func (r *rig) count() *turns {
 	c := &turns{count: make(map[sched.ID]int), by: make(map[sched.ID]map[string]bool)}
-	r.e.Watch(func(_ int, _ uint64, to sched.ID, why string) {
+	r.e.Watch(func(_ id.Core, _ id.Time, to sched.ID, why string) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if to == (sched.ID{}) {
@@ -337,7 +338,7 @@ func (r *rig) policy(file []byte, variables map[string]any) *sched.Policy {
 	return p
 }
 
-var lastHandle uint32
+var lastHandle id.Handle
 
 func (r *rig) set(policies ...*sched.Policy) {
 	r.t.Helper()

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 	"margay/nimble"
@@ -23,12 +24,12 @@ import (
 type loaded struct {
 	*sched.Policy
 	part   *linux.Part
-	shared []*linux.Map         // by index of the map; nil for a per-core map
-	own    map[int][]*linux.Map // per-core maps, by core
-	kept   map[int]*keeping     // by core
-	users  int                  // number of chains that contain it
-	runs   uint64               // reported so far
-	time   time.Duration        // of the reported runs
+	shared []*linux.Map             // by index of the map; nil for a per-core map
+	own    map[id.Core][]*linux.Map // per-core maps, by core
+	kept   map[id.Core]*keeping     // by core
+	users  int                      // number of chains that contain it
+	runs   uint64                   // reported so far
+	time   time.Duration            // of the reported runs
 }
 
 // It reports the runs since its last call. The caller holds Enforcer.loading.
@@ -75,7 +76,7 @@ func (c *chain) policy(epoch, who uint32) *policyState {
 }
 
 // SetPolicies implements sched.Enforcer. After an error the previous policies stay in force.
-func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
+func (e *Enforcer) SetPolicies(number id.Core, policies []*sched.Policy) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
 	c, err := e.coreFor(number)
@@ -86,7 +87,7 @@ func (e *Enforcer) SetPolicies(number int, policies []*sched.Policy) error {
 }
 
 // coreFor returns the core with this number, or an error if the enforcer is not usable.
-func (e *Enforcer) coreFor(number int) (*core, error) {
+func (e *Enforcer) coreFor(number id.Core) (*core, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.usable(); err != nil {
@@ -201,7 +202,7 @@ func (e *Enforcer) unuse(j *policyState) error {
 }
 
 // load makes the maps of a policy for a core in Linux.
-func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
+func (e *Enforcer) load(p *sched.Policy, core id.Core) (*loaded, error) {
 	l := e.loaded[p.Handle]
 	if l == nil {
 		program, err := nimble.Verify(p.Spec, p.Insert)
@@ -215,7 +216,7 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 		if err != nil {
 			return nil, err
 		}
-		l = &loaded{Policy: p, part: part, own: make(map[int][]*linux.Map), kept: make(map[int]*keeping)}
+		l = &loaded{Policy: p, part: part, own: make(map[id.Core][]*linux.Map), kept: make(map[id.Core]*keeping)}
 		l.shared = make([]*linux.Map, len(part.Program().Maps()))
 	}
 	if l.kept[core] == nil {
@@ -231,7 +232,7 @@ func (e *Enforcer) load(p *sched.Policy, core int) (*loaded, error) {
 }
 
 // enter makes the maps of a policy for one more core.
-func (l *loaded) enter(core int) error {
+func (l *loaded) enter(core id.Core) error {
 	own := l.own[core] // not nil if enter has failed before
 	if own == nil {
 		own = make([]*linux.Map, len(l.shared))
@@ -262,10 +263,10 @@ func (l *loaded) enter(core int) error {
 
 // contents returns the initial contents of a map on a core. given says whether they are memory of
 // the extension, to which close can copy the map back.
-func (l *loaded) contents(spec state.Spec, core int) (b []byte, given bool) {
+func (l *loaded) contents(spec state.Spec, core id.Core) (b []byte, given bool) {
 	if m := l.Insert.Maps[spec.Name].Memory; m != nil {
 		if m, err := state.New(spec, state.Options{Cores: max(l.Insert.Cores, 1), Memory: m}); err == nil {
-			if first, ok := m.Element(core, 0); ok {
+			if first, ok := m.Element(int(core), 0); ok {
 				return memory.View(first, spec.Length()), true
 			}
 		}
@@ -274,7 +275,7 @@ func (l *loaded) contents(spec state.Spec, core int) (b []byte, given bool) {
 }
 
 // maps returns the maps that a policy has on a core.
-func (l *loaded) maps(core int) []*linux.Map {
+func (l *loaded) maps(core id.Core) []*linux.Map {
 	all := slices.Clone(l.shared)
 	for i, m := range l.own[core] {
 		if m != nil {
@@ -289,7 +290,7 @@ func (l *loaded) maps(core int) []*linux.Map {
 func (l *loaded) close() error {
 	l.tell()
 	var errs []error
-	give := func(i, core int, m *linux.Map) {
+	give := func(i int, core id.Core, m *linux.Map) {
 		if m == nil {
 			return
 		}
@@ -313,7 +314,7 @@ func (l *loaded) close() error {
 }
 
 // build makes the program of a chain: a copy of the skeleton's, with the policies spliced in.
-func (e *Enforcer) build(c *chain, core int) error {
+func (e *Enforcer) build(c *chain, core id.Core) error {
 	spec := e.skeleton.policy.Copy()
 	var parts []part
 	for _, j := range c.list {

@@ -37,12 +37,14 @@
 package schedext
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 )
@@ -55,12 +57,12 @@ type Enforcer struct {
 	log func(format string, args ...any)
 
 	loading sync.Mutex
-	loaded  map[uint32]*loaded // by handle
-	epoch   uint32             // of the newest chain
+	loaded  map[id.Handle]*loaded // by handle
+	epoch   uint32                // of the newest chain
 
 	mu       sync.Mutex
 	skeleton *skeleton
-	cores    map[int]*core // by number
+	cores    map[id.Core]*core // by number
 	tasks    map[sched.ID]*task
 	serial   uint32 // of the newest task
 	watcher  sched.Watcher
@@ -75,13 +77,13 @@ type Enforcer struct {
 
 // core is a core with tasks or policies.
 type core struct {
-	number int
-	cpu    int // Linux's number; -1: unknown until the first Add
+	number id.Core
+	cpu    id.CPU // Linux's number; -1: unknown until the first Add
 	places [slot.MaxTasks]*task
 	order  []*task
 	chain  *chain // written with both locks held
 
-	watched uint64 // time from which on the watcher gets decisions
+	watched id.Time // time from which on the watcher gets decisions
 }
 
 // task is a task with its place.
@@ -119,7 +121,7 @@ func open(log func(format string, args ...any), watchdog time.Duration) (*Enforc
 		return nil, errors.Join(fmt.Errorf("sched_ext: %w", err), s.Close())
 	}
 	e := &Enforcer{
-		log: log, skeleton: s, cores: make(map[int]*core), tasks: make(map[sched.ID]*task), loaded: make(map[uint32]*loaded),
+		log: log, skeleton: s, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*task), loaded: make(map[id.Handle]*loaded),
 		came: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	e.running.Go(e.listen)
@@ -162,7 +164,7 @@ func (e *Enforcer) add(t sched.Task) error {
 	if e.tasks[t.ID] != nil {
 		return errors.New("it already shares a core")
 	}
-	if t.CPU < 0 || t.CPU >= e.skeleton.cpus {
+	if t.CPU < 0 || int(t.CPU) >= e.skeleton.cpus {
 		return fmt.Errorf("Linux has no CPU %d", t.CPU)
 	}
 	c := e.core(t.Core)
@@ -195,7 +197,7 @@ func (e *Enforcer) add(t sched.Task) error {
 }
 
 // core returns the core with this number, and makes it if there is none.
-func (e *Enforcer) core(number int) *core {
+func (e *Enforcer) core(number id.Core) *core {
 	c := e.cores[number]
 	if c == nil {
 		c = &core{number: number, cpu: -1}
@@ -205,7 +207,7 @@ func (e *Enforcer) core(number int) *core {
 }
 
 // open binds a core to Linux's CPU.
-func (e *Enforcer) open(c *core, cpu int) error {
+func (e *Enforcer) open(c *core, cpu id.CPU) error {
 	c.cpu = cpu
 	g := e.skeleton.given(cpu)
 	g.Core = uint32(c.number)
@@ -285,7 +287,7 @@ func (e *Enforcer) Cores() []sched.CoreInfo {
 			all = append(all, e.describe(c))
 		}
 	}
-	slices.SortFunc(all, func(a, b sched.CoreInfo) int { return a.Core - b.Core })
+	slices.SortFunc(all, func(a, b sched.CoreInfo) int { return cmp.Compare(a.Core, b.Core) })
 	return all
 }
 
@@ -297,7 +299,7 @@ func (e *Enforcer) describe(c *core) sched.CoreInfo {
 	}
 	for i, t := range c.order {
 		p := &state.Places[t.place]
-		described := slot.SchedTask{Job: t.Job, Rank: t.Rank, State: slot.Blocked, Messages: t.Messages(t.told)}
+		described := slot.SchedTask{Job: uint32(t.Job), Rank: uint32(t.Rank), State: slot.Blocked, Messages: t.Messages(t.told)}
 		if p.Serial == t.owner.Serial {
 			described.State, described.Ran, described.Since = slot.TaskState(p.State), p.Ran, p.Since
 		}

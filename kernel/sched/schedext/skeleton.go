@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/sched"
 )
 
@@ -177,8 +178,8 @@ func (s *skeleton) share() (err error) {
 	return err
 }
 
-func (s *skeleton) given(cpu int) *given    { return &s.allGiven.all[cpu] }
-func (s *skeleton) core(cpu int) *coreState { return &s.allCores.all[cpu] }
+func (s *skeleton) given(cpu id.CPU) *given    { return &s.allGiven.all[cpu] }
+func (s *skeleton) core(cpu id.CPU) *coreState { return &s.allCores.all[cpu] }
 
 // attach puts the skeleton in force. It resets the state of cores and keeps the state of tasks.
 func (s *skeleton) attach() (err error) {
@@ -206,7 +207,7 @@ func (s *skeleton) detach() error {
 }
 
 // setPolicy puts a program into a core's slot, or empties the slot.
-func (s *skeleton) setPolicy(cpu int, p *ebpf.Program) error {
+func (s *skeleton) setPolicy(cpu id.CPU, p *ebpf.Program) error {
 	slots := s.collection.Maps["policies"]
 	if p != nil {
 		return slots.Put(uint32(cpu), p)
@@ -218,7 +219,7 @@ func (s *skeleton) setPolicy(cpu int, p *ebpf.Program) error {
 }
 
 // kick makes a core decide again.
-func (s *skeleton) kick(cpu int) error {
+func (s *skeleton) kick(cpu id.CPU) error {
 	if s.link == nil {
 		return nil
 	}

@@ -136,7 +136,7 @@ func (s *coreState) hold() *atomic.Uint64    { return (*atomic.Uint64)(unsafe.Po
 // enter writes a new task to its place. It stores the serial last, which makes the entry valid.
 func (g *given) enter(t *task) {
 	p := &g.Places[t.place]
-	p.Job, p.Rank = t.Job, t.Rank
+	p.Job, p.Rank = uint32(t.Job), uint32(t.Rank)
 	p.messages().Store(0)
 	(*atomic.Uint32)(unsafe.Pointer(&p.Serial)).Store(t.owner.Serial)
 }

@@ -1,6 +1,9 @@
 package schedext
 
-import "margay/kernel/sched"
+import (
+	"margay/kernel/abi/id"
+	"margay/kernel/sched"
+)
 
 // Watch implements sched.Enforcer.
 func (e *Enforcer) Watch(w sched.Watcher) {
@@ -22,11 +25,10 @@ func (e *Enforcer) Watch(w sched.Watcher) {
 // flight are dropped. The time is read first, so that an event of the current decision is reported.
 // The caller holds the lock.
 func (e *Enforcer) begins(c *core) {
-	c.watched = e.skeleton.core(c.cpu).now().Load()
+	c.watched = id.Time(e.skeleton.core(c.cpu).now().Load())
 	info := e.describe(c)
 	if len(info.Tasks) > 1 && info.Running >= 0 {
-		t := info.Tasks[info.Running]
-		e.watcher(c.number, c.watched, sched.ID{Job: t.Job, Rank: t.Rank}, info.Why)
+		e.watcher(c.number, c.watched, c.order[info.Running].ID, info.Why)
 	}
 }
 
@@ -41,7 +43,8 @@ func (e *Enforcer) watched(c *core) {
 
 // switched reports that a core has gone to another task. The caller holds the lock.
 func (e *Enforcer) switched(c *core, ev event) {
-	if e.watcher == nil || ev.Answer < c.watched {
+	at := id.Time(ev.Answer)
+	if e.watcher == nil || at < c.watched {
 		return
 	}
 	var to sched.ID
@@ -52,7 +55,7 @@ func (e *Enforcer) switched(c *core, ev event) {
 		}
 		to = t.ID
 	}
-	e.watcher(c.number, ev.Answer, to, c.why(ev.Epoch, ev.Who))
+	e.watcher(c.number, at, to, c.why(ev.Epoch, ev.Who))
 }
 
 // task returns the task with a serial, nil if there is none.

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"testing"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/sched"
 )
 
@@ -11,24 +12,24 @@ import (
 // event of an earlier switch.
 func TestWatchBegins(t *testing.T) {
 	c := &core{number: 1, cpu: 1}
-	e := &Enforcer{cores: map[int]*core{1: c}, skeleton: &skeleton{}}
+	e := &Enforcer{cores: map[id.Core]*core{1: c}, skeleton: &skeleton{}}
 	e.skeleton.allGiven.all, e.skeleton.allCores.all = make([]given, 2), make([]coreState, 2)
 	state := e.skeleton.core(1)
 	for place := range 2 {
-		id := sched.ID{Job: 7, Rank: uint32(place)}
 		waiting := func() uint32 { return 0 }
 		serial := uint32(place + 1)
-		c.order = append(c.order, &task{Task: sched.Task{ID: id, Core: 1, Waiting: waiting}, core: c, place: place, owner: identity{Serial: serial}})
+		of := sched.Task{ID: sched.ID{Job: 7, Rank: id.Rank(place)}, Core: 1, Waiting: waiting}
+		c.order = append(c.order, &task{Task: of, core: c, place: place, owner: identity{Serial: serial}})
 		state.Places[place].Serial = serial
 	}
 	state.Now, state.Current, state.Decider = 100, 1, nobody
 
 	type turn struct {
-		at   uint64
-		rank uint32
+		at   id.Time
+		rank id.Rank
 	}
 	var got []turn
-	watch := func(core int, at uint64, to sched.ID, why string) {
+	watch := func(core id.Core, at id.Time, to sched.ID, why string) {
 		if core != 1 || to.Job != 7 || why != "turns" {
 			t.Errorf("core %d goes to %v: %q", core, to, why)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/sched"
 	"margay/kernel/usage"
 )
@@ -111,7 +112,7 @@ type Process struct {
 }
 
 // Start starts a process on a CPU. It ends with the test.
-func Start(t testing.TB, kind Kind, cpu int) *Process {
+func Start(t testing.TB, kind Kind, cpu id.CPU) *Process {
 	t.Helper()
 	p := &Process{t: t, cmd: exec.Command("/proc/self/exe")}
 	p.cmd.Env = append(os.Environ(), kindEnv+"="+string(kind), "GOMAXPROCS=2", "GODEBUG=asyncpreemptoff=1")
@@ -126,7 +127,7 @@ func Start(t testing.TB, kind Kind, cpu int) *Process {
 		// The thread stays until the process has ended: it is the parent.
 		runtime.LockOSThread()
 		var set unix.CPUSet
-		set.Set(cpu)
+		set.Set(int(cpu))
 		err := unix.SchedSetaffinity(0, &set)
 		if err == nil {
 			err = p.cmd.Start()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/sched"
@@ -22,7 +23,7 @@ import (
 type Config struct {
 	Open   func(testing.TB) sched.Enforcer // a new one; the suite closes it, and has one for all its tests but for those that close it
 	Engine engine.Engine                   // that runs policies in the node kernel
-	CPU    int                             // where the processes run
+	CPU    id.CPU                          // where the processes run
 	Group  func(testing.TB, *Process)      // puts a process into a control group of its own, and says so in its Task; nil: none
 
 	// Policies are objects for slot sched: weighted (3:1), roundrobin, infinite and message-first.
@@ -141,7 +142,7 @@ func newRig(t *testing.T, c Config, last *sched.Enforcer) *rig {
 			*last = nil
 		}
 	})
-	r.manager.Watch(slot.Sched, func(uint32) { r.policies() })
+	r.manager.Watch(slot.Sched, func(id.Job) { r.policies() })
 	return r
 }
 
@@ -167,7 +168,7 @@ func (r *rig) start(kinds ...Kind) {
 	r.Helper()
 	for _, kind := range kinds {
 		p := Start(r, kind, r.config.CPU)
-		p.Task.ID, p.Task.Core = sched.ID{Job: job, Rank: uint32(len(r.tasks))}, core
+		p.Task.ID, p.Task.Core = sched.ID{Job: job, Rank: id.Rank(len(r.tasks))}, core
 		if r.config.Group != nil {
 			r.config.Group(r, p)
 		}
@@ -331,7 +332,7 @@ type count struct {
 // count begins to count. It ends when the enforcer is watched for something else.
 func (r *rig) count() *count {
 	c := &count{turns: make([]time.Duration, len(r.tasks))}
-	r.enforcer.Watch(func(number int, _ uint64, to sched.ID, _ string) {
+	r.enforcer.Watch(func(number id.Core, _ id.Time, to sched.ID, _ string) {
 		if number == core {
 			c.note(r.tasks, to)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/descriptor"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -57,7 +58,7 @@ type initProcess struct {
 	output  output
 
 	mu    sync.Mutex
-	ranks map[int]*rank
+	ranks map[id.Rank]*rank
 	pids  map[int]*rank // those still running
 
 	brought   brought
@@ -81,7 +82,7 @@ func Main(hasGroup bool) error {
 	in := &initProcess{
 		conn:   conn,
 		output: output{journal: journal.New()},
-		ranks:  make(map[int]*rank),
+		ranks:  make(map[id.Rank]*rank),
 		pids:   make(map[int]*rank),
 	}
 	if hasGroup {
@@ -235,7 +236,7 @@ func (in *initProcess) signal(m link.Message) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for _, r := range in.pids {
-		if b.Rank == task.AllRanks || b.Rank == r.Rank.Rank {
+		if b.Rank == task.AllRanks || b.Rank == int(r.Rank.Rank) {
 			// It may have ended a moment ago.
 			_ = unix.Kill(-r.pid, b.Signal)
 		}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 	"margay/kernel/task/journal"
 )
@@ -32,7 +33,7 @@ type output struct {
 
 // streams are the standard output and error of a rank as output sees them.
 type streams struct {
-	rank   int
+	rank   id.Rank
 	closed chan struct{} // gets a value for each stream that has come to its end
 
 	// Guarded by output.mu.
@@ -41,7 +42,7 @@ type streams struct {
 }
 
 // follow copies the standard output and error of a rank into the journal until their end.
-func (o *output) follow(rank int, stdout, stderr io.ReadCloser) *streams {
+func (o *output) follow(rank id.Rank, stdout, stderr io.ReadCloser) *streams {
 	s := &streams{rank: rank, closed: make(chan struct{}, 2), open: 2}
 	o.mu.Lock()
 	o.streams += s.open

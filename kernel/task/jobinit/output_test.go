@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 	"margay/kernel/task/journal"
 )
@@ -20,7 +21,7 @@ func (w writers) close() {
 }
 
 // follows returns the streams of a rank that o follows, and their other ends.
-func follows(o *output, rank int) (*streams, writers) {
+func follows(o *output, rank id.Rank) (*streams, writers) {
 	out, stdout := io.Pipe()
 	errs, stderr := io.Pipe()
 	return o.follow(rank, out, errs), writers{stdout, stderr}

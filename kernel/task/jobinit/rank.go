@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/hardware"
 	"margay/kernel/link"
@@ -30,7 +31,7 @@ type rank struct {
 	process *os.File // a pidfd of it
 	traced  bool     // waits for release
 	started time.Time
-	since   uint64 // the same by the clock of the node
+	since   id.Time // the same by the clock of the node
 	input   *input
 	streams *streams
 }
@@ -79,7 +80,7 @@ func (in *initProcess) spawnAll() error {
 			if e.Errno == unix.E2BIG {
 				e.Text += " (one argument or variable is longer than Linux takes, or all together are more than a quarter of the stack limit on this node)"
 			}
-			e.Rank = r.Rank
+			e.Rank = int(r.Rank)
 			return e
 		}
 	}
@@ -125,7 +126,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if len(r.Cores) > 0 {
 		var set unix.CPUSet
 		for _, c := range r.Cores {
-			set.Set(c)
+			set.Set(int(c))
 		}
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
 			return fmt.Errorf("pin to cores %v: %w", r.Cores, err)
@@ -144,7 +145,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), since: clock.Monotonic(), input: newInput(pipes.input)}
+	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input)}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
 	if err := in.fork(started, files); err != nil {

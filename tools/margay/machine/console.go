@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
 )
 
@@ -32,7 +33,7 @@ func (a commands) consoleCommand() *cobra.Command {
 			if _, err := d.ReadSpec(); err != nil {
 				return err
 			}
-			f, err := os.Open(d.ConsoleLog(node))
+			f, err := os.Open(d.ConsoleLog(id.Node(node)))
 			if errors.Is(err, os.ErrNotExist) {
 				return fmt.Errorf("machine %s has no node %d, or it has not been started", a.Machine, node)
 			}

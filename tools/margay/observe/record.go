@@ -22,6 +22,7 @@ import (
 	"margay/cluster/follow"
 	"margay/cluster/launch"
 	"margay/cluster/trace"
+	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -73,7 +74,7 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	if err := checkTrace(f.out); err != nil {
 		return err
 	}
-	nodes, err := a.recorded(ctx, socket, uint32(f.job))
+	nodes, err := a.recorded(ctx, socket, id.Job(f.job))
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,8 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 			run = a.recordedCommand(f.duration, signals, args, sync.OnceFunc(func() { close(stop) }))
 		}()
 	}
-	cut := follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, ready)
+	options := follow.Options{Socket: socket, Nodes: nodes, Job: id.Job(f.job), Trace: writer, Warn: status.Warnf}
+	cut := follow.Run(ctx, options, stop, ready)
 	took := time.Since(began)
 	summaries, err := writer.Close()
 	if err == nil {
@@ -151,16 +153,18 @@ func createTrace(path string) (*os.File, error) {
 }
 
 // recorded lists the nodes to record: those of a job, or all that are up.
-func (a commands) recorded(ctx context.Context, socket string, job uint32) (nodes []uint32, err error) {
+func (a commands) recorded(ctx context.Context, socket string, job id.Job) (nodes []id.Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, command.AnswerTimeout)
 	defer cancel()
 	if job != 0 {
-		list, err := client.Ask[*control.Jobs](ctx, socket, &control.ListJobs{Job: job})
+		list, err := client.Ask[*control.Jobs](ctx, socket, &control.ListJobs{Job: uint32(job)})
 		if err != nil {
 			return nil, err
 		}
 		for _, j := range list.Jobs {
-			nodes = append(nodes, j.Nodes...)
+			for _, node := range j.Nodes {
+				nodes = append(nodes, id.Node(node))
+			}
 		}
 		return nodes, nil
 	}
@@ -170,7 +174,7 @@ func (a commands) recorded(ctx context.Context, socket string, job uint32) (node
 	}
 	for _, n := range list.Nodes {
 		if n.Health == control.NodeHealth_NODE_UP {
-			nodes = append(nodes, n.Node)
+			nodes = append(nodes, id.Node(n.Node))
 		}
 	}
 	if len(nodes) == 0 {
