@@ -6424,6 +6424,7 @@ type RankSample struct {
 	Sent          uint64                 `protobuf:"varint,10,opt,name=sent,proto3" json:"sent,omitempty"`              // messages
 	Arrived       uint64                 `protobuf:"varint,11,opt,name=arrived,proto3" json:"arrived,omitempty"`
 	MajorFaults   uint64                 `protobuf:"varint,12,opt,name=major_faults,json=majorFaults,proto3" json:"major_faults,omitempty"` // page faults that had to wait for a disk or a network
+	More          []uint32               `protobuf:"varint,13,rep,packed,name=more,proto3" json:"more,omitempty"`                           // its other cores, which serve adds
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6540,6 +6541,13 @@ func (x *RankSample) GetMajorFaults() uint64 {
 		return x.MajorFaults
 	}
 	return 0
+}
+
+func (x *RankSample) GetMore() []uint32 {
+	if x != nil {
+		return x.More
+	}
+	return nil
 }
 
 // NodeExit reports that the thing a node runs on has ended.
@@ -7362,7 +7370,7 @@ const file_control_proto_rawDesc = "" +
 	"interrupts\x12\x1a\n" +
 	"\bswitches\x18\x04 \x01(\x04R\bswitches\x12\x14\n" +
 	"\x05asked\x18\x05 \x01(\x04R\x05asked\x12\x18\n" +
-	"\arescues\x18\x06 \x01(\x04R\arescues\"\xac\x02\n" +
+	"\arescues\x18\x06 \x01(\x04R\arescues\"\xc0\x02\n" +
 	"\n" +
 	"RankSample\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -7377,7 +7385,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04sent\x18\n" +
 	" \x01(\x04R\x04sent\x12\x18\n" +
 	"\aarrived\x18\v \x01(\x04R\aarrived\x12!\n" +
-	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\"f\n" +
+	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\x12\x12\n" +
+	"\x04more\x18\r \x03(\rR\x04more\"f\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +

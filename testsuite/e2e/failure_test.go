@@ -169,18 +169,24 @@ func TestNodeKernelKilled(t *testing.T) {
 	m.usable()
 }
 
-// nodeKernels returns the pids of the machine's hosted node kernels: the grandchildren of its holder called kernel.
+// nodeKernels returns the pids of the machine's hosted node kernels.
 func (m *machine) nodeKernels() []int {
 	m.t.Helper()
 	holder, _ := m.status()
-	var found []int
-	for _, pid := range pids(m.t, "/proc/self/exe kernel") {
+	found := nodeKernelsOf(m.t, holder)
+	if len(found) == 0 {
+		m.t.Fatal("no node kernel was found")
+	}
+	return found
+}
+
+// nodeKernelsOf returns the grandchildren of a holder called kernel.
+func nodeKernelsOf(t testing.TB, holder int) (found []int) {
+	t.Helper()
+	for _, pid := range pids(t, "/proc/self/exe kernel") {
 		if parent(parent(pid)) == holder {
 			found = append(found, pid)
 		}
-	}
-	if len(found) == 0 {
-		m.t.Fatal("no node kernel was found")
 	}
 	return found
 }

@@ -183,6 +183,10 @@ func coreTable(v *rates.View, without []string) func(io.Writer) error {
 				t.Row(keep(append(place, "-", "-", "-", "-", "-", "-", "-", "free"))...)
 			}
 			for _, r := range c.Ranks {
+				if r.Further {
+					t.Row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), "-", "-", "-", "-", "-", r.PID, r.Why))...)
+					continue
+				}
 				t.Row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
 					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why))...)
 				place = []any{"", "", "", ""}
