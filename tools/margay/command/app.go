@@ -14,6 +14,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/machine"
+	"margay/tools/margay/show"
 )
 
 // AnswerTimeout bounds how long a question to serve may take.
@@ -29,6 +30,7 @@ type App struct {
 	Machine        string
 	JSON           bool
 	Verbose        bool
+	Color          show.When
 	Version        string // of this build
 }
 
@@ -39,6 +41,19 @@ func (a *App) Dir() (machine.Dir, error) { return machine.DirOf(a.Machine) }
 func (a *App) JSONFlag(c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&a.JSON, "json", false, "print JSON")
 	return c
+}
+
+// ColorFlag gives a command that prints states the flag that says when they have colors.
+func (a *App) ColorFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().Var(&a.Color, "color", "color states: auto, always or never; auto: on a terminal, unless NO_COLOR is in the environment")
+	return c
+}
+
+// Table begins a table on the standard output.
+func (a *App) Table(columns ...string) *show.Table {
+	t := show.NewTable(a.Stdout, columns...)
+	t.Colors = a.Color.On(a.Stdout)
+	return t
 }
 
 // VerboseFlag gives a command that says nothing when all is well the flag to say what it has done.

@@ -16,7 +16,7 @@ import (
 
 func (a commands) psCommand() *cobra.Command {
 	var all bool
-	c := a.JSONFlag(&cobra.Command{
+	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "ps [JOB]",
 		Short: "List jobs, or the ranks of one",
 		Args:  command.Arguments(0, 1),
@@ -41,15 +41,15 @@ func (a commands) psCommand() *cobra.Command {
 			}
 			return a.printJobs(jobs)
 		},
-	})
+	}))
 	c.Flags().BoolVarP(&all, "all", "a", false, "jobs that have ended, too")
 	return c
 }
 
 func (a commands) printJobs(jobs *control.Jobs) error {
-	t := show.NewTable(a.Stdout, "JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
+	t := a.Table("JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
 	for _, j := range jobs.Jobs {
-		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), State(j), jobTime(j), j.Command)
+		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
 	}
 	return t.Flush()
 }
@@ -74,7 +74,7 @@ func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*c
 	return used
 }
 
-func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.RankSample) error {
+func (a commands) printRanks(j *control.JobSummary, samples map[uint32]*control.RankSample) error {
 	fmt.Fprintf(a.Stdout, "job %d of %s: %s, %s\n", j.Job, printable.Line(j.User), printable.Line(j.Command), State(j))
 	if j.Error != "" {
 		fmt.Fprintln(a.Stdout, printable.Lines(j.Error))
@@ -85,13 +85,13 @@ func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.
 	if text := launch.Unkept(j.Unkept); text != "" {
 		fmt.Fprintln(a.Stdout, text)
 	}
-	t := show.NewTable(a.Stdout, "RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
+	t := a.Table("RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
 	for _, r := range j.RankStates {
 		node, used := fmt.Sprintf("node%d", r.Node), r.GetExit().GetUsage()
 		if r.Ended {
-			t.Row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), launch.Describe(r.Exit))
-		} else if now := running[r.Rank]; now != nil {
-			t.Row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, "running")
+			t.Row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), rankEnd(r.Exit))
+		} else if now := samples[r.Rank]; now != nil {
+			t.Row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, running)
 		} else {
 			t.Row(r.Rank, node, r.Core, "-", "-", "-", unknownEnd(j))
 		}
@@ -100,11 +100,23 @@ func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.
 }
 
 // unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none runs any more.
-func unknownEnd(j *control.JobSummary) string {
+func unknownEnd(j *control.JobSummary) show.State {
 	if j.Phase == control.JobPhase_JOB_DONE {
-		return "ended with the job"
+		return show.State{Text: "ended with the job", Color: show.Bad}
 	}
-	return "running"
+	return running
+}
+
+// running is the state of a rank that has not ended.
+var running = show.State{Text: "running", Color: show.Good}
+
+// rankEnd is the state of a rank that has ended.
+func rankEnd(e *control.ExitStatus) show.State {
+	s := show.State{Text: launch.Describe(e), Color: show.Past}
+	if e.GetCode() != 0 || e.GetSignal() != 0 || e.GetReason() != "" {
+		s.Color = show.Bad
+	}
+	return s
 }
 
 // phaseNames are the states of jobs in words.
@@ -120,6 +132,19 @@ func State(j *control.JobSummary) string {
 		return name
 	}
 	return fmt.Sprintf("ended (%d)", j.ExitCode)
+}
+
+// color is the color of a job's state.
+func color(j *control.JobSummary) show.Color {
+	switch {
+	case j.Phase == control.JobPhase_JOB_RUNNING:
+		return show.Good
+	case j.Phase != control.JobPhase_JOB_DONE:
+		return show.Passing
+	case j.ExitCode == 0:
+		return show.Past
+	}
+	return show.Bad
 }
 
 func jobTime(j *control.JobSummary) string {

@@ -33,7 +33,7 @@ type State struct {
 }
 
 func (a commands) machineListCommand() *cobra.Command {
-	return a.JSONFlag(&cobra.Command{
+	return a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "list",
 		Short: "List the machines that there are, those that are dead as well",
 		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
@@ -52,9 +52,9 @@ margay machine up that made it, was killed; margay machine down removes what is 
 			if a.JSON {
 				return show.Value(a.Stdout, list)
 			}
-			t := show.NewTable(a.Stdout, "MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
+			t := a.Table("MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
 			for _, m := range list {
-				t.Row(m.Machine, m.State, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
+				t.Row(m.Machine, show.State{Text: m.State, Color: stateColors[m.State]}, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
 			}
 			if err := t.Flush(); err != nil {
 				return err
@@ -67,8 +67,11 @@ margay machine up that made it, was killed; margay machine down removes what is 
 			}
 			return nil
 		},
-	})
+	}))
 }
+
+// stateColors are the colors of the states of machines.
+var stateColors = map[string]show.Color{"up": show.Good, "making": show.Passing, "dead": show.Bad}
 
 // tellNone says which folder has no machine, and what is in it instead. Programs are told by an empty list where there is nothing.
 func (a commands) tellNone() error {

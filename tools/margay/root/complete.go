@@ -86,6 +86,9 @@ func complete(a *command.App, root *cobra.Command) {
 		if c.Flags().Lookup("job") != nil {
 			_ = c.RegisterFlagCompletionFunc("job", names(n.jobNames))
 		}
+		if c.Flags().Lookup("color") != nil {
+			_ = c.RegisterFlagCompletionFunc("color", cobra.FixedCompletions([]string{"auto", "always", "never"}, cobra.ShellCompDirectiveNoFileComp))
+		}
 		switch command.Called(c) {
 		case "ps", "kill":
 			c.ValidArgsFunction = first(names(n.jobNames))

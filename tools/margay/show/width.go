@@ -50,17 +50,6 @@ func Fold(line string, width, indent int) string {
 	return strings.Join(append(parts, string(runes)), "\n")
 }
 
-// foldTable folds the lines of a table that are too long for a terminal, below its last column.
-func foldTable(text string, width int, last string) string {
-	header, _, _ := strings.Cut(text, "\n")
-	indent := strings.LastIndex(header, last)
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		out.WriteString(Fold(strings.TrimSuffix(line, "\n"), width, indent) + "\n")
-	}
-	return out.String()
-}
-
 // IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := FileOf(w)
