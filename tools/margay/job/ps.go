@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,12 @@ func (a commands) psCommand() *cobra.Command {
 	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "ps [JOB]",
 		Short: "List jobs, or the ranks of one",
+		Long: `List the jobs that run or wait for cores (margay run --wait), or the ranks of one job. A job that waits has no number yet, and the line
+below the table says what it waits for.`,
+		Example: `  margay ps
+  margay ps --all              # jobs that have ended, too
+  margay ps 7                  # the ranks of job 7, and what each has used
+  margay ps --json | jq -r '.jobs[].job'`,
 		Args:  command.Arguments(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			request := &control.ListJobs{All: all}
@@ -51,7 +58,25 @@ func (a commands) printJobs(jobs *control.Jobs) error {
 	for _, j := range jobs.Jobs {
 		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
 	}
-	return t.Flush()
+	for _, w := range jobs.Waiting {
+		t.Row("-", w.User, w.Ranks, "-", show.State{Text: "waiting", Color: show.Passing}, since(w.SinceNs, time.Now()), w.Command)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, w := range jobs.Waiting {
+		if w.Why == "" {
+			continue
+		}
+		note := w.Command + ": " + w.Why
+		if rest, ok := strings.CutPrefix(w.Why, "waiting "); ok {
+			note = w.Command + " waits " + rest
+		}
+		if _, err := fmt.Fprintln(a.Stdout, show.Fold(printable.Line(note), show.Width(a.Stdout), 4)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do not answer nothing is known.
@@ -152,5 +177,10 @@ func jobTime(j *control.JobSummary) string {
 	if j.EndNs != 0 {
 		end = time.Unix(0, j.EndNs)
 	}
-	return end.Sub(time.Unix(0, j.StartNs)).Round(time.Second).String()
+	return since(j.StartNs, end)
+}
+
+// since is the time from a moment to another.
+func since(startNs int64, end time.Time) string {
+	return end.Sub(time.Unix(0, startNs)).Round(time.Second).String()
 }

@@ -3,6 +3,7 @@ package job_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -50,6 +51,34 @@ func TestPsOfEndedJob(t *testing.T) {
 its margay run is gone
 RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
 0     node1  2     -         -             -          ended with the job
+`
+	if status != 0 || stdout != want {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
+// Jobs that wait come after the others, with their reasons below.
+func TestPsOfQueue(t *testing.T) {
+	waiting := func(ranks uint32, command, why string) *control.WaitingJob {
+		return &control.WaitingJob{User: "ada", Command: command, Ranks: ranks, SinceNs: time.Now().Add(-time.Minute).UnixNano(), Why: why}
+	}
+	status, stdout, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
+		return &control.Jobs{
+			Jobs: []*control.JobSummary{{Job: 5, User: "ada", Command: "./app", Ranks: 2, Nodes: []uint32{0}, Phase: control.JobPhase_JOB_RUNNING, StartNs: time.Now().UnixNano()}},
+			Waiting: []*control.WaitingJob{
+				waiting(9, "./large", "waiting for cores: 9 ranks need 9"), waiting(1, "./small \x1b", "waiting for cores, behind 1 job"), waiting(1, "./odd", "why"), waiting(1, "./new", ""),
+			},
+		}, nil
+	}, "ps")
+	want := `JOB  USER  RANKS  NODES  STATE    TIME  COMMAND
+5    ada   2      0      running  0s    ./app
+-    ada   9      -      waiting  1m0s  ./large
+-    ada   1      -      waiting  1m0s  ./small ?
+-    ada   1      -      waiting  1m0s  ./odd
+-    ada   1      -      waiting  1m0s  ./new
+./large waits for cores: 9 ranks need 9
+./small ? waits for cores, behind 1 job
+./odd: why
 `
 	if status != 0 || stdout != want {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
