@@ -162,6 +162,7 @@ else goes on hides it, there is no figure. Compare figures of one measurement on
 		},
 	})
 	f := c.Flags()
+	f.BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress, only the figures")
 	f.StringSliceVar(&substrates, "substrate", []string{"hosted", "qemu"}, "where to measure: hosted, qemu, qemu-isolated")
 	f.IntVar(&messages, "messages", 3000, "how many messages of each mechanism")
 	f.IntVar(&rounds, "rounds", 3, "how many rounds they are dealt out to")
@@ -194,7 +195,7 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 	}()
 	for _, place := range substrates {
 		m := &benchMachine{place: place}
-		m.App = command.App{Stdin: a.Stdin, Stdout: &m.output, Stderr: a.Stderr, Machine: fmt.Sprintf("bench-%s-%d", place, os.Getpid())}
+		m.App = command.App{Stdin: a.Stdin, Stdout: &m.output, Stderr: a.Stderr, Quiet: a.Quiet, Machine: fmt.Sprintf("bench-%s-%d", place, os.Getpid())}
 		if err := m.begin(ctx, b.node); err != nil {
 			return nil, err
 		}
@@ -203,7 +204,7 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 	figures = new(schedFigures)
 	for round := range b.rounds {
 		for _, m := range machines {
-			fmt.Fprintf(a.Stderr, "round %d of %d: %s\n", round+1, b.rounds, m.place)
+			a.Report("round %d of %d: %s", round+1, b.rounds, m.place)
 			for _, f := range benchRuns {
 				report, err := m.measure(ctx, f, b)
 				if err != nil {
@@ -227,7 +228,7 @@ func (m *benchMachine) begin(ctx context.Context, program string) error {
 	err := machine.Up(ctx, machine.UpOptions{
 		Spec:     spec,
 		Holder:   []string{"/proc/self/exe", "holder"},
-		Told:     func(format string, args ...any) { fmt.Fprintf(m.Stderr, m.place+": "+format+"\n", args...) },
+		Told:     func(format string, args ...any) { m.Report(m.place+": "+format, args...) },
 		Progress: m.Progress(),
 	})
 	if err != nil {

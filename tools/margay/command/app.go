@@ -30,6 +30,7 @@ type App struct {
 	Machine        string
 	JSON           bool
 	Verbose        bool
+	Quiet          bool
 	Color          show.When
 	Version        string // of this build
 }
@@ -60,6 +61,26 @@ func (a *App) Table(columns ...string) *show.Table {
 func (a *App) VerboseFlag(c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVarP(&a.Verbose, "verbose", "v", false, "say what was done")
 	return c
+}
+
+// QuietFlag gives a command the flag to print nothing but errors. It refuses --quiet together with --verbose.
+func (a *App) QuietFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVarP(&a.Quiet, "quiet", "q", false, "print nothing but errors")
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if a.Quiet && a.Verbose {
+			return fmt.Errorf("%s: -q and -v exclude each other", Called(c))
+		}
+		return run(c, args)
+	}
+	return c
+}
+
+// Report prints a line about the progress of a command, unless it is quiet.
+func (a *App) Report(format string, args ...any) {
+	if !a.Quiet {
+		fmt.Fprintf(a.Stderr, format+"\n", args...)
+	}
 }
 
 // Tell says what a command has done, when it is to be verbose.

@@ -43,6 +43,9 @@ const (
 // Progress shows the steps of work that takes a while: on a terminal as a line that changes, elsewhere a line for each step
 // that moves bytes.
 func (a *App) Progress() func(progress.Step) {
+	if a.Quiet {
+		return func(progress.Step) {}
+	}
 	terminal := show.IsTerminal(a.Stderr)
 	started := time.Now()
 	var shown time.Time

@@ -33,9 +33,10 @@ func (a commands) extCommand() *cobra.Command {
 func (a commands) extListCommand() *cobra.Command {
 	node := int32(control.None)
 	c := a.JSONFlag(&cobra.Command{
-		Use:   "list",
-		Short: "List the extensions of the machine and of running jobs, what they have done, and which were removed lately and why",
-		Args:  command.NoArguments,
+		Use:     "list",
+		Short:   "List the extensions of the machine and of running jobs, what they have done, and which were removed lately and why",
+		Example: "  margay ext list\n  margay ext list --node 2 --json",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := command.Ask[*control.Extensions](c.Context(), a.App, &control.ListExtensions{Node: node})
 			if err != nil {
@@ -52,7 +53,7 @@ func (a commands) extInsertCommand() *cobra.Command {
 	var m control.InsertExtension
 	var settings []string
 	node := int32(control.None)
-	c := a.JSONFlag(&cobra.Command{
+	c := a.QuietFlag(a.JSONFlag(&cobra.Command{
 		Use:   "insert [JOB] OBJECT",
 		Short: "Insert an extension into a running job, or into the machine",
 		Long: `Insert an extension, an ELF object made by clang -target bpf, into the slot that its section names, of a running job, on all of
@@ -84,9 +85,12 @@ is removed. A node that is away, or boots anew, gets it before it is given jobs;
 			if err != nil {
 				return fmt.Errorf("%s: %w", object, err)
 			}
+			if a.Quiet {
+				return nil
+			}
 			return a.printExtensions(list)
 		},
-	})
+	}))
 	c.Flags().StringVar(&m.Name, "name", "", "what it is called (default: the name of the file)")
 	c.Flags().StringArrayVar(&settings, "set", nil, "the value of a constant of the extension, as NAME=VALUE; may be given again")
 	c.Flags().StringVar(&m.Slot, "slot", "", "the slot of an object whose section names none; of an object with several programs, which one is meant")

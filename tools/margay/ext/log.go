@@ -33,9 +33,10 @@ type slotState struct {
 
 func (a commands) extSlotsCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "slots",
-		Short: "Print where extensions can be attached, what they may answer, and what a run may cost",
-		Args:  command.NoArguments,
+		Use:     "slots",
+		Short:   "Print where extensions can be attached, what they may answer, and what a run may cost",
+		Example: "  margay ext slots",
+		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if a.JSON {
 				var all []slotState

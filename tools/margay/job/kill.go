@@ -14,7 +14,7 @@ func (a commands) killCommand() *cobra.Command {
 	var name string
 	var rank int32
 	var force bool
-	c := a.VerboseFlag(&cobra.Command{
+	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:   "kill JOB",
 		Short: "Send a signal to a job, or end it",
 		Long: `Send a signal to every rank of a job, or to the one that --rank names. With --force the job is ended, whatever
@@ -46,7 +46,7 @@ its ranks do with signals.`,
 			}
 			return nil
 		},
-	})
+	}))
 	c.Flags().StringVarP(&name, "signal", "s", "TERM", "the signal, by name or number")
 	c.Flags().Int32Var(&rank, "rank", control.None, "only this rank")
 	c.Flags().BoolVar(&force, "force", false, "end the job")

@@ -26,7 +26,7 @@ below the table says what it waits for.`,
   margay ps --all              # jobs that have ended, too
   margay ps 7                  # the ranks of job 7, and what each has used
   margay ps --json | jq -r '.jobs[].job'`,
-		Args:  command.Arguments(0, 1),
+		Args: command.Arguments(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			request := &control.ListJobs{All: all}
 			if len(args) == 1 {

@@ -13,7 +13,7 @@ import (
 func (a commands) coresCommand() *cobra.Command {
 	var all, message string
 	node := int32(control.None)
-	c := a.VerboseFlag(&cobra.Command{
+	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:   "cores",
 		Short: "Change what the cores of nodes do, without a reboot",
 		Long: `Change what the cores of nodes do, without a reboot and beside running jobs.
@@ -54,7 +54,7 @@ node kernel that is started again keeps to it.`,
 			}
 			return nil
 		},
-	})
+	}))
 	c.Flags().StringVar(&all, "all", "", "whether core 0 computes for applications, too: on or off")
 	c.Flags().StringVar(&message, "message-core", "", "whether the last core handles messages and nothing else: on or off")
 	a.NodeFlag(c, &node, "only on this node")

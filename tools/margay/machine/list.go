@@ -38,7 +38,8 @@ func (a commands) machineListCommand() *cobra.Command {
 		Short: "List the machines that there are, those that are dead as well",
 		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
 margay machine up that made it, was killed; margay machine down removes what is left of it.`,
-		Args: command.NoArguments,
+		Example: "  margay machine list\n  margay machine list --json | jq -r '.[].machine'",
+		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			list, err := List()
 			if err != nil {

@@ -30,10 +30,11 @@ func (a commands) machineCommand() *cobra.Command {
 }
 
 func (a commands) downCommand() *cobra.Command {
-	return a.VerboseFlag(&cobra.Command{
-		Use:   "down",
-		Short: "End a machine, with everything that runs on it",
-		Args:  command.NoArguments,
+	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
+		Use:     "down",
+		Short:   "End a machine, with everything that runs on it",
+		Example: "  margay machine down\n  margay machine down -m test",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := a.Dir()
 			if err != nil {
@@ -45,14 +46,15 @@ func (a commands) downCommand() *cobra.Command {
 			a.Tell("machine %s is ended; %s is removed", a.Machine, d)
 			return nil
 		},
-	})
+	}))
 }
 
 func (a commands) statusCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "status",
-		Short: "Show whether a machine is up",
-		Args:  command.NoArguments,
+		Use:     "status",
+		Short:   "Show whether a machine is up",
+		Example: "  margay machine status\n  margay machine status --json | jq .free_cores",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := a.Running()
 			if err != nil {
@@ -80,10 +82,11 @@ func (a commands) statusCommand() *cobra.Command {
 const restartWait = time.Minute
 
 func (a commands) restartCommand() *cobra.Command {
-	return a.VerboseFlag(&cobra.Command{
-		Use:   "restart NODE",
-		Short: "Start the kernel of a node again, and wait until it is back; jobs on the node go on",
-		Args:  command.Arguments(1, 1),
+	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
+		Use:     "restart NODE",
+		Short:   "Start the kernel of a node again, and wait until it is back; jobs on the node go on",
+		Example: "  margay machine restart node2",
+		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := command.ParseNode(args[0])
 			if err != nil {
@@ -95,5 +98,5 @@ func (a commands) restartCommand() *cobra.Command {
 			a.Tell("the kernel of node%d was started again", node)
 			return nil
 		},
-	})
+	}))
 }

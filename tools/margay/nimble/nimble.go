@@ -392,8 +392,9 @@ func (r *engineRow) here() string {
 
 func (a commands) nimbleEnginesCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "engines",
-		Short: "List the engines, which of them can be used here and why not the others",
+		Use:     "engines",
+		Example: "  margay nimble engines",
+		Short:   "List the engines, which of them can be used here and why not the others",
 		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
 program goes to the first one that is here and takes it; margay ext list says which that was and why not a better one.`,
 		Args: command.NoArguments,

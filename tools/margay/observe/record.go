@@ -35,7 +35,7 @@ type recordFlags struct {
 
 func (a commands) recordCommand() *cobra.Command {
 	var f recordFlags
-	c := &cobra.Command{
+	c := a.QuietFlag(&cobra.Command{
 		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
 		Short: "Record what the nodes do as a time line for a browser's trace viewer",
 		Long: `Record what the nodes do: who has each core, what becomes of messages, which extensions run, when ranks start, end and wait
@@ -52,7 +52,7 @@ while somebody asks for it. One that is faster than its events can be fetched th
 			}
 			return a.record(c.Context(), f, args)
 		},
-	}
+	})
 	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
 	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
 	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long; a command goes on (default: until its end, or Ctrl-C)")
@@ -124,7 +124,7 @@ func (a commands) traced(path string, summaries []trace.Summary, took time.Durat
 		events += s.Events
 		lost += s.Lost
 	}
-	fmt.Fprintf(a.Stderr, "margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it\n",
+	a.Report("margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it",
 		path, events, len(summaries), took.Seconds(), lost)
 }
 

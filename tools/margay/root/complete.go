@@ -104,6 +104,21 @@ func complete(a *command.App, root *cobra.Command) {
 	})
 }
 
+// completionExamples adds examples to the commands that cobra makes.
+func completionExamples(root *cobra.Command) {
+	examples := map[string]string{
+		"completion bash":       "  source <(margay completion bash)",
+		"completion zsh":        "  source <(margay completion zsh)",
+		"completion fish":       "  margay completion fish | source",
+		"completion powershell": "  margay completion powershell | Out-String | Invoke-Expression",
+	}
+	walk(root, func(c *cobra.Command) {
+		if example, ok := examples[command.Called(c)]; ok {
+			c.Example = example
+		}
+	})
+}
+
 // walk calls f for a command and all below it.
 func walk(c *cobra.Command, f func(*cobra.Command)) {
 	f(c)

@@ -113,8 +113,9 @@ func namesakes(c *cobra.Command, name string) (paths []string) {
 // helpCommand prints the help of a command, and refuses what is none.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "help [COMMAND...]",
-		Short: "Print the help of a command",
+		Use:     "help [COMMAND...]",
+		Short:   "Print the help of a command",
+		Example: "  margay help machine up",
 		RunE: func(c *cobra.Command, args []string) error {
 			about, rest, err := c.Root().Find(args)
 			if err != nil {

@@ -103,6 +103,7 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	completionExamples(root)
 	closeGroups(root)
 	complete(a, root)
 	// Groups run only to refuse.
