@@ -538,7 +538,7 @@ func TestDownEndsCommands(t *testing.T) {
 	}
 	commands["console"].awaitOutput("\n")
 	commands["top"].awaitOutput("machine " + m.name)
-	eventually(t, "trace", func() bool { _, err := os.Stat(alone); return err == nil }, commands["record"].stderr.String)
+	eventually(t, "trace", func() bool { parts, _ := filepath.Glob(alone + ".*.part"); return len(parts) == 1 }, commands["record"].stderr.String)
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}

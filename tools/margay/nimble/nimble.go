@@ -232,9 +232,17 @@ func initialMemory(file string, args []string) ([]byte, error) {
 	}
 	mem, err := driver.Memory(args[0])
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", args[0], err)
+		return nil, notHexadecimal(args[0])
 	}
 	return mem, nil
+}
+
+// notHexadecimal is the error of an argument that is not the contents of memory. It may be the name of a program.
+func notHexadecimal(text string) error {
+	if _, err := os.Stat(text); err == nil {
+		return fmt.Errorf("nimble run: %q is not memory in hexadecimal: --elf %[1]s runs the program of an object, --asm of a text, and --ctx %[1]s reads memory from a file", text)
+	}
+	return fmt.Errorf("nimble run: %q is not memory in hexadecimal, such as \"01 02 03\"; a program comes from standard input, --elf or --asm", text)
 }
 
 // nimbleRun runs one program.

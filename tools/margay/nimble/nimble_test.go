@@ -126,7 +126,8 @@ func TestNimble(t *testing.T) {
 		{"usage: function", "run|--function=x", return42, 125, "", `--function x: only a file has several programs, give --elf or --asm`},
 		{"object: no file", "run|--elf|/nonexistent", "", 125, "", `open /nonexistent: no such file or directory`},
 
-		{"usage: memory", "run|0x00", return42, 125, "", `"0x00": memory: .*invalid byte.*`},
+		{"usage: memory", "run|0x00", return42, 125, "", `nimble run: "0x00" is not memory in hexadecimal, such as "01 02 03"; a program comes from standard input, --elf or --asm`},
+		{"usage: a program as memory", "run|nimble.go", "", 125, "", `nimble run: "nimble.go" is not memory in hexadecimal: --elf nimble.go runs the program of an object, .*--ctx nimble.go reads memory from a file`},
 		{"usage: memory twice", "run|--ctx=x|00", return42, 125, "", `--ctx x: it takes the place of MEM`},
 		{"usage: no context", "run|--ctx=/nonexistent", return42, 125, "", `open /nonexistent: no such file or directory`},
 		{"usage: two memories", "run|00|00", return42, 125, "", `nimble run: "00" is one argument too many: .*`},

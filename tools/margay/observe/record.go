@@ -5,11 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -29,6 +26,7 @@ import (
 // recordFlags are the flags of margay record.
 type recordFlags struct {
 	out      string
+	force    bool
 	job      uint
 	duration time.Duration
 }
@@ -43,7 +41,8 @@ in barriers. It records until the command that it is given has ended, or for --d
 the command, whose exit status it has. When the machine goes down it ends, with 125, and the file has what was recorded before.
 
 The result is a file of the trace-event format, which https://ui.perfetto.dev and chrome://tracing open. Nodes record only
-while somebody asks for it. One that is faster than its events can be fetched throws the oldest away and counts them.`,
+while margay record asks for events. One that is faster than its events can be fetched drops the oldest and counts them. The file gets its
+name when it is complete; --force replaces an earlier one.`,
 		Example: `  margay record -- margay run -n 8 ./app
   margay record -o app.json --job 7 --duration 10s`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -53,7 +52,8 @@ while somebody asks for it. One that is faster than its events can be fetched th
 			return a.record(c.Context(), f, args)
 		},
 	})
-	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
+	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file; it is there when the recording is complete")
+	c.Flags().BoolVar(&f.force, "force", false, "replace the file if it exists")
 	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
 	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long; a command goes on (default: until its end, or Ctrl-C)")
 	return c
@@ -70,18 +70,18 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	if err != nil {
 		return err
 	}
-	if err := checkTrace(f.out); err != nil {
+	if err := checkTrace(f.out, f.force); err != nil {
 		return err
 	}
 	nodes, err := a.recorded(ctx, socket, uint32(f.job))
 	if err != nil {
 		return err
 	}
-	file, err := createTrace(f.out)
+	file, err := createTrace(f.out, f.force)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
+	defer file.discard()
 	signals, release := command.Catch(4, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP)
 	defer release()
 	status := &launch.Status{W: a.Stderr}
@@ -99,6 +99,9 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	cut := follow.Run(ctx, follow.Options{Socket: socket, Nodes: nodes, Job: uint32(f.job), Trace: writer, Warn: status.Warnf}, stop, ready)
 	took := time.Since(began)
 	summaries, err := writer.Close()
+	if err == nil {
+		err = file.keep()
+	}
 	if err == nil {
 		a.traced(f.out, summaries, took)
 	}
@@ -126,28 +129,6 @@ func (a commands) traced(path string, summaries []trace.Summary, took time.Durat
 	}
 	a.Report("margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it",
 		path, events, len(summaries), took.Seconds(), lost)
-}
-
-// checkTrace refuses an output that is no regular file, unless it is open already, such as /dev/stdout: what is written to a pipe that
-// nothing reads is lost.
-func checkTrace(path string) error {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	open := path == "/dev/stdout" || path == "/dev/stderr" || slices.Contains([]string{"/dev/fd", "/proc/self/fd"}, filepath.Dir(path))
-	if info.Mode().IsRegular() || open && info.Mode()&(fs.ModeNamedPipe|fs.ModeCharDevice) != 0 {
-		return nil
-	}
-	return fmt.Errorf("record: %s is no regular file: name one with --output", path)
-}
-
-// createTrace opens the output. A pipe that is open already is written to, and not read.
-func createTrace(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 }
 
 // recorded lists the nodes to record: those of a job, or all that are up.

@@ -42,7 +42,9 @@ func openScreen(in, out *os.File) *screen {
 
 func (s *screen) enter() {
 	if t, err := unix.IoctlGetTermios(int(s.in.Fd()), unix.TCGETS); err == nil {
-		s.before = t
+		if s.before == nil {
+			s.before = t
+		}
 		raw := *t
 		raw.Lflag &^= unix.ICANON | unix.ECHO
 		raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
@@ -57,6 +59,12 @@ func (s *screen) leave() {
 	if s.before != nil {
 		_ = unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETSW, s.before)
 	}
+}
+
+// background reports whether another process group has the terminal.
+func (s *screen) background() bool {
+	group, err := unix.IoctlGetInt(int(s.in.Fd()), unix.TIOCGPGRP)
+	return err == nil && group != unix.Getpgrp()
 }
 
 // size returns the terminal's, or a usual one when it does not know.
@@ -172,7 +180,8 @@ type topLoop struct {
 	left     int // columns that are scrolled away
 	wide     bool
 	help     bool
-	escape   int // how much has come of the sequence of an arrow key
+	escape   int  // how much has come of the sequence of an arrow key
+	away     bool // another program has the terminal
 	view     *rates.View
 	trouble  error
 }
@@ -218,10 +227,9 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 			switch sig {
 			case unix.SIGWINCH:
 			case unix.SIGTSTP:
-				t.screen.leave()
-				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
-				t.screen.enter()
+				t.stop()
 			case unix.SIGCONT:
+				t.resume()
 			default:
 				ended := sig.(unix.Signal)
 				return &command.ExitStatus{Code: 128 + int(ended), Signal: ended}
@@ -229,6 +237,26 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 		}
 		t.draw()
 	}
+}
+
+// stop gives the terminal back and stops the process. Linux may stop this thread later than Kill returns: nothing is drawn
+// until SIGCONT comes.
+func (t *topLoop) stop() {
+	if !t.away {
+		t.screen.leave()
+	}
+	t.away = true
+	_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+}
+
+// resume takes the terminal again, also after a stop that stop has not seen (SIGSTOP). In the background another program has it;
+// the shell sends SIGCONT again when that changes.
+func (t *topLoop) resume() {
+	if t.screen.background() {
+		return
+	}
+	t.away = false
+	t.screen.enter()
 }
 
 // look asks the nodes again and again.
@@ -280,6 +308,9 @@ func (t *topLoop) key(key byte) {
 }
 
 func (t *topLoop) draw() {
+	if t.away {
+		return
+	}
 	width, _ := t.screen.size()
 	lines, status := t.content(width)
 	t.top = min(t.top, max(0, len(lines)-2))
