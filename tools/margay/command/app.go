@@ -1,5 +1,6 @@
-// Package command is what the groups of commands of margay have in common: the standard streams, the machine that is meant and the
-// connection to its serve, the words for arguments that are wrong, exit statuses and signals.
+// Package command holds the common parts of the groups of margay commands: standard streams, the
+// selected machine and the connection to its serve, errors of wrong arguments, exit statuses and
+// signals.
 package command
 
 import (
@@ -23,7 +24,7 @@ const AnswerTimeout = 10 * time.Second
 // ChangeTimeout bounds how long a change of the extensions of nodes may take.
 const ChangeTimeout = control.ChangeTimeout + AnswerTimeout
 
-// App is what the commands have in common.
+// App holds the common state of the commands.
 type App struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -57,13 +58,14 @@ func (a *App) Table(columns ...string) *show.Table {
 	return t
 }
 
-// VerboseFlag gives a command that says nothing when all is well the flag to say what it has done.
+// VerboseFlag gives a command that is silent on success the flag to print what it has done.
 func (a *App) VerboseFlag(c *cobra.Command) *cobra.Command {
-	c.Flags().BoolVarP(&a.Verbose, "verbose", "v", false, "say what was done")
+	c.Flags().BoolVarP(&a.Verbose, "verbose", "v", false, "print what was done")
 	return c
 }
 
-// QuietFlag gives a command the flag to print nothing but errors. It refuses --quiet together with --verbose.
+// QuietFlag gives a command the flag to print nothing but errors. It refuses --quiet together with
+// --verbose.
 func (a *App) QuietFlag(c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVarP(&a.Quiet, "quiet", "q", false, "print nothing but errors")
 	run := c.RunE
@@ -83,8 +85,8 @@ func (a *App) Report(format string, args ...any) {
 	}
 }
 
-// Tell says what a command has done, when it is to be verbose.
-func (a *App) Tell(format string, args ...any) {
+// Detail prints what a command has done, if Verbose is set.
+func (a *App) Detail(format string, args ...any) {
 	if a.Verbose {
 		fmt.Fprintf(a.Stderr, "margay: "+format+"\n", args...)
 	}
@@ -102,9 +104,9 @@ func (a *App) Running() (machine.Dir, error) {
 	switch pid, alive := d.Holder(); {
 	case alive:
 	case pid == 0:
-		return "", fmt.Errorf("machine %s has no holder: it is being made or ended, or that was interrupted; margay machine down -m %[1]s removes what is left", a.Machine)
+		return "", fmt.Errorf("machine %s has no holder: it is being made or ended, or that was interrupted; margay machine down -m %[1]s removes the rest", a.Machine)
 	default:
-		return "", fmt.Errorf("machine %s is dead: its holder (process %d) was killed; margay machine down -m %[1]s removes what is left", a.Machine, pid)
+		return "", fmt.Errorf("machine %s is dead: its holder (process %d) was killed; margay machine down -m %[1]s removes the rest", a.Machine, pid)
 	}
 	return d, nil
 }
@@ -118,8 +120,8 @@ func (a *App) Socket() (string, error) {
 	return d.Socket(), nil
 }
 
-// Pause waits between two questions to the machine's serve. It is an error, at once, when the machine goes down or ctx ends. A serve that is
-// started again, or away, is not missed.
+// Pause waits between two requests to the machine's serve. It returns an error as soon as the
+// machine goes down or ctx ends. A restart of serve does not matter.
 func (a *App) Pause(ctx context.Context, d time.Duration) error {
 	socket, err := a.Socket()
 	if err != nil {
@@ -139,7 +141,7 @@ func Ask[Answer proto.Message](ctx context.Context, a *App, request proto.Messag
 	return AskWithin[Answer](ctx, a, request, AnswerTimeout)
 }
 
-// AskWithin makes one that may take so long.
+// AskWithin makes a request with a timeout.
 func AskWithin[Answer proto.Message](ctx context.Context, a *App, request proto.Message, timeout time.Duration) (Answer, error) {
 	var none Answer
 	socket, err := a.Socket()
@@ -151,7 +153,7 @@ func AskWithin[Answer proto.Message](ctx context.Context, a *App, request proto.
 	return client.Ask[Answer](ctx, socket, request)
 }
 
-// Samples asks all nodes what they have done so far.
+// Samples reads the counters of all nodes.
 func (a *App) Samples(ctx context.Context) (*control.Samples, error) {
 	socket, err := a.Socket()
 	if err != nil {

@@ -37,7 +37,7 @@ func (a commands) imageBuildCommand() *cobra.Command {
 		Use:   "build",
 		Short: "Build the node image",
 		Long: `Build the image that nodes boot from: the node program and the kernel modules it loads. Two builds of the same
-parts have the same bytes. margay machine up does this by itself.`,
+parts have the same bytes. margay machine up does this automatically.`,
 		Example: "  margay image build\n  margay image build -o node.img --json\n  margay image build --refresh    # with the newest kernel there is",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -87,7 +87,7 @@ func (a commands) printImage(image provision.Image) error {
 func (a commands) imageListCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:     "list IMAGE",
-		Short:   "List what is in a node image",
+		Short:   "List the contents of a node image",
 		Example: "  margay image build -q -o node.img && margay image list node.img",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -38,11 +38,11 @@ its ranks do with signals.`,
 			}
 			switch {
 			case force:
-				a.Tell("job %d is ended", job)
+				a.Detail("job %d is ended", job)
 			case rank == control.None:
-				a.Tell("%s is sent to all ranks of job %d", unix.SignalName(sig), job)
+				a.Detail("%s is sent to all ranks of job %d", unix.SignalName(sig), job)
 			default:
-				a.Tell("%s is sent to rank %d of job %d", unix.SignalName(sig), rank, job)
+				a.Detail("%s is sent to rank %d of job %d", unix.SignalName(sig), rank, job)
 			}
 			return nil
 		},

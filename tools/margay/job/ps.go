@@ -20,8 +20,8 @@ func (a commands) psCommand() *cobra.Command {
 	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "ps [JOB]",
 		Short: "List jobs, or the ranks of one",
-		Long: `List the jobs that run or wait for cores (margay run --wait), or the ranks of one job. A job that waits has no number yet, and the line
-below the table says what it waits for.`,
+		Long: `List the jobs that run or wait for cores (margay run --wait), or the ranks of one job. A waiting job has no number yet; a line below
+the table gives the reason.`,
 		Example: `  margay ps
   margay ps --all              # jobs that have ended, too
   margay ps 7                  # the ranks of job 7, and what each has used
@@ -79,7 +79,8 @@ func (a commands) printJobs(jobs *control.Jobs) error {
 	return nil
 }
 
-// used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do not answer nothing is known.
+// used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do
+// not answer nothing is known.
 func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*control.RankSample {
 	if j.Phase == control.JobPhase_JOB_DONE {
 		return nil
@@ -124,7 +125,8 @@ func (a commands) printRanks(j *control.JobSummary, samples map[uint32]*control.
 	return t.Flush()
 }
 
-// unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none runs any more.
+// unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none
+// runs any more.
 func unknownEnd(j *control.JobSummary) show.State {
 	if j.Phase == control.JobPhase_JOB_DONE {
 		return show.State{Text: "ended with the job", Color: show.Bad}

@@ -39,7 +39,8 @@ RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
 	}
 }
 
-// No rank of a job that has ended is said to run, also when how it ended has not been reported, as when its margay run was killed.
+// No rank of a job that has ended is said to run, also when how it ended has not been reported, as
+// when its margay run was killed.
 func TestPsOfEndedJob(t *testing.T) {
 	status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
 		return &control.Jobs{Jobs: []*control.JobSummary{{
@@ -104,7 +105,7 @@ func TestVerbose(t *testing.T) {
 	}
 }
 
-// margay logs says at the end how the job ended, when that was no success. Its own status is that of showing the output.
+// margay logs prints at the end why the job failed. Its own status is about the output only.
 func TestLogsOfFailedJob(t *testing.T) {
 	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
 		switch f.Message().(type) {
@@ -132,10 +133,10 @@ func TestLogsRemove(t *testing.T) {
 		"logs --remove -v 8 99":     "margay: there is no job 99\n",
 		"logs --remove":             "margay: logs: JOB is missing: margay logs JOB [flags]\n",
 		"logs --all":                "margay: logs: --all is for --remove: margay logs --remove --all\n",
-		"logs --remove -l 5":        "margay: logs: --label is for what is shown, and --remove shows nothing\n",
+		"logs --remove -l 5":        "margay: logs: --label is for output that is shown, and --remove shows none\n",
 		"logs --remove --all 5":     "margay: logs takes no arguments, but is given \"5\": margay logs JOB [flags]\n",
 		"logs 5 6":                  "margay: logs: \"6\" is one argument too many: margay logs JOB [flags]\n",
-		"logs --remove 5 something": "margay: \"something\" is no job: jobs have numbers (margay ps)\n",
+		"logs --remove 5 something": "margay: \"something\" is not a job: jobs have numbers (margay ps)\n",
 	} {
 		status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
 			switch jobs := question.(*control.RemoveOutput).Jobs; len(jobs) {
@@ -152,7 +153,8 @@ func TestLogsRemove(t *testing.T) {
 	}
 }
 
-// margay logs goes on where it was when serve is started again, in the middle of a line and of a frame, and prints nothing twice.
+// margay logs goes on where it was when serve is started again, in the middle of a line and of a
+// frame, and prints nothing twice.
 func TestLogsGoOn(t *testing.T) {
 	says := func(seq uint64, text string) *control.Record {
 		return &control.Record{Job: 5, Rank: uint32(seq % 2), Seq: seq, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)}

@@ -35,9 +35,9 @@ type State struct {
 func (a commands) machineListCommand() *cobra.Command {
 	return a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "list",
-		Short: "List the machines that there are, those that are dead as well",
+		Short: "List all machines, including dead ones",
 		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
-margay machine up that made it, was killed; margay machine down removes what is left of it.`,
+margay machine up that made it, was killed; margay machine down removes the rest.`,
 		Example: "  margay machine list\n  margay machine list --json | jq -r '.[].machine'",
 		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
@@ -46,7 +46,7 @@ margay machine up that made it, was killed; margay machine down removes what is 
 				return err
 			}
 			if len(list) == 0 {
-				if err := a.tellNone(); err != nil {
+				if err := a.reportNone(); err != nil {
 					return err
 				}
 			}
@@ -62,7 +62,7 @@ margay machine up that made it, was killed; margay machine down removes what is 
 			}
 			for _, m := range list {
 				if m.State == "dead" {
-					note := fmt.Sprintf("%s is dead: margay machine down -m %[1]s removes what is left of it", m.Machine)
+					note := fmt.Sprintf("%s is dead: margay machine down -m %[1]s removes the rest", m.Machine)
 					fmt.Fprintln(a.Stdout, show.Fold(note, show.Width(a.Stdout), 4))
 				}
 			}
@@ -74,8 +74,9 @@ margay machine up that made it, was killed; margay machine down removes what is 
 // stateColors are the colors of the states of machines.
 var stateColors = map[string]show.Color{"up": show.Good, "making": show.Passing, "dead": show.Bad}
 
-// tellNone says which folder has no machine, and what is in it instead. Programs are told by an empty list where there is nothing.
-func (a commands) tellNone() error {
+// reportNone reports which folder has no machine, and other folders in it. With --json an empty
+// folder needs no report: the list is empty.
+func (a commands) reportNone() error {
 	base, err := machine.Base()
 	if err != nil {
 		return err
@@ -90,7 +91,7 @@ func (a commands) tellNone() error {
 	return nil
 }
 
-// List looks at the folders of all machines. One that goes meanwhile is left out.
+// List looks at the folders of all machines. A folder that disappears is left out.
 func List() ([]State, error) {
 	list := []State{}
 	dirs, err := machine.List()

@@ -1,4 +1,5 @@
-// Package machine has the commands that make, show, change and end machines, and the daemons of a machine.
+// Package machine has the commands that make, show, change and end machines, and the daemons of a
+// machine.
 package machine
 
 import (
@@ -43,7 +44,7 @@ func (a commands) downCommand() *cobra.Command {
 			if err := machine.Down(c.Context(), d); err != nil {
 				return err
 			}
-			a.Tell("machine %s is ended; %s is removed", a.Machine, d)
+			a.Detail("machine %s is ended; %s is removed", a.Machine, d)
 			return nil
 		},
 	}))
@@ -84,7 +85,7 @@ const restartWait = time.Minute
 func (a commands) restartCommand() *cobra.Command {
 	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:     "restart NODE",
-		Short:   "Start the kernel of a node again, and wait until it is back; jobs on the node go on",
+		Short:   "Restart the kernel of a node, and wait until it is back; jobs on the node continue",
 		Example: "  margay machine restart node2",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -95,7 +96,7 @@ func (a commands) restartCommand() *cobra.Command {
 			if _, err = command.AskWithin[*control.Done](c.Context(), a.App, &control.RestartKernel{Node: node}, restartWait); err != nil {
 				return err
 			}
-			a.Tell("the kernel of node%d was started again", node)
+			a.Detail("the kernel of node%d was started again", node)
 			return nil
 		},
 	}))

@@ -80,8 +80,8 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	return c
 }
 
-// bootExtensions reads the extensions that nodes are to insert when they boot, given as FILE[,NAME=VALUE...], and sees to it that
-// nodes know their slots.
+// bootExtensions reads the extensions that nodes are to insert when they boot, given as
+// FILE[,NAME=VALUE...], and sees to it that nodes know their slots.
 func bootExtensions(given []string) ([]node.Extension, error) {
 	var all []node.Extension
 	for _, text := range given {
@@ -119,7 +119,8 @@ func bootExtensions(given []string) ([]node.Extension, error) {
 	return all, nil
 }
 
-// coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the usual number.
+// coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the
+// usual number.
 type coresFlag struct{ spec *machine.Spec }
 
 func (f coresFlag) Set(text string) error {

@@ -31,7 +31,7 @@ const (
 	null     = "b701000000000000" + load64 // mov r1, 0
 )
 
-// twoPrograms is a text of two programs, one of which has data.
+// twoPrograms is a text of two programs; one has data.
 const twoPrograms = `
 .program answer timer
 .map .rodata array 4 1 readonly
@@ -235,7 +235,7 @@ func TestNimbleEngines(t *testing.T) {
 	}
 }
 
-// TestNimbleDisObject takes objects through text: what is read back prints and
+// TestNimbleDisObject takes objects through text: a program that is read back prints and
 // verifies as before, and with one program gives the same bytes.
 func TestNimbleDisObject(t *testing.T) {
 	for _, object := range []string{accumulate, faults, "../../../nimble/object/testdata/counter.o", "../../../nimble/object/testdata/calls.o"} {
@@ -288,7 +288,7 @@ func TestNimbleVerifySection(t *testing.T) {
 	}
 }
 
-// TestNimbleVerifyJSON reports on what is accepted, and on what is not.
+// TestNimbleVerifyJSON covers accepted and rejected programs.
 func TestNimbleVerifyJSON(t *testing.T) {
 	var reports []driver.Report
 	status, stdout, stderr := margaytest.Margay("", "nimble", "verify", "--json", "--elf", faults)

@@ -22,10 +22,10 @@ func (a commands) nodesCommand() *cobra.Command {
 	node := int32(control.None)
 	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "nodes",
-		Short: "List the nodes of the machine and what their cores do",
+		Short: "List the nodes of the machine and the jobs on their cores",
 		Example: `  margay nodes
   margay nodes --node 2
-  margay nodes --noise 10s    # what interrupts each application core`,
+  margay nodes --noise 10s    # interrupts of each application core`,
 		Args: func(c *cobra.Command, args []string) error {
 			// pflag takes the value of a flag that can do without one only after "=".
 			if noiseGiven = c.Flags().Changed("noise"); noiseGiven && len(args) > 0 {
@@ -56,7 +56,7 @@ func (a commands) nodesCommand() *cobra.Command {
 			return a.printNodes(nodes)
 		},
 	}))
-	c.Flags().DurationVar(&noise, "noise", 0, "count what interrupts each application core for this long, 5s without a value, and print that")
+	c.Flags().DurationVar(&noise, "noise", 0, "count the interrupts of each application core for this long, 5s without a value")
 	c.Flags().Lookup("noise").NoOptDefVal = "5s"
 	a.NodeFlag(c, &node, "only this node")
 	return c
@@ -148,13 +148,13 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 	return nil
 }
 
-// note is what is to be known of some nodes: a text about one, and the same about several.
+// note is a remark about some nodes: the text for one node, and for several.
 type note struct {
 	one, several string
 	nodes        []uint32
 }
 
-// notes are those of all nodes, each once.
+// notes are the remarks about all nodes, each once.
 type notes []*note
 
 func (l *notes) add(node uint32, one, several string) {

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// traceFile is the output of margay record. A regular file gets its name when it is complete, so that no part of a trace has it.
+// traceFile is the output of margay record. A regular file gets its name when it is complete, so
+// that no part of a trace has it.
 type traceFile struct {
 	*os.File
 	path    string // its name at the end; empty: the file is open already, such as /dev/stdout
@@ -23,8 +24,9 @@ func isOpen(path string) bool {
 	return path == "/dev/stdout" || path == "/dev/stderr" || slices.Contains([]string{"/dev/fd", "/proc/self/fd"}, filepath.Dir(path))
 }
 
-// checkTrace refuses an output that exists, unless force is set or it is open already. It refuses one that is not a regular file, except
-// for open pipes and terminals: data written to a pipe without a reader is lost.
+// checkTrace refuses an output that exists, unless force is set or it is open already. It refuses
+// one that is not a regular file, except for open pipes and terminals: data written to a pipe
+// without a reader is lost.
 func checkTrace(path string, force bool) error {
 	info, err := os.Stat(path)
 	switch {

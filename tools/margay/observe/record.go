@@ -35,8 +35,8 @@ func (a commands) recordCommand() *cobra.Command {
 	var f recordFlags
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
-		Short: "Record what the nodes do as a time line for a browser's trace viewer",
-		Long: `Record what the nodes do: who has each core, what becomes of messages, which extensions run, when ranks start, end and wait
+		Short: "Record the events of the nodes as a timeline for a browser's trace viewer",
+		Long: `Record the events of the nodes: which rank has each core, the way of messages, runs of extensions, and when ranks start, end and wait
 in barriers. It records until the command that it is given has ended, or for --duration; without either, until Ctrl-C. It ends with
 the command, whose exit status it has. When the machine goes down it ends, with 125, and the file has what was recorded before.
 
@@ -55,7 +55,7 @@ name when it is complete; --force replaces an earlier one.`,
 	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file; it is there when the recording is complete")
 	c.Flags().BoolVar(&f.force, "force", false, "replace the file if it exists")
 	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
-	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long; a command goes on (default: until its end, or Ctrl-C)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "the time to record; a command may run longer (default: until its end, or Ctrl-C)")
 	return c
 }
 
@@ -87,7 +87,7 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	status := &launch.Status{W: a.Stderr}
 	writer := trace.NewWriter(file, time.Now())
 	stop, done := make(chan struct{}), make(chan struct{})
-	var run error // what the command has ended with
+	var run error // the result of the command
 	began, started := time.Now(), false
 	ready := func() {
 		started = true
@@ -120,7 +120,7 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	return cmp.Or(err, run)
 }
 
-// traced says what is in a trace that is complete, which is also one that ended with its machine.
+// traced summarizes a complete trace. The trace of a machine that went down is complete, too.
 func (a commands) traced(path string, summaries []trace.Summary, took time.Duration) {
 	var events, lost uint64
 	for _, s := range summaries {
@@ -131,7 +131,7 @@ func (a commands) traced(path string, summaries []trace.Summary, took time.Durat
 		path, events, len(summaries), took.Seconds(), lost)
 }
 
-// recorded lists the nodes to record: those of a job, or all that are up.
+// recorded lists the nodes to record: the nodes of a job, or all that are up.
 func (a commands) recorded(ctx context.Context, socket string, job uint32) (nodes []uint32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, command.AnswerTimeout)
 	defer cancel()
@@ -160,9 +160,9 @@ func (a commands) recorded(ctx context.Context, socket string, job uint32) (node
 	return nodes, nil
 }
 
-// recordedCommand runs the command, if there is one, and has recording stop: with its end, after a time if one is given, or without a
-// command with a signal. It returns when the command has ended. A terminal sends its signals to the command as well, which decides what
-// to do.
+// recordedCommand runs the command, if there is one, and stops recording: at its end, after a time
+// if one is given, or without a command at a signal. It returns when the command has ended. A
+// terminal sends its signals to the command as well.
 func (a commands) recordedCommand(d time.Duration, signals <-chan os.Signal, args []string, stop func()) error {
 	defer stop()
 	var timeout <-chan time.Time
@@ -179,7 +179,7 @@ func (a commands) recordedCommand(d time.Duration, signals <-chan os.Signal, arg
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
 	if f, ok := show.FileOf(a.Stdout); ok {
-		cmd.Stdout = f // the command's own, with nobody between
+		cmd.Stdout = f // the command writes to it directly
 	}
 	cmd.Env = append(os.Environ(), "MARGAY_MACHINE="+a.Machine)
 	if err := cmd.Start(); err != nil {

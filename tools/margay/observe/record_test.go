@@ -50,7 +50,8 @@ func TestRecordIntoPipe(t *testing.T) {
 	}
 }
 
-// A trace that exists is replaced only on request, and then when the new one is complete. A link to it stays.
+// A trace that exists is replaced only on request, and then when the new one is complete. A link to
+// it stays.
 func TestRecordReplaces(t *testing.T) {
 	playRecorded(t, func(int32) []byte { return nil })
 	dir := t.TempDir()
@@ -173,8 +174,8 @@ func TestRecordOnFullDisk(t *testing.T) {
 	margaytest.Wants(t, p.Status(), 125, said(), "no space left on device: the command goes on, and is no longer recorded\nthe command has ended\nmargay: ")
 }
 
-// recordsBeside starts margay record with these arguments and a command that ends with status 4 when it is told to. said is what has been
-// written to standard error, and file is the trace.
+// recordsBeside starts margay record with these arguments and a command that ends with status 4
+// when end is called. said returns the standard error, and file is the trace.
 func recordsBeside(t *testing.T, arguments string) (p *margaytest.Process, file string, said func() string, end func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -207,7 +208,8 @@ func TestRecordDuration(t *testing.T) {
 	}
 }
 
-// When the machine goes down, margay record ends, after its command if it has one, and the trace is whole.
+// When the machine goes down, margay record ends, after its command if it has one, and the trace is
+// whole.
 func TestRecordOfMachineGoingDown(t *testing.T) {
 	for arguments, warned := range map[string]bool{"": false, `-- sh -c 'read line; exit 4'`: true} {
 		t.Run(arguments, func(t *testing.T) {
@@ -255,7 +257,8 @@ func TestRecordQuit(t *testing.T) {
 	}
 }
 
-// playRecorded plays a machine of one node, which has these events for the first question for them, for the second and so on.
+// playRecorded plays a machine of one node, which has these events for the first question for them,
+// for the second and so on.
 func playRecorded(t *testing.T, events func(asked int32) []byte) *margaytest.Machine {
 	var asked atomic.Int32
 	return margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {

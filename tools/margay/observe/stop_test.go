@@ -9,7 +9,8 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// Ctrl-Z gives the terminal back before the shell has it, and fg brings the screen back. So does fg after a stop that nothing can see.
+// Ctrl-Z gives the terminal back before the shell has it, and fg brings the screen back. So does fg
+// after a stop that nothing can see.
 func TestTopStops(t *testing.T) {
 	const enter, leave = "\x1b[?1049h", "\x1b[?25h\x1b[?1049l"
 	looks := int64(0)

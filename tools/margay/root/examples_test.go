@@ -17,7 +17,8 @@ var (
 	redirected = regexp.MustCompile(`[<>] [^\s;]+`)
 )
 
-// The help of each command that does something has an example, and what the examples call is there, with its flags.
+// The help of each command that does something has an example, and what the examples call is there,
+// with its flags.
 func TestExamples(t *testing.T) {
 	called := 0
 	walk(newRoot(new(command.App)), func(c *cobra.Command) {

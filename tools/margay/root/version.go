@@ -11,7 +11,7 @@ import (
 	"margay/tools/margay/show"
 )
 
-// versions are what margay version says.
+// versions is the output of margay version.
 type versions struct {
 	Version  string `json:"version"`
 	Go       string `json:"go"`

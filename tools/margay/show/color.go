@@ -27,7 +27,8 @@ type State struct {
 
 func (s State) String() string { return s.Text }
 
-// When says when colors are shown: auto, always or never. It is the value of a flag. The zero value is auto.
+// When is the value of a flag, auto, always or never: it selects whether colors are shown. The zero
+// value is auto.
 type When string
 
 // Set implements the value of a flag.
@@ -50,8 +51,8 @@ func (w *When) String() string {
 // Type implements the value of a flag.
 func (w *When) Type() string { return "when" }
 
-// On reports whether colors are shown on out: by default on a terminal that has some, unless NO_COLOR is in the environment
-// (https://no-color.org).
+// On reports whether colors are shown on out: by default on a terminal that has some, unless
+// NO_COLOR is in the environment (https://no-color.org).
 func (w *When) On(out io.Writer) bool {
 	switch *w {
 	case "always":

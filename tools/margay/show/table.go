@@ -91,7 +91,8 @@ func starts(header string, columns []string) (at []int) {
 	return at
 }
 
-// foldTo folds a line of a table below the last column. It leaves the line as it is when there is no terminal, which has width 0.
+// foldTo folds a line of a table below the last column. It leaves the line as it is when there is
+// no terminal, which has width 0.
 func foldTo(line string, width, indent int) string {
 	if width == 0 {
 		return line
