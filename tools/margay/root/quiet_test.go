@@ -35,12 +35,12 @@ func TestQuiet(t *testing.T) {
 			}
 		}
 	}
-	status, stdout, stderr := margaytest.Margay("", "kill", "-q", "-v", "5")
+	status, _, stderr := margaytest.Margay("", "kill", "-q", "-v", "5")
 	margaytest.Wants(t, status, 125, stderr, "margay: kill: -q and -v exclude each other\n")
 	refused := func(proto.Message) (proto.Message, error) {
 		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no job 5")
 	}
-	if status, stdout, stderr = margaytest.Played(t, refused, "kill", "-q", "5"); status != 125 || stdout != "" || stderr != "margay: there is no job 5\n" {
+	if status, stdout, stderr := margaytest.Played(t, refused, "kill", "-q", "5"); status != 125 || stdout != "" || stderr != "margay: there is no job 5\n" {
 		t.Errorf("an error: status %d, %q, %q", status, stdout, stderr)
 	}
 }
