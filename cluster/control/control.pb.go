@@ -4391,6 +4391,7 @@ func (x *ListJobs) GetJob() uint32 {
 type Jobs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Jobs          []*JobSummary          `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	Waiting       []*WaitingJob          `protobuf:"bytes,2,rep,name=waiting,proto3" json:"waiting,omitempty"` // for cores, in the order of the queue; unless one job is asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4432,6 +4433,90 @@ func (x *Jobs) GetJobs() []*JobSummary {
 	return nil
 }
 
+func (x *Jobs) GetWaiting() []*WaitingJob {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+// WaitingJob is a job that waits for cores. It gets its number with them.
+type WaitingJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	Command       string                 `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
+	Ranks         uint32                 `protobuf:"varint,3,opt,name=ranks,proto3" json:"ranks,omitempty"`
+	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
+	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingJob) Reset() {
+	*x = WaitingJob{}
+	mi := &file_control_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingJob) ProtoMessage() {}
+
+func (x *WaitingJob) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
+func (*WaitingJob) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *WaitingJob) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WaitingJob) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *WaitingJob) GetRanks() uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return 0
+}
+
+func (x *WaitingJob) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *WaitingJob) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 type JobSummary struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -4455,7 +4540,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4467,7 +4552,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4480,7 +4565,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -4606,7 +4691,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4618,7 +4703,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4631,7 +4716,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -4710,7 +4795,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4807,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4820,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -4777,7 +4862,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4789,7 +4874,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4802,7 +4887,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -4828,7 +4913,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +4925,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +4938,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -4876,7 +4961,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4888,7 +4973,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4901,7 +4986,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -4949,7 +5034,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4961,7 +5046,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4974,7 +5059,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -4999,7 +5084,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5011,7 +5096,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5024,7 +5109,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 type MachineStatus struct {
@@ -5046,7 +5131,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5143,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5156,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -5161,7 +5246,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5258,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5271,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -5205,7 +5290,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5217,7 +5302,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5230,7 +5315,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -5265,7 +5350,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5277,7 +5362,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5290,7 +5375,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -5429,7 +5514,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5526,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5539,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -5517,7 +5602,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5529,7 +5614,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5542,7 +5627,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -5570,7 +5655,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5582,7 +5667,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5595,7 +5680,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -5621,7 +5706,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5633,7 +5718,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5646,7 +5731,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -5671,7 +5756,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5683,7 +5768,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5696,7 +5781,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -5761,7 +5846,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5773,7 +5858,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5786,7 +5871,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -5828,7 +5913,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +5925,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +5938,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -5885,7 +5970,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5897,7 +5982,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5910,7 +5995,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -5971,7 +6056,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5983,7 +6068,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5996,7 +6081,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6065,7 +6150,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6077,7 +6162,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6090,7 +6175,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6109,7 +6194,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +6206,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +6219,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -6154,7 +6239,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6166,7 +6251,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6179,7 +6264,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -6199,7 +6284,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6211,7 +6296,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6224,7 +6309,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -6256,7 +6341,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6268,7 +6353,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6281,7 +6366,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -6340,7 +6425,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6352,7 +6437,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6365,7 +6450,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -6424,13 +6509,14 @@ type RankSample struct {
 	Sent          uint64                 `protobuf:"varint,10,opt,name=sent,proto3" json:"sent,omitempty"`              // messages
 	Arrived       uint64                 `protobuf:"varint,11,opt,name=arrived,proto3" json:"arrived,omitempty"`
 	MajorFaults   uint64                 `protobuf:"varint,12,opt,name=major_faults,json=majorFaults,proto3" json:"major_faults,omitempty"` // page faults that had to wait for a disk or a network
+	More          []uint32               `protobuf:"varint,13,rep,packed,name=more,proto3" json:"more,omitempty"`                           // its other cores, which serve adds
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6442,7 +6528,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6455,7 +6541,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -6542,6 +6628,13 @@ func (x *RankSample) GetMajorFaults() uint64 {
 	return 0
 }
 
+func (x *RankSample) GetMore() []uint32 {
+	if x != nil {
+		return x.More
+	}
+	return nil
+}
+
 // NodeExit reports that the thing a node runs on has ended.
 type NodeExit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6555,7 +6648,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6567,7 +6660,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6580,7 +6673,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -6623,7 +6716,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6635,7 +6728,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6648,7 +6741,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -6682,7 +6775,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6694,7 +6787,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6707,7 +6800,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -6728,7 +6821,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6740,7 +6833,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6753,7 +6846,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -6776,7 +6869,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6788,7 +6881,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6801,7 +6894,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -6835,7 +6928,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6847,7 +6940,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6860,7 +6953,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7180,9 +7273,17 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x03 \x03(\rR\x05ranks\".\n" +
 	"\bListJobs\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x10\n" +
-	"\x03job\x18\x02 \x01(\rR\x03job\"6\n" +
+	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
 	"\x04Jobs\x12.\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\"\xd2\x03\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\x124\n" +
+	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"}\n" +
+	"\n" +
+	"WaitingJob\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12\x18\n" +
+	"\acommand\x18\x02 \x01(\tR\acommand\x12\x14\n" +
+	"\x05ranks\x18\x03 \x01(\rR\x05ranks\x12\x19\n" +
+	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\"\xd2\x03\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -7362,7 +7463,7 @@ const file_control_proto_rawDesc = "" +
 	"interrupts\x12\x1a\n" +
 	"\bswitches\x18\x04 \x01(\x04R\bswitches\x12\x14\n" +
 	"\x05asked\x18\x05 \x01(\x04R\x05asked\x12\x18\n" +
-	"\arescues\x18\x06 \x01(\x04R\arescues\"\xac\x02\n" +
+	"\arescues\x18\x06 \x01(\x04R\arescues\"\xc0\x02\n" +
 	"\n" +
 	"RankSample\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -7377,7 +7478,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04sent\x18\n" +
 	" \x01(\x04R\x04sent\x12\x18\n" +
 	"\aarrived\x18\v \x01(\x04R\aarrived\x12!\n" +
-	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\"f\n" +
+	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\x12\x12\n" +
+	"\x04more\x18\r \x03(\rR\x04more\"f\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -7463,7 +7565,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -7518,41 +7620,42 @@ var file_control_proto_goTypes = []any{
 	(*CoreUse)(nil),          // 50: margay.control.CoreUse
 	(*ListJobs)(nil),         // 51: margay.control.ListJobs
 	(*Jobs)(nil),             // 52: margay.control.Jobs
-	(*JobSummary)(nil),       // 53: margay.control.JobSummary
-	(*StoredJob)(nil),        // 54: margay.control.StoredJob
-	(*Kill)(nil),             // 55: margay.control.Kill
-	(*Noise)(nil),            // 56: margay.control.Noise
-	(*NoiseReport)(nil),      // 57: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 58: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 59: margay.control.InterruptRow
-	(*Status)(nil),           // 60: margay.control.Status
-	(*MachineStatus)(nil),    // 61: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 62: margay.control.ListExtensions
-	(*Extensions)(nil),       // 63: margay.control.Extensions
-	(*ExtensionState)(nil),   // 64: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 65: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 66: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 67: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 68: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 69: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 70: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 71: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 72: margay.control.ReadEvents
-	(*Events)(nil),           // 73: margay.control.Events
-	(*ReadClock)(nil),        // 74: margay.control.ReadClock
-	(*Clock)(nil),            // 75: margay.control.Clock
-	(*TakeSamples)(nil),      // 76: margay.control.TakeSamples
-	(*Samples)(nil),          // 77: margay.control.Samples
-	(*NodeSample)(nil),       // 78: margay.control.NodeSample
-	(*CoreSample)(nil),       // 79: margay.control.CoreSample
-	(*RankSample)(nil),       // 80: margay.control.RankSample
-	(*NodeExit)(nil),         // 81: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 82: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 83: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 84: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 85: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 86: margay.control.DutiesSet
-	nil,                      // 87: margay.control.ExtensionLog.AfterEntry
+	(*WaitingJob)(nil),       // 53: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 54: margay.control.JobSummary
+	(*StoredJob)(nil),        // 55: margay.control.StoredJob
+	(*Kill)(nil),             // 56: margay.control.Kill
+	(*Noise)(nil),            // 57: margay.control.Noise
+	(*NoiseReport)(nil),      // 58: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 59: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 60: margay.control.InterruptRow
+	(*Status)(nil),           // 61: margay.control.Status
+	(*MachineStatus)(nil),    // 62: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 63: margay.control.ListExtensions
+	(*Extensions)(nil),       // 64: margay.control.Extensions
+	(*ExtensionState)(nil),   // 65: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 66: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 67: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 68: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 69: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 70: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 71: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 72: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 73: margay.control.ReadEvents
+	(*Events)(nil),           // 74: margay.control.Events
+	(*ReadClock)(nil),        // 75: margay.control.ReadClock
+	(*Clock)(nil),            // 76: margay.control.Clock
+	(*TakeSamples)(nil),      // 77: margay.control.TakeSamples
+	(*Samples)(nil),          // 78: margay.control.Samples
+	(*NodeSample)(nil),       // 79: margay.control.NodeSample
+	(*CoreSample)(nil),       // 80: margay.control.CoreSample
+	(*RankSample)(nil),       // 81: margay.control.RankSample
+	(*NodeExit)(nil),         // 82: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 83: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 84: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 85: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 86: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 87: margay.control.DutiesSet
+	nil,                      // 88: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	8,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -7586,31 +7689,31 @@ var file_control_proto_depIdxs = []int32{
 	48,  // 28: margay.control.Frame.nodes:type_name -> margay.control.Nodes
 	51,  // 29: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
 	52,  // 30: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	55,  // 31: margay.control.Frame.kill:type_name -> margay.control.Kill
-	56,  // 32: margay.control.Frame.noise:type_name -> margay.control.Noise
-	57,  // 33: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	60,  // 34: margay.control.Frame.status:type_name -> margay.control.Status
-	61,  // 35: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	56,  // 31: margay.control.Frame.kill:type_name -> margay.control.Kill
+	57,  // 32: margay.control.Frame.noise:type_name -> margay.control.Noise
+	58,  // 33: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	61,  // 34: margay.control.Frame.status:type_name -> margay.control.Status
+	62,  // 35: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
 	43,  // 36: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
 	44,  // 37: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	62,  // 38: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	63,  // 39: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	65,  // 40: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	71,  // 41: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	67,  // 42: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	68,  // 43: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	72,  // 44: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	73,  // 45: margay.control.Frame.events:type_name -> margay.control.Events
-	74,  // 46: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	75,  // 47: margay.control.Frame.clock:type_name -> margay.control.Clock
-	76,  // 48: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	77,  // 49: margay.control.Frame.samples:type_name -> margay.control.Samples
-	81,  // 50: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	82,  // 51: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	83,  // 52: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	84,  // 53: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	85,  // 54: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	86,  // 55: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	63,  // 38: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	64,  // 39: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	66,  // 40: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	72,  // 41: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	68,  // 42: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	69,  // 43: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	73,  // 44: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	74,  // 45: margay.control.Frame.events:type_name -> margay.control.Events
+	75,  // 46: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	76,  // 47: margay.control.Frame.clock:type_name -> margay.control.Clock
+	77,  // 48: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	78,  // 49: margay.control.Frame.samples:type_name -> margay.control.Samples
+	82,  // 50: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	83,  // 51: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	84,  // 52: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	85,  // 53: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	86,  // 54: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	87,  // 55: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	0,   // 56: margay.control.Hello.role:type_name -> margay.control.Role
 	1,   // 57: margay.control.Error.code:type_name -> margay.control.Code
 	14,  // 58: margay.control.Register.info:type_name -> margay.control.NodeInfo
@@ -7640,35 +7743,36 @@ var file_control_proto_depIdxs = []int32{
 	5,   // 82: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
 	14,  // 83: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
 	50,  // 84: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	53,  // 85: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	2,   // 86: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	46,  // 87: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	26,  // 88: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	19,  // 89: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	21,  // 90: margay.control.StoredJob.places:type_name -> margay.control.Place
-	22,  // 91: margay.control.StoredJob.members:type_name -> margay.control.Member
-	53,  // 92: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	45,  // 93: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	58,  // 94: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	59,  // 95: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	64,  // 96: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	66,  // 97: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	87,  // 98: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	69,  // 99: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	65,  // 100: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	64,  // 101: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	78,  // 102: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	79,  // 103: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	80,  // 104: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	64,  // 105: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	6,   // 106: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	6,   // 107: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	14,  // 108: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	109, // [109:109] is the sub-list for method output_type
-	109, // [109:109] is the sub-list for method input_type
-	109, // [109:109] is the sub-list for extension type_name
-	109, // [109:109] is the sub-list for extension extendee
-	0,   // [0:109] is the sub-list for field type_name
+	54,  // 85: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	53,  // 86: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 87: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	46,  // 88: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	26,  // 89: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	19,  // 90: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	21,  // 91: margay.control.StoredJob.places:type_name -> margay.control.Place
+	22,  // 92: margay.control.StoredJob.members:type_name -> margay.control.Member
+	54,  // 93: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	45,  // 94: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	59,  // 95: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	60,  // 96: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	65,  // 97: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	67,  // 98: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	88,  // 99: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	70,  // 100: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	66,  // 101: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	65,  // 102: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	79,  // 103: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	80,  // 104: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	81,  // 105: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	65,  // 106: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	6,   // 107: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	6,   // 108: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	14,  // 109: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	110, // [110:110] is the sub-list for method output_type
+	110, // [110:110] is the sub-list for method input_type
+	110, // [110:110] is the sub-list for extension type_name
+	110, // [110:110] is the sub-list for extension extendee
+	0,   // [0:110] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -7740,7 +7844,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   81,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -113,9 +113,30 @@ func LookUp(program string) (string, error) {
 	case program == "." || program == "..":
 		return "", fmt.Errorf("%s: %w: it is a folder", program, ErrNotExecutable)
 	case err != nil:
+		if loop := findLoop(program); loop != "" {
+			return "", fmt.Errorf("%s: %w: %s is a loop of symbolic links", program, ErrNotExecutable, loop)
+		}
 		return "", fmt.Errorf("%s: %w", program, ErrNotFound)
 	}
 	return filepath.Abs(path)
+}
+
+// findLoop returns the first path at which a program is looked for and is a loop of symbolic links,
+// or an empty string.
+func findLoop(program string) string {
+	paths := []string{program}
+	if !strings.Contains(program, "/") {
+		paths = nil
+		for _, folder := range filepath.SplitList(os.Getenv("PATH")) {
+			paths = append(paths, filepath.Join(folder, program))
+		}
+	}
+	for _, path := range paths {
+		if _, err := os.Stat(path); errors.Is(err, syscall.ELOOP) {
+			return path
+		}
+	}
+	return ""
 }
 
 // maxInterpreters bounds the chain of scripts that interpret scripts, as Linux does.

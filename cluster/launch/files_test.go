@@ -202,6 +202,12 @@ func TestLookUp(t *testing.T) {
 		{"./no-such-program", dir, ErrNotFound},
 		{"./plain", dir, ErrNotExecutable},
 		{dir, dir, ErrNotExecutable},
+		{"./loop", "/usr/bin", ErrNotExecutable},
+		{"loop", "/usr/bin:" + dir, ErrNotExecutable},
+		{"loop", "/usr/bin", ErrNotFound},
+	}
+	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
+		t.Fatal(err)
 	}
 	for _, k := range cases {
 		t.Setenv("PATH", k.path)
@@ -214,6 +220,9 @@ func TestLookUp(t *testing.T) {
 		}
 		if err != nil && !strings.HasPrefix(err.Error(), k.name+": ") {
 			t.Errorf("the error does not name %s: %v", k.name, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "loop of symbolic links") != (strings.HasSuffix(k.name, "loop") && k.err == ErrNotExecutable) {
+			t.Errorf("%s in %s: %v", k.name, k.path, err)
 		}
 	}
 }

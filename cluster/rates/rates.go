@@ -43,6 +43,7 @@ type Rank struct {
 	Involuntary float64 `json:"involuntary_switches"`
 	Sent        float64 `json:"messages_sent"`
 	Arrived     float64 `json:"messages_arrived"`
+	Further     bool    `json:"further"` // this is not its first core, which has its figures
 }
 
 // Extension is an extension in a slot.
@@ -111,6 +112,9 @@ func (n *node) cores(v *View) {
 		for _, r := range n.is.Ranks {
 			if r.Core == c.Core {
 				core.Ranks = append(core.Ranks, n.rank(had[rankKey{r.Job, r.Rank}], r))
+			}
+			if slices.Contains(r.More, c.Core) {
+				core.Ranks = append(core.Ranks, Rank{Job: r.Job, Rank: r.Rank, PID: r.Pid, Further: true, Why: fmt.Sprintf("see core %d", r.Core)})
 			}
 		}
 		slices.SortStableFunc(core.Ranks, func(a, b Rank) int { return cmp.Compare(b.CPU, a.CPU) })

@@ -311,6 +311,7 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	for _, j := range list.Jobs {
 		listed(j)
 	}
+	list.Waiting = s.queue.listed()
 	return list, nil
 }
 

@@ -140,7 +140,22 @@ func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 		}
 	}
 	slices.SortFunc(samples.Nodes, func(a, b *control.NodeSample) int { return cmp.Compare(a.Node, b.Node) })
+	s.widen(samples)
 	return samples, err
+}
+
+// widen adds the cores that ranks have beside their first one.
+func (s *Server) widen(samples *control.Samples) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range samples.Nodes {
+		for _, r := range n.Ranks {
+			r.More = nil
+			if j := s.jobs[r.Job]; j != nil && j.hasRank(r.Rank, n.Node) {
+				r.More = j.ranks[r.Rank].place.More
+			}
+		}
+	}
 }
 
 // missing says which nodes are not up, and why.

@@ -15,8 +15,25 @@ import (
 // to a serve that was started again, and lose their places.
 type queue []*waiting
 
-// waiting is one of them.
-type waiting struct{ spec *control.JobSpec }
+// waiting is one of them. Server.mu guards it.
+type waiting struct {
+	spec  *control.JobSpec
+	since time.Time
+	why   string // what it waits for
+}
+
+// maxWaiting is how many jobs that wait a list shows. Those that come after them have the same reason.
+const maxWaiting = 1000
+
+// listed returns the jobs that wait as lines of margay ps. The caller holds Server.mu.
+func (q queue) listed() (list []*control.WaitingJob) {
+	for _, w := range q[:min(len(q), maxWaiting)] {
+		list = append(list, &control.WaitingJob{
+			User: w.spec.User, Command: w.spec.Command, Ranks: w.spec.Ranks, SinceNs: w.since.UnixNano(), Why: shortened(w.why),
+		})
+	}
+	return list
+}
 
 // before returns how many jobs that came before w wait for nodes that spec may use. w is nil for one that comes now.
 func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
@@ -45,7 +62,7 @@ func meet(a, b shape) bool {
 // enqueue creates a job as soon as its turn has come and there are cores for it. It says to the client what it waits for, whenever that
 // is something else. It refuses one that would have no room on the whole machine.
 func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, error) {
-	w := &waiting{spec}
+	w := &waiting{spec: spec, since: time.Now()}
 	if err := s.join(w); err != nil {
 		return nil, err
 	}
@@ -65,6 +82,7 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 		if err != nil {
 			why = s.waitsFor(w)
 		}
+		w.why = why
 		s.mu.Unlock()
 		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
 			return j, err

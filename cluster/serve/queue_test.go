@@ -71,6 +71,14 @@ func TestQueueIsFair(t *testing.T) {
 			t.Errorf("it is told %q", line.Text)
 		}
 		waits(t, one1)
+		list := must[*control.Jobs](hasty, &control.ListJobs{})
+		if w := list.Waiting; len(list.Jobs) != 1 || len(w) != 2 || w[0].Ranks != 2 || !strings.HasPrefix(w[0].Why, "waiting for cores: 2 ranks need 2") ||
+			w[1].Ranks != 1 || w[1].Why != "waiting for cores, behind 1 job that came first" || w[1].SinceNs < w[0].SinceNs || w[0].SinceNs == 0 {
+			t.Errorf("the list of jobs: %v", list)
+		}
+		if list := must[*control.Jobs](hasty, &control.ListJobs{Job: first}); len(list.Waiting) != 0 {
+			t.Errorf("one job: %v", list)
+		}
 		if _, err := hasty.ask(&control.RunRequest{Spec: spec(1)}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) || !strings.Contains(err.Error(), "1 job came first") && !strings.Contains(err.Error(), "2 jobs came first") {
 			t.Errorf("one that does not wait: %v", err)
 		}

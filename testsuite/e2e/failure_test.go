@@ -169,18 +169,24 @@ func TestNodeKernelKilled(t *testing.T) {
 	m.usable()
 }
 
-// nodeKernels returns the pids of the machine's hosted node kernels: the grandchildren of its holder called kernel.
+// nodeKernels returns the pids of the machine's hosted node kernels.
 func (m *machine) nodeKernels() []int {
 	m.t.Helper()
 	holder, _ := m.status()
-	var found []int
-	for _, pid := range pids(m.t, "/proc/self/exe kernel") {
+	found := nodeKernelsOf(m.t, holder)
+	if len(found) == 0 {
+		m.t.Fatal("no node kernel was found")
+	}
+	return found
+}
+
+// nodeKernelsOf returns the grandchildren of a holder called kernel.
+func nodeKernelsOf(t testing.TB, holder int) (found []int) {
+	t.Helper()
+	for _, pid := range pids(t, "/proc/self/exe kernel") {
 		if parent(parent(pid)) == holder {
 			found = append(found, pid)
 		}
-	}
-	if len(found) == 0 {
-		m.t.Fatal("no node kernel was found")
 	}
 	return found
 }
@@ -532,7 +538,7 @@ func TestDownEndsCommands(t *testing.T) {
 	}
 	commands["console"].awaitOutput("\n")
 	commands["top"].awaitOutput("machine " + m.name)
-	eventually(t, "trace", func() bool { _, err := os.Stat(alone); return err == nil }, commands["record"].stderr.String)
+	eventually(t, "trace", func() bool { parts, _ := filepath.Glob(alone + ".*.part"); return len(parts) == 1 }, commands["record"].stderr.String)
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}

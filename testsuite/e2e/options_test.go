@@ -96,6 +96,9 @@ func TestTimeLimitAndQueue(t *testing.T) {
 	behind.awaitErrors("waiting for cores, behind 1 job that came first")
 	impatient := m.start("run", "--wait", "--stdin", "none", "/bin/true")
 	impatient.awaitErrors("waiting for cores, behind 2 jobs that came first")
+	if r := m.margay("ps"); strings.Count(r.stdout, "  waiting  ") != 3 || !strings.Contains(r.stdout, "\n/bin/true waits for cores, behind 2 jobs that came first\n") {
+		t.Errorf("ps of a queue: %v", r)
+	}
 	impatient.signal(syscall.SIGINT)
 	if r := impatient.wait(); r.code != 130 && r.code != -1 {
 		t.Errorf("one that leaves the queue: %v", r)

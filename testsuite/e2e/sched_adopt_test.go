@@ -141,22 +141,30 @@ func (m *machine) awaitShare(policy string, share float64) {
 // ordinary demands of the process of the one rank of a hosted machine that it is not stopped and has no real-time priority.
 func (m *machine) ordinary() {
 	m.t.Helper()
-	var threads []string
-	for _, pid := range m.processes() {
-		if command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(command), probe()+"\x00") {
-			found, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
-			threads = append(threads, found...)
-		}
-	}
-	if len(threads) == 0 {
-		m.t.Error("the rank has no process")
-	}
-	for _, thread := range threads {
-		tid, _ := strconv.Atoi(filepath.Base(thread))
+	for _, tid := range m.rankThreads() {
 		attr, err := unix.SchedGetAttr(tid, 0)
-		status, _ := os.ReadFile(thread + "/status")
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 		if err != nil || attr.Policy != unix.SCHED_NORMAL || strings.Contains(string(status), "State:\tT") {
 			m.t.Errorf("thread %d: %+v, %v\n%s", tid, attr, err, status)
 		}
 	}
+}
+
+// rankThreads returns the threads of the ranks of a hosted machine that run the probe.
+func (m *machine) rankThreads() (threads []int) {
+	m.t.Helper()
+	for _, pid := range m.processes() {
+		if command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); !strings.HasPrefix(string(command), probe()+"\x00") {
+			continue
+		}
+		found, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+		for _, thread := range found {
+			tid, _ := strconv.Atoi(filepath.Base(thread))
+			threads = append(threads, tid)
+		}
+	}
+	if len(threads) == 0 {
+		m.t.Fatal("no rank has a process")
+	}
+	return threads
 }

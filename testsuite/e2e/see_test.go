@@ -103,13 +103,13 @@ func TestRecord(t *testing.T) {
 func TestRecordOneJob(t *testing.T) {
 	m := use(t, "hosted")
 	file := filepath.Join(t.TempDir(), "trace.json")
-	if r := m.margay("record", "-o", file, "--", filepath.Join(bin, "margay"), "run", probe(), "exit", "7"); r.code != 7 {
+	if r := m.margay("record", "--force", "-o", file, "--", filepath.Join(bin, "margay"), "run", probe(), "exit", "7"); r.code != 7 {
 		t.Error(r)
 	}
-	if r := m.margay("record", "-o", file, "--", "sh", "-c", "kill -9 $$"); r.code != 137 {
+	if r := m.margay("record", "--force", "-o", file, "--", "sh", "-c", "kill -9 $$"); r.code != 137 {
 		t.Error(r)
 	}
-	if r := m.margay("record", "-o", file, "--", filepath.Join(scratch, "none")); r.code != 127 {
+	if r := m.margay("record", "--force", "-o", file, "--", filepath.Join(scratch, "none")); r.code != 127 {
 		t.Error(r)
 	}
 	first := m.start("run", "-n", "2", probe(), "sleep")
@@ -117,7 +117,7 @@ func TestRecordOneJob(t *testing.T) {
 	second := m.start("run", "-n", "2", probe(), "sleep")
 	second.awaitRanks("sleeping", 2)
 	job := strings.Fields(strings.Split(m.margay("ps").stdout, "\n")[1])[0]
-	if r := m.margay("record", "-o", file, "--job", job, "--duration", "300ms"); r.code != 0 || !strings.Contains(r.stderr, "of 1 nodes") {
+	if r := m.margay("record", "--force", "-o", file, "--job", job, "--duration", "300ms"); r.code != 0 || !strings.Contains(r.stderr, "of 1 nodes") {
 		t.Error(r)
 	}
 	lives := 0
@@ -132,7 +132,7 @@ func TestRecordOneJob(t *testing.T) {
 	if lives != 4 {
 		t.Errorf("two ranks on two cores are %d", lives)
 	}
-	if r := m.margay("record", "-o", file, "--job", "99999"); r.code != 125 || !strings.Contains(r.stderr, "there is no job 99999") {
+	if r := m.margay("record", "--force", "-o", file, "--job", "99999"); r.code != 125 || !strings.Contains(r.stderr, "there is no job 99999") {
 		t.Error(r)
 	}
 	for _, c := range []*command{first, second} {

@@ -1,5 +1,5 @@
-// Command margay is the one command for users of a Margay machine: it makes machines, runs jobs on them, and shows and
-// changes what goes on there. margay help lists its commands.
+// Command margay is the one command for users of a Margay machine: it makes machines, runs jobs on
+// them, shows their state and changes it. margay help lists its commands.
 package main
 
 import "margay/tools/margay/root"

@@ -33,14 +33,16 @@ func Commands(app *command.App) []*cobra.Command {
 	return []*cobra.Command{a.benchCommand()}
 }
 
-// benchPlaces are where margay bench can measure: a machine of one node each, with a core for who receives and one for who sends.
+// benchPlaces are the machines of margay bench: a machine of one node each, with one core for the
+// receiver and one for the sender.
 var benchPlaces = map[string]machine.Spec{
 	"hosted":        {Substrate: node.Hosted},
 	"qemu":          {Substrate: node.Virtual, Profile: node.Sched},
 	"qemu-isolated": {Substrate: node.Virtual, Profile: node.Isolated},
 }
 
-// benchRuns are the jobs of a round: options of margay run, for what examples/latency does with so many ranks.
+// benchRuns are the jobs of a round: options of margay run, for what examples/latency does with so
+// many ranks.
 var benchRuns = []job.Flags{
 	{Ranks: 2, PerCore: 1, Stdin: "none"},
 	{Ranks: 3, PerCore: 2, Stdin: "none"},
@@ -61,7 +63,8 @@ type latencyReport struct {
 	Results, Different uint64
 }
 
-// switchRound is by how much two processes that share a core switch more, and need longer, than one after the other.
+// switchRound is by how much two processes that share a core switch more, and need longer, than one
+// after the other.
 type switchRound struct {
 	Switches  int64 `json:"switches"`
 	Processor int64 `json:"processor_ns"`
@@ -71,7 +74,7 @@ type switchRound struct {
 // latency is what one mechanism needs in one place, in nanoseconds.
 type latency struct {
 	Mechanism   string `json:"mechanism"`
-	Policy      string `json:"policy"` // what shares the core; empty: nobody else is there
+	Policy      string `json:"policy"` // how the core is shared; empty: it is not
 	Place       string `json:"place"`
 	DeliveredBy string `json:"delivered_by"`
 	Messages    int    `json:"messages"`
@@ -79,12 +82,12 @@ type latency struct {
 	P99         uint64 `json:"p99_ns"`
 	SentP50     uint64 `json:"sent_p50_ns"` // from sending
 	SentP99     uint64 `json:"sent_p99_ns"`
-	Taken       uint64 `json:"taken"` // times that who computes beside it lost the core
+	Taken       uint64 `json:"taken"` // how often the computing process beside it lost the core
 
 	arrival, sending []uint64
 }
 
-// switchCost is what it costs that a core changes hands.
+// switchCost is the cost of a switch of a core to another process.
 type switchCost struct {
 	Policy     string  `json:"policy"`
 	Place      string  `json:"place"`
@@ -116,16 +119,16 @@ func (a commands) benchSchedCommand() *cobra.Command {
 	var program, node string
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "sched",
-		Short: "Measure how fast messages reach their handlers, and what it costs that a core changes hands",
-		Long: `Measure how long a message takes from its arrival at a node to its handler, in each way that there is, and what it costs that two
-processes take turns on a core. This makes machines of its own, one for each substrate, and ends them again: hosted, qemu (a
+		Short: "Measure how fast messages reach their handlers, and the cost of a switch of a core",
+		Long: `Measure how long a message takes from its arrival at a node to its handler, by each mechanism, and the cost of two
+processes taking turns on a core. This makes machines of its own, one for each substrate, and ends them again: hosted, qemu (a
 virtual node with boot profile sched) and qemu-isolated (with boot profile isolated).
 
 In each round every machine has its turn, and in each turn every mechanism; times are over all rounds. While a process
-computes beside, its results are compared with that of an undisturbed run. A message has arrived when the first extension of
+computes beside, its results are compared with the result of an undisturbed run. A message has arrived when the first extension of
 its node sees it. The cost of a switch is how much longer two processes need that take turns on a core than one after the
-other, divided by how often Linux took the core away from one of them: in processor time, and in all; the median. Where what
-else goes on hides it, there is no figure. Compare figures of one measurement only.`,
+other, divided by how often Linux took the core away from one of them: in processor time, and in all; the median. Where
+other load hides it, there is no figure. Compare figures of one measurement only.`,
 		Example: `  margay bench sched
   margay bench sched --substrate hosted --messages 5000
   margay bench sched --substrate hosted,qemu --json`,
@@ -162,6 +165,7 @@ else goes on hides it, there is no figure. Compare figures of one measurement on
 		},
 	})
 	f := c.Flags()
+	f.BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress, only the figures")
 	f.StringSliceVar(&substrates, "substrate", []string{"hosted", "qemu"}, "where to measure: hosted, qemu, qemu-isolated")
 	f.IntVar(&messages, "messages", 3000, "how many messages of each mechanism")
 	f.IntVar(&rounds, "rounds", 3, "how many rounds they are dealt out to")
@@ -194,7 +198,7 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 	}()
 	for _, place := range substrates {
 		m := &benchMachine{place: place}
-		m.App = command.App{Stdin: a.Stdin, Stdout: &m.output, Stderr: a.Stderr, Machine: fmt.Sprintf("bench-%s-%d", place, os.Getpid())}
+		m.App = command.App{Stdin: a.Stdin, Stdout: &m.output, Stderr: a.Stderr, Quiet: a.Quiet, Machine: fmt.Sprintf("bench-%s-%d", place, os.Getpid())}
 		if err := m.begin(ctx, b.node); err != nil {
 			return nil, err
 		}
@@ -203,7 +207,7 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 	figures = new(schedFigures)
 	for round := range b.rounds {
 		for _, m := range machines {
-			fmt.Fprintf(a.Stderr, "round %d of %d: %s\n", round+1, b.rounds, m.place)
+			a.Report("round %d of %d: %s", round+1, b.rounds, m.place)
 			for _, f := range benchRuns {
 				report, err := m.measure(ctx, f, b)
 				if err != nil {
@@ -227,7 +231,7 @@ func (m *benchMachine) begin(ctx context.Context, program string) error {
 	err := machine.Up(ctx, machine.UpOptions{
 		Spec:     spec,
 		Holder:   []string{"/proc/self/exe", "holder"},
-		Told:     func(format string, args ...any) { fmt.Fprintf(m.Stderr, m.place+": "+format+"\n", args...) },
+		Told:     func(format string, args ...any) { m.Report(m.place+": "+format, args...) },
 		Progress: m.Progress(),
 	})
 	if err != nil {
@@ -287,7 +291,7 @@ var enforcers = map[string]string{
 	"sched_ext": "sched_ext, inside Linux",
 }
 
-// deliverer says what brings the message to its handler.
+// deliverer names the mechanism that brings the message to its handler.
 func deliverer(mechanism, policy, scheduler string) string {
 	by := "a wake-up"
 	switch {
@@ -302,7 +306,7 @@ func deliverer(mechanism, policy, scheduler string) string {
 	return by + " and " + enforcer(policy, scheduler)
 }
 
-// enforcer says what makes a core change hands.
+// enforcer names the mechanism that switches a core.
 func enforcer(policy, scheduler string) string {
 	if policy == "Linux" || scheduler == "" {
 		return "Linux alone"
@@ -345,7 +349,7 @@ func (s *schedFigures) switchCost(policy string, m *benchMachine) *switchCost {
 	return c
 }
 
-// finish makes figures of what was taken in, those of one mechanism beside each other.
+// finish computes the figures of the added reports, and sorts them by mechanism.
 func (s *schedFigures) finish() {
 	for _, l := range s.Latencies {
 		slices.Sort(l.arrival)
@@ -380,7 +384,8 @@ func (c *switchCost) finish() {
 	c.Processor, c.Elapsed = clearMedian(processor), clearMedian(elapsed)
 }
 
-// clearMedian is the median of figures, 0 when it is lost in their noise: the quartiles are not within half of it.
+// clearMedian returns the median of figures, or 0 when it is lost in noise: when a quartile differs
+// by more than half of it.
 func clearMedian(x []float64) float64 {
 	n := len(x)
 	if n == 0 {
@@ -409,7 +414,7 @@ func (a commands) printSched(s *schedFigures) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.Stdout, "\n%d results of computing, %d of them not those of an undisturbed run\n", s.Results, s.Different)
+	_, err := fmt.Fprintf(a.Stdout, "\n%d results of computing, %d of them different from an undisturbed run\n", s.Results, s.Different)
 	return err
 }
 

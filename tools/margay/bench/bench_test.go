@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// times are so many times in the order in which they were taken, the last the shortest: n*unit, ..., 2*unit, unit.
+// times are so many times in the order in which they were taken, the last the shortest: n*unit,
+// ..., 2*unit, unit.
 func times(n, unit int) string {
 	var list []string
 	for i := n; i > 0; i-- {
@@ -29,7 +30,7 @@ func TestReadReport(t *testing.T) {
 	}
 }
 
-// Figures are those of all rounds, of each mechanism for itself, in the order of the report.
+// Figures cover all rounds, one row for each mechanism, in the order of the report.
 func TestSchedFigures(t *testing.T) {
 	const report = `{"mechanisms": [
 		{"name": "b", "policy": "", "taken": 1, "arrival_ns": %[1]s, "sending_ns": %[2]s},

@@ -1,5 +1,6 @@
-// Package command is what the groups of commands of margay have in common: the standard streams, the machine that is meant and the
-// connection to its serve, the words for arguments that are wrong, exit statuses and signals.
+// Package command holds the common parts of the groups of margay commands: standard streams, the
+// selected machine and the connection to its serve, errors of wrong arguments, exit statuses and
+// signals.
 package command
 
 import (
@@ -14,6 +15,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/machine"
+	"margay/tools/margay/show"
 )
 
 // AnswerTimeout bounds how long a question to serve may take.
@@ -22,13 +24,15 @@ const AnswerTimeout = 10 * time.Second
 // ChangeTimeout bounds how long a change of the extensions of nodes may take.
 const ChangeTimeout = control.ChangeTimeout + AnswerTimeout
 
-// App is what the commands have in common.
+// App holds the common state of the commands.
 type App struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Machine        string
 	JSON           bool
 	Verbose        bool
+	Quiet          bool
+	Color          show.When
 	Version        string // of this build
 }
 
@@ -41,14 +45,48 @@ func (a *App) JSONFlag(c *cobra.Command) *cobra.Command {
 	return c
 }
 
-// VerboseFlag gives a command that says nothing when all is well the flag to say what it has done.
-func (a *App) VerboseFlag(c *cobra.Command) *cobra.Command {
-	c.Flags().BoolVarP(&a.Verbose, "verbose", "v", false, "say what was done")
+// ColorFlag gives a command that prints states the flag that says when they have colors.
+func (a *App) ColorFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().Var(&a.Color, "color", "color states: auto, always or never; auto: on a terminal, unless NO_COLOR is in the environment")
 	return c
 }
 
-// Tell says what a command has done, when it is to be verbose.
-func (a *App) Tell(format string, args ...any) {
+// Table begins a table on the standard output.
+func (a *App) Table(columns ...string) *show.Table {
+	t := show.NewTable(a.Stdout, columns...)
+	t.Colors = a.Color.On(a.Stdout)
+	return t
+}
+
+// VerboseFlag gives a command that is silent on success the flag to print what it has done.
+func (a *App) VerboseFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVarP(&a.Verbose, "verbose", "v", false, "print what was done")
+	return c
+}
+
+// QuietFlag gives a command the flag to print nothing but errors. It refuses --quiet together with
+// --verbose.
+func (a *App) QuietFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVarP(&a.Quiet, "quiet", "q", false, "print nothing but errors")
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if a.Quiet && a.Verbose {
+			return fmt.Errorf("%s: -q and -v exclude each other", Called(c))
+		}
+		return run(c, args)
+	}
+	return c
+}
+
+// Report prints a line about the progress of a command, unless it is quiet.
+func (a *App) Report(format string, args ...any) {
+	if !a.Quiet {
+		fmt.Fprintf(a.Stderr, format+"\n", args...)
+	}
+}
+
+// Detail prints what a command has done, if Verbose is set.
+func (a *App) Detail(format string, args ...any) {
 	if a.Verbose {
 		fmt.Fprintf(a.Stderr, "margay: "+format+"\n", args...)
 	}
@@ -66,9 +104,9 @@ func (a *App) Running() (machine.Dir, error) {
 	switch pid, alive := d.Holder(); {
 	case alive:
 	case pid == 0:
-		return "", fmt.Errorf("machine %s has no holder: it is being made or ended, or that was interrupted; margay machine down -m %[1]s removes what is left", a.Machine)
+		return "", fmt.Errorf("machine %s has no holder: it is being made or ended, or that was interrupted; margay machine down -m %[1]s removes the rest", a.Machine)
 	default:
-		return "", fmt.Errorf("machine %s is dead: its holder (process %d) was killed; margay machine down -m %[1]s removes what is left", a.Machine, pid)
+		return "", fmt.Errorf("machine %s is dead: its holder (process %d) was killed; margay machine down -m %[1]s removes the rest", a.Machine, pid)
 	}
 	return d, nil
 }
@@ -82,8 +120,8 @@ func (a *App) Socket() (string, error) {
 	return d.Socket(), nil
 }
 
-// Pause waits between two questions to the machine's serve. It is an error, at once, when the machine goes down or ctx ends. A serve that is
-// started again, or away, is not missed.
+// Pause waits between two requests to the machine's serve. It returns an error as soon as the
+// machine goes down or ctx ends. A restart of serve does not matter.
 func (a *App) Pause(ctx context.Context, d time.Duration) error {
 	socket, err := a.Socket()
 	if err != nil {
@@ -103,7 +141,7 @@ func Ask[Answer proto.Message](ctx context.Context, a *App, request proto.Messag
 	return AskWithin[Answer](ctx, a, request, AnswerTimeout)
 }
 
-// AskWithin makes one that may take so long.
+// AskWithin makes a request with a timeout.
 func AskWithin[Answer proto.Message](ctx context.Context, a *App, request proto.Message, timeout time.Duration) (Answer, error) {
 	var none Answer
 	socket, err := a.Socket()
@@ -115,7 +153,7 @@ func AskWithin[Answer proto.Message](ctx context.Context, a *App, request proto.
 	return client.Ask[Answer](ctx, socket, request)
 }
 
-// Samples asks all nodes what they have done so far.
+// Samples reads the counters of all nodes.
 func (a *App) Samples(ctx context.Context) (*control.Samples, error) {
 	socket, err := a.Socket()
 	if err != nil {

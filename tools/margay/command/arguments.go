@@ -62,8 +62,8 @@ func Given(c *cobra.Command, names ...string) error {
 	return nil
 }
 
-// Positive refuses flags that were given and are not more than zero, or empty, which stands for their default, and numbers that no
-// message has room for.
+// Positive refuses flags that were given and are not more than zero, or empty, which stands for
+// their default, and numbers that no message has room for.
 func Positive(c *cobra.Command, names ...string) error {
 	for _, name := range names {
 		f := c.Flags().Lookup(name)
@@ -89,7 +89,7 @@ func Positive(c *cobra.Command, names ...string) error {
 	return nil
 }
 
-// Without refuses flags that were given and have no meaning, and says why.
+// Without refuses given flags that have no meaning, with the reason.
 func Without(c *cobra.Command, why string, names ...string) error {
 	for _, name := range names {
 		if f := c.Flags().Lookup(name); f.Changed {

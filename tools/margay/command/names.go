@@ -16,7 +16,7 @@ import (
 func ParseJob(text string) (uint32, error) {
 	job, err := strconv.ParseUint(text, 10, 32)
 	if err != nil || job == 0 {
-		return 0, fmt.Errorf("%q is no job: jobs have numbers (margay ps)", text)
+		return 0, fmt.Errorf("%q is not a job: jobs have numbers (margay ps)", text)
 	}
 	return uint32(job), nil
 }
@@ -38,12 +38,12 @@ func ParseJobs(texts []string) ([]uint32, error) {
 func ParseNode(text string) (uint32, error) {
 	node, err := strconv.ParseUint(strings.TrimPrefix(text, "node"), 10, 31)
 	if err != nil {
-		return 0, fmt.Errorf("%q is no node: they are called node0 or 0, node1 or 1, and so on (margay nodes)", text)
+		return 0, fmt.Errorf("%q is not a node: nodes are called node0 or 0, node1 or 1, and so on (margay nodes)", text)
 	}
 	return uint32(node), nil
 }
 
-// NodeFlag gives a command the flag that names a node. Without it node stays what it is.
+// NodeFlag gives a command the flag that names a node. Without the flag node is unchanged.
 func (a *App) NodeFlag(c *cobra.Command, node *int32, usage string) {
 	c.Flags().Var(nodeValue{node}, "node", usage)
 }
@@ -78,10 +78,10 @@ func ParseSignal(text string) (syscall.Signal, error) {
 	if sig := unix.SignalNum(name); sig != 0 {
 		return sig, nil
 	}
-	return 0, fmt.Errorf("%q is no signal", text)
+	return 0, fmt.Errorf("%q is not a signal", text)
 }
 
-// ParseSettings reads what --set says: NAME=VALUE.
+// ParseSettings reads the values of --set: NAME=VALUE.
 func ParseSettings(texts []string) ([]*control.ExtensionSetting, error) {
 	var settings []*control.ExtensionSetting
 	for _, text := range texts {

@@ -34,15 +34,18 @@ func BesideMargay(name, path, what, flag string) (string, error) {
 	return path, nil
 }
 
-// How long work goes on before its progress is shown, and how often it is shown then.
+// Progress is shown after progressDelay, every progressInterval.
 const (
 	progressDelay    = time.Second
 	progressInterval = 200 * time.Millisecond
 )
 
-// Progress shows the steps of work that takes a while: on a terminal as a line that changes, elsewhere a line for each step
-// that moves bytes.
+// Progress shows the steps of work that takes a while: on a terminal as a line that changes,
+// elsewhere a line for each step that moves bytes.
 func (a *App) Progress() func(progress.Step) {
+	if a.Quiet {
+		return func(progress.Step) {}
+	}
 	terminal := show.IsTerminal(a.Stderr)
 	started := time.Now()
 	var shown time.Time

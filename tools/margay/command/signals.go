@@ -13,21 +13,22 @@ import (
 	"margay/cluster/launch"
 )
 
-// KeepIgnored completes what Go remembers of signals that were ignored when this process was started. nohup ignores SIGHUP, and
-// a script's shell ignores SIGINT and SIGQUIT for what it starts with &; Go remembers the first two alone, and ends with a
-// stack dump on SIGQUIT.
+// KeepIgnored completes Go's handling of signals that were ignored when this process was started.
+// nohup ignores SIGHUP, and a script's shell ignores SIGINT and SIGQUIT for what it starts with &;
+// Go remembers the first two alone, and ends with a stack dump on SIGQUIT.
 func KeepIgnored() {
 	if signal.Ignored(unix.SIGINT) {
 		signal.Ignore(unix.SIGQUIT)
 	}
 }
 
-// heeded returns those of the signals that are not ignored.
+// heeded returns the signals that are not ignored.
 func heeded(signals []os.Signal) []os.Signal {
 	return slices.DeleteFunc(slices.Clone(signals), signal.Ignored)
 }
 
-// Catch sends signals to a channel until stop is called. A signal that was ignored when this process was started stays so.
+// Catch sends signals to a channel until stop is called. A signal that was ignored when this
+// process was started stays so.
 func Catch(size int, signals ...os.Signal) (caught <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, size)
 	if signals = heeded(signals); len(signals) > 0 { // Notify takes none for all
@@ -59,8 +60,9 @@ func endedBy(sig syscall.Signal) error {
 	return Failed(launch.ExitStatus(err), err)
 }
 
-// DieOf ends this process by a signal that ends programs from outside, so that its parent knows: a shell ends its loop, and systemd
-// finds nothing wrong. For other signals, and where it is not possible, it returns.
+// DieOf ends this process by SIGINT, SIGTERM or SIGHUP, so that the parent sees the signal: a shell
+// ends its loop, and systemd reports no failure. For other signals, and where that is not possible,
+// it returns.
 func DieOf(sig syscall.Signal) {
 	if !slices.Contains([]syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP}, sig) || os.Getpid() == 1 { // an init gets none
 		return

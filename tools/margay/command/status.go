@@ -11,7 +11,8 @@ import (
 	"margay/cluster/launch"
 )
 
-// Output is the standard output. It remembers the first error of writing: nothing that it has lost is a success, whoever has not looked.
+// Output is the standard output. It keeps the first write error, so that a command whose output was
+// lost does not succeed.
 type Output struct {
 	io.Writer
 	mu  sync.Mutex
@@ -41,8 +42,8 @@ func (o *Output) Failed() error {
 // ExitStatus is an error that decides the exit status.
 type ExitStatus struct {
 	Code   int
-	Err    error          // nil when everything has been said
-	Signal syscall.Signal // that has ended the command, or 0
+	Err    error          // nil when nothing remains to print
+	Signal syscall.Signal // the signal that ended the command, or 0
 }
 
 // Failed makes an exit status of an error, and sees whether a signal is its reason.

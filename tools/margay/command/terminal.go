@@ -15,11 +15,12 @@ import (
 // foregroundPause is how often a process in the background looks whether it is in the foreground.
 const foregroundPause = 100 * time.Millisecond
 
-// foregroundReader reads a terminal whenever this process is in its foreground, and waits otherwise. Linux would stop the
-// process, and with it the job, for looking whether there is input for it.
+// foregroundReader reads a terminal while this process is in its foreground, and waits otherwise.
+// Linux would stop the process for a read in the background.
 type foregroundReader struct{ terminal *os.File }
 
-// Foreground returns r, or when that is a terminal a reader that does not have the process stopped.
+// Foreground returns r, or if r is a terminal, a reader that does not stop the process in the
+// background.
 func Foreground(r io.Reader) io.Reader {
 	f, ok := show.FileOf(r)
 	if !ok {
@@ -50,7 +51,8 @@ func (r *foregroundReader) Read(p []byte) (int, error) {
 	}
 }
 
-// background reports whether the terminal is that of this process, and another process group has it now.
+// background reports whether this process has a terminal and another process group is in its
+// foreground.
 func (r *foregroundReader) background() bool {
 	group, err := unix.IoctlGetInt(int(r.terminal.Fd()), unix.TIOCGPGRP)
 	return err == nil && group != unix.Getpgrp()

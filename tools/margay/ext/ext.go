@@ -33,9 +33,10 @@ func (a commands) extCommand() *cobra.Command {
 func (a commands) extListCommand() *cobra.Command {
 	node := int32(control.None)
 	c := a.JSONFlag(&cobra.Command{
-		Use:   "list",
-		Short: "List the extensions of the machine and of running jobs, what they have done, and which were removed lately and why",
-		Args:  command.NoArguments,
+		Use:     "list",
+		Short:   "List the extensions of the machine and of running jobs, their figures, and the lately removed ones with reasons",
+		Example: "  margay ext list\n  margay ext list --node 2 --json",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := command.Ask[*control.Extensions](c.Context(), a.App, &control.ListExtensions{Node: node})
 			if err != nil {
@@ -44,7 +45,7 @@ func (a commands) extListCommand() *cobra.Command {
 			return a.printExtensions(list)
 		},
 	})
-	a.NodeFlag(c, &node, "only those of this node")
+	a.NodeFlag(c, &node, "only extensions of this node")
 	return c
 }
 
@@ -52,12 +53,12 @@ func (a commands) extInsertCommand() *cobra.Command {
 	var m control.InsertExtension
 	var settings []string
 	node := int32(control.None)
-	c := a.JSONFlag(&cobra.Command{
+	c := a.QuietFlag(a.JSONFlag(&cobra.Command{
 		Use:   "insert [JOB] OBJECT",
 		Short: "Insert an extension into a running job, or into the machine",
 		Long: `Insert an extension, an ELF object made by clang -target bpf, into the slot that its section names, of a running job, on all of
 its nodes. Without a job it is the machine's own: it acts on the events of all jobs, before their extensions, on all nodes, until it
-is removed. A node that is away, or boots anew, gets it before it is given jobs; what it has remembered is lost with the boot.`,
+is removed. A node that is away, or boots again, gets it before it gets jobs; a boot loses its maps.`,
 		Example: `  margay ext insert 7 accumulate.o
   margay ext insert 7 ext/sched/weighted/weighted.o --set weight0=5
   margay ext insert roundrobin.o --node=2`,
@@ -84,10 +85,13 @@ is removed. A node that is away, or boots anew, gets it before it is given jobs;
 			if err != nil {
 				return fmt.Errorf("%s: %w", object, err)
 			}
+			if a.Quiet {
+				return nil
+			}
 			return a.printExtensions(list)
 		},
-	})
-	c.Flags().StringVar(&m.Name, "name", "", "what it is called (default: the name of the file)")
+	}))
+	c.Flags().StringVar(&m.Name, "name", "", "its name (default: the name of the file)")
 	c.Flags().StringArrayVar(&settings, "set", nil, "the value of a constant of the extension, as NAME=VALUE; may be given again")
 	c.Flags().StringVar(&m.Slot, "slot", "", "the slot of an object whose section names none; of an object with several programs, which one is meant")
 	a.NodeFlag(c, &node, "only on this node")
@@ -109,7 +113,7 @@ func (a commands) extRemoveCommand() *cobra.Command {
 				}
 				handle, err := strconv.ParseUint(number, 10, 32)
 				if err != nil {
-					return fmt.Errorf("%q is no extension: they are called NODE.HANDLE (margay ext list)", arg)
+					return fmt.Errorf("%q is not an extension: extensions are called NODE.HANDLE (margay ext list)", arg)
 				}
 				if _, err := command.AskWithin[*control.Done](c.Context(), a.App, &control.RemoveExtension{Node: node, Handle: uint32(handle)}, command.ChangeTimeout); err != nil {
 					return err
@@ -130,7 +134,7 @@ func (a commands) printExtensions(list *control.Extensions) error {
 		id := fmt.Sprintf("%d.%d", x.Node, x.Handle)
 		t.Row(id, command.Whose(x.Job), x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
 		if x.Waits != "" {
-			notes = append(notes, fmt.Sprintf("%s: not asked yet: %s", id, x.Waits))
+			notes = append(notes, fmt.Sprintf("%s: does not run yet: %s", id, x.Waits))
 		}
 		if x.LastFault != "" {
 			notes = append(notes, fmt.Sprintf("%s: last fault: %s", id, x.LastFault))

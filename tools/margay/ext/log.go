@@ -33,9 +33,10 @@ type slotState struct {
 
 func (a commands) extSlotsCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "slots",
-		Short: "Print where extensions can be attached, what they may answer, and what a run may cost",
-		Args:  command.NoArguments,
+		Use:     "slots",
+		Short:   "List the slots of extensions, their verdicts, and the limits of a run",
+		Example: "  margay ext slots",
+		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if a.JSON {
 				var all []slotState
@@ -89,7 +90,7 @@ func (a commands) extStatsCommand() *cobra.Command {
 			return a.printRates(before, after, time.Since(started))
 		},
 	})
-	a.NodeFlag(c, &node, "only those of this node")
+	a.NodeFlag(c, &node, "only extensions of this node")
 	c.Flags().DurationVar(&interval, "interval", interval, "how long to measure")
 	return c
 }
@@ -143,9 +144,9 @@ func (a commands) extLogCommand() *cobra.Command {
 	node, follow := int32(control.None), false
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "log",
-		Short: "Show what has happened to extensions: insertions, refusals, faults, removals, and what they print",
-		Long: `Show what has happened to the extensions of the nodes: who was inserted, refused or removed and why, the first and the last fault of
-each, and the lines that they print. A node remembers the last 1024 of these since its node kernel was started.`,
+		Short: "Show the log of extensions: insertions, refusals, faults, removals and printed lines",
+		Long: `Show the log of the extensions of the nodes: insertions, refusals and removals with their reasons, the first and the last fault of
+each, and the lines that they print. A node keeps the last 1024 entries since its node kernel was started.`,
 		Example: `  margay ext log
   margay ext log --node 2 --follow`,
 		Args: command.NoArguments,
@@ -158,7 +159,7 @@ each, and the lines that they print. A node remembers the last 1024 of these sin
 		},
 	})
 	a.NodeFlag(c, &node, "only this node")
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until Ctrl-C")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue until Ctrl-C")
 	return c
 }
 
@@ -168,7 +169,8 @@ const logPause = 500 * time.Millisecond
 // errNotPrinted reports that notes have come and could not be written.
 var errNotPrinted = errors.New("the log cannot be printed")
 
-// followNotes prints what is new until ctx ends or the machine is down. Nodes and serve may be away for a while, which it says once.
+// followNotes prints new entries until ctx ends or the machine is down. It reports once that a node
+// or serve is away.
 func (a commands) followNotes(ctx context.Context, question *control.ExtensionLog) error {
 	status, said := &launch.Status{W: a.Stderr}, ""
 	for {
@@ -192,7 +194,7 @@ func (a commands) followNotes(ctx context.Context, question *control.ExtensionLo
 	}
 }
 
-// notes prints what has happened since the question was answered last, and nothing when that is nothing unless it is to.
+// notes prints the entries since the last answer. It prints an empty list only if always is set.
 func (a commands) notes(ctx context.Context, question *control.ExtensionLog, always bool) error {
 	notes, err := command.Ask[*control.ExtensionNotes](ctx, a.App, question)
 	if err != nil {

@@ -33,11 +33,11 @@ func (a commands) imageCommand() *cobra.Command {
 func (a commands) imageBuildCommand() *cobra.Command {
 	var o provision.ImageOptions
 	var out string
-	c := a.JSONFlag(&cobra.Command{
+	c := a.QuietFlag(a.JSONFlag(&cobra.Command{
 		Use:   "build",
 		Short: "Build the node image",
 		Long: `Build the image that nodes boot from: the node program and the kernel modules it loads. Two builds of the same
-parts have the same bytes. margay machine up does this by itself.`,
+parts have the same bytes. margay machine up does this automatically.`,
 		Example: "  margay image build\n  margay image build -o node.img --json\n  margay image build --refresh    # with the newest kernel there is",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -58,7 +58,7 @@ parts have the same bytes. margay machine up does this by itself.`,
 			}
 			return a.printImage(image)
 		},
-	})
+	}))
 	c.Flags().StringVarP(&out, "output", "o", "", "write the image here, besides the cache")
 	c.Flags().StringVar(&o.Kernel, "kernel", os.Getenv("KERNEL"), "a kernel of your own: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
 	c.Flags().BoolVar(&o.Refresh, "refresh", false, "look for a newer kernel than the one in the cache")
@@ -67,7 +67,10 @@ parts have the same bytes. margay machine up does this by itself.`,
 }
 
 func (a commands) printImage(image provision.Image) error {
-	if a.JSON {
+	switch {
+	case a.Quiet:
+		return nil
+	case a.JSON:
 		return show.Value(a.Stdout, image)
 	}
 	m := image.Manifest
@@ -83,9 +86,10 @@ func (a commands) printImage(image provision.Image) error {
 
 func (a commands) imageListCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "list IMAGE",
-		Short: "List what is in a node image",
-		Args:  command.Arguments(1, 1),
+		Use:     "list IMAGE",
+		Short:   "List the contents of a node image",
+		Example: "  margay image build -q -o node.img && margay image list node.img",
+		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := os.Open(args[0])
 			if err != nil {

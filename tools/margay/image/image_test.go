@@ -10,7 +10,7 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// What a command prints besides what it looks at itself is no success, either, when it cannot be written.
+// A command fails when a part of its output cannot be written.
 func TestNoteThatCannotBeWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	if err := initramfs.WriteNodeImage(os.DevNull, []initramfs.File{{Path: "/init"}}, path); err != nil {

@@ -1,4 +1,4 @@
-// Package job has the commands that run jobs, list them, end them and show what they have written.
+// Package job has the commands that run jobs, list them, end them and show their output.
 package job
 
 import (

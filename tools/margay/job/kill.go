@@ -14,7 +14,7 @@ func (a commands) killCommand() *cobra.Command {
 	var name string
 	var rank int32
 	var force bool
-	c := a.VerboseFlag(&cobra.Command{
+	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:   "kill JOB",
 		Short: "Send a signal to a job, or end it",
 		Long: `Send a signal to every rank of a job, or to the one that --rank names. With --force the job is ended, whatever
@@ -38,15 +38,15 @@ its ranks do with signals.`,
 			}
 			switch {
 			case force:
-				a.Tell("job %d is ended", job)
+				a.Detail("job %d is ended", job)
 			case rank == control.None:
-				a.Tell("%s is sent to all ranks of job %d", unix.SignalName(sig), job)
+				a.Detail("%s is sent to all ranks of job %d", unix.SignalName(sig), job)
 			default:
-				a.Tell("%s is sent to rank %d of job %d", unix.SignalName(sig), rank, job)
+				a.Detail("%s is sent to rank %d of job %d", unix.SignalName(sig), rank, job)
 			}
 			return nil
 		},
-	})
+	}))
 	c.Flags().StringVarP(&name, "signal", "s", "TERM", "the signal, by name or number")
 	c.Flags().Int32Var(&rank, "rank", control.None, "only this rank")
 	c.Flags().BoolVar(&force, "force", false, "end the job")

@@ -17,20 +17,20 @@ func (a commands) logsCommand() *cobra.Command {
 	var label, remove, all bool
 	c := a.VerboseFlag(&cobra.Command{
 		Use:   "logs JOB",
-		Short: "Show the output of a detached job, and go on while it runs; or remove it",
-		Long: `Show what a detached job has written, and what it writes until it ends. How it has ended is said on standard error when that
-was no success. Exit status: 0 when all output was shown, however the job has ended; 125 when some of it is missing.
+		Short: "Show the output of a detached job, while it runs as well; or remove it",
+		Long: `Show the output of a detached job until it ends. If the job failed, the reason is printed on standard error. Exit status: 0 when all
+output was shown, whatever the status of the job; 125 when some of it is missing.
 
-The output is kept in the machine's folder, in output/job-N, until the machine ends, or --remove removes it: that of the jobs that
-are named, or with --all that of all jobs that have ended. It goes earlier with a job that margay ps --all has forgotten. Of each
-job ` + keptOutput + ` are kept; a mark says that more came.`,
+The output is kept in the machine's folder, in output/job-N, until the machine ends. --remove removes the output of the named jobs, or
+with --all of all jobs that have ended. The output of a job that margay ps --all no longer lists is removed as well. Of each
+job ` + keptOutput + ` are kept; a mark shows that there was more.`,
 		Example: "  margay logs 7\n  margay logs --remove 7 8\n  margay logs --remove --all",
 		Args: func(c *cobra.Command, args []string) error {
 			switch {
 			case all && !remove:
 				return fmt.Errorf("logs: --all is for --remove: margay logs --remove --all")
 			case label && remove:
-				return fmt.Errorf("logs: --label is for what is shown, and --remove shows nothing")
+				return fmt.Errorf("logs: --label is for output that is shown, and --remove shows none")
 			case all:
 				return command.NoArguments(c, args)
 			case remove:
@@ -56,24 +56,24 @@ job ` + keptOutput + ` are kept; a mark says that more came.`,
 		},
 	})
 	c.Flags().BoolVarP(&label, "label", "l", false, "begin each line with the rank that wrote it")
-	c.Flags().BoolP("follow", "f", true, "go on while the job runs, as it does without this flag, too")
+	c.Flags().BoolP("follow", "f", true, "continue while the job runs; always on")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the output instead of showing it; several jobs may be named")
 	c.Flags().BoolVar(&all, "all", false, "with --remove: the output of all jobs that have ended")
 	return c
 }
 
-// removeLogs removes the kept output of jobs; of all that have ended when none is named.
+// removeLogs removes the kept output of jobs, or without any of all jobs that have ended.
 func (a commands) removeLogs(ctx context.Context, jobs []uint32) error {
 	removed, err := command.Ask[*control.OutputRemoved](ctx, a.App, &control.RemoveOutput{Jobs: jobs})
 	switch {
 	case err != nil:
 		return err
 	case len(removed.Jobs) == 0:
-		a.Tell("no output is kept")
+		a.Detail("no output is kept")
 	case len(removed.Jobs) == 1:
-		a.Tell("the output of job %d is removed, %d KiB", removed.Jobs[0], removed.Bytes>>10)
+		a.Detail("the output of job %d is removed, %d KiB", removed.Jobs[0], removed.Bytes>>10)
 	default:
-		a.Tell("the output of jobs %s is removed, %d KiB", show.Ranges(removed.Jobs), removed.Bytes>>10)
+		a.Detail("the output of jobs %s is removed, %d KiB", show.Ranges(removed.Jobs), removed.Bytes>>10)
 	}
 	return nil
 }

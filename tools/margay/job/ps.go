@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,10 +17,16 @@ import (
 
 func (a commands) psCommand() *cobra.Command {
 	var all bool
-	c := a.JSONFlag(&cobra.Command{
+	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "ps [JOB]",
 		Short: "List jobs, or the ranks of one",
-		Args:  command.Arguments(0, 1),
+		Long: `List the jobs that run or wait for cores (margay run --wait), or the ranks of one job. A waiting job has no number yet; a line below
+the table gives the reason.`,
+		Example: `  margay ps
+  margay ps --all              # jobs that have ended, too
+  margay ps 7                  # the ranks of job 7, and what each has used
+  margay ps --json | jq -r '.jobs[].job'`,
+		Args: command.Arguments(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			request := &control.ListJobs{All: all}
 			if len(args) == 1 {
@@ -41,20 +48,39 @@ func (a commands) psCommand() *cobra.Command {
 			}
 			return a.printJobs(jobs)
 		},
-	})
+	}))
 	c.Flags().BoolVarP(&all, "all", "a", false, "jobs that have ended, too")
 	return c
 }
 
 func (a commands) printJobs(jobs *control.Jobs) error {
-	t := show.NewTable(a.Stdout, "JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
+	t := a.Table("JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
 	for _, j := range jobs.Jobs {
-		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), State(j), jobTime(j), j.Command)
+		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
 	}
-	return t.Flush()
+	for _, w := range jobs.Waiting {
+		t.Row("-", w.User, w.Ranks, "-", show.State{Text: "waiting", Color: show.Passing}, since(w.SinceNs, time.Now()), w.Command)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, w := range jobs.Waiting {
+		if w.Why == "" {
+			continue
+		}
+		note := w.Command + ": " + w.Why
+		if rest, ok := strings.CutPrefix(w.Why, "waiting "); ok {
+			note = w.Command + " waits " + rest
+		}
+		if _, err := fmt.Fprintln(a.Stdout, show.Fold(printable.Line(note), show.Width(a.Stdout), 4)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do not answer nothing is known.
+// used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do
+// not answer nothing is known.
 func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*control.RankSample {
 	if j.Phase == control.JobPhase_JOB_DONE {
 		return nil
@@ -74,7 +100,7 @@ func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*c
 	return used
 }
 
-func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.RankSample) error {
+func (a commands) printRanks(j *control.JobSummary, samples map[uint32]*control.RankSample) error {
 	fmt.Fprintf(a.Stdout, "job %d of %s: %s, %s\n", j.Job, printable.Line(j.User), printable.Line(j.Command), State(j))
 	if j.Error != "" {
 		fmt.Fprintln(a.Stdout, printable.Lines(j.Error))
@@ -85,13 +111,13 @@ func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.
 	if text := launch.Unkept(j.Unkept); text != "" {
 		fmt.Fprintln(a.Stdout, text)
 	}
-	t := show.NewTable(a.Stdout, "RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
+	t := a.Table("RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
 	for _, r := range j.RankStates {
 		node, used := fmt.Sprintf("node%d", r.Node), r.GetExit().GetUsage()
 		if r.Ended {
-			t.Row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), launch.Describe(r.Exit))
-		} else if now := running[r.Rank]; now != nil {
-			t.Row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, "running")
+			t.Row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), rankEnd(r.Exit))
+		} else if now := samples[r.Rank]; now != nil {
+			t.Row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, running)
 		} else {
 			t.Row(r.Rank, node, r.Core, "-", "-", "-", unknownEnd(j))
 		}
@@ -99,12 +125,25 @@ func (a commands) printRanks(j *control.JobSummary, running map[uint32]*control.
 	return t.Flush()
 }
 
-// unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none runs any more.
-func unknownEnd(j *control.JobSummary) string {
+// unknownEnd is the state of a rank whose end has not been reported. In a job that has ended none
+// runs any more.
+func unknownEnd(j *control.JobSummary) show.State {
 	if j.Phase == control.JobPhase_JOB_DONE {
-		return "ended with the job"
+		return show.State{Text: "ended with the job", Color: show.Bad}
 	}
-	return "running"
+	return running
+}
+
+// running is the state of a rank that has not ended.
+var running = show.State{Text: "running", Color: show.Good}
+
+// rankEnd is the state of a rank that has ended.
+func rankEnd(e *control.ExitStatus) show.State {
+	s := show.State{Text: launch.Describe(e), Color: show.Past}
+	if e.GetCode() != 0 || e.GetSignal() != 0 || e.GetReason() != "" {
+		s.Color = show.Bad
+	}
+	return s
 }
 
 // phaseNames are the states of jobs in words.
@@ -122,10 +161,28 @@ func State(j *control.JobSummary) string {
 	return fmt.Sprintf("ended (%d)", j.ExitCode)
 }
 
+// color is the color of a job's state.
+func color(j *control.JobSummary) show.Color {
+	switch {
+	case j.Phase == control.JobPhase_JOB_RUNNING:
+		return show.Good
+	case j.Phase != control.JobPhase_JOB_DONE:
+		return show.Passing
+	case j.ExitCode == 0:
+		return show.Past
+	}
+	return show.Bad
+}
+
 func jobTime(j *control.JobSummary) string {
 	end := time.Now()
 	if j.EndNs != 0 {
 		end = time.Unix(0, j.EndNs)
 	}
-	return end.Sub(time.Unix(0, j.StartNs)).Round(time.Second).String()
+	return since(j.StartNs, end)
+}
+
+// since is the time from a moment to another.
+func since(startNs int64, end time.Time) string {
+	return end.Sub(time.Unix(0, startNs)).Round(time.Second).String()
 }

@@ -3,6 +3,7 @@ package job_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -38,7 +39,8 @@ RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
 	}
 }
 
-// No rank of a job that has ended is said to run, also when how it ended has not been reported, as when its margay run was killed.
+// No rank of a job that has ended is said to run, also when how it ended has not been reported, as
+// when its margay run was killed.
 func TestPsOfEndedJob(t *testing.T) {
 	status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
 		return &control.Jobs{Jobs: []*control.JobSummary{{
@@ -50,6 +52,34 @@ func TestPsOfEndedJob(t *testing.T) {
 its margay run is gone
 RANK  NODE   CORE  CPU TIME  MAJOR FAULTS  PREEMPTED  STATE
 0     node1  2     -         -             -          ended with the job
+`
+	if status != 0 || stdout != want {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
+// Jobs that wait come after the others, with their reasons below.
+func TestPsOfQueue(t *testing.T) {
+	waiting := func(ranks uint32, command, why string) *control.WaitingJob {
+		return &control.WaitingJob{User: "ada", Command: command, Ranks: ranks, SinceNs: time.Now().Add(-time.Minute).UnixNano(), Why: why}
+	}
+	status, stdout, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
+		return &control.Jobs{
+			Jobs: []*control.JobSummary{{Job: 5, User: "ada", Command: "./app", Ranks: 2, Nodes: []uint32{0}, Phase: control.JobPhase_JOB_RUNNING, StartNs: time.Now().UnixNano()}},
+			Waiting: []*control.WaitingJob{
+				waiting(9, "./large", "waiting for cores: 9 ranks need 9"), waiting(1, "./small \x1b", "waiting for cores, behind 1 job"), waiting(1, "./odd", "why"), waiting(1, "./new", ""),
+			},
+		}, nil
+	}, "ps")
+	want := `JOB  USER  RANKS  NODES  STATE    TIME  COMMAND
+5    ada   2      0      running  0s    ./app
+-    ada   9      -      waiting  1m0s  ./large
+-    ada   1      -      waiting  1m0s  ./small ?
+-    ada   1      -      waiting  1m0s  ./odd
+-    ada   1      -      waiting  1m0s  ./new
+./large waits for cores: 9 ranks need 9
+./small ? waits for cores, behind 1 job
+./odd: why
 `
 	if status != 0 || stdout != want {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
@@ -75,7 +105,7 @@ func TestVerbose(t *testing.T) {
 	}
 }
 
-// margay logs says at the end how the job ended, when that was no success. Its own status is that of showing the output.
+// margay logs prints at the end why the job failed. Its own status is about the output only.
 func TestLogsOfFailedJob(t *testing.T) {
 	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
 		switch f.Message().(type) {
@@ -103,10 +133,10 @@ func TestLogsRemove(t *testing.T) {
 		"logs --remove -v 8 99":     "margay: there is no job 99\n",
 		"logs --remove":             "margay: logs: JOB is missing: margay logs JOB [flags]\n",
 		"logs --all":                "margay: logs: --all is for --remove: margay logs --remove --all\n",
-		"logs --remove -l 5":        "margay: logs: --label is for what is shown, and --remove shows nothing\n",
+		"logs --remove -l 5":        "margay: logs: --label is for output that is shown, and --remove shows none\n",
 		"logs --remove --all 5":     "margay: logs takes no arguments, but is given \"5\": margay logs JOB [flags]\n",
 		"logs 5 6":                  "margay: logs: \"6\" is one argument too many: margay logs JOB [flags]\n",
-		"logs --remove 5 something": "margay: \"something\" is no job: jobs have numbers (margay ps)\n",
+		"logs --remove 5 something": "margay: \"something\" is not a job: jobs have numbers (margay ps)\n",
 	} {
 		status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
 			switch jobs := question.(*control.RemoveOutput).Jobs; len(jobs) {
@@ -123,7 +153,8 @@ func TestLogsRemove(t *testing.T) {
 	}
 }
 
-// margay logs goes on where it was when serve is started again, in the middle of a line and of a frame, and prints nothing twice.
+// margay logs goes on where it was when serve is started again, in the middle of a line and of a
+// frame, and prints nothing twice.
 func TestLogsGoOn(t *testing.T) {
 	says := func(seq uint64, text string) *control.Record {
 		return &control.Record{Job: 5, Rank: uint32(seq % 2), Seq: seq, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)}

@@ -26,7 +26,7 @@ import (
 // forwarded are the signals that margay run passes on to the ranks.
 var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
-// keptOutput is how much output of a detached job is kept.
+// keptOutput is the amount of output that is kept for a detached job.
 var keptOutput = fmt.Sprintf("%d MiB", serve.SpoolLimit>>20)
 
 // Flags are the flags of margay run.
@@ -52,7 +52,7 @@ type Flags struct {
 	Without   string
 	Time      string
 	Signal    string // SIGNAL@TIME
-	Wait      string // how long to wait for cores; empty: not at all
+	Wait      string // for cores; empty: not at all
 	Output    string // patterns of file names
 	Error     string
 	Chdir     string
@@ -65,68 +65,61 @@ func (a commands) runCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run [flags] PROGRAM [ARGUMENT...]",
 		Short: "Run a program on the machine, one process per application core",
-		Long: `Run a program on the machine: one process, called a rank, on each of as many application cores as -n asks for.
+		Long: `Run a program on the machine: one process, called a rank, on each of -n application cores.
 
-With --ppn each node gets so many ranks; where that is more than it has cores, up to 8 ranks share one. --per-core has
-them share, however many cores there are. Ranks that share a core take turns, unless an extension in the slot sched
-knows better. Cores are never shared between jobs.
+With --ppn each node gets that many ranks; if that is more than it has cores, up to 8 ranks share one. With --per-core that many ranks
+share each core. Ranks that share a core take turns, or follow an extension in the slot sched. Jobs never share a core.
 
-The program is copied to the nodes with the libraries it needs and the files that --with names, and their libraries.
-On a node all of them have the names that they have here, and the working directory and the environment are those of
-here too; nothing else of this host's files is there: no other programs, of /etc only the user's and the node's name, and
-of an interpreter only what is named (--with /usr/lib/python3.11). What ranks write to files is in the node's memory and goes with the job, which
-names some of those files at its end, but none in /tmp; standard output and standard error are what comes back, also what
-processes write that ranks have started. Those that are left when all ranks have ended are ended half a second later.
-Each rank finds its number in MARGAY_RANK and how many there are in MARGAY_SIZE.
+-N spreads the ranks evenly over that many nodes. With -c each rank has several cores for itself: its threads run on them, and
+OMP_NUM_THREADS is their number unless it is set. Where Linux does not move threads (boot profile isolated), OMP_PROC_BIND=true, which
+is set as well, makes OpenMP spread them; other programs must bind their threads.
 
-The lines of several ranks stay whole, however long they are, and a last line without an end is given one. The output of
-a single rank is written byte for byte.
+The program is copied to the nodes with its libraries, the files that --with names, and their libraries. All of them keep their names;
+working directory and environment are the same as here. No other files of this host are there: no other programs, and no library of an
+interpreter (--with /usr/lib/python3.11). Files that ranks write are in the node's memory and vanish with the job, which names some of
+them at its end, but none in /tmp. Only standard output and standard error come back, also from processes that ranks have started;
+those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
 
--N spreads the ranks over so many nodes, as evenly as they can be. With -c each rank has several cores for itself: its threads run on
-them, OMP_NUM_THREADS is their number unless it is set, and Go finds it by itself. Where Linux leaves threads where they began (boot
-profile isolated), OMP_PROC_BIND=true, which is set as well, has OpenMP spread them; other programs must do that themselves.
+Lines of several ranks stay whole, whatever their length, and an incomplete last line is completed. The output of a single rank is
+copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
+rank has a file, copied byte for byte. Without -e, standard error goes to the file of -o. margay run fails with 125 when a file cannot
+be written.
 
--t ends a job that has run for so long: the ranks get SIGTERM, and SIGKILL 2 s later; the status is 124. The time that files take to be
-copied does not count. The machine keeps the limit, also that of a detached job. With --signal USR1@30s ranks are warned.
+-t ends a job at its time limit: the ranks get SIGTERM, and SIGKILL 2 s later; the status is 124. Copying files does not count. serve
+keeps the limit, also for a detached job. --signal USR1@30s sends the ranks a signal before.
 
-A job for which there are too few free cores is refused with status 125. With --wait it waits for them behind those that came
-before it: none overtakes it that may use the same nodes. Ctrl-C leaves the queue. When serve is started again, jobs that wait lose
-their places, and say so.
+A job that needs more free cores than there are is refused with status 125. With --wait it waits for them, in order of arrival: no
+later job that may use the same nodes gets them first. Ctrl-C leaves the queue. When serve restarts, waiting jobs queue again, in a new
+order.
 
--o and -e write the output to files that are created here before the ranks run. With %r in its name a file has the output of one rank,
-byte for byte. Without -e, standard error goes where -o says, too. margay run fails with 125 when a file cannot be written.
+Programs that are linked with MPI or PMI are refused: each rank would be rank 0 of 1. --force runs them.
 
-Programs that are linked with MPI or PMI are refused: each rank would be a world of its own, rank 0 of 1. With --force
-they run like that.
+With --huge-pages Linux allocates a huge page (2 MiB) at the first access to one that lies in a piece of the program's memory: fewer
+page faults and TLB misses, for up to 2 MiB of unused memory in each piece. The program needs no change; files, shared memory and stacks
+are not affected. Without it, only programs that ask for huge pages get them. margay ps JOB and -v show the page faults and the
+processor time of each rank.
 
-With --huge-pages Linux gives the program a huge page whenever it first touches one that lies wholly in a piece of its
-memory: fewer faults and fewer misses of the processor's translations, for up to 2 MiB of each piece that is not
-used. The program need not know; files, shared memory and stacks stay as they are. Without it only programs that ask
-by themselves get some. margay ps JOB and -v show the faults and the processor time of each rank.
+--memory limits the job on each node, files included: one rank may use all of it. Nodes without control groups (hosted) cannot add up
+the use of several ranks. There each rank gets an equal part as the limit of its private memory (RLIMIT_DATA), and so does each process
+that it starts (where a host forbids tracing, not the first ones); beyond the limit Linux returns ENOMEM.
 
---memory is what all of a job may use on a node, files included: one rank may have it all. On nodes without control groups
-(hosted) nothing adds up what the ranks use. There each rank gets an even part of it, as the limit of its own private
-memory (RLIMIT_DATA), and so does each process that it starts (where a host lets no process be traced, all but those of
-the first moment); a rank that wants more is told so by Linux (ENOMEM).
+Standard input goes to rank 0. In the background of a shell with job control margay run does not read the terminal, and does not stop
+for it. Signals, Ctrl-C among them, go to all ranks. A second Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks
+do; a third one does not wait for the end. While files are copied, the first one ends the job. Ctrl-Z stops margay run; the ranks
+continue. Signals that were ignored at the start stay ignored (nohup).
 
-Standard input goes to rank 0. While margay run is in the background of a shell with job control it reads nothing from
-the terminal, and does not stop for it. Signals, Ctrl-C among them, go to all ranks. A second Ctrl-C within 3 s ends the
-job, whatever its ranks do, with exit status 130; a third one does not wait for that. Before there are ranks, while files
-are copied, the first one ends the job. Ctrl-Z stops margay run; the ranks go on. What was ignored when margay was
-started stays ignored (nohup).
-
-In a loop of a shell that reads its lines from standard input, margay run would take the other lines: --stdin none, or </dev/null,
-leaves them to the loop.
+In a shell loop that reads its lines from standard input, margay run would read them: --stdin none, or </dev/null, leaves them to the
+loop.
 
 With --detach the output is kept in the machine's folder, in output/job-N, until the machine ends or margay logs --remove removes it.
-Of each job ` + keptOutput + ` are kept; what comes later is left out, and margay logs says so.
+` + keptOutput + ` are kept for each job; margay logs reports that there was more.
 
-When a rank fails, the others are ended, and the job has the exit status of the rank that failed first: its own, or 128+N when
-signal N ended it. With --keep-going the others go on, and the status is that of the lowest rank that failed, whichever was first.
-Status 125 means that Margay failed, or that it ended the job because its ranks could not go on: one ended while others waited for
-it in a barrier, or did not join those that use messages. A job that margay kill --force ends has 137. One whose margay run is killed,
-or is ended by a closed pipe as that to head, ends too, and margay ps --all has it with 125, margay ps JOB with the reason. Where this is the status
-of a SIGINT, SIGTERM or SIGHUP that margay run was sent, it dies of that signal, so that Ctrl-C ends a loop of the shell, too.`,
+When a rank fails, the others are ended, and the job has the exit status of the first rank that failed: its own, or 128+N when signal N
+ended it. With --keep-going the others continue, and the status comes from the lowest rank that failed, not the first. Status 125
+means that Margay failed, or that it ended the job because its ranks could not continue: one ended while others waited for it in a
+barrier, or did not join ranks that use messages. A job that margay kill --force ends has 137. When margay run is killed, or ends by a
+closed pipe as in a pipe to head, the job ends, too; margay ps --all shows 125, margay ps JOB the reason. If the status is the status
+of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that signal, so that Ctrl-C also ends a loop of the shell.`,
 		Example: `  margay run -n 8 ./app -x 1
   margay run -n 4 --with data.txt --label ./app data.txt
   margay run -n 8 --ppn 4 ./app               # 4 ranks on each of 2 nodes
@@ -135,7 +128,7 @@ of a SIGINT, SIGTERM or SIGHUP that margay run was sent, it dies of that signal,
   margay run -N 4 -x node2 ./app              # one rank on each of 4 nodes, but not on node2
   margay run -t 10m --signal USR1@30s ./app   # ended after 10 minutes, warned 30 seconds before
   margay run --wait=1h -n 8 -o out.%j.%r ./app
-  margay run -n 8 --huge-pages -v ./app       # and say what each rank has used
+  margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run --detach -n 8 ./app && margay ps`,
 		Args: command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -150,15 +143,15 @@ of a SIGINT, SIGTERM or SIGHUP that margay run was sent, it dies of that signal,
 	fs.IntVarP(&f.Ranks, "ranks", "n", 1, "how many ranks")
 	fs.IntVar(&f.PerNode, "ppn", 0, "ranks on each node but the last (default: one for each free core)")
 	fs.IntVar(&f.PerCore, "per-core", 0, "ranks that share a core (default: 1, or as many as --ppn needs)")
-	fs.StringArrayVar(&f.With, "with", nil, "a file or folder to take along (may be repeated)")
+	fs.StringArrayVar(&f.With, "with", nil, "a file or folder to copy as well (may be repeated)")
 	fs.BoolVarP(&f.Label, "label", "l", false, "begin each line of output with the rank that wrote it")
-	fs.BoolVarP(&f.Detach, "detach", "d", false, "print the job's number and leave it alone; margay logs shows its output, "+keptOutput+" at most")
-	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks go on when one fails; the lowest rank that failed decides the status")
-	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "say what margay does")
+	fs.BoolVarP(&f.Detach, "detach", "d", false, "print the job's number and return; margay logs shows its output, "+keptOutput+" at most")
+	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks continue when one fails; the lowest rank that failed decides the status")
+	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "print the steps of margay")
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
 	fs.IntVar(&f.MemoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
-	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with MPI or PMI all the same; its ranks do not find each other")
+	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with MPI or PMI; its ranks do not find each other")
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
 	addFlags(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
@@ -173,14 +166,14 @@ func addFlags(fs *pflag.FlagSet, f *Flags) {
 	fs.StringVarP(&f.Without, "exclude", "x", "", "do not use these `nodes`")
 	fs.StringVarP(&f.Time, "time", "t", "", "end the job, with status 124, when it has run for this `time`: 30s, 5m, HH:MM:SS")
 	fs.StringVar(&f.Signal, "signal", "", "send the ranks this `signal` before the limit of --time: USR1@30s")
-	fs.StringVar(&f.Wait, "wait", "", "wait until there are free cores, for ever or for this `time`, and in order of arrival")
+	fs.StringVar(&f.Wait, "wait", "", "wait for free cores, without a limit or for this `time`, in order of arrival")
 	fs.Lookup("wait").NoOptDefVal = forever
 	fs.StringVarP(&f.Output, "output", "o", "", "write the output to this `file`: %j is the job, %r the rank, %n the node")
-	fs.StringVarP(&f.Error, "error", "e", "", "write standard error to this `file` (default: that of -o)")
-	fs.StringVar(&f.Chdir, "chdir", "", "the working `directory` of the ranks (default: that of margay run)")
+	fs.StringVarP(&f.Error, "error", "e", "", "write standard error to this `file` (default: the file of -o)")
+	fs.StringVar(&f.Chdir, "chdir", "", "the working `directory` of the ranks (default: this one)")
 	fs.StringArrayVar(&f.Env, "env", nil, "set a variable of the ranks' environment, as `NAME=VALUE` (may be repeated)")
-	fs.StringVar(&f.Export, "export", "", "`what` ranks get of the environment: ALL, NONE, or a list of NAME and NAME=VALUE (default ALL)")
-	fs.BoolVarP(&f.Quiet, "quiet", "q", false, "say nothing of margay's own but why it fails")
+	fs.StringVar(&f.Export, "export", "", "the `variables` that ranks get: ALL, NONE, or a list of NAME and NAME=VALUE (default ALL)")
+	fs.BoolVarP(&f.Quiet, "quiet", "q", false, "print nothing but errors and the output of ranks")
 }
 
 // stdinModes are the values of --stdin.
@@ -212,7 +205,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
 	if files.Parallel != "" && !f.Force {
-		return fmt.Errorf("run %s: it is linked with MPI or PMI (%s), which do not work here yet: each of the %d ranks would believe itself to be the only one and compute everything; --force runs it all the same",
+		return fmt.Errorf("run %s: it is linked with MPI or PMI (%s), which do not work here yet: each of the %d ranks would take itself for the only one and compute everything; --force runs it",
 			args[0], files.Parallel, asked.Ranks)
 	}
 	describe(asked, files)
@@ -224,7 +217,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}
 	if f.Detach {
-		o.Started = func(job uint32) error { return tellJob(a.Stdout, job) }
+		o.Started = func(job uint32) error { return printJob(a.Stdout, job) }
 	}
 	code, err := launch.Run(ctx, o)
 	if code == 0 && err == nil {
@@ -236,7 +229,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	return command.Failed(code, err)
 }
 
-// environment is that of the ranks.
+// environment returns the environment of the ranks.
 func (f *Flags) environment() ([]string, error) {
 	env, err := environment(os.Environ(), f.Export, f.Env)
 	if err != nil {
@@ -248,15 +241,15 @@ func (f *Flags) environment() ([]string, error) {
 	return env, nil
 }
 
-// tellJob prints the number of a job that is detached.
-func tellJob(w io.Writer, job uint32) error {
+// printJob prints the number of a detached job.
+func printJob(w io.Writer, job uint32) error {
 	if _, err := fmt.Fprintln(w, job); err != nil {
 		return fmt.Errorf("job %d is detached, but its number cannot be printed: %w", job, err)
 	}
 	return nil
 }
 
-// spec is what the flags ask for.
+// spec returns the job that the flags describe.
 func (f *Flags) spec() (*control.JobSpec, error) {
 	mode, ok := stdinModes[f.Stdin]
 	if !ok {
@@ -290,7 +283,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	return s, err
 }
 
-// times puts into a job how long it may run and wait.
+// times sets how long a job may run and wait.
 func (f *Flags) times(s *control.JobSpec) (err error) {
 	if s.WaitMs, err = parseWait(f.Wait); err != nil {
 		return fmt.Errorf("run: --wait=%s: %w", f.Wait, err)
@@ -328,7 +321,8 @@ func (f *Flags) dir() ([]byte, error) {
 	return []byte(dir), nil
 }
 
-// check refuses flags that do not go together, and completes what one says for another. args are the program and its arguments.
+// check refuses flags that exclude each other, and derives the number of ranks from -N. args are
+// the program and its arguments.
 func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
 		return err
@@ -337,7 +331,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return err
 	}
 	if slices.Contains(f.With, "") {
-		return errors.New("run: --with: an empty name; it takes a file or folder along")
+		return errors.New("run: --with: an empty name; it copies a file or folder")
 	}
 	for _, pattern := range []string{f.Output, f.Error} {
 		if err := launch.CheckPattern(pattern); err != nil {
@@ -361,7 +355,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// describe adds to a job how the program would run here.
+// describe adds the program's environment on this host to a job.
 func describe(s *control.JobSpec, files *launch.Files) {
 	umask := unix.Umask(0)
 	unix.Umask(umask)

@@ -14,7 +14,7 @@ func TestRunRefusesMPI(t *testing.T) {
 	margaytest.Compile(t, "int MPI_Init(void) { return 0; } int main(void) { return MPI_Init(); }", program, "-static")
 	m := margaytest.Play(t, "m", margaytest.EndJob(&control.JobState{FirstFailed: control.None}))
 	status, _, stderr := margaytest.Margay("", "run", "-n", "4", program)
-	margaytest.Wants(t, status, 125, stderr, "run "+program, "MPI or PMI (MPI_Init)", "each of the 4 ranks would believe itself to be the only one", "--force")
+	margaytest.Wants(t, status, 125, stderr, "run "+program, "MPI or PMI (MPI_Init)", "each of the 4 ranks would take itself for the only one", "--force")
 	if sent := m.Messages(); len(sent) != 0 {
 		t.Errorf("serve was asked for %v", sent)
 	}
@@ -22,7 +22,8 @@ func TestRunRefusesMPI(t *testing.T) {
 	margaytest.Wants(t, status, 0, stderr)
 }
 
-// What Linux would not give to a process is refused before serve is asked, with the status that a shell has for that.
+// What Linux would not give to a process is refused before serve is asked, with the status that a
+// shell has for that.
 func TestRunRefusesLongStrings(t *testing.T) {
 	m := margaytest.Play(t, "m", margaytest.EndJob(&control.JobState{FirstFailed: control.None}))
 	status, _, stderr := margaytest.Margay("", "run", "sh", "-c", "true", strings.Repeat("x", 128<<10))
@@ -35,7 +36,7 @@ func TestRunRefusesLongStrings(t *testing.T) {
 	}
 }
 
-// A failed interpreter is told what it may lack; Margay's own failures are not.
+// The error of a failed interpreter names the files that it may lack; Margay's own failures do not.
 func TestRunNamesWhatLacks(t *testing.T) {
 	for code, want := range map[int32]string{
 		127: "rank 0 on node1 exited with status 127; dash finds no other programs on a node",

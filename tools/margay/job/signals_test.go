@@ -11,8 +11,8 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// What was ignored when margay was started stays ignored: a job goes on when the terminal of its nohup is gone, and when Ctrl-C
-// is for what a script runs in the foreground.
+// What was ignored when margay was started stays ignored: a job goes on when the terminal of its
+// nohup is gone, and when Ctrl-C is for what a script runs in the foreground.
 func TestIgnoredSignals(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -49,8 +49,9 @@ func TestIgnoredSignals(t *testing.T) {
 	}
 }
 
-// margay run dies of a signal that it has passed on and that has ended the job, or that came before there was one. An exit status
-// that only looks like it stays one, and so does that of a signal which dumps core.
+// margay run dies of a signal that it has passed on and that has ended the job, or that came before
+// there was one. An exit status that only looks like it stays one, and so does the status of a
+// signal that dumps core.
 func TestDeath(t *testing.T) {
 	for _, test := range []struct {
 		sent   unix.Signal

@@ -28,7 +28,8 @@ func TestBackgroundJob(t *testing.T) {
 	x.Ended(143)
 }
 
-// fg, Ctrl-Z and bg move a job to and fro: in the foreground it reads the terminal, in the background it goes on without.
+// fg, Ctrl-Z and bg move a job to and fro: in the foreground it reads the terminal, in the
+// background it goes on without.
 func TestForegroundAgain(t *testing.T) {
 	m := margaytest.Play(t, "m", margaytest.RunJob)
 	x := margaytest.OnTerminal(t)
@@ -56,7 +57,8 @@ func TestForegroundAgain(t *testing.T) {
 	x.Ended(143)
 }
 
-// Ctrl-C says what it does and what the next one will do; the next one ends the job, with status 130.
+// Ctrl-C says what it does and what the next one will do; the next one ends the job, with status
+// 130.
 func TestCtrlC(t *testing.T) {
 	m := margaytest.Play(t, "m", margaytest.RunJob)
 	x := margaytest.OnTerminal(t)
@@ -83,7 +85,8 @@ func TestCtrlC(t *testing.T) {
 	x.Await("\nstatus 130")
 }
 
-// When ranks die of Ctrl-C, so does margay run, and a shell ends its loop. A job that ends otherwise after one lets it go on.
+// When ranks die of Ctrl-C, so does margay run, and a shell ends its loop. A job that ends
+// otherwise after one lets it go on.
 func TestCtrlCInLoop(t *testing.T) {
 	m := margaytest.Play(t, "m", margaytest.RunJob)
 	x := margaytest.OnTerminal(t)

@@ -18,7 +18,8 @@ import (
 // maxNodes bounds how many nodes a list may name.
 const maxNodes = 1 << 16
 
-// parseNodes reads a list of nodes: numbers, names and ranges, as in 1..4,10 or node[1-4,10]. It returns them in order.
+// parseNodes reads a list of nodes: numbers, names and ranges, as in 1..4,10 or node[1-4,10]. It
+// returns them in order.
 func parseNodes(text string) (nodes []uint32, err error) {
 	for part, rest := "", text; rest != ""; {
 		if part, rest, err = cutNodes(rest); err != nil {
@@ -93,10 +94,11 @@ func addRange(nodes []uint32, text string) ([]uint32, error) {
 	return nodes, nil
 }
 
-// maxTime bounds what parts of a time may be, so that their sum does not wrap.
+// maxTime bounds the parts of a time, so that their sum does not wrap.
 const maxTime = 1 << 20
 
-// parseTime reads a time as Go writes it (90s, 5m, 1h30m), or as Slurm does: MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
+// parseTime reads a time as Go writes it (90s, 5m, 1h30m), or as Slurm does: MM:SS, HH:MM:SS, D-HH,
+// D-HH:MM or D-HH:MM:SS.
 func parseTime(text string) (time.Duration, error) {
 	if d, err := time.ParseDuration(text); err == nil && text != "0" {
 		if d < time.Millisecond {
@@ -141,7 +143,8 @@ func parseTime(text string) (time.Duration, error) {
 
 var errTime = errors.New("it is a time such as 30s, 5m or 2h30m, or MM:SS, HH:MM:SS or D-HH:MM:SS")
 
-// parseWarning reads the signal that warns of a time limit, and how long before: USR1@30s, or USR1@30 with seconds as Slurm has them.
+// parseWarning reads the signal that warns of a time limit, and how long before: USR1@30s, or
+// USR1@30 with seconds as Slurm has them.
 func parseWarning(text string) (sig unix.Signal, before time.Duration, err error) {
 	name, when, ok := strings.Cut(text, "@")
 	if !ok {
@@ -154,7 +157,7 @@ func parseWarning(text string) (sig unix.Signal, before time.Duration, err error
 		return sig, time.Duration(seconds) * time.Second, nil
 	}
 	if before, err = time.ParseDuration(when); err != nil || before < 0 {
-		return 0, 0, fmt.Errorf("%q is no time before the limit: SIGNAL@TIME, such as USR1@30s", when)
+		return 0, 0, fmt.Errorf("%q is not a time before the limit: SIGNAL@TIME, such as USR1@30s", when)
 	}
 	return sig, before, nil
 }
@@ -162,7 +165,7 @@ func parseWarning(text string) (sig unix.Signal, before time.Duration, err error
 // forever is the value of --wait without one.
 const forever = "forever"
 
-// parseWait reads how long to wait for cores, in milliseconds: 0 for not at all, -1 for ever.
+// parseWait reads how long to wait for cores, in milliseconds: 0 for not at all, -1 for no limit.
 func parseWait(text string) (int64, error) {
 	switch text {
 	case "":
@@ -174,7 +177,8 @@ func parseWait(text string) (int64, error) {
 	return d.Milliseconds(), err
 }
 
-// environment returns what the ranks get of the environment: what --export leaves of it, and what --env adds or changes.
+// environment returns the environment of the ranks: the variables that --export selects, changed by
+// --env.
 func environment(all []string, export string, set []string) ([]string, error) {
 	kept := all
 	if export != "" && export != "ALL" {
@@ -204,8 +208,8 @@ func environment(all []string, export string, set []string) ([]string, error) {
 	return kept, nil
 }
 
-// threads adds to an environment what has OpenMP use the cores of a rank, and leave each thread on one, unless the user says so already.
-// Where cores are isolated Linux does not spread threads by itself.
+// threads adds the variables that make OpenMP use all cores of a rank and bind each thread to one,
+// unless the user has set them. Linux does not spread threads over isolated cores.
 func threads(env []string, cores int) []string {
 	for _, entry := range []string{fmt.Sprintf("OMP_NUM_THREADS=%d", cores), "OMP_PROC_BIND=true"} {
 		name, _, _ := strings.Cut(entry, "=")
@@ -216,7 +220,8 @@ func threads(env []string, cores int) []string {
 	return env
 }
 
-// workingDir returns the working directory of the ranks: that of margay run, or the one that --chdir names.
+// workingDir returns the working directory of the ranks: the directory of margay run, or the one
+// that --chdir names.
 func workingDir(chdir string) (string, error) {
 	dir, err := filepath.Abs(chdir)
 	if err != nil {

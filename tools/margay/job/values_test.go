@@ -22,8 +22,8 @@ func TestParseNodes(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"": "it names no node", ",": "ends with a comma", "1,": "ends with a comma", "node[1-2": "brackets", "node]1[": "brackets", "node[[1]]": "brackets",
-		"4-1": "runs backwards", "1-": "is no node", "-1": "is no node", "a..b": "is no node", "0-65536": "more than 65536 nodes",
-		"0-65535,70000-70001": "more than 65536 nodes", "0-4294967295": "is no node",
+		"4-1": "runs backwards", "1-": "is not a node", "-1": "is not a node", "a..b": "is not a node", "0-65536": "more than 65536 nodes",
+		"0-65535,70000-70001": "more than 65536 nodes", "0-4294967295": "is not a node",
 	} {
 		if nodes, err := parseNodes(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %d nodes, %v", text, len(nodes), err)
@@ -98,7 +98,7 @@ func TestThreads(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	if got := threads([]string{"OMP_NUM_THREADS=9", "OMP_PROC_BIND=false"}, 2); len(got) != 2 {
-		t.Errorf("what the user says is changed: %q", got)
+		t.Errorf("the variables of the user are changed: %q", got)
 	}
 }
 

@@ -15,10 +15,10 @@ import (
 	"margay/tools/margay/show"
 )
 
-// waitPause is how often margay wait asks whether a job has ended.
+// waitPause is the time between two questions whether a job has ended.
 const waitPause = 300 * time.Millisecond
 
-// ended is how a job has ended, as margay wait --json prints it.
+// ended is the end of a job, as margay wait --json prints it.
 type ended struct {
 	Job      uint32 `json:"job"`
 	ExitCode int    `json:"exit_code"`
@@ -28,11 +28,11 @@ type ended struct {
 func (a commands) waitCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "wait JOB...",
-		Short: "Wait until jobs have ended, and have their exit status",
-		Long: `Wait until jobs have ended. The exit status is that of the job, as margay run would have it; of several jobs it is the largest. How a
-job has ended is said on standard error when that was no success.
+		Short: "Wait until jobs have ended, and return their exit status",
+		Long: `Wait until jobs have ended. The exit status is the status of the job, as margay run returns it; of several jobs, the largest. If a job
+failed, the reason is printed on standard error.
 
-Ctrl-C ends the waiting and not the jobs. It goes on when serve is started again.`,
+Ctrl-C ends the waiting and not the jobs. Waiting continues when serve restarts.`,
 		Example: `  job=$(margay run --detach -n 8 ./app) && margay wait $job
   margay wait 7 8 9 --json`,
 		Args: command.Arguments(1, -1),
@@ -48,7 +48,7 @@ Ctrl-C ends the waiting and not the jobs. It goes on when serve is started again
 	})
 }
 
-// wait waits for all of the jobs. A job that there is not is an error at once.
+// wait waits for all of the jobs. An unknown job is an error at once.
 func (a commands) wait(ctx context.Context, jobs []uint32) error {
 	list := make([]ended, 0, len(jobs))
 	for _, job := range jobs {

@@ -25,7 +25,7 @@ func TestWait(t *testing.T) {
 		"wait 6 5":    {3, "margay: job 6 ended with status 3: why 6\n"},
 		"wait 5 7 6":  {124, "margay: job 7 ended with status 124: why 7\nmargay: job 6 ended with status 3: why 6\n"},
 		"wait 5 99":   {125, "margay: there is no job 99\n"},
-		"wait five":   {125, "margay: \"five\" is no job: jobs have numbers (margay ps)\n"},
+		"wait five":   {125, "margay: \"five\" is not a job: jobs have numbers (margay ps)\n"},
 		"wait":        {125, "margay: wait: JOB is missing: margay wait JOB... [flags]\n"},
 		"wait 5 --js": {125, "margay: wait has no --js: margay wait --help lists its flags\n"},
 	} {

@@ -51,15 +51,16 @@ func (a commands) consoleCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until Ctrl-C, or until the machine goes down")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue until Ctrl-C, or until the machine goes down")
 	return c
 }
 
 // followPause is how often a file is looked at for more.
 const followPause = 100 * time.Millisecond
 
-// copyFollowing copies f and whatever is appended to it, or to the file that takes its place when it is rotated, until ctx ends or ended
-// returns an error, which says why nothing more will come. It closes f.
+// copyFollowing copies f and whatever is appended to it, or to the file that takes its place when
+// it is rotated, until ctx ends or ended returns an error, the reason of the end.
+// It closes f.
 func copyFollowing(ctx context.Context, w io.Writer, f *os.File, ended func() error) error {
 	defer func() { f.Close() }()
 	for {

@@ -16,9 +16,10 @@ import (
 func (a commands) serveCommand() *cobra.Command {
 	var lifeline int
 	c := &cobra.Command{
-		Use:   "serve",
-		Short: "Run the service node's daemon of a machine (its holder does this)",
-		Args:  command.NoArguments,
+		Use:     "serve",
+		Short:   "Run the service node's daemon of a machine (its holder does this)",
+		Example: "  margay serve -m test    # what the holder of machine test runs",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()

@@ -33,45 +33,50 @@ type State struct {
 }
 
 func (a commands) machineListCommand() *cobra.Command {
-	return a.JSONFlag(&cobra.Command{
+	return a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "list",
-		Short: "List the machines that there are, those that are dead as well",
+		Short: "List all machines, including dead ones",
 		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
-margay machine up that made it, was killed; margay machine down removes what is left of it.`,
-		Args: command.NoArguments,
+margay machine up that made it, was killed; margay machine down removes the rest.`,
+		Example: "  margay machine list\n  margay machine list --json | jq -r '.[].machine'",
+		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			list, err := List()
 			if err != nil {
 				return err
 			}
 			if len(list) == 0 {
-				if err := a.tellNone(); err != nil {
+				if err := a.reportNone(); err != nil {
 					return err
 				}
 			}
 			if a.JSON {
 				return show.Value(a.Stdout, list)
 			}
-			t := show.NewTable(a.Stdout, "MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
+			t := a.Table("MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
 			for _, m := range list {
-				t.Row(m.Machine, m.State, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
+				t.Row(m.Machine, show.State{Text: m.State, Color: stateColors[m.State]}, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
 			}
 			if err := t.Flush(); err != nil {
 				return err
 			}
 			for _, m := range list {
 				if m.State == "dead" {
-					note := fmt.Sprintf("%s is dead: margay machine down -m %[1]s removes what is left of it", m.Machine)
+					note := fmt.Sprintf("%s is dead: margay machine down -m %[1]s removes the rest", m.Machine)
 					fmt.Fprintln(a.Stdout, show.Fold(note, show.Width(a.Stdout), 4))
 				}
 			}
 			return nil
 		},
-	})
+	}))
 }
 
-// tellNone says which folder has no machine, and what is in it instead. Programs are told by an empty list where there is nothing.
-func (a commands) tellNone() error {
+// stateColors are the colors of the states of machines.
+var stateColors = map[string]show.Color{"up": show.Good, "making": show.Passing, "dead": show.Bad}
+
+// reportNone reports which folder has no machine, and other folders in it. With --json an empty
+// folder needs no report: the list is empty.
+func (a commands) reportNone() error {
 	base, err := machine.Base()
 	if err != nil {
 		return err
@@ -86,7 +91,7 @@ func (a commands) tellNone() error {
 	return nil
 }
 
-// List looks at the folders of all machines. One that goes meanwhile is left out.
+// List looks at the folders of all machines. A folder that disappears is left out.
 func List() ([]State, error) {
 	list := []State{}
 	dirs, err := machine.List()

@@ -13,7 +13,8 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// A folder of all machines that cannot be used is an error, the same as that of a command for one machine.
+// A folder of all machines that cannot be used is an error, the same as for a command about one
+// machine.
 func TestListInForeignFolder(t *testing.T) {
 	base := t.TempDir()
 	open := filepath.Join(base, "open")
@@ -86,7 +87,7 @@ func TestMachineList(t *testing.T) {
 	margaytest.Wants(t, status, 0, stdout+stderr, "\ntwo      making ")
 	making.Close()
 	status, stdout, stderr = margaytest.Margay("", "machine", "list")
-	margaytest.Wants(t, status, 0, stdout+stderr, "\ntwo      dead ", "\ntwo is dead: margay machine down -m two removes what is left of it\n")
+	margaytest.Wants(t, status, 0, stdout+stderr, "\ntwo      dead ", "\ntwo is dead: margay machine down -m two removes the rest\n")
 
 	base := t.TempDir()
 	t.Setenv("MARGAY_DIR", base)

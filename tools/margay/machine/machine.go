@@ -1,4 +1,5 @@
-// Package machine has the commands that make, show, change and end machines, and the daemons of a machine.
+// Package machine has the commands that make, show, change and end machines, and the daemons of a
+// machine.
 package machine
 
 import (
@@ -30,10 +31,11 @@ func (a commands) machineCommand() *cobra.Command {
 }
 
 func (a commands) downCommand() *cobra.Command {
-	return a.VerboseFlag(&cobra.Command{
-		Use:   "down",
-		Short: "End a machine, with everything that runs on it",
-		Args:  command.NoArguments,
+	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
+		Use:     "down",
+		Short:   "End a machine, with everything that runs on it",
+		Example: "  margay machine down\n  margay machine down -m test",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := a.Dir()
 			if err != nil {
@@ -42,17 +44,18 @@ func (a commands) downCommand() *cobra.Command {
 			if err := machine.Down(c.Context(), d); err != nil {
 				return err
 			}
-			a.Tell("machine %s is ended; %s is removed", a.Machine, d)
+			a.Detail("machine %s is ended; %s is removed", a.Machine, d)
 			return nil
 		},
-	})
+	}))
 }
 
 func (a commands) statusCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "status",
-		Short: "Show whether a machine is up",
-		Args:  command.NoArguments,
+		Use:     "status",
+		Short:   "Show whether a machine is up",
+		Example: "  margay machine status\n  margay machine status --json | jq .free_cores",
+		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := a.Running()
 			if err != nil {
@@ -80,10 +83,11 @@ func (a commands) statusCommand() *cobra.Command {
 const restartWait = time.Minute
 
 func (a commands) restartCommand() *cobra.Command {
-	return a.VerboseFlag(&cobra.Command{
-		Use:   "restart NODE",
-		Short: "Start the kernel of a node again, and wait until it is back; jobs on the node go on",
-		Args:  command.Arguments(1, 1),
+	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
+		Use:     "restart NODE",
+		Short:   "Restart the kernel of a node, and wait until it is back; jobs on the node continue",
+		Example: "  margay machine restart node2",
+		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := command.ParseNode(args[0])
 			if err != nil {
@@ -92,8 +96,8 @@ func (a commands) restartCommand() *cobra.Command {
 			if _, err = command.AskWithin[*control.Done](c.Context(), a.App, &control.RestartKernel{Node: node}, restartWait); err != nil {
 				return err
 			}
-			a.Tell("the kernel of node%d was started again", node)
+			a.Detail("the kernel of node%d was started again", node)
 			return nil
 		},
-	})
+	}))
 }

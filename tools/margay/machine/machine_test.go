@@ -12,7 +12,8 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// A console that is followed ends with its machine, whose folder is removed, and nothing is left out of what it had written.
+// A console that is followed ends with its machine, whose folder is removed, and nothing is left
+// out of what it had written.
 func TestFollowConsoleOfMachineGoingDown(t *testing.T) {
 	m := margaytest.Play(t, "m", func(*control.Conn, *control.Frame) {})
 	dir := filepath.Join(m.Base, m.Name)
@@ -44,7 +45,7 @@ func TestFollowConsoleOfMachineGoingDown(t *testing.T) {
 	}
 }
 
-// What cannot be written is no success.
+// A command whose output cannot be written fails.
 func TestStatusThatCannotBeWritten(t *testing.T) {
 	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) { c.Answer(f, &control.MachineStatus{Machine: "m"}, nil) })
 	var stderr bytes.Buffer

@@ -23,7 +23,7 @@ func (a commands) upCommand() *cobra.Command {
 	var spec machine.Spec
 	var program string
 	var extensions []string
-	c := &cobra.Command{
+	c := a.QuietFlag(&cobra.Command{
 		Use:   "up",
 		Short: "Make a machine and wait until its nodes are up",
 		Long: `Make a machine of compute nodes and wait until all of them are up. It stays up until margay machine down.
@@ -57,11 +57,11 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 			return machine.Up(ctx, machine.UpOptions{
 				Spec:     spec,
 				Holder:   []string{"/proc/self/exe", "holder"},
-				Told:     func(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) },
+				Told:     a.Report,
 				Progress: a.Progress(),
 			})
 		},
-	}
+	})
 	f := c.Flags()
 	f.IntVar(&spec.Nodes, "nodes", 4, "how many nodes")
 	spec.Cores = 2
@@ -80,8 +80,8 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	return c
 }
 
-// bootExtensions reads the extensions that nodes are to insert when they boot, given as FILE[,NAME=VALUE...], and sees to it that
-// nodes know their slots.
+// bootExtensions reads the extensions that nodes are to insert when they boot, given as
+// FILE[,NAME=VALUE...], and sees to it that nodes know their slots.
 func bootExtensions(given []string) ([]node.Extension, error) {
 	var all []node.Extension
 	for _, text := range given {
@@ -119,7 +119,8 @@ func bootExtensions(given []string) ([]node.Extension, error) {
 	return all, nil
 }
 
-// coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the usual number.
+// coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the
+// usual number.
 type coresFlag struct{ spec *machine.Spec }
 
 func (f coresFlag) Set(text string) error {

@@ -1,7 +1,8 @@
-// Package margaytest has what tests of the commands of margay share: a machine whose serve a test plays, margay as a process of its own, and
-// terminals.
+// Package margaytest has what tests of the commands of margay share: a machine whose serve a test
+// plays, margay as a process of its own, and terminals.
 //
-// Locks: Machine.mu guards the played machine, Terminal.mu the text of a terminal. Neither is held while the other one is taken.
+// Locks: Machine.mu guards the played machine, Terminal.mu the text of a terminal. Neither is held
+// while the other one is taken.
 package margaytest
 
 import (
@@ -128,7 +129,7 @@ func (m *Machine) talk(c *control.Conn) {
 	})
 }
 
-// Await waits for the next message of clients of which ok holds.
+// Await waits for the next message of a client that ok accepts.
 func Await[M proto.Message](m *Machine, ok func(M) bool) (found M) {
 	m.t.Helper()
 	late := time.AfterFunc(Patience, m.changed.Broadcast)
@@ -173,7 +174,7 @@ func (m *Machine) Send(message proto.Message) {
 	_ = m.conn.Send(message)
 }
 
-// Down tells clients that the machine goes down, as serve does.
+// Down notifies clients that the machine goes down, as serve does.
 func (m *Machine) Down() {
 	m.mu.Lock()
 	conns := slices.Clone(m.conns)
@@ -195,7 +196,7 @@ func (m *Machine) AwaitRunning() {
 	m.t.Helper()
 	Await(m, func(f *control.FileChunk) bool { return f.Last })
 	m.Send(&control.Record{Job: 5, Seq: 1, Stream: control.Stream_STREAM_STDERR, Data: []byte("a rank runs\n")})
-	Await(m, func(a *control.Ack) bool { return a.Seq == 1 }) // so it has taken in what came before
+	Await(m, func(a *control.Ack) bool { return a.Seq == 1 }) // so it has processed the earlier messages
 }
 
 // End ends job 5.

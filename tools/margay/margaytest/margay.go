@@ -20,7 +20,8 @@ import (
 // As is the variable of the environment that makes the program of a test behave as margay.
 const As = "MARGAY_TEST_AS_MARGAY"
 
-// Main runs the tests of a package, or is margay where Shell or OnTerminal have started this program.
+// Main runs the tests of a package, or is margay where Shell or OnTerminal have started this
+// program.
 func Main(m *testing.M) {
 	if os.Getenv(As) != "" {
 		root.Main("unknown")

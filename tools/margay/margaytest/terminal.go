@@ -124,8 +124,8 @@ func (x *Terminal) Await(text string) {
 	}
 }
 
-// Ended waits until the job in the background has ended, and demands its status. bash may know of a stop that is over, so wait alone
-// would return it.
+// Ended waits until the job in the background has ended, and demands its status. bash may know of a
+// stop that is over, so wait alone would return it.
 func (x *Terminal) Ended(status int) {
 	x.t.Helper()
 	x.Press("while kill -0 $! 2>&-; do sleep 0.05; done; wait $!; echo status $?\n")

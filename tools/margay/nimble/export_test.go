@@ -1,6 +1,6 @@
 package nimble
 
-// For tests of what is printed as JSON.
+// For tests of JSON output.
 type (
 	EngineRow = engineRow
 	Figure    = figure

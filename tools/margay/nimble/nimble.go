@@ -30,7 +30,7 @@ func Commands(app *command.App) []*cobra.Command {
 	return []*cobra.Command{a.nimbleCommand()}
 }
 
-// Exit statuses of margay nimble beside that of margay itself.
+// Exit statuses of margay nimble beside the status of a failure of margay itself.
 const (
 	exitFault    = 1 // the program was stopped
 	exitRejected = 2 // the program was not accepted
@@ -43,7 +43,7 @@ func (a commands) nimbleCommand() *cobra.Command {
 	return c
 }
 
-// programFlags say where a program comes from and what it may use.
+// programFlags select the source of a program and its services.
 type programFlags struct {
 	elf, asm string // files
 	choice   driver.Choice
@@ -53,7 +53,7 @@ type programFlags struct {
 
 func (f *programFlags) add(c *cobra.Command) {
 	f.addSource(c)
-	c.Flags().StringVar(&f.services, "services", "", "what it may call: test, linux, node or none (default: test, with a file node)")
+	c.Flags().StringVar(&f.services, "services", "", "the services that it may call: test, linux, node or none (default: test, with a file node)")
 	c.Flags().BoolVar(&f.trusted, "trusted", false, "treat it as trusted: services for the trusted, no checks of memory")
 }
 
@@ -220,7 +220,7 @@ Exit status: 0 when the program, or every line of a batch, has run or was judged
 	return c
 }
 
-// initialMemory returns what a program's memory holds at first.
+// initialMemory returns the initial contents of a program's memory.
 func initialMemory(file string, args []string) ([]byte, error) {
 	switch {
 	case file != "" && len(args) > 0:
@@ -232,9 +232,18 @@ func initialMemory(file string, args []string) ([]byte, error) {
 	}
 	mem, err := driver.Memory(args[0])
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", args[0], err)
+		return nil, notHexadecimal(args[0])
 	}
 	return mem, nil
+}
+
+// notHexadecimal is the error of an argument that is not the contents of memory. It may be the name
+// of a program.
+func notHexadecimal(text string) error {
+	if _, err := os.Stat(text); err == nil {
+		return fmt.Errorf("nimble run: %q is not memory in hexadecimal: --elf %[1]s runs the program of an object, --asm of a text, and --ctx %[1]s reads memory from a file", text)
+	}
+	return fmt.Errorf("nimble run: %q is not memory in hexadecimal, such as \"01 02 03\"; a program comes from standard input, --elf or --asm", text)
 }
 
 // nimbleRun runs one program.
@@ -275,8 +284,8 @@ func (a commands) nimbleVerifyCommand() *cobra.Command {
 	promise := verify.Context{Readable: true, Writable: true}
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "verify",
-		Short: "Say whether a program would be accepted, and what was proved about it",
-		Long: `Say whether a program would be accepted. It is read as by margay nimble run; of a file, every program is verified unless
+		Short: "Verify a program, and show the facts that were proved",
+		Long: `Verify a program. It is read as by margay nimble run; of a file, every program is verified unless
 --section or --function chooses.
 
 A program is accepted when every opcode is known and every field of every instruction is in its bounds, unused ones zero;
@@ -304,11 +313,12 @@ Exit status: 0 when all programs are accepted; 2 when one is not, with a line th
 	})
 	p.add(c)
 	c.Flags().Uint64Var(&promise.Size, "context", 0, "how many bytes of context, at least, it is run with")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what is known of each instruction that touches memory or calls")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show the proved facts of each instruction that accesses memory or calls")
 	return c
 }
 
-// contextOf returns what is known of a program's context: at least what its slot promises, if it names one.
+// contextOf returns the guaranteed context of a program: at least the guarantee of its slot, if it
+// names one.
 func contextOf(spec *object.Spec, c verify.Context) verify.Context {
 	if row, err := slot.Find(slot.Name(spec.Slot())); err == nil {
 		c.Size = max(c.Size, uint64(row.Context))
@@ -344,8 +354,8 @@ func (a commands) nimbleVerify(specs []*object.Spec, o nimble.Options, verbose b
 	return nil
 }
 
-// printReports writes what was found out: as JSON, or about those programs that
-// were accepted for people.
+// printReports writes the results: as JSON, or for people the accepted programs
+// only.
 func (a commands) printReports(reports []driver.Report, verbose bool) error {
 	if a.JSON {
 		return show.Value(a.Stdout, reports)
@@ -367,7 +377,7 @@ func (a commands) printReports(reports []driver.Report, verbose bool) error {
 	return nil
 }
 
-// engineRow is what margay nimble engines says of an engine.
+// engineRow is a row of margay nimble engines.
 type engineRow struct {
 	Name    string `json:"engine"`
 	Here    bool   `json:"here"`
@@ -377,7 +387,7 @@ type engineRow struct {
 	About   string `json:"about"`
 }
 
-// here says in words whether an engine can be used.
+// here describes whether an engine can be used.
 func (r *engineRow) here() string {
 	switch {
 	case !r.Here:
@@ -392,10 +402,11 @@ func (r *engineRow) here() string {
 
 func (a commands) nimbleEnginesCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "engines",
-		Short: "List the engines, which of them can be used here and why not the others",
+		Use:     "engines",
+		Example: "  margay nimble engines",
+		Short:   "List the engines, which of them can be used here and why not the others",
 		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
-program goes to the first one that is here and takes it; margay ext list says which that was and why not a better one.`,
+program goes to the first one that is here and takes it; margay ext list shows which, and why not a better one.`,
 		Args: command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			var rows []engineRow

@@ -31,7 +31,7 @@ const (
 	null     = "b701000000000000" + load64 // mov r1, 0
 )
 
-// twoPrograms is a text of two programs, one of which has data.
+// twoPrograms is a text of two programs; one has data.
 const twoPrograms = `
 .program answer timer
 .map .rodata array 4 1 readonly
@@ -126,7 +126,8 @@ func TestNimble(t *testing.T) {
 		{"usage: function", "run|--function=x", return42, 125, "", `--function x: only a file has several programs, give --elf or --asm`},
 		{"object: no file", "run|--elf|/nonexistent", "", 125, "", `open /nonexistent: no such file or directory`},
 
-		{"usage: memory", "run|0x00", return42, 125, "", `"0x00": memory: .*invalid byte.*`},
+		{"usage: memory", "run|0x00", return42, 125, "", `nimble run: "0x00" is not memory in hexadecimal, such as "01 02 03"; a program comes from standard input, --elf or --asm`},
+		{"usage: a program as memory", "run|nimble.go", "", 125, "", `nimble run: "nimble.go" is not memory in hexadecimal: --elf nimble.go runs the program of an object, .*--ctx nimble.go reads memory from a file`},
 		{"usage: memory twice", "run|--ctx=x|00", return42, 125, "", `--ctx x: it takes the place of MEM`},
 		{"usage: no context", "run|--ctx=/nonexistent", return42, 125, "", `open /nonexistent: no such file or directory`},
 		{"usage: two memories", "run|00|00", return42, 125, "", `nimble run: "00" is one argument too many: .*`},
@@ -234,7 +235,7 @@ func TestNimbleEngines(t *testing.T) {
 	}
 }
 
-// TestNimbleDisObject takes objects through text: what is read back prints and
+// TestNimbleDisObject takes objects through text: a program that is read back prints and
 // verifies as before, and with one program gives the same bytes.
 func TestNimbleDisObject(t *testing.T) {
 	for _, object := range []string{accumulate, faults, "../../../nimble/object/testdata/counter.o", "../../../nimble/object/testdata/calls.o"} {
@@ -287,7 +288,7 @@ func TestNimbleVerifySection(t *testing.T) {
 	}
 }
 
-// TestNimbleVerifyJSON reports on what is accepted, and on what is not.
+// TestNimbleVerifyJSON covers accepted and rejected programs.
 func TestNimbleVerifyJSON(t *testing.T) {
 	var reports []driver.Report
 	status, stdout, stderr := margaytest.Margay("", "nimble", "verify", "--json", "--elf", faults)

@@ -21,7 +21,7 @@ func (a commands) nimbleAsmCommand() *cobra.Command {
 		Short: "Translate a program from text, on standard input, into hexadecimal",
 		Long: `Translate a program from text, on standard input, into hexadecimal: one slot of 8 bytes a line.
 
-A line of text holds a label, an instruction and a comment, each of which may be missing:
+A line of text holds a label, an instruction and a comment. Each may be missing:
 
   next: ldxb r3, [r1]        # a label ends in a colon
         add r0, r3           # add32 is the 32-bit operation
@@ -29,8 +29,8 @@ A line of text holds a label, an instruction and a comment, each of which may be
         call 5
         exit
 
-margay nimble dis prints the same. Programs are not verified. Maps, services called by name and what else the text of an
-object declares (.map, .extern) have no hexadecimal, only their numbers have: run such a text by
+margay nimble dis prints the same. Programs are not verified. Maps, services called by name and other declarations of an
+object (.map, .extern) have no hexadecimal form; run such a text with
 margay nimble run --asm FILE.`,
 		Example: `  echo 'mov r0, 42; exit' | tr ';' '\n' | margay nimble asm | margay nimble run
   margay nimble asm --raw < sum.s > sum.bin`,
@@ -77,9 +77,8 @@ func (a commands) nimbleDisCommand() *cobra.Command {
 		Use:   "dis",
 		Short: "Print a program as text that margay nimble asm reads",
 		Long: `Print a program as text that margay nimble asm reads. It is read from standard input as hexadecimal, white space
-ignored, or as bytes (--raw), or from an object (--elf), of which every program is printed unless --section or --function
-chooses. What an object knows beside its instructions, maps, global data and the names of services, is printed as
-declarations, and source lines as comments.`,
+ignored, or as bytes (--raw), or from an object (--elf); every program of it is printed unless --section or --function
+selects one. Maps, global data and the names of services are printed as declarations, and source lines as comments.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble dis
   margay nimble dis --slots --elf accumulate.o --section message`,
 		Args: command.NoArguments,

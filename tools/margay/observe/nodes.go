@@ -20,12 +20,12 @@ func (a commands) nodesCommand() *cobra.Command {
 	var noise time.Duration
 	var noiseGiven bool
 	node := int32(control.None)
-	c := a.JSONFlag(&cobra.Command{
+	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "nodes",
-		Short: "List the nodes of the machine and what their cores do",
+		Short: "List the nodes of the machine and the jobs on their cores",
 		Example: `  margay nodes
   margay nodes --node 2
-  margay nodes --noise 10s    # what interrupts each application core`,
+  margay nodes --noise 10s    # interrupts of each application core`,
 		Args: func(c *cobra.Command, args []string) error {
 			// pflag takes the value of a flag that can do without one only after "=".
 			if noiseGiven = c.Flags().Changed("noise"); noiseGiven && len(args) > 0 {
@@ -55,8 +55,8 @@ func (a commands) nodesCommand() *cobra.Command {
 			}
 			return a.printNodes(nodes)
 		},
-	})
-	c.Flags().DurationVar(&noise, "noise", 0, "count what interrupts each application core for this long, 5s without a value, and print that")
+	}))
+	c.Flags().DurationVar(&noise, "noise", 0, "count the interrupts of each application core for this long, 5s without a value")
 	c.Flags().Lookup("noise").NoOptDefVal = "5s"
 	a.NodeFlag(c, &node, "only this node")
 	return c
@@ -87,8 +87,20 @@ var healthNames = map[control.NodeHealth]string{
 // Health is the state of a node in words.
 func Health(h control.NodeHealth) string { return healthNames[h] }
 
+// state is the state of a node with its color.
+func state(h control.NodeHealth) show.State {
+	s := show.State{Text: Health(h), Color: show.Bad}
+	switch h {
+	case control.NodeHealth_NODE_UP:
+		s.Color = show.Good
+	case control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_LATE:
+		s.Color = show.Passing
+	}
+	return s
+}
+
 func (a commands) printNodes(nodes *control.Nodes) error {
-	t := show.NewTable(a.Stdout, "NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "KERNEL", "JOBS")
+	t := a.Table("NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "KERNEL", "JOBS")
 	var notes notes
 	for _, n := range nodes.Nodes {
 		name := fmt.Sprintf("node%d", n.Node)
@@ -99,7 +111,7 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 			notes.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
 		}
 		if n.Info == nil {
-			t.Row(name, healthNames[n.Health], "-", "-", "-", "-", "-", "-", "-")
+			t.Row(name, state(n.Health), "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
 		free := 0
@@ -112,7 +124,7 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
 			}
 		}
-		t.Row(name, healthNames[n.Health], len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+		t.Row(name, state(n.Health), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
 			cmp.Or(n.Info.Scheduler, "-"), n.Info.Kernel,
 			strings.Join(jobs, " "))
 		if n.Info.AllCores {
@@ -136,13 +148,13 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 	return nil
 }
 
-// note is what is to be known of some nodes: a text about one, and the same about several.
+// note is a remark about some nodes: the text for one node, and for several.
 type note struct {
 	one, several string
 	nodes        []uint32
 }
 
-// notes are those of all nodes, each once.
+// notes are the remarks about all nodes, each once.
 type notes []*note
 
 func (l *notes) add(node uint32, one, several string) {

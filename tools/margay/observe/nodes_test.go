@@ -10,7 +10,7 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// A node that is not up has no free cores, and what is said of a dead one says what to do.
+// A node that is not up has no free cores, and the remark about a dead one names the remedy.
 func TestNodesNotUp(t *testing.T) {
 	status, stdout, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
 		cores := []*control.CoreUse{{Core: 1, Job: 4, Ranks: []uint32{0}}, {Core: 2}}

@@ -1,4 +1,4 @@
-// Package observe has the commands that show what nodes do: nodes, top and record.
+// Package observe has the commands that show the state of nodes: nodes, top and record.
 package observe
 
 import (

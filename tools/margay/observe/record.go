@@ -5,11 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -30,21 +27,23 @@ import (
 // recordFlags are the flags of margay record.
 type recordFlags struct {
 	out      string
+	force    bool
 	job      uint
 	duration time.Duration
 }
 
 func (a commands) recordCommand() *cobra.Command {
 	var f recordFlags
-	c := &cobra.Command{
+	c := a.QuietFlag(&cobra.Command{
 		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
-		Short: "Record what the nodes do as a time line for a browser's trace viewer",
-		Long: `Record what the nodes do: who has each core, what becomes of messages, which extensions run, when ranks start, end and wait
+		Short: "Record the events of the nodes as a timeline for a browser's trace viewer",
+		Long: `Record the events of the nodes: which rank has each core, the way of messages, runs of extensions, and when ranks start, end and wait
 in barriers. It records until the command that it is given has ended, or for --duration; without either, until Ctrl-C. It ends with
 the command, whose exit status it has. When the machine goes down it ends, with 125, and the file has what was recorded before.
 
 The result is a file of the trace-event format, which https://ui.perfetto.dev and chrome://tracing open. Nodes record only
-while somebody asks for it. One that is faster than its events can be fetched throws the oldest away and counts them.`,
+while margay record asks for events. One that is faster than its events can be fetched drops the oldest and counts them. The file gets its
+name when it is complete; --force replaces an earlier one.`,
 		Example: `  margay record -- margay run -n 8 ./app
   margay record -o app.json --job 7 --duration 10s`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -53,10 +52,11 @@ while somebody asks for it. One that is faster than its events can be fetched th
 			}
 			return a.record(c.Context(), f, args)
 		},
-	}
-	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file")
+	})
+	c.Flags().StringVarP(&f.out, "output", "o", "trace.json", "the file; it is there when the recording is complete")
+	c.Flags().BoolVar(&f.force, "force", false, "replace the file if it exists")
 	c.Flags().UintVar(&f.job, "job", 0, "only this job, on its nodes (default: all)")
-	c.Flags().DurationVar(&f.duration, "duration", 0, "for how long; a command goes on (default: until its end, or Ctrl-C)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "the time to record; a command may run longer (default: until its end, or Ctrl-C)")
 	return c
 }
 
@@ -71,24 +71,24 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	if err != nil {
 		return err
 	}
-	if err := checkTrace(f.out); err != nil {
+	if err := checkTrace(f.out, f.force); err != nil {
 		return err
 	}
 	nodes, err := a.recorded(ctx, socket, id.Job(f.job))
 	if err != nil {
 		return err
 	}
-	file, err := createTrace(f.out)
+	file, err := createTrace(f.out, f.force)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
+	defer file.discard()
 	signals, release := command.Catch(4, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP)
 	defer release()
 	status := &launch.Status{W: a.Stderr}
 	writer := trace.NewWriter(file, time.Now())
 	stop, done := make(chan struct{}), make(chan struct{})
-	var run error // what the command has ended with
+	var run error // the result of the command
 	began, started := time.Now(), false
 	ready := func() {
 		started = true
@@ -101,6 +101,9 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	cut := follow.Run(ctx, options, stop, ready)
 	took := time.Since(began)
 	summaries, err := writer.Close()
+	if err == nil {
+		err = file.keep()
+	}
 	if err == nil {
 		a.traced(f.out, summaries, took)
 	}
@@ -119,40 +122,18 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	return cmp.Or(err, run)
 }
 
-// traced says what is in a trace that is complete, which is also one that ended with its machine.
+// traced summarizes a complete trace. The trace of a machine that went down is complete, too.
 func (a commands) traced(path string, summaries []trace.Summary, took time.Duration) {
 	var events, lost uint64
 	for _, s := range summaries {
 		events += s.Events
 		lost += s.Lost
 	}
-	fmt.Fprintf(a.Stderr, "margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it\n",
+	a.Report("margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it",
 		path, events, len(summaries), took.Seconds(), lost)
 }
 
-// checkTrace refuses an output that is no regular file, unless it is open already, such as /dev/stdout: what is written to a pipe that
-// nothing reads is lost.
-func checkTrace(path string) error {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	open := path == "/dev/stdout" || path == "/dev/stderr" || slices.Contains([]string{"/dev/fd", "/proc/self/fd"}, filepath.Dir(path))
-	if info.Mode().IsRegular() || open && info.Mode()&(fs.ModeNamedPipe|fs.ModeCharDevice) != 0 {
-		return nil
-	}
-	return fmt.Errorf("record: %s is no regular file: name one with --output", path)
-}
-
-// createTrace opens the output. A pipe that is open already is written to, and not read.
-func createTrace(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
-}
-
-// recorded lists the nodes to record: those of a job, or all that are up.
+// recorded lists the nodes to record: the nodes of a job, or all that are up.
 func (a commands) recorded(ctx context.Context, socket string, job id.Job) (nodes []id.Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, command.AnswerTimeout)
 	defer cancel()
@@ -183,9 +164,9 @@ func (a commands) recorded(ctx context.Context, socket string, job id.Job) (node
 	return nodes, nil
 }
 
-// recordedCommand runs the command, if there is one, and has recording stop: with its end, after a time if one is given, or without a
-// command with a signal. It returns when the command has ended. A terminal sends its signals to the command as well, which decides what
-// to do.
+// recordedCommand runs the command, if there is one, and stops recording: at its end, after a time
+// if one is given, or without a command at a signal. It returns when the command has ended. A
+// terminal sends its signals to the command as well.
 func (a commands) recordedCommand(d time.Duration, signals <-chan os.Signal, args []string, stop func()) error {
 	defer stop()
 	var timeout <-chan time.Time
@@ -202,7 +183,7 @@ func (a commands) recordedCommand(d time.Duration, signals <-chan os.Signal, arg
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
 	if f, ok := show.FileOf(a.Stdout); ok {
-		cmd.Stdout = f // the command's own, with nobody between
+		cmd.Stdout = f // the command writes to it directly
 	}
 	cmd.Env = append(os.Environ(), "MARGAY_MACHINE="+a.Machine)
 	if err := cmd.Start(); err != nil {

@@ -32,7 +32,7 @@ func TestRecordIntoPipe(t *testing.T) {
 	})
 	for _, path := range []string{fifo, dir, "/dev/null"} {
 		status, _, stderr := margaytest.Margay("", "record", "-o", path, "--duration", "10ms")
-		if want := "margay: record: " + path + " is no regular file: name one with --output\n"; status != 125 || stderr != want {
+		if want := "margay: record: " + path + " is not a regular file: name one with --output\n"; status != 125 || stderr != want {
 			t.Errorf("%s: status %d, %q", path, status, stderr)
 		}
 	}
@@ -40,13 +40,82 @@ func TestRecordIntoPipe(t *testing.T) {
 		t.Errorf("serve is asked %v", got)
 	}
 	for _, path := range []string{file, filepath.Join(dir, "new")} {
-		if status, _, stderr := margaytest.Margay("", "record", "-o", path); status != 125 || stderr != "margay: serve is asked\n" {
+		if status, _, stderr := margaytest.Margay("", "record", "--force", "-o", path); status != 125 || stderr != "margay: serve is asked\n" {
 			t.Errorf("%s: status %d, %q", path, status, stderr)
 		}
 	}
 	p := margaytest.Shell(t, `"$0" record -o /dev/stdout | cat; "$0" record -o >(cat)`).Begin()
 	if p.Status(); strings.Count(p.Err.String(), "margay: serve is asked\n") != 2 {
 		t.Errorf("into an open pipe: %s", p.Err.String())
+	}
+}
+
+// A trace that exists is replaced only on request, and then when the new one is complete. A link to
+// it stays.
+func TestRecordReplaces(t *testing.T) {
+	playRecorded(t, func(int32) []byte { return nil })
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "trace.json"), filepath.Join(dir, "link")
+	write := func(content string) {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("yesterday")
+	if err := os.Symlink("trace.json", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, link} {
+		status, _, stderr := margaytest.Margay("", "record", "-o", path, "--duration", "10ms")
+		if want := "margay: record: " + path + " exists: --force replaces it, --output names another file\n"; status != 125 || stderr != want {
+			t.Errorf("%s: status %d, %q", path, status, stderr)
+		}
+		content := func() string {
+			text, _ := os.ReadFile(file)
+			return string(text)
+		}
+		if content() != "yesterday" {
+			t.Errorf("%s: %q", path, content())
+		}
+		// The command sees the old trace, and makes another one where there was none.
+		if status, _, stderr := margaytest.Margay("", "record", "--force", "-o", path, "--", "grep", "-q", "yesterday", file); status != 0 || !json.Valid([]byte(content())) {
+			t.Errorf("%s: status %d, %q, %q", path, status, stderr, content())
+		}
+		write("yesterday")
+	}
+	if target, err := os.Readlink(link); err != nil || target != "trace.json" {
+		t.Errorf("the link: %s, %v", target, err)
+	}
+	fresh := filepath.Join(dir, "fresh.json")
+	status, _, stderr := margaytest.Margay("", "record", "-o", fresh, "--", "touch", fresh)
+	margaytest.Wants(t, status, 125, stderr, "margay: record: "+fresh+" exists: --force replaces it, --output names another file; this trace is in "+fresh+".")
+	parts, _ := filepath.Glob(fresh + ".*.part")
+	if len(parts) != 1 {
+		t.Fatalf("the traces %q", parts)
+	}
+	if text, err := os.ReadFile(parts[0]); err != nil || !json.Valid(text) {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// A full disk leaves no part of a trace, and the earlier trace as it was.
+func TestRecordLeavesNoPart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can mount a small file system")
+	}
+	var events []byte
+	for range 400 {
+		e := record.Event{Time: 1, Kind: record.Fault, Text: strings.Repeat("x", 1000)}
+		events = e.Append(events)
+	}
+	playRecorded(t, func(int32) []byte { return events })
+	p := margaytest.Shell(t, `exec unshare -m sh -c 'mount -t tmpfs -o size=64k none "$DIR" && cd "$DIR" && echo yesterday >trace.json
+"$0" record --force -o trace.json; echo status $?; ls -A; cat trace.json' "$0"`)
+	p.Env = append(p.Env, "DIR="+t.TempDir())
+	p.Begin()
+	margaytest.Wants(t, p.Status(), 0, p.Err.String(), "no space left on device")
+	if got := p.Out.String(); got != "status 125\ntrace.json\nyesterday\n" {
+		t.Errorf("%q, %q", got, p.Err.String())
 	}
 }
 
@@ -105,8 +174,8 @@ func TestRecordOnFullDisk(t *testing.T) {
 	margaytest.Wants(t, p.Status(), 125, said(), "no space left on device: the command goes on, and is no longer recorded\nthe command has ended\nmargay: ")
 }
 
-// recordsBeside starts margay record with these arguments and a command that ends with status 4 when it is told to. said is what has been
-// written to standard error, and file is the trace.
+// recordsBeside starts margay record with these arguments and a command that ends with status 4
+// when end is called. said returns the standard error, and file is the trace.
 func recordsBeside(t *testing.T, arguments string) (p *margaytest.Process, file string, said func() string, end func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -139,7 +208,8 @@ func TestRecordDuration(t *testing.T) {
 	}
 }
 
-// When the machine goes down, margay record ends, after its command if it has one, and the trace is whole.
+// When the machine goes down, margay record ends, after its command if it has one, and the trace is
+// whole.
 func TestRecordOfMachineGoingDown(t *testing.T) {
 	for arguments, warned := range map[string]bool{"": false, `-- sh -c 'read line; exit 4'`: true} {
 		t.Run(arguments, func(t *testing.T) {
@@ -187,7 +257,8 @@ func TestRecordQuit(t *testing.T) {
 	}
 }
 
-// playRecorded plays a machine of one node, which has these events for the first question for them, for the second and so on.
+// playRecorded plays a machine of one node, which has these events for the first question for them,
+// for the second and so on.
 func playRecorded(t *testing.T, events func(asked int32) []byte) *margaytest.Machine {
 	var asked atomic.Int32
 	return margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {

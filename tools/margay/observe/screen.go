@@ -16,7 +16,7 @@ import (
 	"margay/tools/margay/show"
 )
 
-// What a terminal is told (ECMA-48, and the private modes of xterm).
+// Control sequences of terminals (ECMA-48, and the private modes of xterm).
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l" // the alternate screen, without a cursor
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
@@ -30,7 +30,7 @@ const (
 // screen is a terminal that a command fills.
 type screen struct {
 	in, out *os.File
-	before  *unix.Termios // as in was; nil: it is no terminal
+	before  *unix.Termios // the settings of in before; nil: it is not a terminal
 }
 
 // openScreen takes the terminal. Keys come one by one then, and are not shown.
@@ -42,7 +42,9 @@ func openScreen(in, out *os.File) *screen {
 
 func (s *screen) enter() {
 	if t, err := unix.IoctlGetTermios(int(s.in.Fd()), unix.TCGETS); err == nil {
-		s.before = t
+		if s.before == nil {
+			s.before = t
+		}
 		raw := *t
 		raw.Lflag &^= unix.ICANON | unix.ECHO
 		raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
@@ -59,6 +61,12 @@ func (s *screen) leave() {
 	}
 }
 
+// background reports whether another process group has the terminal.
+func (s *screen) background() bool {
+	group, err := unix.IoctlGetInt(int(s.in.Fd()), unix.TIOCGPGRP)
+	return err == nil && group != unix.Getpgrp()
+}
+
 // size returns the terminal's, or a usual one when it does not know.
 func (s *screen) size() (columns, lines int) {
 	w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ)
@@ -68,7 +76,8 @@ func (s *screen) size() (columns, lines int) {
 	return int(w.Col), int(w.Row)
 }
 
-// draw shows lines, those from top on below the first, each from the column left on; the last line of the terminal is for status.
+// draw shows lines, those from top on below the first, each from the column left on; the last line
+// of the terminal is for status.
 func (s *screen) draw(lines []string, top, left int, status string) {
 	columns, rows := s.size()
 	var b strings.Builder
@@ -104,7 +113,7 @@ func from(text string, left int) string {
 	return string(runes[min(len(runes), left):])
 }
 
-// keys reads the keys that are pressed, until there are no more.
+// keys reads the pressed keys until the end of the input.
 func (s *screen) keys() <-chan byte {
 	keys := make(chan byte)
 	go func() {
@@ -120,7 +129,7 @@ func (s *screen) keys() <-chan byte {
 	return keys
 }
 
-// helpLines say what keys do.
+// helpLines describe the keys.
 var helpLines = []string{
 	"q        quit",
 	"n        sort by node and core",
@@ -147,7 +156,7 @@ var orderKeys = map[byte]rates.Order{
 	'n': rates.ByCore, 'c': rates.ByCPU, 'm': rates.ByMessages, 's': rates.BySwitches, 'i': rates.ByInterrupts,
 }
 
-// topScreen fills the terminal with what goes on, until q or a signal.
+// topScreen fills the terminal with the figures, until q or a signal.
 func (a commands) topScreen(ctx context.Context, interval time.Duration, order rates.Order) error {
 	out, _ := show.FileOf(a.Stdout)
 	in, ok := show.FileOf(a.Stdin)
@@ -162,7 +171,7 @@ func (a commands) topScreen(ctx context.Context, interval time.Duration, order r
 	return t.run(ctx, signals)
 }
 
-// topLoop is what is on the screen.
+// topLoop is the state of the screen.
 type topLoop struct {
 	commands
 	screen   *screen
@@ -172,7 +181,8 @@ type topLoop struct {
 	left     int // columns that are scrolled away
 	wide     bool
 	help     bool
-	escape   int // how much has come of the sequence of an arrow key
+	escape   int  // how much has come of the sequence of an arrow key
+	away     bool // another program has the terminal
 	view     *rates.View
 	trouble  error
 }
@@ -209,7 +219,7 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 		case key, ok := <-keys:
 			switch {
 			case !ok && t.screen.before == nil:
-				keys = nil // there is nobody to press any
+				keys = nil // no terminal, no keys
 			case !ok || key == 'q':
 				return nil
 			}
@@ -218,10 +228,9 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 			switch sig {
 			case unix.SIGWINCH:
 			case unix.SIGTSTP:
-				t.screen.leave()
-				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
-				t.screen.enter()
+				t.stop()
 			case unix.SIGCONT:
+				t.resume()
 			default:
 				ended := sig.(unix.Signal)
 				return &command.ExitStatus{Code: 128 + int(ended), Signal: ended}
@@ -229,6 +238,26 @@ func (t *topLoop) run(ctx context.Context, signals <-chan os.Signal) error {
 		}
 		t.draw()
 	}
+}
+
+// stop gives the terminal back and stops the process. Linux may stop this thread later than Kill
+// returns: nothing is drawn until SIGCONT comes.
+func (t *topLoop) stop() {
+	if !t.away {
+		t.screen.leave()
+	}
+	t.away = true
+	_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+}
+
+// resume takes the terminal again, also after a stop that stop has not seen (SIGSTOP). In the
+// background another program has it; the shell sends SIGCONT again when that changes.
+func (t *topLoop) resume() {
+	if t.screen.background() {
+		return
+	}
+	t.away = false
+	t.screen.enter()
 }
 
 // look asks the nodes again and again.
@@ -280,6 +309,9 @@ func (t *topLoop) key(key byte) {
 }
 
 func (t *topLoop) draw() {
+	if t.away {
+		return
+	}
 	width, _ := t.screen.size()
 	lines, status := t.content(width)
 	t.top = min(t.top, max(0, len(lines)-2))

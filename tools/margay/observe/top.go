@@ -35,13 +35,13 @@ func (a commands) topCommand() *cobra.Command {
 	var f topFlags
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "top",
-		Short: "Show what every core does: who runs and why, switches, interrupts and messages a second",
-		Long: `Show what every application core does: which ranks have it and why, how much of it they use, how often they give it up (SWITCH/S)
-or lose it (LOST/S), interrupts, messages sent and arrived; and below what extensions do.
+		Short: "Show the use of every core: its ranks, switches, interrupts and messages per second",
+		Long: `Show the use of every application core: which ranks have it and why, how much of it they use, how often they give it up (SWITCH/S)
+or lose it (LOST/S), interrupts, messages sent and arrived. Extensions follow below.
 
 On a terminal it fills the screen: q quits; c, m, s, i sort by CPU, messages, switches, interrupts, n by node and core; the arrow
 keys scroll, j and k as well; ? shows all keys. Columns that have no room are left out; w brings them back. Elsewhere it prints a
-table at each interval. Interrupts of a core that is not the node's alone (hosted nodes) are those of the host's processor, and
+table at each interval. Interrupts of a core that is shared with the host (hosted nodes) are counted for the host's processor, and
 marked with ~.`,
 		Example: `  margay top
   margay top --once --sort=cpu
@@ -51,7 +51,7 @@ marked with ~.`,
 	})
 	c.Flags().DurationVar(&f.interval, "interval", time.Second, "the time between two looks")
 	c.Flags().BoolVar(&f.once, "once", false, "print one table, of one interval, and end")
-	c.Flags().StringVar(&f.sort, "sort", string(rates.ByCore), fmt.Sprintf("what is first: %v", rates.Orders))
+	c.Flags().StringVar(&f.sort, "sort", string(rates.ByCore), fmt.Sprintf("the order of the cores: %v", rates.Orders))
 	return c
 }
 
@@ -109,7 +109,8 @@ func (a commands) printTop(v *rates.View, order rates.Order) error {
 	return nil
 }
 
-// topLines are what there is to see, a headline first. width is that of the terminal, 0 for all columns.
+// topLines returns the lines of a view, a headline first. width is the width of the terminal, or 0
+// for all columns.
 func (a commands) topLines(v *rates.View, width int, order rates.Order) []string {
 	t := v.Totals()
 	lines := []string{fmt.Sprintf("machine %s: %d nodes, %d of %d cores busy, %s messages/s sent, %s arrived, %s extension runs/s",
@@ -139,7 +140,7 @@ func tableLines(draw func(w io.Writer) error) []string {
 // dropped are the columns that a narrow terminal does without, the first ones first.
 var dropped = []string{"SENT/S", "ARRIVED/S", "TURNS/S", "SWITCH/S", "INTR/S", "LOST/S"}
 
-// droppedFor brings the columns of what is sorted by to the end of dropped.
+// droppedFor returns dropped with the columns of the sort order at its end.
 func droppedFor(order rates.Order) []string {
 	columns := map[rates.Order][]string{
 		rates.ByMessages: {"SENT/S", "ARRIVED/S"}, rates.BySwitches: {"SWITCH/S", "LOST/S"}, rates.ByInterrupts: {"INTR/S"},
@@ -183,6 +184,10 @@ func coreTable(v *rates.View, without []string) func(io.Writer) error {
 				t.Row(keep(append(place, "-", "-", "-", "-", "-", "-", "-", "free"))...)
 			}
 			for _, r := range c.Ranks {
+				if r.Further {
+					t.Row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), "-", "-", "-", "-", "-", r.PID, r.Why))...)
+					continue
+				}
 				t.Row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
 					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why))...)
 				place = []any{"", "", "", ""}
@@ -202,7 +207,7 @@ func extensionTable(v *rates.View) func(io.Writer) error {
 	}
 }
 
-// perSecond writes a rate with as many digits as tell something.
+// perSecond writes a rate with its significant digits.
 func perSecond(rate float64) string {
 	if rate > 0 && rate < 9.95 {
 		return fmt.Sprintf("%.1f", rate)

@@ -16,7 +16,8 @@ var busy = &rates.View{Cores: []rates.Core{{Node: 12, Core: 1, Interrupts: 3336,
 	{Job: 10, Rank: 100, PID: 12345, CPU: 69.3, Voluntary: 10, Involuntary: 747, Sent: 123456, Arrived: 123456, Why: "has the core: extension 1 (weighted)"},
 }}}}
 
-// A terminal of 80 columns has the pid and why a rank has its core, and those columns that are sorted by.
+// A terminal of 80 columns has the pid and why a rank has its core, and those columns that are
+// sorted by.
 func TestTopColumns(t *testing.T) {
 	for _, test := range []struct {
 		width         int
@@ -79,7 +80,8 @@ func TestTopKeys(t *testing.T) {
 	}
 }
 
-// What is wrong with several nodes takes a line of the screen for each, and one at the bottom when none answers.
+// Each node with an error takes a line of the screen. The last line shows the error when no node
+// answers.
 func TestTopTrouble(t *testing.T) {
 	x := &topLoop{commands: commands{&command.App{Machine: "m"}}, order: rates.ByCore, view: &rates.View{Trouble: "node1: it is silent\nnode2: it was killed"}}
 	lines, _ := x.content(80)

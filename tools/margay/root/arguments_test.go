@@ -29,7 +29,7 @@ func TestArgumentsInWords(t *testing.T) {
 		"record margay run -n 2 hostname": "record has no -n: a command and its flags come after --: margay record -- margay run -n 2 ./a.out",
 		"machine up --substrate hosted --profile sched": "machine up: --profile is for virtual nodes: hosted ones have the Linux of this host",
 		"kill --rank 4294967296 5":                      "kill: --rank 4294967296: it is too large a number",
-		"run --with= ls":                                "run: --with: an empty name; it takes a file or folder along",
+		"run --with= ls":                                "run: --with: an empty name; it copies a file or folder",
 		"run --ppn":                                     "run: --ppn needs a value: ranks on each node",
 		"run --init-timeout 5 ls":                       "--init-timeout 5: it must be a time with its unit, such as 500ms, 10s or 2m",
 		"run --label=maybe ls":                          "-l maybe: it must be true or false",
@@ -43,13 +43,13 @@ func TestArgumentsInWords(t *testing.T) {
 		"run --nodelist= ls":                            "run: -w is empty",
 		"run -w node[1-2 ls":                            "run: -w node[1-2: its brackets do not match",
 		"run -w 4-1 ls":                                 "run: -w 4-1: the range 4-1 runs backwards",
-		"run -x there ls":                               `run: -x there: "there" is no node`,
+		"run -x there ls":                               `run: -x there: "there" is not a node`,
 		"run -t 10 ls":                                  "run: --time 10: it has no unit: 10s are seconds, 10m are minutes",
 		"run -t 0s ls":                                  "run: -t 0s: it must be more than 0",
 		"run -t soon ls":                                "run: --time soon: it is a time such as 30s",
 		"run --signal USR1 ls":                          "run: --signal warns of a time limit, and there is none: --time sets it",
 		"run -t 30s --signal USR1@30 ls":                "run: --signal USR1@30: 30s before a limit of 30s is before the job begins",
-		"run -t 30s --signal FROB@3 ls":                 `run: --signal FROB@3: "FROB" is no signal`,
+		"run -t 30s --signal FROB@3 ls":                 `run: --signal FROB@3: "FROB" is not a signal`,
 		"run --wait 5m ls":                              "run: --wait takes a time only after =: --wait=5m",
 		"run --wait=never ls":                           "run: --wait=never: it is a time such as 30s",
 		"run -d -o file ls":                             "margay logs JOB >FILE",
@@ -58,7 +58,7 @@ func TestArgumentsInWords(t *testing.T) {
 		"run -q -v ls":                                  "-q and -v exclude each other",
 		"run --cwd /tmp ls":                             "run has no --cwd: --chdir DIR is the working directory of the ranks",
 		"run -H node1 ls":                               "run has no -H: -w names the nodes",
-		"run --np 4 ls":                                 "run has no --np: -n says how many ranks",
+		"run --np 4 ls":                                 "run has no --np: -n is the number of ranks",
 		"run -n 0 ls":                                   "run: -n 0: it must be more than 0",
 		"run -n -3 ls":                                  "run: -n -3: it must be more than 0",
 		"run --ppn 0 ls":                                "--ppn 0: it must be more than 0",
@@ -97,7 +97,8 @@ func TestArgumentsInWords(t *testing.T) {
 	}
 }
 
-// What a shell makes of an empty variable is no name, and neither this folder nor a command without a name is meant.
+// An argument from an empty shell variable is refused: it is not a name, and does not mean this
+// folder.
 func TestEmptyArguments(t *testing.T) {
 	t.Setenv("MARGAY_DIR", t.TempDir())
 	for want, args := range map[string][]string{

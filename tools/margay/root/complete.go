@@ -70,7 +70,7 @@ func slotNames() (names []string) {
 // named are the things that a machine has.
 type named struct{ *command.App }
 
-// complete has the shell's completion know the names of what there is.
+// complete registers the completion of names: machines, nodes, jobs and extensions.
 func complete(a *command.App, root *cobra.Command) {
 	n := named{a}
 	_ = root.RegisterFlagCompletionFunc("machine", names(n.machineNames))
@@ -86,6 +86,9 @@ func complete(a *command.App, root *cobra.Command) {
 		if c.Flags().Lookup("job") != nil {
 			_ = c.RegisterFlagCompletionFunc("job", names(n.jobNames))
 		}
+		if c.Flags().Lookup("color") != nil {
+			_ = c.RegisterFlagCompletionFunc("color", cobra.FixedCompletions([]string{"auto", "always", "never"}, cobra.ShellCompDirectiveNoFileComp))
+		}
 		switch command.Called(c) {
 		case "ps", "kill":
 			c.ValidArgsFunction = first(names(n.jobNames))
@@ -97,6 +100,21 @@ func complete(a *command.App, root *cobra.Command) {
 			c.ValidArgsFunction = first(names(n.nodeNames))
 		case "ext remove":
 			c.ValidArgsFunction = names(n.extensionNames)
+		}
+	})
+}
+
+// completionExamples adds examples to the commands that cobra makes.
+func completionExamples(root *cobra.Command) {
+	examples := map[string]string{
+		"completion bash":       "  source <(margay completion bash)",
+		"completion zsh":        "  source <(margay completion zsh)",
+		"completion fish":       "  margay completion fish | source",
+		"completion powershell": "  margay completion powershell | Out-String | Invoke-Expression",
+	}
+	walk(root, func(c *cobra.Command) {
+		if example, ok := examples[command.Called(c)]; ok {
+			c.Example = example
 		}
 	})
 }
@@ -130,7 +148,8 @@ func first(f cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// completeLogs completes one job whose output is shown, and any number of those whose output is removed.
+// completeLogs completes one job whose output is shown, and any number of those whose output is
+// removed.
 func (n named) completeLogs(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
 	if remove, _ := c.Flags().GetBool("remove"); remove {
 		return names(n.keptNames)(c, args, text)
@@ -138,7 +157,7 @@ func (n named) completeLogs(c *cobra.Command, args []string, text string) ([]str
 	return first(names(n.keptNames))(c, args, text)
 }
 
-// quickly asks serve, and gives up soon: nobody is told why a completion has nothing.
+// quickly asks serve with a short timeout. Errors are dropped: a completion has no place for them.
 func quickly[Answer proto.Message](a *command.App, question proto.Message) (answer Answer, ok bool) {
 	socket, err := a.Socket()
 	if err != nil {

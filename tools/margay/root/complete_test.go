@@ -110,5 +110,5 @@ func TestNodeNames(t *testing.T) {
 		}
 	}
 	status, _, stderr := margaytest.Margay("", "ext", "list", "--node", "x2")
-	margaytest.Wants(t, status, 125, stderr, `ext list: --node x2: "x2" is no node: they are called node0 or 0`)
+	margaytest.Wants(t, status, 125, stderr, `ext list: --node x2: "x2" is not a node: nodes are called node0 or 0`)
 }

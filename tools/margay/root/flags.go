@@ -14,7 +14,7 @@ import (
 	"margay/tools/margay/command"
 )
 
-// flagError words what pflag says of a command's flags.
+// flagError words the errors of pflag.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var empty *pflag.ValueRequiredError
@@ -40,7 +40,8 @@ func flagError(c *cobra.Command, err error) error {
 	return fmt.Errorf("%s: %w", command.Called(c), err)
 }
 
-// foreign says what does here what a flag means elsewhere. letters is all of what looks like flags of one letter.
+// foreign names the equivalent of a flag of other programs. letters holds all letters that look
+// like flags of one letter.
 func foreign(c *cobra.Command, name, letters string) string {
 	switch command.Called(c) {
 	case "run":
@@ -57,7 +58,8 @@ func foreign(c *cobra.Command, name, letters string) string {
 	return ""
 }
 
-// isTime reports whether a text is a time with its unit. After a dash it looks like flags of one letter.
+// isTime reports whether a text is a time with its unit. After a dash it looks like flags of one
+// letter.
 func isTime(text string) bool {
 	_, err := time.ParseDuration(text)
 	return err == nil
@@ -94,11 +96,11 @@ func similarFlag(c *cobra.Command, name string) (hint string) {
 
 // foreignFlags are flags of other launchers, with what does the same here.
 var foreignFlags = map[string]string{
-	"--np":              "-n says how many ranks",
-	"--ntasks":          "-n says how many ranks",
-	"--ntasks-per-node": "--ppn says how many ranks each node gets",
-	"--npernode":        "--ppn says how many ranks each node gets",
-	"--ntasks-per-core": "--per-core says how many ranks share a core",
+	"--np":              "-n is the number of ranks",
+	"--ntasks":          "-n is the number of ranks",
+	"--ntasks-per-node": "--ppn is the number of ranks of each node",
+	"--npernode":        "--ppn is the number of ranks of each node",
+	"--ntasks-per-core": "--per-core is the number of ranks that share a core",
 	"-H":                "-w names the nodes",
 	"--host":            "-w names the nodes",
 	"--hostfile":        "-w names the nodes; margay machine up makes them",
@@ -108,7 +110,7 @@ var foreignFlags = map[string]string{
 	"--workdir":         "--chdir DIR is the working directory of the ranks",
 	"-i":                "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
 	"--input":           "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
-	"--mem":             "--memory says how many MiB the job may use on each node",
+	"--mem":             "--memory limits the job on each node, in MiB",
 	"--pty":             "ranks have no terminal yet",
 	"--mpi":             "MPI programs do not run yet",
 }

@@ -10,7 +10,8 @@ import (
 	"margay/tools/margay/command"
 )
 
-// otherNames are names under which users of other systems look for a command, by the group that it is in.
+// otherNames are names under which users of other systems look for a command, by the group that it
+// is in.
 var otherNames = map[string]map[string][]string{
 	"margay": {
 		"ps":     {"jobs", "job", "ls", "list", "queue", "squeue"},
@@ -43,7 +44,8 @@ var otherNames = map[string]map[string][]string{
 	},
 }
 
-// closeGroups has each group of commands refuse what is none of them. Without that cobra prints help and succeeds.
+// closeGroups makes each group of commands refuse other names. Without that cobra prints help and
+// succeeds.
 func closeGroups(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		sub.SuggestFor = append(sub.SuggestFor, otherNames[c.CommandPath()][sub.Name()]...)
@@ -53,7 +55,7 @@ func closeGroups(c *cobra.Command) {
 		return
 	}
 	c.Args = cobra.ArbitraryArgs
-	c.FParseErrWhitelist.UnknownFlags = true // those of the command that is none
+	c.FParseErrWhitelist.UnknownFlags = true // the flags of an unknown command
 	c.RunE = refuse
 }
 
@@ -78,8 +80,8 @@ func refuse(c *cobra.Command, args []string) error {
 	return fmt.Errorf("%s: there is no such command (%s --help)", name, c.CommandPath())
 }
 
-// suggestions are the commands that a user may mean by a name that group does not have: those that are called so elsewhere, in
-// another group or on another system, else those with a similar name.
+// suggestions are the commands that a user may mean by a name that group does not have: those that
+// are called so elsewhere, in another group or on another system, else those with a similar name.
 func suggestions(group *cobra.Command, name string) (meant []string) {
 	for _, sub := range group.Commands() {
 		if sub.IsAvailableCommand() && slices.Contains(sub.SuggestFor, name) {
@@ -110,11 +112,12 @@ func namesakes(c *cobra.Command, name string) (paths []string) {
 	return paths
 }
 
-// helpCommand prints the help of a command, and refuses what is none.
+// helpCommand prints the help of a command, and refuses other names.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "help [COMMAND...]",
-		Short: "Print the help of a command",
+		Use:     "help [COMMAND...]",
+		Short:   "Print the help of a command",
+		Example: "  margay help machine up",
 		RunE: func(c *cobra.Command, args []string) error {
 			about, rest, err := c.Root().Find(args)
 			if err != nil {

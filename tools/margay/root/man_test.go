@@ -59,7 +59,7 @@ func TestInstall(t *testing.T) {
 	program := filepath.Join(dir, "greet")
 	margaytest.Compile(t, "#include <margay.h>\nint main(void) { return margay_rank() > 0; }", program, "-I"+dir+"/usr/include", "-L"+dir+"/usr/lib", "-lmargay")
 
-	// The headers of extensions, one of which has the name of the library's.
+	// The headers of extensions. One has the name of the library's.
 	if _, err := exec.LookPath("clang-19"); err != nil {
 		t.Skip("the rest of this test needs clang-19")
 	}

@@ -1,7 +1,9 @@
-// Package root puts the groups of commands together to the one command margay, and carries out a line of it.
+// Package root puts the groups of commands together to the one command margay, and carries out a
+// line of it.
 //
-// It refuses what is no command, says which one a user of another system means, words errors of flags, completes lines for shells and
-// writes the manual pages. A group (machine, job, observe, ext, nimble, bench, image) knows none of the others.
+// It refuses unknown commands and suggests one to users of other systems, words errors of flags,
+// completes lines for shells and writes the manual pages. A group (machine, job, observe, ext,
+// nimble, bench, image) knows none of the others.
 package root
 
 import (
@@ -33,7 +35,7 @@ var groups = []func(*command.App) []*cobra.Command{
 	machine.Commands, job.Commands, observe.Commands, ext.Commands, nimble.Commands, bench.Commands, image.Commands,
 }
 
-// Main carries out the command line of this process, and ends it. version is that of this build.
+// Main executes the command line of this process and exits. version is the version of this build.
 func Main(version string) {
 	command.KeepIgnored()
 	status := execute(context.Background(), version, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
@@ -48,7 +50,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return execute(ctx, "unknown", args, stdin, stdout, stderr).Code
 }
 
-// execute carries out one command, says what is wrong and returns how to end.
+// execute executes one command, prints its error and returns the exit status.
 func execute(ctx context.Context, version string, args []string, stdin io.Reader, stdout, stderr io.Writer) *command.ExitStatus {
 	out := &command.Output{Writer: stdout}
 	root := newRoot(&command.App{Stdin: stdin, Stdout: out, Stderr: stderr, Version: version})
@@ -83,12 +85,12 @@ func newRoot(a *command.App) *cobra.Command {
 Machines are in the folder that MARGAY_DIR names in the environment; without it in the folder margay in XDG_RUNTIME_DIR, or in
 /tmp/margay-UID.
 
-Exit status: that of the job for margay run; 125 when margay itself fails or ends a job whose ranks cannot go on,
+Exit status: the status of the job for margay run; 125 when margay itself fails or ends a job whose ranks cannot continue,
 126 when a program cannot be executed, 127 when it is not found, 128+N when signal N ended it. A command that SIGINT,
 SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128+N as well: Ctrl-C ends loops around it.`,
 		Example: `  margay machine up                      # 4 virtual nodes with 2 application cores each
   margay run -n 8 ./app                  # one process on each core
-  margay nodes                           # what the machine is doing
+  margay nodes                           # the nodes and their jobs
   margay machine down`,
 	}
 	root.SetIn(a.Stdin)
@@ -103,6 +105,7 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	completionExamples(root)
 	closeGroups(root)
 	complete(a, root)
 	// Groups run only to refuse.

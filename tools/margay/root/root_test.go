@@ -3,6 +3,7 @@ package root_test
 import (
 	"bytes"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -29,6 +30,9 @@ func TestHelpThatCannotBeWritten(t *testing.T) {
 	}
 }
 
+// escapes are the colors of a terminal.
+var escapes = regexp.MustCompile(`\x1b\[\d*m`)
+
 // What commands print fits a terminal, and is not folded elsewhere.
 func TestFitsTerminal(t *testing.T) {
 	var nodes control.Nodes
@@ -49,9 +53,10 @@ func TestFitsTerminal(t *testing.T) {
 		}
 		c.Answer(f, answer, nil)
 	})
-	for _, args := range [][]string{{"nodes"}, {"nodes", "--noise=1s"}, {"ext", "slots"}} {
+	t.Setenv("TERM", "xterm")
+	for _, args := range [][]string{{"nodes"}, {"nodes", "--color=always"}, {"nodes", "--noise=1s"}, {"ext", "slots"}} {
 		folded := 0
-		for line := range strings.Lines(margaytest.Shown(t, args...)) {
+		for line := range strings.Lines(escapes.ReplaceAllString(margaytest.Shown(t, args...), "")) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 				t.Errorf("%v: a line of %d columns: %s", args, n, line)
 			}

@@ -11,7 +11,7 @@ import (
 	"margay/tools/margay/show"
 )
 
-// versions are what margay version says.
+// versions is the output of margay version.
 type versions struct {
 	Version  string `json:"version"`
 	Go       string `json:"go"`
@@ -21,9 +21,10 @@ type versions struct {
 
 func versionCommand(a *command.App) *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
-		Use:   "version",
-		Short: "Print the version of margay, of Go and of the control protocol",
-		Args:  command.NoArguments,
+		Use:     "version",
+		Short:   "Print the version of margay, of Go and of the control protocol",
+		Example: "  margay version\n  margay version --json | jq .protocol",
+		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			v := versions{a.Version, runtime.Version(), control.Version, runtime.GOOS + "/" + runtime.GOARCH}
 			if a.JSON {

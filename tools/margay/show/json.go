@@ -13,8 +13,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Message prints a message for programs. Every field is there, zero or not, in the order of the protocol. Unlike in the JSON of
-// protobuf, numbers of 64 bits are numbers, and the values of enumerations are words: up, not NODE_UP.
+// Message prints a message for programs. Every field is there, zero or not, in the order of the
+// protocol. Unlike in the JSON of protobuf, numbers of 64 bits are numbers, and the values of
+// enumerations are words: up, not NODE_UP.
 func Message(w io.Writer, m proto.Message) error {
 	text, err := appendMessage(nil, m.ProtoReflect())
 	if err != nil {
@@ -88,8 +89,8 @@ func appendValue(text []byte, f protoreflect.FieldDescriptor, v protoreflect.Val
 	return append(text, word...), err
 }
 
-// enumWord is the name of a value without the prefix that all values of its enumeration have, in lower case. A value that has
-// no name is its number.
+// enumWord is the name of a value without the prefix that all values of its enumeration have, in
+// lower case. A value that has no name is its number.
 func enumWord(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) any {
 	value := e.Values().ByNumber(n)
 	if value == nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Width is how many columns a terminal has. Of what is none it is 0: lines are as long as they are there.
+// Width returns the number of columns of a terminal, or 0 if w is not a terminal.
 func Width(w io.Writer) int {
 	f, ok := FileOf(w)
 	if !ok {
@@ -25,7 +25,8 @@ func Width(w io.Writer) int {
 // narrowest is the least room that text is folded into.
 const narrowest = 20
 
-// Fold breaks a line at blanks so that its parts fit into width columns. What does not begin the line begins at the column indent.
+// Fold breaks a line at blanks so that its parts fit into width columns. All parts but the first
+// begin at the column indent.
 func Fold(line string, width, indent int) string {
 	if width < indent+narrowest {
 		indent = 4
@@ -48,17 +49,6 @@ func Fold(line string, width, indent int) string {
 		runes = []rune(strings.Repeat(" ", indent) + rest)
 	}
 	return strings.Join(append(parts, string(runes)), "\n")
-}
-
-// foldTable folds the lines of a table that are too long for a terminal, below its last column.
-func foldTable(text string, width int, last string) string {
-	header, _, _ := strings.Cut(text, "\n")
-	indent := strings.LastIndex(header, last)
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		out.WriteString(Fold(strings.TrimSuffix(line, "\n"), width, indent) + "\n")
-	}
-	return out.String()
 }
 
 // IsTerminal reports whether w is a terminal.
