@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"slices"
 
@@ -9,6 +10,7 @@ import (
 	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/task"
+	"margay/kernel/tick"
 	"margay/kernel/usage"
 )
 
@@ -162,6 +164,21 @@ func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
 			}
 		}
 	}
+}
+
+// WatchTicks keeps timer ticks off cores on which one rank computes, until ctx ends.
+func (n *Node) WatchTicks(ctx context.Context) error {
+	return tick.Watch(ctx, func() map[id.CPU][]int {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		ranks := make(map[id.CPU][]int)
+		for _, j := range n.jobs {
+			for _, p := range j.tasks {
+				ranks[p.CPU] = append(ranks[p.CPU], p.PID)
+			}
+		}
+		return ranks
+	})
 }
 
 // runningRanks lists the ranks that run, without what they have used.

@@ -78,6 +78,7 @@ func runKernel() error {
 	}
 	if config.Substrate != node.Hosted {
 		go followKernelLog(a)
+		go watchTicks(k)
 	}
 	return a.Run(context.Background(), k)
 }
@@ -86,6 +87,12 @@ func runKernel() error {
 func followKernelLog(a *agent.Agent) {
 	err := klog.Follow(context.Background(), func(level klog.Level, text string) { a.LogLine("kernel "+level.String(), text) })
 	logf("%v", err)
+}
+
+func watchTicks(k *kernel.Node) {
+	if err := k.WatchTicks(context.Background()); err != nil {
+		logf("timer ticks that Linux has left on stay on: %v", err)
+	}
 }
 
 // logf writes a line to the node's console.

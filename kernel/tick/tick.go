@@ -1,0 +1,156 @@
+// Package tick turns off timer ticks that Linux has left on by mistake.
+//
+// Linux stops the tick of a CPU in nohz_full while one thread alone computes there. It decides that
+// again only when the number of runnable threads changes. A tick that was needed for another reason,
+// which is the fair server's turn (Linux 6.12) on a CPU that real-time threads have used, then goes
+// on for as long as the one thread computes: 250 interrupts a second instead of none. The trace
+// event timer/tick_stop shows the dependency SCHED meanwhile. A change of the thread's scheduling
+// attributes takes it out of the queue for a moment, so that Linux decides once more.
+//
+// Seen with two ranks of one core under the policy infinite, on an emulated node whose host was
+// overloaded: about one such job in twenty kept its tick for as long as it ran.
+package tick
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/hardware"
+	"margay/kernel/sched"
+)
+
+// interval is the time between two looks at the interrupts.
+const interval = time.Second
+
+// often is how many interrupts of a CPU between two looks are a tick. Linux ticks 100 to 1,000
+// times a second; an emulated CPU that its host interrupts counts fewer.
+const often = 25
+
+// maxPause bounds the looks after an attempt without effect: a tick may be needed.
+const maxPause = 64
+
+// cpu is what is known of one CPU.
+type cpu struct {
+	pause int // looks to skip after the last attempt
+	wait  int // looks still to skip
+}
+
+// look takes the count of interrupts since the last look, and reports whether Linux is to decide
+// again.
+func (c *cpu) look(interrupts uint64) bool {
+	switch {
+	case interrupts < often:
+		*c = cpu{}
+		return false
+	case c.wait > 0:
+		c.wait--
+		return false
+	}
+	c.pause = min(max(1, 2*c.pause), maxPause)
+	c.wait = c.pause
+	return true
+}
+
+// Watch looks at the CPUs in nohz_full once a second, until ctx ends, and makes Linux decide again
+// about a tick that goes on while one of tasks computes. tasks returns the processes of ranks by
+// their CPU. On a Linux without such CPUs Watch returns at once.
+func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
+	quiet, err := nohzFull()
+	if err != nil || len(quiet) == 0 {
+		return err
+	}
+	cpus := make(map[id.CPU]*cpu)
+	for _, number := range quiet {
+		cpus[number] = new(cpu)
+	}
+	before, err := hardware.ReadInterrupts()
+	if err != nil {
+		return err
+	}
+	clock := time.NewTicker(interval)
+	defer clock.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-clock.C:
+		}
+		running := tasks()
+		if len(running) == 0 {
+			continue
+		}
+		now, err := hardware.ReadInterrupts()
+		if err != nil {
+			return err
+		}
+		for number, c := range cpus {
+			if count, _ := now.Since(before, number); c.look(count) && !extended() {
+				for _, pid := range running[number] {
+					requeueAll(pid)
+				}
+			}
+		}
+		before = now
+	}
+}
+
+// nohzFull returns the CPUs whose tick Linux may stop.
+func nohzFull() ([]id.CPU, error) {
+	text, err := os.ReadFile("/sys/devices/system/cpu/nohz_full")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tick: %w", err)
+	}
+	list := strings.TrimSpace(string(text))
+	if list == "(null)" { // as Linux prints none
+		return nil, nil
+	}
+	cpus, err := hardware.ParseList(list)
+	if err != nil {
+		return nil, fmt.Errorf("tick: CPUs in nohz_full: %w", err)
+	}
+	return cpus, nil
+}
+
+// extended reports whether a scheduler of sched_ext runs. It would see the change, and it decides
+// about ticks itself.
+func extended() bool {
+	text, err := os.ReadFile("/sys/kernel/sched_ext/state")
+	return err == nil && !slices.Contains([]string{"disabled", ""}, strings.TrimSpace(string(text)))
+}
+
+// requeueAll takes the threads of a process and of its descendants out of their queues for a moment.
+func requeueAll(pid int) {
+	for _, t := range sched.Threads(pid) {
+		_ = requeue(t.ID) // it may have ended
+	}
+}
+
+// requeue changes the time slice of an ordinary thread by a nanosecond and back. Other threads stay
+// as they are: a real-time thread alone needs no tick.
+func requeue(tid int) error {
+	attr, err := unix.SchedGetAttr(tid, 0)
+	if err != nil {
+		return fmt.Errorf("tick: attributes of thread %d: %w", tid, err)
+	}
+	if attr.Policy != unix.SCHED_NORMAL && attr.Policy != unix.SCHED_BATCH {
+		return nil
+	}
+	slice := attr.Runtime
+	for _, attr.Runtime = range []uint64{slice ^ 1, slice} {
+		if err := unix.SchedSetAttr(tid, attr, 0); err != nil {
+			return fmt.Errorf("tick: requeue thread %d: %w", tid, err)
+		}
+	}
+	return nil
+}
