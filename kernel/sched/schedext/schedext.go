@@ -165,7 +165,7 @@ func (e *Enforcer) add(t sched.Task) error {
 		return errors.New("it already shares a core")
 	}
 	if t.CPU < 0 || int(t.CPU) >= e.skeleton.cpus {
-		return fmt.Errorf("Linux has no CPU %d", t.CPU)
+		return fmt.Errorf("there is no CPU %d", t.CPU)
 	}
 	c := e.core(t.Core)
 	if c.cpu >= 0 && c.cpu != t.CPU {
