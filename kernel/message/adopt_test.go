@@ -506,7 +506,7 @@ func TestAdoptIncomplete(t *testing.T) {
 		"region without memory":  {keptRegions + "r", noFiles, "not kept"},
 		"region of no place":     {keptRegions + "r", garbage, "its place"},
 		"extension, no words":    {extension.Item(1), garbage, "extension/1"},
-		"extension, no files":    {extension.Item(1), noFiles, "not kept whole"},
+		"extension, no files":    {extension.Item(1), noFiles, "0 files, want 4"},
 		"extension in pipes":     {extension.Item(1), pipes, "extension/1"},
 		"extension of no number": {extension.Item(1), func(item *keep.Item) { item.Name = "extension/one" }, "no extension"},
 		"extension, no object":   {extension.Item(1), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "refused"},

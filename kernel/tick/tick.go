@@ -71,12 +71,9 @@ func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
 	for _, number := range quiet {
 		cpus[number] = new(cpu)
 	}
-	before, err := hardware.ReadInterrupts()
-	if err != nil {
-		return err
-	}
 	clock := time.NewTicker(interval)
 	defer clock.Stop()
+	var before *hardware.Interrupts // nil: nobody computed at the last look
 	for {
 		select {
 		case <-ctx.Done():
@@ -85,20 +82,29 @@ func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
 		}
 		running := tasks()
 		if len(running) == 0 {
+			before = nil
 			continue
 		}
 		now, err := hardware.ReadInterrupts()
 		if err != nil {
 			return err
 		}
-		for number, c := range cpus {
-			if count, _ := now.Since(before, number); c.look(count) && !extended() {
-				for _, pid := range running[number] {
-					requeueAll(pid)
-				}
+		if before != nil {
+			compare(cpus, *before, now, running)
+		}
+		before = &now
+	}
+}
+
+// compare looks at the interrupts of each CPU between two readings, and requeues the threads of the
+// processes that run there where it ticks.
+func compare(cpus map[id.CPU]*cpu, before, now hardware.Interrupts, running map[id.CPU][]int) {
+	for number, c := range cpus {
+		if count, _ := now.Since(before, number); c.look(count) && !extended() {
+			for _, pid := range running[number] {
+				requeueAll(pid)
 			}
 		}
-		before = now
 	}
 }
 
