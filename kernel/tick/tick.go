@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -100,9 +99,13 @@ func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
 // processes that run there where it ticks.
 func compare(cpus map[id.CPU]*cpu, before, now hardware.Interrupts, running map[id.CPU][]int) {
 	for number, c := range cpus {
-		if count, _ := now.Since(before, number); c.look(count) && !extended() {
-			for _, pid := range running[number] {
-				requeueAll(pid)
+		count, _ := now.Since(before, number)
+		if !c.look(count) || extended() {
+			continue
+		}
+		for _, pid := range running[number] {
+			for _, t := range sched.Threads(pid) {
+				_ = requeue(t.ID) // it may have ended
 			}
 		}
 	}
@@ -132,18 +135,11 @@ func nohzFull() ([]id.CPU, error) {
 // about ticks itself.
 func extended() bool {
 	text, err := os.ReadFile("/sys/kernel/sched_ext/state")
-	return err == nil && !slices.Contains([]string{"disabled", ""}, strings.TrimSpace(string(text)))
+	return err == nil && strings.TrimSpace(string(text)) != "disabled"
 }
 
-// requeueAll takes the threads of a process and of its descendants out of their queues for a moment.
-func requeueAll(pid int) {
-	for _, t := range sched.Threads(pid) {
-		_ = requeue(t.ID) // it may have ended
-	}
-}
-
-// requeue changes the time slice of an ordinary thread by a nanosecond and back. Other threads stay
-// as they are: a real-time thread alone needs no tick.
+// requeue takes an ordinary thread out of its queue for a moment: it changes its time slice by a
+// nanosecond and back. Other threads stay as they are: a real-time thread alone needs no tick.
 func requeue(tid int) error {
 	attr, err := unix.SchedGetAttr(tid, 0)
 	if err != nil {
