@@ -48,7 +48,7 @@ func Cached(ctx context.Context, spec Spec, cacheDir string) (string, Manifest, 
 	if err := store(path, image, manifest); err != nil {
 		return "", Manifest{}, fmt.Errorf("store image %s: %w", path, err)
 	}
-	if err := prune(cacheDir, keepImages); err != nil {
+	if err := prune(cacheDir, imageSuffix, keepImages); err != nil {
 		return "", Manifest{}, fmt.Errorf("prune image cache %s: %w", cacheDir, err)
 	}
 	return path, manifest, ctx.Err()
@@ -100,35 +100,35 @@ func store(path string, image []byte, manifest Manifest) error {
 	return nil
 }
 
-// prune removes all but the newest images of dir, and leftovers of dead builds. A file that another
-// process has removed is not an error.
-func prune(dir string, keep int) error {
+// prune removes all but the newest files of dir with a suffix, their manifests, and leftovers of dead
+// builds. A file that another process has removed is not an error.
+func prune(dir, suffix string, keep int) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	type image struct {
+	type item struct {
 		name string
 		time time.Time
 	}
-	var images []image
+	var items []item
 	var remove []string
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
 			continue
 		}
-		if name := e.Name(); strings.HasSuffix(name, imageSuffix) {
-			images = append(images, image{name, info.ModTime()})
+		if name := e.Name(); strings.HasSuffix(name, suffix) {
+			items = append(items, item{name, info.ModTime()})
 		} else if strings.HasPrefix(name, ".") && time.Since(info.ModTime()) > staleAfter {
 			remove = append(remove, name)
 		}
 	}
-	slices.SortFunc(images, func(a, b image) int {
+	slices.SortFunc(items, func(a, b item) int {
 		return cmp.Or(b.time.Compare(a.time), strings.Compare(a.name, b.name))
 	})
-	for _, i := range images[min(keep, len(images)):] {
-		remove = append(remove, i.name, strings.TrimSuffix(i.name, imageSuffix)+manifestSuffix)
+	for _, i := range items[min(keep, len(items)):] {
+		remove = append(remove, i.name, strings.TrimSuffix(i.name, suffix)+manifestSuffix)
 	}
 	for _, name := range remove {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -112,7 +112,7 @@ func TestArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := &Emulator{arch: AMD64, firmware: []string{"/a/b", "/c,d"}}
-	cmdline := strings.Join(append(clockParameters(), "mitigations=off no_timer_check console=ttyS0 a=b,c"), " ")
+	cmdline := strings.Join(append(clockParameters(), "mitigations=off no_timer_check cryptomgr.notests console=ttyS0 a=b,c"), " ")
 	want := []string{
 		"-name", "guest=n1,debug-threads=on", "-M", "q35,hpet=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
 		"-smp", "3", "-m", "300", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",

@@ -44,6 +44,7 @@ type Spec struct {
 	QEMU     string   `json:"qemu,omitempty"`     // path of the program that virtual nodes run in
 	Firmware []string `json:"firmware,omitempty"` // folders with its firmware, if it does not find them by itself
 	Kernel   string   `json:"kernel,omitempty"`   // path of the guest kernel
+	Direct   string   `json:"direct,omitempty"`   // path of its copy that emulated nodes start, which the cache may drop at any time
 	Image    string   `json:"image,omitempty"`    // path of the node image
 	Cmdline  string   `json:"cmdline,omitempty"`  // of the guest kernel
 	Lacks    []string `json:"lacks,omitempty"`    // what the guest kernel lacks

@@ -3,6 +3,8 @@ package machine
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -123,5 +125,22 @@ func TestTiming(t *testing.T) {
 		if got := c.spec.timing(); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
+	}
+}
+
+// The cache may drop a kernel while its machine is up.
+func TestBootKernel(t *testing.T) {
+	s := Spec{Kernel: "/vmlinuz", Direct: filepath.Join(t.TempDir(), "unpacked")}
+	if got := s.bootKernel(); got != s.Kernel {
+		t.Errorf("%s is started, which does not exist", got)
+	}
+	if err := os.WriteFile(s.Direct, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.bootKernel(); got != s.Direct {
+		t.Errorf("%s is started", got)
+	}
+	if got := (&Spec{Kernel: "/vmlinuz"}).bootKernel(); got != "/vmlinuz" {
+		t.Errorf("%s is started on KVM", got)
 	}
 }

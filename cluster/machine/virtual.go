@@ -78,7 +78,11 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image); err != nil {
 		return err
 	}
-	return chooseAccel(ctx, found, o)
+	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) {
+		return err
+	}
+	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
+	return err
 }
 
 // chooseAccel has KVM prove itself where it is wanted: the file /dev/kvm proves nothing.
@@ -123,6 +127,14 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM)}, nil
 }
 
+// bootKernel is the path of the kernel that a virtual node starts.
+func (s *Spec) bootKernel() string {
+	if _, err := os.Stat(s.Direct); err != nil {
+		return s.Kernel
+	}
+	return s.Direct
+}
+
 func nodeName(node id.Node) string { return fmt.Sprintf("node%d", node) }
 
 // start implements substrate.
@@ -141,7 +153,7 @@ func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
 	}
 	vm, err := v.emulator.Start(context.Background(), qemu.Config{
 		Name: v.spec.Name + "-" + nodeName(number), Accel: qemu.Accel(v.spec.Accel),
-		Kernel: v.spec.Kernel, Initrd: image, Cmdline: v.spec.Cmdline,
+		Kernel: v.spec.bootKernel(), Initrd: image, Cmdline: v.spec.Cmdline,
 		MemoryMiB: v.spec.MemoryMiB, CPUs: v.spec.Cores + 1,
 		NIC:     qemu.NIC{Socket: v.dir.Port(nodeName(number)), MAC: nodeMAC(number), MTU: v.spec.MTU},
 		Console: console.Config{Path: v.dir.ConsoleLog(number)},

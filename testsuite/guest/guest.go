@@ -123,12 +123,16 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	if err != nil {
 		return qemu.Config{}, err
 	}
+	kernel, err := provision.DirectKernel(image.Kernel)
+	if err != nil {
+		return qemu.Config{}, err
+	}
 	files, err := s.tests(ctx)
 	if err != nil {
 		return qemu.Config{}, err
 	}
 	config := qemu.Config{
-		Name: "test-guest", Kernel: image.Kernel.Image, Initrd: filepath.Join(s.Dir, "guest.img"),
+		Name: "test-guest", Kernel: kernel, Initrd: filepath.Join(s.Dir, "guest.img"),
 		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs,
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
