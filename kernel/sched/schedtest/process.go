@@ -1,11 +1,13 @@
 package schedtest
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -169,8 +171,32 @@ func (p *Process) Kill() {
 		if err := unix.Kill(p.Task.PID, unix.SIGKILL); err != nil {
 			p.t.Error(err)
 		}
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 {
+			p.t.Errorf("process %d does not end when it is killed (%v):\n%s", p.Task.PID, err, busy())
+		}
 	})
+}
+
+// busy describes what keeps Linux busy: threads that do not sleep, with the CPU that they are on,
+// where they are in the kernel, and which interrupts come in a second.
+func busy() string {
+	var text strings.Builder
+	stats, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
+	for _, file := range stats {
+		stat, _ := os.ReadFile(file)
+		_, rest, _ := bytes.Cut(stat, []byte(") "))
+		if len(rest) == 0 || rest[0] == 'S' || rest[0] == 'I' {
+			continue
+		}
+		stack, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stack"))
+		fmt.Fprintf(&text, "%s%s%v\n", stat, stack, err)
+	}
+	for range 2 {
+		interrupts, _ := os.ReadFile("/proc/interrupts")
+		fmt.Fprintf(&text, "%s\n", interrupts)
+		time.Sleep(time.Second)
+	}
+	return text.String()
 }
 
 // Poke has a waiting process go on.
