@@ -163,8 +163,8 @@ func (c *Config) commandLine() string {
 
 // emulatedParameters are kernel parameters for an emulated processor. Mitigations of speculative
 // execution protect against nothing there and are expensive to emulate. Linux tests for a tenth of
-// a second whether the timer ticks, which is too short on a busy host. It tests its ciphers at boot,
-// a quarter of the time that it takes.
+// a second whether the timer ticks, which is too short on a busy host. Tests of its ciphers take a
+// quarter of its boot.
 func emulatedParameters() []string {
 	return append(clockParameters(), "mitigations=off", "no_timer_check", "cryptomgr.notests")
 }

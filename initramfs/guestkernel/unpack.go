@@ -15,7 +15,7 @@ import (
 // ErrNotDirect says that an image holds no kernel that a virtual machine can enter directly.
 var ErrNotDirect = errors.New("no kernel for direct entry")
 
-// maxUnpacked bounds an unpacked kernel, in bytes. That of Debian's cloud kernel has 62 MB.
+// maxUnpacked bounds an unpacked kernel, in bytes. Debian's cloud kernel has 62 MB.
 const maxUnpacked = 512 << 20
 
 // Unpack returns the ELF file that an x86 boot image (Documentation/arch/x86/boot.rst, protocol
@@ -127,8 +127,9 @@ func entersDirectly(kernel []byte) bool {
 // maxNotes bounds the notes that are looked at, in bytes.
 const maxNotes = 1 << 16
 
-// hasEntryNote looks for the note among those of one segment: three words (length of the name,
-// length of the content, type), then name and content, each padded to four bytes.
+// hasEntryNote reports whether the notes of one segment include the entry. A note has three words
+// (length of the name, length of the content, type), then name and content, each padded to four
+// bytes.
 func hasEntryNote(notes []byte) bool {
 	const header, entry = 12, 18
 	padded := func(n uint32) uint64 { return (uint64(n) + 3) &^ 3 }

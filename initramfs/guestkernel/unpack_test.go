@@ -51,7 +51,7 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// An image that cannot be entered directly is told from a damaged one: it boots all the same.
+// The error distinguishes a damaged image from one that cannot be entered directly, but boots.
 func TestUnpackRefuses(t *testing.T) {
 	good := zstdOf(t, kerneltest.ELF(elf.EM_X86_64, entryNote))
 	old := kerneltest.BootImage(good)
