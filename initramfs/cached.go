@@ -100,8 +100,8 @@ func store(path string, image []byte, manifest Manifest) error {
 	return nil
 }
 
-// prune removes all but the newest files of dir with a suffix, their manifests, and leftovers of dead
-// builds. A file that another process has removed is not an error.
+// prune removes all but the newest files of dir with a suffix, their manifests, and leftovers of
+// dead builds. A file that another process has removed is not an error.
 func prune(dir, suffix string, keep int) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

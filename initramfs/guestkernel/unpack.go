@@ -71,7 +71,7 @@ func payload(image []byte) ([]byte, error) {
 	return image[from:to], nil
 }
 
-// unpackZstd unpacks a frame behind which the build has put the size of its content.
+// unpackZstd unpacks a frame that is followed by the size of its content.
 func unpackZstd(packed []byte) ([]byte, error) {
 	const sizeLen = 4
 	if len(packed) < sizeLen {

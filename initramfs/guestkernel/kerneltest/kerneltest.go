@@ -1,4 +1,4 @@
-// Package kerneltest makes kernels for tests that are not to be booted.
+// Package kerneltest makes synthetic kernels for tests.
 package kerneltest
 
 import (
