@@ -171,10 +171,27 @@ func (p *Process) Kill() {
 		if err := unix.Kill(p.Task.PID, unix.SIGKILL); err != nil {
 			p.t.Error(err)
 		}
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 {
-			p.t.Errorf("process %d does not end when it is killed (%v):\n%s", p.Task.PID, err, busy())
+		if err := p.ended(patience); err != nil {
+			p.t.Errorf("process %d does not end when it is killed: %v\n%s", p.Task.PID, err, busy())
 		}
 	})
+}
+
+// ended waits until the process has ended.
+func (p *Process) ended(d time.Duration) error {
+	for deadline := time.Now().Add(d); ; {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("it runs after %v", d)
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.Task.Process.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if n == 1 {
+			return nil
+		}
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 // busy describes what keeps Linux busy: threads that do not sleep, with the CPU that they are on,
