@@ -64,6 +64,7 @@ func soon() error {
 type task struct {
 	sched.Task
 	threads   map[int]*thread // nil while the core is not shared
+	ended     map[int]bool    // threads that have ended, and that proc(5) may still list
 	processes map[int]bool
 	spent     time.Duration // processor time at the last reading
 	blocked   bool          // as last reported to the decision
@@ -91,10 +92,18 @@ func (x *thread) is(blocked bool, time id.Time) {
 }
 
 // find looks for the threads of the task and of the processes that it has made.
-func (t *task) find() {
-	known := t.threads
-	t.threads, t.processes = make(map[int]*thread), make(map[int]bool)
-	for _, found := range sched.Threads(t.PID) {
+func (t *task) find() { t.list(sched.Threads(t.PID)) }
+
+// list takes the threads that proc(5) lists. It lists a thread for some time after the record of
+// its end, as one that runs, and nothing would report that this one has stopped.
+func (t *task) list(all []sched.Thread) {
+	known, ended := t.threads, t.ended
+	t.threads, t.processes, t.ended = make(map[int]*thread), make(map[int]bool), make(map[int]bool)
+	for _, found := range all {
+		if ended[found.ID] {
+			t.ended[found.ID] = true
+			continue
+		}
 		x := &thread{process: found.Process, level: unknown, since: now(), blocked: sleeps(found)}
 		if was := known[found.ID]; was != nil && was.process == x.process {
 			x.level, x.number = was.level, was.number
@@ -150,18 +159,24 @@ func (t *task) note(r record) (incomplete bool) {
 			x.number = r.number
 		}
 	case begun:
+		delete(t.ended, r.tid)
 		t.threads[r.tid] = &thread{process: r.pid, level: inherited, since: r.time}
 		t.processes[r.pid] = true
 	case ended:
 		if t.threads[r.tid] != nil {
 			delete(t.threads, r.tid)
 			t.forget(r.pid)
+			t.ended[r.tid] = true
+			incomplete = len(t.ended) > manyEnded // a list leaves only a few
 		}
 	case lost:
 		incomplete = true
 	}
 	return incomplete
 }
+
+// manyEnded is how many threads may end before the threads are listed again.
+const manyEnded = 1000
 
 // forget notes the end of a process when none of its threads is left.
 func (t *task) forget(pid int) {

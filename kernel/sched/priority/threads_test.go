@@ -5,8 +5,10 @@ package priority
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 
@@ -89,5 +91,43 @@ func TestWokenUnseen(t *testing.T) {
 				t.Errorf("it waits: %v; it has to be looked for: %v", got, shared.stale)
 			}
 		})
+	}
+}
+
+// A thread that has ended does not come back while proc(5) still lists it. Another one may have its
+// number later.
+func TestEnded(t *testing.T) {
+	const first, second, process = 1 << 28, 1<<28 + 1, 1 << 28 // of no real thread, so it seems to run
+	both := []sched.Thread{{Process: process, ID: first}, {Process: process, ID: second}}
+	x := new(task)
+	running := func(want ...int) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(x.threads)); !slices.Equal(got, want) || x.waiting() != (len(want) == 0) {
+			t.Errorf("threads %v, waiting: %v; want %v", got, x.waiting(), want)
+		}
+	}
+	x.list(both)
+	running(first, second)
+	x.note(record{what: ended, pid: process, tid: second})
+	x.list(both)
+	running(first)
+	x.note(record{what: ended, pid: process, tid: first})
+	x.list(both)
+	running()
+	x.list(both[1:])
+	running()
+	x.list(both)
+	running(first)
+	x.note(record{what: begun, pid: process, ppid: process, tid: second})
+	x.list(both)
+	running(first, second)
+	for tid := range manyEnded {
+		x.note(record{what: begun, pid: process, ppid: process, tid: tid})
+		if x.note(record{what: ended, pid: process, tid: tid}) {
+			t.Fatalf("to be listed again after %d ends", tid)
+		}
+	}
+	if !x.note(record{what: ended, pid: process, tid: first}) {
+		t.Error("the ends of threads are kept for ever")
 	}
 }
