@@ -104,16 +104,26 @@ func (c *core) add(t *task) error {
 }
 
 func (c *core) remove(id sched.ID) {
+	if r := c.forget(id); r != nil {
+		r.close() // not under the lock: Linux waits for threads that are ending, and those for the core
+	}
+}
+
+// forget removes a task and returns its ring, nil if there is none.
+func (c *core) forget(id sched.ID) *ring {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.find(id)
 	if t == nil {
-		return
+		return nil
 	}
+	r := t.ring
+	t.ring = nil
 	c.check(c.release(t))
 	c.tasks = slices.DeleteFunc(c.tasks, func(other *task) bool { return other == t })
 	c.decision.Remove(now(), id)
 	c.update()
+	return r
 }
 
 func (c *core) setPolicies(policies []*sched.Policy) {
@@ -423,7 +433,7 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 	for _, t := range c.tasks {
 		if t.ring != nil {
 			t.ring.over = slices.ContainsFunc(fds, func(p unix.PollFd) bool { return p.Fd == t.ring.fd() && p.Revents&unix.POLLHUP != 0 })
-			t.ring.read(func(r record) { t.stale = t.note(r) || t.stale })
+			t.ring.read(func(r record) { c.follow(t, r) })
 		}
 		if t.stale || c.stops && !t.held {
 			t.stale = false
@@ -443,6 +453,15 @@ func (c *core) hear() {
 	}
 }
 
+// follow processes a record of a task. After the record of its end a thread needs the core once
+// more, and no task would be given a turn for it.
+func (c *core) follow(t *task, r record) {
+	t.stale = t.note(r) || t.stale
+	if r.what == ended && t.ended[r.tid] {
+		c.check(set(r.tid, waking))
+	}
+}
+
 // note processes an event of a tracepoint, for any thread.
 func (c *core) note(r record) {
 	if r.what == woken {
@@ -451,7 +470,7 @@ func (c *core) note(r record) {
 	}
 	for _, t := range c.tasks {
 		if r.what != begun || t.processes[r.ppid] {
-			t.stale = t.note(r) || t.stale
+			c.follow(t, r)
 		}
 	}
 	// A thread that gets the CPU from another one may have woken while it was idle, which is not

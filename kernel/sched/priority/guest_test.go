@@ -15,6 +15,8 @@ import (
 	"margay/ext/sched/messagefirst"
 	"margay/ext/sched/roundrobin"
 	"margay/ext/sched/weighted"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
 	"margay/nimble/engine/list"
@@ -152,6 +154,40 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 		if time.Now().After(deadline) {
 			t.Fatalf("core %+v", c.describe())
 		}
+	}
+}
+
+// A killed process ends although others compute, and it is not taken for one that runs.
+func TestKilled(t *testing.T) {
+	for name, without := range map[string]bool{"tracepoints": false, "records": true} {
+		t.Run(name, func(t *testing.T) {
+			e := Open(t.Logf)
+			defer e.Close()
+			if without {
+				e.points = nil
+			}
+			start := func(rank id.Rank) *schedtest.Process {
+				p := schedtest.Start(t, schedtest.SpinThreads, 1)
+				p.Task.ID, p.Task.Core = sched.ID{Job: 7, Rank: rank}, 1
+				if err := e.Add(p.Task); err != nil {
+					t.Fatal(err)
+				}
+				return p
+			}
+			start(0)
+			start(1) // one alone would compute without a priority
+			for rank := range id.Rank(6) {
+				p := start(rank + 2)
+				p.Kill()
+				c := e.of(p.Task.ID)
+				for deadline := time.Now().Add(2 * time.Minute); c.describe().Tasks[2].State != slot.Blocked; time.Sleep(time.Millisecond) {
+					if time.Now().After(deadline) {
+						t.Fatalf("core %+v", c.describe())
+					}
+				}
+				e.Remove(p.Task.ID)
+			}
+		})
 	}
 }
 
