@@ -104,13 +104,13 @@ func (c *core) add(t *task) error {
 }
 
 func (c *core) remove(id sched.ID) {
-	if r := c.forget(id); r != nil {
-		r.close() // not under the lock: Linux waits for threads that are ending, and those for the core
+	if r := c.drop(id); r != nil {
+		r.close() // without the lock: Linux waits for threads that are ending, which wait for the core
 	}
 }
 
-// forget removes a task and returns its ring, nil if there is none.
-func (c *core) forget(id sched.ID) *ring {
+// drop removes a task and returns its ring, nil if there is none.
+func (c *core) drop(id sched.ID) *ring {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.find(id)
