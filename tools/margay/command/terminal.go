@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"margay/tools/margay/show"
 )
@@ -23,10 +24,7 @@ type foregroundReader struct{ terminal *os.File }
 // background.
 func Foreground(r io.Reader) io.Reader {
 	f, ok := show.FileOf(r)
-	if !ok {
-		return r
-	}
-	if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
+	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return r
 	}
 	signal.Ignore(unix.SIGTTIN) // a read in the background fails with EIO then

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"margay/cluster/client"
 	"margay/cluster/control"
@@ -69,11 +70,11 @@ func (s *screen) background() bool {
 
 // size returns the terminal's, or a usual one when it does not know.
 func (s *screen) size() (columns, lines int) {
-	w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ)
-	if err != nil || w.Col == 0 || w.Row == 0 {
+	columns, lines, err := term.GetSize(int(s.out.Fd()))
+	if err != nil || columns == 0 || lines == 0 {
 		return 80, 24
 	}
-	return int(w.Col), int(w.Row)
+	return columns, lines
 }
 
 // draw shows lines, those from top on below the first, each from the column left on; the last line
