@@ -702,9 +702,9 @@ static int sleep_until(int64_t deadline)
 
 /* wait_until handles messages until done(n) is true; n is the number handled. It fails after the
  * deadline. */
-static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout)
+static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
-	int64_t deadline = timeout < 0 ? -1 : now_ms() + timeout;
+	int64_t deadline = timeout_ms < 0 ? -1 : now_ms() + timeout_ms;
 	_Atomic uint32_t *waiting = word32(WIRE_RECEIVE_CONTROL + WIRE_CONSUMER_WAITING);
 	int n = 0, was = mask(), there = 1, rung = 1;
 	for (;;) {
@@ -712,7 +712,7 @@ static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeou
 		if (done(n, arg))
 			break;
 		if (!rung) {
-			n = there ? fail("nothing came in %d ms", timeout) : fail("the node kernel is gone");
+			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone");
 			break;
 		}
 		there = hush();
@@ -735,11 +735,11 @@ static int some_came(int n, uint64_t arg)
 	return n > 0;
 }
 
-int margay_wait(int timeout)
+int margay_wait(int timeout_ms)
 {
 	if (no_job() != 0)
 		return -1;
-	int n = wait_until(some_came, 0, timeout);
+	int n = wait_until(some_came, 0, timeout_ms);
 	return n < 0 ? 0 : n;
 }
 
@@ -756,12 +756,12 @@ static int is_done(int n, uint64_t arg)
 	return c->done(c->data);
 }
 
-int margay_wait_for(int (*done)(void *data), void *data, int timeout)
+int margay_wait_for(int (*done)(void *data), void *data, int timeout_ms)
 {
 	struct condition c = {done, data};
 	if (no_job() != 0)
 		return -1;
-	return wait_until(is_done, (uintptr_t)&c, timeout) < 0 ? -1 : 0;
+	return wait_until(is_done, (uintptr_t)&c, timeout_ms) < 0 ? -1 : 0;
 }
 
 static int is_released(int n, uint64_t number)
@@ -770,7 +770,7 @@ static int is_released(int n, uint64_t number)
 	return atomic_load(word64(WIRE_RELEASED)) >= number;
 }
 
-int margay_barrier(int timeout)
+int margay_barrier(int timeout_ms)
 {
 	if (no_job() != 0)
 		return -1;
@@ -778,15 +778,15 @@ int margay_barrier(int timeout)
 	/* The node kernel polls for it when awake, and must be woken when asleep. */
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
-	if (wait_until(is_released, number, timeout) < 0)
+	if (wait_until(is_released, number, timeout_ms) < 0)
 		return -1;
 	margay_poll(); /* messages that arrived since the last poll */
 	return 0;
 }
 
-int margay_finalize(int timeout)
+int margay_finalize(int timeout_ms)
 {
-	if (margay_barrier(timeout) != 0 || margay_upcalls(0) != 0)
+	if (margay_barrier(timeout_ms) != 0 || margay_upcalls(0) != 0)
 		return -1;
 	self.finalized = 1;
 	return 0;

@@ -42,7 +42,7 @@ int margay_init(void);
  * 0, no handler runs, and functions that send, receive, wait or request fail. The process may
  * continue: margay_error, the functions that return its place, and mapped memory work as before. If
  * it fails, the job is not finalized. */
-int margay_finalize(int timeout);
+int margay_finalize(int timeout_ms);
 
 /* margay_error returns a description of the last error. */
 const char *margay_error(void);
@@ -89,17 +89,17 @@ int margay_poll(void);
 
 /* margay_wait_for handles messages until done(data) returns true. It calls done first, and again
  * after messages have been handled, never during a handler. It returns -1 after the timeout. */
-int margay_wait_for(int (*done)(void *data), void *data, int timeout);
+int margay_wait_for(int (*done)(void *data), void *data, int timeout_ms);
 
 /* margay_wait waits until it has handled messages and returns their number, 0 after the timeout.
  * Messages handled before, in margay_barrier, in margay_send or as upcalls, do not count: use
  * margay_wait_for to wait for a certain message. */
-int margay_wait(int timeout);
+int margay_wait(int timeout_ms);
 
 /* margay_barrier handles messages until every rank of the job has called it as often as this one.
  * When it returns 0, all messages that any rank sent to this one before entering the barrier have
  * been handled. It fails after the timeout; the job can then no longer use barriers. */
-int margay_barrier(int timeout);
+int margay_barrier(int timeout_ms);
 
 /* Upcalls: messages with the verdict MARGAY_UPCALL.
  *

@@ -4,7 +4,11 @@
 // One table (table.go) declares each instruction: opcode byte, mnemonic, operand form, the field
 // that distinguishes it from others of the same opcode, conformance group and section. The decoder,
 // the printer, the parser and the validity of fields derive from it, so that an instruction exists
-// in exactly one place.
+// in exactly one place:
+//
+//	table + forms -> bounds (for errors) -> ranges     Check
+//	table -> byCode (for Op) -> usual (its first row)   Check
+//	table -> byName                                     Named, Parse
 //
 // A program is a slice of Instructions indexed by slot, a slot being 8 bytes.
 // Jump distances, program counters and every index in an error count slots. A
