@@ -29,7 +29,7 @@ func (d Duties) cores(all []hardware.Core) (compute []hardware.Core, message *ha
 	if d.Message {
 		last := len(compute) - 1
 		if last < 1 {
-			return nil, nil, fmt.Errorf("a core for messages: %w: it has one application core, which would be that; with --all on core 0 could compute",
+			return nil, nil, fmt.Errorf("a core for messages: %w: it has only one application core; --all on gives applications core 0 as well",
 				ErrLacks)
 		}
 		message, compute = &compute[last], compute[:last]

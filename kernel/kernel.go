@@ -155,7 +155,7 @@ func New(c Config) (*Node, error) {
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
 	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
-		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("what its cores were to do: %v", err))
+		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("the core roles of its configuration: %v", err))
 	}
 	return n, nil
 }
@@ -518,7 +518,7 @@ func (n *Node) Finish(number id.Job) error {
 	return j.container.Finish()
 }
 
-// Rewind has everything of a job told again that was not acknowledged.
+// Rewind resends every unacknowledged record of a job.
 func (n *Node) Rewind(number id.Job) error {
 	j, err := n.get(number)
 	if err != nil {

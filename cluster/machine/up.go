@@ -263,7 +263,7 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 					up[n.Node] = true
 					boot := ""
 					if n.Boots > 1 {
-						boot = fmt.Sprintf(" at the %d. boot", n.Boots)
+						boot = fmt.Sprintf(" on boot %d", n.Boots)
 					}
 					o.Told("node%d is up%s after %.1f s (%d of %d)", n.Node, boot, time.Since(started).Seconds(), len(up), len(nodes.Nodes))
 				}

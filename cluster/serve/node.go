@@ -373,7 +373,7 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 	}
 	n.heard = time.Now()
 	if n.health == control.NodeHealth_NODE_LATE && n.owes == 0 {
-		n.deeds.Printf("node%d is heard again", n.number)
+		n.deeds.Printf("node%d is reachable again", n.number)
 		s.catchUp(n)
 		s.ready(n)
 	}

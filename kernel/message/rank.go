@@ -80,7 +80,7 @@ type waiting struct {
 	since   id.Time
 }
 
-// takesPart reports whether the rank uses messages, or has ended, which is another matter.
+// takesPart reports whether the rank uses messages or has ended.
 func (r *rank) takesPart() bool {
 	select {
 	case <-r.ending:

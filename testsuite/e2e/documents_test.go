@@ -48,7 +48,7 @@ const readersMargay = `margay() {
 `
 
 // nodeStartedAgain matches the lines of margay machine up about a virtual node that was restarted, which docs/operating.md allows.
-var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*started once more.*\n| at the \d\. boot`)
+var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*started once more.*\n| on boot \d`)
 
 func readPage(t *testing.T, substrate, page string) {
 	text, err := os.ReadFile(filepath.Join("../..", page))
