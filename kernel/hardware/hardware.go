@@ -40,12 +40,10 @@ func Own() ([]Core, error) {
 	return cores, nil
 }
 
-// Slots returns the cores of a hosted node: one for the system and n for applications, dealt out
-// over the CPUs that this process may use, beginning after the first skip of them. They are shared
-// with whatever else runs there.
-func Slots(n, skip int) ([]Core, error) {
+// Allowed returns the CPUs that a thread may use, in their order; 0 is the calling thread.
+func Allowed(thread int) ([]id.CPU, error) {
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
+	if err := unix.SchedGetaffinity(thread, &set); err != nil {
 		return nil, fmt.Errorf("hardware: allowed CPUs: %w", err)
 	}
 	var allowed []id.CPU
@@ -53,6 +51,17 @@ func Slots(n, skip int) ([]Core, error) {
 		if set.IsSet(cpu) {
 			allowed = append(allowed, id.CPU(cpu))
 		}
+	}
+	return allowed, nil
+}
+
+// Slots returns the cores of a hosted node: one for the system and n for applications, dealt out
+// over the CPUs that this process may use, beginning after the first skip of them. They are shared
+// with whatever else runs there.
+func Slots(n, skip int) ([]Core, error) {
+	allowed, err := Allowed(0)
+	if err != nil {
+		return nil, err
 	}
 	cores := make([]Core, n+1)
 	for i := range cores {

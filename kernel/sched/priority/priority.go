@@ -41,8 +41,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/hardware"
@@ -78,9 +76,9 @@ func Open(log func(format string, args ...any)) *Enforcer {
 
 // askEvents finds out whether and how context switches can be seen.
 func (e *Enforcer) askEvents() {
-	cpus := allowedCPUs()
-	if len(cpus) == 0 {
-		e.deaf = errors.New("no CPU is known")
+	cpus, err := hardware.Allowed(os.Getpid())
+	if err != nil {
+		e.deaf = err
 		return
 	}
 	points, err := findTracepoints()
@@ -245,21 +243,6 @@ func (e *Enforcer) Close() error {
 	return errors.Join(append(errs, closeAll(e.asked))...)
 }
 
-// allowedCPUs are those that this process may use.
-func allowedCPUs() []id.CPU {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(os.Getpid(), &set); err != nil {
-		return nil
-	}
-	var cpus []id.CPU
-	for cpu := range 64 * len(set) {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, id.CPU(cpu))
-		}
-	}
-	return cpus
-}
-
 // take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does
 // there would wait for its turn, and all of it for that. It reports false when the node kernel
 // would have no CPU left.
@@ -267,7 +250,7 @@ func (e *Enforcer) take(cpu id.CPU) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.taken) == 0 {
-		e.allowed = allowedCPUs()
+		e.allowed, _ = hardware.Allowed(os.Getpid()) // if it is not known, no CPU is left
 	}
 	e.taken[cpu]++
 	if len(e.left()) == 0 {
