@@ -127,6 +127,9 @@ func newRig(t *testing.T) *rig {
 		for _, line := range r.said {
 			t.Log("log: ", line)
 		}
+		for _, err := range r.faults {
+			t.Log("fault: ", err)
+		}
 	})
 	return r
 }
