@@ -14,7 +14,7 @@ const keptContents = "contents"
 
 // Bounds of the files that a node keeps for later jobs.
 const (
-	contentShare = 32      // which part of the memory for jobs they may take
+	contentShare = 16      // which part of the memory for jobs they may take
 	mostContent  = 1 << 30 // bytes
 )
 

@@ -66,8 +66,8 @@ func NewDisk(budget int64) (*os.File, error) {
 		return nil, fmt.Errorf("content: open a RAM disk: %w", err)
 	}
 	defer unix.Close(fd)
-	// A file that is added has its room before the store gives up others for it.
-	for key, value := range map[string]string{"size": fmt.Sprint(budget + budget/2 + page), "mode": "700"} {
+	// Jobs may still have files open that the store has given up.
+	for key, value := range map[string]string{"size": fmt.Sprint(2*budget + page), "mode": "700"} {
 		if err := unix.FsconfigSetString(fd, key, value); err != nil {
 			return nil, fmt.Errorf("content: set %s of a RAM disk to %s: %w", key, value, err)
 		}
@@ -83,7 +83,7 @@ func NewDisk(budget int64) (*os.File, error) {
 }
 
 // New makes the store of a folder, which holds what an earlier store of it has left. The folder is
-// the store's from then on. No file may be larger than half of the budget, in bytes.
+// the store's from then on. The budget is in bytes.
 func New(root *os.File, budget int64) (*Store, error) {
 	s := &Store{root: root, budget: budget, files: make(map[archive.Digest]*file)}
 	fd, err := unix.Openat(int(root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -201,7 +201,7 @@ func (s *Store) check(from *os.File) (size int64, err error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG || system.Type != unix.TMPFS_MAGIC:
 		return 0, fmt.Errorf("%w: a file that is not a regular one in a RAM disk", ErrRefused)
-	case st.Size > s.budget/2:
+	case pages(st.Size) > s.budget:
 		return 0, fmt.Errorf("%w: a file of %d bytes in a store of %d", ErrRefused, st.Size, s.budget)
 	}
 	return st.Size, nil

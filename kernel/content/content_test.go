@@ -95,11 +95,11 @@ func TestModel(t *testing.T) {
 	}
 	for range 2000 {
 		number := random.IntN(40)
-		content := data(number, 1+number*1000)
+		content := data(number, 1+number*2000)
 		switch at := find(content); random.IntN(8) {
 		case 0, 1, 2:
 			err := s.Add(digestOf(content), inMemory(t, content))
-			if len(content) > budget/2 {
+			if len(content) > budget {
 				if !errors.Is(err, ErrRefused) {
 					t.Fatalf("%d bytes: %v", len(content), err)
 				}
@@ -115,7 +115,7 @@ func TestModel(t *testing.T) {
 				model = append([]known{{content, pages(int64(len(content)))}}, model...)
 			}
 		case 3: // under a wrong name
-			if at >= 0 || len(content) > budget/2 {
+			if at >= 0 || len(content) > budget {
 				continue
 			}
 			wrong := inMemory(t, append(data(number, len(content)-1), 0xff))
@@ -213,7 +213,7 @@ func TestRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer zero.Close()
-	for name, f := range map[string]*os.File{"a folder": folder, "a pipe": r, "a device": zero, "a large file": inMemory(t, data(1, budget))} {
+	for name, f := range map[string]*os.File{"a folder": folder, "a pipe": r, "a device": zero, "a large file": inMemory(t, data(1, budget+1))} {
 		if err := s.Add(digestOf(nil), f); !errors.Is(err, ErrRefused) {
 			t.Errorf("%s: %v", name, err)
 		}
