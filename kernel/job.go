@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
@@ -29,9 +30,10 @@ type JobSpec struct {
 	Members []Member // the nodes of the job, in the order of its tree
 	Stdin   StdinMode
 
-	Files  int64 // bytes that the job's files need
-	Memory int64 // bytes for the job on this node; 0: the share of its cores
-	Pids   int   // processes and threads on this node; 0: DefaultPids
+	Files    int64            // bytes that the job's files need
+	Contents []archive.Digest `json:"-"` // of some of them, which the node may have already
+	Memory   int64            // bytes for the job on this node; 0: the share of its cores
+	Pids     int              // processes and threads on this node; 0: DefaultPids
 
 	HugePages bool `json:",omitempty"` // memory in huge pages, without that the program asks for them
 
@@ -109,8 +111,16 @@ func (n *Node) newJob() *job {
 	return &job{node: n, running: make(map[id.Rank]bool), tasks: make(map[id.Rank]process), ready: make(chan struct{})}
 }
 
-// Prepare makes an empty place for a job's ranks on this node. It refuses cores that are taken and files that do not fit.
-func (n *Node) Prepare(ctx context.Context, s JobSpec) error {
+// Prepare makes a place for a job's ranks on this node. It refuses cores that are taken and files that do not fit. It returns which of
+// the job's contents the node lacks, as indexes; the others need no data in the job's archive.
+func (n *Node) Prepare(ctx context.Context, s JobSpec) (lacking []int, err error) {
+	if err := n.prepare(ctx, s); err != nil {
+		return nil, err
+	}
+	return n.giveContents(s)
+}
+
+func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 	t, err := n.taskSpec(s)
 	if err != nil {
 		return fmt.Errorf("job %d: %w", s.Job, err)

@@ -27,6 +27,7 @@ import (
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/cgroup"
+	"margay/kernel/content"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/hardware"
@@ -101,7 +102,8 @@ type Node struct {
 	messages   *message.Engine
 	extensions *extension.Manager
 	recorder   *record.Recorder
-	booted     bool // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
+	contents   atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
+	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties
@@ -240,6 +242,7 @@ func (n *Node) findMemory() error {
 	}
 	free, err := hardware.FreeMemory()
 	n.info.Memory = forJobs(free)
+	n.info.Memory -= contentBudget(n.info.Memory)
 	return err
 }
 
@@ -335,6 +338,7 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 	}
 	var own []*keep.Item // extensions of the machine itself
 	var memory int64     // that the first node kernel found
+	var contents *os.File
 	for {
 		n.config.Link.SetDeadline(time.Now().Add(adoptTimeout)) // anew for each, which may take long
 		m, err := n.config.Link.Recv()
@@ -352,7 +356,11 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			for _, item := range own {
 				item.CloseFiles()
 			}
-			return listener, n.settleMemory(memory)
+			if err := n.settleMemory(memory); err != nil {
+				return listener, err
+			}
+			n.openContents(contents)
+			return listener, nil
 		case item == nil:
 			m.CloseFiles()
 		case item.Name == keptListener && len(item.Files) == 1:
@@ -363,6 +371,8 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			if err := json.Unmarshal(item.Words, &memory); err != nil {
 				n.config.Log("%s: %v", item.Name, err)
 			}
+		case item.Name == keptContents && len(item.Files) == 1:
+			contents = item.Files[0]
 		case item.Name == keptDuties:
 			if err := n.adoptDuties(item); err != nil {
 				n.config.Log("%v", err)

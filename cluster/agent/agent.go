@@ -97,7 +97,7 @@ type Kernel interface {
 	Info() kernel.Info
 	Jobs() []kernel.JobInfo
 
-	Prepare(context.Context, kernel.JobSpec) error
+	Prepare(context.Context, kernel.JobSpec) (lacking []int, err error)
 	Load(ctx context.Context, job id.Job, files io.Reader) error
 	Start(ctx context.Context, job id.Job) error
 	Signal(job id.Job, rank int, sig syscall.Signal) error

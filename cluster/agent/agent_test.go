@@ -110,11 +110,17 @@ func (k *playedKernel) Jobs() []kernel.JobInfo {
 func (k *playedKernel) Join(fabric.Transport) {}
 func (k *playedKernel) Broken(id.Node)        {}
 
-func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) error {
-	if k.prepare != nil {
-		return k.prepare(s)
+// Prepare says that the node has one content, the first.
+func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) (lacking []int, err error) {
+	for i := range s.Contents {
+		if i > 0 {
+			lacking = append(lacking, i)
+		}
 	}
-	return k.note("prepare %d", s.Job)
+	if k.prepare != nil {
+		return lacking, k.prepare(s)
+	}
+	return lacking, k.note("prepare %d", s.Job)
 }
 
 // Load takes the files as they are, unless the test has them treated otherwise.

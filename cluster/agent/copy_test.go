@@ -79,7 +79,7 @@ func prepare(t *testing.T, all []*member) {
 		p.Members = append(p.Members, &control.Member{Node: uint32(i), Address: b.listener.Addr().String()})
 	}
 	for _, b := range all {
-		if err := b.prepare(t.Context(), p); err != nil {
+		if _, err := b.prepare(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
 	}

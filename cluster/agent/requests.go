@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 	"margay/kernel"
+	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
@@ -27,7 +29,7 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 	switch m := f.Message().(type) {
 	case *control.Prepare:
 		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
-			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.prepare(ctx, m) })
+			a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.prepare(ctx, m) })
 		})
 	case *control.Start:
 		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
@@ -125,13 +127,17 @@ func (a *Agent) ignore(err error) {
 }
 
 func (a *Agent) answer(ctx context.Context, conn *control.Conn, f *control.Frame, do func(context.Context) error) {
+	a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return &control.Done{}, do(ctx) })
+}
+
+func (a *Agent) answerWith(ctx context.Context, conn *control.Conn, f *control.Frame, do func(context.Context) (proto.Message, error)) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if err := do(ctx); err != nil {
-		conn.Answer(f, a.failure(err), nil)
-		return
+	answer, err := do(ctx)
+	if err != nil {
+		answer = a.failure(err)
 	}
-	conn.Answer(f, &control.Done{}, nil)
+	conn.Answer(f, answer, nil)
 }
 
 func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) {
@@ -180,16 +186,20 @@ func (a *Agent) failure(err error) *control.Error {
 	return out
 }
 
-func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
+func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepared, error) {
 	if m.Spec == nil {
-		return control.Failf(control.Code_CODE_BAD_REQUEST, "Prepare without a job")
+		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "Prepare without a job")
+	}
+	contents, err := digests(m.Exec.GetContents())
+	if err != nil {
+		return nil, err
 	}
 	s := kernel.JobSpec{
 		Exec: task.Exec{
 			Path: string(m.Spec.Path), Dir: string(m.Spec.Dir), Argv: stringsOf(m.Exec.GetArgv()), Env: stringsOf(m.Exec.GetEnv()),
 		},
 		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
-		Files: m.Spec.RamDisk, Memory: m.Spec.Memory,
+		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
@@ -203,11 +213,31 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})
 		a.transport.Meet(id.Node(member.Node), member.Address)
 	}
-	if err := a.node.Prepare(ctx, s); err != nil {
-		return err
+	lacking, err := a.node.Prepare(ctx, s)
+	if err != nil {
+		return nil, err
 	}
 	a.startCopy(s)
-	return nil
+	answer := new(control.Prepared)
+	for _, i := range lacking {
+		answer.Lacking = append(answer.Lacking, uint32(i))
+	}
+	return answer, nil
+}
+
+// digests reads the digests of contents.
+func digests(list [][]byte) ([]archive.Digest, error) {
+	if len(list) > archive.MaxContents {
+		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%d contents are named by their digests, at most %d can be", len(list), archive.MaxContents)
+	}
+	digests := make([]archive.Digest, len(list))
+	for i, b := range list {
+		var err error
+		if digests[i], err = archive.FromBytes(b); err != nil {
+			return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%v", err)
+		}
+	}
+	return digests, nil
 }
 
 func stringsOf(list [][]byte) []string {

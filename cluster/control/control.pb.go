@@ -447,6 +447,7 @@ type Frame struct {
 	//	*Frame_Rewind
 	//	*Frame_Finish
 	//	*Frame_Forgotten
+	//	*Frame_Prepared
 	//	*Frame_FileChunk
 	//	*Frame_Record
 	//	*Frame_Ack
@@ -682,6 +683,15 @@ func (x *Frame) GetForgotten() *Forgotten {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_Forgotten); ok {
 			return x.Forgotten
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetPrepared() *Prepared {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Prepared); ok {
+			return x.Prepared
 		}
 	}
 	return nil
@@ -1116,6 +1126,10 @@ type Frame_Forgotten struct {
 	Forgotten *Forgotten `protobuf:"bytes,31,opt,name=forgotten,proto3,oneof"`
 }
 
+type Frame_Prepared struct {
+	Prepared *Prepared `protobuf:"bytes,32,opt,name=prepared,proto3,oneof"`
+}
+
 type Frame_FileChunk struct {
 	// The traffic of a running job, between nodes, serve and the job's client.
 	FileChunk *FileChunk `protobuf:"bytes,40,opt,name=file_chunk,json=fileChunk,proto3,oneof"`
@@ -1312,6 +1326,8 @@ func (*Frame_Rewind) isFrame_Body() {}
 func (*Frame_Finish) isFrame_Body() {}
 
 func (*Frame_Forgotten) isFrame_Body() {}
+
+func (*Frame_Prepared) isFrame_Body() {}
 
 func (*Frame_FileChunk) isFrame_Body() {}
 
@@ -2430,6 +2446,7 @@ type Exec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Argv          [][]byte               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
 	Env           [][]byte               `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"`
+	Contents      [][]byte               `protobuf:"bytes,3,rep,name=contents,proto3" json:"contents,omitempty"` // SHA-256 digests of files of the job, which nodes may have already
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2478,6 +2495,58 @@ func (x *Exec) GetEnv() [][]byte {
 	return nil
 }
 
+func (x *Exec) GetContents() [][]byte {
+	if x != nil {
+		return x.Contents
+	}
+	return nil
+}
+
+// Prepared is a node's answer to Prepare.
+type Prepared struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lacking       []uint32               `protobuf:"varint,1,rep,packed,name=lacking,proto3" json:"lacking,omitempty"` // indexes of the contents that the node lacks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prepared) Reset() {
+	*x = Prepared{}
+	mi := &file_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prepared) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prepared) ProtoMessage() {}
+
+func (x *Prepared) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
+func (*Prepared) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Prepared) GetLacking() []uint32 {
+	if x != nil {
+		return x.Lacking
+	}
+	return nil
+}
+
 type Place struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -2490,7 +2559,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2571,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2584,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -2556,7 +2625,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2637,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2650,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -2608,7 +2677,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2689,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2702,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -2653,7 +2722,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2734,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2747,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -2697,7 +2766,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2778,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2791,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -2745,7 +2814,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2826,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2839,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -2812,7 +2881,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +2893,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2906,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -2865,7 +2934,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +2946,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +2959,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -2917,7 +2986,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +2998,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3011,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -2962,7 +3031,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3043,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3056,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3009,7 +3078,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3090,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3103,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3069,7 +3138,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3150,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3163,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -3130,7 +3199,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3211,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3224,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3241,7 +3310,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3322,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3335,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3319,7 +3388,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3331,7 +3400,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3344,7 +3413,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3401,7 +3470,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3413,7 +3482,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3426,7 +3495,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3464,7 +3533,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3545,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3558,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -3538,7 +3607,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3550,7 +3619,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3563,7 +3632,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -3599,7 +3668,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3680,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3693,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -3659,7 +3728,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3740,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3753,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -3705,13 +3774,14 @@ type RunReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Places        []*Place               `protobuf:"bytes,2,rep,name=places,proto3" json:"places,omitempty"`
+	Lacking       []uint32               `protobuf:"varint,3,rep,packed,name=lacking,proto3" json:"lacking,omitempty"` // indexes of the contents (Exec) that some node lacks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +3793,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +3806,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -3753,6 +3823,13 @@ func (x *RunReply) GetPlaces() []*Place {
 	return nil
 }
 
+func (x *RunReply) GetLacking() []uint32 {
+	if x != nil {
+		return x.Lacking
+	}
+	return nil
+}
+
 // Attach makes the connection the job's client: it gets the unacknowledged records and the later ones. Answer: JobState.
 type Attach struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3764,7 +3841,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3853,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3866,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -3816,7 +3893,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3905,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3918,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -3861,7 +3938,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3873,7 +3950,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3886,7 +3963,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -3919,7 +3996,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4008,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4021,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4009,7 +4086,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4098,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4111,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4080,7 +4157,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4092,7 +4169,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4105,7 +4182,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 type Nodes struct {
@@ -4117,7 +4194,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4206,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4219,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4171,7 +4248,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4260,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4273,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4287,7 +4364,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4376,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4389,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -4346,7 +4423,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4358,7 +4435,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4371,7 +4448,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -4398,7 +4475,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4410,7 +4487,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4423,7 +4500,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -4454,7 +4531,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4543,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4556,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -4540,7 +4617,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4552,7 +4629,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4565,7 +4642,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -4691,7 +4768,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4703,7 +4780,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4716,7 +4793,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -4795,7 +4872,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4807,7 +4884,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4820,7 +4897,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -4862,7 +4939,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4874,7 +4951,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4887,7 +4964,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -4913,7 +4990,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4925,7 +5002,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4938,7 +5015,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -4961,7 +5038,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4973,7 +5050,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5063,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5034,7 +5111,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5046,7 +5123,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5059,7 +5136,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5084,7 +5161,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5096,7 +5173,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5109,7 +5186,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 type MachineStatus struct {
@@ -5131,7 +5208,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5143,7 +5220,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5156,7 +5233,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -5246,7 +5323,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5335,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5348,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -5290,7 +5367,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5302,7 +5379,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5315,7 +5392,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -5350,7 +5427,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5362,7 +5439,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5375,7 +5452,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -5514,7 +5591,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5526,7 +5603,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5539,7 +5616,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -5602,7 +5679,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5614,7 +5691,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5627,7 +5704,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -5655,7 +5732,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5667,7 +5744,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5680,7 +5757,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -5706,7 +5783,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5718,7 +5795,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5731,7 +5808,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -5756,7 +5833,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5768,7 +5845,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5781,7 +5858,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -5846,7 +5923,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5858,7 +5935,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5871,7 +5948,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -5913,7 +5990,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5925,7 +6002,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5938,7 +6015,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -5970,7 +6047,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5982,7 +6059,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5995,7 +6072,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6056,7 +6133,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6068,7 +6145,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6081,7 +6158,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6150,7 +6227,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6162,7 +6239,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6175,7 +6252,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6194,7 +6271,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6206,7 +6283,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6219,7 +6296,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -6239,7 +6316,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6251,7 +6328,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6264,7 +6341,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -6284,7 +6361,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6296,7 +6373,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6309,7 +6386,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -6341,7 +6418,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6353,7 +6430,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6366,7 +6443,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -6425,7 +6502,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6437,7 +6514,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6450,7 +6527,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -6516,7 +6593,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6528,7 +6605,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6541,7 +6618,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -6648,7 +6725,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +6737,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +6750,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -6716,7 +6793,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6728,7 +6805,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6741,7 +6818,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -6775,7 +6852,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6787,7 +6864,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6800,7 +6877,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -6821,7 +6898,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6833,7 +6910,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6846,7 +6923,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -6869,7 +6946,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6881,7 +6958,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6894,7 +6971,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -6928,7 +7005,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6940,7 +7017,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6953,7 +7030,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -6967,7 +7044,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xb8\x19\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xf0\x19\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -6989,7 +7066,8 @@ const file_control_proto_rawDesc = "" +
 	"\tjob_fault\x18\x1c \x01(\v2\x18.margay.control.JobFaultH\x00R\bjobFault\x120\n" +
 	"\x06rewind\x18\x1d \x01(\v2\x16.margay.control.RewindH\x00R\x06rewind\x120\n" +
 	"\x06finish\x18\x1e \x01(\v2\x16.margay.control.FinishH\x00R\x06finish\x129\n" +
-	"\tforgotten\x18\x1f \x01(\v2\x19.margay.control.ForgottenH\x00R\tforgotten\x12:\n" +
+	"\tforgotten\x18\x1f \x01(\v2\x19.margay.control.ForgottenH\x00R\tforgotten\x126\n" +
+	"\bprepared\x18  \x01(\v2\x18.margay.control.PreparedH\x00R\bprepared\x12:\n" +
 	"\n" +
 	"file_chunk\x18( \x01(\v2\x19.margay.control.FileChunkH\x00R\tfileChunk\x120\n" +
 	"\x06record\x18) \x01(\v2\x16.margay.control.RecordH\x00R\x06record\x12'\n" +
@@ -7136,10 +7214,13 @@ const file_control_proto_rawDesc = "" +
 	"\awarning\x18\x1a \x01(\x05R\awarning\x12\x1d\n" +
 	"\n" +
 	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12\x17\n" +
-	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\",\n" +
+	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
-	"\x03env\x18\x02 \x03(\fR\x03env\"W\n" +
+	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
+	"\bcontents\x18\x03 \x03(\fR\bcontents\"$\n" +
+	"\bPrepared\x12\x18\n" +
+	"\alacking\x18\x01 \x03(\rR\alacking\"W\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -7224,10 +7305,11 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"RunRequest\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12(\n" +
-	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\"K\n" +
+	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\"e\n" +
 	"\bRunReply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12-\n" +
-	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\"2\n" +
+	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x12\x18\n" +
+	"\alacking\x18\x03 \x03(\rR\alacking\"2\n" +
 	"\x06Attach\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
 	"\x06output\x18\x02 \x01(\bR\x06output\"\"\n" +
@@ -7565,7 +7647,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -7588,74 +7670,75 @@ var file_control_proto_goTypes = []any{
 	(*Prepare)(nil),          // 18: margay.control.Prepare
 	(*JobSpec)(nil),          // 19: margay.control.JobSpec
 	(*Exec)(nil),             // 20: margay.control.Exec
-	(*Place)(nil),            // 21: margay.control.Place
-	(*Member)(nil),           // 22: margay.control.Member
-	(*Start)(nil),            // 23: margay.control.Start
-	(*Forget)(nil),           // 24: margay.control.Forget
-	(*Forgotten)(nil),        // 25: margay.control.Forgotten
-	(*Unkept)(nil),           // 26: margay.control.Unkept
-	(*Loaded)(nil),           // 27: margay.control.Loaded
-	(*JobFault)(nil),         // 28: margay.control.JobFault
-	(*Rewind)(nil),           // 29: margay.control.Rewind
-	(*Finish)(nil),           // 30: margay.control.Finish
-	(*FileChunk)(nil),        // 31: margay.control.FileChunk
-	(*FileTaken)(nil),        // 32: margay.control.FileTaken
-	(*Record)(nil),           // 33: margay.control.Record
-	(*ExitStatus)(nil),       // 34: margay.control.ExitStatus
-	(*Usage)(nil),            // 35: margay.control.Usage
-	(*Ack)(nil),              // 36: margay.control.Ack
-	(*Stdin)(nil),            // 37: margay.control.Stdin
-	(*StdinTaken)(nil),       // 38: margay.control.StdinTaken
-	(*Signal)(nil),           // 39: margay.control.Signal
-	(*RunRequest)(nil),       // 40: margay.control.RunRequest
-	(*RunReply)(nil),         // 41: margay.control.RunReply
-	(*Attach)(nil),           // 42: margay.control.Attach
-	(*RemoveOutput)(nil),     // 43: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 44: margay.control.OutputRemoved
-	(*JobState)(nil),         // 45: margay.control.JobState
-	(*RankState)(nil),        // 46: margay.control.RankState
-	(*ListNodes)(nil),        // 47: margay.control.ListNodes
-	(*Nodes)(nil),            // 48: margay.control.Nodes
-	(*NodeState)(nil),        // 49: margay.control.NodeState
-	(*CoreUse)(nil),          // 50: margay.control.CoreUse
-	(*ListJobs)(nil),         // 51: margay.control.ListJobs
-	(*Jobs)(nil),             // 52: margay.control.Jobs
-	(*WaitingJob)(nil),       // 53: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 54: margay.control.JobSummary
-	(*StoredJob)(nil),        // 55: margay.control.StoredJob
-	(*Kill)(nil),             // 56: margay.control.Kill
-	(*Noise)(nil),            // 57: margay.control.Noise
-	(*NoiseReport)(nil),      // 58: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 59: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 60: margay.control.InterruptRow
-	(*Status)(nil),           // 61: margay.control.Status
-	(*MachineStatus)(nil),    // 62: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 63: margay.control.ListExtensions
-	(*Extensions)(nil),       // 64: margay.control.Extensions
-	(*ExtensionState)(nil),   // 65: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 66: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 67: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 68: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 69: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 70: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 71: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 72: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 73: margay.control.ReadEvents
-	(*Events)(nil),           // 74: margay.control.Events
-	(*ReadClock)(nil),        // 75: margay.control.ReadClock
-	(*Clock)(nil),            // 76: margay.control.Clock
-	(*TakeSamples)(nil),      // 77: margay.control.TakeSamples
-	(*Samples)(nil),          // 78: margay.control.Samples
-	(*NodeSample)(nil),       // 79: margay.control.NodeSample
-	(*CoreSample)(nil),       // 80: margay.control.CoreSample
-	(*RankSample)(nil),       // 81: margay.control.RankSample
-	(*NodeExit)(nil),         // 82: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 83: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 84: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 85: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 86: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 87: margay.control.DutiesSet
-	nil,                      // 88: margay.control.ExtensionLog.AfterEntry
+	(*Prepared)(nil),         // 21: margay.control.Prepared
+	(*Place)(nil),            // 22: margay.control.Place
+	(*Member)(nil),           // 23: margay.control.Member
+	(*Start)(nil),            // 24: margay.control.Start
+	(*Forget)(nil),           // 25: margay.control.Forget
+	(*Forgotten)(nil),        // 26: margay.control.Forgotten
+	(*Unkept)(nil),           // 27: margay.control.Unkept
+	(*Loaded)(nil),           // 28: margay.control.Loaded
+	(*JobFault)(nil),         // 29: margay.control.JobFault
+	(*Rewind)(nil),           // 30: margay.control.Rewind
+	(*Finish)(nil),           // 31: margay.control.Finish
+	(*FileChunk)(nil),        // 32: margay.control.FileChunk
+	(*FileTaken)(nil),        // 33: margay.control.FileTaken
+	(*Record)(nil),           // 34: margay.control.Record
+	(*ExitStatus)(nil),       // 35: margay.control.ExitStatus
+	(*Usage)(nil),            // 36: margay.control.Usage
+	(*Ack)(nil),              // 37: margay.control.Ack
+	(*Stdin)(nil),            // 38: margay.control.Stdin
+	(*StdinTaken)(nil),       // 39: margay.control.StdinTaken
+	(*Signal)(nil),           // 40: margay.control.Signal
+	(*RunRequest)(nil),       // 41: margay.control.RunRequest
+	(*RunReply)(nil),         // 42: margay.control.RunReply
+	(*Attach)(nil),           // 43: margay.control.Attach
+	(*RemoveOutput)(nil),     // 44: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 45: margay.control.OutputRemoved
+	(*JobState)(nil),         // 46: margay.control.JobState
+	(*RankState)(nil),        // 47: margay.control.RankState
+	(*ListNodes)(nil),        // 48: margay.control.ListNodes
+	(*Nodes)(nil),            // 49: margay.control.Nodes
+	(*NodeState)(nil),        // 50: margay.control.NodeState
+	(*CoreUse)(nil),          // 51: margay.control.CoreUse
+	(*ListJobs)(nil),         // 52: margay.control.ListJobs
+	(*Jobs)(nil),             // 53: margay.control.Jobs
+	(*WaitingJob)(nil),       // 54: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 55: margay.control.JobSummary
+	(*StoredJob)(nil),        // 56: margay.control.StoredJob
+	(*Kill)(nil),             // 57: margay.control.Kill
+	(*Noise)(nil),            // 58: margay.control.Noise
+	(*NoiseReport)(nil),      // 59: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 60: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 61: margay.control.InterruptRow
+	(*Status)(nil),           // 62: margay.control.Status
+	(*MachineStatus)(nil),    // 63: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 64: margay.control.ListExtensions
+	(*Extensions)(nil),       // 65: margay.control.Extensions
+	(*ExtensionState)(nil),   // 66: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 67: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 68: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 69: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 70: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 71: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 72: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 73: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 74: margay.control.ReadEvents
+	(*Events)(nil),           // 75: margay.control.Events
+	(*ReadClock)(nil),        // 76: margay.control.ReadClock
+	(*Clock)(nil),            // 77: margay.control.Clock
+	(*TakeSamples)(nil),      // 78: margay.control.TakeSamples
+	(*Samples)(nil),          // 79: margay.control.Samples
+	(*NodeSample)(nil),       // 80: margay.control.NodeSample
+	(*CoreSample)(nil),       // 81: margay.control.CoreSample
+	(*RankSample)(nil),       // 82: margay.control.RankSample
+	(*NodeExit)(nil),         // 83: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 84: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 85: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 86: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 87: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 88: margay.control.DutiesSet
+	nil,                      // 89: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	8,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -7667,112 +7750,113 @@ var file_control_proto_depIdxs = []int32{
 	16,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	17,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	18,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	23,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	24,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	27,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	28,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	29,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	30,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	25,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	31,  // 16: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	33,  // 17: margay.control.Frame.record:type_name -> margay.control.Record
-	36,  // 18: margay.control.Frame.ack:type_name -> margay.control.Ack
-	37,  // 19: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	38,  // 20: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	39,  // 21: margay.control.Frame.signal:type_name -> margay.control.Signal
-	32,  // 22: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	40,  // 23: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	41,  // 24: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	42,  // 25: margay.control.Frame.attach:type_name -> margay.control.Attach
-	45,  // 26: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	47,  // 27: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	48,  // 28: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	51,  // 29: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	52,  // 30: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	56,  // 31: margay.control.Frame.kill:type_name -> margay.control.Kill
-	57,  // 32: margay.control.Frame.noise:type_name -> margay.control.Noise
-	58,  // 33: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	61,  // 34: margay.control.Frame.status:type_name -> margay.control.Status
-	62,  // 35: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	43,  // 36: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	44,  // 37: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	63,  // 38: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	64,  // 39: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	66,  // 40: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	72,  // 41: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	68,  // 42: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	69,  // 43: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	73,  // 44: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	74,  // 45: margay.control.Frame.events:type_name -> margay.control.Events
-	75,  // 46: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	76,  // 47: margay.control.Frame.clock:type_name -> margay.control.Clock
-	77,  // 48: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	78,  // 49: margay.control.Frame.samples:type_name -> margay.control.Samples
-	82,  // 50: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	83,  // 51: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	84,  // 52: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	85,  // 53: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	86,  // 54: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	87,  // 55: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 56: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 57: margay.control.Error.code:type_name -> margay.control.Code
-	14,  // 58: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	15,  // 59: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 60: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	14,  // 61: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	19,  // 62: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	21,  // 63: margay.control.Prepare.places:type_name -> margay.control.Place
-	22,  // 64: margay.control.Prepare.members:type_name -> margay.control.Member
-	20,  // 65: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	3,   // 66: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	26,  // 67: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	10,  // 68: margay.control.Loaded.error:type_name -> margay.control.Error
-	10,  // 69: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 70: margay.control.Record.stream:type_name -> margay.control.Stream
-	34,  // 71: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	35,  // 72: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	19,  // 73: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	20,  // 74: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	21,  // 75: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 76: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	10,  // 77: margay.control.JobState.error:type_name -> margay.control.Error
-	46,  // 78: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	26,  // 79: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	34,  // 80: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	49,  // 81: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,   // 82: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	14,  // 83: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	50,  // 84: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	54,  // 85: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	53,  // 86: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 87: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	46,  // 88: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	26,  // 89: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	19,  // 90: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	21,  // 91: margay.control.StoredJob.places:type_name -> margay.control.Place
-	22,  // 92: margay.control.StoredJob.members:type_name -> margay.control.Member
-	54,  // 93: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	45,  // 94: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	59,  // 95: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	60,  // 96: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	65,  // 97: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	67,  // 98: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	88,  // 99: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	70,  // 100: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	66,  // 101: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	65,  // 102: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	79,  // 103: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	80,  // 104: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	81,  // 105: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	65,  // 106: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	6,   // 107: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	6,   // 108: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	14,  // 109: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	110, // [110:110] is the sub-list for method output_type
-	110, // [110:110] is the sub-list for method input_type
-	110, // [110:110] is the sub-list for extension type_name
-	110, // [110:110] is the sub-list for extension extendee
-	0,   // [0:110] is the sub-list for field type_name
+	24,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	25,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	28,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	29,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	30,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	31,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	26,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	21,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	32,  // 17: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	34,  // 18: margay.control.Frame.record:type_name -> margay.control.Record
+	37,  // 19: margay.control.Frame.ack:type_name -> margay.control.Ack
+	38,  // 20: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	39,  // 21: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	40,  // 22: margay.control.Frame.signal:type_name -> margay.control.Signal
+	33,  // 23: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	41,  // 24: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	42,  // 25: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	43,  // 26: margay.control.Frame.attach:type_name -> margay.control.Attach
+	46,  // 27: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	48,  // 28: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	49,  // 29: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	52,  // 30: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	53,  // 31: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	57,  // 32: margay.control.Frame.kill:type_name -> margay.control.Kill
+	58,  // 33: margay.control.Frame.noise:type_name -> margay.control.Noise
+	59,  // 34: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	62,  // 35: margay.control.Frame.status:type_name -> margay.control.Status
+	63,  // 36: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	44,  // 37: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	45,  // 38: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	64,  // 39: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	65,  // 40: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	67,  // 41: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	73,  // 42: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	69,  // 43: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	70,  // 44: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	74,  // 45: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	75,  // 46: margay.control.Frame.events:type_name -> margay.control.Events
+	76,  // 47: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	77,  // 48: margay.control.Frame.clock:type_name -> margay.control.Clock
+	78,  // 49: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	79,  // 50: margay.control.Frame.samples:type_name -> margay.control.Samples
+	83,  // 51: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	84,  // 52: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	85,  // 53: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	86,  // 54: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	87,  // 55: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	88,  // 56: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 57: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 58: margay.control.Error.code:type_name -> margay.control.Code
+	14,  // 59: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	15,  // 60: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 61: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	14,  // 62: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	19,  // 63: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	22,  // 64: margay.control.Prepare.places:type_name -> margay.control.Place
+	23,  // 65: margay.control.Prepare.members:type_name -> margay.control.Member
+	20,  // 66: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	3,   // 67: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	27,  // 68: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	10,  // 69: margay.control.Loaded.error:type_name -> margay.control.Error
+	10,  // 70: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 71: margay.control.Record.stream:type_name -> margay.control.Stream
+	35,  // 72: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	36,  // 73: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	19,  // 74: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	20,  // 75: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	22,  // 76: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 77: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	10,  // 78: margay.control.JobState.error:type_name -> margay.control.Error
+	47,  // 79: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	27,  // 80: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	35,  // 81: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	50,  // 82: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	5,   // 83: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	14,  // 84: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	51,  // 85: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	55,  // 86: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	54,  // 87: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 88: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	47,  // 89: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	27,  // 90: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	19,  // 91: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	22,  // 92: margay.control.StoredJob.places:type_name -> margay.control.Place
+	23,  // 93: margay.control.StoredJob.members:type_name -> margay.control.Member
+	55,  // 94: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	46,  // 95: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	60,  // 96: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	61,  // 97: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	66,  // 98: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	68,  // 99: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	89,  // 100: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	71,  // 101: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	67,  // 102: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	66,  // 103: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	80,  // 104: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	81,  // 105: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	82,  // 106: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	66,  // 107: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	6,   // 108: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	6,   // 109: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	14,  // 110: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	111, // [111:111] is the sub-list for method output_type
+	111, // [111:111] is the sub-list for method input_type
+	111, // [111:111] is the sub-list for extension type_name
+	111, // [111:111] is the sub-list for extension extendee
+	0,   // [0:111] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -7797,6 +7881,7 @@ func file_control_proto_init() {
 		(*Frame_Rewind)(nil),
 		(*Frame_Finish)(nil),
 		(*Frame_Forgotten)(nil),
+		(*Frame_Prepared)(nil),
 		(*Frame_FileChunk)(nil),
 		(*Frame_Record)(nil),
 		(*Frame_Ack)(nil),
@@ -7844,7 +7929,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   82,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"cmp"
+	"crypto/sha256"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"margay/cluster/launch/ldso"
 	"margay/cluster/launch/regular"
+	"margay/kernel/abi/archive"
 )
 
 // File is a file that a job takes along. Its name in the job's root is its absolute path here.
@@ -28,6 +30,14 @@ type File struct {
 	Path string // absolute
 	Mode fs.FileMode
 	Size int64 // bytes
+
+	content *content // nil: nodes are not asked for it
+}
+
+// content is the content of a file that nodes may have already.
+type content struct {
+	digest archive.Digest
+	index  int // among the contents of the job
 }
 
 // Files are what a job takes along.
@@ -298,41 +308,82 @@ func size(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// Archive writes the files to w as a zstd-compressed tar archive. progress receives the number of
-// bytes read.
-func (f *Files) Archive(w io.Writer, progress func(bytes int64)) error {
+// Contents returns the digests of the first files of the list that nodes may have already. A file
+// that cannot be read has none: Archive will say so.
+func (f *Files) Contents() (digests [][]byte) {
+	for i := range f.List {
+		file := &f.List[i]
+		file.content = nil
+		if file.Mode.IsDir() || file.Size < archive.MinSize || file.Size > archive.MaxSize {
+			continue
+		}
+		if len(digests) == archive.MaxContents {
+			break
+		}
+		digest, err := digestOf(file)
+		if err != nil {
+			continue
+		}
+		file.content = &content{digest: digest, index: len(digests)}
+		digests = append(digests, digest[:])
+	}
+	return digests
+}
+
+// digestOf reads a file.
+func digestOf(file *File) (digest archive.Digest, err error) {
+	in, err := regular.Open(file.Path)
+	if err != nil {
+		return digest, err
+	}
+	defer in.Close()
+	hash := sha256.New()
+	_, err = io.Copy(hash, io.LimitReader(in, file.Size))
+	return archive.Digest(hash.Sum(nil)), err
+}
+
+// Archive writes the files to w as package archive describes. Contents whose indexes are not in
+// lacking are left out. progress receives the number of bytes read.
+func (f *Files) Archive(w io.Writer, lacking []uint32, progress func(bytes int64)) error {
 	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1<<20))
 	if err != nil {
 		return err
 	}
-	archive := tar.NewWriter(zw)
+	out := tar.NewWriter(zw)
 	var done int64
 	for _, file := range f.List {
-		if err := archiveOne(archive, file); err != nil {
+		if err := archiveOne(out, file, lacking); err != nil {
 			zw.Close()
 			return err
 		}
 		done += file.Size
 		progress(done)
 	}
-	return errors.Join(archive.Close(), zw.Close())
+	return errors.Join(out.Close(), zw.Close())
 }
 
-func archiveOne(archive *tar.Writer, file File) error {
+func archiveOne(out *tar.Writer, file File, lacking []uint32) error {
 	h := &tar.Header{Name: strings.TrimPrefix(file.Path, "/"), Typeflag: tar.TypeReg, Mode: int64(file.Mode.Perm()), Size: file.Size, Format: tar.FormatPAX}
 	if file.Mode.IsDir() {
 		h.Typeflag = tar.TypeDir
-		return archive.WriteHeader(h)
+		return out.WriteHeader(h)
+	}
+	if c := file.content; c != nil {
+		h.PAXRecords = map[string]string{archive.Content: c.digest.String()}
+		if !slices.Contains(lacking, uint32(c.index)) {
+			h.Size = 0
+			return out.WriteHeader(h)
+		}
 	}
 	in, err := regular.Open(file.Path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	if err := archive.WriteHeader(h); err != nil {
+	if err := out.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := io.Copy(archive, io.LimitReader(in, file.Size))
+	n, err := io.Copy(out, io.LimitReader(in, file.Size))
 	if err == nil && n < file.Size {
 		err = fmt.Errorf("%s became shorter while it was read", file.Path)
 	}

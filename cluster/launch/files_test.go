@@ -3,17 +3,20 @@ package launch
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +25,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"margay/cluster/launch/regular"
+	"margay/kernel/abi/archive"
 )
 
 // write makes a file with its folders.
@@ -245,15 +249,15 @@ func TestWith(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var archive bytes.Buffer
+	var packed bytes.Buffer
 	var last int64
-	if err := f.Archive(&archive, func(done int64) { last = done }); err != nil {
+	if err := f.Archive(&packed, nil, func(done int64) { last = done }); err != nil {
 		t.Fatal(err)
 	}
 	if size := int64(64 + 4*len("text")); last != size || f.Size() < size {
 		t.Errorf("%d bytes were read, size %d", last, f.Size())
 	}
-	got := unpack(t, &archive)
+	got := unpack(t, &packed)
 	want := map[string]string{"program": string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), "all": "/", "all/sub": "/", "all/sub/file": "text",
 		"all/link": "text", "all/folder": "/", "all/folder/file": "text", "data/sub/file": "text"}
 	for name, text := range want {
@@ -264,6 +268,59 @@ func TestWith(t *testing.T) {
 	}
 	if len(got) != 0 {
 		t.Errorf("more is there: %v", got)
+	}
+}
+
+// Contents that no node lacks stay here, and so do files that are too small to be asked for.
+func TestContents(t *testing.T) {
+	dir := t.TempDir()
+	program := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC))+strings.Repeat("x", archive.MinSize), dir, "program")
+	first := write(t, 0o600, strings.Repeat("1", archive.MinSize), dir, "1")
+	small := write(t, 0o600, "small", dir, "small")
+	second := write(t, 0o600, strings.Repeat("2", archive.MinSize), dir, "2")
+	f, err := Collect(program, []string{first, small, second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents := f.Contents()
+	if digest := sha256.Sum256([]byte(strings.Repeat("1", archive.MinSize))); len(contents) != 3 || !bytes.Equal(contents[1], digest[:]) {
+		t.Fatalf("%x", contents)
+	}
+	var packed bytes.Buffer
+	if err := f.Archive(&packed, []uint32{0, 2}, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	sizes := make(map[string]int)
+	for name, text := range unpack(t, &packed) {
+		sizes[filepath.Base(name)] = len(text)
+	}
+	if want := map[string]int{"program": 64 + archive.MinSize, "1": 0, "small": 5, "2": archive.MinSize}; !maps.Equal(sizes, want) {
+		t.Errorf("%v, not %v", sizes, want)
+	}
+	if err := os.Remove(second); err != nil {
+		t.Fatal(err)
+	}
+	if contents := f.Contents(); len(contents) != 2 {
+		t.Errorf("%d contents, one of them of a file that is gone", len(contents))
+	}
+}
+
+// Only so many contents are asked for.
+func TestManyContents(t *testing.T) {
+	dir := t.TempDir()
+	program := write(t, 0o700, string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)), dir, "program")
+	for i := range archive.MaxContents + 10 {
+		write(t, 0o600, strings.Repeat("x", archive.MinSize), dir, "data", strconv.Itoa(i))
+	}
+	f, err := Collect(program, []string{filepath.Join(dir, "data")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.Contents()); n != archive.MaxContents {
+		t.Errorf("%d contents, not %d", n, archive.MaxContents)
+	}
+	if err := f.Archive(io.Discard, nil, func(int64) {}); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -338,7 +395,7 @@ func TestFileBecomesFIFO(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- f.Archive(io.Discard, func(int64) {}) }()
+	go func() { done <- f.Archive(io.Discard, nil, func(int64) {}) }()
 	select {
 	case err := <-done:
 		if !errors.Is(err, regular.ErrNot) || !strings.Contains(err.Error(), path) {
@@ -405,7 +462,7 @@ func TestFileShrinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, 0o700, "less", dir, "program")
-	if err := f.Archive(io.Discard, func(int64) {}); err == nil || !strings.Contains(err.Error(), "program became shorter while it was read") {
+	if err := f.Archive(io.Discard, nil, func(int64) {}); err == nil || !strings.Contains(err.Error(), "program became shorter while it was read") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/records"
+	"margay/kernel/abi/archive"
 )
 
 // ExitMargay is the exit status when it is Margay that failed, not the program.
@@ -62,6 +63,7 @@ type session struct {
 	stdin   *stdin
 	files   *window
 	job     uint32
+	lacking []uint32               // indexes of the contents that some node lacks
 	running chan struct{}          // closed when the ranks run
 	ended   chan *control.JobState // gets the job's last state
 	failed  chan error             // gets why output cannot be written
@@ -85,6 +87,10 @@ const (
 
 // Run runs a job and returns its exit status. The error describes any failure, including a rank's.
 func Run(ctx context.Context, o Options) (int, error) {
+	if o.Exec == nil {
+		o.Exec = new(control.Exec)
+	}
+	o.Exec.Contents = o.Files.Contents()
 	for try := 1; ; try++ {
 		code, err := run(ctx, o)
 		if !errors.Is(err, errSpoilt) || try == launchTries {
@@ -182,7 +188,7 @@ func (s *session) begin(ctx context.Context) error {
 		conn.Close()
 		return spoilt(err)
 	}
-	s.job = reply.Job
+	s.job, s.lacking = reply.Job, reply.Lacking
 	s.printing.Lock()
 	err = s.printer.files.open(reply.Job, reply.Places)
 	s.printing.Unlock()
@@ -191,6 +197,9 @@ func (s *session) begin(ctx context.Context) error {
 		return err
 	}
 	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
+	if all := len(s.Exec.GetContents()); all > 0 {
+		s.Status.Logf("job %d: its nodes have %d of %d files of at least %d KiB already", reply.Job, all-len(reply.Lacking), all, archive.MinSize>>10)
+	}
 	return nil
 }
 
@@ -225,7 +234,7 @@ func (s *session) sendFiles(ctx context.Context) {
 	progress := s.Status.Progress("copying files", s.Files.Size())
 	defer progress.Done()
 	stream := newFileStream(ctx, conn, s.files, s.job)
-	err := s.Files.Archive(stream, progress.Set)
+	err := s.Files.Archive(stream, s.lacking, progress.Set)
 	if err == nil {
 		err = stream.Close()
 	}

@@ -244,7 +244,8 @@ func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, clie
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // it never fails
 	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: exec}
-	if !s.step(j, prepareTimeout, prepare) {
+	lacking := newUnion(len(exec.GetContents()))
+	if !s.step(j, prepareTimeout, prepare, lacking.add) {
 		select {
 		case <-j.done: // its cores are free when the client hears of it
 			client.Answer(request, nil, j.failure)
@@ -252,7 +253,7 @@ func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, clie
 		}
 		return
 	}
-	client.Answer(request, &control.RunReply{Job: j.number, Places: j.places}, nil)
+	client.Answer(request, &control.RunReply{Job: j.number, Places: j.places, Lacking: lacking.list()}, nil)
 	select {
 	case <-j.loaded:
 	case <-j.failed:
@@ -260,7 +261,7 @@ func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, clie
 	case <-s.context.Done():
 		return
 	}
-	if !s.runs(j) || !s.step(j, startTimeout, &control.Start{Job: j.number}) {
+	if !s.runs(j) || !s.step(j, startTimeout, &control.Start{Job: j.number}, nil) {
 		return
 	}
 	s.mu.Lock()
@@ -289,8 +290,9 @@ func (s *Server) runs(j *job) bool {
 	return true
 }
 
-// step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed.
-func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool {
+// step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed. answered, if it is
+// not nil, receives each answer, and nil for a node without one.
+func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(proto.Message)) bool {
 	s.mu.Lock()
 	if j.finishing { // a node that has forgotten the job would get it again, and keep it
 		s.mu.Unlock()
@@ -298,7 +300,13 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message) bool
 	}
 	asked := s.askAll(j, request)
 	s.mu.Unlock()
-	s.answers(asked, timeout, s.failIfRefused(j))
+	refused := s.failIfRefused(j)
+	s.answers(asked, timeout, func(q *question, answer proto.Message, err error) {
+		if answered != nil {
+			answered(answer)
+		}
+		refused(q, answer, err)
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return j.failure == nil && !j.finishing

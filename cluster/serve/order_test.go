@@ -14,7 +14,7 @@ func TestNothingFollowsForget(t *testing.T) {
 	for name, launch := range map[string]func(m *machine, j *job, client *control.Conn){
 		"prepare": func(m *machine, j *job, client *control.Conn) { m.server.launch(j, nil, new(control.Frame), client) },
 		"start": func(m *machine, j *job, _ *control.Conn) {
-			m.server.step(j, startTimeout, &control.Start{Job: j.number})
+			m.server.step(j, startTimeout, &control.Start{Job: j.number}, nil)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,7 +6,8 @@
 //
 // Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which is safe because sending
 // never waits (control.Conn.Send); calls that wait are made without it. Server.placing, which is taken before it, has the
-// machine's extensions inserted and removed one after the other. spool.mu guards the file of a job's output and is taken last.
+// machine's extensions inserted and removed one after the other. spool.mu guards the file of a job's output and is taken last,
+// and so is union.mu, which guards what the nodes of a job lack.
 package serve
 
 import (

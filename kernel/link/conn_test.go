@@ -104,7 +104,7 @@ func TestTooManyFiles(t *testing.T) {
 	}
 	defer r.Close()
 	m := Message{Kind: "files"}
-	for range maxFiles + 1 {
+	for range MaxFiles + 1 {
 		m.Files = append(m.Files, w)
 	}
 	if err := a.Send(m); err == nil {
@@ -114,7 +114,7 @@ func TestTooManyFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := a.socket.WriteMsgUnix(packet, rights.Encode(slices.Repeat([]*os.File{w}, maxFiles+1)...), nil); err != nil {
+	if _, _, err := a.socket.WriteMsgUnix(packet, rights.Encode(slices.Repeat([]*os.File{w}, MaxFiles+1)...), nil); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()

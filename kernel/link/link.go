@@ -30,8 +30,8 @@ import (
 // socket buffer.
 const MaxPayload = 128 << 10
 
-// maxFiles is the most file descriptors that one message carries (the kernel's own limit is 253).
-const maxFiles = 64
+// MaxFiles is the most file descriptors that one message carries (the kernel's own limit is 253).
+const MaxFiles = 64
 
 const maxPacket = MaxPayload + 64<<10
 
@@ -145,7 +145,7 @@ func (c *Conn) Recv() (Message, error) {
 	defer c.recvMu.Unlock()
 	if c.buf == nil {
 		c.buf = make([]byte, maxPacket)
-		c.oob = make([]byte, rights.Space(maxFiles))
+		c.oob = make([]byte, rights.Space(MaxFiles))
 	}
 	n, oobn, flags, _, err := c.socket.ReadMsgUnix(c.buf, c.oob)
 	ended := errors.Is(err, io.EOF)
@@ -195,8 +195,8 @@ func encode(m Message) ([]byte, error) {
 	if len(m.Payload) > MaxPayload {
 		return nil, fmt.Errorf("link: payload of %q is %d bytes, at most %d fit", m.Kind, len(m.Payload), MaxPayload)
 	}
-	if len(m.Files) > maxFiles {
-		return nil, fmt.Errorf("link: %q carries %d descriptors, at most %d fit", m.Kind, len(m.Files), maxFiles)
+	if len(m.Files) > MaxFiles {
+		return nil, fmt.Errorf("link: %q carries %d descriptors, at most %d fit", m.Kind, len(m.Files), MaxFiles)
 	}
 	head, err := json.Marshal(header{Kind: m.Kind, Body: m.Body})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/keep"
@@ -44,6 +45,9 @@ type Handler interface {
 	Started(RankProcess)
 	// Record hands over the next record. It may repeat records that have not been acknowledged.
 	Record(Record)
+	// Content hands over a file that the job has brought, open for reading, and the digest that it
+	// should have. The file is the handler's; the job may still write to it.
+	Content(digest archive.Digest, f *os.File)
 	// InputTaken reports how many bytes of its standard input a rank has taken.
 	InputTaken(rank id.Rank, position uint64)
 	// Gone reports the end of the job's init. It is the last call.
@@ -202,6 +206,21 @@ func (c *Container) Keep(item keep.Item) error { return keep.Keep(c.conn, item) 
 // Drop makes the job's init forget an item.
 func (c *Container) Drop(name string) error { return keep.Drop(c.conn, name) }
 
+// Give passes files to the init that the job's archive names by their digests alone, before Unpack.
+// The files are open for reading and stay the caller's.
+func (c *Container) Give(digests []archive.Digest, files []*os.File) error {
+	for len(files) > 0 {
+		n := min(len(files), link.MaxFiles)
+		m := link.New(Contents, ContentsBody{digests[:n]})
+		m.Files = files[:n]
+		if err := c.conn.Send(m); err != nil {
+			return c.lost(Contents, err)
+		}
+		digests, files = digests[n:], files[n:]
+	}
+	return nil
+}
+
 // Unpack has the zstd-compressed tar archive that r gives unpacked into the job's root.
 func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
 	buf := make([]byte, link.MaxPayload)
@@ -329,6 +348,17 @@ func (c *Container) dispatch(m link.Message, h Handler) error {
 			c.explain(&r.Status)
 		}
 		h.Record(r)
+	case Content:
+		var b ContentsBody
+		if err := m.Decode(&b); err != nil {
+			m.CloseFiles()
+			return err
+		}
+		if len(b.Digests) != 1 || len(m.Files) != 1 {
+			m.CloseFiles()
+			return fmt.Errorf("%q with %d digests and %d files", m.Kind, len(b.Digests), len(m.Files))
+		}
+		h.Content(b.Digests[0], m.Files[0])
 	case Left:
 		return m.Decode(&c.unkept)
 	case Input:

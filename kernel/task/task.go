@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 )
 
@@ -146,6 +147,7 @@ func (e *StartError) Unwrap() error {
 const (
 	Strings  = "strings"  // payload: a piece of the job's Exec, before Create; not answered
 	Create   = "create"   // CreateBody -> (empty)
+	Contents = "contents" // ContentsBody and files that the node has already, before Unpack; not answered
 	Unpack   = "unpack"   // payload: a piece of the zstd-compressed tar archive of the job's files; not answered
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
@@ -156,6 +158,7 @@ const (
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
+	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
 	Output   = "record"   // from the init: Record and payload
 	Left     = "left"     // from the init: Unkept, before its end
 	Failed   = "failed"   // from the init: StartError
@@ -196,6 +199,9 @@ type Unkept struct {
 	Names []string // of some of them, fit for a terminal; those below the working directory come first and are relative to it
 	More  bool     // there were too many files to look at all
 }
+
+// ContentsBody names the contents of the files that come with it, in the same order.
+type ContentsBody struct{ Digests []archive.Digest }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

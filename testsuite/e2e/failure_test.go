@@ -124,13 +124,13 @@ func TestServeKilledAtLaunch(t *testing.T) {
 func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m := use(t, "hosted")
 	large := filepath.Join(t.TempDir(), "large")
-	content := make([]byte, 96<<20) // which does not become smaller
-	rand.NewChaCha8([32]byte{}).Read(content)
-	if err := os.WriteFile(large, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	_, serve := m.status()
 	for name, victim := range map[string]int{"serve": serve, "node kernel": m.nodeKernels()[1]} {
+		content := make([]byte, 96<<20) // which does not become smaller, and which no node has
+		rand.NewChaCha8([32]byte{byte(len(name))}).Read(content)
+		if err := os.WriteFile(large, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
 		ps := func() string { return m.margay("ps").stdout }
 		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)

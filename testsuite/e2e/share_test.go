@@ -20,6 +20,14 @@ func TestDescriptors(t *testing.T) {
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	var inherited []os.FileInfo
+	for _, path := range []string{secret, "/"} {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inherited = append(inherited, info)
+	}
 	inherit := func(c *exec.Cmd) {
 		for range 10 {
 			for _, path := range []string{secret, "/"} {
@@ -46,12 +54,17 @@ $`)
 			}
 		}
 		for _, pid := range m.processes() {
+			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && strings.TrimSpace(string(name)) == "exe" {
+				command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+				t.Errorf("%q is called exe by ps and top", command)
+			}
 			files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 			for _, f := range files {
-				// A job's /tmp and such have the same names in roots of their own, so only ours counts.
-				if name, err := os.Readlink(f); err == nil && (name == secret || name == "/") {
+				// Other roots are called / as well, so what counts is the file.
+				info, err := os.Stat(f)
+				if err == nil && slices.ContainsFunc(inherited, func(file os.FileInfo) bool { return os.SameFile(file, info) }) {
 					command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-					t.Errorf("%s of %q is %s", f, command, name)
+					t.Errorf("%s of %q is %s", f, command, info.Name())
 				}
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"margay/cluster/agent"
+	"margay/internal/procname"
 	"margay/kernel"
 	"margay/kernel/abi/node"
 	"margay/kernel/klog"
@@ -40,7 +41,15 @@ func main() {
 	}
 }
 
+// names are what ps and top call a process of this program, by its first argument.
+var names = map[string]string{node.Hosted: "margay-pid1", "kernel": "margay-kernel", "jobinit": "margay-jobinit"}
+
 func run(args []string) error {
+	if len(args) > 0 && names[args[0]] != "" {
+		if err := procname.Set(names[args[0]]); err != nil {
+			logf("%v", err)
+		}
+	}
 	switch {
 	case len(args) == 0:
 		return pid1.Main(pid1.Machine{}, []string{self, "kernel"})

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/descriptor"
 	"margay/kernel/keep"
@@ -62,7 +63,8 @@ type initProcess struct {
 	pids  map[int]*rank // those still running
 
 	brought   brought
-	unpacking *io.PipeWriter // nil when no archive is being unpacked
+	held      map[archive.Digest]*os.File // that the node had already; closed when all files are unpacked
+	unpacking *io.PipeWriter              // nil when no archive is being unpacked
 	unpacked  chan error
 }
 
@@ -84,6 +86,7 @@ func Main(hasGroup bool) error {
 		output: output{journal: journal.New()},
 		ranks:  make(map[id.Rank]*rank),
 		pids:   make(map[int]*rank),
+		held:   make(map[archive.Digest]*os.File),
 	}
 	if hasGroup {
 		in.group = os.NewFile(GroupFD, "group")
@@ -130,13 +133,15 @@ func (in *initProcess) do(m link.Message) error {
 	if mine, err := in.kept.Handle(m); mine {
 		return err
 	}
-	defer m.CloseFiles()
+	defer func() { m.CloseFiles() }()
 	switch m.Kind {
 	case task.Strings:
 		in.strings = append(in.strings, m.Payload...)
 		return nil
 	case task.Create:
 		return in.create(m)
+	case task.Contents:
+		return in.hold(&m)
 	case task.Unpack:
 		return in.unpackPiece(m.Payload)
 	case task.Unpacked:
@@ -187,6 +192,25 @@ func (in *initProcess) create(m link.Message) error {
 	return in.tell(task.Create, nil)
 }
 
+// hold keeps the files that come with a message for the archive.
+func (in *initProcess) hold(m *link.Message) error {
+	var b task.ContentsBody
+	if err := m.Decode(&b); err != nil {
+		return err
+	}
+	if len(b.Digests) != len(m.Files) {
+		return fmt.Errorf("job init: %d digests with %d files", len(b.Digests), len(m.Files))
+	}
+	for i, digest := range b.Digests {
+		if in.held[digest] != nil {
+			in.held[digest].Close()
+		}
+		in.held[digest] = m.Files[i]
+	}
+	m.Files = nil
+	return nil
+}
+
 // unpackPiece passes a piece of the archive to the unpacker. An error of the unpacker is reported
 // at the archive's end, when the node kernel waits for it.
 func (in *initProcess) unpackPiece(data []byte) error {
@@ -194,7 +218,7 @@ func (in *initProcess) unpackPiece(data []byte) error {
 		r, w := io.Pipe()
 		in.unpacking, in.unpacked = w, make(chan error, 1)
 		go func() {
-			err := unpack(r, in.spec, &in.brought)
+			err := unpack(r, unpacker{spec: in.spec, brought: &in.brought, held: in.held, added: in.tellContent})
 			r.CloseWithError(io.ErrClosedPipe)
 			in.unpacked <- err
 		}()
@@ -210,6 +234,10 @@ func (in *initProcess) unpackEnd() error {
 		if err := <-in.unpacked; err != nil {
 			return err
 		}
+	}
+	for digest, f := range in.held {
+		f.Close()
+		delete(in.held, digest)
 	}
 	in.loaded = true
 	return in.tell(task.Unpacked, nil)
@@ -319,6 +347,14 @@ func (in *initProcess) report() {
 
 func (in *initProcess) tell(kind string, body any) error {
 	return in.conn.Send(link.New(kind, body))
+}
+
+// tellContent passes a file that was unpacked to the node kernel. If that has ended, the job still
+// has the file.
+func (in *initProcess) tellContent(digest archive.Digest, f *os.File) {
+	m := link.New(task.Content, task.ContentsBody{Digests: []archive.Digest{digest}})
+	m.Files = []*os.File{f}
+	_ = in.conn.Send(m)
 }
 
 // ended is called for each process that ends in the job's PID namespace.

@@ -6,23 +6,34 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/archive"
 	"margay/kernel/task"
 )
 
 // unpackMemory bounds what decompression may take, in bytes.
 const unpackMemory = 64 << 20
 
-// unpack reads a zstd-compressed tar archive from r into the job's RAM disk and gives all of it to
+// unpacker is where the files of an archive go.
+type unpacker struct {
+	spec    task.Spec
+	brought *brought
+	held    map[archive.Digest]*os.File             // contents that the archive need not have
+	added   func(digest archive.Digest, f *os.File) // receives each file with a digest that the archive had
+}
+
+// unpack reads an archive (package archive) from r into the job's RAM disk and gives all of it to
 // the job. Names are paths in the job's root. Only files, folders and symbolic links are taken, and
 // nothing outside the RAM disk can be reached through them, whatever the names and links in the
 // archive say.
-func unpack(r io.Reader, s task.Spec, b *brought) error {
+func unpack(r io.Reader, u unpacker) error {
 	zr, err := zstd.NewReader(r, zstd.WithDecoderMaxMemory(unpackMemory), zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return failure("unpack files", err)
@@ -33,11 +44,11 @@ func unpack(r io.Reader, s task.Spec, b *brought) error {
 		return failure("unpack files", err)
 	}
 	defer root.Close()
-	archive := tar.NewReader(zr)
-	into := folder{root: root, spec: s}
+	entries := tar.NewReader(zr)
+	into := folder{root: root, unpacker: u}
 	defer into.close()
 	for {
-		h, err := archive.Next()
+		h, err := entries.Next()
 		if err == io.EOF {
 			// A tar archive may be padded; the sender waits until all of it is taken.
 			_, err := io.Copy(io.Discard, zr)
@@ -50,7 +61,7 @@ func unpack(r io.Reader, s task.Spec, b *brought) error {
 		if name == "" {
 			continue
 		}
-		if err := unpackOne(&into, name, h, archive, b); err != nil {
+		if err := unpackOne(&into, name, h, entries); err != nil {
 			return failure("unpack /"+name, err)
 		}
 	}
@@ -59,8 +70,8 @@ func unpack(r io.Reader, s task.Spec, b *brought) error {
 // folder is the folder that the last file went to. It stays open for the next: to make and to open
 // each of its parents for every file is most of the work where there are many small ones.
 type folder struct {
+	unpacker
 	root *os.Root // of the job
-	spec task.Spec
 	name string
 	open *os.Root       // nil before the first file
 	buf  [32 << 10]byte // for one file at a time
@@ -88,13 +99,13 @@ func (d *folder) close() {
 	}
 }
 
-func unpackOne(into *folder, name string, h *tar.Header, r io.Reader, b *brought) error {
+func unpackOne(into *folder, name string, h *tar.Header, r io.Reader) error {
 	mode := fs.FileMode(h.Mode) & 0o777
 	if h.Typeflag == tar.TypeReg {
 		if err := into.enter(path.Dir(name)); err != nil {
 			return err
 		}
-		return into.unpackFile(path.Base(name), mode, h.Size, r, b)
+		return into.unpackFile(path.Base(name), mode, h, r)
 	}
 	root, s := into.root, into.spec
 	if err := makeDir(root, path.Dir(name), s.UID, s.GID); err != nil {
@@ -115,16 +126,74 @@ func unpackOne(into *folder, name string, h *tar.Header, r io.Reader, b *brought
 	return fmt.Errorf("archive entry of type %q is not supported", h.Typeflag)
 }
 
-func (d *folder) unpackFile(name string, mode fs.FileMode, size int64, r io.Reader, b *brought) error {
+func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.Reader) error {
+	digest, hasDigest, err := digestOf(h)
+	if err != nil {
+		return err
+	}
 	f, err := d.open.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{f}, r, d.buf[:]) // ReadFrom of the file would make a buffer of its own
-	if err == nil && n != size {
-		err = io.ErrUnexpectedEOF
+	isHeld := hasDigest && h.Size == 0
+	if isHeld {
+		err = copyHeld(f, d.held[digest])
+	} else {
+		var n int64
+		n, err = io.CopyBuffer(struct{ io.Writer }{f}, r, d.buf[:]) // ReadFrom of the file would make a buffer of its own
+		if err == nil && n != h.Size {
+			err = io.ErrUnexpectedEOF
+		}
 	}
-	return errors.Join(err, f.Chown(d.spec.UID, d.spec.GID), f.Chmod(mode), b.add(f), f.Close())
+	err = errors.Join(err, f.Chown(d.spec.UID, d.spec.GID), f.Chmod(mode), d.brought.add(f), f.Close())
+	if err != nil || !hasDigest || isHeld {
+		return err
+	}
+	in, err := d.open.Open(name)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	d.added(digest, in)
+	return nil
+}
+
+// digestOf returns the digest that an entry has, if it has one.
+func digestOf(h *tar.Header) (digest archive.Digest, ok bool, err error) {
+	text, ok := h.PAXRecords[archive.Content]
+	if !ok {
+		return digest, false, nil
+	}
+	digest, err = archive.Parse(text)
+	return digest, true, err
+}
+
+// errNotHeld reports an entry without data whose content the node lacks.
+var errNotHeld = errors.New("the archive has no data for it, and the node has none either")
+
+// copyHeld copies a file that the node had already. It has its own position for each copy.
+func copyHeld(to, from *os.File) error {
+	if from == nil {
+		return errNotHeld
+	}
+	info, err := from.Stat()
+	if err != nil {
+		return err
+	}
+	for at, left := int64(0), info.Size(); left > 0; {
+		n, err := unix.Sendfile(int(to.Fd()), int(from.Fd()), &at, int(min(left, math.MaxInt32)))
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil && n == 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
+		}
+		left -= int64(n)
+	}
+	return nil
 }
 
 // wrap is failure for an error that may be nil.

@@ -2,14 +2,18 @@ package jobinit
 
 import (
 	"archive/tar"
+	"crypto/sha256"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"margay/kernel/abi/archive"
 	"margay/kernel/task"
 )
 
@@ -22,12 +26,11 @@ func TestUnpackFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	into := folder{root: root, spec: task.Spec{UID: os.Getuid(), GID: os.Getgid()}}
+	into := folder{root: root, unpacker: unpacker{spec: task.Spec{UID: os.Getuid(), GID: os.Getgid()}, brought: new(brought)}}
 	defer into.close()
-	var b brought
 	unpack := func(name string, kind byte, link string) error {
 		h := &tar.Header{Name: name, Typeflag: kind, Linkname: link, Mode: 0o640, Size: int64(len(name))}
-		return unpackOne(&into, name, h, strings.NewReader(name), &b)
+		return unpackOne(&into, name, h, strings.NewReader(name))
 	}
 	for _, link := range []string{"in", "out"} {
 		if err := unpack(link, tar.TypeSymlink, map[string]string{"in": "a/b", "out": t.TempDir()}[link]); err != nil {
@@ -58,5 +61,61 @@ func TestUnpackFolders(t *testing.T) {
 		if err != nil || info.Mode() != 0o640 || int(info.Sys().(*syscall.Stat_t).Uid) != os.Getuid() {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
+	}
+}
+
+// A file whose content the node has already comes without data; one that it lacks is passed on when
+// it is unpacked.
+func TestUnpackContents(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	text := strings.Repeat("content ", 100_000)
+	digest := archive.Digest(sha256.Sum256([]byte(text)))
+	held, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if _, err := held.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+	var added []string
+	into := folder{root: root, unpacker: unpacker{
+		spec: task.Spec{UID: os.Getuid(), GID: os.Getgid()}, brought: new(brought),
+		held: map[archive.Digest]*os.File{digest: held},
+		added: func(d archive.Digest, f *os.File) {
+			data, err := io.ReadAll(f)
+			if err != nil || string(data) != "new" {
+				t.Errorf("%q is passed on: %v", data, err)
+			}
+			added = append(added, d.String())
+		},
+	}}
+	defer into.close()
+	other := archive.Digest(sha256.Sum256([]byte("new")))
+	unpack := func(name, digest, data string) error {
+		h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o640, Size: int64(len(data)), PAXRecords: map[string]string{archive.Content: digest}}
+		return unpackOne(&into, name, h, strings.NewReader(data))
+	}
+	for _, name := range []string{"a/held", "held again"} {
+		if err := unpack(name, digest.String(), ""); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != text {
+			t.Errorf("%s has %d bytes: %v", name, len(got), err)
+		}
+	}
+	if err := unpack("new", other.String(), "new"); err != nil || !slices.Equal(added, []string{other.String()}) {
+		t.Errorf("%v, passed on: %v", err, added)
+	}
+	if err := unpack("lacking", other.String(), ""); !errors.Is(err, errNotHeld) {
+		t.Errorf("a content that is nowhere: %v", err)
+	}
+	if err := unpack("damaged", "00", "data"); err == nil {
+		t.Error("a digest of one byte is taken")
 	}
 }

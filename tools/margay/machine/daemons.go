@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/machine"
+	"margay/internal/procname"
 	"margay/tools/margay/command"
 )
 
@@ -27,6 +28,7 @@ func (a commands) serveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			a.name("margay-serve")
 			var r io.Reader
 			if lifeline > 0 {
 				r = os.NewFile(uintptr(lifeline), "lifeline")
@@ -52,9 +54,17 @@ func (a commands) holderCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			a.name("margay-holder")
 			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
 			return machine.Hold(ctx, d, serve, logger(a.Stderr))
 		},
+	}
+}
+
+// name names this process for ps and top.
+func (a commands) name(name string) {
+	if err := procname.Set(name); err != nil {
+		logger(a.Stderr)("%v", err)
 	}
 }
 

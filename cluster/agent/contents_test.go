@@ -1,0 +1,34 @@
+package agent
+
+import (
+	"crypto/sha256"
+	"errors"
+	"slices"
+	"testing"
+
+	"margay/cluster/control"
+	"margay/kernel/abi/archive"
+)
+
+// A node says which contents of a job it lacks, and refuses digests that are none.
+func TestPrepareContents(t *testing.T) {
+	s := newServe(t)
+	s.run(new(playedKernel))
+	conn := s.next()
+	digest := func(text string) []byte { d := sha256.Sum256([]byte(text)); return d[:] }
+	ask := func(contents ...[]byte) (*control.Prepared, error) {
+		m, err := s.ask(conn, &control.Prepare{Job: 6, Spec: new(control.JobSpec), Exec: &control.Exec{Contents: contents}})
+		answer, _ := m.(*control.Prepared)
+		return answer, err
+	}
+	if answer, err := ask(digest("a"), digest("b"), digest("c")); err != nil || !slices.Equal(answer.GetLacking(), []uint32{1, 2}) {
+		t.Errorf("%v, %v", answer, err)
+	}
+	for name, contents := range map[string][][]byte{
+		"a short digest": {digest("a"), digest("b")[1:]}, "many": slices.Repeat([][]byte{digest("a")}, archive.MaxContents+1),
+	} {
+		if answer, err := ask(contents...); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+			t.Errorf("%s: %v, %v", name, answer, err)
+		}
+	}
+}

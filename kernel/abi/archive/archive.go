@@ -1,0 +1,60 @@
+// Package archive is the border between margay run, which packs the files of a job, and the job
+// inits, which unpack them.
+//
+// The files travel as one zstd-compressed tar archive in PAX format: regular files, folders and
+// symbolic links, with names relative to the job's root. An entry of a regular file may have the
+// PAX record Content, the SHA-256 digest of its data. Nodes keep files by their digests, so an entry
+// with that record may come without data (size 0) when each node of the job has the content.
+//
+// margay run names the digests in its request for the job, at most MaxContents, and learns which of
+// them some node lacks. A digest is only as good as the data: a node that keeps a file computes the
+// digest itself.
+package archive
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+)
+
+// Content is the PAX record that holds the digest of a file, in hexadecimal digits.
+const Content = "MARGAY.content"
+
+// Bounds of what is named by its digest. Files below MinSize travel faster than they are looked up.
+const (
+	MaxContents = 256       // digests in one request
+	MinSize     = 4 << 10   // bytes of a file, at least
+	MaxSize     = 256 << 20 // bytes of a file, at most
+)
+
+// Digest names the content of a file: its SHA-256 digest.
+type Digest [sha256.Size]byte
+
+// String returns the digest in hexadecimal digits.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// Parse reads what String returns.
+func Parse(text string) (d Digest, err error) {
+	b, err := hex.DecodeString(text)
+	if err != nil {
+		return d, fmt.Errorf("archive: digest: %w", err)
+	}
+	return FromBytes(b)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Digest) UnmarshalText(text []byte) (err error) {
+	*d, err = Parse(string(text))
+	return err
+}
+
+// FromBytes reads the bytes of a digest.
+func FromBytes(b []byte) (d Digest, err error) {
+	if len(b) != len(d) {
+		return d, fmt.Errorf("archive: digest of %d bytes, not %d", len(b), len(d))
+	}
+	return Digest(b), nil
+}

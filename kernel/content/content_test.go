@@ -1,0 +1,261 @@
+package content
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/internal/check"
+	"margay/kernel/abi/archive"
+)
+
+const budget = 64 << 10
+
+// open makes the store of a folder.
+func open(t testing.TB, folder string) *Store {
+	t.Helper()
+	root, err := os.Open(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(root, budget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// inMemory makes a file in a RAM disk, as jobs have them.
+func inMemory(t testing.TB, data []byte) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "test")
+	t.Cleanup(func() { f.Close() })
+	if _, err := f.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func digestOf(data []byte) archive.Digest { return sha256.Sum256(data) }
+
+// data returns the content number i.
+func data(i, size int) []byte { return bytes.Repeat([]byte{byte(i)}, size) }
+
+// has reports whether a store has data, and fails the test if it has something else under its name.
+func has(t testing.TB, s *Store, data []byte) bool {
+	t.Helper()
+	f := s.Open([]archive.Digest{digestOf(data)})[0]
+	if f == nil {
+		return false
+	}
+	defer f.Close()
+	if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, data) {
+		t.Fatalf("%d bytes of another content, or %v", len(got), err)
+	}
+	return true
+}
+
+// A store does what a list of contents in the order of their last use does, over restarts, too. After
+// a restart that order is not known.
+func TestModel(t *testing.T) {
+	random := rand.New(rand.NewPCG(check.Seed(t), 0))
+	folder := t.TempDir()
+	s := open(t, folder)
+	type known struct {
+		data []byte
+		size int64
+	}
+	var model []known // the most recently used first
+	used := func() (n int64) {
+		for _, k := range model {
+			n += k.size
+		}
+		return n
+	}
+	find := func(data []byte) int {
+		for i, k := range model {
+			if bytes.Equal(k.data, data) {
+				return i
+			}
+		}
+		return -1
+	}
+	for range 2000 {
+		number := random.IntN(40)
+		content := data(number, 1+number*2000)
+		switch at := find(content); random.IntN(8) {
+		case 0, 1, 2:
+			err := s.Add(digestOf(content), inMemory(t, content))
+			if len(content) > budget {
+				if !errors.Is(err, ErrRefused) {
+					t.Fatalf("%d bytes: %v", len(content), err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if at < 0 {
+				for size := pages(int64(len(content))); used()+size > budget; {
+					model = model[:len(model)-1]
+				}
+				model = append([]known{{content, pages(int64(len(content)))}}, model...)
+			}
+		case 3: // under a wrong name
+			if at >= 0 || len(content) > budget {
+				continue
+			}
+			wrong := inMemory(t, append(data(number, len(content)-1), 0xff))
+			for size := pages(int64(len(content))); used()+size > budget; {
+				model = model[:len(model)-1]
+			}
+			if err := s.Add(digestOf(content), wrong); !errors.Is(err, ErrRefused) {
+				t.Fatalf("a wrong content is added: %v", err)
+			}
+		case 4:
+			if random.IntN(20) > 0 {
+				continue
+			}
+			s = open(t, folder)
+			for _, k := range model {
+				if !has(t, s, k.data) {
+					t.Fatalf("%d bytes are gone after a restart", len(k.data))
+				}
+			}
+			model = reversed(model) // by the looks above
+		default:
+			if got := has(t, s, content); got != (at >= 0) {
+				t.Fatalf("content %d: in the store %v, in the model at %d", number, got, at)
+			}
+			if at >= 0 {
+				k := model[at]
+				model = append([]known{k}, append(model[:at:at], model[at+1:]...)...)
+			}
+		}
+		if s.used != used() || s.used > budget {
+			t.Fatalf("%d bytes are used, of the model's %d and a budget of %d", s.used, used(), budget)
+		}
+	}
+}
+
+func reversed[T any](list []T) []T {
+	out := make([]T, 0, len(list))
+	for i := range list {
+		out = append(out, list[len(list)-1-i])
+	}
+	return out
+}
+
+// A file that was opened is whole after the store has given it up.
+func TestOpenFileStays(t *testing.T) {
+	s := open(t, t.TempDir())
+	first := data(1, budget/2)
+	if err := s.Add(digestOf(first), inMemory(t, first)); err != nil {
+		t.Fatal(err)
+	}
+	f := s.Open([]archive.Digest{digestOf(first)})[0]
+	defer f.Close()
+	for i := 2; i < 5; i++ {
+		if err := s.Add(digestOf(data(i, budget/2)), inMemory(t, data(i, budget/2))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if has(t, s, first) {
+		t.Fatal("a store has more than its budget")
+	}
+	if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, first) {
+		t.Fatalf("%d bytes of %d, %v", len(got), len(first), err)
+	}
+}
+
+// What a killed store was adding is removed, and so is what has no digest for a name.
+func TestPartial(t *testing.T) {
+	folder := t.TempDir()
+	for _, name := range []string{partial, "other"} {
+		if err := os.WriteFile(filepath.Join(folder, name), data(1, 5000), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, folder)
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 || s.used != 0 {
+		t.Fatalf("%v are left, %d bytes are used: %v", left, s.used, err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	s := open(t, t.TempDir())
+	folder, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	for name, f := range map[string]*os.File{"a folder": folder, "a pipe": r, "a device": zero, "a large file": inMemory(t, data(1, budget+1))} {
+		if err := s.Add(digestOf(nil), f); !errors.Is(err, ErrRefused) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if s.used != 0 {
+		t.Errorf("%d bytes are used", s.used)
+	}
+}
+
+// A file that becomes shorter while it is added is refused, and leaves nothing.
+func TestAddShorter(t *testing.T) {
+	folder := t.TempDir()
+	s := open(t, folder)
+	content := data(1, 5000)
+	f := inMemory(t, content)
+	if err := f.Truncate(4000); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.copy(digestOf(content), f, 5000); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+}
+
+func TestAddSoon(t *testing.T) {
+	check.Leaks(t)
+	s := open(t, t.TempDir())
+	content := data(1, 5000)
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", inMemory(t, content).Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	added := make(chan error, 1)
+	s.AddSoon(digestOf(content), f, func(err error) { added <- err })
+	if err := <-added; err != nil || !has(t, s, content) {
+		t.Fatalf("not added: %v", err)
+	}
+	s.pending.Store(mostPending)
+	if f, err = os.Open("/dev/null"); err != nil {
+		t.Fatal(err)
+	}
+	s.AddSoon(digestOf(content), f, func(error) { t.Error("added although many wait") })
+	if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a file that is not added stays open: %v", err)
+	}
+}

@@ -1,0 +1,83 @@
+package kernel
+
+import (
+	"os"
+
+	"margay/internal/rights"
+	"margay/kernel/abi/archive"
+	"margay/kernel/content"
+	"margay/kernel/keep"
+)
+
+// keptContents is the name under which PID 1 keeps the root of the RAM disk with the files that jobs have brought.
+const keptContents = "contents"
+
+// Bounds of the files that a node keeps for later jobs.
+const (
+	contentShare = 16      // which part of the memory for jobs they may take
+	mostContent  = 1 << 30 // bytes
+)
+
+// contentBudget returns how much memory files for later jobs may take, in bytes, on a node with so much for jobs. A node with its own
+// Linux takes it from what it would have for jobs otherwise.
+func contentBudget(memory int64) int64 { return min(memory/contentShare, mostContent) }
+
+// openContents opens the store of files for later jobs: that of an earlier node kernel, whose root is given, or a new one. A node works
+// without it.
+func (n *Node) openContents(root *os.File) {
+	budget := contentBudget(n.Info().Memory)
+	if root == nil {
+		var err error
+		if root, err = content.NewDisk(budget); err != nil {
+			n.config.Log("each job brings all its files: %v", err)
+			return
+		}
+		if err := keep.Keep(n.config.Link, keep.Item{Name: keptContents, Files: []*os.File{root}}); err != nil {
+			n.config.Log("files of jobs are lost when the node kernel is started again: %v", err)
+		}
+	}
+	store, err := content.New(root, budget)
+	if err != nil {
+		root.Close()
+		n.config.Log("each job brings all its files: %v", err)
+		return
+	}
+	n.contents.Store(store)
+}
+
+// giveContents passes the contents of a job that the node has to the job's init, and returns the indexes of the others.
+func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
+	found := make([]*os.File, len(s.Contents))
+	if store := n.contents.Load(); store != nil {
+		found = store.Open(s.Contents)
+	}
+	var digests []archive.Digest
+	var files []*os.File
+	for i, f := range found {
+		if f == nil {
+			lacking = append(lacking, i)
+			continue
+		}
+		digests, files = append(digests, s.Contents[i]), append(files, f)
+	}
+	defer rights.Close(files)
+	j, err := n.get(s.Job)
+	if err != nil {
+		return nil, err
+	}
+	return lacking, j.container.Give(digests, files)
+}
+
+// Content implements task.Handler.
+func (j *job) Content(digest archive.Digest, f *os.File) {
+	store := j.node.contents.Load()
+	if store == nil {
+		f.Close()
+		return
+	}
+	store.AddSoon(digest, f, func(err error) {
+		if err != nil {
+			j.node.config.Log("job %d: a file that is not kept for later jobs: %v", j.spec.Job, err)
+		}
+	})
+}
