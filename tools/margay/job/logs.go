@@ -17,7 +17,7 @@ func (a commands) logsCommand() *cobra.Command {
 	var label, remove, all bool
 	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:   "logs JOB",
-		Short: "Show the output of a detached job, while it runs as well; or remove it",
+		Short: "Show or remove the output of a detached job",
 		Long: `Show the output of a detached job until it ends. If the job failed, the reason is printed on standard error, but not with -q. Exit
 status: 0 when all output was shown, whatever the status of the job (margay wait JOB has that); 125 when some of it is missing.
 
