@@ -45,7 +45,7 @@ type core struct {
 func newCore(e *Enforcer, number id.Core) (*core, error) {
 	c := &core{enforcer: e, number: number, stopped: make(chan struct{}), strangers: make(map[int]bool), armed: slot.Infinite}
 	var err error
-	if c.decision, err = sched.NewCore(number, c.meter); err != nil {
+	if c.decision, err = sched.NewCore(number, c.account); err != nil {
 		return nil, err
 	}
 	c.decision.Switched = func(at id.Time, to sched.ID, why string) {
@@ -65,8 +65,8 @@ func newCore(e *Enforcer, number id.Core) (*core, error) {
 // now reads the node's clock.
 func now() id.Time { return id.Time(clock.Monotonic()) }
 
-// meter implements sched.Meter. The caller holds the lock.
-func (c *core) meter(id sched.ID) (ran time.Duration, messages uint32) {
+// account implements sched.Account. The caller holds the lock.
+func (c *core) account(id sched.ID) (ran time.Duration, messages uint32) {
 	t := c.find(id)
 	if t == nil {
 		return 0, 0
