@@ -67,7 +67,7 @@ func TestMachineList(t *testing.T) {
 		}
 	}
 	status, stdout, stderr = margaytest.Margay("", "machine", "list")
-	margaytest.Wants(t, status, 0, stdout+stderr, "MACHINE  STATE  SUBSTRATE  NODES  CORES  OWNER", "\none      up     hosted     4      2 ", "\ntwo ", "4711\n")
+	margaytest.Wants(t, status, 0, stdout+stderr, "MACHINE  STATE  SUBSTRATE  NODES  CORES/NODE  OWNER", "\none      up     hosted     4      2  ", "\ntwo ", "4711\n")
 
 	// One that is being made, and one whose making was killed.
 	dir := filepath.Join(m.Base, "two")
