@@ -19,7 +19,7 @@ type ReplayOptions struct {
 	Stdout, Stderr io.Writer
 }
 
-// note prints a line about the job, not of it.
+// note prints a line about the job on standard error, unless Quiet is set.
 func (o *ReplayOptions) note(text string) {
 	if text != "" && !o.Quiet {
 		fmt.Fprintf(o.Stderr, "margay: %s\n", text)

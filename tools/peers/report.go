@@ -135,7 +135,7 @@ func (r *report) writeTable(w io.Writer) error {
 
 // legend says what tables do not.
 const legend = `A * marks a program with fewer rounds than margay nimble bench gives it: the kernel must see the end of a loop, and all
-contenders do the same work. The kernel repeats a program in the kernel, without a call from Go. Times are per eBPF instruction,
+contenders do the same work. Linux repeats a program inside the kernel, without a call from Go. Times are per eBPF instruction,
 on wazero too. The peers have no fuel; wazero always checks memory.`
 
 func mark(f figure) string {
