@@ -30,8 +30,15 @@ func (j *job) alone(core id.Core) bool { return j.node.coresOf(j.spec)[core] == 
 func (j *job) recordStart(p *process) {
 	r := j.node.recorder
 	r.Add(record.Event{Kind: record.Start, Time: p.since, Core: uint16(p.Core), Job: p.Job, Rank: p.Rank})
-	if j.alone(p.Core) {
-		r.Switch(p.since, p.Core, p.Job, p.Rank, alone)
+	if !j.alone(p.Core) {
+		return // the scheduler records the core's turns
+	}
+	for _, place := range j.spec.Places {
+		if place.Rank == p.Rank {
+			for _, core := range place.cores() {
+				r.Switch(p.since, core, p.Job, p.Rank, alone)
+			}
+		}
 	}
 }
 
@@ -49,7 +56,9 @@ func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 			}
 			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: rank, Text: s.String()})
 			if j.alone(p.Core) {
-				r.Switch(0, p.Core, 0, 0, "the rank has ended")
+				for _, core := range p.cores() {
+					r.Switch(0, core, 0, 0, "the rank has ended")
+				}
 			}
 		}
 	}

@@ -93,6 +93,30 @@ func TestEventsOfRanks(t *testing.T) {
 	}
 }
 
+// A rank with several cores has a turn on each of them.
+func TestEventsOfWideRank(t *testing.T) {
+	n, _ := node1(t, 3)
+	j := n.prepared(7, 1)
+	j.spec.Places[1].More = []id.Core{2, 3}
+	rank := j.spec.Places[1].Rank
+	begins, err := n.recorder.Follow(1)
+	if err != nil || !begins {
+		t.Fatal(begins, err)
+	}
+	j.recordStart(&process{Task: sched.Task{ID: sched.ID{Job: 7, Rank: rank}, Core: 1}, since: record.Now()})
+	j.recordEnd(rank, task.Status{}, true)
+	turns := make(map[uint16]string)
+	for _, e := range n.ask(t, EventQuery{}) {
+		if e.Kind == record.Switch {
+			turns[e.Core] += e.Text + ";"
+		}
+	}
+	turn := alone + ";the rank has ended;"
+	if want := map[uint16]string{1: turn, 2: turn, 3: turn}; !reflect.DeepEqual(turns, want) {
+		t.Errorf("the cores have the turns %v", turns)
+	}
+}
+
 // deaf is a sink that takes everything.
 type deaf struct{ Sink }
 

@@ -4,21 +4,21 @@
 // Insert takes what package object has read, has package verify check it, makes
 // its maps (package state) and threads it on an engine that the caller chooses
 // (package engine and those below it). The Extension that it returns is run for
-// each event, is stopped when it does what it may not do, keeps statistics, and
-// is removed by Close. Nothing here knows of nodes, jobs or messages.
+// each event, is stopped at a fault or a limit, keeps statistics, and is removed
+// by Close. Nothing here knows of nodes, jobs or messages.
 //
 // # What RFC 9669 leaves open
 //
 // These rules hold on every engine; the facts of engine/enginetest test them.
-// The engine linux refuses what would show that the kernel's rules are others,
-// and counts no fuel.
+// The engine linux refuses programs that would notice the kernel's different
+// rules, and counts no fuel.
 //
 //   - Byte order is little-endian, of instructions and of memory.
 //   - Loads and stores may be unaligned. An atomic operation at an address that
-//     is no multiple of its size is a fault of kind alignment.
-//   - Atomic operations are sequentially consistent, also with those of
-//     applications that share the memory. Plain accesses are not ordered, and
-//     one of 8 bytes or fewer that is aligned is not torn.
+//     is not a multiple of its size is a fault of kind alignment.
+//   - Atomic operations are sequentially consistent, also with atomic operations
+//     of applications that share the memory. Plain accesses are not ordered. An
+//     aligned plain access of 8 bytes or fewer is not torn.
 //   - At entry r1 is the address of the context and r2 its length; every other
 //     register but r10 is 0, and so is every byte of the stack, in each function
 //     and each run.
@@ -31,9 +31,9 @@
 //   - A program has at most 1,000,000 slots. A call depth of 8 functions, a
 //     million instructions and one second are the limits unless others are set.
 //   - Fuel is charged at entry to a basic block by its number of instructions,
-//     a wide one counting once. A block that cannot be paid does not start. A
-//     service counts as the one instruction that calls it. The clock is looked
-//     at after every 100,000 instructions, and starts at the first such look.
+//     a wide one counting once. A block that exceeds the fuel left does not start.
+//     A service counts as the one instruction that calls it. The clock is read
+//     after every 100,000 instructions, and starts at the first reading.
 //   - An address is a host address. An access is allowed if it lies in one
 //     region that permits it; addresses wrap around at 2^64 and so do not help.
 //   - A map, as a value in a register, is opaque, and so is the address of a
@@ -47,10 +47,10 @@
 //
 // # Proofs
 //
-// Insert knows of an access that stays in its memory whatever the context holds
-// where package verify can show that, and has it done without a check: of the
-// stack, of maps, and of the context as far as Options.Context promises it. Run
-// refuses an event that does not keep the promise.
+// Where package verify proves that an access stays in its memory for every
+// content of the context, the access runs without a check. Proofs cover the
+// stack, maps, and the context as far as Options.Context promises its size. Run
+// refuses an event that breaks the promise.
 //
 // # Trust
 //
@@ -61,8 +61,9 @@
 // # Locks
 //
 // An Extension has three: Extension.running, held during a run or a burst of
-// runs, Extension.open, held for reading while its memory is used without running
-// it, and Extension.reading, held by Stats. Close takes the first before the
-// second, and Stats and Close take the third before the first. The only other lock in nimble is that of the pages for emitted code, in
-// engine/subroutine, which is held for no other.
+// runs, Extension.open, held for reading while its memory is used without a run,
+// and Extension.reading, held by Stats. Close takes running before open, and
+// Stats and Close take reading before running. The only other lock in nimble
+// guards the pages for emitted code in engine/subroutine; no other lock is taken
+// under it.
 package nimble

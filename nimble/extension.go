@@ -148,8 +148,8 @@ func (x *Extension) publish() {
 	x.published.instructions.Store(x.done.instructions)
 }
 
-// failed counts and keeps the error of a run with so much fuel. When the fuel
-// was less than the limit and is used up, that is no fault.
+// failed counts and keeps the error of a run that had this much fuel. If the fuel
+// was less than the limit and is used up, that is not a fault.
 func (x *Extension) failed(err error, fuel uint64) error {
 	f, ok := errors.AsType[*engine.Fault](err)
 	if !ok {
@@ -207,7 +207,7 @@ func (x *Extension) Trusted() bool { return x.program.Trusted() }
 
 // Map returns a map by name, nil if there is none. Its memory can be shared
 // with an application: see state.Map.Memory and memory.Memory.FD. It must not
-// be used after Close; ReadMap is for those who cannot know.
+// be used after Close; ReadMap is for callers that do not control Close.
 func (x *Extension) Map(name string) *state.Map {
 	for _, m := range x.maps {
 		if m.Spec().Name == name {

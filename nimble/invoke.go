@@ -17,15 +17,15 @@ var (
 	ErrBudget    = errors.New("the fuel of the extension that called it is used up")
 )
 
-// Invoke runs the extension for another one, whose call of a service c is. The
+// Invoke runs the extension on behalf of another one, whose service call is c. The
 // event's context is memory of the caller that the service has checked, and its
-// Core becomes that of the caller. It runs on the caller's fuel, as much of it as
-// its own limit allows; its time is limited by its own limit. A fault of it is a
-// *engine.Fault, which counts against it alone; what is not its own doing is
-// one of the errors here. ErrBudget should end the caller too.
+// Core becomes the caller's core. The run uses the caller's fuel, up to its own
+// limit; its own limit bounds its time. A fault of the run is a *engine.Fault and
+// counts against this extension alone; other failures are the errors above.
+// ErrBudget should end the caller too.
 //
-// It waits for the run under way. So extensions must not be able to call each
-// other in a circle: let them call only those that were inserted before them.
+// It waits for a run under way. So extensions must not call each other in a
+// cycle: allow calls only of extensions that were inserted earlier.
 func (x *Extension) Invoke(c *service.Call, e *Event) (r0 uint64, err error) {
 	switch {
 	case x.Trusted() && !c.Trusted:

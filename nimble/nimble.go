@@ -57,7 +57,7 @@ const (
 	DefaultMaxMemory = 64 << 20
 )
 
-// withDefaults fills what is zero.
+// withDefaults replaces zeros by the defaults.
 func (l Limits) withDefaults() Limits {
 	if l.Fuel == 0 {
 		l.Fuel = DefaultFuel
@@ -103,8 +103,8 @@ func insert(spec *object.Spec, o Options) (*Extension, error) {
 	return x, nil
 }
 
-// Verify returns the program that Insert would thread, for those who have it
-// run elsewhere. Engine need not be set.
+// Verify returns the program that Insert would thread, for callers that run it
+// elsewhere. Engine need not be set.
 func Verify(spec *object.Spec, o Options) (*verify.Program, error) {
 	p, err := verified(spec, o)
 	if err != nil {
@@ -155,8 +155,8 @@ func configure(spec *object.Spec, o Options) error {
 	return nil
 }
 
-// build makes the maps, the code and the machine. What is made is released by
-// release, also after an error.
+// build makes the maps, the code and the machine. release releases them, also
+// after an error.
 func (x *Extension) build(o Options) (err error) {
 	var total uint64
 	for _, spec := range x.program.Maps() {

@@ -57,7 +57,7 @@ func assemble(t testing.TB, lines ...string) *object.Spec {
 	return spec
 }
 
-// services returns those of Linux and notify, which adds to a counter.
+// services returns the services of Linux, and notify, which adds to a counter.
 func services(t testing.TB, notified *atomic.Uint64) *service.Table {
 	t.Helper()
 	table, err := service.NewTable(append(service.Linux(), service.Service{
@@ -385,7 +385,7 @@ func open(t *testing.T) (descriptors, mappings int) {
 	return len(entries), strings.Count(string(maps), "\n")
 }
 
-// TestNothingLeaks inserts and closes many extensions, some of which fail late.
+// TestNothingLeaks inserts and closes many extensions. Some insertions fail late.
 func TestNothingLeaks(t *testing.T) {
 	var notified atomic.Uint64
 	spec := load(t, "counter.o", "accumulate")
@@ -570,8 +570,8 @@ func BenchmarkInsert(b *testing.B) {
 	}
 }
 
-// TestPrintIsBounded prints in a loop: what is too much is left out, and the
-// next line says so.
+// TestPrintIsBounded prints in a loop: excess lines are left out, and the next
+// line says so.
 func TestPrintIsBounded(t *testing.T) {
 	var lines []string
 	x := insert(t, assemble(t,
@@ -745,8 +745,8 @@ func TestPointers(t *testing.T) {
 	}
 }
 
-// TestPointersOfGivenMemory inserts a program on the memory that another one has
-// left: its state is as it was, its addresses are those of now.
+// TestPointersOfGivenMemory inserts a program on the memory of a removed one: its
+// state is kept, its addresses are updated.
 func TestPointersOfGivenMemory(t *testing.T) {
 	spec, m := load(t, "names.o", "walk"), newContext(t, 24)
 	given := make(map[string]nimble.MapOptions)

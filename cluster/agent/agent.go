@@ -1,12 +1,13 @@
-// Package agent is a node's part in its machine: it registers the node with serve, carries out what serve asks of the node
-// kernel, tells serve what happens in jobs, and passes jobs' files down the tree.
+// Package agent connects a node to its machine. It registers the node with serve, passes serve's
+// requests to the node kernel, reports the events of jobs to serve, and forwards the files of jobs
+// down the tree.
 //
-// The connection to serve may break at any time; the agent opens a new one and registers again with the jobs that it has.
-// Nothing is lost by that: records that were not acknowledged are told again when serve asks for a rewind, and that a job cannot go
-// on with each registration, until it is forgotten.
+// The connection to serve may break at any time. The agent then opens a new one and registers again
+// with its jobs. Nothing is lost: serve requests a rewind and receives the unacknowledged records
+// again, and the fault of a job is sent after each registration until the job is forgotten.
 //
-// Requests about one job are handled in the order in which they come, also over two connections: a node that has forgotten a job never
-// prepares it afterwards.
+// Requests about one job are handled in order of arrival, also across two connections: a node that
+// has forgotten a job never prepares it afterwards.
 //
 // Locks: Agent.mu guards the connection and the tables of faults, of copies and of turns.
 package agent
@@ -49,23 +50,23 @@ import (
 // FabricPort is the port on which every node accepts other nodes.
 const FabricPort = 7118
 
-// The pause between two tries to reach serve.
+// The pause between two attempts to reach serve.
 const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Second
 )
 
-// silence is how long serve may let heartbeats go unanswered before the agent connects anew.
+// silence is the time after which the agent reconnects if serve answers no heartbeat.
 const silence = 5 * time.Second
 
-// Config is what an agent needs.
+// Config configures an agent.
 type Config struct {
 	Boot    node.Config
 	Version string // of the node image
 	Log     func(format string, args ...any)
 	Restart func() // ends this process, to be started again by PID 1
 
-	// Protocol overrides the version of the control protocol that the agent claims to speak; 0: the true one.
+	// Protocol overrides the protocol version that the agent announces; 0: the real one.
 	Protocol uint32
 }
 
@@ -76,16 +77,16 @@ type Agent struct {
 	key    trust.NodeKey
 	bootID string
 	serve  *tls.Config
-	peers  *gate.Log // of what other nodes do
+	peers  *gate.Log // for misbehaviour of other nodes
 
 	listener  net.Listener
 	transport fabric.Transport // nil until the first registration
 
 	mu     sync.Mutex
 	conn   *control.Conn                // nil while there is none
-	faults map[id.Job]*control.JobFault // by job: why it cannot go on
+	faults map[id.Job]*control.JobFault // by job: why it cannot continue
 	copies map[id.Job]*copying
-	turns  map[id.Job]*turn // by job: the last request about it that is not done
+	turns  map[id.Job]*turn // by job: its last unfinished request
 }
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
@@ -123,7 +124,7 @@ type Kernel interface {
 
 var _ Kernel = (*kernel.Node)(nil)
 
-// New makes an agent. Run brings it to life once it has its node.
+// New makes an agent. Run starts it.
 func New(c Config) (*Agent, error) {
 	key, err := trust.NewNodeKey()
 	if err != nil {
@@ -139,7 +140,7 @@ func New(c Config) (*Agent, error) {
 	}, nil
 }
 
-// bootID tells this boot of the node from others. It stays the same when the node kernel is started again.
+// bootID identifies this boot of the node. A restart of the node kernel does not change it.
 func bootID() string {
 	text, err := os.ReadFile("/proc/1/stat")
 	if err != nil {
@@ -155,7 +156,7 @@ func bootID() string {
 	return string(id) + fields[21] // when PID 1 started
 }
 
-// Run adopts what an earlier node kernel left and serves the machine until ctx ends.
+// Run adopts the state of the previous node kernel and serves the machine until ctx ends.
 func (a *Agent) Run(ctx context.Context, node Kernel) error {
 	defer a.peers.Close()
 	a.node = node
@@ -186,7 +187,7 @@ func (a *Agent) Run(ctx context.Context, node Kernel) error {
 	return context.Cause(ctx)
 }
 
-// powerOff has the node turned off and waits for that.
+// powerOff turns the node off, and waits for that.
 func (a *Agent) powerOff(ctx context.Context) error {
 	if err := a.node.PowerOff(); err != nil {
 		return err
@@ -198,7 +199,7 @@ func (a *Agent) powerOff(ctx context.Context) error {
 	return nil
 }
 
-// listen opens the fabric's listening socket, or takes the one that was kept.
+// listen opens the fabric's listening socket, or takes the kept one.
 func (a *Agent) listen(kept *os.File) (err error) {
 	if kept != nil {
 		defer kept.Close()
@@ -216,7 +217,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 	}
 	defer file.Close()
 	err = a.node.KeepListener(file)
-	// Handing the file over has made the socket block, which would cost a thread.
+	// File has made the socket blocking, which would cost a thread.
 	return errors.Join(err, unix.SetNonblock(int(file.Fd()), true))
 }
 
@@ -224,7 +225,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 func (a *Agent) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var served sync.WaitGroup // what comes over this connection has its turn before what comes over the next one
+	var served sync.WaitGroup // requests of this connection are queued before requests of the next one
 	defer served.Wait()
 	dialing, done := context.WithTimeout(ctx, control.HelloTimeout)
 	defer done()
@@ -243,7 +244,7 @@ func (a *Agent) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What serve asks for after the registration is done when its answers can be told.
+	// Requests are handled only after connect, when answers can be sent.
 	joined := make(chan struct{})
 	served.Go(func() {
 		cancel(conn.Serve(func(f *control.Frame) {
@@ -266,7 +267,8 @@ func (a *Agent) session(ctx context.Context) error {
 	return a.heartbeat(ctx, conn, beat, info)
 }
 
-// connect has serve told over conn what happens from now on, and first which jobs cannot go on: it may not have heard that.
+// connect makes conn the connection for reports to serve. It first sends the faults of jobs,
+// because serve may have missed them.
 func (a *Agent) connect(conn *control.Conn) {
 	jobs := a.node.Jobs()
 	a.mu.Lock()
@@ -286,7 +288,8 @@ func (a *Agent) disconnect() {
 	a.conn = nil
 }
 
-// register tells serve what this node is and has, and becomes a member of the fabric.
+// register registers the node and its jobs with serve, and joins the fabric. It returns the
+// interval of heartbeats.
 func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.NodeInfo) (time.Duration, error) {
 	public, err := a.key.Public()
 	if err != nil {
@@ -331,7 +334,7 @@ func (a *Agent) joinFabric(certificate []byte) error {
 	return nil
 }
 
-// self is the node's number as messages have it.
+// self returns the node's number as messages have it.
 func (a *Agent) self() uint32 { return uint32(a.config.Boot.Node) }
 
 var phases = map[kernel.Phase]control.JobPhase{
@@ -359,15 +362,16 @@ func (a *Agent) info() *control.NodeInfo {
 	return out
 }
 
-// heartbeat tells serve regularly that the node lives, and what it is when that is no more what serve was told. It ends the session
-// when serve is silent. That is counted in looks, not in time: a node that had no processor for a while has not listened.
-func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, told *control.NodeInfo) error {
+// heartbeat sends heartbeats to serve, with the node's description when it has changed. It returns
+// when serve is silent. Silence is counted in ticks, not in time: a node that got no CPU time for a
+// while could not receive answers.
+func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo) error {
 	every = max(every, 10*time.Millisecond)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	replies := make(chan error, 1)
-	waiting, looks := false, 0 // for an answer, and how often it was looked for
-	var seen kernel.Info       // that told was compared with last
+	waiting, looks := false, 0 // for an answer, and the ticks since
+	var seen kernel.Info       // the last one that was compared with sent
 	for number := uint64(1); ; {
 		select {
 		case <-ctx.Done():
@@ -394,8 +398,8 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			}
 			if now := a.node.Info(); !reflect.DeepEqual(now, seen) {
 				seen = now
-				if info := a.info(); !proto.Equal(info, told) {
-					beat.Info, told = info, info
+				if info := a.info(); !proto.Equal(info, sent) {
+					beat.Info, sent = info, info
 				}
 			}
 			number++
@@ -408,8 +412,9 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 	}
 }
 
-// tell sends a message to serve if there is a connection. What must not be lost is told again after the next registration.
-func (a *Agent) tell(m proto.Message) {
+// report sends a message to serve if there is a connection. Messages that must not be lost are sent
+// again after the next registration.
+func (a *Agent) report(m proto.Message) {
 	a.mu.Lock()
 	conn := a.conn
 	a.mu.Unlock()
@@ -434,12 +439,12 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 			},
 		}
 	}
-	a.tell(m)
+	a.report(m)
 }
 
 // InputTaken implements kernel.Sink.
 func (a *Agent) InputTaken(job id.Job, rank id.Rank, position uint64) {
-	a.tell(&control.StdinTaken{Job: uint32(job), Rank: uint32(rank), Offset: position})
+	a.report(&control.StdinTaken{Job: uint32(job), Rank: uint32(rank), Offset: position})
 }
 
 // Fault implements kernel.Sink. The first fault of a job ends it.
@@ -450,12 +455,12 @@ func (a *Agent) Fault(job id.Job, err error) {
 		a.faults[job] = m
 	}
 	a.mu.Unlock()
-	a.tell(m)
+	a.report(m)
 }
 
-// LogLine passes a line of the node's log on to serve.
+// LogLine forwards a line of the node's log to serve.
 func (a *Agent) LogLine(level, text string) {
-	a.tell(&control.LogLine{Node: a.self(), Level: level, Text: text, TimeNs: time.Now().UnixNano()})
+	a.report(&control.LogLine{Node: a.self(), Level: level, Text: text, TimeNs: time.Now().UnixNano()})
 }
 
 // Frame implements fabric.Handler.

@@ -30,7 +30,7 @@ import (
 // patience bounds every wait of these tests.
 const patience = 20 * time.Second
 
-// recorder keeps what a side has been told, in order.
+// recorder keeps received messages in order.
 type recorder struct {
 	mu  sync.Mutex
 	got []proto.Message
@@ -42,7 +42,7 @@ func (r *recorder) add(m proto.Message) {
 	r.got = append(r.got, m)
 }
 
-// all returns the messages of one type that have come.
+// all returns the received messages of one type.
 func all[M proto.Message](r *recorder) (found []M) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,18 +61,18 @@ func first[M proto.Message](t *testing.T, r *recorder) M {
 	return all[M](r)[0]
 }
 
-// playedKernel is a node kernel that does what a test wants.
+// playedKernel is a node kernel that a test controls.
 type playedKernel struct {
-	Kernel // what no test asks of it
+	Kernel // methods that no test calls
 
 	prepare func(kernel.JobSpec) error
 	load    func(ctx context.Context, files io.Reader) error
 	start   func(ctx context.Context) error
-	refuse  error // what requests are answered with
+	refuse  error // the answer to requests
 
 	mu     sync.Mutex
 	calls  []string // requests, in short
-	shares string   // by what it shares cores
+	shares string   // the name of its scheduler
 	loaded []byte
 }
 
@@ -83,7 +83,7 @@ func (k *playedKernel) note(format string, args ...any) error {
 	return k.refuse
 }
 
-// called reports whether a request has come.
+// called reports whether a request was received.
 func (k *playedKernel) called(what string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -123,7 +123,7 @@ func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) (lacking []i
 	return lacking, k.note("prepare %d", s.Job)
 }
 
-// Load takes the files as they are, unless the test has them treated otherwise.
+// Load accepts the files unless the test sets another function.
 func (k *playedKernel) Load(ctx context.Context, _ id.Job, files io.Reader) error {
 	if k.load != nil {
 		return k.load(ctx, files)
@@ -237,7 +237,7 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// agent makes the agent of a node, which nobody runs yet.
+// agent makes the agent of a node without running it.
 func (m *machine) agent(number uint32, log *lines) *Agent {
 	m.t.Helper()
 	a, err := New(Config{

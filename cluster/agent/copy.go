@@ -16,15 +16,16 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// stall bounds how long the files of a job may make no progress. A node looks for them so many times meanwhile.
+// stall bounds the time without progress of a job's files, and stallLooks is the number of checks
+// in that time.
 const (
 	stall      = 30 * time.Second
 	stallLooks = 30
 )
 
-// copyService is the name of the stream by which a node passes files to a child. It carries the job's number as 4 bytes,
-// then pieces: a 4-byte big-endian length and as many bytes; the length 0 ends it. What passes is a zstd archive with a
-// checksum, so damage is noticed where it is unpacked.
+// copyService is the name of the stream from a node to its child. It carries the job's number as 4
+// bytes, and then pieces: a 4-byte big-endian length and that many bytes. The length 0 is the end.
+// The data is a zstd archive with a checksum, so unpacking detects damage.
 const copyService = "copy"
 
 // maxPiece bounds a piece, in bytes.
@@ -32,24 +33,25 @@ const maxPiece = 1 << 20
 
 var errEnded = errors.New("the job was ended")
 
-// queuedPieces bounds how many pieces wait to be passed on. A sender that keeps to control.FileWindow never has so many on the way.
+// queuedPieces bounds the pieces that wait to be forwarded. A sender that respects
+// control.FileWindow never reaches the bound.
 const queuedPieces = 256
 
-// copying is the passage of one job's files through this node: from serve or the parent in the job's tree, to this node's
-// job and to the children.
+// copying forwards the files of one job: from serve or the parent in the job's tree to the job on
+// this node and to the children.
 type copying struct {
 	agent    *Agent
 	job      id.Job
-	root     bool    // the files come from serve, which is told how much has been taken
-	parent   id.Node // whose stream is taken; of a root none is
+	root     bool    // the files come from serve, which receives the progress
+	parent   id.Node // the only node whose stream is accepted; unused in a root
 	children []id.Node
 	pieces   chan []byte     // an empty one is the last
-	context  context.Context // ends with the passage
+	context  context.Context // ends with the copy
 	stop     context.CancelCauseFunc
-	ended    chan struct{} // closed when the job is over, or this is
+	ended    chan struct{} // closed by stopCopy
 }
 
-// startCopy makes a place for a job's files to arrive at, and passes them on when they do.
+// startCopy prepares for the files of a job, and forwards them as they arrive.
 func (a *Agent) startCopy(s kernel.JobSpec) {
 	c := &copying{agent: a, job: s.Job, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
@@ -72,7 +74,7 @@ func (a *Agent) startCopy(s kernel.JobSpec) {
 	go c.run()
 }
 
-// stopCopy ends the passage of a job's files, if it goes on.
+// stopCopy ends the copy of a job's files, if there is one.
 func (a *Agent) stopCopy(job id.Job) {
 	a.mu.Lock()
 	c := a.copies[job]
@@ -104,16 +106,16 @@ func (a *Agent) fileChunk(m *control.FileChunk) {
 	}
 }
 
-// offer queues a piece of a sender that must not be made to wait.
+// offer queues a piece from a sender that must not be blocked.
 func (c *copying) offer(p []byte) {
 	select {
 	case c.pieces <- p:
 	default:
-		c.stop(errors.New("more of the files was sent than was asked for"))
+		c.stop(errors.New("the sender of the files exceeds its window"))
 	}
 }
 
-// Stream implements fabric.Handler: it takes a job's files from the parent in the tree.
+// Stream implements fabric.Handler: it receives a job's files from the parent in the tree.
 func (a *Agent) Stream(from id.Node, service string, conn net.Conn) {
 	defer conn.Close()
 	if service != copyService {
@@ -132,7 +134,7 @@ func (a *Agent) Stream(from id.Node, service string, conn net.Conn) {
 		return // the job has been ended
 	}
 	if c.root || from != c.parent {
-		a.peers.Printf("node%d sends files of job %d, which it has no part in passing on", from, c.job)
+		a.peers.Printf("node%d sends files of job %d, but is not this node's parent", from, c.job)
 		return
 	}
 	stop := context.AfterFunc(c.context, func() { conn.Close() })
@@ -155,7 +157,7 @@ func (a *Agent) Stream(from id.Node, service string, conn net.Conn) {
 	}
 }
 
-// run passes the files on and reports how that went.
+// run forwards the files and reports the result.
 func (c *copying) run() {
 	defer c.agent.stopCopy(c.job)
 	err := c.pass()
@@ -170,17 +172,18 @@ func (c *copying) run() {
 			return
 		}
 	}
-	report := &control.Loaded{Job: uint32(c.job)}
+	loaded := &control.Loaded{Job: uint32(c.job)}
 	if err != nil {
-		report.Error = c.agent.failure(err)
+		loaded.Error = c.agent.failure(err)
 	}
 	if broken != nil {
-		report.Error.Code = control.Code_CODE_RESTARTED
+		loaded.Error.Code = control.Code_CODE_RESTARTED
 	}
-	c.agent.tell(report)
+	c.agent.report(loaded)
 }
 
-// pass moves every piece to the job's init and to the children, and waits until the files are unpacked here.
+// pass sends every piece to the job's init and to the children, and waits until the files are
+// unpacked on this node.
 func (c *copying) pass() error {
 	r, w := io.Pipe()
 	loaded := make(chan error, 1)
@@ -193,7 +196,7 @@ func (c *copying) pass() error {
 		w.CloseWithError(err)
 		var broken *streamError
 		if lerr := <-loaded; lerr != nil && !errors.Is(lerr, err) && !errors.As(err, &broken) {
-			return lerr // it is what made the copy fail
+			return lerr // the cause of err
 		}
 		return err
 	}
@@ -201,13 +204,13 @@ func (c *copying) pass() error {
 	return <-loaded
 }
 
-// copy moves the pieces until the last one.
+// copy sends the pieces up to the last one.
 func (c *copying) copy(w io.Writer) error {
 	p, err := c.next()
 	if err != nil {
 		return err
 	}
-	// Now that files come, every node has made a place for them.
+	// The first piece shows that every node is prepared.
 	outs, err := c.openChildren()
 	defer func() {
 		for _, out := range outs {
@@ -228,7 +231,7 @@ func (c *copying) copy(w io.Writer) error {
 			return err
 		}
 		if taken += uint64(len(p)); c.root {
-			c.agent.tell(&control.FileTaken{Job: uint32(c.job), Offset: taken})
+			c.agent.report(&control.FileTaken{Job: uint32(c.job), Offset: taken})
 		}
 	}
 	return err
@@ -241,8 +244,9 @@ func (c *copying) next() ([]byte, error) {
 	return c.nextBy(tick.C)
 }
 
-// nextBy waits for a piece until looks for it have been in vain. It counts them, and not the time: of a node that had no processor for a
-// while all ticks but one are lost, and its sender may have had none, either.
+// nextBy waits for a piece, for at most stallLooks ticks. It counts ticks instead of time: a node
+// that gets no CPU time for a while loses all ticks but one, and its sender may have been in the
+// same state.
 func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	for range stallLooks {
 		select {
@@ -257,7 +261,7 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	case p := <-c.pieces:
 		return p, nil
 	default:
-		return nil, &streamError{"files of the job", fmt.Errorf("no piece of them came for %v", stall)}
+		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", stall)}
 	}
 }
 
@@ -267,8 +271,8 @@ type child struct {
 	conn net.Conn
 }
 
-// streamError reports that a stream of files has ended too early, as when the node kernel at its other end was killed, or has stopped: the
-// launch can be begun anew.
+// streamError reports a stream of files that stalled or ended too early, for example because the
+// node kernel at its other end was killed. The launch can be repeated.
 type streamError struct {
 	what string
 	err  error
@@ -281,8 +285,8 @@ func toChild(node id.Node, err error) error {
 	return &streamError{fmt.Sprintf("pass files on to node%d", node), err}
 }
 
-// reasonGrace is how long a node waits before it reports a broken stream. A node that has ended the stream because it cannot go on
-// reports a better reason itself.
+// reasonGrace is the time before a node reports a broken stream. A node that ended the stream
+// because of an error reports a better reason itself.
 const reasonGrace = 500 * time.Millisecond
 
 func (c *copying) openChildren() ([]*child, error) {

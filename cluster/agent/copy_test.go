@@ -23,7 +23,7 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// member is a node of a tree: its agent, its node kernel, and what it tells serve.
+// member is a node of a tree: its agent, its node kernel, and its messages to serve.
 type member struct {
 	*Agent
 	kernel *playedKernel
@@ -140,8 +140,8 @@ func TestCopyDownTheTree(t *testing.T) {
 	}
 }
 
-// A node in the middle of the tree cannot unpack the files. It says so itself, the nodes above name it, and those below it know
-// where their files should have come from.
+// A node in the middle of the tree cannot unpack the files. It reports the reason, the nodes above
+// name it, and the nodes below name their parent.
 func TestCopyFailsInTheMiddle(t *testing.T) {
 	nodes := grow(t, 5) // 1 is the parent of 3 and 4
 	nodes[1].kernel.load = func(_ context.Context, files io.Reader) error {
@@ -184,7 +184,7 @@ func TestCopyToDeadNode(t *testing.T) {
 	}
 }
 
-// A job that is ended while its files are on their way says nothing more, and nothing of the passage is left.
+// A job that is ended during the copy of its files reports nothing more, and leaves nothing behind.
 func TestCopyIsStopped(t *testing.T) {
 	nodes := grow(t, 3)
 	prepare(t, nodes)
@@ -210,7 +210,7 @@ func TestCopyIsStopped(t *testing.T) {
 	}
 }
 
-// Files that do not come for long spoil the launch, which can be begun anew.
+// A stalled copy ends the launch, which can be repeated.
 func TestCopyStalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newMachine(t).agent(3, new(lines))
@@ -231,15 +231,15 @@ func TestCopyStalls(t *testing.T) {
 		}
 		time.Sleep(time.Second + 2*reasonGrace)
 		synctest.Wait()
-		want := "files of the job: no piece of them came for 30s"
+		want := "files of the job: no data for 30s"
 		if m := all[*control.Loaded](&told); len(m) != 1 || m[0].Error.GetCode() != control.Code_CODE_RESTARTED || m[0].Error.GetText() != want {
 			t.Errorf("the node says %v", m)
 		}
 	})
 }
 
-// What counts is how often a node has looked, so that its own absence is not taken for that of the sender: a piece that has come is taken
-// however many ticks have, and so is one that comes after all but one.
+// Ticks count, so that a node without CPU time does not blame the sender: a received piece is taken
+// regardless of the number of ticks, and so is a piece that arrives after all ticks but one.
 func TestCopyOfAbsentNode(t *testing.T) {
 	for name, test := range map[string]struct {
 		ticks int
@@ -277,7 +277,7 @@ func TestCopyTooMuch(t *testing.T) {
 	for range queuedPieces + 2 {
 		nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: []byte("x")})
 	}
-	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != "more of the files was sent than was asked for" {
+	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != "the sender of the files exceeds its window" {
 		t.Errorf("the node says %v", m)
 	}
 }
@@ -291,7 +291,7 @@ func TestStrangeStreams(t *testing.T) {
 		name, service string
 		content       []byte
 		want          string // in the log
-		fails         string // the job, with these words
+		fails         string // the job, with this text
 	}{
 		{name: "unknown service", service: "teleport", want: `node0 asks for a stream "teleport", which is unknown`},
 		{name: "no job", service: copyService, content: []byte{1}, want: "files from node0: unexpected EOF"},
@@ -323,8 +323,8 @@ func TestStrangeStreams(t *testing.T) {
 	}
 }
 
-// The files of a job come to a node from its parent in the job's tree, and to the root from serve. Whatever another node sends, of the
-// job or not, is no part of them, and does not end the job.
+// A node accepts the files of a job only from its parent in the job's tree, and the root only from
+// serve. Data from other nodes is ignored, and does not end the job.
 func TestFilesOfOthers(t *testing.T) {
 	nodes := grow(t, 5)
 	stranger := nodes[4]
@@ -357,13 +357,14 @@ func TestFilesOfOthers(t *testing.T) {
 		if m := first[*control.Loaded](t, &b.told); m.Error != nil || !bytes.Equal(b.kernel.loaded, files) {
 			t.Errorf("node %d got %q and says %v", i, b.kernel.loaded, m)
 		}
-		if !strings.Contains(b.log.String(), "node4 sends files of job 1, which it has no part in passing on") {
+		if !strings.Contains(b.log.String(), "node4 sends files of job 1, but is not this node's parent") {
 			t.Errorf("the log of node %d says %q", i, b.log.String())
 		}
 	}
 }
 
-// Whatever comes from another node is read as pieces of bounded size, or refused. What write makes of a piece reads back.
+// Input from another node is read as pieces of bounded size, or refused. readPiece reads pieces
+// from write.
 func FuzzReadPiece(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 3, 'a', 'b', 'c', 0, 0, 0, 0})
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})

@@ -8,7 +8,8 @@ import (
 	"margay/kernel/task"
 )
 
-// What crosses from the control protocol to the node kernel as a number is the same on both sides, and there is no other.
+// Enumerations that pass from the control protocol to the node kernel by number have the same
+// values on both sides.
 func TestNumbersAgree(t *testing.T) {
 	modes := map[control.StdinMode]kernel.StdinMode{
 		control.StdinMode_STDIN_NONE: kernel.StdinNone, control.StdinMode_STDIN_FIRST: kernel.StdinFirst, control.StdinMode_STDIN_ALL: kernel.StdinAll,

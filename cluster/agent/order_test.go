@@ -13,7 +13,7 @@ import (
 	"margay/kernel"
 )
 
-// ordered plays an agent with a kernel. What it is asked goes over near, or over the connection that follows it.
+// ordered is an agent with a played kernel. Requests go over near, or over the next connection.
 func ordered(t *testing.T, k *playedKernel) (ask func(ctx context.Context, request proto.Message)) {
 	t.Helper()
 	a := newMachine(t).agent(3, new(lines))
@@ -35,7 +35,8 @@ func (k *playedKernel) done() []string {
 	return slices.Clone(k.calls)
 }
 
-// A job that is to be forgotten while it is prepared is forgotten afterwards, or the node would keep it. Other jobs do not wait for that.
+// A job that serve forgets during its preparation is forgotten afterwards, or the node would keep
+// it. Other jobs do not wait for that.
 func TestForgetFollowsPrepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		prepared := make(chan struct{})
@@ -61,7 +62,7 @@ func TestForgetFollowsPrepare(t *testing.T) {
 	})
 }
 
-// A job whose start hangs is forgotten all the same: that does not wait for what it makes useless.
+// A job whose start hangs can be forgotten: the request cancels the start.
 func TestForgetEndsStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := new(playedKernel)

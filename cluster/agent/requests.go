@@ -23,8 +23,8 @@ import (
 // requestTimeout bounds the preparation and the start of a job on this node.
 const requestTimeout = 30 * time.Second
 
-// handle takes what serve sends. Requests that may take a while go to a goroutine of their own, where those about the life of a job take
-// turns; all others whose order counts are done at once.
+// handle handles a frame from serve. Requests that may take a while run in goroutines, where
+// requests about the life of one job run in order. Other requests whose order matters run at once.
 func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Prepare:
@@ -81,12 +81,12 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 
 // turn is a request about the life of a job.
 type turn struct {
-	before *turn // that must be done first; nil when there is none
+	before *turn // its predecessor; nil: none
 	giveUp context.CancelFunc
 	done   chan struct{}
 }
 
-// inTurn handles a request about a job once those that came before are done.
+// inTurn handles a request about a job after its predecessors.
 func (a *Agent) inTurn(ctx context.Context, job id.Job, handle func(context.Context)) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &turn{giveUp: cancel, done: make(chan struct{})}
@@ -110,7 +110,7 @@ func (a *Agent) inTurn(ctx context.Context, job id.Job, handle func(context.Cont
 	}()
 }
 
-// giveUp has the requests about a job that are not done be done soon, since it is to be forgotten.
+// giveUp cancels the pending requests about a job that will be forgotten.
 func (a *Agent) giveUp(job id.Job) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -119,7 +119,7 @@ func (a *Agent) giveUp(job id.Job) {
 	}
 }
 
-// ignore logs an error that nobody waits for. A job that has just ended is none.
+// ignore logs an error that has no recipient, except for a job that has just ended.
 func (a *Agent) ignore(err error) {
 	if err != nil && !errors.Is(err, kernel.ErrNoJob) {
 		a.config.Log("%v", err)
@@ -156,7 +156,7 @@ func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) 
 	}}, nil)
 }
 
-// failure turns an error of the node kernel into what the machine is told.
+// failure turns an error of the node kernel into a message.
 func (a *Agent) failure(err error) *control.Error {
 	out := control.FromError(err)
 	out.Node = int32(a.self())
@@ -275,7 +275,7 @@ func (a *Agent) setDuties(conn *control.Conn, f *control.Frame, m *control.SetDu
 	conn.Answer(f, &control.DutiesSet{Info: a.info()}, nil)
 }
 
-// switched is what a switch makes of what is.
+// switched returns the state of a setting after a switch.
 func switched(is bool, to control.Switch) bool {
 	if to == control.Switch_SWITCH_KEEP {
 		return is
@@ -283,7 +283,7 @@ func switched(is bool, to control.Switch) bool {
 	return to == control.Switch_SWITCH_ON
 }
 
-// extensions describes those extensions of the node that are wanted.
+// extensions describes the extensions of the node that match.
 func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.ExtensionState {
 	var list []*control.ExtensionState
 	for _, x := range a.node.Extensions() {
@@ -306,7 +306,7 @@ func (a *Agent) extensions(wanted func(extension.Info) bool) []*control.Extensio
 	return list
 }
 
-// extensionNotes tells what happened to the node's extensions.
+// extensionNotes returns notes about the node's extensions.
 func (a *Agent) extensionNotes(m *control.ExtensionLog) *control.ExtensionNotes {
 	answer := new(control.ExtensionNotes)
 	for _, n := range a.node.ExtensionNotes(m.After[a.self()]) {

@@ -11,7 +11,7 @@ import (
 	"margay/kernel/record"
 )
 
-// eventBytes is about how much of events an answer carries, far from control.MaxFrame.
+// eventBytes is the approximate size of the events in an answer, far below control.MaxFrame.
 const eventBytes = 1 << 20
 
 func (a *Agent) readEvents(conn *control.Conn, f *control.Frame, m *control.ReadEvents) {

@@ -31,9 +31,9 @@ type playedServe struct {
 	*machine
 	recorder
 	listener net.Listener
-	conns    chan *control.Conn // those that have registered
-	refuse   error              // what Hello is answered with
-	sent     []proto.Message    // what every agent gets right behind Registered
+	conns    chan *control.Conn // registered connections
+	refuse   error              // the answer to Hello
+	sent     []proto.Message    // sent to every agent directly after Registered
 }
 
 func newServe(t *testing.T) *playedServe {
@@ -160,7 +160,7 @@ func TestSession(t *testing.T) {
 	if beats := all[*control.Heartbeat](&s.recorder); beats[0].Number != 1 || beats[1].Number != 2 || beats[0].FreeMemory <= 0 || beats[0].Info != nil {
 		t.Errorf("heartbeats %v", beats)
 	}
-	// What a node is is told again when it has changed.
+	// A changed description of the node is sent again.
 	k.mu.Lock()
 	k.shares = "a scheduler"
 	k.mu.Unlock()
@@ -208,8 +208,8 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// Why a job cannot go on reaches serve, also when there is no connection as the node kernel finds it out, with each registration until
-// the job is forgotten. That of a job which the node does not have reaches nobody.
+// The fault of a job reaches serve even if there is no connection at the time: it is sent after
+// each registration until the job is forgotten. Faults of unknown jobs are dropped.
 func TestFaultsWithoutServe(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
@@ -228,7 +228,7 @@ func TestFaultsWithoutServe(t *testing.T) {
 		}
 		conn.Close()
 	}
-	// What is told after a registration comes before the heartbeats.
+	// Faults are sent before the first heartbeat.
 	s.next()
 	beats := len(all[*control.Heartbeat](&s.recorder))
 	check.AwaitFor(t, patience, "heartbeat", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > beats })
@@ -238,7 +238,7 @@ func TestFaultsWithoutServe(t *testing.T) {
 	}
 }
 
-// sameExceptNow compares events, but not when they were read.
+// sameExceptNow compares events except for the time of reading.
 func sameExceptNow(got proto.Message, want *control.Events) bool {
 	events, ok := got.(*control.Events)
 	if ok {
@@ -247,7 +247,8 @@ func sameExceptNow(got proto.Message, want *control.Events) bool {
 	return ok && events.NowNs > 0 && proto.Equal(events, want)
 }
 
-// Requests are passed to the node kernel and answered with what it says. What needs no answer is done in order.
+// Requests are passed to the node kernel and answered with its result. Requests without an answer
+// are handled in order.
 func TestRequests(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
@@ -344,7 +345,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// serve may ask for something as soon as it has answered Register.
+// serve may send requests directly after its answer to Register.
 func TestPrepareRightAfterRegistration(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
@@ -360,7 +361,7 @@ func TestPrepareRightAfterRegistration(t *testing.T) {
 	}
 }
 
-// A switch that is not touched leaves things as they are.
+// SWITCH_KEEP leaves a setting as it is.
 func TestSetDuties(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
@@ -414,7 +415,7 @@ func TestRefusedAgent(t *testing.T) {
 	check.AwaitFor(t, patience, "two tries", func() bool { return strings.Count(log.String(), "this margay is too old") >= 2 })
 }
 
-// A serve that lets heartbeats go unanswered is left.
+// The agent leaves a serve that does not answer heartbeats.
 func TestSilentServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newMachine(t).agent(3, new(lines))
@@ -433,7 +434,7 @@ func TestSilentServe(t *testing.T) {
 	})
 }
 
-// awayKernel is one that takes long to say once which jobs it has.
+// awayKernel is a node kernel that once takes long to list its jobs.
 type awayKernel struct {
 	*playedKernel
 	once sync.Once
@@ -444,7 +445,7 @@ func (k *awayKernel) Jobs() []kernel.JobInfo {
 	return k.playedKernel.Jobs()
 }
 
-// A node that was away for a while does not take that for silence of serve.
+// A node without CPU time for a while does not blame serve.
 func TestAwayAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newMachine(t).agent(3, new(lines))
@@ -467,7 +468,7 @@ func TestAwayAgent(t *testing.T) {
 	})
 }
 
-// Errors of the node kernel keep their meaning for those who have asked.
+// Errors of the node kernel keep their codes in answers.
 func TestFailure(t *testing.T) {
 	a := newMachine(t).agent(3, new(lines))
 	cases := []struct {

@@ -24,10 +24,10 @@ var shells = []string{"sh", "bash", "dash", "zsh", "ksh", "busybox"}
 // exitCommandNotFound is the exit status of a shell that does not find a program.
 const exitCommandNotFound = 127
 
-// Lack says what the program may have missed on its nodes, now that it has failed with an exit
-// status. args are its arguments. Empty: nothing is known.
-func (f *Files) Lack(code int, args []string) string {
-	hints := []string{f.lackOf(code)}
+// Hint names the files that a program may have missed on its nodes, after it failed with an exit
+// status. args are its arguments. The hint is empty if no such file is known.
+func (f *Files) Hint(code int, args []string) string {
+	hints := []string{f.hintOf(code)}
 	if left := f.leftBehind(args); len(left) > 0 && code < 128 { // no signal has ended it
 		hint := "files that arguments name are not copied automatically: --with " + strings.Join(left, " --with ")
 		if code == exitCommandNotFound {
@@ -59,8 +59,8 @@ func (f *Files) leftBehind(args []string) (left []string) {
 	return left
 }
 
-// lackOf says what an interpreter may have missed.
-func (f *Files) lackOf(code int) string {
+// hintOf says what an interpreter may have missed.
+func (f *Files) hintOf(code int) string {
 	for _, path := range f.elves {
 		real, err := filepath.EvalSymlinks(path)
 		if err != nil {

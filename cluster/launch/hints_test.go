@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What an interpreter lacks is named once a program has failed.
-func TestLack(t *testing.T) {
+// After a program has failed, the missing files of its interpreter are named.
+func TestHint(t *testing.T) {
 	prefix := t.TempDir()
 	interpreter := func(name string) string {
 		path := filepath.Join(prefix, "bin", name)
@@ -48,7 +48,7 @@ func TestLack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := f.Lack(test.code, test.args); got != test.want {
+		if got := f.Hint(test.code, test.args); got != test.want {
 			t.Errorf("%s: %q", test.name, got)
 		}
 	}

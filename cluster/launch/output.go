@@ -10,12 +10,28 @@ import (
 	"margay/cluster/control"
 )
 
+// ReplayOptions say which output Replay prints, and how.
+type ReplayOptions struct {
+	Socket         string // of serve
+	Job            uint32
+	Label          bool // lines begin with the rank that wrote them
+	Quiet          bool // print the output alone, no notes on standard error
+	Stdout, Stderr io.Writer
+}
+
+// note prints a line about the job on standard error, unless Quiet is set.
+func (o *ReplayOptions) note(text string) {
+	if text != "" && !o.Quiet {
+		fmt.Fprintf(o.Stderr, "margay: %s\n", text)
+	}
+}
+
 // Replay prints the output of a detached job from its beginning to its end, and the result of the
 // job unless it succeeded. It returns an error if some of the output is missing. If serve is
 // restarted, it continues where it was.
-func Replay(ctx context.Context, socket string, job uint32, label bool, stdout, stderr io.Writer) error {
-	r := &replay{job: job, label: label, stdout: stdout, stderr: stderr}
-	conn, err := client.Dial(ctx, socket)
+func Replay(ctx context.Context, o ReplayOptions) error {
+	r := &replay{ReplayOptions: o}
+	conn, err := client.Dial(ctx, o.Socket)
 	if err != nil {
 		return err
 	}
@@ -36,25 +52,22 @@ func Replay(ctx context.Context, socket string, job uint32, label bool, stdout, 
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		fmt.Fprintln(stderr, "margay: the connection to serve is lost; looking for it")
+		r.note("the connection to serve is lost; looking for it")
 		dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
-		conn, err = client.Dial(dialing, socket)
+		conn, err = client.Dial(dialing, o.Socket)
 		cancel()
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("%w; margay logs %d shows the output when serve is back", err, job), r.finish())
+			return errors.Join(fmt.Errorf("%w; margay logs %d shows the output when serve is back", err, o.Job), r.finish())
 		}
 	}
 }
 
 // replay is the output of a detached job that is printed, over as many connections as it takes.
 type replay struct {
-	job            uint32
-	label          bool
-	stdout, stderr io.Writer
-
+	ReplayOptions
 	printer *printer // nil before the first answer
 	printed int      // records
 	come    int      // records over the connection of now: each brings all of them, in the same order
@@ -95,9 +108,9 @@ func (r *replay) over(ctx context.Context, conn *control.Conn) error {
 		return err
 	}
 	if r.come = 0; r.printer == nil {
-		r.printer = newPrinter(r.stdout, r.stderr, int(j.Ranks), r.label)
+		r.printer = newPrinter(r.Stdout, r.Stderr, int(j.Ranks), r.Label)
 	}
-	_, err = conn.Call(ctx, &control.Attach{Job: r.job, Output: true})
+	_, err = conn.Call(ctx, &control.Attach{Job: r.Job, Output: true})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -107,11 +120,8 @@ func (r *replay) over(ctx context.Context, conn *control.Conn) error {
 	err = errors.Join(err, r.finish())
 	j, unlisted := r.summary(ctx, conn)
 	if unlisted == nil {
-		for _, text := range []string{Unkept(j.Unkept), HowEnded(j)} {
-			if text != "" {
-				fmt.Fprintf(r.stderr, "margay: %s\n", text)
-			}
-		}
+		r.note(Unkept(j.Unkept))
+		r.note(HowEnded(j))
 	}
 	if err != nil {
 		return err
@@ -121,7 +131,7 @@ func (r *replay) over(ctx context.Context, conn *control.Conn) error {
 
 // summary asks for the job.
 func (r *replay) summary(ctx context.Context, conn *control.Conn) (*control.JobSummary, error) {
-	answer, err := conn.Call(ctx, &control.ListJobs{Job: r.job})
+	answer, err := conn.Call(ctx, &control.ListJobs{Job: r.Job})
 	if err != nil {
 		return nil, err
 	}

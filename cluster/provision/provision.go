@@ -1,5 +1,6 @@
-// Package provision finds or makes what virtual nodes run on: the guest kernel and QEMU, which it fetches from the archive of the
-// host's distribution if need be, and the node image. All of it is cached.
+// Package provision finds or makes what virtual nodes run on: the guest kernel and QEMU, which it
+// fetches from the archive of the host's distribution if need be, and the node image. All of it is
+// cached.
 package provision
 
 import (
@@ -34,9 +35,10 @@ type ImageOptions struct {
 	Told    progress.Func
 }
 
-// CacheDir is where kernels, images and emulators are kept from one machine to the next: MARGAY_CACHE if that is set, else a folder of
-// the user's cache. It is made if it is missing. A folder that another user than root can change, or can put another one in the place of,
-// is an error: what is in it is run. Links that no other user can change are followed.
+// CacheDir returns the folder that keeps kernels, images and emulators for later machines:
+// MARGAY_CACHE if set, else a folder in the user's cache. It creates the folder if necessary. A
+// folder that a user other than root can change or replace is an error, because its contents are
+// run. Links that no other user can change are followed.
 func CacheDir() (string, error) {
 	dir, err := cachePath()
 	if err != nil {
@@ -95,8 +97,9 @@ func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 	return Image{Path: path, Kernel: kernel, Manifest: manifest}, nil
 }
 
-// DirectKernel returns the path of a kernel in the form that an emulated machine starts fastest: unpacked, or the image itself if
-// that is not possible. Unpacking takes an emulated processor more than a second at each boot, and the host a third of that once.
+// DirectKernel returns the path of a kernel in the form that an emulated machine starts fastest:
+// unpacked, or the image itself if that is not possible. Unpacking takes an emulated processor more
+// than a second at each boot, and the host a third of that once.
 func DirectKernel(k guestkernel.Kernel) (string, error) {
 	cache, err := CacheDir()
 	if err != nil {

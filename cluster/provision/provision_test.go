@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What is in the cache is run, so a folder that others can change is none.
+// The contents of the cache are run, so a folder that others can change is refused.
 func TestCacheDir(t *testing.T) {
 	base := t.TempDir()
 	folder := func(name string, mode os.FileMode) string {
@@ -37,7 +37,7 @@ func TestCacheDir(t *testing.T) {
 		{"own", folder("plain", 0o755), ""},
 		{"a link of one's own", own, ""},
 		{"missing", filepath.Join(base, "a", "b"), ""},
-		{"a file", file, "is no folder"},
+		{"a file", file, "is not a folder"},
 		{"below a file", filepath.Join(file, "a"), "not a directory"},
 		{"the group's", folder("group", 0o770), "can be written by others"},
 		{"everybody's", folder("all", 0o777), "can be written by others"},

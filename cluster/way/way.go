@@ -1,5 +1,5 @@
-// Package way checks the paths of folders whose contents a user's programs trust: it finds the part of a path through which another user
-// could replace what the path leads to.
+// Package way checks the paths of folders whose contents a user's programs trust. It finds the
+// component of a path with which another user could redirect the path.
 package way
 
 import (
@@ -15,29 +15,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks bounds the symbolic links that a path leads through, as Linux does.
+// maxLinks bounds the symbolic links on a path, as Linux does.
 const maxLinks = 40
 
 // Folder is a folder that is trusted if root and this user alone can change it.
 type Folder struct {
-	What     string // what it is, for errors
+	What     string // description, for errors
 	Path     string // absolute
-	Variable string // the variable of the environment that names another folder instead
+	Variable string // the environment variable that selects another folder
 }
 
-// Look looks at a part of a path without following a link: os.Lstat, or what Made returns.
+// Look examines a component of a path without following a link: os.Lstat, or the result of Made.
 type Look func(path string) (fs.FileInfo, error)
 
-// Check reports an error unless root and this user alone can change where the path leads. It goes from / on through each folder and each
-// link before the last component: they belong to one of the two, and nobody else can write to a folder unless that is sticky, as /tmp is.
-// What has been looked at cannot be exchanged any more while the rest is. The last component is for the caller to check.
+// Check returns an error unless only root and this user can change where the path leads. It walks
+// from / through each folder and each link before the last component. Each must belong to root or
+// this user, and a folder that others can write to must be sticky, as /tmp is. So no component can
+// be replaced after it was checked. The caller checks the last component.
 func (f Folder) Check(look Look) error {
 	_, err := f.walk(filepath.Dir(f.Path), look)
 	return err
 }
 
-// Follow checks as Check does, and all the way: the last component may be a link, to a folder that nobody else can write to, sticky or
-// not. It returns where the path leads.
+// Follow is Check for the whole path: the last component may be a folder or a link to one, and no
+// other user may have write permission on the folder, even if it is sticky. It returns the path
+// without links.
 func (f Folder) Follow(look Look) (string, error) {
 	at, err := f.walk(f.Path, look)
 	if err != nil {
@@ -50,7 +52,7 @@ func (f Folder) Follow(look Look) (string, error) {
 	why := ""
 	switch {
 	case !info.IsDir():
-		why = "is no folder"
+		why = "is not a folder"
 	case info.Mode()&0o022 != 0:
 		why = fmt.Sprintf("can be written by others (mode %v)", info.Mode())
 	default:
@@ -59,7 +61,7 @@ func (f Folder) Follow(look Look) (string, error) {
 	return "", fmt.Errorf("%s: %s %s: %s", f.What, at, why, f.Out(at, info))
 }
 
-// walk checks all parts of a path, and returns where it leads without links.
+// walk checks all components of a path, and returns the path without links.
 func (f Folder) walk(path string, look Look) (string, error) {
 	trusted, err := trustedUsers()
 	if err != nil {
@@ -96,8 +98,8 @@ func (f Folder) walk(path string, look Look) (string, error) {
 	return at, nil
 }
 
-// trustedUsers are root and this user. The owner of / is root. In the user namespace of a holder root has the number of all users that are
-// not in it.
+// trustedUsers returns root and this user. In the user namespace of a holder, root has the overflow
+// user ID, which is why the owner of / is taken for root.
 func trustedUsers() ([]int, error) {
 	slash, err := os.Lstat("/")
 	if err != nil {
@@ -106,8 +108,8 @@ func trustedUsers() ([]int, error) {
 	return []int{0, os.Getuid(), UID(slash)}, nil
 }
 
-// exchangeable says why other users than the trusted ones can change where a path leads that has this part, nothing if they cannot. They
-// can rename and remove in a sticky folder only what is their own.
+// exchangeable returns the reason why an untrusted user can change where a path through this
+// component leads, or "". In a sticky folder users can rename and remove only their own files.
 func exchangeable(info fs.FileInfo, trusted []int) string {
 	switch {
 	case !slices.Contains(trusted, UID(info)):
@@ -118,16 +120,16 @@ func exchangeable(info fs.FileInfo, trusted []int) string {
 	return ""
 }
 
-// Out says what to do about a part of the path, or the folder itself, that cannot be used.
+// Out returns the way out for an error about a component of the path or the folder itself.
 func (f Folder) Out(part string, info fs.FileInfo) string {
-	own := fmt.Sprintf("set %s to a folder of your own that nobody else can write to", f.Variable)
+	own := fmt.Sprintf("set %s to a folder of your own that no other user can write to", f.Variable)
 	if info.IsDir() && UID(info) == os.Getuid() {
 		return fmt.Sprintf("chmod go-w %s, or %s", part, own)
 	}
 	return own
 }
 
-// Made returns a Look that makes folders with a mode where they are missing.
+// Made returns a Look that creates missing folders with this mode.
 func Made(mode fs.FileMode) Look {
 	return func(path string) (fs.FileInfo, error) {
 		info, err := os.Lstat(path)
@@ -141,5 +143,5 @@ func Made(mode fs.FileMode) Look {
 	}
 }
 
-// UID is the user that a file belongs to.
+// UID returns the owner of a file.
 func UID(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }

@@ -9,11 +9,12 @@ import (
 	"testing"
 )
 
-// stranger is another user than that of the test.
+// stranger is a user other than root and the user of the test.
 const stranger = 65534
 
-// makeWay makes what a way leads through: of each line "kind path [what]", in order, a folder with a mode, a link or a file. A kind with
-// a "!" is another user's, which only root can arrange.
+// makeWay creates the components of a path: for each line "kind path [what]", in order, a folder
+// with a mode, a link or a file. A kind with a "!" belongs to another user, which only root can
+// arrange.
 func makeWay(t *testing.T, dir string, lines []string) {
 	t.Helper()
 	for _, line := range lines {
@@ -39,8 +40,8 @@ func makeWay(t *testing.T, dir string, lines []string) {
 	}
 }
 
-// Follow goes through what only root and this user can change, and makes the rest. Any other part of the path, the last one included,
-// is refused by its name, and nothing is made behind it.
+// Follow accepts components that only root and this user can change, and creates missing ones. It
+// names any other component, including the last one, and creates nothing below it.
 func TestFollow(t *testing.T) {
 	for name, test := range map[string]struct {
 		files      []string
@@ -53,7 +54,7 @@ func TestFollow(t *testing.T) {
 		"in a shared folder":               {files: []string{"tmp t", "own t/d"}, path: "t/d", leads: "t/d"},
 		"an own link":                      {files: []string{"own d", "tmp t", "link t/l ../d"}, path: "t/l", leads: "d"},
 		"an own link to what is missing":   {files: []string{"own d", "link l d/new"}, path: "l/x", leads: "d/new/x"},
-		"a file":                           {files: []string{"file f"}, path: "f", want: "is no folder", part: "f"},
+		"a file":                           {files: []string{"file f"}, path: "f", want: "is not a folder", part: "f"},
 		"a folder that all write to":       {files: []string{"open d"}, path: "d", want: "can be written by others", part: "d"},
 		"a shared folder":                  {files: []string{"tmp t"}, path: "t", want: "can be written by others", part: "t"},
 		"a group's folder":                 {files: []string{"group d"}, path: "d", want: "can be written by others (mode drwxrwxr-x): chmod go-w", part: "d"},
@@ -105,7 +106,7 @@ func count(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// Links that lead to each other lead nowhere, and files are no folders on the way.
+// A loop of links and a file in the middle of a path are errors.
 func TestFollowNowhere(t *testing.T) {
 	dir := t.TempDir()
 	makeWay(t, dir, []string{"link a b", "link b a", "file f"})

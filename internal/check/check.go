@@ -1,5 +1,5 @@
-// Package check is what tests of several packages need: waiting for a state, the seed of random input, a buffer that is read while
-// it is written, and whether a test leaves anything behind.
+// Package check has helpers for the tests of several packages: waits for a state, seeds of random
+// input, a buffer that may be read while it is written, and checks for leaks.
 package check
 
 import (
@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Patience bounds a wait for what takes milliseconds on an idle machine.
+// Patience bounds a wait for events that take milliseconds on an idle machine.
 const Patience = 20 * time.Second
 
-// Await waits until ok holds, and fails the test when it does not within Patience.
+// Await waits until ok returns true, and fails the test after Patience.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	AwaitFor(t, Patience, what, ok)
@@ -45,7 +45,7 @@ func Seed(t testing.TB) uint64 {
 	return seed
 }
 
-// Buffer is a buffer that is read while it is written. The zero value is empty.
+// Buffer is a buffer that may be read while it is written. The zero value is empty.
 type Buffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -58,7 +58,7 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
-// String returns what has been written.
+// String returns the text written so far.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// recorder is a test whose failures are looked at.
+// recorder is a test that records its failures.
 type recorder struct {
 	testing.TB
 	said     strings.Builder
@@ -37,7 +37,7 @@ func TestAwait(t *testing.T) {
 	Await(t, "third look", func() bool { n++; return n == 3 })
 	r := &recorder{TB: t}
 	if !r.fails(func() { AwaitFor(r, time.Millisecond, "end", func() bool { return false }) }) {
-		t.Error("a wait in vain did not fail the test")
+		t.Error("a wait that timed out did not fail the test")
 	}
 }
 
@@ -48,7 +48,7 @@ func TestSeed(t *testing.T) {
 	}
 	t.Setenv("MARGAY_SEED", "x")
 	if r := (&recorder{TB: t}); !r.fails(func() { Seed(r) }) {
-		t.Error("a seed that is no number was taken")
+		t.Error("a seed that is not a number was accepted")
 	}
 }
 

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// patience is how long what ends by itself may take to do so.
+// patience is the time that goroutines and descriptors of a test have to end after it.
 var patience = leakPatience
 
 const leakPatience = 10 * time.Second
 
-// Leaks fails the test when, at its end, there are more goroutines or descriptors than now.
+// Leaks fails the test if it ends with more goroutines or open descriptors than there are now.
 func Leaks(t testing.TB) {
 	t.Helper()
 	poller(t)
@@ -29,7 +29,7 @@ func Leaks(t testing.TB) {
 	})
 }
 
-// poller makes Go open what it waits for descriptors with, which it keeps.
+// poller makes the Go runtime open its poller, which stays open.
 func poller(t testing.TB) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -40,7 +40,7 @@ func poller(t testing.TB) {
 	w.Close()
 }
 
-// Descriptors counts the open ones of this process.
+// Descriptors returns the number of open descriptors of this process.
 func Descriptors(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

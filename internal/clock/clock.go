@@ -1,5 +1,5 @@
-// Package clock reads CLOCK_MONOTONIC of Linux, which extensions get of ktime_get_ns and Linux puts into the records of its
-// events, without a system call.
+// Package clock reads CLOCK_MONOTONIC without a system call. Extensions get the same clock from
+// ktime_get_ns, and Linux stamps its event records with it.
 package clock
 
 import (
@@ -9,11 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// started pairs a reading of Go's monotonic clock with CLOCK_MONOTONIC, which it runs in step with.
+// started and startedAt are one instant on Go's monotonic clock and on CLOCK_MONOTONIC. The two
+// clocks run in step.
 var started, startedAt = pair()
 
-// pair reads both clocks several times and takes the pair with the least time between them: a reading that was interrupted in the
-// middle would make every later time wrong by that much.
+// pair reads both clocks several times and returns the pair of readings with the least time between
+// them. If a pair is interrupted in the middle, all later times are wrong by the interruption.
 func pair() (started time.Time, at uint64) {
 	least := time.Duration(math.MaxInt64)
 	for range 8 {

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The clock is between two readings of Linux's own, but for the error with which the two were paired.
+// The clock agrees with CLOCK_MONOTONIC, apart from the error of the pair.
 func TestMonotonic(t *testing.T) {
-	const tolerance = 1_000_000_000 // a machine that stands still between two readings
+	const tolerance = 1_000_000_000 // for a host that stalls between two readings
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		t.Fatal(err)

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// Wait waits until done reports true, and returns nil then. When ctx ends it returns the cause, also when done would report true.
-// The caller holds c.L, which done is called with, and holds it again when Wait returns.
+// Wait waits until done returns true, and then returns nil. When ctx ends, it returns the cause,
+// even if done would return true. The caller holds c.L; done is called with it held, and the caller
+// holds it again when Wait returns.
 func Wait(ctx context.Context, c *sync.Cond, done func() bool) error {
 	if ctx.Err() == nil && !done() {
 		stop := Wake(ctx, c)
@@ -22,8 +23,8 @@ func Wait(ctx context.Context, c *sync.Cond, done func() bool) error {
 	return nil
 }
 
-// Wake wakes all that wait on c when ctx ends, unless the returned function has been called before. It takes c.L to do so: a
-// goroutine that has looked at ctx and has not begun to wait would miss it otherwise.
+// Wake wakes all waiters on c when ctx ends, unless stop is called first. It takes c.L before it
+// wakes them, so that a goroutine between its check of ctx and its wait does not miss the wake-up.
 func Wake(ctx context.Context, c *sync.Cond) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		c.L.Lock()

@@ -13,7 +13,7 @@ func TestWait(t *testing.T) {
 	c := sync.NewCond(&mu)
 	state := 0
 	waiting := make(chan struct{}, 1)
-	// wait runs Wait until state is 2. It says in waiting that it has looked once.
+	// wait runs Wait until state is 2. It returns after the first call of done.
 	wait := func(ctx context.Context) <-chan error {
 		ended := make(chan error, 1)
 		go func() {
@@ -38,10 +38,10 @@ func TestWait(t *testing.T) {
 	}
 	ended := wait(context.Background())
 	set(1)
-	<-waiting // it has looked again, and goes on waiting
+	<-waiting // it has checked again, and still waits
 	select {
 	case err := <-ended:
-		t.Fatalf("it ended too early: %v", err)
+		t.Fatalf("Wait returned too early: %v", err)
 	default:
 	}
 	set(2)
@@ -56,11 +56,11 @@ func TestWait(t *testing.T) {
 	ended = wait(ctx)
 	cancel(cause)
 	if err := <-ended; !errors.Is(err, cause) {
-		t.Errorf("the end of the context became %v", err)
+		t.Errorf("after the end of the context: %v", err)
 	}
 	mu.Lock()
 	defer mu.Unlock()
 	if err := Wait(ctx, c, func() bool { return true }); !errors.Is(err, cause) {
-		t.Errorf("a context that has ended became %v", err)
+		t.Errorf("with an ended context: %v", err)
 	}
 }

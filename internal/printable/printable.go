@@ -1,5 +1,5 @@
-// Package printable makes text that somebody else wrote fit for terminals and logs: what cannot be printed, such as the escape sequences
-// of a terminal, becomes a question mark.
+// Package printable makes untrusted text safe for terminals and logs: unprintable characters, such
+// as the escape sequences of a terminal, become question marks.
 package printable
 
 import (
@@ -9,10 +9,10 @@ import (
 	"unicode"
 )
 
-// Line returns text in one line.
+// Line returns text as one line.
 func Line(text string) string { return strings.Map(printed, text) }
 
-// Lines returns text in the lines that it has. Tabs stay.
+// Lines is Line, but keeps line breaks and tabs.
 func Lines(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {
@@ -22,7 +22,7 @@ func Lines(text string) string {
 	}, text)
 }
 
-// Short returns text in one line. Of what is longer than so many bytes, it has the beginning and the length.
+// Short is Line for text of at most most bytes. Longer text is cut, and its length is appended.
 func Short(text string, most int) string {
 	if len(text) <= most {
 		return Line(text)
@@ -30,7 +30,7 @@ func Short(text string, most int) string {
 	return Line(strings.ToValidUTF8(text[:most], "")) + fmt.Sprintf("... (%d bytes)", len(text))
 }
 
-// Name returns a name as it is, or quoted as in Go when something in it cannot be printed.
+// Name returns a printable name unchanged, and any other one quoted as in Go.
 func Name(name string) string {
 	if Line(name) == name {
 		return name
@@ -38,7 +38,8 @@ func Name(name string) string {
 	return strconv.Quote(name)
 }
 
-// printed is what stands for a rune. Bytes that are no UTF-8 come as the replacement character.
+// printed maps a rune to itself or to a question mark. Invalid UTF-8 arrives here as the
+// replacement character.
 func printed(r rune) rune {
 	if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
 		return '?'

@@ -1,4 +1,5 @@
-// Package rights passes file descriptors beside the data of an AF_UNIX socket (SCM_RIGHTS, unix(7)).
+// Package rights encodes and decodes file descriptors as control data of AF_UNIX sockets
+// (SCM_RIGHTS, unix(7)).
 package rights
 
 import (
@@ -8,13 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Most is how many descriptors come with one message at most (SCM_MAX_FD of Linux).
+// Most is the largest number of descriptors in one message (SCM_MAX_FD of Linux).
 const Most = 253
 
-// Space returns the room for the control data of n descriptors, in bytes. Linux closes the ones that find no room.
+// Space returns the size of the control data of n descriptors, in bytes. Linux closes received
+// descriptors that do not fit into the buffer.
 func Space(n int) int { return unix.CmsgSpace(4 * n) }
 
-// Encode returns the control data that carries files, nil for none. The files stay the caller's, and open until it is sent.
+// Encode returns control data that carries files, nil for none. The caller still owns the files,
+// and must keep them open until the data is sent.
 func Encode(files ...*os.File) []byte {
 	if len(files) == 0 {
 		return nil
@@ -26,8 +29,9 @@ func Encode(files ...*os.File) []byte {
 	return unix.UnixRights(fds...)
 }
 
-// Decode returns the files of received control data, which the caller owns, each with the given name. Credentials and the like are
-// passed over. The data must have been received with MSG_CMSG_CLOEXEC, as package net does.
+// Decode returns the files in received control data, each with the given name. The caller owns
+// them. Other control messages, such as credentials, are skipped. The data must have been received
+// with MSG_CMSG_CLOEXEC, as package net does.
 func Decode(data []byte, name string) ([]*os.File, error) {
 	if len(data) == 0 {
 		return nil, nil

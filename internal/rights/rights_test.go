@@ -33,7 +33,7 @@ func pair(t *testing.T) (a, b *net.UnixConn) {
 	return ends[0], ends[1]
 }
 
-// Descriptors arrive in order, closed on exec, beside credentials that nobody asked for.
+// Descriptors arrive in order and close on exec; unsolicited credentials are skipped.
 func TestPassed(t *testing.T) {
 	check.Leaks(t)
 	a, b := pair(t)

@@ -1,5 +1,5 @@
-// Package tree numbers the places of a binary tree that is as flat as can be: 0 is the root, and each level is filled from the
-// left. What fans out over nodes, or gathers from them, follows it.
+// Package tree numbers the places of a complete binary tree: 0 is the root, and each level is
+// filled from the left. Broadcasts to nodes and reductions from them use it.
 package tree
 
 // Parent returns the parent of a place, and false for the root.

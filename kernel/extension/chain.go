@@ -121,7 +121,7 @@ func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, err
 func (x *Extension) answered(begin id.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
 	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
-		err = fmt.Errorf("it answered %d, which is no verdict of slot %s", r0, x.row.Name)
+		err = fmt.Errorf("answer %d is not a verdict of slot %s", r0, x.row.Name)
 	}
 	if err != nil && !errors.Is(err, nimble.ErrClosed) {
 		x.Fault(err)

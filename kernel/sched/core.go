@@ -18,8 +18,8 @@ const (
 	// MinQuantum is the shortest quantum. A quantum above MaxQuantum is infinite.
 	MinQuantum = 100 * time.Microsecond
 	MaxQuantum = time.Hour
-	// Floor is the default of Core.Floor.
-	Floor = 2 * time.Second
+	// StarvationLimit is the default of Core.StarvationLimit.
+	StarvationLimit = 2 * time.Second
 	// RescueLimit is the number of rescues at which a policy is removed.
 	RescueLimit = 4
 )
@@ -32,8 +32,8 @@ type Plan struct {
 	Next id.Time // when to call Tick; slot.Infinite: never
 }
 
-// Meter returns a task's processor time and its number of pending messages.
-type Meter func(ID) (ran time.Duration, messages uint32)
+// Account returns a task's CPU time and its number of pending messages.
+type Account func(ID) (ran time.Duration, messages uint32)
 
 // Core decides which task has one core. It is independent of Linux: an enforcer reports events to
 // it and carries out its plans. All times are nanoseconds of one monotonic clock. It is not safe
@@ -42,13 +42,13 @@ type Core struct {
 	// Switched is called when the core goes to another task, or becomes idle: the zero ID. It may
 	// be nil.
 	Switched func(at id.Time, to ID, why string)
-	// Floor is the longest time that a task that is ready and not held can be kept waiting. Delays
-	// in following a plan do not count.
-	Floor time.Duration
+	// StarvationLimit is the longest time that a task that is ready and not held can be kept
+	// waiting. Delays in following a plan do not count.
+	StarvationLimit time.Duration
 
-	number id.Core
-	meter  Meter
-	event  *memory.Memory // a slot.SchedContext
+	number  id.Core
+	account Account
+	event   *memory.Memory // a slot.SchedContext
 
 	policies []*policyState
 	tasks    []*entry // in the order of Add
@@ -79,7 +79,7 @@ type entry struct {
 	origin time.Duration // its processor time at Add
 	spent  time.Duration // processor time of all tasks at since
 
-	ran      time.Duration // last value of the meter
+	ran      time.Duration // last CPU time from account
 	messages uint32
 
 	end     time.Duration // its processor time at the end of its last finite quantum, if that was on time
@@ -88,12 +88,12 @@ type entry struct {
 }
 
 // NewCore makes a core without tasks. Policies see its number. The caller must Close it.
-func NewCore(number id.Core, meter Meter) (*Core, error) {
+func NewCore(number id.Core, account Account) (*Core, error) {
 	event, err := memory.Map("sched", slot.SchedSize)
 	if err != nil {
 		return nil, err
 	}
-	return &Core{number: number, meter: meter, Floor: Floor, event: event, plan: Plan{Run: -1, Next: slot.Infinite}, until: slot.Infinite}, nil
+	return &Core{number: number, account: account, StarvationLimit: StarvationLimit, event: event, plan: Plan{Run: -1, Next: slot.Infinite}, until: slot.Infinite}, nil
 }
 
 // Close releases the memory of the core.
@@ -123,7 +123,7 @@ func (c *Core) Add(now id.Time, task ID) error {
 	c.measure()
 	c.lag(now)
 	t := &entry{ID: task, since: now, late: c.late, spent: c.spent()}
-	t.ran, t.messages = c.meter(task)
+	t.ran, t.messages = c.account(task)
 	t.origin = t.ran
 	c.tasks = append(c.tasks, t)
 	c.decide(now, slot.Wake, task)
@@ -243,10 +243,10 @@ func (c *Core) spent() time.Duration {
 	return sum
 }
 
-// measure reads the meter, which takes time, once per event.
+// measure reads the accounts of all tasks, which takes time, once per event.
 func (c *Core) measure() {
 	for _, t := range c.tasks {
-		t.ran, t.messages = c.meter(t.ID)
+		t.ran, t.messages = c.account(t.ID)
 	}
 }
 
@@ -291,8 +291,8 @@ func (c *Core) decide(now id.Time, why slot.Why, target ID) {
 	c.obey(now, c.turns(now, why))
 }
 
-// starved returns the task that has waited for longer than the floor, the longest if there are
-// several, nil if there is none.
+// starved returns the task that has waited for longer than the starvation limit, the longest if
+// there are several, nil if there is none.
 func (c *Core) starved(now id.Time) *entry {
 	if t := c.longest(); t != nil && now >= c.limit(t) {
 		return t
@@ -301,7 +301,7 @@ func (c *Core) starved(now id.Time) *entry {
 }
 
 // limit returns the time until which a ready task may be kept waiting.
-func (c *Core) limit(t *entry) id.Time { return t.since.Add(c.Floor + c.late - t.late) }
+func (c *Core) limit(t *entry) id.Time { return t.since.Add(c.StarvationLimit + c.late - t.late) }
 
 // longest returns the task that has been ready for the longest time, nil if none is.
 func (c *Core) longest() *entry {
@@ -318,10 +318,10 @@ func (c *Core) longest() *entry {
 // during the wait: then other work had the CPU.
 func (c *Core) save(now id.Time, t *entry) {
 	c.info.Rescues++
-	c.info.Why = "floor"
-	if p := c.decider; p != nil && c.spent()-t.spent >= c.Floor/2 {
+	c.info.Why = "starvation limit"
+	if p := c.decider; p != nil && c.spent()-t.spent >= c.StarvationLimit/2 {
 		p.rescues++
-		err := fmt.Errorf("job %d rank %d was ready and not held, and had to wait for %v", t.Job, t.Rank, c.Floor)
+		err := fmt.Errorf("job %d rank %d was ready and not held, and had to wait for %v", t.Job, t.Rank, c.StarvationLimit)
 		if p.rescues < RescueLimit {
 			p.Fault(err)
 		} else if p.rescues == RescueLimit {

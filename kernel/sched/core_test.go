@@ -374,11 +374,11 @@ func TestNonsense(t *testing.T) {
 }
 
 // A policy does not answer for a CPU that none of its tasks had.
-func TestFloorWithoutCPU(t *testing.T) {
+func TestStarvationLimitWithoutCPU(t *testing.T) {
 	b := newBench(t, 2)
 	b.SetPolicies(b.now, []*Policy{b.policy(1, func(*slot.SchedContext) slot.Verdict { return 0 })})
 	for range 2 * RescueLimit {
-		b.now = b.now.Add(Floor)
+		b.now = b.now.Add(StarvationLimit)
 		b.Tick(b.now)
 		b.runs("a rescue", 1, Turn)
 		b.now = b.now.Add(Turn)
@@ -391,8 +391,8 @@ func TestFloorWithoutCPU(t *testing.T) {
 
 // A plan that is followed late is not a fault: the policy is asked before a task counts as
 // starving. The waiting time continues from its old value.
-func TestFloorWhenLate(t *testing.T) {
-	const late = 3 * Floor
+func TestStarvationLimitWhenLate(t *testing.T) {
+	const late = 3 * StarvationLimit
 	for name, policies := range map[string]func(*bench) []*Policy{
 		"turns": func(*bench) []*Policy { return nil },
 		"policy": func(b *bench) []*Policy {
@@ -435,12 +435,12 @@ func TestFloorWhenLate(t *testing.T) {
 
 // A ready task that is not held gets a turn, and the policy that denied it one has a fault, and is
 // removed.
-func TestFloor(t *testing.T) {
+func TestStarvationLimit(t *testing.T) {
 	b := newBench(t, 3)
 	p := b.policy(1, func(*slot.SchedContext) slot.Verdict { return 0 })
 	b.SetPolicies(b.now, []*Policy{p})
-	b.runs("until the floor", 0, Floor)
-	b.pass(Floor)
+	b.runs("until the starvation limit", 0, StarvationLimit)
+	b.pass(StarvationLimit)
 	b.Tick(b.now)
 	b.runs("a rescue", 1, Turn)
 	b.Arrived(b.now, rankID(0))
@@ -450,11 +450,11 @@ func TestFloor(t *testing.T) {
 	b.runs("the next rescue", 2, Turn)
 	b.pass(time.Millisecond)
 	b.Block(b.now, rankID(2))
-	b.runs("who is rescued may wait himself", 0, Floor-time.Millisecond)
+	b.runs("who is rescued may wait himself", 0, StarvationLimit-time.Millisecond)
 	if len(b.faults) != 2 || !strings.Contains(b.faults[0], "rank 1 was ready") || b.removed != "" {
 		t.Errorf("faults %q, removed %q", b.faults, b.removed)
 	}
-	b.pass(3 * Floor)
+	b.pass(3 * StarvationLimit)
 	if len(b.faults) != RescueLimit-1 || !strings.HasPrefix(b.removed, "it let tasks starve 4 times") || b.Info().Rescues < RescueLimit {
 		t.Errorf("faults %q, removed %q, %+v", b.faults, b.removed, b.Info())
 	}
@@ -480,7 +480,7 @@ func TestHold(t *testing.T) {
 	}
 	hold = 0
 	b.Arrived(b.now, rankID(1))
-	b.runs("let go", 0, Floor)
+	b.runs("let go", 0, StarvationLimit)
 	if b.Plan().Hold != 0 || len(b.faults) != 0 {
 		t.Errorf("%b are held, faults %q", b.Plan().Hold, b.faults)
 	}
@@ -549,7 +549,7 @@ func (b *bench) check() {
 		if p.Hold>>i&1 != 0 != (x.State == slot.Held) || (p.Run == i) != (x.State == slot.Running) || id.Time(x.Since) > b.now {
 			b.t.Fatalf("task %d is %+v, the plan %+v", i, x, p)
 		}
-		most, waited := Floor+slot.MaxTasks*Turn, b.now.Sub(id.Time(x.Since))
+		most, waited := StarvationLimit+slot.MaxTasks*Turn, b.now.Sub(id.Time(x.Since))
 		if x.State == slot.Ready && waited > most {
 			b.t.Fatalf("task %d has waited for %v", i, waited)
 		}
@@ -559,7 +559,7 @@ func (b *bench) check() {
 	}
 }
 
-// The meter, which takes time, is read once for each task at each event.
+// The account of each task, which takes time to read, is read once per event.
 func TestMeasure(t *testing.T) {
 	asked := 0
 	c, err := NewCore(1, func(ID) (time.Duration, uint32) {

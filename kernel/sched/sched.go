@@ -130,6 +130,6 @@ type CoreInfo struct {
 	Running  int    // index of the task that has the core; -1: none
 	Switches uint64 // to another task
 	Asked    uint64 // calls of policies
-	Rescues  uint64 // turns that tasks got only from the floor
-	Why      string // the last decider: the name of a policy, "turns" by default, "floor" for a rescue
+	Rescues  uint64 // turns that tasks got only from the starvation limit
+	Why      string // the last decider: the name of a policy, "turns" by default, "starvation limit" for a rescue
 }

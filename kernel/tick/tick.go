@@ -1,11 +1,11 @@
 // Package tick turns off timer ticks that Linux has left on by mistake.
 //
-// Linux stops the tick of a CPU in nohz_full while one thread alone computes there. It decides that
-// again only when the number of runnable threads changes. A tick that was needed for another reason,
-// which is the fair server's turn (Linux 6.12) on a CPU that real-time threads have used, then goes
-// on for as long as the one thread computes: 250 interrupts a second instead of none. The trace
-// event timer/tick_stop shows the dependency SCHED meanwhile. A change of the thread's scheduling
-// attributes takes it out of the queue for a moment, so that Linux decides once more.
+// Linux stops the tick of a CPU in nohz_full while only one thread is runnable there. It
+// reconsiders that only when the number of runnable threads changes. A tick that was needed for
+// another reason, such as the fair server (Linux 6.12) on a CPU that real-time threads have used,
+// then continues for as long as the thread computes: 250 interrupts a second instead of none. In
+// that time the trace event timer/tick_stop shows the dependency SCHED. A change of the thread's
+// scheduling attributes dequeues and requeues it, so that Linux reconsiders.
 //
 // Seen with two ranks of one core under the policy infinite, on an emulated node whose host was
 // overloaded: about one such job in twenty kept its tick for as long as it ran.
@@ -26,24 +26,25 @@ import (
 	"margay/kernel/sched"
 )
 
-// interval is the time between two looks at the interrupts.
+// interval is the time between two readings of the interrupt counts.
 const interval = time.Second
 
-// often is how many interrupts of a CPU between two looks are a tick. Linux ticks 100 to 1,000
-// times a second; an emulated CPU that its host interrupts counts fewer.
+// often is the number of interrupts per interval that counts as a tick. Linux ticks 100 to 1,000
+// times a second; an emulated CPU on a busy host sees fewer.
 const often = 25
 
-// maxPause bounds the looks after an attempt without effect: a tick may be needed.
+// maxPause bounds the back-off after an attempt without effect, in intervals: the tick may be
+// needed.
 const maxPause = 64
 
-// cpu is what is known of one CPU.
+// cpu is the state of one CPU.
 type cpu struct {
-	pause int // looks to skip after the last attempt
-	wait  int // looks still to skip
+	pause int // intervals to skip after the last attempt
+	wait  int // intervals left to skip
 }
 
-// look takes the count of interrupts since the last look, and reports whether Linux is to decide
-// again.
+// look takes the number of interrupts in the last interval, and reports whether to requeue the
+// threads of the CPU.
 func (c *cpu) look(interrupts uint64) bool {
 	switch {
 	case interrupts < often:
@@ -58,9 +59,9 @@ func (c *cpu) look(interrupts uint64) bool {
 	return true
 }
 
-// Watch looks at the CPUs in nohz_full once a second, until ctx ends, and makes Linux decide again
-// about a tick that goes on while one of tasks computes. tasks returns the processes of ranks by
-// their CPU. On a Linux without such CPUs Watch returns at once.
+// Watch checks the CPUs in nohz_full once a second until ctx ends, and makes Linux reconsider a
+// tick that continues while a rank computes. tasks returns the processes of ranks by their CPU. On
+// a Linux without such CPUs Watch returns at once.
 func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
 	quiet, err := nohzFull()
 	if err != nil || len(quiet) == 0 {
@@ -72,7 +73,7 @@ func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
 	}
 	clock := time.NewTicker(interval)
 	defer clock.Stop()
-	var before *hardware.Interrupts // nil: nobody computed at the last look
+	var before *hardware.Interrupts // nil: no rank ran in the last interval
 	for {
 		select {
 		case <-ctx.Done():
@@ -95,8 +96,8 @@ func Watch(ctx context.Context, tasks func() map[id.CPU][]int) error {
 	}
 }
 
-// compare looks at the interrupts of each CPU between two readings, and requeues the threads of the
-// processes that run there where it ticks.
+// compare computes the interrupts of each CPU between two readings, and requeues the threads of the
+// ranks on CPUs that tick.
 func compare(cpus map[id.CPU]*cpu, before, now hardware.Interrupts, running map[id.CPU][]int) {
 	for number, c := range cpus {
 		count, _ := now.Since(before, number)
@@ -121,7 +122,7 @@ func nohzFull() ([]id.CPU, error) {
 		return nil, fmt.Errorf("tick: %w", err)
 	}
 	list := strings.TrimSpace(string(text))
-	if list == "(null)" { // as Linux prints none
+	if list == "(null)" { // Linux prints an empty list so
 		return nil, nil
 	}
 	cpus, err := hardware.ParseList(list)
@@ -131,15 +132,15 @@ func nohzFull() ([]id.CPU, error) {
 	return cpus, nil
 }
 
-// extended reports whether a scheduler of sched_ext runs. It would see the change, and it decides
-// about ticks itself.
+// extended reports whether a sched_ext scheduler is attached. It would see the change of
+// attributes, and it controls ticks itself.
 func extended() bool {
 	text, err := os.ReadFile("/sys/kernel/sched_ext/state")
 	return err == nil && strings.TrimSpace(string(text)) != "disabled"
 }
 
-// requeue takes an ordinary thread out of its queue for a moment: it changes its time slice by a
-// nanosecond and back. Other threads stay as they are: a real-time thread alone needs no tick.
+// requeue dequeues and requeues a thread of an ordinary policy by changing its time slice by a
+// nanosecond and back. It leaves other threads alone: a single real-time thread needs no tick.
 func requeue(tid int) error {
 	attr, err := unix.SchedGetAttr(tid, 0)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A tick that has its reasons is not fought: attempts become rare. One that comes back is met at once.
+// Attempts without effect back off. A tick that stops and comes back is handled at once.
 func TestLook(t *testing.T) {
 	var c cpu
 	attempts := func(looks int, interrupts uint64) (at []int) {
@@ -34,7 +34,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// A thread keeps its attributes, its time slice and nice value among them, and one that has ended is an error.
+// Requeueing keeps the attributes of a thread, including its time slice and nice value. An ended
+// thread is an error.
 func TestRequeue(t *testing.T) {
 	child := exec.Command("sleep", "60")
 	if err := child.Start(); err != nil {

@@ -28,9 +28,9 @@
 
 static struct {
 	int socket; /* for requests */
-	int bell;
-	int alarm;
-	int rung; /* the bell's bytes have not been read yet */
+	int doorbell;
+	int upcall_doorbell;
+	int rung; /* the doorbell's bytes have not been read yet */
 	int finalized;
 	char *area;
 	uint32_t call; /* number of the last request */
@@ -54,7 +54,7 @@ static struct {
 	void *fixed[64]; /* regions mapped at their fixed address; a job has at most this many */
 	size_t fixed_count;
 	char error[512];
-} self = {.socket = -1, .bell = -1, .alarm = -1};
+} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1};
 
 static int fail(const char *format, ...)
 {
@@ -225,8 +225,8 @@ int margay_init(void)
 	if (area == MAP_FAILED)
 		return fail("map the area: %s", strerror(errno));
 	self.area = area;
-	self.bell = files[1];
-	self.alarm = files[2];
+	self.doorbell = files[1];
+	self.upcall_doorbell = files[2];
 	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
 		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
@@ -351,11 +351,11 @@ int margay_state(int extension, const char *map, struct margay_state *state)
 
 /* ---- Messages ---- */
 
-/* ring wakes the node kernel. A full bell needs no further byte. */
+/* ring wakes the node kernel. A full doorbell needs no further byte. */
 static void ring(void)
 {
 	char one = 1;
-	if (send(self.bell, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+	if (send(self.doorbell, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		return;
 }
 
@@ -578,7 +578,7 @@ static void on_alarm(int number)
 	}
 	/* Last, because this wakes the node kernel. A byte that arrived since has raised its own
 	 * signal. */
-	while (recv(self.alarm, rung, sizeof rung, MSG_DONTWAIT) == sizeof rung)
+	while (recv(self.upcall_doorbell, rung, sizeof rung, MSG_DONTWAIT) == sizeof rung)
 		;
 	errno = error;
 }
@@ -598,7 +598,7 @@ static int alternate_stack(void)
 	return 0;
 }
 
-/* start_upcalls makes Linux signal this thread when the alarm becomes readable. */
+/* start_upcalls makes Linux signal this thread when the upcall doorbell becomes readable. */
 static int start_upcalls(void)
 {
 	struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART | SA_ONSTACK};
@@ -610,8 +610,8 @@ static int start_upcalls(void)
 			return -1;
 	if (sigaction(UPCALL_SIGNAL, &action, &self.action) != 0)
 		return fail("handle upcalls: %s", strerror(errno));
-	if (fcntl(self.alarm, F_SETOWN_EX, &owner) != 0 || fcntl(self.alarm, F_SETSIG, UPCALL_SIGNAL) != 0 ||
-	    fcntl(self.alarm, F_SETFL, fcntl(self.alarm, F_GETFL) | O_ASYNC) != 0) {
+	if (fcntl(self.upcall_doorbell, F_SETOWN_EX, &owner) != 0 || fcntl(self.upcall_doorbell, F_SETSIG, UPCALL_SIGNAL) != 0 ||
+	    fcntl(self.upcall_doorbell, F_SETFL, fcntl(self.upcall_doorbell, F_GETFL) | O_ASYNC) != 0) {
 		fail("have upcalls interrupt: %s", strerror(errno));
 		sigaction(UPCALL_SIGNAL, &self.action, NULL);
 		return -1;
@@ -635,7 +635,7 @@ int margay_upcalls(int on)
 		return start_upcalls();
 	self.upcalls = 0;
 	arm(0);
-	fcntl(self.alarm, F_SETFL, fcntl(self.alarm, F_GETFL) & ~O_ASYNC);
+	fcntl(self.upcall_doorbell, F_SETFL, fcntl(self.upcall_doorbell, F_GETFL) & ~O_ASYNC);
 	sigaction(UPCALL_SIGNAL, &self.action, NULL);
 	return 0;
 }
@@ -668,18 +668,18 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* hush empties the bell and reports whether the node kernel is still connected. Reading wakes the
- * node kernel, so do it when no message is pending. */
+/* hush empties the doorbell and reports whether the node kernel is still connected. Reading wakes
+ * the node kernel, so do it when no message is pending. */
 static int hush(void)
 {
 	char rung[256];
 	if (!self.rung)
 		return 1;
 	self.rung = 0;
-	return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
+	return recv(self.doorbell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* sleep_until waits for the bell, a signal or the deadline (-1: none). It returns 0 after the
+/* sleep_until waits for the doorbell, a signal or the deadline (-1: none). It returns 0 after the
  * deadline. */
 static int sleep_until(int64_t deadline)
 {
@@ -691,7 +691,7 @@ static int sleep_until(int64_t deadline)
 				return 0;
 			wait = left > 1 << 30 ? 1 << 30 : (int)left;
 		}
-		struct pollfd p = {.fd = self.bell, .events = POLLIN};
+		struct pollfd p = {.fd = self.doorbell, .events = POLLIN};
 		int n = poll(&p, 1, wait);
 		if (n > 0)
 			self.rung = 1;
@@ -716,7 +716,7 @@ static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeou
 			break;
 		}
 		there = hush();
-		/* Messages and upcalls that arrive after this ring the bell. */
+		/* Messages and upcalls that arrive after this ring the doorbell. */
 		atomic_store(waiting, 1);
 		arm(0);
 		int more = margay_poll();

@@ -11,8 +11,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// Spec describes an extension to insert.
-type Spec struct {
+// ExtensionSpec describes an extension to insert.
+type ExtensionSpec struct {
 	Name      string            // what it is called in lists; empty for the name in the object
 	Slot      string            // empty for the one that the object's section names; if that names one, it can be no other
 	Object    []byte            // the ELF file that clang made
@@ -45,7 +45,7 @@ type State struct {
 
 // Insert inserts an extension into the node kernel of this node. The error of a refused extension
 // is ErrRefused and contains the index of the offending instruction.
-func (j *Job) Insert(s Spec) (*Extension, error) {
+func (j *Job) Insert(s ExtensionSpec) (*Extension, error) {
 	q := wire.Request{Op: wire.OpInsert, Name: s.Name, Where: s.Slot}
 	for name, value := range s.Constants {
 		q.Settings = append(q.Settings, wire.Setting{Kind: wire.SetConstant, Name: name, Value: value})

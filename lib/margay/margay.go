@@ -60,12 +60,12 @@ var (
 
 // Job is this rank's part in its job. It is safe for concurrent use; handlers run one at a time.
 type Job struct {
-	header wire.Header
-	area   *wire.Area
-	memory []byte
-	socket *net.UnixConn
-	bell   *os.File
-	alarm  *os.File
+	header         wire.Header
+	area           *wire.Area
+	memory         []byte
+	socket         *net.UnixConn
+	doorbell       *os.File
+	upcallDoorbell *os.File
 
 	asking sync.Mutex // one request at a time
 	calls  uint32     // requests made; guarded by asking
@@ -84,7 +84,7 @@ type Job struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	rung    uint64             // number of bells received and of batches handled by other goroutines
+	rung    uint64             // number of doorbells received and of batches handled by other goroutines
 	waiters atomic.Int32       // goroutines in sleep; changed under mu
 	closed  error              // ErrClosed or ErrGone; nil: it is not
 	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
@@ -149,7 +149,7 @@ func (j *Job) open() error {
 	j.send = j.area.SendProducer()
 	j.receive = j.area.ReceiveConsumer()
 	j.upcalls = j.area.UpcallConsumer()
-	j.bell, j.alarm = files[1], files[2]
+	j.doorbell, j.upcallDoorbell = files[1], files[2]
 	return nil
 }
 
@@ -363,7 +363,7 @@ func (j *Job) Finalize(ctx context.Context) error {
 	defer j.mu.Unlock()
 	if j.closed == nil {
 		j.closed = ErrClosed
-		j.bell.Close()
+		j.doorbell.Close()
 		j.stopUpcalls()
 		j.changed.Broadcast()
 	}
@@ -403,14 +403,14 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	}
 }
 
-// sleep waits for the bell, unless this side is not idle.
+// sleep waits for the doorbell, unless this side is not idle.
 func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	j.mu.Lock()
 	heard := j.rung
 	j.waiters.Add(1)
 	j.area.ReceiveWaiting().Swap(1)
 	j.mu.Unlock()
-	idle := isIdle() // later messages ring the bell
+	idle := isIdle() // later messages ring the doorbell
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {
@@ -428,11 +428,11 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	return nil
 }
 
-// listen receives from the bell.
+// listen receives from the doorbell.
 func (j *Job) listen() {
 	var rung [256]byte
 	for {
-		_, err := j.bell.Read(rung[:])
+		_, err := j.doorbell.Read(rung[:])
 		j.mu.Lock()
 		j.rung++
 		if err != nil && j.closed == nil {
@@ -446,9 +446,9 @@ func (j *Job) listen() {
 	}
 }
 
-// ring wakes the node kernel. A full bell needs no further byte.
+// ring wakes the node kernel. A full doorbell needs no further byte.
 func (j *Job) ring() {
-	raw, err := j.bell.SyscallConn()
+	raw, err := j.doorbell.SyscallConn()
 	if err != nil {
 		return
 	}

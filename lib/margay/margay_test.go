@@ -189,7 +189,7 @@ func services(job *margay.Job) error {
 		return err
 	}
 	region.Bytes[0] = 'R'
-	x, err := job.Insert(margay.Spec{
+	x, err := job.Insert(margay.ExtensionSpec{
 		Name: "x", Slot: "message", Object: []byte("object"), Constants: map[string]uint64{"c": 5}, Entries: map[string]uint32{"m": 6},
 	})
 	if err != nil {
@@ -209,7 +209,7 @@ func services(job *margay.Job) error {
 	if err := x.Remove(); err != nil {
 		return err
 	}
-	_, err = job.Insert(margay.Spec{Object: []byte("object")})
+	_, err = job.Insert(margay.ExtensionSpec{Object: []byte("object")})
 	if !errors.Is(err, margay.ErrRefused) {
 		return fmt.Errorf("a refusal is %w", err)
 	}
@@ -221,7 +221,7 @@ func finalized(ctx context.Context, job *margay.Job) error {
 		fmt.Fprintln(os.Stderr, "a handler runs")
 		os.Exit(1)
 	})
-	x, err := job.Insert(margay.Spec{Object: []byte("object")})
+	x, err := job.Insert(margay.ExtensionSpec{Object: []byte("object")})
 	if err != nil {
 		return err
 	}
@@ -245,7 +245,7 @@ func finalized(ctx context.Context, job *margay.Job) error {
 		func() error { return job.Finalize(ctx) },
 		func() error { _, err := job.Region("shared", 4096); return err },
 		func() error { _, err := job.FixedRegion("shared", 4096); return err },
-		func() error { _, err := job.Insert(margay.Spec{Object: []byte("object")}); return err },
+		func() error { _, err := job.Insert(margay.ExtensionSpec{Object: []byte("object")}); return err },
 		func() error { _, err := x.Stats(); return err },
 		func() error { _, err := x.State("m"); return err },
 		x.Remove,

@@ -23,29 +23,29 @@ func (j *Job) Upcalls() {
 	})
 }
 
-// takeUpcalls waits for the alarm and handles upcalls.
+// takeUpcalls waits for the upcall doorbell and handles upcalls.
 func (j *Job) takeUpcalls() {
 	runtime.LockOSThread() // and never unlocked: the thread ends with this
 	defer func() {
 		j.mu.Lock() // stopUpcalls uses it
 		defer j.mu.Unlock()
-		j.alarm.Close()
+		j.upcallDoorbell.Close()
 	}()
-	alarm := int(j.alarm.Fd())
+	fd := int(j.upcallDoorbell.Fd())
 	var rung [64]byte
 	for {
 		if j.handleUpcalls() {
 			j.announce()
 		}
-		n, err := unix.Read(alarm, rung[:])
+		n, err := unix.Read(fd, rung[:])
 		if n == 0 || err != nil && err != unix.EINTR {
 			return
 		}
 	}
 }
 
-// handleUpcalls handles the pending upcalls and arms the alarm for the next one. It reports whether
-// there were any.
+// handleUpcalls handles the pending upcalls and arms the upcall doorbell for the next one. It
+// reports whether there were any.
 func (j *Job) handleUpcalls() (some bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
@@ -60,14 +60,14 @@ func (j *Job) handleUpcalls() (some bool) {
 	return some
 }
 
-// stopUpcalls ends the goroutine that waits for the alarm. The caller holds Job.mu.
+// stopUpcalls ends the goroutine that waits for the upcall doorbell. The caller holds Job.mu.
 func (j *Job) stopUpcalls() {
 	waits := true
 	j.interrupting.Do(func() { waits = false })
 	if waits {
 		j.area.Armed().Store(0)
-		_ = unix.Shutdown(int(j.alarm.Fd()), unix.SHUT_RD)
+		_ = unix.Shutdown(int(j.upcallDoorbell.Fd()), unix.SHUT_RD)
 	} else {
-		j.alarm.Close()
+		j.upcallDoorbell.Close()
 	}
 }

@@ -28,20 +28,20 @@ const lifetime = 5 * time.Minute
 
 // Kernel is the node kernel of a test with one rank.
 type Kernel struct {
-	t       *testing.T
-	cmd     *exec.Cmd
-	output  text
-	errors  text
-	socket  *net.UnixConn
-	memory  *os.File // the area
-	bell    *net.UnixConn
-	theirs  *os.File // the rank's end of the bell
-	alarm   *net.UnixConn
-	alarmed *os.File // the rank's end of the alarm
-	area    *wire.Area
-	send    *wire.Consumer
-	receive *wire.Producer
-	upcalls *wire.Producer
+	t                   *testing.T
+	cmd                 *exec.Cmd
+	output              text
+	errors              text
+	socket              *net.UnixConn
+	memory              *os.File // the area
+	doorbell            *net.UnixConn
+	theirs              *os.File // the rank's end of the doorbell
+	upcallDoorbell      *net.UnixConn
+	theirUpcallDoorbell *os.File // the rank's end of the upcall doorbell
+	area                *wire.Area
+	send                *wire.Consumer
+	receive             *wire.Producer
+	upcalls             *wire.Producer
 }
 
 // text is what a program has printed so far.
@@ -73,9 +73,9 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	k := &Kernel{t: t, cmd: program(ctx, mode...)}
 	var far *os.File
 	k.socket, far = pair(t, unix.SOCK_SEQPACKET)
-	k.bell, k.theirs = pair(t, unix.SOCK_STREAM)
-	k.alarm, k.alarmed = pair(t, unix.SOCK_STREAM)
-	if err := unix.SetNonblock(int(k.alarmed.Fd()), false); err != nil {
+	k.doorbell, k.theirs = pair(t, unix.SOCK_STREAM)
+	k.upcallDoorbell, k.theirUpcallDoorbell = pair(t, unix.SOCK_STREAM)
+	if err := unix.SetNonblock(int(k.theirUpcallDoorbell.Fd()), false); err != nil {
 		t.Fatal(err)
 	}
 	fd, err := unix.MemfdCreate("area", unix.MFD_CLOEXEC)
@@ -108,10 +108,10 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 			_ = k.cmd.Wait()
 		}
 		k.socket.Close()
-		k.bell.Close()
+		k.doorbell.Close()
 		k.theirs.Close()
-		k.alarm.Close()
-		k.alarmed.Close()
+		k.upcallDoorbell.Close()
+		k.theirUpcallDoorbell.Close()
 		k.memory.Close()
 		_ = unix.Munmap(mem)
 	})
@@ -188,12 +188,12 @@ func (k *Kernel) Greet() {
 	if q.Value != wire.Version {
 		k.t.Fatalf("the rank speaks version %d", q.Value)
 	}
-	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs, k.alarmed)
+	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs, k.theirUpcallDoorbell)
 }
 
 // ring wakes the rank.
 func (k *Kernel) ring() {
-	if _, err := k.bell.Write([]byte{1}); err != nil {
+	if _, err := k.doorbell.Write([]byte{1}); err != nil {
 		k.t.Errorf("ring: %v", err)
 	}
 }
@@ -235,7 +235,8 @@ func (k *Kernel) Rendezvous(during func()) {
 	k.answer(q, wire.Reply{Values: [8]uint64{q.Value}}, k.memory)
 }
 
-// Upcall sends the rank an upcall, if there is room, and reports whether it raised the alarm.
+// Upcall sends the rank an upcall, if there is room, and reports whether it rang the doorbell for
+// upcalls.
 func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
 	k.t.Helper()
 	ok, wake, err := k.upcalls.Push(r)
@@ -246,7 +247,7 @@ func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
 	case !ok:
 	case wake && k.upcalls.Claim():
 		nudged = true
-		if _, err := k.alarm.Write([]byte{1}); err != nil {
+		if _, err := k.upcallDoorbell.Write([]byte{1}); err != nil {
 			k.t.Errorf("nudge: %v", err)
 		}
 	case k.area.ReceiveWaiting().Load() != 0:
@@ -282,8 +283,8 @@ func (k *Kernel) sleep() wire.Record {
 		if !k.send.Wait() {
 			continue
 		}
-		k.bell.SetReadDeadline(time.Now().Add(patience))
-		if _, err := k.bell.Read(make([]byte, 256)); err != nil {
+		k.doorbell.SetReadDeadline(time.Now().Add(patience))
+		if _, err := k.doorbell.Read(make([]byte, 256)); err != nil {
 			k.t.Fatalf("the rank does not ring: %v; it says %s%s", err, k.output.String(), k.errors.String())
 		}
 		k.send.Awake()
@@ -420,7 +421,7 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 		k := Start(t, program, "echo")
 		k.Greet()
 		k.Sleeps()
-		k.bell.Close()
+		k.doorbell.Close()
 		if _, text := k.Ended(1); !strings.Contains(text, "the node kernel is gone") {
 			t.Errorf("it says %s", text)
 		}

@@ -40,7 +40,7 @@ type Log struct {
 	file    *file // nil: none
 	lines   []string
 	next    uint64        // number of the line after the last of lines
-	partial []byte        // of the line that is not finished
+	partial []byte        // the unfinished line
 	changed chan struct{} // closed when there is more to read
 	closed  bool
 }
@@ -87,7 +87,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// finishLine makes the partial line the last one and appends it to the text for the file.
+// finishLine moves the partial line to the lines, and appends it to the text for the file.
 func (l *Log) finishLine(text []byte) []byte {
 	line := clean(l.partial)
 	l.partial = l.partial[:0]
@@ -112,12 +112,11 @@ func (l *Log) publish(text []byte) {
 	l.changed = make(chan struct{})
 }
 
-// clean makes bytes of unknown origin fit for a terminal. Tabs stay, and the end of line in the
-// manner of a serial port goes.
+// clean makes untrusted bytes safe for a terminal. It keeps tabs, and drops the carriage returns
+// that serial ports put before a line break.
 func clean(b []byte) string { return printable.Lines(string(bytes.TrimRight(b, "\r"))) }
 
-// Tail returns the last n lines, oldest first, or as many as are kept. An unfinished line counts as
-// one.
+// Tail returns the last n lines that are kept, oldest first. An unfinished line counts.
 func (l *Log) Tail(n int) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

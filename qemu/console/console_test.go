@@ -36,8 +36,8 @@ func TestLines(t *testing.T) {
 		{"lines", []string{"a\nb\n", "\n", "c\n"}, []string{"a", "b", "", "c"}},
 		{"pieces of a line", []string{"he", "ll", "o\nwo", "rld\n"}, []string{"hello", "world"}},
 		{"an unfinished line", []string{"login: "}, []string{"login: "}},
-		{"a serial port's ends", []string{"a\r\nb\r\r\n"}, []string{"a", "b"}},
-		{"no control", []string{"\x1b[2Ja\tb\x00\u009b\xffé\n"}, []string{"?[2Ja\tb???é"}},
+		{"line ends of a serial port", []string{"a\r\nb\r\r\n"}, []string{"a", "b"}},
+		{"control characters", []string{"\x1b[2Ja\tb\x00\u009b\xffé\n"}, []string{"?[2Ja\tb???é"}},
 		{"long lines are cut", []string{long + "yz\n", long + "\n"}, []string{long, "yz", long, ""}},
 	}
 	for _, c := range cases {
@@ -74,7 +74,7 @@ func TestFewLinesAreKept(t *testing.T) {
 	}
 	lines, next, err := l.Follow(t.Context(), 5)
 	if err != nil || next != all || !slices.Equal(lines, got) {
-		t.Errorf("a late reader: %d lines, next %d, %v", len(lines), next, err)
+		t.Errorf("a late reader got %d lines, next %d, %v", len(lines), next, err)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestFileIsBounded(t *testing.T) {
 	if len(old) > limit || len(young) > limit || !strings.HasSuffix(want.String(), string(old)+string(young)) {
 		t.Errorf("%d and %d bytes:\n%s---\n%s", len(old), len(young), old, young)
 	}
-	// A later log goes on where this one ended.
+	// A later log appends to the same file.
 	l = newLog(t, Config{Path: path, MaxBytes: limit})
 	io.WriteString(l, "next boot\n")
 	l.Close()
@@ -218,10 +218,10 @@ func TestFileIsLink(t *testing.T) {
 	}
 	if l, err := New(Config{Path: path}); err == nil {
 		l.Close()
-		t.Error("it is opened")
+		t.Error("a link was opened")
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "elsewhere")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file is made elsewhere: %v", err)
+		t.Errorf("a file was created through the link: %v", err)
 	}
 }
 
@@ -237,7 +237,7 @@ func FuzzLog(f *testing.F) {
 		}
 		lines := whole.Tail(KeepLines)
 		if !slices.Equal(lines, pieces.Tail(KeepLines)) {
-			t.Error("cut otherwise, the lines are others")
+			t.Error("the lines depend on how the stream is cut")
 		}
 		for _, line := range lines {
 			if !utf8.ValidString(line) || strings.ContainsAny(line, "\x00\x1b\r\n") || utf8.RuneCountInString(line) > MaxLine {

@@ -25,8 +25,8 @@ func hideUnits(units string) func(string) string {
 	return func(text string) string { return pattern.ReplaceAllString(text, "$1#$2") }
 }
 
-// figure is a number by itself: no part of a name as in node0, x00 or 7.3.4+deb13, and with nothing but a sign or a unit of
-// rates around it.
+// figure is a separate number: no part of a name as in node0, x00 or 7.3.4+deb13, and with nothing
+// but a sign or a unit of rates around it.
 var figure = regexp.MustCompile(`^([(~+-]*)\d+(?:\.\d+)?((?:%|ns|µs|ms|s)?[),:;.]*)$`)
 
 func hideFigures(text string) string {
@@ -41,14 +41,15 @@ var (
 // elision is a line of a page that stands for any lines, or for none.
 const elision = "..."
 
-// Matches tells whether an output is what the page shows, but for what the mark of the example says may vary.
+// Matches reports whether an output equals the page, except for the classes that the mark of the
+// example allows to vary.
 func (c Command) Matches(got string) bool {
 	want := c.Want
 	for _, class := range c.Example.Mark.Vary {
 		got, want = class.hide(got), class.hide(want)
 	}
 	if c.Example.Mark.Vary != nil {
-		// The width of a column depends on what is in it.
+		// The width of a column depends on its cells.
 		got, want = narrow(got), narrow(want)
 	}
 	return match(lines(want), lines(got))

@@ -14,13 +14,14 @@ type Mark struct {
 	Vary   []Class
 }
 
-// Class is a part of an output that may differ from run to run. What belongs to no class is compared exactly.
+// Class is a part of an output that may differ from run to run. What belongs to no class is
+// compared exactly.
 type Class struct {
 	Name string // order, times, sizes, figures or a pattern
 	hide func(text string) string
 }
 
-// Varies lists what may differ.
+// Varies lists the classes that may differ.
 func (m Mark) Varies() string {
 	var names []string
 	for _, c := range m.Vary {
@@ -70,7 +71,8 @@ func parseMark(line string) (Mark, error) {
 // classes are the names and the patterns of a list.
 var classes = regexp.MustCompile(`\s*(/[^/]+/|[^,]*)\s*(?:,|$)`)
 
-// parseClasses reads a list of classes. Patterns come before the others, as they are written for what the page shows.
+// parseClasses reads a list of classes. Patterns come before the others, as they are written for
+// what the page shows.
 func parseClasses(list string) ([]Class, error) {
 	var patterns, named []Class
 	for _, match := range classes.FindAllStringSubmatch(list, -1) {

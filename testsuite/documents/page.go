@@ -1,4 +1,5 @@
-// Package documents reads the examples in a Markdown page, so that a test can run them as a reader would.
+// Package documents reads the examples in a Markdown page, so that a test can run them as a reader
+// would.
 //
 // An example is a fenced block that begins in the first column. Its info string says what it is:
 //
@@ -6,8 +7,8 @@
 //	sh        commands whose output the page does not show
 //	c, go     a program, which goes into the file that its mark names
 //
-// A comment directly in front of a block is its mark, which readers do not see. Semicolons separate its clauses; the last one
-// of these stands alone:
+// A comment directly in front of a block is its mark, which readers do not see. Semicolons separate
+// its clauses; the last one of these stands alone:
 //
 //	<!-- example: file greet.c -->          the name of the file
 //	<!-- example: vary order, figures -->   what may differ in the output: see Class
@@ -16,8 +17,8 @@
 //
 // A line "..." of an output stands for any lines.
 //
-// A block with another info string, or with none, must be marked as not run. So every block is either run or has a reason
-// that a test can list.
+// A block with another info string, or with none, must be marked as not run. So every block is
+// either run or has a reason that a test can list.
 package documents
 
 import (
@@ -47,7 +48,8 @@ type Command struct {
 	Shown   bool   // the page shows the output of this command, which may be none
 }
 
-// Parse returns the examples of a page in their order. It refuses a page with a block that is neither run nor marked.
+// Parse returns the examples of a page in their order. It refuses a page with a block that is
+// neither run nor marked.
 func Parse(page, text string) ([]Example, error) {
 	p := parser{page: page}
 	for line := range strings.Lines(text) {

@@ -49,7 +49,8 @@ var executed = []string{
 	"docs/observing.md", "docs/operating.md", "docs/programs.md",
 }
 
-// Every block of every page is run by TestDocuments in testsuite/e2e, or its mark says why not. This lists the latter.
+// Every block of every page is run by TestDocuments in testsuite/e2e, or its mark says why not.
+// This lists the latter.
 func TestPages(t *testing.T) {
 	for page, text := range pages(t) {
 		examples, err := Parse(page, text)

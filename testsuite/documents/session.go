@@ -31,7 +31,8 @@ type Result struct {
 // errEnded reports a command that ended the shell with status 0, so that what follows was not run.
 var errEnded = errors.New("the shell has ended with status 0 before the page did")
 
-// Script returns the commands of those examples that are for a substrate. It writes the programs into their files first.
+// Script returns the commands of those examples that are for a substrate. It writes the programs
+// into their files first.
 func (s Session) Script(examples []Example, substrate string) ([]Command, error) {
 	var all []Command
 	for _, e := range examples {
@@ -54,8 +55,9 @@ func (s Session) Script(examples []Example, substrate string) ([]Command, error)
 	return all, nil
 }
 
-// Run types the commands into the shell and returns what they printed. Each must end with status 0, and so must each part of a
-// pipeline and each line of a block sh. The error names the command that did not.
+// Run types the commands into the shell and returns what they printed. Each must end with status 0,
+// and so must each part of a pipeline and each line of a block sh. The error names the command that
+// did not.
 func (s Session) Run(ctx context.Context, commands []Command) ([]Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Deadline)
 	defer cancel()

@@ -218,7 +218,7 @@ func TestAttackerOfNextKernel(t *testing.T) {
 // What an application gives to its node kernel that would take an hour to close holds up nobody: the job ends, and others go on.
 func TestAttackerHoldsUp(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
-		ways := []string{"request", "bell"}
+		ways := []string{"request", "doorbell"}
 		if m.hosted() {
 			ways = append(ways, ways...) // who is faster is not said
 		}

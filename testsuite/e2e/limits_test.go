@@ -305,7 +305,7 @@ func TestExtensionsStopped(t *testing.T) {
 		{"write outside", 1, "addr=0x1000"},
 		{"write behind the context", 2, "kind="},
 		{"endless loop", 3, "kind=fuel"},
-		{"no verdict", 5, "it answered 99, which is no verdict of slot message"},
+		{"no verdict", 5, "answer 99 is not a verdict of slot message"},
 	}
 	onBoth(t, func(t *testing.T, m *machine) {
 		for i, c := range cases {

@@ -61,7 +61,7 @@ func (m *machine) sharedBy(enforcer string) {
 }
 
 // starving is for how many seconds a process is held: longer than anything takes that looks for processes that starve, be it the
-// floor of the node kernel or the watchdog of sched_ext.
+// starvation limit of the node kernel or the watchdog of sched_ext.
 var starving = map[string]int{"priority": 6, "stop": 6, "sched_ext": 31}
 
 // schedulers holds the shares of processor time under each scheduler to what they are to be, within 5 %. Nobody here knows which rank

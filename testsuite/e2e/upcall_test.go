@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // upcallProgram compiles the program that is interrupted in the middle of all that a program does.
@@ -55,38 +54,20 @@ func TestUpcalls(t *testing.T) {
 	})
 }
 
-// When a node kernel is killed meanwhile, its job goes on with each upcall handled once, or it ends and says why. In every other job
-// messages are hardly ever under way, so that not all of these can be lost.
+// When a node kernel is killed, each upcall of its job is handled once, or the job ends with the
+// reason.
 func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
 	program := upcallProgram(t)
 	m := use(t, "hosted")
-	lost, whole := 0, 0
-	for i := range 6 {
-		n, pause := 1000, 1000
-		if i%2 == 1 {
-			n, pause = 10, 300_000
+	m.killUnderMessages(func(often bool) (*command, func(result) bool) {
+		n, pause := 10, 300_000
+		if often {
+			n, pause = 1000, 1000
 		}
-		m.awaitUp()
 		c := upcallJob(t, m, program, n, pause)
 		c.awaitOutput("sending\n")
-		time.Sleep(200 * time.Millisecond)
-		kernels := m.nodeKernels()
-		kill(t, kernels[i%len(kernels)])
-		r := c.wait()
-		switch {
-		case isWhole(r, n):
-			whole++
-		case r.code == 125 && strings.Contains(r.stderr, "lost when"):
-			lost++
-		default:
-			t.Fatal(r)
-		}
-	}
-	t.Logf("%d jobs went on, %d lost a message and were ended", whole, lost)
-	if whole == 0 {
-		t.Error("no job went on")
-	}
-	m.usable()
+		return c, func(r result) bool { return isWhole(r, n) }
+	})
 }
 
 // Messages go on to their owners, from whichever rank they were sent to and with their true source, before a barrier is passed; and

@@ -1,10 +1,13 @@
-// Package guest runs tests inside a virtual machine, where they are root and have a Linux kernel to themselves.
+// Package guest runs tests inside a virtual machine, where they are root and have a Linux kernel to
+// themselves.
 //
-// Run compiles the tests of packages, adds the binaries to a node image whose init is testsuite/programs/guestinit, boots
-// it under emulation and collects what comes out of its console (package report). Show makes each test inside a subtest of
-// a test outside. Nothing is skipped inside, and what gives no verdict has failed.
+// Run compiles the tests of packages, adds the binaries to a node image whose init is
+// testsuite/programs/guestinit, boots it under emulation and reads the results from its console
+// (package report). Show makes each test inside a subtest of a test outside. No test is skipped
+// inside, and a test without a verdict has failed.
 //
-// A test that must not run elsewhere, because it would change the machine it runs on, is in a file with the build tag guest.
+// A test that must not run elsewhere, because it would change the machine it runs on, is in a file
+// with the build tag guest.
 package guest
 
 import (
@@ -32,23 +35,23 @@ import (
 	"margay/testsuite/guest/report"
 )
 
-// Spec says what to run, and in what guest. The zero value of all but Packages and Dir is good.
+// Spec describes the tests and the guest. Only Packages and Dir are required.
 type Spec struct {
 	Packages  []Package
-	Dir       string            // a folder for what is built
+	Dir       string            // a folder for binaries and the image
 	Tags      string            // build tags besides guest, separated by commas; may be empty
 	Pattern   string            // of the tests to run, as in go test -run; empty: all
-	CPUs      int               // 0: 2, of which the second is isolated as on a node
+	CPUs      int               // 0: 2, the second one isolated as on a node
 	MemoryMiB int               // 0: 512
-	Boot      initramfs.Profile // how the second CPU is kept quiet
+	Boot      initramfs.Profile // how the second CPU is isolated
 	Told      func(format string, args ...any)
 }
 
-// Package is a package whose tests are to run. The last elements of the import paths in one Spec differ.
+// Package is a package whose tests run. The last elements of the import paths in one Spec differ.
 type Package struct {
 	Path    string        // import path
 	Timeout time.Duration // for its tests; 0: DefaultTimeout
-	Profile bool          // make a coverage profile, which does not count what tests start
+	Profile bool          // make a coverage profile, without the children of tests
 }
 
 // binary is the name of the test binary.
@@ -57,26 +60,27 @@ func (p Package) binary() string { return path.Base(p.Path) + ".test" }
 // DefaultTimeout bounds the tests of one package.
 const DefaultTimeout = 8 * time.Minute
 
-// bootTimeout bounds what a guest does besides tests. overtime is what a test binary gets to fall to its own timeout.
+// bootTimeout bounds the boot and shutdown of a guest. overtime is added to the timeout of a test
+// binary, which should fail by its own timeout first.
 const (
 	bootTimeout = 90 * time.Second
 	overtime    = 10 * time.Second
 )
 
-// boots is how often a guest is booted that dies before it is up. Emulation is not perfect.
+// boots is the number of attempts for a guest that dies before it is up. Emulation is not perfect.
 const boots = 2
 
-// Result is what came of the tests of one package.
+// Result is the result of the tests of one package.
 type Result struct {
 	Package string
 	Output  []byte // of the test binary, in the form that go tool test2json reads
 	Ended   bool   // the test binary ended; otherwise it hung, or the guest died
-	Exit    string // how it ended; empty if its exit status was 0 and it left nothing behind
-	Profile []byte // coverage profile, if it got so far
+	Exit    string // how it ended; empty if its exit status was 0 and it left no process behind
+	Profile []byte // coverage profile, if it was written
 }
 
-// Run runs the tests of the packages one after the other in one guest. The error is about the guest. The results are there
-// all the same, as far as it got; failed tests are no error.
+// Run runs the tests of the packages in order in one guest. An error is an error of the guest, and
+// Run then returns the results so far. Failed tests are not an error.
 func Run(ctx context.Context, s Spec) ([]Result, error) {
 	s.complete()
 	found, err := provision.FindEmulator(ctx, emulator.Options{Arch: qemu.AMD64, Program: os.Getenv("QEMU"), Told: s.Told})
@@ -136,7 +140,8 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 		MemoryMiB: s.MemoryMiB, CPUs: s.CPUs,
 		Console: console.Config{Path: filepath.Join(s.Dir, "console")},
 	}
-	// What Linux has to say would come between the pieces of an event, unless it is that all is lost.
+	// What Linux has to say would come between the pieces of an event, unless it is that all is
+	// lost.
 	config.Cmdline, err = initramfs.Cmdline(image.Kernel, s.Boot, s.CPUs, "loglevel=2", "panic_on_oops=1")
 	if err != nil {
 		return qemu.Config{}, err
@@ -172,7 +177,8 @@ func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
 	return append(files, initramfs.File{Path: report.PlanPath, Data: text}), err
 }
 
-// compile compiles the tests side by side, those with coverage apart. What make check vets is not vetted again.
+// compile compiles the tests side by side, those with coverage apart. What make check vets is not
+// vetted again.
 func (s *Spec) compile(ctx context.Context) error {
 	for _, profile := range []bool{false, true} {
 		args := []string{"test", "-c", "-vet=off", "-tags=guest," + s.Tags, "-cover=" + strconv.FormatBool(profile), "-ldflags=-s -w", "-o", s.Dir + "/"}
@@ -233,18 +239,18 @@ func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) (
 	}
 }
 
-// collector makes results of what a guest tells.
+// collector turns the events of a guest into results.
 type collector struct {
 	told    func(format string, args ...any)
 	reader  report.Reader
 	up      bool
-	started time.Time // when the run that runs was started
+	started time.Time // start of the current run
 	packed  [][]byte  // compressed profiles
 	results []Result
-	noise   [][]byte // the last lines of the console that were no events
+	noise   [][]byte // the last lines of the console that were not events
 }
 
-// maxNoise is how many lines of noise are kept.
+// maxNoise is the number of lines of noise that are kept.
 const maxNoise = 100
 
 func newCollector(s *Spec) *collector {
@@ -255,7 +261,7 @@ func newCollector(s *Spec) *collector {
 	return c
 }
 
-// How a guest can fail to say that all is done.
+// How a guest can end without the event Done.
 var (
 	errSilent = errors.New("the guest ended before it was done")
 	errGaveUp = errors.New("the guest gave up")

@@ -23,8 +23,9 @@ var (
 	profiles = flag.String("profiles", "", "write the coverage profiles of the tests in the guest to `folder`")
 )
 
-// What needs root, control groups or a network of its own is tested in here. How tests can end is tested in the same guest, behind
-// them. The guests run side by side: in both there are tests that wait.
+// Tests that need root, control groups or their own network run in this guest, followed by the
+// packages for the ways in which tests can end. The guests run in parallel, because tests in both
+// of them wait.
 func TestInGuest(t *testing.T) {
 	t.Parallel()
 	packages := []Package{
@@ -43,8 +44,8 @@ func TestInGuest(t *testing.T) {
 	t.Run("verdicts", func(t *testing.T) { verdicts(t, results) })
 }
 
-// What needs sched_ext, which is there for a whole machine and does not attach to one whose cores are isolated. Programs of the kernel
-// run in either guest: this one has less to do.
+// Tests that need sched_ext, which does not attach if cores are isolated. Programs for the Linux
+// kernel run in either guest; this one has less to do.
 func TestInSchedGuest(t *testing.T) {
 	t.Parallel()
 	inGuest(t, Spec{Boot: initramfs.Sched}, []Package{
@@ -54,7 +55,8 @@ func TestInSchedGuest(t *testing.T) {
 	})
 }
 
-// inGuest runs and shows the tests of packages in a guest, and returns what came of more packages.
+// inGuest runs and shows the tests of packages in a guest, and returns the results of more
+// packages.
 func inGuest(t *testing.T, s Spec, packages []Package, more ...Package) []Result {
 	needQEMU(t)
 	if *profiles != "" {
@@ -70,7 +72,7 @@ func inGuest(t *testing.T, s Spec, packages []Package, more ...Package) []Result
 	s.Dir, s.Pattern, s.Told = t.TempDir(), *pattern, t.Logf
 	results, err := Run(inTime(t), s)
 	if err != nil && strings.Contains(err.Error(), "Oops: int3: ") {
-		// The emulator's doing: see RATIONALE, "Why a private QEMU on Debian 12?".
+		// A bug of the emulator: see RATIONALE, "Why a private QEMU on Debian 12?".
 		t.Logf("a CPU ran what Linux had replaced; the guest is started once more: %v", err)
 		s.Dir = t.TempDir()
 		results, err = Run(inTime(t), s)
@@ -91,7 +93,8 @@ func inGuest(t *testing.T, s Spec, packages []Package, more ...Package) []Result
 	return results[len(packages):]
 }
 
-// inTime returns a context that ends before the time of go test is over, so that there is time left to say what was missing.
+// inTime returns a context that ends before the timeout of go test, which leaves time to report the
+// missing results.
 func inTime(t *testing.T) context.Context {
 	end, ok := t.Deadline()
 	if !ok {

@@ -12,7 +12,7 @@ import (
 	"margay/testsuite/guest/report"
 )
 
-// endings are packages whose tests end in all ways.
+// endings are packages whose tests end in every possible way.
 var endings = []Package{
 	{Path: "margay/testsuite/guest/testdata/mixed", Profile: true},
 	{Path: "margay/testsuite/guest/testdata/broken"},
@@ -20,7 +20,7 @@ var endings = []Package{
 	{Path: "margay/testsuite/guest/testdata/hanging", Timeout: 5 * time.Second},
 }
 
-// verdicts checks what is made outside of the ways in which tests can end inside a guest.
+// verdicts checks the results of tests that end in every possible way inside a guest.
 func verdicts(t *testing.T, results []Result) {
 	wants := []struct {
 		tests   string // and their verdicts
@@ -80,7 +80,7 @@ func TestErr(t *testing.T) {
 	}
 }
 
-// A guest that does not say that it is done is never taken for one that is.
+// A guest without the event Done is an error.
 func TestNoVerdict(t *testing.T) {
 	up, done := report.Event{Kind: report.Up}, report.Event{Kind: report.Done}
 	for name, c := range map[string]struct {
@@ -103,7 +103,7 @@ func TestNoVerdict(t *testing.T) {
 			}
 			w := report.NewWriter(log)
 			for _, e := range c.events {
-				if err := w.Tell(e); err != nil {
+				if err := w.Write(e); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -122,7 +122,7 @@ func TestNoVerdict(t *testing.T) {
 	}
 }
 
-// A guest that says nothing more is given up at the deadline.
+// A guest that stops sending events is an error at the deadline.
 func TestDeadline(t *testing.T) {
 	log, err := console.New(console.Config{})
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"testing"
 )
 
-// Test is what came of one test inside a guest.
+// Test is the result of one test inside a guest.
 type Test struct {
 	Name    string
 	Verdict string // "pass", "fail" or "skip"; empty when there was none
 	Output  string
 }
 
-// Err returns why the test is no success, nil if it is one.
+// Err returns the reason why the test did not pass, nil if it passed.
 func (t Test) Err() error {
 	switch t.Verdict {
 	case "pass":
@@ -32,11 +32,12 @@ func (t Test) Err() error {
 	return errors.New("it failed")
 }
 
-// Tests returns the tests that were begun, in the order of their begin, subtests too. What was printed outside of all tests
-// is rest.
+// Tests returns the tests that were started, in that order and with subtests. rest is the output
+// outside of tests.
 func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error) {
 	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", r.Package)
-	// The mark says that a line is the test binary's own. This one makes the verdict count that a panic follows.
+	// The mark identifies lines of the test binary itself. This one is for a verdict that a panic
+	// follows.
 	input := strings.TrimSuffix(string(r.Output), "\n") + "\n"
 	if r.Exit != "" || !r.Ended {
 		input += "\x16FAIL\n"
@@ -73,7 +74,7 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 	}
 }
 
-// Err returns what is wrong with the run of the package as a whole, given its tests.
+// Err returns the error of the run of the package as a whole, given its tests.
 func (r Result) Err(tests []Test) error {
 	switch {
 	case !r.Ended:
@@ -86,7 +87,8 @@ func (r Result) Err(tests []Test) error {
 	return nil
 }
 
-// Show makes each package a subtest of t, and each test inside a subtest of that, which fails with what it printed.
+// Show makes each package a subtest of t, and each of its tests a subtest of that. A failed one
+// shows its output.
 func Show(t *testing.T, results []Result) {
 	for _, r := range results {
 		t.Run(r.Package, func(t *testing.T) {

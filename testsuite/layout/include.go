@@ -26,9 +26,10 @@ var (
 	toolchain   = []string{"go_asm.h", "textflag.h"} // of Go's assembler
 )
 
-// Includes returns the headers of the tree that its C files include. A header is looked for where the compiler does: beside the
-// file, and in the folders that the Makefiles from the file's folder upward, or the tests of the package whose testdata it is, name by
-// -I. A quoted header that is not found is an error.
+// Includes returns the headers of the tree that its C files include. A header is looked for where
+// the compiler does: beside the file, and in the folders that the Makefiles from the file's folder
+// upward, or the tests of the package whose testdata it is, name by -I. A quoted header that is not
+// found is an error.
 func Includes(root fs.FS) ([]Include, error) {
 	var all []Include
 	err := fs.WalkDir(root, ".", func(file string, entry fs.DirEntry, err error) error {

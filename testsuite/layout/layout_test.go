@@ -28,7 +28,8 @@ func packages(t *testing.T) []pkg {
 	return listed(t, nil)
 }
 
-// everyVariant returns all packages, with the files that have the tags of tests, for each architecture.
+// everyVariant returns all packages, with the files that have the tags of tests, for each
+// architecture.
 func everyVariant(t *testing.T) []pkg {
 	t.Helper()
 	return slices.Concat(
@@ -74,7 +75,8 @@ func table(t *testing.T) Table {
 	return table
 }
 
-// Imports of packages and of their tests, with every build tag and for both architectures, are those of the table.
+// Packages and their tests import only what the table allows, with every build tag and on both
+// architectures.
 func TestImports(t *testing.T) {
 	rows := table(t)
 	seen := 0
@@ -136,7 +138,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// Leaves use the standard library alone; those of the borders, one another as well.
+// Leaves import only the standard library; borders also import each other.
 func TestLeaves(t *testing.T) {
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, module)
@@ -152,12 +154,14 @@ func TestLeaves(t *testing.T) {
 	}
 }
 
-// Engines are chosen by main packages, the packages of the command margay, their list and tests, and do not know each other.
+// Engines are chosen by main packages, the packages of the command margay, their list and tests,
+// and do not know each other.
 func TestEngines(t *testing.T) {
 	const engines = "margay/nimble/engine/"
 	const all = engines + "list"
 	shared := []string{engines + "enginetest"}
-	// It takes no engine from there, but the translation of programs into parts of one that it loads itself.
+	// It takes no engine from there, but the translation of programs into parts of one that it
+	// loads itself.
 	const loader, translation = "margay/kernel/sched/schedext", engines + "linux"
 	for _, p := range packages(t) {
 		for _, imported := range p.Imports {

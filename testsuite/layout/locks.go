@@ -14,8 +14,9 @@ import (
 // locksParagraph begins the paragraph of a package comment that names the package's locks.
 var locksParagraph = regexp.MustCompile(`(?m)^(# )?Locks\b`)
 
-// LocksOf returns the mutexes that the given files of a package declare, as Type.field or as the name of a variable, and the text
-// of the package comment from the word Locks on, empty if there is none.
+// LocksOf returns the mutexes that the given files of a package declare, as Type.field or as the
+// name of a variable, and the text of the package comment from the word Locks on, empty if there is
+// none.
 func LocksOf(files []string) (locks []string, paragraph string, err error) {
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
@@ -72,7 +73,8 @@ func isMutex(t ast.Expr) bool {
 	return ok && pkg.Name == "sync" && (s.Sel.Name == "Mutex" || s.Sel.Name == "RWMutex")
 }
 
-// CheckLocks returns what is missing in the paragraph of a package that has these locks: a package with several names each of them.
+// CheckLocks returns the locks that the paragraph of a package does not name. A package with one
+// lock needs no paragraph.
 func CheckLocks(locks []string, paragraph string) (missing []string) {
 	if len(locks) < 2 {
 		return nil

@@ -32,7 +32,8 @@ type Table []Row
 // header begins the table of a page.
 const header = "| package | may import | its tests, too |\n|---|---|---|\n"
 
-// ParseTables reads all import tables of a page, in order, as one. A row may name several packages, each of which gets a Row.
+// ParseTables reads all import tables of a page, in order, as one. A row that names
+// several packages becomes a Row for each.
 func ParseTables(page string) (Table, error) {
 	var t Table
 	for {
@@ -81,7 +82,8 @@ func covers(word, pkg string) bool {
 	return word == pkg
 }
 
-// row returns the place of the row of a package, the one with the longest name that covers it, or -1.
+// row returns the place of the row of a package, the one with the longest name that covers it, or
+// -1.
 func (t Table) row(pkg string) int {
 	best := -1
 	for i, r := range t {
@@ -92,7 +94,7 @@ func (t Table) row(pkg string) int {
 	return best
 }
 
-// Check returns what is wrong with an import of a package or, if test is set, of its tests.
+// Check returns an error if a package or, if test is set, its tests must not import another one.
 func (t Table) Check(from, to string, test bool) error {
 	own := t.row(from)
 	if own < 0 {
@@ -112,8 +114,8 @@ func (t Table) Check(from, to string, test bool) error {
 	return fmt.Errorf("%s imports %s, which the row of %s does not allow", from, to, t[own].Of)
 }
 
-// CheckOrder returns what is wrong with the table itself: a package has two rows, or a row names one that does not stand above it,
-// so that imports could run up.
+// CheckOrder returns the errors of the table itself: a package has two rows, or a row names one
+// that does not stand above it, so that imports could run up.
 func (t Table) CheckOrder() error {
 	var errs []error
 	for i, r := range t {

@@ -10,12 +10,13 @@ import (
 	"margay/testsuite/guest"
 )
 
-// The kernel of a guest agrees with the reference on random programs. It is given them slowly.
+// The kernel of a guest agrees with the reference on random programs. The programs are loaded
+// slowly.
 func TestKernelAgrees(t *testing.T) {
 	inGuest(t, "margay/nimble/engine/linux", "^TestManyRandom$", initramfs.Isolated)
 }
 
-// In a guest processes have their shares of a core by the time that they get, which the load of the host disturbs.
+// Shares of a core are measured by time, which the load of the host disturbs.
 func TestShares(t *testing.T) {
 	for pkg, boot := range map[string]initramfs.Profile{
 		"margay/kernel/sched/priority": initramfs.Isolated,

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Jobs end well and no line is lost or doubled when serve is killed once in each, at a random moment.
+// Jobs end well and no line is lost or doubled when serve is killed once in each, at a random
+// moment.
 func TestServeKilled(t *testing.T) {
 	rng := random(t)
 	m := up(t, "--substrate", "hosted", "--nodes", "4", "--cores", "2")
@@ -48,13 +49,14 @@ func TestServeKilled(t *testing.T) {
 	}
 }
 
-// killServe kills the serve of the machine if it answers, and reports whether it did. The holder starts another.
+// killServe kills the serve of the machine if it answers, and reports whether it did. The holder
+// starts another.
 func (m *machine) killServe() bool {
 	pid := m.servePID()
 	return pid > 1 && unix.Kill(pid, unix.SIGKILL) == nil
 }
 
-// servePID returns the process of the machine's serve, 0 when it does not answer.
+// servePID returns the PID of the machine's serve, 0 if it does not answer.
 func (m *machine) servePID() int {
 	var status struct {
 		ServePid int `json:"serve_pid"`

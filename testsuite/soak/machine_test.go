@@ -52,19 +52,19 @@ func build(t *testing.T, dir, name string) string {
 	return path
 }
 
-// machine is a machine of one test. Its folder is its own, so that no other machine is touched.
+// machine is a machine of one test, in its own folder, apart from all other machines.
 type machine struct {
 	t   *testing.T
 	dir string // MARGAY_DIR
 }
 
-// up makes a machine that ends with the test. The flags are those of margay machine up.
+// up makes a machine that ends with the test. It takes flags of margay machine up.
 func up(t *testing.T, flags ...string) *machine {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(bin, "margay")); err != nil {
 		t.Fatalf("%v: make build makes it", err)
 	}
-	// The names of sockets are short, so the folder is, too.
+	// Names of sockets must be short, so the folder has a short one.
 	dir, err := os.MkdirTemp("/tmp", "mgs")
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func up(t *testing.T, flags ...string) *machine {
 // commandTimeout bounds one margay command.
 const commandTimeout = 5 * time.Minute
 
-// result is what a command did.
+// result is the result of a command.
 type result struct {
 	stdout, stderr []byte
 	code           int // -1: it was killed, or could not be started
@@ -96,7 +96,8 @@ func (r result) String() string {
 	return fmt.Sprintf("status %d\n--- stdout, %d bytes\n%s\n--- stderr\n%s", r.code, len(r.stdout), r.stdout[max(0, len(r.stdout)-2048):], r.stderr)
 }
 
-// command returns a margay command on the machine, not started yet. It is killed after commandTimeout.
+// command returns a margay command on the machine, not started yet. It is killed after
+// commandTimeout.
 func (m *machine) command(args ...string) (cmd *exec.Cmd, cancel context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	cmd = exec.CommandContext(ctx, filepath.Join(bin, "margay"), args...)

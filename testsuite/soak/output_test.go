@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runs is how many runs make a round: MARGAY_RUNS, or so many.
+// runs is the number of runs in a round: MARGAY_RUNS, or the given number.
 func runs(t *testing.T, otherwise int) int {
 	t.Helper()
 	text := os.Getenv("MARGAY_RUNS")
@@ -30,8 +30,8 @@ func runs(t *testing.T, otherwise int) int {
 	return n
 }
 
-// Nothing of a rank's output is lost when its reader stands still around the moment at which the rank ends. The sizes are those at
-// which the journal of the node is just full then.
+// No output of a rank is lost when its reader stalls around the end of the rank. With these sizes
+// the journal of the node is just full at that time.
 func TestReaderStandsStill(t *testing.T) {
 	readersStandStill(t, runs(t, 40), "--substrate", "hosted", "--nodes", "2", "--cores", "4")
 }
@@ -93,7 +93,7 @@ func (m *machine) stalled(probe string, size int, stall time.Duration) {
 	}
 }
 
-// idle demands that no core of the machine is taken.
+// idle fails the test unless all cores of the machine are free.
 func (m *machine) idle() {
 	m.t.Helper()
 	var status struct {
@@ -105,7 +105,8 @@ func (m *machine) idle() {
 	}
 }
 
-// No line is lost or doubled, no job hangs and no core is kept when serve is killed just before the last of a job's output is printed.
+// No line is lost or doubled, no job hangs and no core is kept when serve is killed just before the
+// last of a job's output is printed.
 func TestServeKilledAtTheEnd(t *testing.T) {
 	rng := random(t)
 	m := up(t, "--substrate", "hosted", "--nodes", "4", "--cores", "2")
@@ -134,7 +135,7 @@ func countLine(rank, i int) string {
 	return fmt.Sprintf("out %d %d %s\n", rank, i, strings.Repeat(".", 30))
 }
 
-// killedAt runs a job, and kills serve when so many bytes of its output have come.
+// killedAt runs a job, and kills serve after a number of bytes of its output.
 func (m *machine) killedAt(job int, probe string, want map[string]int, at, lines int) {
 	m.t.Helper()
 	serve := m.servePID()
@@ -175,7 +176,7 @@ func (m *machine) killedAt(job int, probe string, want map[string]int, at, lines
 	}
 }
 
-// trigger keeps what is written to it, and does something once when so many bytes have come.
+// trigger is a buffer that calls a function once, after a number of bytes.
 type trigger struct {
 	got bytes.Buffer
 	at  int

@@ -1,4 +1,4 @@
-// Command features prints docs/features.txt, the table of what Margay is to have, as the page docs/features.md.
+// Command features prints docs/features.txt, the table of features, as the page docs/features.md.
 package main
 
 import (

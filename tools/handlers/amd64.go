@@ -13,10 +13,10 @@ import (
 // machine register, but as an operand in memory it serves nearly as well.
 var machineRegister = [isa.Registers]string{"AX", "DI", "R12", "R8", "DX", "R9", "BX", "R10", "R11", "R15", "REG(10)"}
 
-// amd64 writes handlers that are specialised for the registers in them. Where
-// those of two registers would be more than they are worth, there are two
-// handlers one after the other: the first leaves in CX the source register or
-// the address of an access, the second does the rest.
+// amd64 writes handlers that are specialised for the registers in them. Where a
+// handler for each pair of registers would be too much code, two handlers run in
+// sequence: the first one loads the source register or the address of an access
+// into CX, and the second one does the rest.
 type amd64 struct{ *file }
 
 func writeAMD64(f *file) {
@@ -115,8 +115,8 @@ func (a amd64) pairs(name string, below int, body func(dst, src string) []string
 }
 
 // The operations of arithmetic and of jumps by the upper half of the opcode
-// (RFC 9669, sections 4.1 and 4.3). What is not here is not one instruction of
-// the machine.
+// (RFC 9669, sections 4.1 and 4.3). Operations that are missing here need
+// more than one instruction of the machine.
 var (
 	operations = [16]string{0: "ADD", 1: "SUB", 2: "IMUL", 4: "OR", 5: "AND", 6: "SHL", 7: "SHR", 8: "NEG", 10: "XOR", 11: "MOV", 12: "SAR"}
 	opposites  = [16]string{1: "NE", 2: "LS", 3: "CS", 4: "EQ", 5: "EQ", 6: "LE", 7: "LT", 10: "CC", 11: "HI", 12: "GE", 13: "GT"}
@@ -152,7 +152,7 @@ func simple(op isa.Op) bool {
 	}
 }
 
-// suffix returns that of instructions of 64 or 32 bits.
+// suffix returns the suffix of instructions of 64 or 32 bits.
 func suffix(wide bool) string {
 	if wide {
 		return "Q"
@@ -203,7 +203,7 @@ func swap(op isa.Op, dst string) []string {
 
 // divide returns a division by CX or its remainder, the divisors 0 and, of
 // signed ones, -1 apart, at which the machine would fault (RFC 9669, section
-// 4.1). The machine divides DX:AX, which are kept in X0 and X1 meanwhile.
+// 4.1). The machine divides DX:AX, so DX and AX are saved in X0 and X1.
 func divide(dst, size string, signed, remainder bool) []string {
 	lines := []string{"TEST" + size + " CX, CX", "JEQ zero"}
 	if signed {
@@ -268,8 +268,8 @@ func (a amd64) compare(op isa.Op) {
 	}
 }
 
-// conditional returns a comparison and both ways on, that of a jump which is
-// taken being JUMP or BACK.
+// conditional returns a comparison and both continuations. A jump that is taken
+// continues with JUMP or BACK.
 func conditional(op isa.Op, dst, operand, taken string) (lines []string) {
 	row := op.Row()
 	operation, size := row.Code>>4, suffix(row.Code&7 == 5)
@@ -357,7 +357,8 @@ func (a amd64) store(op isa.Op) {
 }
 
 // throughR15 returns an instruction that needs its source, the %s in it, in a
-// register. What is in memory goes through R15, which X0 keeps.
+// register. An operand in memory goes through R15, which
+// is saved in X0.
 func throughR15(src, instruction string) []string {
 	if !strings.Contains(src, "(") {
 		return []string{fmt.Sprintf(instruction, src)}

@@ -23,7 +23,7 @@ func writeARM64(f *file) {
 	}
 }
 
-// atomics writes what comes before an atomic operation, which Go does.
+// atomics writes the code before an atomic operation, which Go does.
 func (a arm64) atomics(name string, mode int, body ...string) {
 	a.accesses[atomics][mode] = family{a.count - 2, 0, 1}
 	for _, n := range []int{2, 3} {
@@ -80,7 +80,7 @@ func (a arm64) access(op isa.Op, window, base, address, other, move, end string)
 	a.entries[op][proved] = family{a.handler(op.String()+"_proved", base, address, other, move, end), 0, 0}
 }
 
-// load returns the load itself: those of 8 bytes or with a sign are plain.
+// load returns the load itself: loads of 8 bytes or with a sign are plain.
 func (a arm64) load(op isa.Op) string {
 	size := "BHWD"[bits.TrailingZeros(uint(op.Size()))]
 	signed := op.Row().Code>>5 == signExtending

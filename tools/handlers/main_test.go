@@ -10,7 +10,7 @@ import (
 	"margay/nimble/isa"
 )
 
-// TestGenerated writes the files anew: they are those of the engine.
+// TestGenerated generates the files and compares them with the engine's.
 func TestGenerated(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		dir := t.TempDir()

@@ -6,9 +6,9 @@ import (
 	"margay/nimble/engine/subroutine"
 )
 
-// engines returns the engine of a node: it gives a program to the first one that
-// is here and takes it. The order is that of nimble/engine/list, which a node
-// does not link, because that has engines which no node uses.
+// engines returns the engine of a node: it gives a program to the first available
+// engine that accepts it. The order is the same as in nimble/engine/list. A node
+// does not link that package, because it has engines that no node uses.
 func engines() engine.Engine {
 	first, err := subroutine.New()
 	offers := []engine.Offer{{Name: "subroutine", Engine: first, Err: err}}

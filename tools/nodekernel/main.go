@@ -1,4 +1,5 @@
-// Command nodekernel is everything that runs on a node besides applications. What it is depends on its first argument:
+// Command nodekernel is everything that runs on a node besides applications. Its first argument
+// selects the part:
 //
 //	nodekernel                      PID 1 of a machine of its own (it is /init of the node image)
 //	nodekernel hosted CONFIG ROOT   PID 1 of a hosted node; descriptor 3 is its lifeline
@@ -28,7 +29,7 @@ import (
 // version is the version of this build, set by the linker.
 var version = "unknown"
 
-// self is this program, wherever it is.
+// self is the path of this program, wherever it is installed.
 const self = "/proc/self/exe"
 
 func main() {
@@ -64,7 +65,7 @@ func run(args []string) error {
 	return fmt.Errorf("nodekernel does not know what to do with %q; it is started by margay machine up", args)
 }
 
-// runKernel is the life of the node kernel. It ends only by being ended.
+// runKernel runs the node kernel until it is killed.
 func runKernel() error {
 	config, err := node.Read(node.Path)
 	if err != nil {
@@ -92,7 +93,7 @@ func runKernel() error {
 	return a.Run(context.Background(), k)
 }
 
-// followKernelLog has serve told of what the Linux kernel complains about.
+// followKernelLog reports warnings and errors of the Linux kernel to serve.
 func followKernelLog(a *agent.Agent) {
 	err := klog.Follow(context.Background(), func(level klog.Level, text string) { a.LogLine("kernel "+level.String(), text) })
 	logf("%v", err)
@@ -100,7 +101,7 @@ func followKernelLog(a *agent.Agent) {
 
 func watchTicks(k *kernel.Node) {
 	if err := k.WatchTicks(context.Background()); err != nil {
-		logf("timer ticks that Linux has left on stay on: %v", err)
+		logf("unneeded timer ticks are not turned off: %v", err)
 	}
 }
 

@@ -19,11 +19,11 @@ const (
 	kernel      = "Linux JIT"
 )
 
-// peers are who the engines are compared with.
+// peers are the programs that the engines are compared with.
 var peers = []string{interpreter, compiler, kernel}
 
-// contenders are all who take part: the engines that are here, checked and
-// trusted, then the peers. The kernel is used by the program in argv, a child.
+// contenders returns the available engines, checked and trusted, and then the
+// peers. The kernel is used by the program in argv, a child.
 // The function ends what the peers have begun.
 func contenders(ctx context.Context, argv ...string) ([]bench.Contender, func() error, error) {
 	ours, err := engines()

@@ -47,7 +47,7 @@ type child struct {
 	stdin   io.WriteCloser // nil: not started yet
 	answers chan answer    // closed when it has ended
 	kill    func()
-	err     error // why there will be no more answers
+	err     error // why there are no further answers
 }
 
 // kernelContender makes a contender of the kernel of this machine, which argv
@@ -162,7 +162,7 @@ func (l loaded) Run(n int) (bench.Turn, error) {
 // Close implements bench.Runner. The program stays loaded until the child ends.
 func (l loaded) Close() error { return nil }
 
-// serveKernel is the child: it answers until there are no more questions.
+// serveKernel is the child: it answers until the questions end.
 func serveKernel(in io.Reader, out io.Writer) error {
 	k := &kernelRuns{programs: make(map[string]*kernelRun)}
 	for d, e := json.NewDecoder(in), json.NewEncoder(out); ; {

@@ -1,20 +1,16 @@
-// Command peers measures the engines of Nimble and what they are compared with,
-// all in one run: wazero, whose modules are written by hand to do the same as
-// the programs of nimble/bench, and the kernel of this machine. Every contender
-// must give the same answers.
+// Command peers measures the engines of Nimble and what they are compared with, all in one run:
+// wazero, whose modules are written by hand to do the same as the programs of nimble/bench, and the
+// kernel of this machine. Every contender must give the same answers.
 //
 //	peers [-rounds N] [-turn D] [-json FILE] [-markdown FILE] [PROGRAM ...]
 //
-// It prints a table. A file in JSON is for programs, one in Markdown for
-// documents.
+// It prints a table. A file in JSON is for programs, one in Markdown for documents.
 //
-// The kernel is used by a child process, peers -kernel, that loads each program
-// once: if it hangs in the kernel, there are no figures of it, and those of the
-// others all the same. The kernel must see the end of every loop, so long programs
-// have fewer rounds, for all contenders alike.
+// The kernel is used by a child process, peers -kernel, that loads each program once: if it hangs
+// in the kernel, only its own figures are missing. The kernel must see the end of every loop, so
+// long programs have fewer rounds, for all contenders alike.
 //
-// It is a module of its own because what it compares with is no part of the
-// product.
+// It is a module of its own because the peers are not part of the product.
 package main
 
 import (

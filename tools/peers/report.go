@@ -24,7 +24,7 @@ type report struct {
 	Programs []figures `json:"programs"`
 }
 
-// figures are those of one program.
+// figures holds the figures of one program.
 type figures struct {
 	Program    string   `json:"program"`
 	About      string   `json:"about"`
@@ -43,7 +43,7 @@ type figure struct {
 	NsPerCall        float64            `json:"ns_per_call,omitempty"`
 	UsPer1000        float64            `json:"insertion_us_per_1000_instructions,omitempty"` // of the program of that many
 	CodeBytes        int                `json:"code_bytes,omitempty"`
-	Ratios           map[string]float64 `json:"ratios,omitempty"` // its time for an instruction to that of each peer
+	Ratios           map[string]float64 `json:"ratios,omitempty"` // of its time per instruction to the time of each peer
 	Error            string             `json:"error,omitempty"`  // why there are no figures
 }
 
@@ -135,8 +135,8 @@ func (r *report) writeTable(w io.Writer) error {
 
 // legend says what tables do not.
 const legend = `A * marks a program with fewer rounds than margay nimble bench gives it: the kernel must see the end of a loop, and all
-contenders do the same work. The kernel repeats a program by itself, which is no call from Go. The time for an instruction is that
-of the program in eBPF, on wazero too. The peers have no fuel; wazero always checks memory.`
+contenders do the same work. Linux repeats a program inside the kernel, without a call from Go. Times are per eBPF instruction,
+on wazero too. The peers have no fuel; wazero always checks memory.`
 
 func mark(f figure) string {
 	if f.Bounded && f.Error == "" {
@@ -145,7 +145,7 @@ func mark(f figure) string {
 	return ""
 }
 
-// number prints three digits of what is not zero, and counts as they are.
+// number prints three significant digits, and whole numbers unchanged.
 func number(v float64) string {
 	switch {
 	case v == 0:

@@ -1,10 +1,12 @@
-// Command suite is `make test`: it runs every test there is and sums up what came of them.
+// Command suite is `make test`: it runs all tests and prints a summary.
 //
 //	suite PACKAGE...
 //
-// The packages are those that are tested for arm64, too. What boots machines and guests, which waits a lot, runs beside what
-// computes. The names of the tests that passed are written to bin/passed.txt, a package and a test in each line. With CI=true in
-// the environment a skipped test is a failure. A test that docs/features.txt names and that did not run is one always.
+// The arguments are the packages that are tested for arm64, too. Tests that boot machines and
+// guests mostly wait, so they run in parallel with the tests that compute. The tests that passed
+// are listed in bin/passed.txt, a package and a test per line. With CI=true in the environment, a
+// skipped test is a failure. A test that docs/features.txt names and that did not run is always a
+// failure.
 package main
 
 import (
@@ -35,12 +37,14 @@ func main() {
 	}
 }
 
-// endings returns the signals that end a run. A go test is in a process group of its own, where no terminal signals it.
+// endings returns the signals that end a run. Each go test has its own process group, so a terminal
+// does not signal it.
 func endings() []os.Signal {
 	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGQUIT} {
 		if signal.Ignored(sig) {
-			// Tests send these to what they start, which would ignore them if make was started so, as by nohup.
+			// Children inherit ignored signals, for example from nohup, but tests send these
+			// signals to their children. A handler resets them at exec.
 			signal.Notify(make(chan os.Signal, 1), sig)
 		} else {
 			ends = append(ends, sig)
@@ -52,30 +56,32 @@ func endings() []os.Signal {
 // step is one go test.
 type step struct {
 	name string
-	dir  string   // where; empty: here
-	env  []string // besides that of this process
+	dir  string   // empty: the current one
+	env  []string // added to the environment of this process
 	args []string // of go test -json
 }
 
-// These packages boot guests and machines, by the programs in bin: the race detector would not see these.
+// These packages boot guests and machines from the programs in bin, which the race detector does
+// not see.
 const (
 	guests   = "margay/testsuite/guest"
 	machines = "margay/testsuite/e2e"
 )
 
-// alone are tests that compute much with nothing beside them: random programs, simulated hours. The race detector would find nothing
-// in them and make them ten times longer.
+// alone are long computations in a single goroutine: random programs, simulated hours. The race
+// detector would find nothing in them and make them ten times slower.
 var alone = computing{
 	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights",
 	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted"},
 }
 
-// agree is one of them that takes as long as it is told: random programs on which the engines must agree. tools/soak gives it more.
+// agree is one of them with a configurable duration: random programs on which the engines must
+// agree. tools/soak gives it more time.
 var agree = computing{"TestAgreesWithPortable", []string{"./nimble/engine/direct", "./nimble/engine/subroutine"}}
 
 const agreeTime = "MARGAY_AGREE=20s"
 
-// computing names tests, with a | between them, and the packages that have them.
+// computing names tests, separated by |, and their packages.
 type computing struct {
 	tests    string
 	packages []string
@@ -84,19 +90,20 @@ type computing struct {
 // plain leaves out what only debuggers read. A hundred programs of tests link a quarter faster.
 const plain = "-ldflags=-s -w"
 
-// run returns the arguments of a go test of them alone, without the race detector.
+// run returns the arguments of a go test that runs only these tests, without the race detector.
 func (c computing) run() []string {
 	return append([]string{"-vet=off", plain, "-count=1", "-timeout=15m", "-run=^(" + c.tests + ")$"}, c.packages...)
 }
 
-// plan returns what is to run. The lists run side by side, the steps of each one after the other, so that there are never many more
-// processes that compute than a small host has processors. make check vets everything more strictly than go test would. What is tested
-// with the race detector is not taken from an earlier run either: some of it starts programs that go test does not know.
+// plan returns lists of steps. The lists run in parallel and the steps of a list in order, so that
+// a small host never has many more computing processes than CPUs. Vet is off, because make check
+// vets more strictly. Results with the race detector are not cached, because some tests start
+// programs that go test does not know as inputs.
 func plan(packages, arm64 []string) [][]step {
 	return [][]step{
 		{
-			// Without -count=1 go test would take the result of an earlier run when nothing that it knows of has changed: it does not
-			// know what these tests run.
+			// -count=1 disables the cache: go test does not know the programs that these tests
+			// start.
 			{name: "guests", args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
 			{name: "machines", args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
 		},
@@ -105,7 +112,7 @@ func plan(packages, arm64 []string) [][]step {
 			{name: "alone", args: alone.run()},
 			{name: "agree", env: []string{agreeTime}, args: agree.run()},
 			{name: "peers", dir: "tools/peers", args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
-			// Random proofs are arithmetic in Go, which knows no processor.
+			// Random proofs are arithmetic in Go, the same on every processor.
 			{name: "arm64", env: []string{"GOARCH=arm64", "CGO_ENABLED=0"}, args: append([]string{"-vet=off", plain, "-timeout=15m", "-skip=^(TestProofsHold|TestOperations)$", "-exec=qemu-aarch64-static"}, arm64...)},
 		},
 	}
@@ -145,15 +152,16 @@ func run(ctx context.Context, arm64 []string, out io.Writer) error {
 	case ctx.Err() != nil:
 		return errors.New("interrupted")
 	case !good:
-		return fmt.Errorf("not everything passed, after %v", took)
+		return fmt.Errorf("tests failed, after %v", took)
 	case len(features) > 0:
 		return fmt.Errorf("%d tests that docs/features.txt names did not run, after %v", len(features), took)
 	}
-	fmt.Fprintf(out, "suite: everything passed, after %v\n", took)
+	fmt.Fprintf(out, "suite: all tests passed, after %v\n", took)
 	return nil
 }
 
-// unproved returns what docs/features.txt claims and no test of this run has shown. A test that was skipped is in the summary.
+// unproved returns the claims of docs/features.txt whose tests did not run. A skipped test counts
+// as run here: the summary lists it.
 func unproved(suite *verdict.Suite) ([]string, error) {
 	text, err := os.ReadFile(filepath.Join("docs", "features.txt"))
 	if err != nil {
@@ -166,7 +174,7 @@ func unproved(suite *verdict.Suite) ([]string, error) {
 	return features.Unproved(append(suite.Passed(), suite.Skipped()...)), nil
 }
 
-// list returns the packages of the module but for those of guests and machines.
+// list returns the packages of the module except guests and machines.
 func list(ctx context.Context) ([]string, error) {
 	cmd := exec.CommandContext(ctx, "go", "list", "./...")
 	cmd.Stderr = os.Stderr
@@ -177,11 +185,12 @@ func list(ctx context.Context) ([]string, error) {
 	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return p == guests || p == machines }), nil
 }
 
-// interruptDelay is how long tests have to end when they are interrupted.
+// interruptDelay is the time that interrupted tests have to end.
 const interruptDelay = 30 * time.Second
 
-// run runs a step to its end. go test passes no signal on, and waits for its tests: so it has a process group of its own, all of
-// which is interrupted with the context. What has not ended after delay is killed.
+// run runs a step to its end. go test waits for its tests and forwards no signals, so it gets its
+// own process group. When ctx ends, run interrupts the whole group, and after delay it kills the
+// rest.
 func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -207,10 +216,10 @@ func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration
 	err = cmd.Wait()
 	if ctx.Err() != nil {
 		group := -cmd.Process.Pid
-		for syscall.Kill(group, 0) == nil && time.Now().Before(end) { // what tests have started may end after them
+		for syscall.Kill(group, 0) == nil && time.Now().Before(end) { // children of tests may outlive them
 			time.Sleep(10 * time.Millisecond)
 		}
-		_ = syscall.Kill(group, syscall.SIGKILL) // mostly nothing is left of it
+		_ = syscall.Kill(group, syscall.SIGKILL) // usually the group is empty by now
 	}
 	return err
 }

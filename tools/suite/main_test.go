@@ -13,7 +13,8 @@ import (
 	"margay/tools/suite/verdict"
 )
 
-// waits is a package whose test says its process id and waits. When it is interrupted it says so and ends, unless it is told not to.
+// waits is a package whose test writes its process ID to a file and waits for an interrupt. It
+// records the interrupt in a file and ends, unless STUBBORN is set.
 const waits = `package waits
 
 import (
@@ -43,14 +44,14 @@ func TestWaits(t *testing.T) {
 }
 `
 
-// The tests of a run that is interrupted end with it: go test alone would neither tell them nor end before them.
+// Interrupting a run ends its tests: go test alone would neither signal them nor end before them.
 func TestInterrupt(t *testing.T) {
 	cases := []struct {
 		name  string
 		env   []string
 		delay time.Duration
 	}{
-		{"ends by itself", nil, time.Minute},
+		{"ends on the interrupt", nil, time.Minute},
 		{"is killed", []string{"STUBBORN=1"}, 100 * time.Millisecond},
 	}
 	for _, k := range cases {
@@ -68,15 +69,15 @@ func TestInterrupt(t *testing.T) {
 			pid := read(t, filepath.Join(dir, "pid"))
 			interrupt()
 			if err := <-ended; err == nil {
-				t.Error("the run ends without an error")
+				t.Error("an interrupted run returned no error")
 			}
 			if k.env == nil {
 				read(t, filepath.Join(dir, "interrupted"))
 			}
 			end := time.Now().Add(time.Minute)
-			for runs(pid) { // a process does not end at once when it is killed
+			for runs(pid) { // a killed process needs time to end
 				if time.Now().After(end) {
-					t.Fatalf("the test goes on in process %s", pid)
+					t.Fatalf("the test still runs in process %s", pid)
 				}
 				time.Sleep(10 * time.Millisecond)
 			}
@@ -84,7 +85,7 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// read waits for a file, and takes it.
+// read waits for a file and returns its content.
 func read(t *testing.T, path string) string {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -98,7 +99,7 @@ func read(t *testing.T, path string) string {
 	}
 }
 
-// runs reports whether there is a process that has not ended, see proc(5).
+// runs reports whether a process exists and is not a zombie, see proc(5).
 func runs(pid string) bool {
 	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	_, state, _ := strings.Cut(string(text), ") ")

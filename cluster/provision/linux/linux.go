@@ -6,9 +6,9 @@
 //  2. the cache, one directory a kernel release, complete or absent;
 //  3. the package archive of the host's own distribution.
 //
-// Package apt reads the archive and keeps what it fetches. The suite may be another one than the host's (the table
-// distributions). A kernel is resolved by the name of a metapackage and by following the dependencies, because releases
-// leave the archive within weeks.
+// Package apt reads the archive and keeps what it fetches. The suite may be another one than the
+// host's (the table distributions). A kernel is resolved by the name of a metapackage and by
+// following the dependencies, because releases leave the archive within weeks.
 package linux
 
 import (
@@ -29,11 +29,11 @@ type Options struct {
 	CacheDir string
 	Offline  bool   // use the cache only
 	Refresh  bool   // ask the archive for a newer kernel even if one is cached; not if Offline
-	Arch     string // processor architecture, Go's name; default: that of this program
+	Arch     string // processor architecture, as Go names it; default: GOARCH
 }
 
-// Find returns the kernel that o asks for, fetching it if it must. It is safe for concurrent use, by several processes
-// with one cache too. What is wrong with an archive or the cache is an *Error.
+// Find returns the kernel that o asks for, and fetches it if necessary. It is safe for concurrent
+// use, also by several processes with one cache. Faults of an archive or the cache are an *Error.
 func Find(ctx context.Context, o Options, report progress.Func) (guestkernel.Kernel, error) {
 	return find(ctx, o, report, "/", apt.Run)
 }
@@ -62,8 +62,8 @@ func find(ctx context.Context, o Options, report progress.Func, root string, run
 	return c.fetch(ctx, arch, o.Refresh, report, root, run)
 }
 
-// fetch gets the newest kernel of the archive into the cache. Unless refresh is set it is content with one that another
-// process fetched while this one waited for the lock.
+// fetch gets the newest kernel of the archive into the cache. Unless refresh is set it is content
+// with one that another process fetched while this one waited for the lock.
 func (c cache) fetch(ctx context.Context, arch guestkernel.Arch, refresh bool, report progress.Func, root string, run apt.Runner) (guestkernel.Kernel, error) {
 	wrap := func(err error) error { return &Error{Op: "fetch to", Object: c.Dir, Err: err} }
 	unlock, err := c.Lock(ctx, report)

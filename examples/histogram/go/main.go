@@ -99,7 +99,7 @@ type rank struct {
 
 // insert inserts the extension into this node.
 func (r *rank) insert(capacity int) (err error) {
-	r.extension, err = r.job.Insert(margay.Spec{
+	r.extension, err = r.job.Insert(margay.ExtensionSpec{
 		Name: "accumulate", Object: accumulate.Object,
 		Constants: map[string]uint64{accumulate.Capacity: uint64(capacity), accumulate.Handler: countWord},
 		Entries:   map[string]uint32{accumulate.Table: uint32(capacity)},

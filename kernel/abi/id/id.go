@@ -1,6 +1,7 @@
-// Package id has a type for each kind of number by which parts of a machine know things, and one for times, so that none is taken for
-// one of another kind. Messages of the control protocol and structures that are shared with C have plain integers: conversions stand
-// where these are read and written.
+// Package id has a type for each kind of number that identifies a part of a machine, and one for
+// times, so that the compiler refuses one kind in place of another. Messages of the control
+// protocol and structures shared with C have plain integers; they are converted where they are read
+// and written.
 package id
 
 import "time"
@@ -14,17 +15,18 @@ type Job uint32
 // Rank is the number of a process in its job, from 0.
 type Rank uint32
 
-// Core is the number of a core as the machine counts them: on each node 0 is the system's, and 1, 2 ... are the application's.
+// Core is the number of a core on its node. 0 is the system core, and 1, 2 ... are the application
+// cores.
 type Core uint32
 
-// CPU is Linux's number of a CPU.
+// CPU is the number of a CPU in Linux.
 type CPU int
 
 // Handle is the number of an extension on its node, from 1. 0 stands for none.
 type Handle uint32
 
-// Time is a time of a node's clock: nanoseconds of CLOCK_MONOTONIC, which is what an extension gets of ktime_get_ns and Linux puts
-// into the records of its events.
+// Time is a time on a node's clock: nanoseconds of CLOCK_MONOTONIC. Extensions get the same clock
+// from ktime_get_ns, and Linux stamps its event records with it.
 type Time uint64
 
 // Add returns the time d after t.

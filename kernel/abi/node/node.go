@@ -1,7 +1,8 @@
-// Package node is the interface between the machine, which starts a node, and the programs of the node: the configuration
-// that the machine writes for each node and that PID 1 and the node kernel read, the names of the substrates, and the paths
-// in a node image. On a virtual machine the configuration is appended to the node image, on a hosted node it is a file. The
-// package is a leaf.
+// Package node is the interface between the machine, which starts a node, and the programs of the
+// node. It defines the configuration, which the machine writes for each node and PID 1 and the node
+// kernel read, the names of the substrates, and the paths in a node image. On a virtual machine the
+// configuration is appended to the node image; on a hosted node it is a file. The package is a
+// leaf.
 package node
 
 import (
@@ -16,10 +17,11 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// Path is where the file is on a node.
+// Path is the path of the configuration on a node.
 const Path = "/margay/node.json"
 
-// LoadOrder is the file of a node image that lists its kernel modules: one absolute path a line, dependencies first.
+// LoadOrder is the file of a node image that lists its kernel modules: one absolute path per line,
+// dependencies first.
 const LoadOrder = "/lib/modules/load-order"
 
 // The substrates: what a node runs on.
@@ -29,11 +31,11 @@ const (
 	Metal   = "metal"  // a machine of its own
 )
 
-// The profiles: how the Linux of a node is started.
+// The profiles: how the Linux kernel of a node is configured.
 const (
-	Isolated = "isolated" // application cores with the least noise
-	Sched    = "sched"    // with sched_ext, which does not go together with isolated cores
-	Shared   = "shared"   // on cores that are not the node's own
+	Isolated = "isolated" // application cores with as little noise as possible
+	Sched    = "sched"    // with sched_ext, which does not work on isolated cores
+	Shared   = "shared"   // on cores that the node shares with others
 )
 
 // maxSize bounds the file, in bytes.
@@ -50,28 +52,29 @@ type Config struct {
 	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
 	Serve     string   `json:"serve"`            // host:port of the machine's serve
 	CA        []byte   `json:"ca"`               // certificate (DER) of the machine's key
-	Token     string   `json:"token"`            // shows that this node belongs to the machine
+	Token     string   `json:"token"`            // proves that this node belongs to the machine
 	Lacks     []string `json:"lacks,omitempty"`  // what the node's Linux kernel lacks
-	Cores     int      `json:"cores,omitempty"`  // hosted only: how many application cores this node plays
+	Cores     int      `json:"cores,omitempty"`  // hosted only: number of application cores
 	Memory    int64    `json:"memory,omitempty"` // hosted only: bytes for jobs
 
-	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is to compute, too
-	MessageCore bool `json:"message_core,omitempty"` // the last core is to handle messages alone
+	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is an application core, too
+	MessageCore bool `json:"message_core,omitempty"` // the last core is the message core
 
 	Extensions []Extension `json:"extensions,omitempty"` // the machine's own, in the order of their insertion
 }
 
-// Extension is an extension that a node inserts when it boots. It is trusted, as the whole image is.
+// Extension is an extension that a node inserts when it boots. It is trusted, as the whole image
+// is.
 type Extension struct {
 	Name      string            `json:"name"`
 	Object    []byte            `json:"object"`              // an ELF file
 	Constants map[string]uint64 `json:"constants,omitempty"` // values of its constants
 }
 
-// Hostname is the node's name.
+// Hostname returns the host name of the node.
 func (c Config) Hostname() string { return fmt.Sprintf("node%d", c.Node) }
 
-// Prefix is the parsed Address.
+// Prefix returns the parsed Address.
 func (c Config) Prefix() netip.Prefix { return netip.MustParsePrefix(c.Address) }
 
 // Read reads and checks the file at path.
@@ -83,7 +86,7 @@ func Read(path string) (Config, error) {
 	return Parse(text)
 }
 
-// Encode is the file's text.
+// Encode returns the text of the file.
 func (c Config) Encode() ([]byte, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -91,7 +94,7 @@ func (c Config) Encode() ([]byte, error) {
 	return json.MarshalIndent(c, "", "  ")
 }
 
-// Parse checks the text of a file, which may come from anywhere.
+// Parse parses and checks the text of a configuration, which is untrusted.
 func Parse(text []byte) (Config, error) {
 	var c Config
 	if len(text) > maxSize {

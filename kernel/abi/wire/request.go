@@ -11,7 +11,7 @@ type Op uint32
 
 // The requests of a rank.
 const (
-	OpHello  Op = 1 // Value: the rank's Version -> the area, the rank's end of the bell; Values[0]: the kernel's Version
+	OpHello  Op = 1 // Value: the rank's Version -> the area, the rank's end of the doorbell; Values[0]: the kernel's Version
 	OpInsert Op = 2 // Name: what it is called; Where: slot, empty for the object's own; Settings; file: object -> Handle
 	OpRemove Op = 3 // Handle
 	OpStats  Op = 4 // Handle -> Values: runs, instructions, faults, nanoseconds; Text: last fault

@@ -6,10 +6,10 @@
 //
 // A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the
 // environment variable MARGAY_FD names. It sends a Request with OpHello and its Version; the Reply
-// brings three descriptors: the rank's area (shared memory), and its ends of the bell and of the
-// alarm, which are stream sockets. Later requests go the same way, one at a time. A side rings by
-// sending a byte without waiting, and sleeps by reading; each has its own end, so neither can block
-// the other.
+// brings three descriptors: the rank's area (shared memory), and its ends of the doorbell and of
+// the upcall doorbell, which are stream sockets. Later requests go the same way, one at a time. A
+// side rings by sending a byte without waiting, and sleeps by reading; each has its own end, so
+// neither can block the other.
 //
 // # The area
 //
@@ -24,16 +24,16 @@
 // the producer owns the tail, the consumer owns the head. Records are multiples of 8 bytes, do not
 // wrap around the ring's end (a Pad record fills the rest), and have the layout of Record. A side
 // that is about to sleep sets its waiting word, checks the ring once more, and then reads its end
-// of the bell; the other side, after moving its position, rings if the word is set.
+// of the doorbell; the other side, after moving its position, rings if the word is set.
 //
 // # Upcalls
 //
 // Messages in the upcall ring must be handled at once. Its consumer's waiting word is called armed:
 // to be interrupted, the rank sets it and checks the ring once more. The node kernel, after moving
-// the position, resets the word to 0 and, if it was set, sends a byte through the alarm. If it was
-// not set and the rank sleeps, the node kernel rings. A rank that finds a record in the receive
-// ring empties the upcall ring first, so it handles no message before an upcall that was sent
-// earlier. A restarted node kernel always sends a byte.
+// the position, resets the word to 0 and, if it was set, sends a byte through the upcall doorbell.
+// If it was not set and the rank sleeps, the node kernel rings. A rank that finds a record in the
+// receive ring empties the upcall ring first, so it handles no message before an upcall that was
+// sent earlier. A restarted node kernel always sends a byte.
 package wire
 
 import (

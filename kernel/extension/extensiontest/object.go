@@ -1,5 +1,4 @@
-// Package extensiontest makes extensions for tests from the text of their instructions, as clang
-// would have compiled them.
+// Package extensiontest assembles extensions for tests into ELF files like those from clang.
 package extensiontest
 
 import (
@@ -12,7 +11,7 @@ import (
 
 // Program is a program of an object.
 type Program struct {
-	Section string // its slot, and perhaps a slash and more
+	Section string // its slot, optionally followed by a slash and a name
 	Name    string
 	Code    []string // instructions as isa.Parse reads them
 }
@@ -20,10 +19,10 @@ type Program struct {
 // Message returns a program for the message slot.
 func Message(name string, code ...string) Program { return Program{"message", name, code} }
 
-// Answer returns a program for the message slot that always gives the same answer.
+// Answer returns a program for the message slot with a constant answer.
 func Answer(name, number string) Program { return Message(name, "mov r0, "+number, "exit") }
 
-// Object returns the ELF file of programs without maps.
+// Object returns an ELF file with these programs and without maps.
 func Object(t testing.TB, programs ...Program) []byte {
 	t.Helper()
 	names := []byte{0}
@@ -38,7 +37,7 @@ func Object(t testing.TB, programs ...Program) []byte {
 		file = append(file, content...)
 		sections = append(sections, s)
 	}
-	symbols := make([]byte, elf.Sym64Size) // the first one is none
+	symbols := make([]byte, elf.Sym64Size) // symbol 0 is reserved
 	for _, p := range programs {
 		code := assemble(t, p)
 		section(elf.Section64{

@@ -23,8 +23,8 @@ type core struct {
 	number   id.Core
 	cpu      id.CPU     // Linux's number of it, while it is shared
 	timer    int        // a timerfd
-	bell     int        // an eventfd: the thread has to look again what to wait for
-	ringing  sync.Mutex // held to use the bell other than on the thread; taken last
+	doorbell int        // an eventfd: the thread has to look again what to wait for
+	ringing  sync.Mutex // held to use the doorbell other than on the thread; taken last
 	stopped  chan struct{}
 
 	mu        sync.Mutex
@@ -45,7 +45,7 @@ type core struct {
 func newCore(e *Enforcer, number id.Core) (*core, error) {
 	c := &core{enforcer: e, number: number, stopped: make(chan struct{}), strangers: make(map[int]bool), armed: slot.Infinite}
 	var err error
-	if c.decision, err = sched.NewCore(number, c.meter); err != nil {
+	if c.decision, err = sched.NewCore(number, c.account); err != nil {
 		return nil, err
 	}
 	c.decision.Switched = func(at id.Time, to sched.ID, why string) {
@@ -56,8 +56,8 @@ func newCore(e *Enforcer, number id.Core) (*core, error) {
 	if c.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
 		return nil, errors.Join(fmt.Errorf("core %d: make timer: %w", number, err), c.decision.Close())
 	}
-	if c.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return nil, errors.Join(fmt.Errorf("core %d: make bell: %w", number, err), unix.Close(c.timer), c.decision.Close())
+	if c.doorbell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, errors.Join(fmt.Errorf("core %d: make doorbell: %w", number, err), unix.Close(c.timer), c.decision.Close())
 	}
 	return c, nil
 }
@@ -65,8 +65,8 @@ func newCore(e *Enforcer, number id.Core) (*core, error) {
 // now reads the node's clock.
 func now() id.Time { return id.Time(clock.Monotonic()) }
 
-// meter implements sched.Meter. The caller holds the lock.
-func (c *core) meter(id sched.ID) (ran time.Duration, messages uint32) {
+// account implements sched.Account. The caller holds the lock.
+func (c *core) account(id sched.ID) (ran time.Duration, messages uint32) {
 	t := c.find(id)
 	if t == nil {
 		return 0, 0
@@ -334,10 +334,10 @@ func (c *core) ring() {
 	binary.NativeEndian.PutUint64(one[:], 1)
 	c.ringing.Lock()
 	defer c.ringing.Unlock()
-	_, _ = unix.Write(c.bell, one[:]) // it fails only when it has been rung often enough, or the core is closed
+	_, _ = unix.Write(c.doorbell, one[:]) // it fails only when it has been rung often enough, or the core is closed
 }
 
-// rung reports whether a bell or a timer has rung since it was asked last.
+// rung reports whether a doorbell or a timer has rung since it was asked last.
 func rung(fd int) bool {
 	var times [8]byte
 	_, err := unix.Read(fd, times[:])
@@ -385,8 +385,8 @@ func (c *core) run() {
 // and receives all context switches, it causes some by receiving them.
 const calm = 1
 
-// always is how many descriptors the thread always waits for: the timer and the bell, which come
-// first.
+// always is how many descriptors the thread always waits for: the timer and the doorbell, which
+// come first.
 const always = 2
 
 // glance is the interval in milliseconds for polling unreported state: which tasks wait, if the
@@ -405,7 +405,7 @@ func (c *core) waitable(fds []unix.PollFd) (all []unix.PollFd, timeout int) {
 	if c.active && c.stops || c.rings != nil && slices.ContainsFunc(c.tasks, func(t *task) bool { return t.blocked && !t.held }) {
 		timeout = glance
 	}
-	fds = append(fds, unix.PollFd{Fd: int32(c.timer), Events: unix.POLLIN}, unix.PollFd{Fd: int32(c.bell), Events: unix.POLLIN})
+	fds = append(fds, unix.PollFd{Fd: int32(c.timer), Events: unix.POLLIN}, unix.PollFd{Fd: int32(c.doorbell), Events: unix.POLLIN})
 	for _, r := range c.rings {
 		fds = append(fds, unix.PollFd{Fd: r.fd(), Events: unix.POLLIN})
 	}
@@ -428,7 +428,7 @@ func (c *core) happened(fds []unix.PollFd) (news bool) {
 	if rung(c.timer) {
 		news, c.armed = true, slot.Infinite // by the clock that policies see it may be a moment early: then it is set again
 	}
-	news = rung(c.bell) || news
+	news = rung(c.doorbell) || news
 	c.hear()
 	for _, t := range c.tasks {
 		if t.ring != nil {
@@ -525,8 +525,8 @@ func (c *core) close() error {
 		<-c.stopped
 	}
 	c.ringing.Lock()
-	errs = append(errs, unix.Close(c.timer), unix.Close(c.bell), c.decision.Close())
-	c.bell = -1
+	errs = append(errs, unix.Close(c.timer), unix.Close(c.doorbell), c.decision.Close())
+	c.doorbell = -1
 	c.ringing.Unlock()
 	return errors.Join(errs...)
 }

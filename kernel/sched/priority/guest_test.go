@@ -31,21 +31,21 @@ func TestMain(m *testing.M) {
 func config() schedtest.Config {
 	return schedtest.Config{
 		Open:   func(t testing.TB) sched.Enforcer { return Open(t.Logf) },
-		Engine: list.Automatic(), CPU: 1, Watchdog: schedtest.Floor + time.Second,
+		Engine: list.Automatic(), CPU: 1, Watchdog: schedtest.StarvationLimit + time.Second,
 		// An emulated processor is a thread of the host. On an overloaded host, the processor of
 		// the thread that ends turns may have to wait, and the running task keeps the core for so
 		// long. So turns are counted; TestTime of testsuite/soak measures time.
 		Tolerance: 0.1, Count: true, Obeyed: obeyed,
 		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
-		Abandon: abandon, Floor: setFloor,
+		Abandon: abandon, StarvationLimit: setStarvationLimit,
 	}
 }
 
-// setFloor sets how long a task may wait on all cores.
-func setFloor(e sched.Enforcer, d time.Duration) {
+// setStarvationLimit sets how long a task may wait on all cores.
+func setStarvationLimit(e sched.Enforcer, d time.Duration) {
 	for _, c := range e.(*Enforcer).cores {
 		c.mu.Lock()
-		c.decision.Floor = d
+		c.decision.StarvationLimit = d
 		c.mu.Unlock()
 	}
 }

@@ -26,8 +26,8 @@
 // and waking, and the core is idle until it does. Lacks or the log reports that.
 //
 // Locks, outermost first: core.mu guards everything of a core, also while a policy is asked;
-// Enforcer.mu guards the table of cores; core.ringing, taken last, keeps the bell open while it is
-// rung. No holder of either waits for a goroutine.
+// Enforcer.mu guards the table of cores; core.ringing, taken last, keeps the doorbell open while it
+// is rung. No holder of either waits for a goroutine.
 package priority
 
 import (

@@ -99,7 +99,7 @@ func (e *Enforcer) rescued(c *core, p *policyState, ev event) func() {
 		name = fmt.Sprintf("job %d rank %d", t.Job, t.Rank)
 	}
 	p.rescues++
-	err := fmt.Errorf("%s was ready and not held, and had to wait for %v", name, e.floor(c))
+	err := fmt.Errorf("%s was ready and not held, and had to wait for %v", name, e.starvationLimit(c))
 	switch {
 	case p.rescues < sched.RescueLimit:
 		return func() { p.Fault(err) }
@@ -109,8 +109,10 @@ func (e *Enforcer) rescued(c *core, p *policyState, ev event) func() {
 	return nil
 }
 
-// floor returns the longest time that a ready task of a core that is not held may wait.
-func (e *Enforcer) floor(c *core) time.Duration { return time.Duration(e.skeleton.given(c.cpu).Floor) }
+// starvationLimit returns the longest time that a ready task of a core that is not held may wait.
+func (e *Enforcer) starvationLimit(c *core) time.Duration {
+	return time.Duration(e.skeleton.given(c.cpu).StarvationLimit)
+}
 
 // hold stops the processes that must be held on a core, and resumes the others. The caller holds
 // the lock.
@@ -177,7 +179,7 @@ func (e *Enforcer) starves(c *core) bool {
 	state, now := e.skeleton.core(c.cpu), clock.Monotonic()
 	for _, t := range c.order {
 		p := &state.Places[t.place]
-		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(e.floor(c)) {
+		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(e.starvationLimit(c)) {
 			return true
 		}
 	}

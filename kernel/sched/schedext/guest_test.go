@@ -381,9 +381,9 @@ func config(t *testing.T, limit time.Duration) schedtest.Config {
 		// Linux checks for starved tasks whenever half of the limit has passed.
 		Engine: list.Automatic(), CPU: cpu, Group: schedtest.Group, Watchdog: limit*3/2 + time.Second, Tolerance: 0.05, Count: true,
 		Weighted: weighted.Object, RoundRobin: roundrobin.Object, Infinite: infinite.Object, MessageFirst: messagefirst.Object,
-		Abandon: func(e sched.Enforcer) { abandon(t, e.(*Enforcer)) },
-		Floor:   func(e sched.Enforcer, d time.Duration) { e.(*Enforcer).skeleton.given(cpu).Floor = uint64(d) },
-		Refusal: "sched_ext does not take it",
+		Abandon:         func(e sched.Enforcer) { abandon(t, e.(*Enforcer)) },
+		StarvationLimit: func(e sched.Enforcer, d time.Duration) { e.(*Enforcer).skeleton.given(cpu).StarvationLimit = uint64(d) },
+		Refusal:         "sched_ext does not take it",
 	}
 }
 
@@ -460,9 +460,9 @@ func (r *rig) blamed(text string) func() bool {
 	}
 }
 
-// byTheFloor waits until the floor has given the core to the first process, and checks that the
-// policy gives it only to the other one.
-func (r *rig) byTheFloor(a, b *process) {
+// byStarvationLimit waits until the starvation limit has given the core to the first process, and
+// checks that the policy gives it only to the other one.
+func (r *rig) byStarvationLimit(a, b *process) {
 	r.t.Helper()
 	check.AwaitFor(r.t, 2*time.Minute, "the policy's choice", func() bool { return r.e.Cores()[0].Why == "assembled" })
 	c := r.count()
@@ -470,7 +470,7 @@ func (r *rig) byTheFloor(a, b *process) {
 	check.AwaitFor(r.t, 2*time.Minute, "a rescue, and the policy's choice again", func() bool { return c.of(a) >= 1 && c.of(b) >= 1 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.by[a.id]) != 1 || !c.by[a.id]["floor"] || len(c.by[b.id]) != 1 || !c.by[b.id]["assembled"] {
+	if len(c.by[a.id]) != 1 || !c.by[a.id]["starvation limit"] || len(c.by[b.id]) != 1 || !c.by[b.id]["assembled"] {
 		r.t.Errorf("the core was given by %v", c.by)
 	}
 }
@@ -491,7 +491,7 @@ func TestNonsense(t *testing.T) {
 	// The next one of the chain is asked, and the first that has an opinion decides.
 	r.set(r.assembled("lddw r0, 0xffffffffffffffff", "exit"), r.assembled("mov r0, 255", "exit"),
 		r.assembled("mov r0, 1", "exit"))
-	r.byTheFloor(a, b)
+	r.byStarvationLimit(a, b)
 	// An answer is a number: kernel addresses are never shown.
 	r.set(r.assembled("mov r0, r10", "exit"))
 	check.AwaitFor(t, 2*time.Minute, "an address refused", r.blamed("sched_ext does not take it: refused by Linux"))

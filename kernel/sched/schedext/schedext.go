@@ -12,8 +12,8 @@
 // The node kernel and the skeleton share the memory of some maps (table_unsafe.go): the node
 // kernel's data about tasks, and the skeleton's state. The skeleton reports the rest through a ring
 // of events: tasks to stop or resume (by the freezer or signals, so that Linux's watchdog does not
-// take held tasks for starved ones), faults, tasks that only the floor has given a turn, and its
-// own end.
+// take held tasks for starved ones), faults, tasks that only the starvation limit has given a turn,
+// and its own end.
 //
 // # State of extensions
 //

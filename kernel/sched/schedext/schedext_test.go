@@ -52,7 +52,7 @@ func compare(t *testing.T, what string, ours reflect.Type, theirs btf.Type) {
 		}
 		for i, m := range theirs.Members {
 			f := ours.Field(i)
-			if f.Offset != uintptr(m.Offset.Bytes()) || f.Name != "_" && !strings.EqualFold(f.Name, m.Name) {
+			if f.Offset != uintptr(m.Offset.Bytes()) || f.Name != "_" && !strings.EqualFold(f.Name, strings.ReplaceAll(m.Name, "_", "")) {
 				t.Errorf("%s: %s at %d, in C %s at %d", what, f.Name, f.Offset, m.Name, m.Offset.Bytes())
 			}
 			compare(t, what+"."+m.Name, f.Type, m.Type)

@@ -1,9 +1,9 @@
 //go:build ignore
 
 /* The skeleton schedules tasks on application cores inside Linux (package schedext). It keeps the
- * queues, the time and the floor. The core's chain of policies selects the task that runs; it is
- * spliced into `policy` before that program is loaded, and called by a tail call. Without a chain,
- * tasks take turns.
+ * queues, the time and the starvation limit. The core's chain of policies selects the task that
+ * runs; it is spliced into `policy` before that program is loaded, and called by a tail call.
+ * Without a chain, tasks take turns.
  *
  * A task of the node kernel is a process; a task of sched_ext is a thread. Each place of a core has
  * a queue of its process's threads that are ready. Threads of a process take turns within the time
@@ -31,7 +31,7 @@
 #define STRANGERS MARGAY_TASKS /* the place of threads without a task on this core */
 #define QUEUES (MARGAY_TASKS + 1)
 #define NOBODY 0xffffffffu    /* decider: turns */
-#define THE_FLOOR 0xfffffffeu /* decider: the floor */
+#define STARVED 0xfffffffeu /* decider: the starvation limit */
 
 const volatile __u32 cpus = 1;
 
@@ -53,7 +53,7 @@ struct given {
 	__u64 order; /* places of tasks, one per byte, oldest task first; ended by an invalid place */
 	__u64 signals;
 	__u64 frozen; /* places whose processes are being stopped */
-	__u64 floor;  /* longest wait of a task that is ready and not held */
+	__u64 starvation_limit; /* longest wait of a task that is ready and not held */
 	__u32 core;
 	__u32 watched; /* switches must be reported */
 	struct given_place places[MARGAY_TASKS];
@@ -380,7 +380,8 @@ static inline_always bool run_thread(struct here *h, __u32 at, struct task_struc
 }
 
 /* give gives the core to a task. It returns the slice of its threads: the rest of its quantum,
- * or the time until another task reaches the floor; 0 if the task cannot run. */
+ * or the time until another task reaches the starvation limit; 0 if the task cannot
+ * run. */
 part __u64 give(__u32 cpu, __u32 at)
 {
 	struct here h;
@@ -394,7 +395,7 @@ part __u64 give(__u32 cpu, __u32 at)
 		struct place *p = place(&h, i);
 		if (i == at || !(c->ready >> i & 1) || p->state != MARGAY_READY)
 			continue;
-		__u64 end = p->since + h.g->floor;
+		__u64 end = p->since + h.g->starvation_limit;
 		__u64 left = end > c->now ? end - c->now : 0;
 		if (left < slice)
 			slice = left;
@@ -473,9 +474,9 @@ part __u32 guest(__u32 cpu, __u32 prev)
 	return NONE;
 }
 
-/* starved returns the place of a task that has waited longer than the floor and gets a turn now, or
- * NONE. It blames the decider, unless tasks had little of the core during the wait: then other work
- * had it. */
+/* starved returns the place of a task that has waited longer than the starvation limit and gets a
+ * turn now, or NONE. It blames the decider, unless tasks had little of the core during the wait:
+ * then other work had it. */
 part __u32 starved(__u32 cpu)
 {
 	struct here h;
@@ -484,7 +485,7 @@ part __u32 starved(__u32 cpu)
 		return NONE;
 	struct core *c = h.c;
 	__u32 found = NONE;
-	__u64 since = c->now - h.g->floor;
+	__u64 since = c->now - h.g->starvation_limit;
 
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
 		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(place(&h, i)->since - since) <= 0) {
@@ -493,12 +494,12 @@ part __u32 starved(__u32 cpu)
 		}
 	if (found >= MARGAY_TASKS)
 		return NONE;
-	if (c->decider < THE_FLOOR && c->spent - place(&h, found)->spent >= h.g->floor / 2) {
+	if (c->decider < STARVED && c->spent - place(&h, found)->spent >= h.g->starvation_limit / 2) {
 		struct event e = { .kind = EVENT_RESCUE, .who = c->decider, .epoch = c->epoch, .serial = place(&h, found)->serial };
 		tell(cpu, &e);
 	}
 	c->rescues++;
-	c->decider = THE_FLOOR;
+	c->decider = STARVED;
 	set_quantum(&h, found, TURN);
 	return found;
 }

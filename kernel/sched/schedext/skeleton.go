@@ -173,7 +173,7 @@ func (s *skeleton) share() (err error) {
 	}
 	s.reader, err = ringbuf.NewReader(s.collection.Maps["events"])
 	for i := range s.allGiven.all {
-		s.allGiven.all[i].Order, s.allGiven.all[i].Floor = ^uint64(0), uint64(sched.Floor)
+		s.allGiven.all[i].Order, s.allGiven.all[i].StarvationLimit = ^uint64(0), uint64(sched.StarvationLimit)
 	}
 	return err
 }

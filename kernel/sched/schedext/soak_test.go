@@ -11,6 +11,6 @@ import (
 // TestTime runs the suite by processor time, with the time limits of a node.
 func TestTime(t *testing.T) {
 	c := config(t, watchdog)
-	c.Count, c.Floor = false, nil
+	c.Count, c.StarvationLimit = false, nil
 	schedtest.Run(t, c)
 }

@@ -16,13 +16,13 @@ import (
 
 // given is the node kernel's data about a core.
 type given struct {
-	Order   uint64
-	Signals uint64
-	Frozen  uint64
-	Floor   uint64
-	Core    uint32
-	Watched uint32
-	Places  [slot.MaxTasks]givenPlace
+	Order           uint64
+	Signals         uint64
+	Frozen          uint64
+	StarvationLimit uint64
+	Core            uint32
+	Watched         uint32
+	Places          [slot.MaxTasks]givenPlace
 }
 
 type givenPlace struct {
@@ -63,9 +63,9 @@ type placeState struct {
 
 // Values of coreState.
 const (
-	none     = 0xff
-	nobody   = 0xffffffff
-	theFloor = 0xfffffffe
+	none    = 0xff
+	nobody  = 0xffffffff
+	starved = 0xfffffffe
 )
 
 // identity identifies the task of a thread.

@@ -73,8 +73,8 @@ func (c *core) why(epoch, who uint32) string {
 	switch who {
 	case nobody:
 		return "turns"
-	case theFloor:
-		return "floor"
+	case starved:
+		return "starvation limit"
 	}
 	if p := c.chain.policy(epoch, who); p != nil {
 		return p.Name

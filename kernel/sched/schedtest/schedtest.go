@@ -32,9 +32,9 @@ type Config struct {
 	// Watchdog is how long the longest test runs: longer than anything that looks for starving
 	// tasks.
 	Watchdog time.Duration
-	// Floor sets the core's limit of waiting, for the tests of the floor. nil: they take as long as
-	// on a node.
-	Floor func(sched.Enforcer, time.Duration)
+	// StarvationLimit sets the core's limit of waiting, for the tests of the starvation limit. nil:
+	// they take as long as on a node.
+	StarvationLimit func(sched.Enforcer, time.Duration)
 	// Tolerance is how far a share may be off, as a part of it.
 	Tolerance float64
 	// Count has turns counted where shares are equal, and time added up until it is as it should be
@@ -60,8 +60,8 @@ var starve []byte
 //go:embed testdata/burn.o
 var burn []byte
 
-// Floor is what a task waits for in tests of the floor.
-const Floor = 500 * time.Millisecond
+// StarvationLimit is what a task waits for in tests of the starvation limit.
+const StarvationLimit = 500 * time.Millisecond
 
 // core is the number of the core, as the machine would number it.
 const core = 1
@@ -225,8 +225,8 @@ func (r *rig) computes(task int, d time.Duration) {
 }
 
 // holds waits until all but one process are held and stopped, checks that they remain so while that
-// one computes, and returns it. It is not always the first: on a slow host the floor may give the
-// core to another one before that is held.
+// one computes, and returns it. It is not always the first: on a slow host the starvation limit may
+// give the core to another one before that is held.
 func (r *rig) holds(d time.Duration) (running int) {
 	r.Helper()
 	r.await("all but one are held", patience, func() bool {
@@ -589,16 +589,16 @@ func testLetGo(r *rig) {
 	r.enforcer = r.config.Open(r) // for the end of the test, and the next one
 }
 
-// impatient lowers the floor until the test ends. The core has to be known, by a policy.
+// impatient lowers the starvation limit until the test ends. The core has to be known, by a policy.
 func (r *rig) impatient() {
-	if r.config.Floor == nil {
+	if r.config.StarvationLimit == nil {
 		return
 	}
-	r.config.Floor(r.enforcer, Floor)
-	r.Cleanup(func() { r.config.Floor(r.enforcer, sched.Floor) })
+	r.config.StarvationLimit(r.enforcer, StarvationLimit)
+	r.Cleanup(func() { r.config.StarvationLimit(r.enforcer, sched.StarvationLimit) })
 }
 
-// A policy that lets tasks starve is removed, and the floor gives them turns until then.
+// A policy that lets tasks starve is removed, and the starvation limit gives them turns until then.
 func testStarves(r *rig) {
 	r.insert(starve)
 	r.impatient()

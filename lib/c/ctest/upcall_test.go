@@ -142,7 +142,7 @@ func TestUpcallsMasked(t *testing.T) {
 	u.ends()
 }
 
-// A rank that waits in the library is woken by the bell and takes upcalls there.
+// A rank that waits in the library is woken by the doorbell and takes upcalls there.
 func TestUpcallsWhileWaiting(t *testing.T) {
 	const n = 500
 	u := startUpcalls(t, "wait", n)

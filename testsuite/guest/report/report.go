@@ -1,7 +1,8 @@
-// Package report is what the init of a guest tells the test outside of it, and in which form.
+// Package report is the protocol between the init of a guest and the test outside.
 //
-// The only way out of a guest is its console, which Linux writes to as well and whose reader cuts long lines and replaces
-// what is not text. So each event is one short line with a mark before it, and its number shows when one is missing.
+// The only output of a guest is its console. Linux writes to it as well, and its reader cuts long
+// lines and replaces unprintable characters. So each event is one short line after a mark, and has
+// a sequence number.
 package report
 
 import (
@@ -12,35 +13,35 @@ import (
 	"strings"
 )
 
-// PlanPath is where a guest finds its Plan.
+// PlanPath is the path of the Plan in a guest.
 const PlanPath = "/tests/plan.json"
 
-// Plan is what a guest has to do. It is plain data.
+// Plan lists the runs of a guest. It is plain data.
 type Plan struct {
 	Runs []Run
 }
 
-// Run is one test binary to be run.
+// Run is one run of a test binary.
 type Run struct {
 	Argv    []string // the binary, an absolute path, and its arguments
 	Profile string   // the file the binary writes its coverage profile to; may be empty
 }
 
-// Kind says what an event is about.
+// Kind is the kind of an event.
 type Kind string
 
-// The kinds of events. Up is the first and Done the last; between them come Output, Exit and Profile of one run after the
-// other.
+// The kinds of events. Up is the first and Done the last; between them come Output, Exit and
+// Profile of one run after the other.
 const (
 	Up      Kind = "up"      // the guest has mounted everything
 	Output  Kind = "output"  // Data: a piece of a run's output
 	Exit    Kind = "exit"    // Text: how a run ended, empty if its status was 0
 	Profile Kind = "profile" // Data: a piece of a run's compressed coverage profile
-	Failed  Kind = "failed"  // Text: why the guest cannot go on
+	Failed  Kind = "failed"  // Text: why the guest cannot continue
 	Done    Kind = "done"    // all runs have ended
 )
 
-// Event is one thing that a guest tells.
+// Event is one message of a guest.
 type Event struct {
 	Seq  int // 1, 2, 3 ...
 	Kind Kind
@@ -49,10 +50,11 @@ type Event struct {
 	Text string `json:",omitempty"`
 }
 
-// mark begins each line that is an event.
+// mark begins the line of an event.
 const mark = "margay-guest "
 
-// maxPiece is the most Data in one line, in bytes. As text it must stay below what a console keeps of a line.
+// maxPiece bounds the Data in one line, in bytes. As text it must be shorter than the longest line
+// of a console.
 const maxPiece = 600
 
 // Writer writes events. It is not safe for concurrent use.
@@ -64,8 +66,8 @@ type Writer struct {
 // NewWriter returns a writer of events to a console.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
-// Tell writes an event. Data may be of any length, Text should be short.
-func (w *Writer) Tell(e Event) error {
+// Write writes an event. Data may have any length; Text should be short.
+func (w *Writer) Write(e Event) error {
 	for {
 		piece := e
 		piece.Data = e.Data[:min(len(e.Data), maxPiece)]
@@ -91,7 +93,7 @@ var ErrDamaged = errors.New("the guest's console is damaged")
 // Reader reads events. The zero value is ready.
 type Reader struct{ seq int }
 
-// Read takes a line of a console. It returns nil when the line is no event.
+// Read takes a line of a console. It returns nil if the line is not an event.
 func (r *Reader) Read(line string) (*Event, error) {
 	_, text, ok := strings.Cut(line, mark)
 	if !ok {

@@ -9,7 +9,7 @@ import (
 	"margay/qemu/console"
 )
 
-// What a guest tells arrives through a console that cuts lines and replaces characters.
+// Events pass through a console that cuts lines and replaces characters.
 func TestEventsPassTheConsole(t *testing.T) {
 	log, err := console.New(console.Config{})
 	if err != nil {
@@ -21,14 +21,14 @@ func TestEventsPassTheConsole(t *testing.T) {
 		data[i] = byte(i)
 	}
 	if err := errors.Join(
-		w.Tell(Event{Kind: Up}),
-		w.Tell(Event{Kind: Output, Run: 1 << 20, Data: data}),
-		w.Tell(Event{Kind: Exit, Run: 1, Text: "status 1"}),
+		w.Write(Event{Kind: Up}),
+		w.Write(Event{Kind: Output, Run: 1 << 20, Data: data}),
+		w.Write(Event{Kind: Exit, Run: 1, Text: "status 1"}),
 	); err != nil {
 		t.Fatal(err)
 	}
 	log.Write([]byte("[   12.345678] something of the kernel's\n"))
-	if err := w.Tell(Event{Kind: Done}); err != nil {
+	if err := w.Write(Event{Kind: Done}); err != nil {
 		t.Fatal(err)
 	}
 	log.Close()

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attackHold WAY gives the node kernel a socket that takes an hour to close, unless a process that ends closes it: it has data that
-// nobody takes. WAY is the socket by which it gives it, "request" or "bell". Then it ends.
+// attackHold WAY gives the node kernel a socket that takes an hour to close, unless a process that
+// ends closes it: it has data that nobody takes. WAY is the socket by which it gives it, "request"
+// or "doorbell". Then it ends.
 func attackHold(args []string) error {
 	a, err := newAttacker()
 	if err != nil {
@@ -20,7 +21,7 @@ func attackHold(args []string) error {
 	if err != nil {
 		return err
 	}
-	to := a.bell
+	to := a.doorbell
 	if args[0] == "request" {
 		if to, err = a.socket.File(); err != nil {
 			return err
@@ -30,7 +31,8 @@ func attackHold(args []string) error {
 	if err := unix.Sendmsg(int(to.Fd()), []byte("junk"), rights, nil, 0); err != nil {
 		return err
 	}
-	// Whoever closes it last has to wait. That is the node kernel, if it takes longer than this to wake up.
+	// Whoever closes it last has to wait. That is the node kernel, if it takes longer than this to
+	// wake up.
 	go func() {
 		for _, f := range files {
 			f.Close()

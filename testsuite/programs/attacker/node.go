@@ -21,13 +21,13 @@ import (
 
 // attacker is a rank that speaks with its node kernel without its library, too.
 type attacker struct {
-	job    *margay.Job
-	socket *net.UnixConn
-	area   []byte // mapped once more
-	bell   *os.File
-	victim uint32 // handle of an extension of another job
-	other  uint32 // a handle that nobody has
-	object *os.File
+	job      *margay.Job
+	socket   *net.UnixConn
+	area     []byte // mapped once more
+	doorbell *os.File
+	victim   uint32 // handle of an extension of another job
+	other    uint32 // a handle that nobody has
+	object   *os.File
 }
 
 // newAttacker takes part in the job.
@@ -50,7 +50,7 @@ func newAttacker() (*attacker, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.bell = files[1]
+	a.doorbell = files[1]
 	a.area, err = unix.Mmap(int(files[0].Fd()), 0, wire.AreaSize(a.job.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	return a, err
 }
@@ -181,7 +181,7 @@ func (a *attacker) call(file string) error {
 	if err != nil {
 		return err
 	}
-	x, err := a.job.Insert(margay.Spec{Name: "caller", Object: object, Constants: map[string]uint64{"helper": uint64(a.victim)}})
+	x, err := a.job.Insert(margay.ExtensionSpec{Name: "caller", Object: object, Constants: map[string]uint64{"helper": uint64(a.victim)}})
 	if err != nil {
 		return err
 	}
@@ -257,7 +257,7 @@ func attackRing([]string) error {
 	for i := range a.area {
 		a.area[i] = 0xa5
 	}
-	if _, err := a.bell.Write([]byte{1}); err != nil {
+	if _, err := a.doorbell.Write([]byte{1}); err != nil {
 		return err
 	}
 	time.Sleep(time.Hour)
@@ -313,7 +313,7 @@ func victim([]string) error {
 		return err
 	}
 	copy(region.Bytes, strings.Repeat("secret", 600))
-	x, err := job.Insert(margay.Spec{Name: "victim", Object: accumulate.Object})
+	x, err := job.Insert(margay.ExtensionSpec{Name: "victim", Object: accumulate.Object})
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ func stay(args []string) error {
 	if err != nil {
 		return err
 	}
-	x, err := job.Insert(margay.Spec{Name: "stay", Object: accumulate.Object})
+	x, err := job.Insert(margay.ExtensionSpec{Name: "stay", Object: accumulate.Object})
 	if err != nil {
 		return err
 	}

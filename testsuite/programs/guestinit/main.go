@@ -1,6 +1,6 @@
-// Command guestinit is the first process of a guest in which tests are run (testsuite/guest). It mounts what a node has,
-// runs one test binary after the other as root, tells on the console what they print and how they end, and turns the guest
-// off.
+// Command guestinit is PID 1 of a guest for tests (testsuite/guest). It mounts the file systems of
+// a node, runs the test binaries in order as root, reports their output and exit statuses on the
+// console, and turns the guest off.
 package main
 
 import (
@@ -25,15 +25,15 @@ import (
 	"margay/testsuite/guest/report"
 )
 
-// settle is how long the last processes of a run may take to be gone.
+// settle is the time that the last processes of a run have to end.
 const settle = 3 * time.Second
 
 func main() {
 	g := &guest{console: report.NewWriter(os.Stdout), ended: make(chan unix.WaitStatus, 1)}
 	if err := g.run(); err != nil {
-		_ = g.console.Tell(report.Event{Kind: report.Failed, Text: err.Error()})
+		_ = g.console.Write(report.Event{Kind: report.Failed, Text: err.Error()})
 	}
-	// What has not left the serial port when the guest goes off is lost.
+	// Output that has not left the serial port at power-off is lost.
 	_ = unix.IoctlSetInt(int(os.Stdout.Fd()), unix.TCSBRK, 1)
 	pid1.Machine{}.Off()
 }
@@ -42,7 +42,7 @@ type guest struct {
 	console *report.Writer
 
 	mu    sync.Mutex
-	pid   int // of the test binary that runs
+	pid   int // of the current test binary
 	ended chan unix.WaitStatus
 }
 
@@ -60,7 +60,7 @@ func (g *guest) run() error {
 		return fmt.Errorf("%s: %w", report.PlanPath, err)
 	}
 	go reap.All(g.reaped)
-	if err := g.console.Tell(report.Event{Kind: report.Up}); err != nil {
+	if err := g.console.Write(report.Event{Kind: report.Up}); err != nil {
 		return err
 	}
 	for i, r := range plan.Runs {
@@ -68,10 +68,10 @@ func (g *guest) run() error {
 			return fmt.Errorf("run %s: %w", r.Argv[0], err)
 		}
 	}
-	return g.console.Tell(report.Event{Kind: report.Done})
+	return g.console.Write(report.Event{Kind: report.Done})
 }
 
-// mountTerminals mounts what nodes have no use for.
+// mountTerminals mounts devpts, which nodes do not have.
 func mountTerminals() error {
 	if err := os.MkdirAll("/dev/pts", 0o755); err != nil {
 		return err
@@ -104,17 +104,17 @@ func (g *guest) test(i int, r report.Run) error {
 	if err := g.profile(i, r.Profile); err != nil {
 		return err
 	}
-	return g.console.Tell(report.Event{Kind: report.Exit, Run: i, Text: <-exit})
+	return g.console.Write(report.Event{Kind: report.Exit, Run: i, Text: <-exit})
 }
 
 func (g *guest) tell(e report.Event) error {
 	if len(e.Data) == 0 {
 		return nil
 	}
-	return g.console.Tell(e)
+	return g.console.Write(e)
 }
 
-// start starts a test binary and returns the pipe that it, and whatever it starts, writes to.
+// start starts a test binary and returns the pipe for its output and the output of its children.
 func (g *guest) start(r report.Run) (*os.File, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -149,7 +149,7 @@ func (g *guest) reaped(pid int, status unix.WaitStatus, _ *unix.Rusage) {
 	}
 }
 
-// describe says how a run ended, nothing where it ended well.
+// describe returns how a run ended, or "" for success.
 func describe(status unix.WaitStatus) []string {
 	switch {
 	case status.Signaled():
@@ -160,7 +160,8 @@ func describe(status unix.WaitStatus) []string {
 	return nil
 }
 
-// killOthers waits for the end of all processes but this one. It kills those that stay, and says which they are.
+// killOthers waits for the end of all other processes. It kills those that stay, and returns their
+// command lines.
 func killOthers() []string {
 	for deadline := time.Now().Add(settle); ; time.Sleep(10 * time.Millisecond) {
 		left := others()
@@ -179,7 +180,7 @@ func killOthers() []string {
 	}
 }
 
-// others returns the command lines of all processes but this one. Those of the kernel and those that have ended have none.
+// others returns the command lines of all other processes. Kernel threads and zombies have none.
 func others() map[int]string {
 	found := make(map[int]string)
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -192,7 +193,7 @@ func others() map[int]string {
 	return found
 }
 
-// profile tells the coverage profile of a run, if it made one.
+// profile reports the coverage profile of a run, if there is one.
 func (g *guest) profile(i int, path string) error {
 	if path == "" {
 		return nil

@@ -594,7 +594,7 @@ func insert(args []string) error {
 	if err != nil {
 		return err
 	}
-	x, err := job.Insert(margay.Spec{Object: object})
+	x, err := job.Insert(margay.ExtensionSpec{Object: object})
 	if err != nil {
 		fmt.Println("refused:", err)
 		return nil
@@ -610,12 +610,12 @@ func compose(args []string) error {
 	if err != nil {
 		return err
 	}
-	callee, err := insertFile(job, args[0], margay.Spec{Name: "callee"})
+	callee, err := insertFile(job, args[0], margay.ExtensionSpec{Name: "callee"})
 	if err != nil {
 		return err
 	}
 	helper := map[string]uint64{"helper": uint64(callee.Handle())}
-	if _, err := insertFile(job, args[1], margay.Spec{Name: "caller", Constants: helper}); err != nil {
+	if _, err := insertFile(job, args[1], margay.ExtensionSpec{Name: "caller", Constants: helper}); err != nil {
 		return err
 	}
 	job.Handle(0, func(margay.Message) { fmt.Println("delivered") })
@@ -626,7 +626,7 @@ func compose(args []string) error {
 }
 
 // insertFile inserts the extension in a file.
-func insertFile(job *margay.Job, file string, spec margay.Spec) (*margay.Extension, error) {
+func insertFile(job *margay.Job, file string, spec margay.ExtensionSpec) (*margay.Extension, error) {
 	var err error
 	if spec.Object, err = os.ReadFile(file); err != nil {
 		return nil, err
@@ -642,7 +642,7 @@ func spread(args []string) error {
 	}
 	const handler = 9
 	if job.LocalRank() == 0 {
-		_, err := insertFile(job, args[0], margay.Spec{Constants: map[string]uint64{"handler": handler, "ranks": uint64(job.Size())}})
+		_, err := insertFile(job, args[0], margay.ExtensionSpec{Constants: map[string]uint64{"handler": handler, "ranks": uint64(job.Size())}})
 		if err != nil {
 			return err
 		}
@@ -685,7 +685,7 @@ func upcalls(args []string) error {
 	}
 	const handler = 200
 	if job.LocalRank() == 0 {
-		if _, err := insertFile(job, args[0], margay.Spec{}); err != nil {
+		if _, err := insertFile(job, args[0], margay.ExtensionSpec{}); err != nil {
 			return err
 		}
 	}
@@ -722,7 +722,7 @@ func hog(args []string) error {
 	if err != nil {
 		return err
 	}
-	x, err := insertFile(job, args[0], margay.Spec{})
+	x, err := insertFile(job, args[0], margay.ExtensionSpec{})
 	if err != nil {
 		return err
 	}
@@ -750,7 +750,7 @@ func extension(args []string) error {
 	if err != nil {
 		return err
 	}
-	x, err := insertFile(job, args[0], margay.Spec{})
+	x, err := insertFile(job, args[0], margay.ExtensionSpec{})
 	if err != nil {
 		return err
 	}

@@ -1,13 +1,14 @@
-// Package table reads docs/features.txt: every feature of the systems that Margay follows, how far it is there, and the tests
-// that prove it.
+// Package table reads docs/features.txt: every feature of the systems that Margay follows, its
+// state, and the tests that prove it.
 //
 //	# SYSTEM: what it is
-//	ID STATE: what the feature is
-//	  but: what lacks, or why it is not wanted
+//	ID STATE: description of the feature
+//	  but: the missing part, or why it is not wanted
 //	  by: FOLDER TEST TEST, FOLDER TEST
 //
-// A test is the name of a function, with /SUBTEST behind it where only that part proves the feature. Blanks in names of
-// subtests are underscores, as go test has them. Lines that begin with // are comments.
+// A test is the name of a function, followed by /SUBTEST if only the subtest proves the feature.
+// Spaces in names of subtests are underscores, as in go test. Lines that begin with // are
+// comments.
 package table
 
 import (
@@ -17,10 +18,11 @@ import (
 	"strings"
 )
 
-// State is how far a feature is there.
+// State is the state of a feature.
 type State string
 
-// The states. What holds has tests, what holds partly says what lacks, and what is not wanted says why.
+// The states. A feature that holds has tests; a partial one names its missing part; an unwanted one
+// says why.
 const (
 	Holds     State = "holds"
 	Partly    State = "partly"
@@ -53,7 +55,7 @@ type System struct {
 	Rows  []Row
 }
 
-// Table is all of them.
+// Table is the content of the file.
 type Table []System
 
 var head = regexp.MustCompile(`^([A-Z]\d+) (holds|partly|not yet|not wanted): (\S.*)$`)
@@ -99,18 +101,18 @@ func (t *Table) take(line string) error {
 	if by, ok := strings.CutPrefix(trimmed, "by: "); ok {
 		return row.takeTests(by)
 	}
-	return fmt.Errorf("%q is no row, and nothing of one", line)
+	return fmt.Errorf("%q is neither a row nor part of one", line)
 }
 
 func (r *Row) takeTests(list string) error {
 	for group := range strings.SplitSeq(list, ",") {
 		words := strings.Fields(group)
 		if len(words) < 2 {
-			return fmt.Errorf("%s: %q is no folder with tests", r.ID, group)
+			return fmt.Errorf("%s: %q is not a folder with tests", r.ID, group)
 		}
 		for _, name := range words[1:] {
 			if !strings.HasPrefix(name, "Test") && !strings.HasPrefix(name, "Fuzz") {
-				return fmt.Errorf("%s: %q is no name of a test", r.ID, name)
+				return fmt.Errorf("%s: %q is not the name of a test", r.ID, name)
 			}
 			r.Tests = append(r.Tests, Test{words[0], name})
 		}
@@ -118,18 +120,18 @@ func (r *Row) takeTests(list string) error {
 	return nil
 }
 
-// check refuses rows that say too little.
+// check refuses incomplete rows.
 func (t Table) check() error {
 	seen := make(map[string]bool)
 	for _, system := range t {
 		for _, r := range system.Rows {
 			switch {
 			case seen[r.ID]:
-				return fmt.Errorf("%s: there are two", r.ID)
+				return fmt.Errorf("%s: there are two rows with this ID", r.ID)
 			case r.State == Holds && len(r.Tests) == 0:
-				return fmt.Errorf("%s: it holds, but by no test", r.ID)
+				return fmt.Errorf("%s: it holds, but names no test", r.ID)
 			case r.State != Holds && r.But == "":
-				return fmt.Errorf("%s: it does not say what lacks, or why", r.ID)
+				return fmt.Errorf("%s: the missing part or the reason is not given", r.ID)
 			case r.State == NotWanted && len(r.Tests) > 0:
 				return fmt.Errorf("%s: it is not wanted, and has tests", r.ID)
 			}
@@ -154,7 +156,8 @@ func (t Table) Tests() []Test {
 	return all
 }
 
-// Unproved returns, in sentences, the rows of which a test is not among those that passed, each "PACKAGE TEST".
+// Unproved returns a sentence for each test of a row that is missing in passed, which has lines
+// "PACKAGE TEST".
 func (t Table) Unproved(passed []string) []string {
 	ran := make(map[string]bool, len(passed))
 	for _, line := range passed {

@@ -50,16 +50,16 @@ func TestParseRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ text, says string }{
 		"row without system":   {"A1 holds: x\n", "before the first system"},
 		"text without row":     {"# One\n  but: x\n", "before the first row"},
-		"unknown state":        {"# One\nA1 holds: x\n  by: a TestX\nA2 maybe: x\n", "no row"},
-		"without feature":      {"# One\nA1 holds: x\n  by: a TestX\nA2 holds:\n", "no row"},
-		"second but":           {"# One\nA1 partly: x\n  but: a\n  but: b\n", "no row"},
-		"holds by nothing":     {"# One\nA1 holds: x\n", "by no test"},
-		"lacks nothing":        {"# One\nA1 partly: x\n", "what lacks"},
-		"not yet without why":  {"# One\nA1 not yet: x\n", "what lacks"},
+		"unknown state":        {"# One\nA1 holds: x\n  by: a TestX\nA2 maybe: x\n", "is neither a row nor part of one"},
+		"without feature":      {"# One\nA1 holds: x\n  by: a TestX\nA2 holds:\n", "is neither a row nor part of one"},
+		"second but":           {"# One\nA1 partly: x\n  but: a\n  but: b\n", "is neither a row nor part of one"},
+		"holds by nothing":     {"# One\nA1 holds: x\n", "names no test"},
+		"lacks nothing":        {"# One\nA1 partly: x\n", "not given"},
+		"not yet without why":  {"# One\nA1 not yet: x\n", "not given"},
 		"not wanted, tested":   {"# One\nA1 not wanted: x\n  but: y\n  by: a TestX\n", "has tests"},
 		"twice":                {"# One\nA1 partly: x\n  but: y\nA1 partly: x\n  but: y\n", "there are two"},
-		"folder without tests": {"# One\nA1 holds: x\n  by: kernel\n", "no folder with tests"},
-		"name of no test":      {"# One\nA1 holds: x\n  by: kernel up\n", "no name of a test"},
+		"folder without tests": {"# One\nA1 holds: x\n  by: kernel\n", "not a folder with tests"},
+		"name of no test":      {"# One\nA1 holds: x\n  by: kernel up\n", "is not the name of a test"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Parse(c.text); err == nil || !strings.Contains(err.Error(), c.says) {
@@ -98,7 +98,8 @@ func features(t *testing.T) Table {
 	return table
 }
 
-// Every test that docs/features.txt names is there, its subtests by their names or their parts, and the page is made of it.
+// Every test that docs/features.txt names is there, its subtests by their names or their parts, and
+// the page is made of it.
 func TestFeatures(t *testing.T) {
 	table := features(t)
 	folders := make(map[string]*names)
@@ -137,7 +138,8 @@ type names struct {
 	words map[string]bool // strings and methods, which name subtests; blanks are underscores
 }
 
-// read reads the Go files of a folder, and of the packages of this module for tests that its tests import.
+// read reads the Go files of a folder, and of the packages of this module for tests that its tests
+// import.
 func (n *names) read(t *testing.T, folder string, isPackage bool) {
 	t.Helper()
 	if n.tests == nil {

@@ -2,8 +2,8 @@
 //
 //	proto FILE.proto
 //
-// It writes FILE.pb.go beside the file. The compiler is a Go module pinned in this folder's go.mod, so the result is the
-// same on every machine and no protoc need be installed.
+// It writes FILE.pb.go beside the file. The compiler is a Go module pinned in tools/gen/go.mod, so
+// the result is the same on every machine, and protoc need not be installed.
 package main
 
 import (

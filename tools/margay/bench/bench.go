@@ -119,7 +119,7 @@ func (a commands) benchSchedCommand() *cobra.Command {
 	var program, node string
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "sched",
-		Short: "Measure how fast messages reach their handlers, and the cost of a switch of a core",
+		Short: "Measure the latency of message handlers and the cost of a switch",
 		Long: `Measure how long a message takes from its arrival at a node to its handler, by each mechanism, and the cost of two
 processes taking turns on a core. This makes machines of its own, one for each substrate, and ends them again: hosted, qemu (a
 virtual node with boot profile sched) and qemu-isolated (with boot profile isolated).

@@ -34,7 +34,7 @@ func (a commands) extListCommand() *cobra.Command {
 	node := int32(control.None)
 	c := a.JSONFlag(&cobra.Command{
 		Use:     "list",
-		Short:   "List the extensions of the machine and of running jobs, their figures, and the lately removed ones with reasons",
+		Short:   "List extensions with their figures, and removed ones with reasons",
 		Example: "  margay ext list\n  margay ext list --node 2 --json",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -34,7 +34,7 @@ type slotState struct {
 func (a commands) extSlotsCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:     "slots",
-		Short:   "List the slots of extensions, their verdicts, and the limits of a run",
+		Short:   "List the slots, their verdicts, and the limits of a run",
 		Example: "  margay ext slots",
 		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
@@ -67,7 +67,7 @@ func (a commands) extStatsCommand() *cobra.Command {
 	node, interval := int32(control.None), time.Second
 	c := a.JSONFlag(&cobra.Command{
 		Use:     "stats",
-		Short:   "Show how often extensions run and what that costs, measured for a moment",
+		Short:   "Measure how often extensions run, and their time",
 		Example: "  margay ext stats --interval 5s",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -144,7 +144,7 @@ func (a commands) extLogCommand() *cobra.Command {
 	node, follow := int32(control.None), false
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "log",
-		Short: "Show the log of extensions: insertions, refusals, faults, removals and printed lines",
+		Short: "Show insertions, refusals, faults, removals and printed lines",
 		Long: `Show the log of the extensions of the nodes: insertions, refusals and removals with their reasons, the first and the last fault of
 each, and the lines that they print. A node keeps the last 1024 entries since its node kernel was started.`,
 		Example: `  margay ext log

@@ -15,11 +15,11 @@ import (
 
 func (a commands) logsCommand() *cobra.Command {
 	var label, remove, all bool
-	c := a.VerboseFlag(&cobra.Command{
+	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:   "logs JOB",
-		Short: "Show the output of a detached job, while it runs as well; or remove it",
-		Long: `Show the output of a detached job until it ends. If the job failed, the reason is printed on standard error. Exit status: 0 when all
-output was shown, whatever the status of the job; 125 when some of it is missing.
+		Short: "Show or remove the output of a detached job",
+		Long: `Show the output of a detached job until it ends. If the job failed, the reason is printed on standard error, but not with -q. Exit
+status: 0 when all output was shown, whatever the status of the job (margay wait JOB has that); 125 when some of it is missing.
 
 The output is kept in the machine's folder, in output/job-N, until the machine ends. --remove removes the output of the named jobs, or
 with --all of all jobs that have ended. The output of a job that margay ps --all no longer lists is removed as well. Of each
@@ -52,9 +52,12 @@ job ` + keptOutput + ` are kept; a mark shows that there was more.`,
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 			defer stop()
-			return launch.Replay(ctx, socket, jobs[0], label, a.Stdout, a.Stderr)
+			return launch.Replay(ctx, launch.ReplayOptions{
+				Socket: socket, Job: jobs[0], Label: label, Quiet: a.Quiet, Stdout: a.Stdout, Stderr: a.Stderr,
+			})
 		},
-	})
+	}))
+	c.Flags().Lookup("quiet").Usage = "print nothing but errors and the output of ranks"
 	c.Flags().BoolVarP(&label, "label", "l", false, "begin each line with the rank that wrote it")
 	c.Flags().BoolP("follow", "f", true, "continue while the job runs; always on")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the output instead of showing it; several jobs may be named")

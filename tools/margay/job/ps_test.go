@@ -123,11 +123,16 @@ func TestLogsOfFailedJob(t *testing.T) {
 	if want := "margay: job 5 ended with status 3: rank 0 on node1 exited with status 3\n"; status != 0 || stdout != "hello\n" || stderr != want {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
 	}
+	if status, stdout, stderr := margaytest.Margay("", "logs", "-q", "5"); status != 0 || stdout != "hello\n" || stderr != "" {
+		t.Errorf("-q: status %d, %q, %q", status, stdout, stderr)
+	}
 }
 
 func TestLogsRemove(t *testing.T) {
 	for line, want := range map[string]string{
 		"logs --remove 5":           "",
+		"logs --remove -q 5":        "",
+		"logs --remove -v -q 5":     "margay: logs: -q and -v exclude each other\n",
 		"logs --remove -v 5":        "margay: the output of job 5 is removed, 2 KiB\n",
 		"logs --remove --all -v":    "margay: the output of jobs 5,7-8 is removed, 2 KiB\n",
 		"logs --remove -v 8 99":     "margay: there is no job 99\n",

@@ -223,8 +223,8 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if code == 0 && err == nil {
 		return nil
 	}
-	if lack := files.Lack(code, args[1:]); lack != "" && code != launch.ExitMargay && err != nil {
-		err = fmt.Errorf("%w; %s", err, lack)
+	if hint := files.Hint(code, args[1:]); hint != "" && code != launch.ExitMargay && err != nil {
+		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
 }

@@ -53,7 +53,7 @@ margay machine up that made it, was killed; margay machine down removes the rest
 			if a.JSON {
 				return show.Value(a.Stdout, list)
 			}
-			t := a.Table("MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES", "OWNER", "SINCE", "HOLDER")
+			t := a.Table("MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES/NODE", "OWNER", "SINCE", "HOLDER")
 			for _, m := range list {
 				t.Row(m.Machine, show.State{Text: m.State, Color: stateColors[m.State]}, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
 			}

@@ -24,7 +24,7 @@ func TestListInForeignFolder(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	const way = "set MARGAY_DIR to a folder of your own that nobody else can write to"
+	const way = "set MARGAY_DIR to a folder of your own that no other user can write to"
 	folders := map[string]string{
 		open:                       open + " can be written by others: chmod go-w " + open + ", or " + way,
 		filepath.Join(open, "sub"): filepath.Join(open, "sub") + " leads through " + open + ", which can be written by others (mode drwxrwxrwx): chmod go-w " + open + ", or " + way,
@@ -67,7 +67,7 @@ func TestMachineList(t *testing.T) {
 		}
 	}
 	status, stdout, stderr = margaytest.Margay("", "machine", "list")
-	margaytest.Wants(t, status, 0, stdout+stderr, "MACHINE  STATE  SUBSTRATE  NODES  CORES  OWNER", "\none      up     hosted     4      2 ", "\ntwo ", "4711\n")
+	margaytest.Wants(t, status, 0, stdout+stderr, "MACHINE  STATE  SUBSTRATE  NODES  CORES/NODE  OWNER", "\none      up     hosted     4      2  ", "\ntwo ", "4711\n")
 
 	// One that is being made, and one whose making was killed.
 	dir := filepath.Join(m.Base, "two")

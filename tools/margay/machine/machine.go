@@ -85,7 +85,7 @@ const restartWait = time.Minute
 func (a commands) restartCommand() *cobra.Command {
 	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:     "restart NODE",
-		Short:   "Restart the kernel of a node, and wait until it is back; jobs on the node continue",
+		Short:   "Restart the kernel of a node; its jobs continue",
 		Example: "  margay machine restart node2",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {

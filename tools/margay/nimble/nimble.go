@@ -37,7 +37,7 @@ const (
 )
 
 func (a commands) nimbleCommand() *cobra.Command {
-	c := &cobra.Command{Use: "nimble", Short: "Check, run and translate single programs, on this machine and without a node"}
+	c := &cobra.Command{Use: "nimble", Short: "Check, run and translate single programs without a node"}
 	c.AddCommand(a.nimbleRunCommand(), a.nimbleVerifyCommand(), a.nimbleAsmCommand(), a.nimbleDisCommand(), a.nimbleBenchCommand(),
 		a.nimbleEnginesCommand())
 	return c
@@ -404,7 +404,7 @@ func (a commands) nimbleEnginesCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:     "engines",
 		Example: "  margay nimble engines",
-		Short:   "List the engines, which of them can be used here and why not the others",
+		Short:   "List the engines, and why some cannot be used here",
 		Long: `List the engines, best first, which of them can be used here and why not the others. Without --engine, and on nodes, a
 program goes to the first one that is here and takes it; margay ext list shows which, and why not a better one.`,
 		Args: command.NoArguments,

@@ -36,7 +36,7 @@ func (a commands) recordCommand() *cobra.Command {
 	var f recordFlags
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "record [flags] [-- COMMAND [ARGUMENT...]]",
-		Short: "Record the events of the nodes as a timeline for a browser's trace viewer",
+		Short: "Record the events of nodes as a timeline for trace viewers",
 		Long: `Record the events of the nodes: which rank has each core, the way of messages, runs of extensions, and when ranks start, end and wait
 in barriers. It records until the command that it is given has ended, or for --duration; without either, until Ctrl-C. It ends with
 the command, whose exit status it has. When the machine goes down it ends, with 125, and the file has what was recorded before.

@@ -35,7 +35,7 @@ func (a commands) topCommand() *cobra.Command {
 	var f topFlags
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "top",
-		Short: "Show the use of every core: its ranks, switches, interrupts and messages per second",
+		Short: "Show cores and ranks with their switches, interrupts and messages",
 		Long: `Show the use of every application core: which ranks have it and why, how much of it they use, how often they give it up (SWITCH/S)
 or lose it (LOST/S), interrupts, messages sent and arrived. Extensions follow below.
 

@@ -84,14 +84,16 @@ func complete(a *command.App, root *cobra.Command) {
 			}
 		}
 		if c.Flags().Lookup("job") != nil {
-			_ = c.RegisterFlagCompletionFunc("job", names(n.jobNames))
+			_ = c.RegisterFlagCompletionFunc("job", names(n.liveNames))
 		}
 		if c.Flags().Lookup("color") != nil {
 			_ = c.RegisterFlagCompletionFunc("color", cobra.FixedCompletions([]string{"auto", "always", "never"}, cobra.ShellCompDirectiveNoFileComp))
 		}
 		switch command.Called(c) {
-		case "ps", "kill":
+		case "ps":
 			c.ValidArgsFunction = first(names(n.jobNames))
+		case "kill":
+			c.ValidArgsFunction = first(names(n.liveNames))
 		case "wait":
 			c.ValidArgsFunction = names(n.jobNames)
 		case "logs":
@@ -179,6 +181,11 @@ func (n named) machineNames() (entries []string) {
 
 func (n named) jobNames() []string {
 	return n.jobsThat(func(*control.JobSummary) bool { return true })
+}
+
+// liveNames are the jobs that have not ended.
+func (n named) liveNames() []string {
+	return n.jobsThat(func(j *control.JobSummary) bool { return j.Phase != control.JobPhase_JOB_DONE })
 }
 
 // keptNames are the jobs that are detached: the output of others is not kept.

@@ -16,8 +16,8 @@ import (
 func answers(question proto.Message) (proto.Message, error) {
 	switch question.(type) {
 	case *control.ListJobs:
-		return &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Command: "./app", Phase: control.JobPhase_JOB_RUNNING}, {Job: 6, Command: "./b", ExitCode: 1},
-			{Job: 7, Command: "./c", Detached: true}, {Job: 8, Command: "./d", Detached: true, ExitCode: 2}}}, nil
+		return &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Command: "./app", Phase: control.JobPhase_JOB_RUNNING}, {Job: 6, Command: "./b", Phase: control.JobPhase_JOB_DONE, ExitCode: 1},
+			{Job: 7, Command: "./c", Detached: true, Phase: control.JobPhase_JOB_DONE}, {Job: 8, Command: "./d", Detached: true, Phase: control.JobPhase_JOB_DONE, ExitCode: 2}}}, nil
 	case *control.ListNodes:
 		return &control.Nodes{Nodes: []*control.NodeState{{Node: 0, Health: control.NodeHealth_NODE_UP}, {Node: 1, Health: control.NodeHealth_NODE_DEAD}}}, nil
 	case *control.ListExtensions:
@@ -28,12 +28,12 @@ func answers(question proto.Message) (proto.Message, error) {
 
 func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
-		"kill|":                    "5\t./app, running|6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
+		"kill|":                    "5\t./app, running",
 		"logs|":                    "7\t./c, ended (0)|8\t./d, ended (2)",
 		"logs|7|":                  "",
 		"logs|--remove|7|":         "8\t./d, ended (2)",
 		"ps|":                      "5\t./app, running|6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
-		"record|--job|":            "5\t./app, running|6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
+		"record|--job|":            "5\t./app, running",
 		"machine|restart|":         "node0\tup|node1\tdead",
 		"machine|console|node0|":   "",
 		"machine|cores|--node|":    "node0\tup|node1\tdead",

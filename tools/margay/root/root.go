@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -108,7 +107,6 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 	completionExamples(root)
 	closeGroups(root)
 	complete(a, root)
-	// Groups run only to refuse.
-	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
+	fitHelp(root, a.Stdout)
 	return root
 }

@@ -6,8 +6,8 @@
 // space: the instructions of WebAssembly in the order in which they are
 // executed, each with its operand if it has one. A line that begins with local
 // declares variables of a type; block and loop have a label, which br and br_if
-// name; call service is a call of the one function that is imported. What is
-// between repeat N and again is there N times. The word rounds stands for the
+// name; call service is a call of the only imported function. The words between
+// repeat N and again are repeated N times. The word rounds stands for the
 // number of rounds of the program. A load or store has an offset,
 // and is taken to be aligned to its size, which is only a hint.
 package wasm
@@ -52,8 +52,8 @@ const (
 	empty    = 0x40 // of a block
 )
 
-// module puts a module around the code of run. The numbers of sections are
-// those of the WebAssembly specification, section 5.5.
+// module puts a module around the code of run. The numbers of sections are from
+// the WebAssembly specification, section 5.5.
 func module(code, memory, firstMap []byte) []byte {
 	m := []byte("\x00asm\x01\x00\x00\x00")
 	section := func(number byte, entries ...[]byte) {
@@ -179,7 +179,7 @@ func (a *assembler) declare(words []string) {
 	a.locals = append(a.locals, append(unsigned(uint64(len(words)-1)), kind))
 }
 
-// repeat writes out what is to be there several times.
+// repeat expands repeat and again.
 func (a *assembler) repeat() error {
 	from, to := slices.Index(a.words, "repeat"), slices.Index(a.words, "again")
 	if from < 0 {

@@ -9,13 +9,14 @@ import (
 	"strings"
 )
 
-// How many of the longest are named.
+// Numbers of the longest packages and tests in the summary.
 const (
 	longestPackages = 10
 	longestTests    = 25
 )
 
-// Summary prints the summary of all runs, and reports whether everything passed. noSkips makes a skipped test a failure.
+// Summary prints the summary of all runs, and reports whether all tests passed. With noSkips a
+// skipped test is a failure.
 func (s *Suite) Summary(out io.Writer, noSkips bool) (good bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,19 +35,19 @@ func (s *Suite) Summary(out io.Writer, noSkips bool) (good bool) {
 	section(out, "longest packages", s.longest(longestPackages, packageTimes))
 	section(out, "longest tests", s.longest(longestTests, testTimes))
 	section(out, "seeds of random tests", s.seeds())
-	section(out, "cached results, of an earlier run of the same tests", s.cached())
-	section(out, "starts of virtual machines that were repeated", s.repeats)
+	section(out, "cached results of earlier runs", s.cached())
+	section(out, "repeated starts of virtual machines", s.repeats)
 	section(out, "skipped tests", skips)
 	section(out, "failures", failures)
 	fmt.Fprintf(out, "\nsuite: %s\n", s.counts())
 	if noSkips && len(skips) > 0 {
-		fmt.Fprintln(out, "suite: CI demands that no test is skipped")
+		fmt.Fprintln(out, "suite: tests were skipped, which CI does not allow")
 		return false
 	}
 	return len(failures) == 0
 }
 
-// section prints lines below a title, and says so when there are none.
+// section prints lines below a title, or "none".
 func section(out io.Writer, title string, lines []string) {
 	if len(lines) == 0 {
 		fmt.Fprintf(out, "\n%s: none\n", title)
@@ -58,7 +59,7 @@ func section(out io.Writer, title string, lines []string) {
 	}
 }
 
-// span is how long something took, in seconds.
+// span is the duration of a package or test.
 type span struct {
 	seconds float64
 	what    string
@@ -75,7 +76,7 @@ func testTimes(p *pkg) (spans []span) {
 	return spans
 }
 
-// longest returns the longest spans of packages whose results are not cached.
+// longest returns the n longest spans of packages with results that are not cached.
 func (s *Suite) longest(n int, of func(*pkg) []span) (lines []string) {
 	var all []span
 	for _, p := range s.packages {
@@ -112,10 +113,10 @@ func (s *Suite) cached() (lines []string) {
 	return lines
 }
 
-// where is the place of a log line in its test.
+// where matches the file and line of a log line.
 var where = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
 
-// skips names each skipped test with its reason: what it printed.
+// skips returns each skipped test with its output as the reason.
 func (s *Suite) skips() (lines []string) {
 	for _, p := range s.packages {
 		for _, t := range p.tests {
@@ -150,14 +151,14 @@ func (s *Suite) counts() string {
 		packages["pass"], cached, packages["fail"], packages["skip"], tests["pass"], tests["fail"], tests["skip"], tests[""])
 }
 
-// inGuest matches a test that ran inside a guest: the test outside, the package and the test inside.
+// inGuest matches a test that ran inside a guest: the outer test, then package and test inside.
 var inGuest = regexp.MustCompile(`^Test\w*/(margay/.+?)/(Test\w+.*)$`)
 
-// Passed returns what passed, in this run or in the earlier one whose result is cached: package, a space, test. A test that ran
-// inside a guest is there under the name of its own package, too.
+// Passed returns the tests that passed, in this run or with a cached result, as "PACKAGE TEST". A
+// test that ran inside a guest is also listed under its own package.
 func (s *Suite) Passed() []string { return s.named("pass") }
 
-// Skipped returns what was skipped, in the form of Passed.
+// Skipped returns the skipped tests in the form of Passed.
 func (s *Suite) Skipped() []string { return s.named("skip") }
 
 func (s *Suite) named(verdict string) []string {

@@ -1,9 +1,10 @@
-// Package verdict reads what go test -json prints, shows what matters of it while it arrives, and sums it up at the end: what
-// ran, what failed, what was skipped and why, which results are cached, with which seeds random tests ran, which starts of
-// virtual machines were repeated, and what took longest.
+// Package verdict reads the output of go test -json, prints the important lines as they arrive, and
+// prints a summary at the end: numbers of tests, failures, skipped tests with their reasons, cached
+// results, seeds of random tests, repeated starts of virtual machines, and the longest tests.
 //
-// A run is good only if it says so: a package without a result, a test without one in a package that passed, a package that ran
-// none of its tests, and a go test that ended without a word are failures.
+// Success must be explicit. These count as failures: a package without a result, a test without a
+// result in a package that passed, a package that ran none of its tests, and a go test that ended
+// without output.
 package verdict
 
 import (
@@ -18,7 +19,8 @@ import (
 	"sync"
 )
 
-// Suite collects the events of several runs of go test, which may go on side by side. Its methods are safe for concurrent use.
+// Suite collects the events of several runs of go test, which may run in parallel. Its methods are
+// safe for concurrent use.
 type Suite struct {
 	mu       sync.Mutex
 	out      io.Writer
@@ -27,16 +29,16 @@ type Suite struct {
 	repeats  []string
 }
 
-// New returns an empty suite, which shows what happens on out.
+// New returns an empty suite, which prints progress and failures to out.
 func New(out io.Writer) *Suite { return &Suite{out: out} }
 
 // pkg is a package in one run.
 type pkg struct {
 	run, path string
-	verdict   string // "pass", "fail", or "skip" when it has no tests; empty: none yet
+	verdict   string // "pass", "fail", or "skip" if it has no tests; empty: none yet
 	elapsed   float64
 	cached    bool
-	output    []string // outside of tests, and not shown
+	output    []string // outside of tests, not yet printed
 	tests     []*test
 	index     map[string]*test
 }
@@ -46,7 +48,7 @@ type test struct {
 	name    string
 	verdict string // "pass", "fail" or "skip"; empty: none
 	elapsed float64
-	waited  float64 // of that, for its turn
+	waited  float64 // seconds of elapsed that it waited for its turn
 	output  []string
 	parent  bool // it has subtests
 }
@@ -57,7 +59,8 @@ type event struct {
 	Elapsed                                   float64
 }
 
-// Read takes in the output of one go test -json, whose name is run, to its end. Lines that are no events are shown.
+// Read reads the output of the go test -json called run to its end. Lines that are not events are
+// printed.
 func (s *Suite) Read(run string, in io.Reader) {
 	found := make(map[string]*pkg)
 	lines := bufio.NewReader(in)
@@ -84,7 +87,7 @@ func (s *Suite) Read(run string, in io.Reader) {
 	}
 }
 
-// Ended notes how a go test ended. One that fails must have said why.
+// Ended records the end of a go test. A failed one must have reported a failure.
 func (s *Suite) Ended(run string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +99,7 @@ func (s *Suite) Ended(run string, err error) {
 			return
 		}
 	}
-	s.problem("%s: go test failed and named no failure: %v", run, err)
+	s.problem("%s: go test failed without reporting a failure: %v", run, err)
 }
 
 func (s *Suite) problem(format string, args ...any) {
@@ -111,7 +114,7 @@ func (s *Suite) line(run string, found map[string]*pkg, line string) {
 		fmt.Fprint(s.out, line)
 		return
 	}
-	if e.Package == "" { // building something
+	if e.Package == "" { // from a build
 		if e.Action == "build-output" {
 			fmt.Fprint(s.out, e.Output)
 		}
@@ -147,13 +150,14 @@ func (s *Suite) packageEvent(p *pkg, e event) {
 	}
 }
 
-// packageOutput shows the closing line of a package, and keeps what else comes outside of tests for the case that it fails.
+// packageOutput prints the closing line of a package, and keeps other output outside of tests in
+// case the package fails.
 func (s *Suite) packageOutput(p *pkg, text string) {
 	switch {
 	case strings.HasPrefix(text, "ok  \t"):
 		p.cached = strings.Contains(text, "\t(cached)")
 		if strings.Contains(text, "[no tests to run]") {
-			s.problem("%s: %s ran no test, and it has some", p.run, p.path)
+			s.problem("%s: %s has tests, but ran none", p.run, p.path)
 		}
 		fmt.Fprint(s.out, text)
 	case strings.HasPrefix(text, "FAIL\t"), strings.HasPrefix(text, "?   \t"):
@@ -194,33 +198,35 @@ func (s *Suite) testEvent(p *pkg, e event) {
 	}
 }
 
-// forget drops what a test has printed but for its seeds.
+// forget drops the output of a test except its seeds.
 func (t *test) forget() {
 	t.output = slices.DeleteFunc(t.output, func(line string) bool { return !seed.MatchString(line) })
 }
 
 var (
 	seed = regexp.MustCompile(`MARGAY_SEED=(\d+)`)
-	// repeat is what a test logs of a virtual machine that died before it was up.
+	// repeat matches the log line of a virtual machine that died before it was up.
 	repeat = regexp.MustCompile(`the guest was not up, boot \d+ of|started once more`)
-	// waited is what a test logs that waited for others to be over, which is no time of its own.
+	// waited matches the log line of a test that waited for its turn, which does not count as its
+	// time.
 	waited = regexp.MustCompile(`: waited (\d+\.\d+) s for its turn\n`)
 )
 
-// notice looks for what the summary has to say of a line of output.
+// notice collects lines of output for the summary.
 func (s *Suite) notice(p *pkg, test, text string) {
 	if repeat.MatchString(text) {
 		s.repeats = append(s.repeats, fmt.Sprintf("%s %s: %s", p.path, test, strings.TrimSpace(text)))
 	}
 }
 
-// show prints all that a failed test has printed.
+// show prints the output of a failed test.
 func (s *Suite) show(path string, t *test) {
 	fmt.Fprintf(s.out, "=== %s %s\n%s", path, t.name, strings.Join(t.output, ""))
 	t.forget()
 }
 
-// dump prints what a failed package printed outside of tests, and in those that gave no result.
+// dump prints the output of a failed package outside of tests, and the output of tests without a
+// result.
 func (s *Suite) dump(p *pkg) {
 	for _, t := range p.tests {
 		if t.verdict == "" {

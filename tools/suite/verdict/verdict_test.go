@@ -30,7 +30,7 @@ func TestSummary(t *testing.T) {
 		ended   error
 		noSkips bool
 		good    bool
-		shown   string // in what is shown meanwhile
+		shown   string // in the output before the summary
 		says    string // in the summary
 	}{
 		"good":    {input: events(start, runA, passA, ok, passed), good: true, shown: "ok  \tp\t2.0s\n", says: "1 ok (0 of them cached), 0 failed"},
@@ -55,7 +55,7 @@ func TestSummary(t *testing.T) {
 		},
 		"cached": {
 			input: events(start, runA, passA, `{"Action":"output","Output":"ok  \tp\t(cached)\n"}`, passed),
-			good:  true, shown: "(cached)", says: "of an earlier run of the same tests:\n  run: p\n",
+			good:  true, shown: "(cached)", says: "cached results of earlier runs:\n  run: p\n",
 		},
 		"skip": {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"=== RUN   TestA\n"}`,
@@ -63,13 +63,13 @@ func TestSummary(t *testing.T) {
 				`{"Action":"output","Test":"TestA","Output":"--- SKIP: TestA (0.00s)\n"}`, `{"Action":"skip","Test":"TestA"}`, ok, passed),
 			good: true, says: "skipped tests:\n  run: p TestA: needs a moon\n",
 		},
-		"skip where none may be": {
+		"forbidden skip": {
 			input:   events(start, runA, `{"Action":"skip","Test":"TestA"}`, ok, passed),
 			noSkips: true, says: "run: p TestA: no reason given\n",
 		},
 		"repeated start": {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    g.go:5: the guest was not up, boot 1 of 2: oops\n"}`, passA, ok, passed),
-			good:  true, says: "that were repeated:\n  p TestA: g.go:5: the guest was not up, boot 1 of 2: oops\n",
+			good:  true, says: "repeated starts of virtual machines:\n  p TestA: g.go:5: the guest was not up, boot 1 of 2: oops\n",
 		},
 		"failure": {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: it is red\n"}`,
@@ -84,10 +84,10 @@ func TestSummary(t *testing.T) {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"so far\n"}`),
 			ended: errors.New("signal: killed"), shown: "so far\n", says: "run: p: go test ended without a result of it\n",
 		},
-		"killed, and nobody said so": {input: events(start, runA), says: "run: p: go test ended without a result of it\n"},
-		"test without a result":      {input: events(start, runA, ok, passed), says: "run: p: TestA gave no result, and the package passed\n"},
+		"killed without an error": {input: events(start, runA), says: "run: p: go test ended without a result of it\n"},
+		"test without a result":   {input: events(start, runA, ok, passed), says: "run: p: TestA gave no result, and the package passed\n"},
 		"no tests run": {
-			input: events(start, `{"Action":"output","Output":"ok  \tp\t2.0s [no tests to run]\n"}`, passed), says: "p ran no test, and it has some\n",
+			input: events(start, `{"Action":"output","Output":"ok  \tp\t2.0s [no tests to run]\n"}`, passed), says: "p has tests, but ran none\n",
 		},
 		"no tests there": {
 			input: events(start, runA, passA, ok, passed) +
@@ -95,12 +95,12 @@ func TestSummary(t *testing.T) {
 			good: true, noSkips: true, says: "1 without tests",
 		},
 		"nothing at all": {ended: errors.New("no such file"), says: "run: go test named no package\n"},
-		"exit status":    {input: events(start, runA, passA, ok, passed), ended: errors.New("exit status 1"), says: "go test failed and named no failure: exit status 1\n"},
+		"exit status":    {input: events(start, runA, passA, ok, passed), ended: errors.New("exit status 1"), says: "go test failed without reporting a failure: exit status 1\n"},
 		"does not build": {
 			input: `{"ImportPath":"p","Action":"build-output","Output":"a.go:1: syntax error\n"}` + "\n" + events(start, `{"Action":"fail"}`),
 			ended: errors.New("exit status 1"), shown: "a.go:1: syntax error\n", says: "failures:\n  run: p\n",
 		},
-		"no event": {input: "go: downloading something\n" + events(start, runA, passA, ok, passed), good: true, shown: "go: downloading something\n"},
+		"not an event": {input: "go: downloading something\n" + events(start, runA, passA, ok, passed), good: true, shown: "go: downloading something\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var shown, summary strings.Builder
@@ -117,7 +117,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// The tests that passed and those that were skipped are listed, those of guests by their own package, too.
+// Passed and skipped tests are listed, tests in guests also under their own package.
 func TestPassed(t *testing.T) {
 	const inside = "TestInGuest/margay/kernel/task/TestFreezeRank"
 	s := New(&strings.Builder{})

@@ -1,0 +1,37 @@
+package root
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"margay/tools/margay/command"
+)
+
+// Help fits 80 columns where there is no terminal. Examples are lines to copy, and stay whole.
+func TestHelpFits(t *testing.T) {
+	var out bytes.Buffer
+	root := newRoot(&command.App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out})
+	walk(root, func(c *cobra.Command) {
+		out.Reset()
+		if err := c.Help(); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Replace(out.String(), c.Example, "", 1)
+		for line := range strings.Lines(text) {
+			if columns := utf8.RuneCountInString(strings.TrimRight(line, "\n")); columns > usualWidth {
+				t.Errorf("%s: %d columns: %s", c.CommandPath(), columns, line)
+			}
+		}
+	})
+}
+
+func TestReflow(t *testing.T) {
+	const text = "one\ntwo three four five\n\n  as\n  it is\n\nlast"
+	if got, want := reflow(text, 20), "one two three four\nfive\n\n  as\n  it is\n\nlast"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
