@@ -3,8 +3,8 @@
 //
 // The files travel as one zstd-compressed tar archive in PAX format: regular files, folders and
 // symbolic links, with names relative to the job's root. An entry of a regular file may have the
-// PAX record Content, the SHA-256 digest of its data. Nodes keep files by their digests, so an entry
-// with that record may come without data (size 0) when each node of the job has the content.
+// PAX record Content, the SHA-256 digest of its data. Nodes keep files by their digests, so an
+// entry with that record may come without data (size 0) when each node of the job has the content.
 //
 // margay run names the digests in its request for the job, at most MaxContents, and learns which of
 // them some node lacks. A digest is only as good as the data: a node that keeps a file computes the
@@ -20,7 +20,8 @@ import (
 // Content is the PAX record that holds the digest of a file, in hexadecimal digits.
 const Content = "MARGAY.content"
 
-// Bounds of what is named by its digest. Files below MinSize travel faster than they are looked up.
+// Bounds of the files that are named by digests. A smaller file travels faster than it is looked
+// up.
 const (
 	MaxContents = 256       // digests in one request
 	MinSize     = 4 << 10   // bytes of a file, at least
