@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"margay/tools/margay/bench/fabric"
@@ -77,8 +78,13 @@ Cases: ` + strings.Join(fabric.CaseNames(), ", ") + `.`,
 			return a.printFabric(figures, f)
 		},
 	})
-	flags := c.Flags()
-	flags.BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress, only the figures")
+	f.add(c.Flags())
+	c.Flags().BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress, only the figures")
+	return c
+}
+
+// add adds the flags to those of the command.
+func (f *fabricFlags) add(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.cases, "case", fabric.CaseNames(), "which cases to measure")
 	flags.StringSliceVar(&f.places, "place", fabric.PlaceNames(), "where to measure")
 	flags.StringSliceVar(&f.against, "against", opponents, "what to compare with, if it is installed; none: with nothing")
@@ -90,7 +96,6 @@ Cases: ` + strings.Join(fabric.CaseNames(), ", ") + `.`,
 	flags.StringVar(&f.program, "program", "", "the program that measures Margay (default: fabric beside margay)")
 	flags.StringVar(&f.sockets, "sockets-program", "", "the program that measures sockets (default: fabric-sockets beside margay)")
 	flags.StringVar(&f.node, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
-	return c
 }
 
 // check refuses wrong flags and finds the programs.
@@ -109,6 +114,11 @@ func (f *fabricFlags) check(c *cobra.Command) (err error) {
 			if !slices.Contains(list.allowed, name) {
 				return fmt.Errorf("bench fabric: --%s %s: it is one of %s", list.flag, name, strings.Join(list.allowed, ", "))
 			}
+		}
+	}
+	if f.into != "" {
+		if err := writeInto(f.into, nil); err != nil {
+			return err
 		}
 	}
 	if f.quick {
@@ -208,7 +218,7 @@ func (b *fabricBench) findPeers(ctx context.Context, folder string) error {
 	}
 	network, err := peer.NewNetwork(1)
 	if err != nil {
-		b.note("The nodes of the peers are processes that talk over TCP or UDP on loopback, without a bridge: %v.", err)
+		b.note("The nodes of the peers are processes that use TCP or UDP on loopback, because namespaces need root: %v.", err)
 		return nil
 	}
 	b.namespaces = true
@@ -264,19 +274,24 @@ func (a commands) printFabric(figures *fabric.Figures, f fabricFlags) error {
 	return figures.Text(a.Stdout)
 }
 
-// writeInto replaces the figures in a page.
+// writeInto replaces the figures in a page. Without figures it only checks that it can.
 func writeInto(path string, figures *fabric.Figures) error {
 	page, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
 	var text bytes.Buffer
-	if err := figures.Markdown(&text); err != nil {
-		return err
+	if figures != nil {
+		if err := figures.Markdown(&text); err != nil {
+			return err
+		}
 	}
 	changed, err := fabric.Insert(string(page), text.String())
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
+	}
+	if figures == nil {
+		return unix.Access(path, unix.W_OK)
 	}
 	return os.WriteFile(path, []byte(changed), 0o644)
 }

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"margay/tools/margay/command"
 )
 
 // The clock is read when the complete lines begin and end arrive, in whatever pieces.
@@ -88,6 +91,29 @@ func TestJanitor(t *testing.T) {
 		}
 		if _, err := os.Stat(folder); (err == nil) != dismissed {
 			t.Errorf("dismissed: %t, folder: %v", dismissed, err)
+		}
+	}
+}
+
+// Wrong flags are refused before anything is measured.
+func TestFabricFlags(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page")
+	if err := os.WriteFile(page, []byte("no lines for figures\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"--case ping: it is one of roundtrip-8, ":     {"--case", "barrier,ping"},
+		"--place moon: it is one of same-node, ":      {"--place", "moon"},
+		"--against LAM: it is one of MPICH, Open MPI": {"--against", "LAM"},
+		"--rounds 0: it must be more than 0":          {"--rounds", "0"},
+		"page: the page lacks the line <!-- begin":    {"--into", page},
+		"no such file": {"--into", filepath.Join(t.TempDir(), "missing")},
+	} {
+		c := commands{new(command.App)}.benchFabricCommand()
+		c.SetArgs(args)
+		c.SilenceErrors, c.SilenceUsage = true, true
+		if err := c.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v", args, err)
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -75,7 +74,7 @@ func measurement(c fabric.Case, length time.Duration) []string {
 // needs finds programs. The error names the package of the first one that is missing.
 func needs(packages string, programs ...string) error {
 	for _, name := range programs {
-		if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
 			return fmt.Errorf("%s is not installed (Debian packages %s)", name, packages)
 		} else if err != nil {
 			return err

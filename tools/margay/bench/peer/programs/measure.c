@@ -18,7 +18,8 @@ enum {
 	TIMEOUT = 25,     /* seconds for everything */
 	PARTS = 8,        /* repetitions are counted, and ranks agree to go on, so often */
 	CLOCKS = 1001,    /* readings that find the cost of one */
-	LATE = 2000       /* microseconds */
+	LATE = 2000,      /* microseconds */
+	SETTLE = 20000    /* microseconds in which margay receives the line and reads clocks */
 };
 
 static uint64_t laps[MOST]; /* the time of each repetition */
@@ -193,6 +194,7 @@ static void measure(const struct operation *o, size_t bytes, uint64_t time)
 	if (my_rank() == 0) {
 		printf("begin\n");
 		fflush(stdout);
+		usleep(SETTLE);
 	}
 	agree(0);
 	uint64_t cpu = clock_now(CLOCK_PROCESS_CPUTIME_ID);
