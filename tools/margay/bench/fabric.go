@@ -83,7 +83,7 @@ Cases: ` + strings.Join(fabric.CaseNames(), ", ") + `.`,
 	return c
 }
 
-// add adds the flags to those of the command.
+// add adds the flags to a command.
 func (f *fabricFlags) add(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.cases, "case", fabric.CaseNames(), "which cases to measure")
 	flags.StringSliceVar(&f.places, "place", fabric.PlaceNames(), "where to measure")
