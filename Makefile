@@ -30,7 +30,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/latency ## build everything into bin/
+build: bin/margay bin/nodekernel bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -63,6 +63,12 @@ bench-nimble: bin/peers ## measure the engines of extensions beside wazero and t
 .PHONY: bench-sched
 bench-sched: deps-run build ## measure how fast messages reach their handlers, and what a switch costs, on hosted and on virtual nodes
 	@bin/margay bench sched
+
+.PHONY: bench-fabric
+bench-fabric: ## measure messages beside MPICH, Open MPI and sockets, all in one run, and write the figures into docs/fabric.md
+	@tools/deps run bench
+	@$(MAKE) --no-print-directory build
+	@bin/margay bench fabric --into docs/fabric.md
 
 .PHONY: generate
 generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, the compiled extensions
@@ -134,3 +140,12 @@ bin/histogram-c: examples/histogram/c/histogram.c lib/c/margay.h bin/libmargay.a
 
 bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o ext/sched/messagefirst/messagefirst.o ext/sched/roundrobin/roundrobin.o
 	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@
+
+FABRIC := tools/margay/bench/peer/programs
+
+bin/fabric: $(FABRIC)/measure.c $(FABRIC)/margay.c $(FABRIC)/measure.h lib/c/margay.h bin/libmargay.a
+	$(CC) $(CFLAGS) -static -I lib/c $(filter %.c,$^) bin/libmargay.a -o $@
+
+bin/fabric-sockets: $(FABRIC)/measure.c $(FABRIC)/sockets.c $(FABRIC)/measure.h
+	@mkdir -p bin
+	$(CC) $(CFLAGS) -static $(filter %.c,$^) -o $@

@@ -3,6 +3,8 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -76,6 +78,98 @@ func TestLatency(t *testing.T) {
 	if r = m.run(1, "-n", "2", "--per-core", "2", program); !strings.Contains(r.stderr, "needs a core of its own") {
 		t.Error(r)
 	}
+}
+
+// fabricCases reach every place, an operation that Margay does not have, and messages that are too long for it.
+const fabricCases = "roundtrip-64,rate-1048576,barrier,put-8"
+
+// Messages are measured on every place, and the figures of JSON and of the page are the same.
+func TestBenchFabric(t *testing.T) {
+	use(t, "hosted")
+	page := filepath.Join(t.TempDir(), "page.md")
+	text := "# Figures\n<!-- begin: written by margay bench fabric -->\n<!-- end: written by margay bench fabric -->\nend\n"
+	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, nil, "bench", "fabric", "--quick", "--json", "--against", "sockets", "--case", fabricCases, "--into", page).wait()
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	var figures struct {
+		Host    struct{ CPUs int }
+		Results []fabricResult
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &figures); err != nil {
+		t.Fatalf("%v\n%v", err, r)
+	}
+	if figures.Host.CPUs < 1 {
+		t.Errorf("the host has %d CPUs", figures.Host.CPUs)
+	}
+	measured := make(map[string]int)
+	for _, f := range figures.Results {
+		f.check(t)
+		if f.Median > 0 {
+			measured[f.Place+" "+strings.Fields(f.Contender)[0]]++
+		}
+	}
+	want := map[string]int{
+		"same-node Margay": 4, "two-nodes Margay": 4, "eight-nodes Margay": 2, "eight-ranks Margay": 2,
+		"same-node UDP": 4, "same-node TCP": 6, "two-nodes UDP": 4, "two-nodes TCP": 6,
+	}
+	if !maps.Equal(measured, want) {
+		t.Errorf("figures: %v instead of %v\n%v", measured, want, r)
+	}
+	written, err := os.ReadFile(page)
+	if err != nil || strings.Count(string(written), "| round trip, 64 B | µs |") != 4 || !strings.HasSuffix(string(written), "-->\nend\n") {
+		t.Errorf("%v\n%s", err, written)
+	}
+	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-*-nodes-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// fabricResult is a result of margay bench fabric.
+type fabricResult struct {
+	Place, Case, Contender, Unit string
+	Median, P99                  float64
+	Repetitions                  int
+	RankCPU                      float64 `json:"rank_cpu_us"`
+	KernelCPU                    float64 `json:"kernel_cpu_us"`
+	Absent, Error                string
+}
+
+// check demands figures, or a reason why there are none.
+func (f fabricResult) check(t *testing.T) {
+	t.Helper()
+	slower := f.P99 >= f.Median
+	if f.Unit != "µs" {
+		slower = f.P99 <= f.Median
+	}
+	switch {
+	case f.Error != "":
+		t.Errorf("%+v", f)
+	case f.Absent != "":
+		if f.Median != 0 {
+			t.Errorf("absent and measured: %+v", f)
+		}
+	case f.Median <= 0 || !slower || f.Repetitions < 1 || f.RankCPU <= 0 || f.KernelCPU != 0 && !strings.HasPrefix(f.Contender, "Margay"):
+		t.Errorf("%+v", f)
+	}
+}
+
+// A measurement of messages that is killed leaves nothing either.
+func TestBenchFabricKilled(t *testing.T) {
+	use(t, "hosted")
+	c := start(t, nil, "bench", "fabric", "--against", "none", "--place", "same-node", "--time", "1h")
+	eventually(t, "round", func() bool { return strings.Contains(c.stderr.String(), "round 1 of 3") }, c.stderr.String)
+	machine := filepath.Join(scratch, "m", fmt.Sprintf("bench-same-node-%d", c.cmd.Process.Pid))
+	if _, err := os.Stat(machine); err != nil {
+		t.Error(err)
+	}
+	c.signal(syscall.SIGKILL)
+	c.wait()
+	eventually(t, "end of the machine", func() bool { _, err := os.Stat(machine); return os.IsNotExist(err) }, c.stderr.String)
 }
 
 // Who interrupts a measurement leaves nothing of it.

@@ -2,7 +2,6 @@
 package bench
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -16,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
-	"margay/cluster/launch"
 	"margay/cluster/machine"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
@@ -109,7 +107,7 @@ type schedFigures struct {
 
 func (a commands) benchCommand() *cobra.Command {
 	c := &cobra.Command{Use: "bench", Short: "Measure what Margay costs here"}
-	c.AddCommand(a.benchSchedCommand())
+	c.AddCommand(a.benchSchedCommand(), a.benchFabricCommand())
 	return c
 }
 
@@ -180,14 +178,6 @@ type schedBench struct {
 	messages, rounds int // messages of each round
 }
 
-// benchMachine is a machine that exists for a measurement.
-type benchMachine struct {
-	command.App
-	place     string
-	scheduler string // what shares cores there
-	output    bytes.Buffer
-}
-
 // benchSched makes the machines, measures and ends them, also when ctx ends.
 func (a commands) benchSched(ctx context.Context, b schedBench, substrates []string) (figures *schedFigures, err error) {
 	var machines []*benchMachine
@@ -197,8 +187,7 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 		}
 	}()
 	for _, place := range substrates {
-		m := &benchMachine{place: place}
-		m.App = command.App{Stdin: a.Stdin, Stdout: &m.output, Stderr: a.Stderr, Quiet: a.Quiet, Machine: fmt.Sprintf("bench-%s-%d", place, os.Getpid())}
+		m := a.newMachine(place)
 		if err := m.begin(ctx, b.node); err != nil {
 			return nil, err
 		}
@@ -224,17 +213,11 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 // begin makes the machine.
 func (m *benchMachine) begin(ctx context.Context, program string) error {
 	spec := benchPlaces[m.place]
-	spec.Name, spec.Program, spec.Nodes, spec.Cores, spec.MemoryMiB = m.Machine, program, 1, 2, 512
+	spec.Program, spec.Nodes, spec.Cores, spec.MemoryMiB = program, 1, 2, 512
 	if spec.Substrate == node.Virtual {
 		spec.Accel, spec.Kernel, spec.QEMU = "tcg", os.Getenv("KERNEL"), os.Getenv("QEMU")
 	}
-	err := machine.Up(ctx, machine.UpOptions{
-		Spec:     spec,
-		Holder:   []string{"/proc/self/exe", "holder"},
-		Told:     func(format string, args ...any) { m.Report(m.place+": "+format, args...) },
-		Progress: m.Progress(),
-	})
-	if err != nil {
+	if err := m.up(ctx, spec); err != nil {
 		return err
 	}
 	nodes, err := command.Ask[*control.Nodes](ctx, &m.App, &control.ListNodes{})
@@ -245,22 +228,9 @@ func (m *benchMachine) begin(ctx context.Context, program string) error {
 	return nil
 }
 
-func (m *benchMachine) end(ctx context.Context) error {
-	d, err := m.Dir()
-	if err != nil {
-		return err
-	}
-	return machine.Down(ctx, d)
-}
-
 // measure runs one job.
 func (m *benchMachine) measure(ctx context.Context, f job.Flags, b schedBench) (*latencyReport, error) {
-	m.output.Reset()
-	err := job.Run(ctx, &m.App, f, []string{b.program, "--json", fmt.Sprint(b.messages)})
-	if status := new(command.ExitStatus); errors.As(err, &status) && status.Code != launch.ExitMargay {
-		err = fmt.Errorf("%s has failed: %w", b.program, err)
-	}
-	if err != nil {
+	if err := m.run(ctx, f, []string{b.program, "--json", fmt.Sprint(b.messages)}); err != nil {
 		return nil, err
 	}
 	report, err := readReport(m.output.Bytes(), b.messages)

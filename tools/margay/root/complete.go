@@ -16,6 +16,7 @@ import (
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/nimble/engine/list"
+	"margay/tools/margay/bench/fabric"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job"
 	local "margay/tools/margay/machine"
@@ -38,6 +39,7 @@ var enumerated = map[string]map[string][]string{
 	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
 	"top":           {"sort": orderNames()},
 	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},
+	"bench fabric":  {"case": fabric.CaseNames(), "place": fabric.PlaceNames()},
 	"ext insert":    {"slot": slotNames()},
 	"nimble run":    {"engine": engineNames(), "services": {"test", "linux", "node", "none"}},
 	"nimble verify": {"services": {"test", "linux", "node", "none"}},
