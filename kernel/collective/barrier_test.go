@@ -44,6 +44,7 @@ type modelNode struct {
 type model struct {
 	t      *testing.T
 	random *rand.Rand
+	rough  bool // node kernels are killed between two instructions
 	ranks  []*modelRank
 	nodes  []*modelNode
 	ways   map[[2]int][]report
@@ -54,7 +55,7 @@ type model struct {
 
 func newModel(t *testing.T, seed uint64) *model {
 	r := rand.New(rand.NewPCG(seed, 3))
-	m := &model{t: t, random: r, ways: make(map[[2]int][]report), last: 1 + r.Uint64N(5), quits: 1<<32 - 1}
+	m := &model{t: t, random: r, rough: true, ways: make(map[[2]int][]report), last: 1 + r.Uint64N(5), quits: 1<<32 - 1}
 	for node := range 1 + r.IntN(9) {
 		for range 1 + r.IntN(3) {
 			m.ranks = append(m.ranks, &modelRank{node: node})
@@ -138,9 +139,17 @@ func (m *model) advance(node int) {
 		n.missing = true
 	}
 	quiesced := !slices.ContainsFunc(n.sent[:n.flushed], func(sent *message) bool { return !sent.handled })
-	if n.barrier.Ready() && quiesced {
-		m.carry(node, n.barrier.Advance())
+	if !n.barrier.Ready() || !quiesced {
+		return
 	}
+	released := *n.counters.Released
+	s := n.barrier.Advance()
+	if m.rough && m.random.IntN(8) == 0 { // killed behind the first word that it wrote
+		*n.counters.Released = released
+		m.restart(node)
+		return
+	}
+	m.carry(node, s)
 }
 
 // look makes a node notice what a rank has entered.
@@ -230,8 +239,8 @@ func (m *model) act(rank id.Rank) {
 	}
 }
 
-// step does something at random. Rough steps lose and restart.
-func (m *model) step(rough bool) {
+// step does something at random.
+func (m *model) step() {
 	node, other := m.random.IntN(len(m.nodes)), m.random.IntN(len(m.nodes))
 	rank, way := id.Rank(m.random.IntN(len(m.ranks))), [2]int{node, other}
 	switch choice := m.random.IntN(21); {
@@ -244,14 +253,19 @@ func (m *model) step(rough bool) {
 	case choice < 19 && len(m.nodes[node].sent) > 0:
 		m.nodes[node].sent[m.random.IntN(len(m.nodes[node].sent))].handled = true
 		m.advance(node)
-	case choice == 19 && rough && node != other:
+	case choice == 19 && node != other:
 		m.lose(node, other)
-	case choice == 20 && rough:
-		m.boot(node)
-		for other := range m.nodes {
-			if other != node {
-				m.lose(node, other)
-			}
+	case choice == 20:
+		m.restart(node)
+	}
+}
+
+// restart replaces the node kernel of a node.
+func (m *model) restart(node int) {
+	m.boot(node)
+	for other := range m.nodes {
+		if other != node {
+			m.lose(node, other)
 		}
 	}
 }
@@ -311,8 +325,9 @@ func TestModel(t *testing.T) {
 		t.Run(fmt.Sprint("run ", run), func(t *testing.T) {
 			m := newModel(t, seed+run)
 			for range 300 * len(m.nodes) {
-				m.step(true)
+				m.step()
 			}
+			m.rough = false
 			m.finish()
 			if m.quits != 1<<32-1 {
 				for rank, r := range m.ranks {

@@ -538,11 +538,11 @@ func TestAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.AdoptRegion("r", 5, region); err != nil || s.PlaceOf("r") != 5 {
+	if err := s.adoptRegion("r", 5, region); err != nil || s.PlaceOf("r") != 5 {
 		t.Errorf("the adopted region is at place %d, %v", s.PlaceOf("r"), err)
 	}
 	for _, p := range []Place{-1, MaxRegions} {
-		if err := s.AdoptRegion("x", p, region); err == nil {
+		if err := s.adoptRegion("x", p, region); err == nil {
 			t.Errorf("a region was adopted at place %d", p)
 		}
 	}
