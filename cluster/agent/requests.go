@@ -201,7 +201,6 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) error {
 	}
 	for _, member := range m.Members {
 		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})
-		a.transport.Meet(id.Node(member.Node), member.Address)
 	}
 	if err := a.node.Prepare(ctx, s); err != nil {
 		return err

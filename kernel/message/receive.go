@@ -17,12 +17,12 @@ import (
 
 // receiver hands the messages for ranks of this node to extensions and ranks, one after the other.
 type receiver struct {
-	mu         sync.Mutex     // held while messages are handled
-	event      *memory.Memory // a slot.MessageContext
-	judged     *frame.Message // the message in it
-	burst      nimble.Burst
-	arrivals   []arrival // of the messages that are being handled
-	returns    returns
+	mu       sync.Mutex     // held while messages are handled
+	event    *memory.Memory // a slot.MessageContext
+	judged   *frame.Message // the message in it
+	burst    nimble.Burst
+	arrivals []arrival // of the messages that are being handled
+	returns  returns
 }
 
 // arrival is a message that has come: for which rank, and from where.
