@@ -91,14 +91,20 @@ func (s *Server) next() (number uint32, err error) {
 		return 0, err
 	}
 	var head [8]byte
+	var n int
 	rerr := raw.Read(func(fd uintptr) bool {
-		_, _, err = unix.Recvfrom(int(fd), head[:], unix.MSG_PEEK)
+		n, _, err = unix.Recvfrom(int(fd), head[:], unix.MSG_PEEK)
 		return err != unix.EAGAIN
 	})
-	if rerr != nil {
+	switch {
+	case rerr != nil:
 		return 0, rerr
+	case err != nil:
+		return 0, err
+	case n == 0:
+		return 0, os.ErrClosed
 	}
-	return wire.CallOf(head[:]), err
+	return wire.CallOf(head[:]), nil
 }
 
 func (s *Server) reply(reply wire.Reply, give []*os.File) error {

@@ -25,17 +25,24 @@ type client struct {
 	socket  *net.UnixConn
 	manager *extension.Manager
 	set     *extension.Set
-	asking  uint64
-	join    error // what Config.Join returns
+	asking  uint64        // see Config; only after stop
+	done    chan struct{} // closed when the server has ended
 }
 
-// serve starts a server for rank 3 of job 7.
-func serve(t testing.TB, asking uint64) *client {
+// stop ends the server.
+func (c *client) stop() {
+	c.socket.Close()
+	<-c.done
+}
+
+// serve starts a server for rank 3 of job 7, for which Config.Asking is asking and Config.Join
+// returns join.
+func serve(t testing.TB, asking uint64, join error) *client {
 	t.Helper()
 	if _, fuzzing := t.(*testing.F); !fuzzing { // which has goroutines of its own
 		check.Leaks(t)
 	}
-	c := &client{t: t, asking: asking}
+	c := &client{t: t, asking: asking, done: make(chan struct{})}
 	var err error
 	if c.manager, err = extension.NewManager(portable.New(), 1, func(string, ...any) {}); err != nil {
 		t.Fatal(err)
@@ -57,20 +64,18 @@ func serve(t testing.TB, asking uint64) *client {
 	}
 	c.socket = ends[0]
 	server := New(Config{Rank: 3, Socket: ends[1], Set: c.set, Asking: &c.asking, Join: func() ([]*os.File, error) {
-		if c.join != nil {
-			return nil, c.join
+		if join != nil {
+			return nil, join
 		}
 		f, err := os.Open(os.DevNull)
 		return []*os.File{f}, err
 	}})
-	done := make(chan struct{})
 	go func() {
-		defer close(done)
+		defer close(c.done)
 		server.Serve()
 	}()
 	t.Cleanup(func() {
-		c.socket.Close()
-		<-done
+		c.stop()
 		ends[1].Close()
 		if err := c.set.Close(); err != nil {
 			t.Error(err)
@@ -146,7 +151,7 @@ func TestTable(t *testing.T) {
 
 // Each request gets its answer, and its refusal is logged if its row says so.
 func TestRequests(t *testing.T) {
-	c := serve(t, 0)
+	c := serve(t, 0, nil)
 	stranger := c.manager.Open(99, 1<<20)
 	defer stranger.Close()
 	theirs, err := stranger.Insert(extension.Request{Object: accumulate.Object})
@@ -204,12 +209,14 @@ func TestRequests(t *testing.T) {
 			t.Errorf("%s: %q is logged, want %q", step.name, logged, step.note)
 		}
 	}
-	check.Await(t, "end of the last request", func() bool { return c.asking == 0 })
+	if c.stop(); c.asking != 0 {
+		t.Errorf("request %d was not answered", c.asking-1)
+	}
 }
 
 // A rank whose request the previous node kernel did not answer is told so before all else.
 func TestAgain(t *testing.T) {
-	c := serve(t, 1+41)
+	c := serve(t, 1+41, nil)
 	if reply, _ := c.answer(); reply.Call != 41 || reply.Status != wire.StatusAgain {
 		t.Errorf("%+v", reply)
 	}
@@ -220,8 +227,7 @@ func TestAgain(t *testing.T) {
 
 // A rank that cannot join gets the reason.
 func TestCannotJoin(t *testing.T) {
-	c := serve(t, 0)
-	c.join = errors.New("no memory")
+	c := serve(t, 0, errors.New("no memory"))
 	if reply, files := c.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}); reply.Status != wire.StatusFailed || reply.Text != "no memory" || files != 0 {
 		t.Errorf("%+v", reply)
 	}
@@ -236,7 +242,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	c := serve(f, 0)
+	c := serve(f, 0, nil)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) == 0 || len(b) > 2*wire.MaxRequest {
 			return // the first ends the connection

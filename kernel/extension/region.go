@@ -50,58 +50,57 @@ func (s *Set) place(name string) {
 // Region returns the job's region with this name. If there is none, it makes one of size bytes and
 // stores it with the keeper, or for size 0 returns an error that wraps ErrNotFound.
 func (s *Set) Region(name string, size uint64) (*memory.Memory, error) {
-	m, fresh, err := s.region(name, size)
-	if err == nil && fresh {
-		err = s.keepRegion(name, m)
+	s.mu.Lock()
+	keeper := s.keeper
+	m, item, err := s.region(name, size)
+	s.mu.Unlock()
+	if item != nil {
+		defer item.CloseFiles()
+		err = keeper.Keep(*item)
 	}
 	return m, err
 }
 
-// region also reports whether it has made the region.
-func (s *Set) region(name string, size uint64) (m *memory.Memory, fresh bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// region also returns the item of a region that it has made, if there is a keeper. The caller holds
+// Set.mu, and closes the files of the item.
+func (s *Set) region(name string, size uint64) (m *memory.Memory, item *keep.Item, err error) {
 	if m := s.regions[name]; m != nil {
 		if size > uint64(len(m.Bytes())) {
-			return nil, false, fmt.Errorf("region %q has %d bytes, not %d", name, len(m.Bytes()), size)
+			return nil, nil, fmt.Errorf("region %q has %d bytes, not %d", name, len(m.Bytes()), size)
 		}
-		return m, false, nil
+		return m, nil, nil
 	}
 	switch {
 	case size == 0:
-		return nil, false, fmt.Errorf("region %q: %w", name, ErrNotFound)
+		return nil, nil, fmt.Errorf("region %q: %w", name, ErrNotFound)
 	case name == "" || s.closed || len(s.regions) >= MaxRegions:
-		return nil, false, fmt.Errorf("region %q: %w: a job has at most %d regions on a node, each with a name", name, ErrNoRoom, MaxRegions)
+		return nil, nil, fmt.Errorf("region %q: %w: a job has at most %d regions on a node, each with a name", name, ErrNoRoom, MaxRegions)
 	case size > uint64(max(0, s.budget-s.used)):
-		return nil, false, fmt.Errorf("region %q: %w: %d bytes asked for, %d are left", name, ErrNoRoom, size, s.budget-s.used)
+		return nil, nil, fmt.Errorf("region %q: %w: %d bytes asked for, %d are left", name, ErrNoRoom, size, s.budget-s.used)
 	}
 	if m, err = memory.Create(name, int(size)); err != nil {
-		return nil, false, err
+		return nil, nil, err
 	}
 	s.regions[name] = m
 	s.place(name)
 	s.used += int64(size)
-	return m, true, nil
+	if s.keeper != nil {
+		item, err = regionItem(name, m, s.places[name])
+	}
+	return m, item, err
 }
 
-// keepRegion stores a region with the keeper, if there is one.
-func (s *Set) keepRegion(name string, m *memory.Memory) error {
-	s.mu.Lock()
-	keeper, place := s.keeper, s.places[name]
-	s.mu.Unlock()
-	if keeper == nil {
-		return nil
-	}
-	words, err := json.Marshal(place)
+// regionItem makes the item of a region.
+func regionItem(name string, m *memory.Memory, p Place) (*keep.Item, error) {
+	words, err := json.Marshal(p)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	f, err := keep.File(m)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer f.Close()
-	return keeper.Keep(keep.Item{Name: RegionItem(name), Words: words, Files: []*os.File{f}})
+	return &keep.Item{Name: RegionItem(name), Words: words, Files: []*os.File{f}}, nil
 }
 
 // adoptRegions adds the regions among the items of a previous node kernel.
