@@ -17,8 +17,8 @@ type Membership struct {
 	Connect  *tls.Config  // as the side that connects
 	// Peer reads a node's number from the certificate that it has shown.
 	Peer func(tls.ConnectionState) (id.Node, error)
-	// Stream handles a stream that another node has opened, and closes it. It has a goroutine of its
-	// own.
+	// Stream handles a stream that another node has opened, and closes it. It has a goroutine of
+	// its own.
 	Stream func(from id.Node, service string, c net.Conn)
 }
 

@@ -35,8 +35,8 @@ func (c *client) stop() {
 	<-c.done
 }
 
-// serve starts a server for rank 3 of job 7, for which Config.Asking is asking and Config.Join
-// returns join.
+// serve starts a server for rank 3 of job 7, with this value of Config.Asking. Config.Join returns
+// the error join.
 func serve(t testing.TB, asking uint64, join error) *client {
 	t.Helper()
 	if _, fuzzing := t.(*testing.F); !fuzzing { // which has goroutines of its own
@@ -214,7 +214,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// A rank whose request the previous node kernel did not answer is told so before all else.
+// If the previous node kernel did not answer a request, the rank gets StatusAgain before all else.
 func TestAgain(t *testing.T) {
 	c := serve(t, 1+41, nil)
 	if reply, _ := c.answer(); reply.Call != 41 || reply.Status != wire.StatusAgain {
@@ -233,7 +233,8 @@ func TestCannotJoin(t *testing.T) {
 	}
 }
 
-// Whatever a rank sends, it gets one answer, and the server goes on. Its job stays within its bounds.
+// Whatever a rank sends, it gets one answer, and the server continues. The job stays within its
+// bounds.
 func FuzzRequest(f *testing.F) {
 	for op := range wire.OpState + 2 {
 		b, err := wire.Request{Op: op, Value: 1 << 12, Name: "n", Where: "message", Settings: []wire.Setting{{Kind: 1, Name: "x"}}}.Encode()

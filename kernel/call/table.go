@@ -22,7 +22,7 @@ const (
 	always    noting = iota
 	malformed        // StatusInvalid only; the insertion logs why it refuses an extension
 	present          // all but StatusNotFound
-	foreign          // all, but of StatusNotFound only those of handles that the job never owned
+	foreign          // all, but StatusNotFound only for handles that the job never owned
 )
 
 // row describes a request. The rows below are all requests that there are.

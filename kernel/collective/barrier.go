@@ -8,13 +8,13 @@
 // The nodes of a job form a binary tree (package tree). Barriers are numbered from 1, and a number
 // stands for all barriers up to it, so each report may be sent twice. A node reports to its parent
 // that its subtree has arrived at barrier n when all its local ranks and the subtrees of its
-// children have, and when all messages that its ranks sent before have come to their targets' nodes.
-// Package flow knows that: Gather says when the node must flush its messages, and the owner calls
-// Advance only when they are quiesced. The root releases barrier n instead of reporting it, and each
-// node passes the release to its children.
+// children have, and when all messages that its ranks sent before have come to their targets'
+// nodes. Package flow knows that: Gather says when the node must flush its messages, and the owner
+// calls Advance only when they are quiesced. The root releases barrier n instead of reporting it,
+// and each node passes the release to its children.
 //
-// A rank that has ended counts as having entered the barriers that it had. If a rank waits for a
-// barrier that an ended one did not enter, nobody will ever leave it: Missing.
+// A rank that has ended counts as having entered the barriers that it had. If a rank waits in a
+// barrier that an ended one did not enter, no rank will ever leave it: Missing.
 package collective
 
 import (
@@ -29,7 +29,7 @@ import (
 // Counters is the persistent state of a node, zeroes for a new job. The owner provides the memory.
 type Counters struct {
 	Arrived  []uint64 // of children 0 and 1: barriers that their subtrees have entered
-	Told     *uint64  // barriers that this subtree has entered, as reported to the parent
+	Reported *uint64  // barriers that this subtree has entered, as reported to the parent
 	Released *uint64  // barriers that are complete
 }
 
@@ -70,7 +70,7 @@ type Barrier struct {
 
 // New returns the Barrier of a node, with the counters of a new job or of an earlier node kernel.
 // All local ranks had entered the barriers that were reported, which the parent may release at any
-// time; Enter will say what else they have entered.
+// time. Enter reports later ones.
 func New(c Config, counters Counters) *Barrier {
 	b := &Barrier{
 		config: c, counters: counters, parent: -1, children: tree.Children(c.Self, c.Members),
@@ -79,10 +79,10 @@ func New(c Config, counters Counters) *Barrier {
 	if parent, ok := tree.Parent(c.Self); ok {
 		b.parent = parent
 	} else {
-		*counters.Released = *counters.Told // the root may have been killed between the two
+		*counters.Released = *counters.Reported // the root may have been killed between the two
 	}
 	for _, rank := range c.Local {
-		b.entered[rank] = *counters.Told
+		b.entered[rank] = *counters.Reported
 	}
 	return b
 }
@@ -93,8 +93,9 @@ func (b *Barrier) Parent() int { return b.parent }
 // Children returns the places of this node's children in the tree.
 func (b *Barrier) Children() []int { return b.children }
 
-// Told returns the number of barriers that this subtree has entered, as the parent should know it.
-func (b *Barrier) Told() uint64 { return *b.counters.Told }
+// Reported returns the number of barriers that this subtree has entered, as the parent should know
+// it.
+func (b *Barrier) Reported() uint64 { return *b.counters.Reported }
 
 // Released returns the number of complete barriers.
 func (b *Barrier) Released() uint64 { return *b.counters.Released }
@@ -158,12 +159,12 @@ func (b *Barrier) arrived() uint64 {
 
 // Ready reports whether this subtree has arrived at a barrier that was not reported yet. If the
 // node's messages are quiesced too, the owner calls Advance.
-func (b *Barrier) Ready() bool { return b.arrived() > *b.counters.Told }
+func (b *Barrier) Ready() bool { return b.arrived() > *b.counters.Reported }
 
 // Advance reports the arrival of this subtree, or completes the barrier at the root.
 func (b *Barrier) Advance() Step {
 	number := b.arrived()
-	*b.counters.Told = number
+	*b.counters.Reported = number
 	if b.parent < 0 {
 		return b.complete(number)
 	}

@@ -60,7 +60,7 @@ func newModel(t *testing.T, seed uint64) *model {
 		for range 1 + r.IntN(3) {
 			m.ranks = append(m.ranks, &modelRank{node: node})
 		}
-		m.nodes = append(m.nodes, &modelNode{counters: Counters{Arrived: make([]uint64, 2), Told: new(uint64), Released: new(uint64)}})
+		m.nodes = append(m.nodes, &modelNode{counters: Counters{Arrived: make([]uint64, 2), Reported: new(uint64), Released: new(uint64)}})
 	}
 	if r.IntN(3) == 0 {
 		m.quits, m.after = id.Rank(r.IntN(len(m.ranks))), r.Uint64N(m.last)
@@ -205,13 +205,13 @@ func (m *model) arrive(way [2]int) {
 	m.advance(way[1])
 }
 
-// lose drops what is on the way between two nodes. Both then send everything again.
+// lose drops all reports on the way between two nodes. Both then send everything again.
 func (m *model) lose(a, b int) {
 	for _, way := range [][2]int{{a, b}, {b, a}} {
 		m.ways[way] = nil
 		n := m.nodes[way[0]].barrier
 		if way[1] == n.Parent() {
-			m.send(way[0], way[1], report{arrived: true, number: n.Told()})
+			m.send(way[0], way[1], report{arrived: true, number: n.Reported()})
 		}
 		if slices.Contains(n.Children(), way[1]) {
 			m.send(way[0], way[1], report{released: true, number: n.Released()})
@@ -297,7 +297,8 @@ func (m *model) finish() {
 	}
 }
 
-// over reports whether all ranks have left all barriers that can be left, and whoever waits knows.
+// over reports whether all ranks have left all barriers that can be left, and all nodes with ranks
+// that wait know about the missing one.
 func (m *model) over() bool {
 	for rank, r := range m.ranks {
 		switch {
@@ -342,8 +343,8 @@ func TestModel(t *testing.T) {
 
 // A rank cannot enter a barrier before it has left the one before, nor take one back.
 func TestClaims(t *testing.T) {
-	counters := Counters{Arrived: make([]uint64, 2), Told: new(uint64), Released: new(uint64)}
-	*counters.Told, *counters.Released = 5, 5
+	counters := Counters{Arrived: make([]uint64, 2), Reported: new(uint64), Released: new(uint64)}
+	*counters.Reported, *counters.Released = 5, 5
 	for entered, ok := range map[uint64]bool{0: false, 4: false, 5: true, 6: true, 7: false, 1<<64 - 1: false} {
 		b := New(Config{Self: 0, Members: 1, Local: []id.Rank{3}}, counters)
 		b.Enter(3, entered)
@@ -360,7 +361,7 @@ func TestClaims(t *testing.T) {
 
 // Reports count only from the nodes that may make them.
 func TestStrangers(t *testing.T) {
-	counters := Counters{Arrived: make([]uint64, 2), Told: new(uint64), Released: new(uint64)}
+	counters := Counters{Arrived: make([]uint64, 2), Reported: new(uint64), Released: new(uint64)}
 	b := New(Config{Self: 1, Members: 4, Local: []id.Rank{0}}, counters)
 	for _, member := range []int{1, 2, 3} {
 		if s := b.Release(member, 1); s != (Step{}) {

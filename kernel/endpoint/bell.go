@@ -16,9 +16,9 @@ type bell struct {
 	far  *os.File        // the rank's end, to be handed over
 }
 
-// ring sends the rank a byte. A socket that can take no more has been rung often enough, and one
-// that is held by no process needs no ringing. One that is being closed is not rung either: its
-// number may soon be another descriptor's.
+// ring sends the rank a byte. It does nothing if the socket is full, because the rank then has
+// enough bytes to read, if no process has the other end, or if this end is being closed: its number
+// may soon be another descriptor's.
 func (b *bell) ring() {
 	_ = b.raw.Control(func(fd uintptr) {
 		_ = unix.Send(int(fd), []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
@@ -34,8 +34,8 @@ func (e *Endpoint) rouse(b *bell) {
 // Rouse rings the doorbell, for room in the send ring.
 func (e *Endpoint) Rouse() { e.rouse(&e.doorbell) }
 
-// RouseAll rings the doorbell and the notifier: the previous node kernel may have been killed before
-// it rang them.
+// RouseAll rings the doorbell and the notifier: the previous node kernel may have been killed
+// before it rang them.
 func (e *Endpoint) RouseAll() {
 	e.rouse(&e.doorbell)
 	e.rouse(&e.notifier)

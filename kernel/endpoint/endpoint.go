@@ -1,10 +1,10 @@
-// Package endpoint is the node kernel's end of what it shares with one rank: the area with its rings
-// (package wire), the doorbell, the upcall notifier and the socket for requests.
+// Package endpoint is the node kernel's end of what it shares with one rank: the area with its
+// rings (package wire), the doorbell, the upcall notifier and the socket for requests.
 //
 // A message for the rank goes into one of two inboxes: the receive ring, or the upcall ring, whose
-// messages interrupt the rank. A message for which a ring has no room waits in node kernel memory,
-// in order; what waits for the upcall ring goes first, so that no message is handled before an
-// upcall that was sent earlier. The release from a barrier waits behind such messages too. The rank
+// messages interrupt the rank. If a ring is full, messages wait in node kernel memory, in order.
+// Messages for the upcall ring go first, so that no message is handled before an upcall that was
+// sent earlier. The release from a barrier waits behind such messages too. The rank
 // rings when it has made room (Listen, Refill).
 //
 // The descriptors are left with the keeper (Create), and the next node kernel continues with them
@@ -76,7 +76,7 @@ type Endpoint struct {
 	mu       sync.Mutex
 	ordinary inbox
 	upcalls  inbox
-	gone     bool // the rank takes no more messages
+	gone     bool // the rank has ended
 }
 
 // Create makes the endpoint of a new rank and leaves it with the keeper, and the rank's end of its

@@ -141,9 +141,9 @@ func rings(f *os.File) int {
 	return n
 }
 
-// Messages reach the rank in order in each inbox, none passes an upcall that was sent before it, and
-// a release none of the messages before it, however full the rings are and whenever the rank reads.
-// Each credit returns once, when its message is in a ring.
+// Messages reach the rank in order in each inbox, none passes an upcall that was sent before it,
+// and a release none of the messages before it, however full the rings are and whenever the rank
+// reads. Each credit returns once, when its message is in a ring.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	for run := range uint64(20) {

@@ -91,8 +91,8 @@ func (e *Endpoint) waits() uint32 {
 	return e.ordinary.unread + e.upcalls.unread + uint32(len(e.ordinary.overflow)+len(e.upcalls.overflow))
 }
 
-// Overflow returns how many messages and releases wait for room in the rings, and the bytes that the
-// messages count against their credits.
+// Overflow returns how many messages and releases wait for room in the rings, and the bytes that
+// the messages count against their credits.
 func (e *Endpoint) Overflow() (n int, bytes uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -176,8 +176,8 @@ func (e *Endpoint) refillInbox(in *inbox, t Taker) bool {
 // EnterBarrier notes for the recorder that the rank has entered a barrier.
 func (e *Endpoint) EnterBarrier() { e.inBarrier.Store(uint64(e.config.Recorder.Begin())) }
 
-// Release lets the rank out of the barriers up to number, as soon as the messages that have come for
-// it are in its rings.
+// Release lets the rank out of the barriers up to number, as soon as the messages that have come
+// for it are in its rings.
 func (e *Endpoint) Release(number uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -196,8 +196,8 @@ func (e *Endpoint) letOut(number uint64) {
 	}
 }
 
-// Leave notes that the rank has ended and takes no more messages. Messages that wait for room are a
-// fault.
+// Leave notes that the rank has ended. From then on messages for it are a fault of the job, and so
+// are messages that wait for room.
 func (e *Endpoint) Leave() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

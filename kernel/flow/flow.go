@@ -12,16 +12,16 @@
 // their way, or wait at the rank's node. The sender counts the bytes that it spends, the receiver
 // the bytes that it takes, and reports them as a running total, so that a repeated report does no
 // harm. A channel without forwards is reported when a quarter of its window was taken. The receiver
-// counts arrivals too, and refuses a message for which its sender had no credit: a sender never
-// knows of more taken bytes than the receiver, so no honest sender is refused.
+// counts arrivals too, and refuses a message that exceeds its sender's credits. A sender never
+// knows more taken bytes than the receiver, so no honest sender is refused.
 //
 // # Forwarding
 //
 // A forwarded message keeps its credit in the channel in which it came until it is taken in the
 // channel in which it goes on. That channel belongs to more hops, so each message waits only for
 // messages with more hops than itself, and no cycle can form. The credits of one Stream, a channel
-// and a sender, return in the order in which their messages were handled, because a total must say
-// for which messages it is. So a forwarded message delays the credits behind it.
+// and a sender, return in the order in which their messages were handled: a total then stands for
+// certain messages. So a forwarded message delays the credits behind it.
 //
 // # Quiescence
 //
@@ -45,7 +45,7 @@ const Window = 256 << 10
 // Hops is the number of channels of a rank: for messages forwarded 0 to slot.MaxHops times.
 const Hops = slot.MaxHops + 1
 
-// Channel is the number of a virtual channel among those of all ranks of the job.
+// Channel is the number of a virtual channel among the channels of all ranks of the job.
 type Channel int
 
 // ChannelOf returns the channel of messages to a rank that were forwarded so often.
@@ -368,8 +368,8 @@ type Status struct {
 	Came, Taken, Reported    uint64 // bytes that came here
 }
 
-// Status returns the state of a stream. Its fields of a sender are those of this node, whatever the
-// member.
+// Status returns the state of a stream. The fields about bytes sent describe this node as the
+// sender, and not the member.
 func (f *Flow) Status(s Stream) Status {
 	status := Status{Spent: f.counters.Spent[s.Channel], Reserved: f.reserved[s.Channel], Granted: f.granted[s.Channel]}
 	if f.local[s.Channel.Rank()] >= 0 {

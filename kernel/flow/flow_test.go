@@ -467,9 +467,9 @@ func (m *model) whole() {
 	}
 }
 
-// Whatever order messages, credits, losses of frames and restarts come in, no node has more in
-// flight than its windows, credits return in order and none is lost, and no message is claimed to be
-// settled that is not.
+// In any order of messages, credits, lost frames and restarts, no node has more in flight than its
+// windows, credits return in order and none is lost, and no message is claimed to be settled that
+// is not.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	for run := range uint64(150) {
@@ -489,7 +489,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// A sender gets no more into a channel than its window, whatever was taken before.
+// A sender gets at most a window into a channel, whatever was taken before.
 func TestAdmit(t *testing.T) {
 	for _, hops := range []uint8{0, slot.MaxHops} {
 		counters := newCounters(2, 2, 1)

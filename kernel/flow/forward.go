@@ -58,8 +58,8 @@ func (f *Flow) Next(limit uint64) (next []Forward) {
 	return next
 }
 
-// SendOn notes that a message from Next is being sent. Those of one channel come in the order of
-// Next.
+// SendOn notes that a message from Next is being sent. The order within a channel must be the order
+// of Next.
 func (f *Flow) SendOn(fw Forward) {
 	c := Of(&fw.Message)
 	f.Spend(c, fw.Message.Cost())

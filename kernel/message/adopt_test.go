@@ -267,9 +267,9 @@ func TestRestartInBarrier(t *testing.T) {
 		change func(*counters) // what was written when it was killed
 	}{
 		"child, before it told":     {1, func(*counters) {}},
-		"root, before it completed": {0, func(l *counters) { *l.barrier.Told = 1 }},
-		"root, before it released":  {0, func(l *counters) { *l.barrier.Told, *l.barrier.Released = 1, 1 }},
-		"child, when it had told":   {1, func(l *counters) { *l.barrier.Told = 1 }},
+		"root, before it completed": {0, func(l *counters) { *l.barrier.Reported = 1 }},
+		"root, before it released":  {0, func(l *counters) { *l.barrier.Reported, *l.barrier.Released = 1, 1 }},
+		"child, when it had told":   {1, func(l *counters) { *l.barrier.Reported = 1 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, 2, 1)

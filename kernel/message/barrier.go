@@ -92,8 +92,8 @@ func (j *Job) released(member int, number uint64) {
 // barrier.
 const missingGrace = 2 * time.Second
 
-// faultLater reports that one rank waits for another that has ended, unless the job ends before: the
-// way in which that rank has ended is the better reason.
+// faultLater reports that one rank waits for another that has ended, unless the job ends before:
+// the way in which that rank has ended is the better reason.
 func (j *Job) faultLater(ended, waits id.Rank) {
 	select {
 	case <-time.After(missingGrace):

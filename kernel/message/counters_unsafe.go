@@ -9,8 +9,8 @@ import (
 )
 
 // counters is the state of a job's messages that outlives the node kernel, in memory that the job's
-// init keeps. The next node kernel continues with it, and finds messages that were lost by comparing
-// its numbers with those of the other nodes.
+// init keeps. The next node kernel continues with it. It finds lost messages by comparing its
+// numbers with the numbers of the other nodes.
 type counters struct {
 	memory  *memory.Memory
 	flow    flow.Counters
@@ -40,7 +40,7 @@ func newCounters(m *memory.Memory, members, ranks, local int) *counters {
 	for range flow.Hops * local {
 		c.flow.Taken = append(c.flow.Taken, next(members))
 	}
-	c.barrier.Arrived, c.barrier.Told, c.barrier.Released = next(2), &next(1)[0], &next(1)[0]
+	c.barrier.Arrived, c.barrier.Reported, c.barrier.Released = next(2), &next(1)[0], &next(1)[0]
 	c.joined, c.waiting, c.asking = next(local), next(local), next(local)
 	c.flow.Forwarding = &next(1)[0]
 	return c

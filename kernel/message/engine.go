@@ -1,6 +1,5 @@
-// Package message carries active messages between the ranks of jobs. It composes the parts of a
-// message's path, each of which is a package of its own, and adds what only the whole knows: the
-// stamp of the source, the verdict of the message slot, and the route.
+// Package message carries active messages between the ranks of jobs. It composes the packages of a
+// message's path, and adds the stamp of the source, the verdict of the message slot, and the route.
 //
 // A rank writes a message into its send ring (package endpoint). Its pump takes it from there when
 // there are credits (package flow), stamps its source and sends it with others in a frame (package
@@ -9,8 +8,8 @@
 // (package extension): it is finished, or it goes into a ring of the target, or on to another rank.
 // Barriers (package collective) end when all messages from before them have arrived.
 //
-// Engine is the messages of a node, Job those of one job, rank sends for one rank. Requests of a
-// rank that are not messages are answered by package call.
+// Engine has the messages of a node, Job the messages of one job, and rank sends for one rank.
+// Package call answers the requests of a rank that are not messages.
 //
 // # Loss
 //
@@ -111,13 +110,13 @@ type JobConfig struct {
 	// DefaultInitTimeout.
 	InitTimeout time.Duration
 
-	// Arrived is called for each message that has come for a rank of this node, with the number that
-	// wait for it at most. It may be nil. The goroutine receives messages: Arrived must not wait, nor
-	// call the engine.
+	// Arrived is called for each message that has come for a rank of this node, with the number
+	// that wait for it at most. It may be nil. The goroutine receives messages: Arrived must not
+	// wait, nor call the engine.
 	Arrived func(rank id.Rank, waiting uint32)
 
-	// Woken is called when a rank of this node may have been woken up, unless Arrived is called after
-	// that. It may be nil. It must not wait, nor call the engine.
+	// Woken is called when a rank of this node may have been woken up, unless Arrived is called
+	// after that. It may be nil. It must not wait, nor call the engine.
 	Woken func(rank id.Rank)
 }
 
@@ -139,8 +138,8 @@ func (e *Engine) Open(c JobConfig) (*Job, error) {
 	return j, nil
 }
 
-// Adopt continues with a job that the previous node kernel had opened, from what was kept of it. The
-// files of the items are the engine's from then on.
+// Adopt continues with a job that the previous node kernel had opened, from what was kept of it.
+// The files of the items are the engine's from then on.
 func (e *Engine) Adopt(c JobConfig, items []*keep.Item) (*Job, error) {
 	for _, item := range items {
 		defer item.CloseFiles()

@@ -232,7 +232,7 @@ func (j *Job) resume(member int) {
 	}
 	frames := [][]byte{credits}
 	if member == j.barrier.Parent() {
-		frames = append(frames, j.newFrame(frame.Arrived, j.barrier.Told()))
+		frames = append(frames, j.newFrame(frame.Arrived, j.barrier.Reported()))
 	}
 	if slices.Contains(j.barrier.Children(), member) {
 		frames = append(frames, j.newFrame(frame.Released, j.barrier.Released()))

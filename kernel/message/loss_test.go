@@ -154,7 +154,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 			job := j.nodes[far].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
-			return job.barrier.Told() == 1
+			return job.barrier.Reported() == 1
 		})
 		if len(done) > 0 {
 			t.Error("a rank left the barrier")

@@ -11,8 +11,8 @@ import (
 	"margay/nimble/memory"
 )
 
-// The names under which a job's init keeps what belongs to the job's messages, besides the endpoints
-// of its ranks, and its extensions and regions.
+// The names under which a job's init keeps what belongs to the job's messages, besides the
+// endpoints of its ranks, and its extensions and regions.
 const (
 	keptCounters = "ledger"
 	keptFault    = "fault" // why the job cannot continue

@@ -86,8 +86,8 @@ func (r *rank) takesPart() bool {
 	return r.job.counters.joined[r.index] != 0
 }
 
-// pump sends what the rank puts into its send ring, until the rank has ended and all is sent. While
-// there is a spinner, that does it.
+// pump sends the messages in the send ring, until the rank has ended and all is sent. While there
+// is a spinner, the spinner does it.
 func (r *rank) pump() {
 	defer close(r.pumped)
 	for {
@@ -104,8 +104,8 @@ func (r *rank) pump() {
 	}
 }
 
-// step sends what is in the send ring. It reports whether there was anything, and whether there will
-// never be any more. It waits for credits only if it may.
+// step sends the messages in the send ring. It reports whether there were any, and whether there
+// will never be any more. It waits for credits only if it may.
 func (r *rank) step(mayWait bool) (did, over bool) {
 	j := r.job
 	ending := r.isEnding()
@@ -208,7 +208,7 @@ func (r *rank) flush() {
 	r.batches.send(j)
 }
 
-// rung handles that the rank has rung: it may have made room in its rings, or have something to send.
+// rung handles a byte from the rank: there may be room in its rings, or messages in its send ring.
 func (r *rank) rung() {
 	back := returns{job: r.job}
 	r.endpoint.Refill(&back)

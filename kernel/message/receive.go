@@ -25,7 +25,7 @@ type receiver struct {
 	returns  returns
 }
 
-// arrival is a message that has come: for which rank, and from where.
+// arrival is the target and the origin of a message that has come.
 type arrival struct {
 	rank   *rank // nil: the message is for none here
 	origin flow.Origin
@@ -91,8 +91,8 @@ func (j *Job) credits(member int, credits []frame.Credit) {
 	back.send()
 }
 
-// receive handles messages from a member, in the order in which they were sent. number is that of
-// the first. Without messages, the member asks for an acknowledgement.
+// receive handles messages from a member, in the order in which they were sent. The first one has
+// that number. Without messages, the member asks for an acknowledgement.
 func (j *Job) receive(member int, number uint64, messages []frame.Message) {
 	in := &j.receiver
 	in.mu.Lock()
@@ -116,10 +116,10 @@ func (j *Job) receive(member int, number uint64, messages []frame.Message) {
 	in.returns.send()
 }
 
-// admit counts messages that have come, up to the first for which the sender had no credit, and
-// returns how many. It describes them in receiver.arrivals. The messages behind are dropped, and so
-// are all later frames of that member, because their numbers do not continue. It reports false if
-// the numbers do not continue here. The caller holds receiver.mu.
+// admit counts messages that have come, up to the first that exceeds the sender's credits, and
+// returns their number. It describes them in receiver.arrivals. The messages behind are dropped,
+// and so are all later frames of that member, because their numbers do not continue. It reports
+// false if the numbers do not continue here. The caller holds receiver.mu.
 func (j *Job) admit(member int, number uint64, messages []frame.Message) (n int, ok bool) {
 	in := &j.receiver
 	in.arrivals = in.arrivals[:0]

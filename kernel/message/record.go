@@ -13,8 +13,8 @@ import (
 // counts counts the messages of a rank.
 type counts struct{ sent, arrived atomic.Uint64 }
 
-// Counts returns how many messages a rank of this node has sent, and how many have come for it, since
-// this node kernel has the job.
+// Counts returns how many messages a rank of this node has sent, and how many have come for it,
+// since this node kernel has the job.
 func (j *Job) Counts(rank id.Rank) (sent, arrived uint64) {
 	r := j.local[rank]
 	if r == nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // A batch for another node is a frame whose number is set last, and no longer than a transport
-// carries. A batch for the node itself has the same messages, unchanged by what comes after them.
+// carries. A batch for the node itself has the same messages, unchanged by later ones.
 func TestBatch(t *testing.T) {
 	j := &Job{config: JobConfig{Job: 7}, key: 8, self: 0, place: []int{0, 1}}
 	for target := range id.Rank(2) {

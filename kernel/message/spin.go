@@ -30,8 +30,8 @@ type guest struct {
 	left chan bool // gets whether the rank has ended and all of its messages are sent
 }
 
-// Spin starts a thread on a CPU that handles all messages, until Rest. No other thread should run on
-// that CPU.
+// Spin starts a thread on a CPU that handles all messages, until Rest. No other thread should run
+// on that CPU.
 func (e *Engine) Spin(cpu id.CPU) error {
 	e.spinning.Lock()
 	defer e.spinning.Unlock()
@@ -134,8 +134,8 @@ func (s *spinner) run(cpu id.CPU, started chan<- error) {
 	}
 }
 
-// attend lets the spinner send a rank's messages. It returns when the spinner ends, or with true when
-// all is sent that the rank will ever send.
+// attend lets the spinner send a rank's messages. It returns when the spinner ends, or with true
+// when all is sent that the rank will ever send.
 func (s *spinner) attend(r *rank) bool {
 	g := &guest{rank: r, left: make(chan bool, 1)}
 	select {

@@ -39,7 +39,8 @@ func Close(files []*os.File) {
 	close(closed)
 }
 
-// holdOpen holds all files open in a thread of its own until closed is closed. Then the thread ends.
+// holdOpen holds all files open in a thread of its own until closed is closed. Then the thread
+// ends.
 func holdOpen(copied chan<- struct{}, closed <-chan struct{}) {
 	runtime.LockOSThread() // and never unlocked, so that the thread ends
 	if unix.Gettid() == os.Getpid() {
@@ -78,9 +79,8 @@ func Receive(s syscall.RawConn, data, control []byte) ([]*os.File, error) {
 	return Files(control[:oobn]), nil
 }
 
-// Hold returns another descriptor of a socket. While it is open, the descriptors that a rank has
-// sent and nobody has received stay open too, although the socket is closed; then Close closes
-// them.
+// Hold returns another descriptor of a socket. While it is open, descriptors that a rank has sent
+// and that were not received stay open too, although the socket is closed. Then Close closes them.
 func Hold(s syscall.RawConn) (f *os.File, err error) {
 	cerr := s.Control(func(fd uintptr) {
 		var copied int

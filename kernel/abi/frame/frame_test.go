@@ -108,7 +108,7 @@ func TestBadFrames(t *testing.T) {
 	}
 }
 
-// Any input is refused, or is a frame that says the same when it is encoded again, and the result is
+// Any input is refused, or is a frame that is the same when it is encoded again, and the result is
 // no larger than the input.
 func FuzzParse(f *testing.F) {
 	for _, good := range goodFrames() {
