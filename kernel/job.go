@@ -248,7 +248,7 @@ func rankEnv(s JobSpec, p Place, local int) []string {
 	}
 }
 
-// claim enters a job in the table if its cores are free. A core is one job's; up to slot.MaxTasks of its ranks share it.
+// claim enters a job in the table if its cores are free, and makes its nodes known to the transport. A core is one job's; up to slot.MaxTasks of its ranks share it.
 func (n *Node) claim(j *job) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -274,6 +274,7 @@ func (n *Node) claim(j *job) error {
 	}
 	n.jobs[j.spec.Job] = j
 	n.chooseUser(j)
+	n.meet(j.spec.Members)
 	return nil
 }
 

@@ -3,7 +3,7 @@
 // kernel knows no control protocol.
 //
 // Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing (held while a task that waits
-// for the scheduler comes, goes, or is given to it), Node.mu. The last guards the table of jobs, which cores are for applications,
+// for the scheduler comes, goes, or is given to it), Node.mu. The last guards the table of jobs, the transport, which cores are for applications,
 // and what each job's cores are; it is not held while a container is asked anything. Node.scheduling is held while the policies
 // of a core are set, and for none of the others.
 package kernel
@@ -114,8 +114,9 @@ type Node struct {
 	handing    sync.Mutex                // held while a task that waits for the scheduler comes, goes, or is given to it; taken before mu
 	policies   atomic.Bool               // there is a sched extension, or was one
 
-	mu   sync.Mutex
-	jobs map[id.Job]*job
+	mu        sync.Mutex
+	jobs      map[id.Job]*job
+	transport fabric.Transport // nil until Join
 }
 
 // Info is what a node found out about itself.
@@ -161,25 +162,6 @@ func New(c Config) (*Node, error) {
 	}
 	return n, nil
 }
-
-// Join makes the node a member of the fabric, and tells the transport where the nodes of adopted jobs are. The transport's
-// frames and breaks go to Frame and Broken.
-func (n *Node) Join(t fabric.Transport) {
-	n.mu.Lock()
-	for _, j := range n.jobs {
-		for _, m := range j.spec.Members {
-			t.Meet(m.Node, m.Address)
-		}
-	}
-	n.mu.Unlock()
-	n.messages.Connect(t)
-}
-
-// Frame takes a frame from another node (fabric.Handler).
-func (n *Node) Frame(from id.Node, frame []byte) { n.messages.Frame(from, frame) }
-
-// Broken tells that a connection to another node broke (fabric.Handler).
-func (n *Node) Broken(node id.Node) { n.messages.Broken(node) }
 
 // Extensions describes the extensions of all jobs on the node, those that were removed last.
 func (n *Node) Extensions() []extension.Info {

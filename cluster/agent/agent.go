@@ -39,8 +39,6 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/extension"
-	"margay/kernel/fabric"
-	"margay/kernel/fabric/tcp"
 	"margay/kernel/gate"
 	"margay/kernel/hardware"
 	"margay/kernel/record"
@@ -70,7 +68,7 @@ type Config struct {
 	Protocol uint32
 }
 
-// Agent is a node's agent. It implements kernel.Sink and fabric.Handler.
+// Agent is a node's agent. It implements kernel.Sink.
 type Agent struct {
 	config Config
 	node   Kernel
@@ -79,8 +77,8 @@ type Agent struct {
 	serve  *tls.Config
 	peers  *gate.Log // for misbehaviour of other nodes
 
-	listener  net.Listener
-	transport fabric.Transport // nil until the first registration
+	listener net.Listener
+	joined   bool // the fabric, with the first registration
 
 	mu     sync.Mutex
 	conn   *control.Conn                // nil while there is none
@@ -117,9 +115,8 @@ type Kernel interface {
 	Events(kernel.EventQuery) (record.Batch, error)
 	Sample() (kernel.Sample, error)
 
-	Join(fabric.Transport)
-	Frame(from id.Node, frame []byte)
-	Broken(id.Node)
+	Join(kernel.Membership)
+	Stream(ctx context.Context, to id.Node, service string) (net.Conn, error)
 }
 
 var _ Kernel = (*kernel.Node)(nil)
@@ -309,7 +306,7 @@ func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.
 	if !ok {
 		return 0, fmt.Errorf("agent: serve answered Register with %T", reply)
 	}
-	if a.transport == nil {
+	if !a.joined {
 		if err := a.joinFabric(registered.Certificate); err != nil {
 			return 0, err
 		}
@@ -317,20 +314,14 @@ func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.
 	return time.Duration(registered.HeartbeatMs) * time.Millisecond, nil
 }
 
+// joinFabric gives the node kernel what it needs to open its transport.
 func (a *Agent) joinFabric(certificate []byte) error {
 	accept, connect, err := trust.BetweenNodes(a.config.Boot.CA, a.key, certificate)
 	if err != nil {
 		return err
 	}
-	a.transport = tcp.New(a.listener, tcp.Config{
-		Self:    a.config.Boot.Node,
-		Accept:  accept,
-		Connect: connect,
-		Peer:    trust.PeerNode,
-		Handler: a,
-		Log:     a.config.Log,
-	})
-	a.node.Join(a.transport)
+	a.joined = true
+	a.node.Join(kernel.Membership{Listener: a.listener, Accept: accept, Connect: connect, Peer: trust.PeerNode, Stream: a.stream})
 	return nil
 }
 
@@ -461,13 +452,4 @@ func (a *Agent) Fault(job id.Job, err error) {
 // LogLine forwards a line of the node's log to serve.
 func (a *Agent) LogLine(level, text string) {
 	a.report(&control.LogLine{Node: a.self(), Level: level, Text: text, TimeNs: time.Now().UnixNano()})
-}
-
-// Frame implements fabric.Handler.
-func (a *Agent) Frame(from id.Node, frame []byte) { a.node.Frame(from, frame) }
-
-// Broken implements fabric.Handler.
-func (a *Agent) Broken(node id.Node, err error) {
-	a.config.Log("connection to node%d: %v", node, err)
-	a.node.Broken(node)
 }

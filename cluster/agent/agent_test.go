@@ -22,6 +22,7 @@ import (
 	"margay/kernel/abi/node"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
+	"margay/kernel/fabric/tcp"
 	"margay/kernel/record"
 	"margay/kernel/task"
 	"margay/kernel/usage"
@@ -65,6 +66,9 @@ func first[M proto.Message](t *testing.T, r *recorder) M {
 type playedKernel struct {
 	Kernel // methods that no test calls
 
+	self      id.Node
+	transport fabric.Transport // nil until Join
+
 	prepare func(kernel.JobSpec) error
 	load    func(ctx context.Context, files io.Reader) error
 	start   func(ctx context.Context) error
@@ -107,11 +111,32 @@ func (k *playedKernel) Info() kernel.Info {
 func (k *playedKernel) Jobs() []kernel.JobInfo {
 	return []kernel.JobInfo{{Job: 5, Phase: kernel.Ended}}
 }
-func (k *playedKernel) Join(fabric.Transport) {}
-func (k *playedKernel) Broken(id.Node)        {}
+
+// Join opens a transport that carries streams.
+func (k *playedKernel) Join(m kernel.Membership) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.transport = tcp.New(m.Listener, tcp.Config{
+		Self: k.self, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Handler: streams(m.Stream), Log: func(string, ...any) {},
+	})
+}
+
+func (k *playedKernel) Stream(ctx context.Context, to id.Node, service string) (net.Conn, error) {
+	return k.transport.Stream(ctx, to, service)
+}
+
+// streams is a fabric.Handler that takes streams.
+type streams func(from id.Node, service string, c net.Conn)
+
+func (f streams) Frame(id.Node, []byte)                           {}
+func (f streams) Broken(id.Node, error)                           {}
+func (f streams) Stream(from id.Node, service string, c net.Conn) { f(from, service, c) }
 
 // Prepare says that the node has one content, the first.
 func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) (lacking []int, err error) {
+	for _, m := range s.Members {
+		k.transport.Meet(m.Node, m.Address)
+	}
 	for i := range s.Contents {
 		if i > 0 {
 			lacking = append(lacking, i)

@@ -115,8 +115,8 @@ func (c *copying) offer(p []byte) {
 	}
 }
 
-// Stream implements fabric.Handler: it receives a job's files from the parent in the tree.
-func (a *Agent) Stream(from id.Node, service string, conn net.Conn) {
+// stream receives a job's files from the parent in the tree (kernel.Membership).
+func (a *Agent) stream(from id.Node, service string, conn net.Conn) {
 	defer conn.Close()
 	if service != copyService {
 		a.peers.Printf("node%d asks for a stream %q, which is unknown", from, service)
@@ -293,7 +293,7 @@ func (c *copying) openChildren() ([]*child, error) {
 	var outs []*child
 	for _, node := range c.children {
 		ctx, cancel := context.WithTimeout(c.context, stall)
-		conn, err := c.agent.transport.Stream(ctx, node, copyService)
+		conn, err := c.agent.node.Stream(ctx, node, copyService)
 		cancel()
 		if err != nil {
 			return outs, toChild(node, err)

@@ -38,7 +38,7 @@ func grow(t *testing.T, n int) []*member {
 	m := newMachine(t)
 	var all []*member
 	for i := range n {
-		b := &member{kernel: new(playedKernel)}
+		b := &member{kernel: &playedKernel{self: id.Node(i)}}
 		b.Agent = m.agent(uint32(i), &b.log)
 		b.node = b.kernel
 		near, far := net.Pipe()
@@ -62,7 +62,7 @@ func grow(t *testing.T, n int) []*member {
 		}
 		t.Cleanup(func() {
 			b.stopCopy(1)
-			b.transport.Close()
+			b.kernel.transport.Close()
 			b.conn.Close()
 			serve.Close()
 		})
@@ -177,7 +177,7 @@ func TestCopyFailsInTheMiddle(t *testing.T) {
 func TestCopyToDeadNode(t *testing.T) {
 	nodes := grow(t, 3)
 	prepare(t, nodes)
-	nodes[2].transport.Close()
+	nodes[2].kernel.transport.Close()
 	send(t, nodes[0], []byte("files"), 5)
 	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetNode() != 0 || m.Error.GetCode() != control.Code_CODE_RESTARTED || !strings.HasPrefix(m.Error.Text, "pass files on to node2: ") {
 		t.Errorf("the root says %v", m)
@@ -300,7 +300,7 @@ func TestStrangeStreams(t *testing.T) {
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
-			conn, err := nodes[0].transport.Stream(t.Context(), 1, k.service)
+			conn, err := nodes[0].kernel.Stream(t.Context(), 1, k.service)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -335,8 +335,8 @@ func TestFilesOfOthers(t *testing.T) {
 			if int(from.config.Boot.Node) == to || from == nodes[1] && to == 3 {
 				continue
 			}
-			from.transport.Meet(id.Node(to), nodes[to].listener.Addr().String())
-			conn, err := from.transport.Stream(t.Context(), id.Node(to), copyService)
+			from.kernel.transport.Meet(id.Node(to), nodes[to].listener.Addr().String())
+			conn, err := from.kernel.Stream(t.Context(), id.Node(to), copyService)
 			if err != nil {
 				t.Fatal(err)
 			}

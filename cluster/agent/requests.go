@@ -211,7 +211,6 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	}
 	for _, member := range m.Members {
 		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})
-		a.transport.Meet(id.Node(member.Node), member.Address)
 	}
 	lacking, err := a.node.Prepare(ctx, s)
 	if err != nil {

@@ -133,8 +133,8 @@ func (s *playedServe) live(a *Agent, k *playedKernel) {
 		case <-time.After(patience):
 			s.t.Error("the agent does not end")
 		}
-		if a.transport != nil {
-			a.transport.Close()
+		if k.transport != nil {
+			k.transport.Close()
 		} else {
 			a.listener.Close()
 		}

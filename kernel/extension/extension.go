@@ -565,35 +565,6 @@ func (x *Extension) Lend(name string, f func(*state.Map) error) error {
 	return f(m)
 }
 
-// Region returns the job's region with this name. If there is none, it makes one of size bytes, or
-// for size 0 returns an error that wraps ErrNotFound.
-func (s *Set) Region(name string, size uint64) (*memory.Memory, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if m := s.regions[name]; m != nil {
-		if size > uint64(len(m.Bytes())) {
-			return nil, fmt.Errorf("region %q has %d bytes, not %d", name, len(m.Bytes()), size)
-		}
-		return m, nil
-	}
-	switch {
-	case size == 0:
-		return nil, fmt.Errorf("region %q: %w", name, ErrNotFound)
-	case name == "" || s.closed || len(s.regions) >= MaxRegions:
-		return nil, fmt.Errorf("region %q: %w: a job has at most %d regions on a node, each with a name", name, ErrNoRoom, MaxRegions)
-	case size > uint64(max(0, s.budget-s.used)):
-		return nil, fmt.Errorf("region %q: %w: %d bytes asked for, %d are left", name, ErrNoRoom, size, s.budget-s.used)
-	}
-	m, err := memory.Create(name, int(size))
-	if err != nil {
-		return nil, err
-	}
-	s.regions[name] = m
-	s.place(name)
-	s.used += int64(size)
-	return m, nil
-}
-
 // Close removes all extensions and regions at the end of the job. No run may begin any more.
 func (s *Set) Close() error {
 	s.mu.Lock()

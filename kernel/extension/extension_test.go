@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -538,11 +539,11 @@ func TestAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.AdoptRegion("r", 5, region); err != nil || s.PlaceOf("r") != 5 {
+	if err := s.adoptRegion("r", 5, region); err != nil || s.PlaceOf("r") != 5 {
 		t.Errorf("the adopted region is at place %d, %v", s.PlaceOf("r"), err)
 	}
 	for _, p := range []Place{-1, MaxRegions} {
-		if err := s.AdoptRegion("x", p, region); err == nil {
+		if err := s.adoptRegion("x", p, region); err == nil {
 			t.Errorf("a region was adopted at place %d", p)
 		}
 	}
@@ -719,5 +720,51 @@ func TestPrint(t *testing.T) {
 	}
 	if want := "job 7: extension 1 (talker): prints: 0"; !slices.Contains(log, want) {
 		t.Errorf("the log %q does not say %q", log, want)
+	}
+}
+
+// A region is kept when it is made, and the next node kernel finds it at the same place.
+func TestRegionsAreKept(t *testing.T) {
+	s := open(t, newManager(t), 1)
+	var items []*keep.Item
+	refuse := errors.New("no room")
+	k := keeper{keep: func(item keep.Item) error {
+		if item.Name == RegionItem("refused") {
+			return refuse
+		}
+		f, err := keep.Duplicate(item.Files[0].Fd(), "copy")
+		items = append(items, &keep.Item{Name: item.Name, Words: item.Words, Files: []*os.File{f}})
+		return err
+	}}
+	s.KeepWith(k)
+	for _, name := range []string{"z", "a", "z"} { // not in the order of their names
+		m, err := s.Region(name, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Bytes()[0] = name[0]
+	}
+	if _, err := s.Region("refused", 8); !errors.Is(err, refuse) {
+		t.Errorf("a region that cannot be kept: %v", err)
+	}
+	if len(items) != 2 || items[0].Name != RegionItem("z") || items[1].Name != RegionItem("a") {
+		t.Fatalf("%d regions are kept", len(items))
+	}
+	next := open(t, newManager(t), 1)
+	if err := next.Adopt(items); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"z", "a"} {
+		m, err := next.Region(name, 0)
+		if err != nil || m.Bytes()[0] != name[0] || next.PlaceOf(name) != s.PlaceOf(name) {
+			t.Errorf("region %s is at place %d, %v", name, next.PlaceOf(name), err)
+		}
+	}
+	items[0].Words = []byte("[]")
+	if err := open(t, newManager(t), 1).Adopt(items); err == nil || !strings.Contains(err.Error(), "its place") {
+		t.Errorf("a region without a place: %v", err)
+	}
+	for _, item := range items {
+		item.CloseFiles()
 	}
 }

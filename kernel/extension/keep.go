@@ -36,8 +36,8 @@ type words struct {
 	Maps     []string // in the order of the files after the first
 }
 
-// KeepWith sets the keeper that stores every extension inserted from now on, until its removal. The
-// end of the job does not drop its items.
+// KeepWith sets the keeper that stores every region made from now on, and every extension inserted
+// from now on, until its removal. The end of the job does not drop its items.
 func (s *Set) KeepWith(k keep.Keeper) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,10 +108,13 @@ func (s *Set) item(x *Extension, r Request) (keep.Item, error) {
 	return item, err
 }
 
-// Adopt inserts the extensions that a previous node kernel stored with the keeper, in the order of
-// their insertion. It ignores other items. The caller still owns all items, and must have adopted
-// regions that are maps before.
+// Adopt adds the regions that a previous node kernel stored with the keeper, and inserts the
+// extensions, in the order of their insertion. It ignores other items. The caller still owns all
+// items.
 func (s *Set) Adopt(items []*keep.Item) error {
+	if err := s.adoptRegions(items); err != nil { // first, because maps can be regions
+		return err
+	}
 	kept := make(map[id.Handle]*keep.Item)
 	for _, item := range items {
 		if number, ok := strings.CutPrefix(item.Name, keptExtensions); ok {

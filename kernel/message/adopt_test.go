@@ -18,6 +18,7 @@ import (
 	"margay/internal/rights"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
+	"margay/kernel/endpoint"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
@@ -121,7 +122,7 @@ func TestRestartBeforeAnswer(t *testing.T) {
 	j := open(t, 1, 1)
 	a := j.join(0)
 	j.kill(0)
-	j.ledger(0, func(l *ledger) { l.asking[0] = 1 + 41 })
+	j.ledger(0, func(l *counters) { l.asking[0] = 1 + 41 })
 	j.adopt(0)
 	if reply, _ := a.answer(); reply.Status != wire.StatusAgain || reply.Call != 41 {
 		t.Errorf("it is told %+v", reply)
@@ -133,7 +134,7 @@ func TestRestartBeforeAnswer(t *testing.T) {
 	}
 	check.Await(t, "end of the request", func() bool {
 		answered := false
-		j.ledger(0, func(l *ledger) { answered = l.asking[0] == 0 })
+		j.ledger(0, func(l *counters) { answered = l.asking[0] == 0 })
 		return answered
 	})
 }
@@ -157,10 +158,8 @@ func TestRestartOfWaitingSender(t *testing.T) {
 
 // waiting returns how many messages for a rank wait for room in its receive ring.
 func (j *testJob) waiting(rank id.Rank) int {
-	r := j.nodes[j.config.Nodes[rank]].job.local[rank]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.ordinary.overflow) + len(r.upcalls.overflow)
+	n, _ := j.nodes[j.config.Nodes[rank]].job.local[rank].endpoint.Overflow()
+	return n
 }
 
 func TestRestartWithLoss(t *testing.T) {
@@ -199,7 +198,7 @@ func TestRestartWithLoss(t *testing.T) {
 		j := open(t, 1, 2)
 		pass(t, j.join(0), j.join(1), 0, 3)
 		j.kill(0)
-		j.ledger(0, func(l *ledger) { l.sent[0]++ })
+		j.ledger(0, func(l *counters) { l.flow.Sent[0]++ })
 		j.adopt(0)
 		j.fault("messages between node0 and node0 were lost", "4 were sent, 3 came")
 	})
@@ -213,10 +212,7 @@ func TestRestartWithFault(t *testing.T) {
 	n := j.nodes[0]
 	n.job.Ended(1)
 	check.Await(t, "end of rank 1", func() bool {
-		r := n.job.local[1]
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.gone
+		return n.job.local[1].endpoint.Left()
 	})
 	a.post(1, 1, 0, nil)
 	const report = "rank 0 has sent a message to rank 1 on node0, which has ended"
@@ -253,27 +249,27 @@ func TestRestartWithDamagedArea(t *testing.T) {
 }
 
 // ledger changes the ledger of a node whose kernel was killed.
-func (j *testJob) ledger(node int, change func(*ledger)) {
+func (j *testJob) ledger(node int, change func(*counters)) {
 	j.t.Helper()
 	job := j.nodes[node].job
-	m, err := memory.Attach(keptLedger, int(j.nodes[node].kept.item(keptLedger).Files[0].Fd()), job.ledgerSize())
+	m, err := memory.Attach(keptCounters, int(j.nodes[node].kept.item(keptCounters).Files[0].Fd()), job.countersSize())
 	if err != nil {
 		j.t.Fatal(err)
 	}
 	defer m.Close()
-	change(newLedger(m, len(job.config.Members), len(job.config.Nodes), len(job.config.Local)))
+	change(newCounters(m, len(job.config.Members), len(job.config.Nodes), len(job.config.Local)))
 }
 
 // A barrier that a node kernel was in the middle of when it was killed is completed by the next one.
 func TestRestartInBarrier(t *testing.T) {
 	for name, c := range map[string]struct {
 		node   int
-		change func(*ledger) // what was written when it was killed
+		change func(*counters) // what was written when it was killed
 	}{
-		"child, before it told":     {1, func(*ledger) {}},
-		"root, before it completed": {0, func(l *ledger) { *l.told = 1 }},
-		"root, before it released":  {0, func(l *ledger) { *l.told, *l.released = 1, 1 }},
-		"child, when it had told":   {1, func(l *ledger) { *l.told = 1 }},
+		"child, before it told":     {1, func(*counters) {}},
+		"root, before it completed": {0, func(l *counters) { *l.barrier.Reported = 1 }},
+		"root, before it released":  {0, func(l *counters) { *l.barrier.Reported, *l.barrier.Released = 1, 1 }},
+		"child, when it had told":   {1, func(l *counters) { *l.barrier.Reported = 1 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, 2, 1)
@@ -290,7 +286,7 @@ func TestRestartInBarrier(t *testing.T) {
 					job := j.nodes[0].job
 					job.mu.Lock()
 					defer job.mu.Unlock()
-					return job.ledger.arrived[0] == 1
+					return job.counters.barrier.Arrived[0] == 1
 				})
 			}
 			j.kill(c.node)
@@ -496,15 +492,15 @@ func TestAdoptIncomplete(t *testing.T) {
 		change func(*keep.Item)
 		says   string
 	}{
-		"no ledger":              {keptLedger, noFiles, "not kept"},
-		"ledger in a pipe":       {keptLedger, pipes, "ledger"},
-		"rank without files":     {rankItem(1), noFiles, "rank 1"},
-		"rank in pipes":          {rankItem(1), pipes, "rank/1"},
-		"rank without its bell":  {rankItem(0), func(item *keep.Item) { item.Files[3].Close(); item.Files = item.Files[:3] }, "rank 0"},
-		"area is the ledger's":   {rankItem(0), func(item *keep.Item) { item.Files[1], item.Files[2] = item.Files[2], item.Files[1] }, "rank/0"},
-		"socket is the area":     {rankItem(0), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "rank/0"},
-		"region without memory":  {keptRegions + "r", noFiles, "not kept"},
-		"region of no place":     {keptRegions + "r", garbage, "its place"},
+		"no ledger":              {keptCounters, noFiles, "not kept"},
+		"ledger in a pipe":       {keptCounters, pipes, "ledger"},
+		"rank without files":     {endpoint.Item(1), noFiles, "rank 1"},
+		"rank in pipes":          {endpoint.Item(1), pipes, "rank/1"},
+		"rank without its bell":  {endpoint.Item(0), func(item *keep.Item) { item.Files[3].Close(); item.Files = item.Files[:3] }, "rank 0"},
+		"area is the ledger's":   {endpoint.Item(0), func(item *keep.Item) { item.Files[1], item.Files[2] = item.Files[2], item.Files[1] }, "rank/0"},
+		"socket is the area":     {endpoint.Item(0), func(item *keep.Item) { item.Files[0], item.Files[1] = item.Files[1], item.Files[0] }, "rank/0"},
+		"region without memory":  {extension.RegionItem("r"), noFiles, "not kept"},
+		"region of no place":     {extension.RegionItem("r"), garbage, "its place"},
 		"extension, no words":    {extension.Item(1), garbage, "extension/1"},
 		"extension, no files":    {extension.Item(1), noFiles, "0 files, want 4"},
 		"extension in pipes":     {extension.Item(1), pipes, "extension/1"},

@@ -1,36 +1,35 @@
-// Package message carries active messages between the ranks of jobs.
+// Package message carries active messages between the ranks of jobs. It composes the packages of a
+// message's path, and adds the stamp of the source, the verdict of the message slot, and the route.
 //
-// A rank writes a message into its send ring (package wire). The node kernel takes it from there, stamps who sent it, and
-// sends it with others in a frame to the node of the target rank (package fabric), where the job's message extensions decide
-// what becomes of it (package extension): it is done with, or it goes into the target's receive ring.
+// A rank writes a message into its send ring (package endpoint). Its pump takes it from there when
+// there are credits (package flow), stamps its source and sends it with others in a frame (package
+// frame) to the target's node (package fabric). Messages for ranks of the same node are handed over
+// as they are. On the target's node the message extensions of the job decide about the message
+// (package extension): it is finished, or it goes into a ring of the target, or on to another rank.
+// Barriers (package collective) end when all messages from before them have arrived.
 //
-// # Flow
-//
-// For each pair of a node and a target rank there is a window: bytes of messages that may be on their way, or wait at the
-// target's node for room in the receive ring. A rank whose next message finds the window closed has it and all later ones
-// waiting in its send ring. What has been taken is told back as a running total, so that telling it again does no harm. The
-// target's node counts what comes: a message beyond the window is dropped, and the job is reported as faulty.
+// Engine has the messages of a node, Job the messages of one job, and rank sends for one rank.
+// Package call answers the requests of a rank that are not messages.
 //
 // # Loss
 //
-// Frames can be lost when a connection breaks, and so can messages when a node kernel is killed. They are not sent again;
-// but the loss of a message is never overlooked. Both nodes count the messages of a job between them, every frame bears the
-// number of its first message, and the counts are in memory that outlives a node kernel (ledger). The sender counts a message
-// before it passes it on, the receiver when it has passed it on. Where numbers do not meet, the job is reported as faulty.
+// Frames can be lost when a connection breaks, and messages when a node kernel is killed. They are
+// not sent again, but no loss is missed. Both nodes count the messages of a job between them, each
+// frame of messages has the number of its first message, and the counters are in memory that
+// outlives a node kernel. The sender counts a message before it sends it, the receiver after it has
+// handled it. Where numbers do not continue, the job is reported as faulty.
 //
-// # Barriers
+// All other frames carry running totals. After a broken connection, and from a restarted node
+// kernel, they are sent again (Job.resume).
 //
-// The nodes of a job form a binary tree. A node whose local ranks and whose children are all through with barrier n tells its
-// parent n; the root tells everybody n back. The numbers only grow, so they too can be told again.
+// # Locks
 //
-// Messages that were sent before a barrier are handled before their target leaves it. So a node is through with a barrier only
-// when the other nodes have the messages that its ranks had sent when they entered: it asks those to which it has sent any
-// since they last said so. A rank is let out behind the messages that wait for room in its ring.
-//
-// Locks, outermost first: Engine.spinning (held while the spinner begins or ends), Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
-// messages are handed to extensions and ranks), rank.mu, Job.mu. Frames that are not messages are sent with none but
-// Job.sending and Job.receiving held: sending them never waits. Engine.mu guards the table of jobs and the transport. It is
-// taken last, and held for no other.
+// Outermost first: Engine.spinning (held while the spinner begins or ends), Job.sending (held while
+// frames of messages are numbered and queued), receiver.mu (held while messages are given to
+// extensions and ranks), Endpoint.mu, Job.mu. Job.mu guards the state machines of the job, Flow and
+// Barrier, and is held for no call that waits. Frames without messages are sent with no lock but
+// Job.sending and receiver.mu held: sending them never waits. Engine.mu guards the table of jobs
+// and the transport. It is taken last, and held for no other.
 package message
 
 import (
@@ -42,6 +41,7 @@ import (
 	"time"
 
 	"margay/internal/cond"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -54,9 +54,9 @@ import (
 type Config struct {
 	Self id.Node
 	Log  func(format string, args ...any)
-	// Fault is told that a job cannot go on as it should. It is called on a goroutine of its own.
+	// Fault is called when a job cannot continue, on a goroutine of its own.
 	Fault func(job id.Job, err error)
-	// Recorder gets the events of messages; nil: nobody wants them.
+	// Recorder gets the events of messages; nil: they are not recorded.
 	Recorder *record.Recorder
 }
 
@@ -65,13 +65,13 @@ type Engine struct {
 	config  Config
 	context context.Context
 	cancel  context.CancelFunc
-	log     *gate.Log // of what other nodes send that they should not
+	log     *gate.Log // of invalid frames of other nodes
 
 	mu        sync.Mutex
 	changed   sync.Cond
 	transport fabric.Transport // nil until Connect
 	jobs      map[id.Job]*Job
-	frames    sync.Pool // of *frame
+	frames    sync.Pool // of *frame.Frame
 
 	spinning sync.Mutex // held while the spinner begins or ends
 	spinner  atomic.Pointer[spinner]
@@ -82,12 +82,12 @@ type Engine struct {
 func NewEngine(c Config) *Engine {
 	e := &Engine{config: c, log: gate.NewLog(c.Log, 10, 1), jobs: make(map[id.Job]*Job)}
 	e.changed.L = &e.mu
-	e.frames.New = func() any { return new(frame) }
+	e.frames.New = func() any { return new(frame.Frame) }
 	e.context, e.cancel = context.WithCancel(context.Background())
 	return e
 }
 
-// Connect gives the engine its way to other nodes.
+// Connect sets the transport. Frames wait until it is called.
 func (e *Engine) Connect(t fabric.Transport) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,22 +106,25 @@ type JobConfig struct {
 	Set     *extension.Set
 	Keeper  keep.Keeper
 
-	// InitTimeout bounds how long ranks that use messages wait for one that does not take part; 0: DefaultInitTimeout.
+	// InitTimeout bounds how long ranks that use messages wait for one that does not take part; 0:
+	// DefaultInitTimeout.
 	InitTimeout time.Duration
 
-	// Arrived is told that a message has come for a rank of this node, and how many wait for it at most. nil: nobody wants to
-	// know. It is called for every message, on a goroutine that receives them: it must not wait, nor call the engine.
+	// Arrived is called for each message that has come for a rank of this node, with the number
+	// that wait for it at most. It may be nil. The goroutine receives messages: Arrived must not
+	// wait, nor call the engine.
 	Arrived func(rank id.Rank, waiting uint32)
 
-	// Woken is told that a rank of this node may have been woken up, unless Arrived is told after that. nil: nobody wants to know.
-	// It must not wait, nor call the engine.
+	// Woken is called when a rank of this node may have been woken up, unless Arrived is called
+	// after that. It may be nil. It must not wait, nor call the engine.
 	Woken func(rank id.Rank)
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.
 const DefaultInitTimeout = 30 * time.Second
 
-// Open gives a job its messages: an area, bells and a socket for each local rank, which are left with the keeper.
+// Open gives a job its messages: counters, and an endpoint for each local rank, which are left with
+// the keeper.
 func (e *Engine) Open(c JobConfig) (*Job, error) {
 	j, err := e.newJob(c)
 	if err != nil {
@@ -135,8 +138,8 @@ func (e *Engine) Open(c JobConfig) (*Job, error) {
 	return j, nil
 }
 
-// Adopt takes up a job that the node kernel before this one had opened, from what was kept of it. The files of the items are
-// the engine's from then on.
+// Adopt continues with a job that the previous node kernel had opened, from what was kept of it.
+// The files of the items are the engine's from then on.
 func (e *Engine) Adopt(c JobConfig, items []*keep.Item) (*Job, error) {
 	for _, item := range items {
 		defer item.CloseFiles()
@@ -145,12 +148,12 @@ func (e *Engine) Adopt(c JobConfig, items []*keep.Item) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.adopted = true
 	if err := j.adopt(items); err != nil {
 		j.release()
 		return nil, fmt.Errorf("messages of job %d: %w", c.Job, err)
 	}
 	e.add(j)
+	j.rejoin()
 	return j, nil
 }
 
@@ -167,28 +170,28 @@ func (e *Engine) remove(j *Job) {
 	delete(e.jobs, j.config.Job)
 }
 
-// Frame takes a frame from another node (fabric.Handler).
+// Frame handles a frame from another node (fabric.Handler).
 func (e *Engine) Frame(from id.Node, b []byte) {
-	f := e.frames.Get().(*frame)
+	f := e.frames.Get().(*frame.Frame)
 	defer e.frames.Put(f)
-	if err := f.parse(b); err != nil {
+	if err := f.Parse(b); err != nil {
 		e.log.Printf("frame from node%d: %v", from, err)
 		return
 	}
 	e.mu.Lock()
-	j := e.jobs[f.job]
+	j := e.jobs[f.Job]
 	e.mu.Unlock()
 	if j == nil || !j.enter() {
-		return // it has ended here, and will there
+		return // it has ended here, and is ending there
 	}
 	defer j.running.Done()
-	if s := e.spinner.Load(); s != nil && f.kind == kindMessages && s.do(func() { j.frame(from, f) }) {
+	if s := e.spinner.Load(); s != nil && f.Kind == frame.Messages && s.do(func() { j.frame(from, f) }) {
 		return
 	}
 	j.frame(from, f)
 }
 
-// Broken tells that frames to and from a node may have been lost (fabric.Handler).
+// Broken reports that frames to and from a node may have been lost (fabric.Handler).
 func (e *Engine) Broken(node id.Node) {
 	e.mu.Lock()
 	var jobs []*Job

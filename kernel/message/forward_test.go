@@ -110,7 +110,7 @@ func (j *testJob) nothingHeld() {
 		check.Await(j.t, fmt.Sprintf("end of the forwards of node%d", i), func() bool {
 			n.job.mu.Lock()
 			defer n.job.mu.Unlock()
-			return *n.job.ledger.forwarding == 0 && len(n.job.held) == 0 && len(n.job.onward) == 0 && len(n.job.forwards) == 0
+			return !n.job.flow.Forwards()
 		})
 	}
 }
@@ -310,7 +310,7 @@ func TestForwardLost(t *testing.T) {
 		job := j.nodes[1].job
 		job.sending.Lock()
 		defer job.sending.Unlock()
-		return job.ledger.sent[2] == 1
+		return job.counters.flow.Sent[2] == 1
 	})
 	j.lose(1, 2, false)
 	j.fault("messages between node1 and node2 were lost")
@@ -324,10 +324,7 @@ func TestForwardToEnded(t *testing.T) {
 	j.join(2)
 	j.nodes[2].job.Ended(2)
 	check.Await(t, "end", func() bool {
-		r := j.nodes[2].job.local[2]
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.gone
+		return j.nodes[2].job.local[2].endpoint.Left()
 	})
 	a.post(1, 1, 2, nil)
 	j.fault("rank 0 has sent a message to rank 2 on node2, which has ended")

@@ -17,10 +17,12 @@ import (
 	"margay/ext/message/accumulate"
 	"margay/internal/check"
 	"margay/internal/rights"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
+	"margay/kernel/flow"
 )
 
 // Where the numbers of an area's rings are: the control blocks, and in them the tail and the head (package wire).
@@ -327,46 +329,53 @@ func TestNonsenseWithoutEnd(t *testing.T) {
 func TestHostileFrames(t *testing.T) {
 	const job, node = 7, 1
 	secret := key([]byte("12345678"))
-	message := func(key uint64, p packet) []byte { return appendPacket(newFrame(kindMessages, job, key, 0), p) }
+	message := func(key uint64, m frame.Message) []byte {
+		return frame.AppendMessage(frame.New(frame.Messages, job, key, 0), &m)
+	}
 	for name, c := range map[string]struct {
 		from  id.Node
-		frame []byte
+		bytes []byte
 	}{
 		"garbage":              {node, []byte("garbage, no frame")},
 		"nothing":              {node, nil},
-		"unknown job":          {node, newFrame(kindReleased, 99, secret, 5)},
-		"wrong key":            {node, newFrame(kindArrived, job, secret+1, 1)},
-		"messages, wrong key":  {node, message(secret+1, packet{source: 1, target: 0})},
-		"no member":            {9, newFrame(kindArrived, job, secret, 1)},
-		"from this node":       {0, message(secret, packet{source: 0, target: 0})},
-		"another's rank":       {node, message(secret, packet{source: 2, target: 0})},
-		"a rank of ours":       {node, message(secret, packet{source: 0, target: 0})},
-		"no rank":              {node, message(secret, packet{source: math.MaxUint32, target: 0})},
-		"for another's rank":   {node, message(secret, packet{source: 1, target: 1})},
-		"for no rank":          {node, message(secret, packet{source: 1, target: math.MaxUint32})},
-		"window of no rank":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{math.MaxUint32, 0, 1 << 40})},
-		"window of another's":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{2, 0, 0})},
-		"window never used":    {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 0, 1 << 40})},
-		"forwards never used":  {node, appendGrant(newFrame(kindWindow, job, secret), grant{1, 2, 1 << 40})},
-		"forward of no rank":   {node, message(secret, packet{source: math.MaxUint32, target: 0, hops: 1})},
-		"forward for no rank":  {node, message(secret, packet{source: 1, target: math.MaxUint32, hops: 1})},
-		"release from a child": {node, newFrame(kindReleased, job, secret, 1)},
-		"end of another's":     {node, appendRank(newFrame(kindEnded, job, secret), 2)},
-		"end of ours":          {node, appendRank(newFrame(kindEnded, job, secret), 0)},
-		"end of no rank":       {node, appendRank(newFrame(kindEnded, job, secret), math.MaxUint32)},
+		"unknown job":          {node, frame.New(frame.Released, 99, secret, 5)},
+		"wrong key":            {node, frame.New(frame.Arrived, job, secret+1, 1)},
+		"messages, wrong key":  {node, message(secret+1, frame.Message{Source: 1, Target: 0})},
+		"no member":            {9, frame.New(frame.Arrived, job, secret, 1)},
+		"from this node":       {0, message(secret, frame.Message{Source: 0, Target: 0})},
+		"another's rank":       {node, message(secret, frame.Message{Source: 2, Target: 0})},
+		"a rank of ours":       {node, message(secret, frame.Message{Source: 0, Target: 0})},
+		"no rank":              {node, message(secret, frame.Message{Source: math.MaxUint32, Target: 0})},
+		"for another's rank":   {node, message(secret, frame.Message{Source: 1, Target: 1})},
+		"for no rank":          {node, message(secret, frame.Message{Source: 1, Target: math.MaxUint32})},
+		"window of no rank":    {node, frame.AppendCredit(frame.New(frame.Credits, job, secret), frame.Credit{Rank: math.MaxUint32, Taken: 1 << 40})},
+		"window of another's":  {node, frame.AppendCredit(frame.New(frame.Credits, job, secret), frame.Credit{Rank: 2})},
+		"window never used":    {node, frame.AppendCredit(frame.New(frame.Credits, job, secret), frame.Credit{Rank: 1, Taken: 1 << 40})},
+		"forwards never used":  {node, frame.AppendCredit(frame.New(frame.Credits, job, secret), frame.Credit{Rank: 1, Hops: 2, Taken: 1 << 40})},
+		"forward of no rank":   {node, message(secret, frame.Message{Source: math.MaxUint32, Target: 0, Hops: 1})},
+		"forward for no rank":  {node, message(secret, frame.Message{Source: 1, Target: math.MaxUint32, Hops: 1})},
+		"release from a child": {node, frame.New(frame.Released, job, secret, 1)},
+		"end of another's":     {node, appendRank(frame.New(frame.Ended, job, secret), 2)},
+		"end of ours":          {node, appendRank(frame.New(frame.Ended, job, secret), 0)},
+		"end of no rank":       {node, appendRank(frame.New(frame.Ended, job, secret), math.MaxUint32)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, 3, 1)
 			a, b, third := j.join(0), j.join(1), j.join(2)
-			j.nodes[0].engine.Frame(c.from, c.frame)
+			j.nodes[0].engine.Frame(c.from, c.bytes)
 			if r, ok := a.next(0); ok {
 				t.Errorf("a message came: %+v", r)
 			}
 			j.nodes[0].job.mu.Lock()
-			if n := len(j.nodes[0].job.ended); n > 0 || slices.Max(j.nodes[0].job.granted) > 0 {
-				t.Errorf("%d ranks have ended, %v bytes are granted", n, j.nodes[0].job.granted)
+			if n := len(j.nodes[0].job.barrier.Ended()); n > 0 {
+				t.Errorf("%d ranks have ended", n)
 			}
 			j.nodes[0].job.mu.Unlock()
+			for channel := range flow.ChannelOf(3, 0) {
+				if s := j.nodes[0].job.stream(channel, 0); s.Granted > 0 {
+					t.Errorf("%d bytes are granted in channel %d", s.Granted, channel)
+				}
+			}
 			if a.area.Released().Load() != 0 {
 				t.Error("the rank was let out of a barrier")
 			}
@@ -386,23 +395,25 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-func appendRank(frame []byte, rank uint32) []byte {
-	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(frame, uint64(rank)), 0)
+func appendRank(b []byte, rank uint32) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, uint64(rank)), 0)
 }
 
 // Whatever frames another node sends, this one lives. Half of them bear the job's number and key.
 func FuzzFrame(f *testing.F) {
-	for _, good := range goodFrames() {
-		f.Add(frameOf(good))
+	for _, kind := range []frame.Kind{frame.Arrived, frame.Released, frame.Acknowledged} {
+		f.Add(frame.New(kind, 7, 0, 1))
 	}
-	f.Add(appendPacket(newFrame(kindMessages, 7, 0, 0), packet{source: 1, target: 0, payload: []byte("payload")}))
-	f.Add(appendGrant(newFrame(kindWindow, 7, 0), grant{1, 0, 1}))
+	f.Add(frame.New(frame.Joined, 7, 0))
+	f.Add(frame.New(frame.Ended, 7, 0, 1, 1))
+	f.Add(frame.AppendMessage(frame.New(frame.Messages, 7, 0, 0), &frame.Message{Source: 1, Target: 0, Payload: []byte("payload")}))
+	f.Add(frame.AppendCredit(frame.New(frame.Credits, 7, 0), frame.Credit{Rank: 1, Taken: 1}))
 	j := open(f, 3, 1)
 	secret := key(j.config.Secret)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e := j.nodes[0].engine
 		e.Frame(1, b)
-		if len(b) >= frameHeader {
+		if len(b) >= frame.HeaderSize {
 			b = slices.Clone(b)
 			binary.LittleEndian.PutUint32(b[4:], 7)
 			binary.LittleEndian.PutUint64(b[8:], secret)
@@ -449,9 +460,9 @@ func closeMeanwhile(t *testing.T, round int) {
 	}
 	n, secret := j.nodes[0], key(j.config.Secret)
 	forever(func(i int) {
-		n.engine.Frame(1, newFrame(kindArrived, 7, secret, 0))
-		n.engine.Frame(1, appendPacket(newFrame(kindMessages, 7, secret, uint64(i)), packet{source: 2, target: 0}))
-		n.engine.Frame(1, newFrame(kindJoined, 7, secret))
+		n.engine.Frame(1, frame.New(frame.Arrived, 7, secret, 0))
+		n.engine.Frame(1, frame.AppendMessage(frame.New(frame.Messages, 7, secret, uint64(i)), &frame.Message{Source: 2, Target: 0}))
+		n.engine.Frame(1, frame.New(frame.Joined, 7, secret))
 	})
 	forever(func(int) { n.engine.Broken(1) })
 	forever(func(int) { n.manager.List() })

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/flow"
 )
 
 // pass has one rank send messages to another, numbered [first, end), and checks that they come, in order, and no others.
@@ -33,15 +35,15 @@ func (j *testJob) sent(from, to int) uint64 {
 	job := j.nodes[from].job
 	job.sending.Lock()
 	defer job.sending.Unlock()
-	return job.ledger.sent[to]
+	return job.counters.flow.Sent[to]
 }
 
 // received returns how many messages a node has received from another.
 func (j *testJob) received(at, from int) uint64 {
 	job := j.nodes[at].job
-	job.receiving.Lock()
-	defer job.receiving.Unlock()
-	return job.ledger.received[from]
+	job.receiver.mu.Lock()
+	defer job.receiver.mu.Unlock()
+	return job.counters.flow.Received[from]
 }
 
 // Messages that were on their way when a connection broke are said to be lost as soon as there is a new one, although no
@@ -152,7 +154,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 			job := j.nodes[far].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
-			return *job.ledger.told == 1
+			return job.barrier.Reported() == 1
 		})
 		if len(done) > 0 {
 			t.Error("a rank left the barrier")
@@ -177,7 +179,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 			job := j.nodes[0].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
-			return job.ledger.arrived[0] == 1
+			return job.counters.barrier.Arrived[0] == 1
 		})
 		j.lose(0, 1, true)
 		if !root.barrier(20 * time.Second) {
@@ -225,7 +227,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 			job := j.nodes[1].job
 			job.mu.Lock()
 			defer job.mu.Unlock()
-			return len(job.ended) == 1
+			return len(job.barrier.Ended()) == 1
 		})
 		j.noFault()
 		j.lose(0, 1, false)
@@ -248,7 +250,7 @@ func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 	payload := make([]byte, 1000)
 	from := int(j.config.Nodes[a.header.Rank])
 	check.Await(t, "end of what can be sent", func() bool {
-		closed, before := j.windowIsClosed(from, id.Rank(target), packet{payload: payload}.cost()), posted
+		closed, before := j.windowIsClosed(from, id.Rank(target), uint64(frame.MessageHeader+len(payload))), posted
 		for a.post(target, 1, uint64(posted), payload) {
 			posted++
 		}
@@ -263,14 +265,20 @@ func (j *testJob) windowIsClosed(from int, target id.Rank, cost uint64) bool {
 	sender, receiver := j.nodes[from].job, j.nodes[to].job
 	sender.sending.Lock()
 	defer sender.sending.Unlock()
-	if sender.ledger.sent[to] != j.received(to, from) {
+	if sender.counters.flow.Sent[to] != j.received(to, from) {
 		return false
 	}
-	receiver.mu.Lock()
-	told := receiver.granting[receiver.local[target].index*lanes][from]
-	receiver.mu.Unlock()
+	channel := flow.ChannelOf(target, 0)
+	at := receiver.stream(channel, from)
+	here := sender.stream(channel, from)
 	sender.mu.Lock()
 	defer sender.mu.Unlock()
-	l := lane(target, 0)
-	return !sender.room(l, cost) && sender.reserved[l] == 0 && (from == to || sender.granted[l] == told)
+	return !sender.flow.HasRoom(channel, cost) && here.Reserved == 0 && (from == to || here.Granted == at.Reported)
+}
+
+// stream returns the state of a stream as a node sees it.
+func (j *Job) stream(c flow.Channel, member int) flow.Status {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.flow.Status(flow.Stream{Channel: c, Member: member})
 }

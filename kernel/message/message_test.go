@@ -14,12 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/record"
+	"margay/kernel/untrusted"
 	"margay/nimble/engine/portable"
 )
 
@@ -48,11 +50,11 @@ func (n *network) hold(from, to id.Node) hold {
 }
 
 // pass waits while the way of a frame is held, or until done is closed.
-func (n *network) pass(from, to id.Node, frame []byte, done chan struct{}) {
+func (n *network) pass(from, to id.Node, b []byte, done chan struct{}) {
 	n.mu.Lock()
 	h, held := n.held[[2]id.Node{from, to}]
 	n.mu.Unlock()
-	if !held || frame[0] != kindMessages {
+	if !held || frame.KindOf(b) != frame.Messages {
 		return
 	}
 	h.once.Do(func() { close(h.waits) })
@@ -414,7 +416,7 @@ func (a *app) answer() (wire.Reply, []*os.File) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return reply, received(oob[:oobn])
+	return reply, untrusted.Files(oob[:oobn])
 }
 
 func (a *app) ring() { unix.Send(int(a.bell.Fd()), []byte{1}, unix.MSG_DONTWAIT) }

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
+	"margay/kernel/flow"
 	"margay/kernel/keep"
 )
 
@@ -180,17 +182,17 @@ func TestContext(t *testing.T) {
 	job := j.nodes[1].job
 	dirty := bytes.Repeat([]byte{0xff}, slot.MessageSize)
 	for _, size := range []int{wire.MaxPayload, 0, 1, 7, 500} {
-		p := packet{source: 1, target: 3, handler: 1<<16 - 1, args: [2]uint64{5, 1 << 63}, payload: bytes.Repeat([]byte("x"), size)}
-		copy(job.event.Bytes(), dirty) // as an extension may leave it
+		p := frame.Message{Source: 1, Target: 3, Handler: 1<<16 - 1, Args: [2]uint64{5, 1 << 63}, Payload: bytes.Repeat([]byte("x"), size)}
+		copy(job.receiver.event.Bytes(), dirty) // as an extension may leave it
 		job.fill(&p)
 		var got slot.MessageContext
-		if _, err := binary.Decode(job.event.Bytes(), binary.LittleEndian, &got); err != nil {
+		if _, err := binary.Decode(job.receiver.event.Bytes(), binary.LittleEndian, &got); err != nil {
 			t.Fatal(err)
 		}
 		want := slot.MessageContext{
-			Job: 7, SourceNode: 0, SourceRank: 1, TargetRank: 3, Handler: 1<<16 - 1, Length: uint32(size), Args: p.args,
+			Job: 7, SourceNode: 0, SourceRank: 1, TargetRank: 3, Handler: 1<<16 - 1, Length: uint32(size), Args: p.Args,
 		}
-		copy(want.Data[:], p.payload)
+		copy(want.Data[:], p.Payload)
 		if got != want {
 			t.Errorf("context of a message of %d bytes is not as it should be", size)
 		}
@@ -222,8 +224,8 @@ func TestWindow(t *testing.T) {
 	posted := make(map[int]int)
 	for _, from := range []int{local, remote} {
 		posted[from] = fill(t, j, apps[from], deaf)
-		cost := int(packet{payload: make([]byte, 1000)}.cost())
-		if most := 2*(wire.RingSize/1000) + window/cost; posted[from] > most {
+		const cost = frame.MessageHeader + 1000
+		if most := 2*(wire.RingSize/1000) + flow.Window/cost; posted[from] > most {
 			t.Errorf("rank %d could send %d messages to a rank that does not read, at most %d are allowed", from, posted[from], most)
 		}
 	}
@@ -287,7 +289,7 @@ func TestJobsApart(t *testing.T) {
 		}
 	}
 	// What still comes for the other job is nobody's.
-	j.nodes[0].engine.Frame(id.Node(1), newFrame(kindReleased, 8, key([]byte("87654321")), 1))
+	j.nodes[0].engine.Frame(id.Node(1), frame.New(frame.Released, 8, key([]byte("87654321")), 1))
 	j.noFault()
 }
 
@@ -310,10 +312,7 @@ func TestEndedRank(t *testing.T) {
 				}
 			}
 			check.Await(t, "end", func() bool {
-				r := j.nodes[0].job.local[0]
-				r.mu.Lock()
-				defer r.mu.Unlock()
-				return r.gone
+				return j.nodes[0].job.local[0].endpoint.Left()
 			})
 			j.noFault()
 			a.post(0, 1, 0, nil)
@@ -383,7 +382,7 @@ func TestEndAfterBarrier(t *testing.T) {
 	check.Await(t, "ends", func() bool {
 		for _, n := range j.nodes {
 			n.job.mu.Lock()
-			ended := len(n.job.ended)
+			ended := len(n.job.barrier.Ended())
 			n.job.mu.Unlock()
 			if ended < 3 {
 				return false

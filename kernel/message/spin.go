@@ -11,11 +11,12 @@ import (
 	"margay/kernel/fabric"
 )
 
-// spinner is a thread on a core of its own that does nothing but handle messages: it looks into the send rings of all ranks of
-// the node, and has the messages that come from other nodes handed to it. No rank need ring while it does.
+// spinner is a thread on a core of its own that only handles messages: it polls the send rings of
+// all ranks of the node, and receives the messages from other nodes. While it runs, no rank rings.
 //
-// It never waits: what a rank sends is left in its ring while the window is closed, and what goes to another node is queued
-// however much that is (fabric.Prompt), which the windows bound. So two nodes never wait for each other.
+// It never waits: messages without credits stay in their rank's ring, and frames for another node
+// are queued however many they are (fabric.Prompt), which the credits bound. So two nodes never
+// wait for each other.
 type spinner struct {
 	guests   chan *guest
 	work     chan func()
@@ -29,7 +30,8 @@ type guest struct {
 	left chan bool // gets whether the rank has ended and all of its messages are sent
 }
 
-// Spin has a thread of its own on a CPU handle all messages, until Rest. The CPU is to be nobody else's.
+// Spin starts a thread on a CPU that handles all messages, until Rest. No other thread should run
+// on that CPU.
 func (e *Engine) Spin(cpu id.CPU) error {
 	e.spinning.Lock()
 	defer e.spinning.Unlock()
@@ -37,12 +39,13 @@ func (e *Engine) Spin(cpu id.CPU) error {
 		return nil
 	}
 	s := &spinner{guests: make(chan *guest), work: make(chan func()), ended: make(chan struct{})}
-	// Who sends already may wait for a node whose spinner would wait for this one: from now on nobody does.
+	// A goroutine that sends may wait for a node whose spinner would wait for this one. From now on
+	// none waits, and the loop waits for those that began before.
 	e.prompt.Store(true)
 	jobs := e.all()
 	for _, j := range jobs {
 		j.sending.Lock()
-		//lint:ignore SA2001 whoever held it has gone
+		//lint:ignore SA2001 the goroutine that held it is done
 		j.sending.Unlock()
 	}
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
@@ -61,7 +64,7 @@ func (e *Engine) Spin(cpu id.CPU) error {
 	return nil
 }
 
-// Rest ends what Spin has begun.
+// Rest ends the thread that Spin started.
 func (e *Engine) Rest() {
 	e.spinning.Lock()
 	defer e.spinning.Unlock()
@@ -88,7 +91,7 @@ func (e *Engine) all() []*Job {
 	return jobs
 }
 
-// class is that of frames of messages.
+// class returns the class of frames of messages.
 func (e *Engine) class() fabric.Class {
 	if e.prompt.Load() {
 		return fabric.Prompt
@@ -96,7 +99,7 @@ func (e *Engine) class() fabric.Class {
 	return fabric.User
 }
 
-// run is the life of the spinner's thread, which ends with it since it is bound to its CPU.
+// run is the spinner's thread. It is bound to its CPU and ends with run.
 func (s *spinner) run(cpu id.CPU, started chan<- error) {
 	defer close(s.ended)
 	runtime.LockOSThread()
@@ -131,8 +134,8 @@ func (s *spinner) run(cpu id.CPU, started chan<- error) {
 	}
 }
 
-// attend has the spinner send a rank's messages. It returns when the spinner ends, or with true when all is sent that the rank
-// will ever send.
+// attend lets the spinner send a rank's messages. It returns when the spinner ends, or with true
+// when all is sent that the rank will ever send.
 func (s *spinner) attend(r *rank) bool {
 	g := &guest{rank: r, left: make(chan bool, 1)}
 	select {
@@ -143,7 +146,7 @@ func (s *spinner) attend(r *rank) bool {
 	}
 }
 
-// do has the spinner do something and waits for that. It reports false when the spinner has ended.
+// do runs f on the spinner and waits for it. It reports false if the spinner has ended.
 func (s *spinner) do(f func()) bool {
 	done := make(chan struct{})
 	select {
@@ -155,19 +158,12 @@ func (s *spinner) do(f func()) bool {
 	}
 }
 
-// look sends what the rank has put into its ring, without waiting. It reports whether the rank will never send any more.
+// look sends what the rank has put into its ring, without waiting. It reports whether the rank will
+// never send any more.
 func (r *rank) look() (over bool) {
-	if !r.sent.Ready() && r.area.Entered().Load() == r.seen && !r.isEnding() && r.job.context.Err() == nil {
+	if !r.endpoint.Sent().Ready() && r.endpoint.Entered() == r.seen && !r.isEnding() && r.job.context.Err() == nil {
 		return false
 	}
 	_, over = r.step(false)
 	return over
-}
-
-// stir has pump look around.
-func (r *rank) stir() {
-	select {
-	case r.rung <- struct{}{}:
-	default:
-	}
 }

@@ -8,46 +8,34 @@ import (
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension/extensiontest"
+	"margay/kernel/flow"
 )
 
 // heldFor returns the bytes of messages for a rank that its node has in memory of its own.
 func (j *testJob) heldFor(rank id.Rank) (bytes uint64) {
 	job := j.nodes[j.config.Nodes[rank]].job
-	r := job.local[rank]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, in := range []*inbox{&r.ordinary, &r.upcalls} {
-		for _, w := range in.overflow {
-			bytes += w.origin.cost
-		}
-	}
+	_, bytes = job.local[rank].endpoint.Overflow()
 	job.mu.Lock()
 	defer job.mu.Unlock()
-	for f, list := range job.held {
-		for _, h := range list {
-			if f.rank == r {
-				bytes += h.cost
-			}
-		}
-	}
-	return bytes
+	return bytes + job.flow.Held(rank)
 }
 
 // flood has node 1 send a message to node 0 as often as 4 MiB allow, whatever the window.
-func (j *testJob) flood(p packet) {
+func (j *testJob) flood(m frame.Message) {
 	number := j.sent(1, 0)
 	for sent := uint64(0); sent < 4<<20; {
-		frame := newFrame(kindMessages, j.config.Job, key(j.config.Secret), number)
+		b := frame.New(frame.Messages, j.config.Job, key(j.config.Secret), number)
 		for range 30 {
-			frame = appendPacket(frame, p)
+			b = frame.AppendMessage(b, &m)
 			number++
-			sent += p.cost()
+			sent += m.Cost()
 		}
-		j.nodes[0].engine.Frame(1, frame)
+		j.nodes[0].engine.Frame(1, b)
 	}
 }
 
@@ -57,23 +45,23 @@ func TestFlood(t *testing.T) {
 	big := make([]byte, 1000)
 	for name, c := range map[string]struct {
 		program extensiontest.Program
-		packet  packet
+		message frame.Message
 		limit   uint64
 		before  func(j *testJob)
 	}{
-		"delivered":       {packet: packet{payload: big}, limit: window},
-		"no payload":      {packet: packet{}, limit: window},
-		"upcalls":         {program: byHandler, packet: packet{handler: upcall, payload: big}, limit: window},
-		"forwarded":       {program: byArgument, packet: packet{args: [2]uint64{far}, payload: big}, limit: window},
-		"forwarded once":  {packet: packet{hops: 1, payload: big}, limit: window / 4},
-		"forwarded often": {packet: packet{hops: slot.MaxHops, payload: big}, limit: window / 4},
-		"behind one that is forwarded": {program: byArgument, packet: packet{args: [2]uint64{target}}, limit: window, before: func(j *testJob) {
+		"delivered":       {message: frame.Message{Payload: big}, limit: flow.Window},
+		"no payload":      {message: frame.Message{}, limit: flow.Window},
+		"upcalls":         {program: byHandler, message: frame.Message{Handler: upcall, Payload: big}, limit: flow.Window},
+		"forwarded":       {program: byArgument, message: frame.Message{Args: [2]uint64{far}, Payload: big}, limit: flow.Window},
+		"forwarded once":  {message: frame.Message{Hops: 1, Payload: big}, limit: flow.Window / 4},
+		"forwarded often": {message: frame.Message{Hops: slot.MaxHops, Payload: big}, limit: flow.Window / 4},
+		"behind one that is forwarded": {program: byArgument, message: frame.Message{Args: [2]uint64{target}}, limit: flow.Window, before: func(j *testJob) {
 			way := j.net.hold(0, 2)
 			j.join(sender).post(target, 1, far, nil)
 			<-way.waits
 			check.Await(t, "message that is forwarded", func() bool { return j.received(0, 1) == 1 })
 		}},
-		"after a restart": {packet: packet{payload: big}, limit: window, before: func(j *testJob) {
+		"after a restart": {message: frame.Message{Payload: big}, limit: flow.Window, before: func(j *testJob) {
 			pass(t, j.join(sender), j.join(target), 0, 2000)
 			j.lose(0, 1, true) // what node 1 really has sent would be less than the flood
 			j.restart(0)
@@ -87,8 +75,8 @@ func TestFlood(t *testing.T) {
 			if c.before != nil {
 				c.before(j)
 			}
-			c.packet.source, c.packet.target = sender, target
-			j.flood(c.packet)
+			c.message.Source, c.message.Target = sender, target
+			j.flood(c.message)
 			j.fault("node1 has sent rank 0 on node0 more than its window", fmt.Sprint(c.limit))
 			if n := j.heldFor(target); n == 0 || n > c.limit {
 				t.Errorf("node 0 holds %d bytes, the window is %d", n, c.limit)
@@ -213,19 +201,11 @@ func (j *testJob) breakUntil(over chan struct{}, random *rand.Rand) {
 func (j *testJob) windowsAgree() bool {
 	for rank, node := range j.config.Nodes {
 		for from := range j.nodes {
-			for hops := range uint8(lanes) {
+			for hops := range uint8(flow.Hops) {
 				sender, receiver := j.nodes[from].job, j.nodes[node].job
-				index := receiver.local[id.Rank(rank)].index
-				sender.mu.Lock()
-				spent := sender.ledger.spent[lane(id.Rank(rank), hops)]
-				sender.mu.Unlock()
-				receiver.receiving.Lock()
-				came := receiver.intake[index*lanes+int(hops)][from].came
-				receiver.receiving.Unlock()
-				receiver.mu.Lock()
-				taken := receiver.ledger.takenOf(index, hops)[from]
-				receiver.mu.Unlock()
-				if spent != came || came != taken {
+				channel := flow.ChannelOf(id.Rank(rank), hops)
+				here, there := sender.stream(channel, from), receiver.stream(channel, from)
+				if here.Spent != there.Came || there.Came != there.Taken {
 					return false
 				}
 			}

@@ -1,0 +1,231 @@
+// Package frame is the layout of the frames in which two node kernels exchange the messages of a
+// job, their credits, and the events of its barriers. It is a leaf. All numbers are little-endian.
+//
+// A frame begins with a header of HeaderSize bytes:
+//
+//	0  u8  kind
+//	1  u8  zero[3]
+//	4  u32 job
+//	8  u64 key of the job, which only its nodes know
+//
+// Its body depends on the kind:
+//
+//	1 messages      16 u64 number of the first message among all from this node to that node,
+//	                24 messages; without messages the frame asks for an acknowledgement (7)
+//	2 credits       16 credits: what the sender of the frame has taken for its ranks
+//	3 arrived       16 u64 barriers that the sender's whole subtree has entered
+//	4 released      16 u64 barriers that are complete
+//	5 joined        empty: some rank of the job uses messages
+//	6 ended         16 u32 rank that has ended, 20 u32 zero, 24 u64 barriers that it had entered
+//	7 acknowledged  16 u64 messages of the receiver's ranks that the sender has, and that have
+//	                come to where it forwarded them
+//
+// A message has MessageHeader bytes and its payload:
+//
+//	0  u32 source rank
+//	4  u32 target rank
+//	8  u16 handler
+//	10 u16 bytes of payload, at most wire.MaxPayload
+//	12 u32 times that it was forwarded, at most slot.MaxHops
+//	16 u64 first argument
+//	24 u64 second argument
+//	32 payload
+//
+// A credit has CreditSize bytes. It names a virtual channel of the receiver: the messages to one
+// rank that were forwarded a number of times. It holds a running total, so that sending it twice
+// changes nothing:
+//
+//	0  u32 target rank
+//	4  u32 times forwarded, at most slot.MaxHops
+//	8  u64 bytes taken
+package frame
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
+)
+
+// Kind says what a frame carries.
+type Kind byte
+
+// The kinds of frame.
+const (
+	Messages     Kind = 1
+	Credits      Kind = 2
+	Arrived      Kind = 3
+	Released     Kind = 4
+	Joined       Kind = 5
+	Ended        Kind = 6
+	Acknowledged Kind = 7
+)
+
+// Sizes in bytes.
+const (
+	HeaderSize    = 16
+	MessageHeader = 32
+	CreditSize    = 16
+
+	// MaxMessage is the size of the longest message.
+	MaxMessage = MessageHeader + wire.MaxPayload
+)
+
+// Message is an active message between two nodes.
+type Message struct {
+	Source, Target id.Rank
+	Handler        uint16
+	Hops           uint8 // times that it was forwarded, at most slot.MaxHops
+	Args           [2]uint64
+	Payload        []byte
+}
+
+// Cost returns the bytes that the message counts against its credits: its size in a frame.
+func (m *Message) Cost() uint64 { return uint64(MessageHeader + len(m.Payload)) }
+
+// Credit says how many bytes of messages of a virtual channel have been taken.
+type Credit struct {
+	Rank  id.Rank
+	Hops  uint8
+	Taken uint64
+}
+
+// Frame is a parsed frame. A Frame can be used for many frames, one after the other.
+type Frame struct {
+	Kind     Kind
+	Job      id.Job
+	Key      uint64
+	Number   uint64 // of the first message, of messages or of barriers
+	Rank     id.Rank
+	Messages []Message // their payloads are parts of the parsed bytes
+	Credits  []Credit
+}
+
+// New returns the beginning of a frame: a header and words behind it.
+func New(kind Kind, job id.Job, key uint64, words ...uint64) []byte {
+	b := make([]byte, HeaderSize, HeaderSize+8*len(words)+CreditSize)
+	b[0] = byte(kind)
+	binary.LittleEndian.PutUint32(b[4:], uint32(job))
+	binary.LittleEndian.PutUint64(b[8:], key)
+	for _, w := range words {
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	return b
+}
+
+// Number writes the number of the first message into a frame of messages.
+func Number(b []byte, n uint64) { binary.LittleEndian.PutUint64(b[HeaderSize:], n) }
+
+// KindOf returns the kind of an encoded frame of at least one byte.
+func KindOf(b []byte) Kind { return Kind(b[0]) }
+
+// AppendMessage appends a message with at most wire.MaxPayload bytes of payload to a frame.
+func AppendMessage(b []byte, m *Message) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(m.Source))
+	b = binary.LittleEndian.AppendUint32(b, uint32(m.Target))
+	b = binary.LittleEndian.AppendUint16(b, m.Handler)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.Payload)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(m.Hops))
+	b = binary.LittleEndian.AppendUint64(b, m.Args[0])
+	b = binary.LittleEndian.AppendUint64(b, m.Args[1])
+	return append(b, m.Payload...)
+}
+
+// AppendCredit appends a credit to a frame.
+func AppendCredit(b []byte, c Credit) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(c.Rank))
+	b = binary.LittleEndian.AppendUint32(b, uint32(c.Hops))
+	return binary.LittleEndian.AppendUint64(b, c.Taken)
+}
+
+// Parse reads a frame, which may be any bytes, into f.
+func (f *Frame) Parse(b []byte) error {
+	if len(b) < HeaderSize {
+		return fmt.Errorf("%d bytes are too few for a header", len(b))
+	}
+	f.Kind, f.Job, f.Key = Kind(b[0]), id.Job(binary.LittleEndian.Uint32(b[4:])), binary.LittleEndian.Uint64(b[8:])
+	f.Messages, f.Credits = f.Messages[:0], f.Credits[:0]
+	body := b[HeaderSize:]
+	switch f.Kind {
+	case Joined:
+		return expect(body, 0)
+	case Arrived, Released, Acknowledged:
+		if err := expect(body, 8); err != nil {
+			return err
+		}
+		f.Number = binary.LittleEndian.Uint64(body)
+		return nil
+	case Ended:
+		if err := expect(body, 16); err != nil {
+			return err
+		}
+		f.Rank, f.Number = id.Rank(binary.LittleEndian.Uint32(body)), binary.LittleEndian.Uint64(body[8:])
+		return nil
+	case Credits:
+		return f.parseCredits(body)
+	case Messages:
+		return f.parseMessages(body)
+	}
+	return fmt.Errorf("unknown kind %d", f.Kind)
+}
+
+func (f *Frame) parseCredits(body []byte) error {
+	for ; len(body) >= CreditSize; body = body[CreditSize:] {
+		hops, err := parseHops(body[4:])
+		if err != nil {
+			return err
+		}
+		f.Credits = append(f.Credits, Credit{
+			Rank: id.Rank(binary.LittleEndian.Uint32(body)), Hops: hops, Taken: binary.LittleEndian.Uint64(body[8:]),
+		})
+	}
+	return expect(body, 0)
+}
+
+func (f *Frame) parseMessages(body []byte) error {
+	if len(body) < 8 {
+		return fmt.Errorf("messages without a number")
+	}
+	f.Number = binary.LittleEndian.Uint64(body)
+	for body = body[8:]; len(body) > 0; {
+		if len(body) < MessageHeader {
+			return fmt.Errorf("%d bytes at the end of a frame are too few for a message", len(body))
+		}
+		size := int(binary.LittleEndian.Uint16(body[10:]))
+		if size > wire.MaxPayload || len(body) < MessageHeader+size {
+			return fmt.Errorf("payload of %d bytes in a rest of %d", size, len(body))
+		}
+		hops, err := parseHops(body[12:])
+		if err != nil {
+			return err
+		}
+		f.Messages = append(f.Messages, Message{
+			Source:  id.Rank(binary.LittleEndian.Uint32(body)),
+			Target:  id.Rank(binary.LittleEndian.Uint32(body[4:])),
+			Handler: binary.LittleEndian.Uint16(body[8:]),
+			Hops:    hops,
+			Args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},
+			Payload: body[MessageHeader : MessageHeader+size],
+		})
+		body = body[MessageHeader+size:]
+	}
+	return nil
+}
+
+// parseHops reads the number of times that a message was forwarded.
+func parseHops(b []byte) (uint8, error) {
+	hops := binary.LittleEndian.Uint32(b)
+	if hops > slot.MaxHops {
+		return 0, fmt.Errorf("forwarded %d times, at most %d are allowed", hops, slot.MaxHops)
+	}
+	return uint8(hops), nil
+}
+
+func expect(body []byte, size int) error {
+	if len(body) != size {
+		return fmt.Errorf("body of %d bytes, %d expected", len(body), size)
+	}
+	return nil
+}

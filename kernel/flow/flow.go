@@ -1,0 +1,380 @@
+// Package flow decides when the messages of one job may leave a node, whether arriving ones had
+// credits, which credits return to which node, and whether everything that was sent has arrived.
+//
+// It is a state machine without locks, goroutines or I/O: the caller reports events, and carries
+// out the Actions that they cause. Its persistent Counters are in memory that the caller provides
+// and that outlives the node kernel; New continues from any state of them.
+//
+// # Credits
+//
+// Messages travel in virtual channels. The messages to one rank that were forwarded the same number
+// of times are one Channel, and each node that sends into it has a window: bytes that may be on
+// their way, or wait at the rank's node. The sender counts the bytes that it spends, the receiver
+// the bytes that it takes, and reports them as a running total, so that a repeated report does no
+// harm. A channel without forwards is reported when a quarter of its window was taken. The receiver
+// counts arrivals too, and refuses a message that exceeds its sender's credits. A sender never
+// knows more taken bytes than the receiver, so no honest sender is refused.
+//
+// # Forwarding
+//
+// A forwarded message keeps its credit in the channel in which it came until it is taken in the
+// channel in which it goes on. That channel belongs to more hops, so each message waits only for
+// messages with more hops than itself, and no cycle can form. The credits of one Stream, a channel
+// and a sender, return in the order in which their messages were handled: a total then stands for
+// certain messages. So a forwarded message delays the credits behind it.
+//
+// # Quiescence
+//
+// Flush notes what the node has sent to each node. Each node is asked to acknowledge: a message is
+// settled once it has come to a rank's node and was not forwarded from there, or was taken where it
+// was forwarded to. The node is Quiesced when all messages from before the last Flush are settled.
+package flow
+
+import (
+	"slices"
+
+	"margay/kernel/abi/frame"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
+)
+
+// Window is how many bytes of messages may be on their way from one node to one rank, or wait at
+// the rank's node, besides forwarded messages. Each channel of forwarded messages has a quarter.
+const Window = 256 << 10
+
+// Hops is the number of channels of a rank: for messages forwarded 0 to slot.MaxHops times.
+const Hops = slot.MaxHops + 1
+
+// Channel is the number of a virtual channel among the channels of all ranks of the job.
+type Channel int
+
+// ChannelOf returns the channel of messages to a rank that were forwarded so often.
+func ChannelOf(rank id.Rank, hops uint8) Channel { return Channel(int(rank)*Hops + int(hops)) }
+
+// Of returns the channel of a message.
+func Of(m *frame.Message) Channel { return ChannelOf(m.Target, m.Hops) }
+
+// Rank returns the target of the channel's messages.
+func (c Channel) Rank() id.Rank { return id.Rank(c / Hops) }
+
+// Hops returns how often the channel's messages were forwarded.
+func (c Channel) Hops() uint8 { return uint8(c % Hops) }
+
+// Window returns the credits of each sender, in bytes.
+func (c Channel) Window() uint64 {
+	if c.Hops() == 0 {
+		return Window
+	}
+	return Window / 4
+}
+
+// Stream is the part of a channel that comes from one member of the job, a node.
+type Stream struct {
+	Channel Channel
+	Member  int
+}
+
+// Origin describes a message that has arrived at this node.
+type Origin struct {
+	Stream
+	Number uint64 // among all messages from that member
+	Cost   uint64 // bytes
+}
+
+// Counters is the persistent state of a node, zeroes for a new job. The caller provides the memory,
+// and may read it whenever it may call the Flow.
+type Counters struct {
+	Sent       []uint64   // by member: messages sent to it
+	Received   []uint64   // by member: messages received from it and handled
+	Spent      []uint64   // by Channel: bytes sent into it from here
+	Taken      [][]uint64 // by channel of the local ranks, then by member: bytes taken
+	Forwarding *uint64    // messages being forwarded, which only the Flow's own memory knows
+}
+
+// Config describes a job to the Flow of one of its nodes. Members are numbers of nodes from 0.
+type Config struct {
+	Self    int       // the member that this node is
+	Members int       // number of nodes
+	Place   []int     // by rank: its member
+	Local   []id.Rank // ranks of this node, in the order of Counters.Taken
+}
+
+// Credit is a credit to be sent to a member.
+type Credit struct {
+	Member int
+	frame.Credit
+}
+
+// Answer is an acknowledgement to be sent to a member: so many of its messages are settled.
+type Answer struct {
+	Member int
+	Number uint64
+}
+
+// Actions collects what the caller must do after events. The zero value is ready.
+type Actions struct {
+	Credits  []Credit
+	Answers  []Answer
+	Quiesced bool // Flow.Quiesced may have become true
+	Room     bool // messages that had no credits may have some
+}
+
+// Flow is the state of the messages of one job at one node. It is not safe for concurrent use.
+type Flow struct {
+	config   Config
+	counters Counters
+	local    []int // by rank: its index among the local ranks; -1: it is elsewhere
+
+	// As sender.
+	granted      []uint64 // by Channel: bytes from here that are known to be taken
+	reserved     []uint64 // by Channel: bytes reserved and not yet spent
+	flushed      []uint64 // by member: messages sent to it before the last Flush
+	acknowledged []uint64 // by member: messages from here that it has settled
+
+	// As receiver, by channel of the local ranks, then by member.
+	arrivals [][]arrivals
+	reported [][]uint64 // bytes of Taken that the member was sent
+
+	asked []uint64 // by member: messages that it wants to know settled; 0: it knows
+
+	// Forwarded messages.
+	queues map[Channel][]Forward // without credits yet
+	onward map[Channel][]onward  // sent and not taken, in order
+	held   map[Stream][]*held    // credits not returned, in order; the first is being forwarded
+}
+
+// arrivals counts the bytes that have arrived in a stream. It is not persistent: messages that
+// arrived and were not taken are lost with the node kernel, so a new one begins with the bytes
+// taken.
+type arrivals struct {
+	came  uint64
+	limit uint64 // came must not exceed it; a lower bound, raised when it is reached
+}
+
+// New returns the Flow of a node, with the counters of a new job or of an earlier node kernel.
+func New(c Config, counters Counters) *Flow {
+	channels := len(c.Place) * Hops
+	f := &Flow{
+		config: c, counters: counters, local: slices.Repeat([]int{-1}, len(c.Place)),
+		granted: make([]uint64, channels), reserved: make([]uint64, channels),
+		flushed: make([]uint64, c.Members), acknowledged: make([]uint64, c.Members), asked: make([]uint64, c.Members),
+		queues: make(map[Channel][]Forward), onward: make(map[Channel][]onward), held: make(map[Stream][]*held),
+	}
+	for index, rank := range c.Local {
+		f.local[rank] = index
+		for hops := range uint8(Hops) {
+			taken := counters.Taken[index*Hops+int(hops)]
+			f.granted[ChannelOf(rank, hops)] = taken[c.Self]
+			came := make([]arrivals, c.Members)
+			for member := range came {
+				came[member].came = taken[member]
+			}
+			f.arrivals = append(f.arrivals, came)
+			f.reported = append(f.reported, make([]uint64, c.Members))
+		}
+	}
+	return f
+}
+
+// at returns the index of a channel of a local rank.
+func (f *Flow) at(c Channel) int { return f.local[c.Rank()]*Hops + int(c.Hops()) }
+
+// taken returns the bytes of a stream to a local rank that were taken.
+func (f *Flow) taken(s Stream) *uint64 { return &f.counters.Taken[f.at(s.Channel)][s.Member] }
+
+// HasRoom reports whether there are credits for cost bytes in a channel.
+func (f *Flow) HasRoom(c Channel, cost uint64) bool {
+	return f.counters.Spent[c]+f.reserved[c]+cost <= f.granted[c]+c.Window()
+}
+
+// Reserve reserves credits for cost bytes, and reports whether there were enough. Reservations are
+// not persistent: a node kernel that is killed has not sent the message.
+func (f *Flow) Reserve(c Channel, cost uint64) bool {
+	if !f.HasRoom(c, cost) {
+		return false
+	}
+	f.reserved[c] += cost
+	return true
+}
+
+// Spend notes that messages with reserved credits are being sent.
+func (f *Flow) Spend(c Channel, cost uint64) {
+	f.reserved[c] -= cost
+	f.counters.Spent[c] += cost
+}
+
+// Send counts n messages as sent to a member and returns the number of the first.
+func (f *Flow) Send(member int, n uint64) (first uint64) {
+	first = f.counters.Sent[member]
+	f.counters.Sent[member] += n
+	return first
+}
+
+// Credit handles a credit from a member. One that the member cannot give is ignored.
+func (f *Flow) Credit(member int, c frame.Credit, a *Actions) {
+	if int(c.Rank) >= len(f.config.Place) || f.config.Place[c.Rank] != member || c.Hops >= Hops {
+		return
+	}
+	channel := ChannelOf(c.Rank, c.Hops)
+	if c.Taken > f.counters.Spent[channel] {
+		return
+	}
+	f.grant(channel, c.Taken, a)
+}
+
+// grant notes that bytes of a channel were taken, and completes the forwards that came with them.
+func (f *Flow) grant(c Channel, total uint64, a *Actions) {
+	f.granted[c] = max(f.granted[c], total)
+	a.Room = true
+	for len(f.onward[c]) > 0 && f.onward[c][0].position <= total {
+		h := f.onward[c][0].held
+		if f.onward[c] = f.onward[c][1:]; len(f.onward[c]) == 0 {
+			delete(f.onward, c)
+		}
+		h.done = true
+		f.release(h.Stream, a)
+		*f.counters.Forwarding--
+	}
+}
+
+// Expected returns the number of the next message from a member. A frame with another one shows
+// that messages were lost.
+func (f *Flow) Expected(member int) uint64 { return f.counters.Received[member] }
+
+// Admit counts a message that has arrived for a local rank. It reports false if the sender had no
+// credit for it.
+func (f *Flow) Admit(o Origin) bool {
+	in := &f.arrivals[f.at(o.Channel)][o.Member]
+	if in.came+o.Cost > in.limit {
+		in.limit = *f.taken(o.Stream) + o.Channel.Window()
+	}
+	if in.came+o.Cost > in.limit {
+		return false
+	}
+	in.came += o.Cost
+	return true
+}
+
+// Receive notes that the next n messages from a member were handled: given to a rank or an
+// extension, or forwarded.
+func (f *Flow) Receive(member int, n uint64) { f.counters.Received[member] += n }
+
+// Take notes that an admitted message is finished at this node, so that its credit can return.
+func (f *Flow) Take(o Origin, a *Actions) {
+	if list := f.held[o.Stream]; len(list) > 0 {
+		f.held[o.Stream] = append(list, &held{Origin: o, done: true})
+		return
+	}
+	f.giveBack(o, a)
+}
+
+// giveBack returns the credit of a message.
+func (f *Flow) giveBack(o Origin, a *Actions) {
+	total := f.taken(o.Stream)
+	*total += o.Cost
+	if o.Member == f.config.Self {
+		f.grant(o.Channel, *total, a)
+		return
+	}
+	reported := &f.reported[f.at(o.Channel)][o.Member]
+	// A node that forwards waits for the credit of each message.
+	if o.Channel.Hops() == 0 && *total-*reported < Window/4 {
+		return
+	}
+	*reported = *total
+	a.Credits = append(a.Credits, Credit{o.Member, creditOf(o.Channel, *total)})
+}
+
+func creditOf(c Channel, total uint64) frame.Credit {
+	return frame.Credit{Rank: c.Rank(), Hops: c.Hops(), Taken: total}
+}
+
+// Ask handles a member's request for an acknowledgement. If not all of its messages are settled,
+// another answer follows.
+func (f *Flow) Ask(member int, a *Actions) {
+	number := f.settled(member)
+	if received := f.counters.Received[member]; number < received {
+		f.asked[member] = received
+	}
+	a.Answers = append(a.Answers, Answer{member, number})
+}
+
+// settled returns the number of the first message from a member that is not settled.
+func (f *Flow) settled(member int) uint64 {
+	n := f.counters.Received[member]
+	for _, rank := range f.config.Local {
+		if list := f.held[Stream{ChannelOf(rank, 0), member}]; len(list) > 0 {
+			n = min(n, list[0].Number)
+		}
+	}
+	return n
+}
+
+// Flush demands that all messages sent so far be settled. It returns the members that must be asked
+// for an acknowledgement, behind those messages.
+func (f *Flow) Flush() (ask []int) {
+	copy(f.flushed, f.counters.Sent)
+	for member := range f.flushed {
+		if member != f.config.Self && f.late(member) {
+			ask = append(ask, member)
+		}
+	}
+	return ask
+}
+
+// Acknowledge handles a member's acknowledgement. One of messages that were not sent is ignored.
+func (f *Flow) Acknowledge(member int, number uint64) {
+	if number <= f.counters.Sent[member] {
+		f.acknowledged[member] = max(f.acknowledged[member], number)
+	}
+}
+
+// late reports whether messages to a member from before the last Flush may not be settled.
+func (f *Flow) late(member int) bool {
+	if member == f.config.Self {
+		return f.flushed[member] > f.settled(member)
+	}
+	return f.flushed[member] > f.acknowledged[member]
+}
+
+// Quiesced reports whether all messages from before the last Flush are settled.
+func (f *Flow) Quiesced() bool {
+	for member := range f.flushed {
+		if f.late(member) {
+			return false
+		}
+	}
+	return true
+}
+
+// Resume returns all credits of a member, to be sent after frames may have been lost. The member
+// must be asked for an acknowledgement too.
+func (f *Flow) Resume(member int) (credits []frame.Credit) {
+	for index, rank := range f.config.Local {
+		for hops := range uint8(Hops) {
+			at := index*Hops + int(hops)
+			total := f.counters.Taken[at][member]
+			f.reported[at][member] = total
+			credits = append(credits, creditOf(ChannelOf(rank, hops), total))
+		}
+	}
+	return credits
+}
+
+// Status describes a channel as one node sees it. The fields about arrivals hold for a stream to a
+// local rank and are 0 for others.
+type Status struct {
+	Spent, Reserved, Granted uint64 // bytes sent from here
+	Came, Taken, Reported    uint64 // bytes that came here
+}
+
+// Status returns the state of a stream. The fields about bytes sent describe this node as the
+// sender, and not the member.
+func (f *Flow) Status(s Stream) Status {
+	status := Status{Spent: f.counters.Spent[s.Channel], Reserved: f.reserved[s.Channel], Granted: f.granted[s.Channel]}
+	if f.local[s.Channel.Rank()] >= 0 {
+		at := f.at(s.Channel)
+		status.Came, status.Taken, status.Reported = f.arrivals[at][s.Member].came, *f.taken(s), f.reported[at][s.Member]
+	}
+	return status
+}

@@ -1,0 +1,254 @@
+package message
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+
+	"margay/kernel/abi/frame"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
+	"margay/kernel/endpoint"
+	"margay/kernel/flow"
+	"margay/nimble"
+	"margay/nimble/memory"
+)
+
+// receiver hands the messages for ranks of this node to extensions and ranks, one after the other.
+type receiver struct {
+	mu       sync.Mutex     // held while messages are handled
+	event    *memory.Memory // a slot.MessageContext
+	judged   *frame.Message // the message in it
+	burst    nimble.Burst
+	arrivals []arrival // of the messages that are being handled
+	returns  returns
+}
+
+// arrival is the target and the origin of a message that has come.
+type arrival struct {
+	rank   *rank // nil: the message is for none here
+	origin flow.Origin
+}
+
+// returns collects what the flow of a job asks for, until it can be sent without locks. It is an
+// endpoint.Taker.
+type returns struct {
+	job     *Job
+	actions flow.Actions
+}
+
+// Take notes that a message is finished at this node.
+func (b *returns) Take(o flow.Origin) {
+	b.job.mu.Lock()
+	defer b.job.mu.Unlock()
+	b.job.flow.Take(o, &b.actions)
+	b.wake()
+}
+
+// wake wakes those that wait for credits. The caller holds Job.mu.
+func (b *returns) wake() {
+	if b.actions.Room {
+		b.actions.Room = false
+		b.job.changed.Broadcast()
+	}
+}
+
+// send sends what was collected.
+func (b *returns) send() {
+	j, a := b.job, b.actions
+	b.actions = flow.Actions{}
+	var frames map[int][]byte // by member
+	for _, c := range a.Credits {
+		if frames == nil {
+			frames = make(map[int][]byte)
+		}
+		if frames[c.Member] == nil {
+			frames[c.Member] = j.newFrame(frame.Credits)
+		}
+		frames[c.Member] = frame.AppendCredit(frames[c.Member], c.Credit)
+	}
+	for member, b := range frames {
+		j.send(member, b)
+	}
+	for _, answer := range a.Answers {
+		j.send(answer.Member, j.newFrame(frame.Acknowledged, answer.Number))
+	}
+	if a.Quiesced {
+		j.advance()
+	}
+}
+
+// credits handles credits from a member.
+func (j *Job) credits(member int, credits []frame.Credit) {
+	back := returns{job: j}
+	j.mu.Lock()
+	for _, c := range credits {
+		j.flow.Credit(member, c, &back.actions)
+	}
+	back.wake()
+	j.mu.Unlock()
+	back.send()
+}
+
+// receive handles messages from a member, in the order in which they were sent. The first one has
+// that number. Without messages, the member asks for an acknowledgement.
+func (j *Job) receive(member int, number uint64, messages []frame.Message) {
+	in := &j.receiver
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	admitted, ok := j.admit(member, number, messages)
+	if !ok {
+		return
+	}
+	for i, a := range in.arrivals[:admitted] {
+		if a.rank != nil {
+			j.handle(a, &messages[i])
+		}
+	}
+	in.burst.End()
+	j.mu.Lock()
+	j.flow.Receive(member, uint64(admitted))
+	if len(messages) == 0 {
+		j.flow.Ask(member, &in.returns.actions)
+	}
+	j.mu.Unlock()
+	in.returns.send()
+}
+
+// admit counts messages that have come, up to the first that exceeds the sender's credits, and
+// returns their number. It describes them in receiver.arrivals. The messages behind are dropped,
+// and so are all later frames of that member, because their numbers do not continue. It reports
+// false if the numbers do not continue here. The caller holds receiver.mu.
+func (j *Job) admit(member int, number uint64, messages []frame.Message) (n int, ok bool) {
+	in := &j.receiver
+	in.arrivals = in.arrivals[:0]
+	for i := range messages {
+		m := &messages[i]
+		in.arrivals = append(in.arrivals, arrival{j.target(member, m), flow.Origin{
+			Stream: flow.Stream{Channel: flow.Of(m), Member: member}, Number: number + uint64(i), Cost: m.Cost(),
+		}})
+	}
+	j.mu.Lock()
+	expected := j.flow.Expected(member)
+	if number == expected {
+		for n < len(in.arrivals) && (in.arrivals[n].rank == nil || j.flow.Admit(in.arrivals[n].origin)) {
+			n++
+		}
+	}
+	j.mu.Unlock()
+	if number != expected {
+		j.lost(member, number, expected)
+		return 0, false
+	}
+	if n < len(in.arrivals) {
+		a := in.arrivals[n]
+		j.fault("node%d has sent rank %d on node%d more than its window of %d bytes has room for",
+			j.config.Members[member], a.rank.number, j.engine.config.Self, a.origin.Channel.Window())
+	}
+	return n, true
+}
+
+// lost reports that the numbers of the messages from a member do not continue.
+func (j *Job) lost(member int, sent, came uint64) {
+	j.fault("messages between node%d and node%d were lost when a connection broke or a node kernel was started again (%d were sent, %d came)",
+		j.config.Members[member], j.engine.config.Self, sent, came)
+}
+
+// target checks the source of a message and returns the rank that it is for, nil if it must be
+// ignored.
+func (j *Job) target(member int, m *frame.Message) *rank {
+	if int(m.Source) >= len(j.place) || j.place[m.Source] != member && m.Hops == 0 {
+		j.engine.log.Printf("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], m.Source)
+		return nil
+	}
+	r := j.local[m.Target]
+	if r == nil {
+		j.engine.log.Printf("job %d: node%d sends a message to rank %d, which is not here", j.config.Job, j.config.Members[member], m.Target)
+	}
+	return r
+}
+
+// handle lets the extensions decide about a message, and does what they say. The caller holds
+// receiver.mu.
+func (j *Job) handle(a arrival, m *frame.Message) {
+	in := &j.receiver
+	begin := j.recorder().Begin()
+	verdict := slot.Deliver
+	if !j.config.Set.Empty() {
+		j.fill(m)
+		in.judged = m
+		verdict = j.config.Set.Message(&in.burst, in.event.Region(true), j.allow)
+	}
+	a.rank.recordArrived(begin, a.origin, m, verdict)
+	switch verdict {
+	case slot.Deliver:
+		a.rank.deliver(endpoint.Ordinary, m, a.origin)
+	case slot.Upcall:
+		a.rank.deliver(endpoint.Upcalls, m, a.origin)
+	case slot.Forward:
+		j.forward(a.origin, *m, j.namedTarget())
+	default:
+		in.returns.Take(a.origin)
+	}
+}
+
+// deliver gives the rank a message. The caller holds receiver.mu.
+func (r *rank) deliver(to endpoint.Inbox, m *frame.Message, o flow.Origin) {
+	waits := r.endpoint.Deliver(to, m, o, &r.job.receiver.returns)
+	if r.job.config.Arrived != nil && waits > 0 {
+		r.job.config.Arrived(r.number, waits)
+	}
+}
+
+// fill writes the context of the message slot.
+func (j *Job) fill(m *frame.Message) {
+	b := j.receiver.event.Bytes()
+	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
+	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[m.Source]))
+	binary.LittleEndian.PutUint32(b[8:], uint32(m.Source))
+	binary.LittleEndian.PutUint32(b[12:], uint32(m.Target))
+	binary.LittleEndian.PutUint32(b[16:], uint32(m.Handler))
+	binary.LittleEndian.PutUint32(b[20:], uint32(len(m.Payload)))
+	binary.LittleEndian.PutUint64(b[24:], m.Args[0])
+	binary.LittleEndian.PutUint64(b[32:], m.Args[1])
+	clear(b[40+copy(b[40:], m.Payload):]) // an extension may have written there
+}
+
+// namedTarget returns the rank that the context of the message slot names.
+func (j *Job) namedTarget() id.Rank {
+	return id.Rank(binary.LittleEndian.Uint32(j.receiver.event.Bytes()[12:]))
+}
+
+// allow returns an error if an extension must not give that verdict about the message in the
+// context.
+func (j *Job) allow(v slot.Verdict) error {
+	if v != slot.Forward {
+		return nil
+	}
+	judged := j.receiver.judged
+	switch target := j.namedTarget(); {
+	case int(target) >= len(j.place):
+		return fmt.Errorf("it forwards a message to rank %d of %d", target, len(j.place))
+	case target == judged.Target:
+		return fmt.Errorf("it forwards a message to rank %d, which it has come to", target)
+	case judged.Hops >= slot.MaxHops:
+		return fmt.Errorf("it forwards a message to rank %d that has been forwarded %d times", target, judged.Hops)
+	}
+	return nil
+}
+
+// forward queues a message for another rank. It does not wait.
+func (j *Job) forward(o flow.Origin, m frame.Message, target id.Rank) {
+	m.Payload = slices.Clone(m.Payload)
+	m.Target = target
+	m.Hops++
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.flow.Forward(o, m)
+	if !j.forwarding {
+		j.forwarding = true
+		j.running.Go(j.passOn)
+	}
+	j.changed.Broadcast()
+}

@@ -1,0 +1,112 @@
+package kernel
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"margay/internal/check"
+	"margay/kernel/abi/id"
+	"margay/kernel/fabric"
+	"margay/kernel/message"
+)
+
+// connected is a node kernel that is a member of a fabric and nothing else.
+type connected struct {
+	*Node
+	address string
+	streams chan string // that other nodes have opened: from where, and what
+
+	mu  sync.Mutex
+	log []string
+}
+
+// said reports whether a line of the log has a text.
+func (c *connected) said(text string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.Contains(strings.Join(c.log, "\n"), text)
+}
+
+func connect(t *testing.T, number id.Node) *connected {
+	t.Helper()
+	c := &connected{streams: make(chan string, 1)}
+	log := func(format string, args ...any) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.log = append(c.log, fmt.Sprintf(format, args...))
+	}
+	c.Node = &Node{config: Config{Log: log}, jobs: make(map[id.Job]*job), messages: message.NewEngine(message.Config{Self: number, Log: log})}
+	c.config.Boot.Node = number
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: fmt.Sprint(number)}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.address = l.Addr().String()
+	c.Join(Membership{
+		Listener: l,
+		Accept:   &tls.Config{Certificates: own, ClientAuth: tls.RequireAnyClientCert},
+		Connect:  &tls.Config{Certificates: own, InsecureSkipVerify: true},
+		Peer: func(s tls.ConnectionState) (n id.Node, err error) {
+			_, err = fmt.Sscan(s.PeerCertificates[0].Subject.CommonName, &n)
+			return n, err
+		},
+		Stream: func(from id.Node, service string, conn net.Conn) {
+			defer conn.Close()
+			text, _ := io.ReadAll(conn)
+			c.streams <- fmt.Sprintf("%s of node%d: %s", service, from, text)
+		},
+	})
+	t.Cleanup(func() { c.transport.Close() })
+	return c
+}
+
+// A node reaches the nodes of its jobs: frames go to their engines, streams to what Join was given,
+// and the end of a connection is reported.
+func TestJoin(t *testing.T) {
+	check.Leaks(t)
+	a, b := connect(t, 4), connect(t, 5)
+	if _, err := a.Stream(t.Context(), 5, "files"); err == nil {
+		t.Error("a node that no job has is reached")
+	}
+	j := a.newJob()
+	j.spec = JobSpec{Job: 1, Members: []Member{{Node: 5, Address: b.address}}}
+	if err := a.claim(j); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := a.Stream(t.Context(), 5, "files")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "text")
+	conn.Close()
+	if got := <-b.streams; got != "files of node4: text" {
+		t.Errorf("stream %q", got)
+	}
+	if err := a.transport.Send(t.Context(), 5, fabric.System, []byte("nonsense")); err != nil {
+		t.Fatal(err)
+	}
+	check.Await(t, "frame", func() bool { return b.said("frame from node4: ") })
+	a.transport.Close()
+	check.Await(t, "end of the connection", func() bool { return b.said("connection to node4: ") })
+}

@@ -1,0 +1,98 @@
+// Package untrusted receives and closes file descriptors that a rank has sent.
+//
+// What a rank sends through its sockets may carry descriptors of any file. Closing the last
+// descriptor of a file can take as long as the rank likes: a socket that lingers (SO_LINGER) waits
+// for years until its data is taken. Linux does not wait if the thread that has the last one ends,
+// so such a thread closes whatever comes from a rank.
+package untrusted
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"margay/internal/rights"
+)
+
+// ControlSpace is the room for the control data of one message, in bytes.
+func ControlSpace() int { return rights.Space(rights.Most) }
+
+// Files returns the descriptors in control data that Linux has written. The caller closes them with
+// Close.
+func Files(control []byte) []*os.File {
+	files, _ := rights.Decode(control, "request")
+	return files
+}
+
+// Close closes files that a rank has sent, without waiting.
+func Close(files []*os.File) {
+	if len(files) == 0 {
+		return
+	}
+	copied, closed := make(chan struct{}), make(chan struct{})
+	go holdOpen(copied, closed)
+	<-copied
+	rights.Close(files)
+	close(closed)
+}
+
+// holdOpen holds all files open in a thread of its own until closed is closed. Then the thread
+// ends.
+func holdOpen(copied chan<- struct{}, closed <-chan struct{}) {
+	runtime.LockOSThread() // and never unlocked, so that the thread ends
+	if unix.Gettid() == os.Getpid() {
+		defer runtime.UnlockOSThread() // the first thread never ends
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			holdOpen(copied, closed)
+		}()
+		<-over
+		return
+	}
+	// Without memory for a copy, the files are closed as if there were no such thread.
+	_ = unix.Unshare(unix.CLONE_FILES)
+	close(copied)
+	<-closed
+}
+
+// Receive waits for data of a stream socket, and returns the descriptors that came with it. control
+// has ControlSpace bytes. At the end of the stream the error is os.ErrClosed.
+func Receive(s syscall.RawConn, data, control []byte) ([]*os.File, error) {
+	var n, oobn int
+	var err error
+	rerr := s.Read(func(fd uintptr) bool {
+		n, oobn, _, _, err = unix.Recvmsg(int(fd), data, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		return err != unix.EAGAIN
+	})
+	switch {
+	case rerr != nil:
+		return nil, rerr
+	case err != nil:
+		return nil, err
+	case n == 0:
+		return nil, os.ErrClosed
+	}
+	return Files(control[:oobn]), nil
+}
+
+// Hold returns another descriptor of a socket. While it is open, descriptors that a rank has sent
+// and that were not received stay open too, although the socket is closed. Then Close closes them.
+func Hold(s syscall.RawConn) (f *os.File, err error) {
+	cerr := s.Control(func(fd uintptr) {
+		var copied int
+		if copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			f = os.NewFile(uintptr(copied), "socket")
+		}
+	})
+	if cerr != nil {
+		return nil, cerr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("hold a socket: %w", err)
+	}
+	return f, nil
+}
