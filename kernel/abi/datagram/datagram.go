@@ -196,6 +196,9 @@ func Number(b []byte) uint64 { return binary.LittleEndian.Uint64(b[offNumber:]) 
 // Sealed reports whether a datagram that Connection has accepted is sealed.
 func Sealed(b []byte) bool { return b[offFlags]&FlagSealed != 0 }
 
+// MarkSealed sets FlagSealed in a datagram that Put has written.
+func MarkSealed(b []byte) { b[offFlags] |= FlagSealed }
+
 // HeaderWith returns the size of a header with the bitmaps that the flags announce.
 func HeaderWith(flags uint16) int {
 	size := HeaderSize

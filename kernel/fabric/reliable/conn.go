@@ -191,6 +191,11 @@ func (n *Conn) End() {
 	}
 }
 
+// Ready reports whether Deliver has a message.
+func (n *Conn) Ready() bool {
+	return len(n.in[datagram.User].ready)+len(n.in[datagram.System].ready) > 0
+}
+
 // Deliver returns the next message, the system class first. It counts against the peer's credit
 // until Consumed.
 func (n *Conn) Deliver() (m Message, ok bool) {

@@ -95,11 +95,8 @@ func (i *in) open() {
 	}
 }
 
-// stale reports that the peer should be sent the limit: it has used up its credit, or a quarter of
-// the window has become free.
-func (i *in) stale() bool {
-	return i.limit > i.advertised && (i.limit-i.advertised >= max(1, i.window/4) || i.advertised <= i.next)
-}
+// stale reports that the peer should be sent the limit: a quarter of the window has become free.
+func (i *in) stale() bool { return i.limit-i.advertised >= max(1, i.window/4) }
 
 // ack returns the state of the class as the peer is sent it.
 func (i *in) ack() datagram.Ack {
