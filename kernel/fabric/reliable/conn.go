@@ -224,7 +224,10 @@ func (n *Conn) Deadline() id.Time {
 	}
 	at := min(n.ackAt, n.lossAt)
 	if n.Outstanding() {
-		at = min(at, n.asked.Add(n.rtt.timeout(n.backoff)), max(n.heard, n.since).Add(n.config.Death))
+		at = min(at, n.asked.Add(n.rtt.timeout(n.backoff)))
+		if n.backoff >= leastBackoff {
+			at = min(at, n.deathAt())
+		}
 	}
 	return at
 }

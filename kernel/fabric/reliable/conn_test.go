@@ -128,6 +128,19 @@ func TestDeath(t *testing.T) {
 	}
 }
 
+// An endpoint that was stopped itself asks before it declares its peer dead.
+func TestStopped(t *testing.T) {
+	w := pair(t, Config{Death: time.Second})
+	w.pass()
+	w.sendText(0, datagram.User, "x")
+	w.flush(0)
+	w.now = w.now.Add(time.Hour)
+	w.pass()
+	if err := w.ends[0].conn.Err(); err != nil || w.ends[0].conn.Outstanding() {
+		t.Errorf("%v, outstanding: %t", err, w.ends[0].conn.Outstanding())
+	}
+}
+
 // A peer that is alive and does not consume is not dead, however long that takes.
 func TestSlowIsNotDead(t *testing.T) {
 	w := pair(t, Config{Window: 1, Death: time.Second})

@@ -89,12 +89,19 @@ func (n *Conn) tick(now id.Time) {
 		return
 	}
 	switch {
-	case now >= max(n.heard, n.since).Add(n.config.Death):
+	case n.backoff >= leastBackoff && now >= n.deathAt():
 		n.err = ErrDead
 	case now >= n.asked.Add(n.rtt.timeout(n.backoff)):
 		n.timedOut(now)
 	}
 }
+
+// leastBackoff is how many time-outs in a row a dead peer has left unanswered. An endpoint that was
+// itself stopped for longer than Config.Death asks again before it declares its peer dead.
+const leastBackoff = 4
+
+// deathAt returns when a peer that owes an answer is dead if it sends nothing.
+func (n *Conn) deathAt() id.Time { return max(n.heard, n.since).Add(n.config.Death) }
 
 // timedOut sends the oldest units again. The second time in a row all units count as lost, and the
 // congestion window collapses (RFC 9002, 6.2.4 and 7.6). When no unit is in flight, the peer lacks

@@ -50,3 +50,35 @@ func TestContract(t *testing.T) {
 func TestContractTrusted(t *testing.T) {
 	suite(func(c *Config) { c.Trusted = true }).Run(t)
 }
+
+// BenchmarkFrames sends frames of the size of a batch of messages.
+func BenchmarkFrames(b *testing.B) {
+	for name, trusted := range map[string]bool{"sealed": false, "trusted": true} {
+		b.Run(name, func(b *testing.B) {
+			ts, rs := two(b, trusted)
+			frame := make([]byte, 4096)
+			b.SetBytes(int64(len(frame)))
+			for b.Loop() {
+				ts[0].Send(b.Context(), 1, fabric.User, frame)
+			}
+			rs[1].Await(b, "frames", func() bool { return len(rs[1].Frames) >= b.N })
+		})
+	}
+}
+
+// two starts two nodes that know each other.
+func two(t testing.TB, trusted bool) (ts []*Transport, rs []*fabrictest.Recorder) {
+	t.Helper()
+	m := fabrictest.NewMachine(t)
+	var addresses []string
+	for i := range id.Node(2) {
+		r := fabrictest.NewRecorder()
+		tr, address := start(t, m, i, "127.0.0.1:0", r, func(c *Config) { c.Trusted = trusted })
+		t.Cleanup(func() { tr.Close() })
+		ts, rs, addresses = append(ts, tr), append(rs, r), append(addresses, address)
+	}
+	for i := range id.Node(2) {
+		ts[i].Meet(1-i, addresses[1-i])
+	}
+	return ts, rs
+}
