@@ -31,7 +31,7 @@ var same = map[string]int{
 	"unit.target": offUnitTarget, "unit.handler": offUnitHandler, "unit.zero": offUnitZero,
 }
 
-// The numbers, sizes and offsets of the header are those of this package, and it has no others.
+// The header declares the numbers, sizes and offsets of this package, and no others.
 func TestHeaderAgrees(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 
 // Suite says how a test makes the nodes of a machine.
 type Suite struct {
-	// Machine makes a machine, and returns how to make its nodes: New makes a node that listens at an
-	// address, where port 0 stands for any, and returns the address that others reach it at.
+	// Machine makes a machine, and returns how to make its nodes: New makes a node that listens at
+	// an address, where port 0 stands for any, and returns the address that others reach it at.
 	Machine func(t testing.TB) New
 	// Leaks checks at the end of a test that nothing of its nodes is left.
 	Leaks func(t testing.TB)

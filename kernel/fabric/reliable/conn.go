@@ -17,10 +17,10 @@
 // for an answer, with the time since its arrival. The latter gives round trips that are not
 // ambiguous after a retransmission (the problem of RFC 6298, 3), and shows which datagrams should
 // have arrived: a unit counts as lost when a datagram that was sent three later, or a round trip
-// later, has arrived before it (RFC 9002, 6.1). When nothing at all is answered, the oldest units are sent
-// again after a time-out (RFC 6298; RFC 9002, 6.2), which doubles each time, up to 250 ms. An
-// acknowledgement travels with the next datagram, alone after a millisecond, and at once for each
-// second datagram, for a gap, or on request (RFC 9000, 13.2).
+// later, has arrived before it (RFC 9002, 6.1). When nothing at all is answered, the oldest units
+// are sent again after a time-out (RFC 6298; RFC 9002, 6.2), which doubles each time, up to 250 ms.
+// An acknowledgement travels with the next datagram, alone after a millisecond, and at once for
+// each second datagram, for a gap, or on request (RFC 9000, 13.2).
 //
 // # Bounds
 //

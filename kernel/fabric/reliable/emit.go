@@ -77,7 +77,7 @@ func (n *Conn) ackDue(now id.Time) bool {
 	return now >= n.ackAt || n.in[datagram.User].stale() || n.in[datagram.System].stale()
 }
 
-// tick does what is due at a time.
+// tick handles the deadlines that have passed.
 func (n *Conn) tick(now id.Time) {
 	if n.err != nil || !n.bound {
 		return

@@ -105,7 +105,7 @@ func (w *world) count(at int) {
 	}
 }
 
-// choices lists what can happen next.
+// choices lists the possible next steps.
 func (w *world) choices(left [faults]int) (all []choice) {
 	for to := range w.ends {
 		for which := range w.flying[to] {
@@ -209,7 +209,7 @@ func (w *world) settle(path []choice) {
 
 // Every interleaving of arrivals, losses, duplicates and time-outs of a few messages, with a window
 // of two units, delivers each message once and in order, and from every state on everything arrives
-// when there are no more faults.
+// once the faults end.
 func TestExhaustive(t *testing.T) {
 	const u, s = datagram.User, datagram.System
 	scenarios := []scenario{

@@ -28,7 +28,7 @@ type in struct {
 	held       uint64                   // units of messages that are not consumed
 }
 
-// check reports what is wrong with a unit from a peer that keeps the protocol's rules.
+// check returns an error for a unit that no peer sends that keeps the rules of the protocol.
 func (i *in) check(u *datagram.Unit) error {
 	switch {
 	case u.Number >= i.limit:
@@ -86,7 +86,7 @@ func (i *in) append(u *datagram.Unit) error {
 	return nil
 }
 
-// open raises the limit to what there is room for: a window of units beyond those that wait to be
+// open raises the limit as far as there is room: a window of units beyond those that wait to be
 // consumed. The units of an unfinished message do not count, since it could not become whole
 // otherwise.
 func (i *in) open() {

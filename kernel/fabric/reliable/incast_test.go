@@ -74,7 +74,7 @@ func (s *simulation) schedule(at id.Time, to *Conn, b []byte) {
 	heap.Push(&s.events, event{at, s.sequence, to, b})
 }
 
-// flush sends what is due at an endpoint.
+// flush sends the due datagrams of an endpoint.
 func (s *simulation) flush(c *Conn) {
 	for {
 		b := c.Emit(nil, s.now)

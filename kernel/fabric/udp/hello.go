@@ -19,9 +19,9 @@ import (
 //	28 u32 zero
 //	32 key of the datagrams from the sender, 32 bytes
 //
-// All numbers are little-endian. Renewal is the answer that says that the two sides are not bound to
-// each other, so that whichever is bound begins a new incarnation. Connection and key are zero in
-// the question and in a refusal.
+// All numbers are little-endian. Renewal is the answer that says that the two sides are not bound
+// to each other, so that whichever is bound begins a new incarnation. Connection and key are zero
+// in the question and in a refusal.
 type hello struct {
 	step        step
 	sealed      bool

@@ -79,8 +79,8 @@ func (p *peer) done(err error, late bool) bool {
 	return done
 }
 
-// askOnce opens a stream to the peer and holds the asking side of a meeting, unless there is no need
-// any more.
+// askOnce opens a stream to the peer and holds the asking side of a meeting, unless there is no
+// need any more.
 func (p *peer) askOnce() error {
 	if !p.approach() {
 		return nil

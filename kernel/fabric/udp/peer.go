@@ -179,7 +179,7 @@ func (p *peer) arrive(b []byte, from netip.AddrPort, d *datagram.Datagram) (err 
 	return err
 }
 
-// answer sends what is due, and hands over what has arrived.
+// answer sends due datagrams, and hands over messages that have arrived.
 func (p *peer) answer() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -230,7 +230,7 @@ func (s *session) fill(b *batch, largest int, now id.Time) bool {
 		if s.seal != nil {
 			var err error
 			if bytes, err = s.seal.seal(bytes, start); err != nil {
-				break // no more datagrams can be numbered; the peer dies of silence
+				break // the numbers are used up; the peer dies of silence
 			}
 		}
 		b.bytes = bytes

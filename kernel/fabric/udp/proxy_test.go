@@ -16,7 +16,7 @@ type proxy struct {
 	conn   *net.UDPConn // where other nodes send to
 	away   *net.UDPConn // sends to the node
 	target netip.AddrPort
-	bad    func(p *proxy, b []byte) // decides what becomes of a datagram
+	bad    func(p *proxy, b []byte) // passes, changes or drops a datagram
 	cut    atomic.Bool              // a partition
 	passed atomic.Int64
 

@@ -20,8 +20,8 @@ const (
 	batchBytes     = 60 << 10
 )
 
-// socket sends and receives datagrams, several in one system call where Linux can do that (UDP_SEGMENT
-// and UDP_GRO). Its methods are safe for concurrent use, except receive.
+// socket sends and receives datagrams, several in one system call where Linux can do that
+// (UDP_SEGMENT and UDP_GRO). Its methods are safe for concurrent use, except receive.
 type socket struct {
 	conn   *net.UDPConn
 	single atomic.Bool // Linux refuses batches on this way

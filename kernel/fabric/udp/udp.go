@@ -12,8 +12,8 @@
 // meeting can be repeated at any time and does no harm. Otherwise one of them has started again:
 // each side that is bound to an incarnation that is gone reports Broken and begins again with a new
 // one. The answering side changes when it receives the agreement, the asking side when that is
-// confirmed; whatever an aborted meeting leaves, the next one mends. If both ask at the same moment, the one
-// with the lower number counts, and the other one is refused.
+// confirmed; whatever an aborted meeting leaves, the next one mends. If both ask at the same
+// moment, the one with the lower number counts, and the other one is refused.
 //
 // A node asks when it has a frame for a peer that it is not bound to, and when a peer has been
 // silent for an eighth of Config.Death although something is outstanding, to find out whether the
@@ -22,10 +22,10 @@
 // # Protection
 //
 // Each endpoint seals its datagrams with AES-GCM under its own key, unless the wire is trusted
-// (Config.Trusted). Everything that does not authenticate is dropped before it is parsed. A repeated
-// datagram is recognised by its number (package reliable). Without sealing, strangers on the wire
-// can end a connection, and insert and read frames; strangers elsewhere must guess the 32 bits of the connection's
-// number and use the peer's address.
+// (Config.Trusted). Everything that does not authenticate is dropped before it is parsed. A
+// repeated datagram is recognised by its number (package reliable). Without sealing, strangers on
+// the wire can end a connection, and insert and read frames; strangers elsewhere must guess the 32
+// bits of the connection's number and use the peer's address.
 //
 // Locks, outermost first: peer.mu, Transport.mu. The handler is called with none of them held.
 package udp
@@ -51,8 +51,9 @@ const Service = "datagrams"
 // Config is what a transport needs.
 type Config struct {
 	Self id.Node
-	// Streams makes the transport that carries streams. It authenticates the nodes that it connects, and
-	// passes the streams that arrive to the handler. The transport made here closes it.
+	// Streams makes the transport that carries streams. It authenticates the nodes that it
+	// connects, and passes the streams that arrive to the handler. The transport made here closes
+	// it.
 	Streams func(fabric.Handler) fabric.Transport
 	// Port is the UDP port that other nodes send to, if it is not the socket's own; 0: it is.
 	Port uint16
@@ -159,7 +160,7 @@ func (t *Transport) peer(node id.Node) *peer {
 	return p
 }
 
-// route makes datagrams of a connection reach a peer, and those of another one no longer. It
+// route makes datagrams of a connection reach a peer, and stops doing so for another connection. It
 // reports false if the connection's number is taken.
 func (t *Transport) route(p *peer, connection, instead uint32) bool {
 	t.mu.Lock()
