@@ -219,7 +219,6 @@ func TestExhaustive(t *testing.T) {
 		{"two classes, two losses", [2][]datagram.Class{{u, s}}, -1, [faults]int{loss: 2}},
 		{"both directions", [2][]datagram.Class{{u, u}, {u}}, -1, [faults]int{loss: 1, repeat: 1}},
 		{"an early time-out and a loss", [2][]datagram.Class{{u, u}}, -1, [faults]int{loss: 1, elapse: 1}},
-		{"two early time-outs", [2][]datagram.Class{{u}}, -1, [faults]int{elapse: 2}},
 		{"four, three losses", [2][]datagram.Class{{u, u, s, u}}, -1, [faults]int{loss: 3}},
 	}
 	for _, c := range scenarios {

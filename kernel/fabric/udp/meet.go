@@ -35,6 +35,7 @@ var (
 	errNotNow  = errors.New("the other node is asking for a meeting itself")
 	errRestart = errors.New("one of the nodes has started again")
 	errChanged = errors.New("the connection has changed during the meeting")
+	errBehind  = errors.New("the ends of earlier connections are not handled yet")
 )
 
 // connect begins to ask for a meeting, unless this side does already. The caller holds the lock.
@@ -67,8 +68,8 @@ func (p *peer) done(err error, late bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.session
-	done := err == nil || p.closed || s == nil || s.bound != 0 || !s.conn.Outstanding()
-	if !done && late {
+	done := p.closed || s == nil || s.bound != 0 || !s.conn.Outstanding()
+	if !done && late && err != nil {
 		p.end(fmt.Errorf("meet: %w", err))
 		done = true
 	}
@@ -82,8 +83,8 @@ func (p *peer) done(err error, late bool) bool {
 // askOnce opens a stream to the peer and holds the asking side of a meeting, unless there is no
 // need any more.
 func (p *peer) askOnce() error {
-	if !p.approach() {
-		return nil
+	if need, err := p.approach(); !need {
+		return err
 	}
 	defer p.part(nil)
 	ctx, cancel := context.WithTimeout(p.transport.context, meetTimeout)
@@ -125,7 +126,7 @@ func (p *peer) welcome(c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if !p.receive(c) {
+	if !p.admit(c) {
 		return p.say(c, hello{step: refusal, incarnation: 1})
 	}
 	defer p.part(c)
@@ -151,26 +152,29 @@ func (p *peer) welcome(c net.Conn) error {
 	return p.say(c, own.hello(confirmation))
 }
 
-// approach waits until this side may ask. It reports false if it need not: the peer has asked in
-// the meantime.
-func (p *peer) approach() bool {
+// approach waits until this side may ask. It reports false if it need not, because the peer has
+// asked in the meantime, or must not.
+func (p *peer) approach() (need bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.phase != apart && !p.closed {
 		p.changed.Wait()
 	}
 	s := p.session
-	if p.closed || s != nil && s.bound != 0 && s.conn.Silence(p.transport.now()) <= p.patience() {
-		return false
+	switch {
+	case p.closed || s != nil && s.bound != 0 && s.conn.Silence(p.transport.now()) <= p.patience():
+		return false, nil
+	case len(p.ended) >= endings:
+		return false, errBehind
 	}
 	p.phase = asking
-	return true
+	return true, nil
 }
 
-// receive waits until the peer may ask. It reports false if this side asks and counts, and if the
+// admit waits until the peer may ask. It reports false if this side asks and counts, and if the
 // handler has not taken the ends of earlier incarnations. A peer that asks again has given up what
 // it asked before.
-func (p *peer) receive(c net.Conn) bool {
+func (p *peer) admit(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.phase != apart && !p.closed {

@@ -41,13 +41,13 @@ type peer struct {
 	known      bool // it has an address
 	session    *session
 	ended      []ending // incarnations whose last messages are not handed over yet
-	connecting bool     // connect runs
+	connecting bool     // ask runs
 	phase      phase
 	visit      net.Conn // the meeting that the peer has asked for
 	delivering bool     // deliver runs
 	closed     bool
 	timer      *time.Timer
-	checked    id.Time // when connect ended last
+	checked    id.Time // when ask ended last
 }
 
 // ending is an incarnation that has ended.
