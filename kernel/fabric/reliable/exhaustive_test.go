@@ -1,6 +1,7 @@
 package reliable
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"fmt"
@@ -128,12 +129,16 @@ func (w *world) choices(left [faults]int) (all []choice) {
 
 // key identifies the state of a world: what happens next depends on nothing else.
 func (w *world) key(left [faults]int) [sha256.Size]byte {
-	text := fmt.Sprint(left)
+	h := sha256.New()
+	fmt.Fprint(h, left)
 	for i, e := range w.ends {
-		slices.SortFunc(w.flying[i], slices.Compare)
-		text += fmt.Sprint(e.delivered, len(e.unconsumed), e.conn.describe(w.now), w.flying[i])
+		fmt.Fprint(h, e.delivered, len(e.unconsumed), e.conn.describe(w.now))
+		slices.SortFunc(w.flying[i], bytes.Compare)
+		for _, b := range w.flying[i] {
+			h.Write(b)
+		}
 	}
-	return sha256.Sum256([]byte(text))
+	return [sha256.Size]byte(h.Sum(nil))
 }
 
 // describe returns everything that decides what an endpoint does next, with times relative to now.
