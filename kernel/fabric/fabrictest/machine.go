@@ -13,6 +13,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -115,6 +116,13 @@ func (r *Recorder) Stream(from id.Node, service string, c net.Conn) {
 	defer c.Close()
 	fmt.Fprintf(c, "node%d wants %s: ", from, service)
 	io.Copy(c, c)
+}
+
+// Seen returns the frames and breaks so far.
+func (r *Recorder) Seen() (frames []string, breaks []error) {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	return slices.Clone(r.Frames), slices.Clone(r.Breaks)
 }
 
 // Await waits until ok holds, which is called with Mu held.

@@ -81,13 +81,14 @@ func (s Suite) framesInOrder(t *testing.T) {
 	senders.Wait()
 	for to, r := range rs {
 		r.Await(t, "all frames", func() bool { return len(r.Frames) == n })
-		for i, f := range r.Frames {
+		frames, breaks := r.Seen()
+		for i, f := range frames {
 			if f != fmt.Sprintf("%d:%d", 1-to, i) {
 				t.Fatalf("frame %d at node%d is %s", i, to, f)
 			}
 		}
-		if len(r.Breaks) > 0 {
-			t.Errorf("connections broke: %v", r.Breaks)
+		if len(breaks) > 0 {
+			t.Errorf("connections broke: %v", breaks)
 		}
 	}
 }
@@ -188,10 +189,8 @@ func (s Suite) strangerIsRefused(t *testing.T) {
 	if _, err := io.ReadAll(raw); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("a connection without TLS was kept")
 	}
-	rs[0].Mu.Lock()
-	defer rs[0].Mu.Unlock()
-	if len(rs[0].Frames) > 0 {
-		t.Errorf("frames from strangers: %v", rs[0].Frames)
+	if frames, _ := rs[0].Seen(); len(frames) > 0 {
+		t.Errorf("frames from strangers: %v", frames)
 	}
 }
 
@@ -238,11 +237,9 @@ func (s Suite) bothFirst(t *testing.T) {
 		both.Wait()
 		for _, r := range rs {
 			r.Await(t, "three frames", func() bool { return len(r.Frames) == 3 })
-			r.Mu.Lock()
-			if len(r.Breaks) > 0 {
-				t.Fatalf("a connection broke: %v", r.Breaks)
+			if _, breaks := r.Seen(); len(breaks) > 0 {
+				t.Fatalf("a connection broke: %v", breaks)
 			}
-			r.Mu.Unlock()
 		}
 		for _, tr := range ts {
 			tr.Close()
@@ -273,19 +270,18 @@ func (s Suite) allAtOnce(t *testing.T) {
 		all.Wait()
 		for node, r := range rs {
 			r.Await(t, "frames", func() bool { return len(r.Frames) >= 10 })
-			r.Mu.Lock()
+			frames, breaks := r.Seen()
 			next := make(map[string]int)
-			for _, f := range r.Frames {
+			for _, f := range frames {
 				from, number, _ := strings.Cut(f, ":")
 				if number != fmt.Sprint(next[from]) {
-					t.Errorf("round %d, node%d: %v", round, node, r.Frames)
+					t.Errorf("round %d, node%d: %v", round, node, frames)
 				}
 				next[from]++
 			}
-			if len(r.Frames) != 10 || len(r.Breaks) > 0 {
-				t.Errorf("round %d, node%d: %d frames, breaks %v", round, node, len(r.Frames), r.Breaks)
+			if len(frames) != 10 || len(breaks) > 0 {
+				t.Errorf("round %d, node%d: %d frames, breaks %v", round, node, len(frames), breaks)
 			}
-			r.Mu.Unlock()
 		}
 		for _, tr := range ts {
 			tr.Close()
@@ -307,7 +303,8 @@ func (s Suite) classes(t *testing.T) {
 	late, _ := more(t, 1, address, r)
 	t.Cleanup(func() { late.Close() })
 	r.Await(t, "frames", func() bool { return len(r.Frames) == 4 })
-	if got := strings.Join(r.Frames, " "); got != "0:1 0:3 0:0 0:2" {
+	frames, _ := r.Seen()
+	if got := strings.Join(frames, " "); got != "0:1 0:3 0:0 0:2" {
 		t.Errorf("frames came as %s", got)
 	}
 }
@@ -323,8 +320,8 @@ func (s Suite) frameSize(t *testing.T) {
 		}
 	}
 	rs[1].Await(t, "frames", func() bool { return len(rs[1].Frames) == 2 })
-	if len(rs[1].Frames[0]) != len("0:") || len(rs[1].Frames[1]) != len("0:")+fabric.MaxFrame {
-		t.Errorf("frames of %d and %d bytes came", len(rs[1].Frames[0]), len(rs[1].Frames[1]))
+	if frames, _ := rs[1].Seen(); len(frames[0]) != len("0:") || len(frames[1]) != len("0:")+fabric.MaxFrame {
+		t.Errorf("frames of %d and %d bytes came", len(frames[0]), len(frames[1]))
 	}
 }
 

@@ -33,6 +33,7 @@ type world struct {
 	flying  [2][][]byte // datagrams to each end
 	numbers uint32      // of connections
 	largest int         // message, bytes
+	size    int         // of datagrams, bytes
 	cut     bool        // a partition: everything that is sent is lost
 	retired int         // incarnations that have ended
 }
@@ -42,6 +43,7 @@ func newWorld(t *testing.T, random *rand.Rand) *world {
 	if random.IntN(4) == 0 {
 		w.window = datagram.Window
 	}
+	w.size = datagram.MinDatagram + random.IntN(2)*random.IntN(8000)
 	w.ends = [2]*end{{}, {}}
 	w.begin()
 	return w
@@ -51,7 +53,7 @@ func newWorld(t *testing.T, random *rand.Rand) *world {
 func (w *world) begin() {
 	for i, e := range w.ends {
 		w.numbers++
-		*e = end{incarnation: e.incarnation + 1, conn: New(Config{Self: id.Node(i), Peer: id.Node(1 - i), Local: w.numbers, Window: w.window})}
+		*e = end{incarnation: e.incarnation + 1, conn: New(Config{Self: id.Node(i), Peer: id.Node(1 - i), Local: w.numbers, Window: w.window, Datagram: w.size})}
 	}
 	for i, e := range w.ends {
 		e.conn.Bind(w.ends[1-i].conn.config.Local, w.now)
@@ -84,7 +86,7 @@ func (w *world) flush(from int) {
 		if len(b) == 0 {
 			return
 		}
-		if len(b) > datagram.MinDatagram-datagram.Overhead {
+		if len(b) > max(w.size, datagram.MinDatagram)-datagram.Overhead {
 			w.t.Fatalf("a datagram of %d bytes", len(b))
 		}
 		if !w.cut {

@@ -69,16 +69,14 @@ func exchange(t *testing.T, ts []*Transport, rs []*fabrictest.Recorder, frames i
 	senders.Wait()
 	for at, r := range rs {
 		check.AwaitFor(t, 120*time.Second, "all frames", func() bool {
-			r.Mu.Lock()
-			defer r.Mu.Unlock()
-			return len(r.Frames) >= frames*int(fabric.Classes)
+			got, _ := r.Seen()
+			return len(got) >= frames*int(fabric.Classes)
 		})
-		r.Mu.Lock()
-		if len(r.Breaks) > 0 || len(r.Frames) != frames*int(fabric.Classes) {
-			t.Errorf("node%d: %d frames, breaks %v", at, len(r.Frames), r.Breaks)
+		got, breaks := r.Seen()
+		if len(breaks) > 0 || len(got) != frames*int(fabric.Classes) {
+			t.Errorf("node%d: %d frames, breaks %v", at, len(got), breaks)
 		}
-		inOrder(t, r.Frames, frames)
-		r.Mu.Unlock()
+		inOrder(t, got, frames)
 	}
 }
 
@@ -143,8 +141,8 @@ func TestDeadPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	rs[0].Await(t, "break", func() bool { return len(rs[0].Breaks) == 1 })
-	if !errors.Is(rs[0].Breaks[0], reliable.ErrDead) {
-		t.Error(rs[0].Breaks[0])
+	if _, breaks := rs[0].Seen(); !errors.Is(breaks[0], reliable.ErrDead) {
+		t.Error(breaks[0])
 	}
 }
 
@@ -169,13 +167,12 @@ func TestKilledAndRestarted(t *testing.T) {
 				ts[1].Meet(0, addresses[0])
 				sendUntil(t, ts[first], id.Node(1-first), round, []*fabrictest.Recorder{survivor, r}[1-first])
 				sendUntil(t, ts[1-first], id.Node(first), round, []*fabrictest.Recorder{survivor, r}[first])
-				survivor.Mu.Lock()
-				if len(survivor.Breaks) != breaks {
-					t.Errorf("round %d: breaks %v", round, survivor.Breaks)
+				if _, got := survivor.Seen(); len(got) != breaks {
+					t.Errorf("round %d: breaks %v", round, got)
 				}
-				survivor.Mu.Unlock()
 				breaks++
-				for _, f := range r.Frames {
+				frames, _ := r.Seen()
+				for _, f := range frames {
 					if !strings.HasPrefix(f, fmt.Sprintf("0:%d ", round)) {
 						t.Errorf("round %d: frame %q", round, f)
 					}
@@ -189,18 +186,15 @@ func TestKilledAndRestarted(t *testing.T) {
 // sendUntil sends numbered frames until one has arrived at the receiver.
 func sendUntil(t *testing.T, from *Transport, to id.Node, round int, r *fabrictest.Recorder) {
 	t.Helper()
-	r.Mu.Lock()
-	before := len(r.Frames)
-	r.Mu.Unlock()
+	before, _ := r.Seen()
 	n := 0
 	check.Await(t, "frame", func() bool {
 		if err := from.Send(t.Context(), to, fabric.User, fmt.Appendf(nil, "%d %d", round, n)); err != nil {
 			t.Fatal(err)
 		}
 		n++
-		r.Mu.Lock()
-		defer r.Mu.Unlock()
-		return len(r.Frames) > before
+		now, _ := r.Seen()
+		return len(now) > len(before)
 	})
 }
 
@@ -232,7 +226,7 @@ func TestTrustDiffers(t *testing.T) {
 	}
 	rs[0].Await(t, "break", func() bool { return len(rs[0].Breaks) > 0 })
 	check.Await(t, "reason", func() bool { return strings.Contains(log.String(), "only one trusts the wire") })
-	if len(rs[1].Frames) > 0 {
-		t.Errorf("frames %v", rs[1].Frames)
+	if frames, _ := rs[1].Seen(); len(frames) > 0 {
+		t.Errorf("frames %v", frames)
 	}
 }

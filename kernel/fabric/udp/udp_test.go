@@ -47,8 +47,9 @@ func TestContract(t *testing.T) {
 	suite(nil).Run(t)
 }
 
+// The same on a trusted wire with large datagrams.
 func TestContractTrusted(t *testing.T) {
-	suite(func(c *Config) { c.Trusted = true }).Run(t)
+	suite(func(c *Config) { c.Trusted, c.Datagram = true, 16<<10 }).Run(t)
 }
 
 // BenchmarkFrames sends frames of the size of a batch of messages.
