@@ -73,7 +73,8 @@ type Transport struct {
 	streams fabric.Transport
 	socket  *socket
 	port    uint16
-	log     *gate.Log // of datagrams and meetings that are refused
+	log     *gate.Log // of datagrams that are refused
+	known   *gate.Log // of actions of authenticated nodes
 	start   time.Time
 	batches sync.Pool       // of *batch
 	context context.Context // ends with Close
@@ -93,7 +94,8 @@ func New(c *net.UDPConn, config Config) *Transport {
 		config.Death = 10 * time.Second
 	}
 	config.Datagram = min(max(config.Datagram, datagram.MinDatagram), batchBytes)
-	t := &Transport{config: config, socket: newSocket(c), port: config.Port, log: gate.NewLog(config.Log, 10, 1), start: time.Now(),
+	t := &Transport{config: config, socket: newSocket(c), port: config.Port, start: time.Now(),
+		log: gate.NewLog(config.Log, 10, 1), known: gate.NewLog(config.Log, 10, 1),
 		peers: make(map[id.Node]*peer), connections: make(map[uint32]*peer)}
 	if t.port == 0 {
 		t.port = c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
@@ -142,6 +144,7 @@ func (t *Transport) Close() error {
 	err := errors.Join(t.streams.Close(), t.socket.conn.Close())
 	t.running.Wait()
 	t.log.Close()
+	t.known.Close()
 	return err
 }
 
@@ -237,7 +240,7 @@ type visitor struct{ *Transport }
 // Frame implements fabric.Handler. A node that sends its frames over the streams' transport is
 // configured differently.
 func (v visitor) Frame(from id.Node, frame []byte) {
-	v.log.Printf("fabric: node%d sends frames over TCP, and this node expects datagrams: select one transport for all nodes", from)
+	v.known.Printf("fabric: node%d sends frames over TCP, and this node expects datagrams: select one transport for all nodes", from)
 }
 
 // Broken implements fabric.Handler.
@@ -251,6 +254,6 @@ func (v visitor) Stream(from id.Node, service string, c net.Conn) {
 	}
 	defer c.Close()
 	if err := v.peer(from).welcome(c); err != nil && v.context.Err() == nil {
-		v.log.Printf("fabric: meet node%d: %v", from, err)
+		v.known.Printf("fabric: meet node%d: %v", from, err)
 	}
 }
