@@ -66,8 +66,8 @@ const (
 // alone are tests that compute much with nothing beside them: random programs, simulated hours. The race detector would find nothing
 // in them and make them ten times longer.
 var alone = computing{
-	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted"},
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable"},
 }
 
 // agree is one of them that takes as long as it is told: random programs on which the engines must agree. tools/soak gives it more.

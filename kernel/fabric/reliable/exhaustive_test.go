@@ -215,7 +215,7 @@ func (w *world) settle(path []choice) {
 // Every interleaving of arrivals, losses, duplicates and time-outs of a few messages, with a window
 // of two units, delivers each message once and in order, and from every state on everything arrives
 // once the faults end.
-func TestExhaustive(t *testing.T) {
+func TestAllInterleavings(t *testing.T) {
 	const u, s = datagram.User, datagram.System
 	scenarios := []scenario{
 		{"three in a row, one loss", [2][]datagram.Class{{u, u, u}}, -1, [faults]int{loss: 1}},

@@ -258,7 +258,7 @@ func (w *world) quiet() bool {
 // Whatever the network does, messages are delivered once and in order within their class, memory is
 // bounded, and all arrive when the network has healed. Nothing of an incarnation that has ended is
 // taken for one of the next.
-func TestRandom(t *testing.T) {
+func TestRandomNetwork(t *testing.T) {
 	seed := check.Seed(t)
 	runs := 300
 	if testing.Short() {
