@@ -102,7 +102,7 @@ func inOrder(t *testing.T, all []string, frames int) {
 // interrupted for three seconds, loses no frame and changes no order.
 func TestLossy(t *testing.T) {
 	ts, rs, ps := behind(t, lossy, nil)
-	partition := time.AfterFunc(500*time.Millisecond, func() {
+	partition := time.AfterFunc(100*time.Millisecond, func() {
 		for _, p := range ps {
 			p.cut.Store(true)
 		}
@@ -114,14 +114,14 @@ func TestLossy(t *testing.T) {
 	})
 	defer partition.Stop()
 	begin := time.Now()
-	exchange(t, ts, rs, 1500, 4000)
+	exchange(t, ts, rs, 400, 4000)
 	t.Logf("%v, %d and %d datagrams", time.Since(begin), ps[0].passed.Load(), ps[1].passed.Load())
 }
 
 // Forged, truncated, changed and repeated datagrams change nothing.
 func TestHostile(t *testing.T) {
 	ts, rs, _ := behind(t, hostile, nil)
-	exchange(t, ts, rs, 1000, 3000)
+	exchange(t, ts, rs, 300, 3000)
 	for _, tr := range ts {
 		tr.mu.Lock()
 		if len(tr.connections) != 1 || len(tr.peers) != 1 {
