@@ -37,8 +37,9 @@ var ErrClosed = errors.New("fabric: transport closed")
 // Transport moves frames and streams between this node and others. It is safe for concurrent use.
 //
 // Frames to one node arrive whole, in order within their class, at most once. They can be lost only
-// when the connection to that node breaks, which is reported to both sides (Handler.Broken); later
-// frames use a new one.
+// when the connection to that node breaks, which is reported to each side that lives
+// (Handler.Broken); later frames use a new one. With package tcp any error of the network breaks a
+// connection, with package udp only the death of the other node or its restart.
 type Transport interface {
 	// Meet sets the address of a node, a host:port.
 	Meet(node id.Node, address string)

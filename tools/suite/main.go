@@ -71,8 +71,8 @@ const (
 // alone are long computations in a single goroutine: random programs, simulated hours. The race
 // detector would find nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted"},
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable"},
 }
 
 // agree is one of them with a configurable duration: random programs on which the engines must

@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -11,12 +10,12 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
+	"margay/kernel/fabric/fabrictest"
 )
 
 // player is a node that a test plays by hand, to say the wrong things at the wrong moments.
@@ -110,7 +109,7 @@ func TestHostileOpening(t *testing.T) {
 			good := p.dial(ts[0], opening)
 			p.hears(good, "y")
 			io.WriteString(good, "y"+say("hello"))
-			rs[0].await(t, "frame", func() bool { return len(rs[0].frames) == 1 && rs[0].frames[0] == "1:hello" })
+			rs[0].Await(t, "frame", func() bool { return len(rs[0].Frames) == 1 && rs[0].Frames[0] == "1:hello" })
 		})
 	}
 }
@@ -133,10 +132,10 @@ func TestHostileFrames(t *testing.T) {
 			whole := strings.Repeat("x", fabric.MaxFrame)
 			io.WriteString(c, "y"+say("")+say(whole)+end)
 			c.CloseWrite()
-			rs[0].await(t, "break", func() bool { return len(rs[0].broken) == 1 })
+			rs[0].Await(t, "break", func() bool { return len(rs[0].Breaks) == 1 })
 			p.ends(c)
-			if len(rs[0].frames) != 2 || rs[0].frames[0] != "1:" || rs[0].frames[1] != "1:"+whole {
-				t.Errorf("%d frames came", len(rs[0].frames))
+			if len(rs[0].Frames) != 2 || rs[0].Frames[0] != "1:" || rs[0].Frames[1] != "1:"+whole {
+				t.Errorf("%d frames came", len(rs[0].Frames))
 			}
 		})
 	}
@@ -189,7 +188,7 @@ func TestWrongNode(t *testing.T) {
 	if err := ts[0].Send(t.Context(), 1, fabric.User, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	rs[1].await(t, "frame", func() bool { return len(rs[1].frames) == 1 })
+	rs[1].Await(t, "frame", func() bool { return len(rs[1].Frames) == 1 })
 }
 
 // Both begin at the same moment: the connection of the lower number counts.
@@ -208,16 +207,16 @@ func TestLowerNumberCounts(t *testing.T) {
 	io.WriteString(its, "y")
 	p.hears(its, "y"+say("hello"))
 	io.WriteString(its, say("answer"))
-	rs[0].await(t, "frame", func() bool { return len(rs[0].frames) == 1 && rs[0].frames[0] == "1:answer" })
-	if len(rs[0].broken) > 0 {
-		t.Errorf("a connection broke: %v", rs[0].broken)
+	rs[0].Await(t, "frame", func() bool { return len(rs[0].Frames) == 1 && rs[0].Frames[0] == "1:answer" })
+	if len(rs[0].Breaks) > 0 {
+		t.Errorf("a connection broke: %v", rs[0].Breaks)
 	}
 }
 
 // The higher number takes the other's connection while it opens its own, and lets its own go.
 func TestHigherNumberYields(t *testing.T) {
 	m := newMachine(t)
-	r := newRecorder()
+	r := fabrictest.NewRecorder()
 	tr := New(listen(t, "127.0.0.1:0"), m.config(t, 1, r))
 	t.Cleanup(func() { tr.Close() })
 	p := newPlayer(t, m, 0)
@@ -232,8 +231,8 @@ func TestHigherNumberYields(t *testing.T) {
 	p.ends(its)
 	io.WriteString(mine, "y")
 	p.hears(mine, say("hello"))
-	if len(r.broken) > 0 {
-		t.Errorf("a connection broke: %v", r.broken)
+	if len(r.Breaks) > 0 {
+		t.Errorf("a connection broke: %v", r.Breaks)
 	}
 }
 
@@ -257,52 +256,8 @@ func TestNoAndSilence(t *testing.T) {
 	c := p.accept()
 	io.WriteString(c, "y")
 	p.hears(c, "y"+say("hello"))
-	if len(rs[0].broken) > 0 {
-		t.Errorf("a connection broke: %v", rs[0].broken)
-	}
-}
-
-// Three nodes begin with each other at the same moment, again and again: everything comes once and
-// in order.
-func TestAllAtOnce(t *testing.T) {
-	m := newMachine(t)
-	for round := range 20 {
-		ts, rs := nodes(t, m, 3)
-		var all sync.WaitGroup
-		for from := range 3 {
-			for to := range 3 {
-				if from == to {
-					continue
-				}
-				all.Go(func() {
-					for i := range 5 {
-						if err := ts[from].Send(t.Context(), id.Node(to), fabric.User, fmt.Append(nil, i)); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-			}
-		}
-		all.Wait()
-		for node, r := range rs {
-			r.await(t, "frames", func() bool { return len(r.frames) >= 10 })
-			r.mu.Lock()
-			next := make(map[string]int)
-			for _, f := range r.frames {
-				from, number, _ := strings.Cut(f, ":")
-				if number != fmt.Sprint(next[from]) {
-					t.Errorf("round %d, node%d: %v", round, node, r.frames)
-				}
-				next[from]++
-			}
-			if len(r.frames) != 10 || len(r.broken) > 0 {
-				t.Errorf("round %d, node%d: %d frames, broken %v", round, node, len(r.frames), r.broken)
-			}
-			r.mu.Unlock()
-		}
-		for _, tr := range ts {
-			tr.Close()
-		}
+	if len(rs[0].Breaks) > 0 {
+		t.Errorf("a connection broke: %v", rs[0].Breaks)
 	}
 }
 
@@ -317,155 +272,15 @@ func TestBrokenConnection(t *testing.T) {
 			}
 		}
 		for node, r := range rs {
-			r.await(t, "frame", func() bool { return len(r.frames) == round+1 && r.frames[round] == fmt.Sprintf("%d:%d", 1-node, round) })
+			r.Await(t, "frame", func() bool { return len(r.Frames) == round+1 && r.Frames[round] == fmt.Sprintf("%d:%d", 1-node, round) })
 		}
 		p := ts[round%2].peer(id.Node(1 - round%2))
 		p.mu.Lock()
 		p.conn.(*tls.Conn).NetConn().Close()
 		p.mu.Unlock()
 		for _, r := range rs {
-			r.await(t, "break", func() bool { return len(r.broken) == round+1 })
+			r.Await(t, "break", func() bool { return len(r.Breaks) == round+1 })
 		}
-	}
-}
-
-// System frames overtake user frames; each class keeps its order.
-func TestClasses(t *testing.T) {
-	m := newMachine(t)
-	ts, _ := nodes(t, m, 1)
-	l := listen(t, "127.0.0.1:0")
-	ts[0].Meet(1, l.Addr().String())
-	for i, class := range []fabric.Class{fabric.User, fabric.System, fabric.User, fabric.System} {
-		if err := ts[0].Send(t.Context(), 1, class, fmt.Append(nil, i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r := newRecorder()
-	late := New(l, m.config(t, 1, r))
-	t.Cleanup(func() { late.Close() })
-	r.await(t, "frames", func() bool { return len(r.frames) == 4 })
-	if got := strings.Join(r.frames, " "); got != "0:1 0:3 0:0 0:2" {
-		t.Errorf("frames came as %s", got)
-	}
-}
-
-func TestFrameSize(t *testing.T) {
-	ts, rs := nodes(t, newMachine(t), 2)
-	if err := ts[0].Send(t.Context(), 1, fabric.User, make([]byte, fabric.MaxFrame+1)); err == nil {
-		t.Error("too large a frame was sent")
-	}
-	for _, size := range []int{0, fabric.MaxFrame} {
-		if err := ts[0].Send(t.Context(), 1, fabric.User, make([]byte, size)); err != nil {
-			t.Error(err)
-		}
-	}
-	rs[1].await(t, "frames", func() bool { return len(rs[1].frames) == 2 })
-	if len(rs[1].frames[0]) != len("0:") || len(rs[1].frames[1]) != len("0:")+fabric.MaxFrame {
-		t.Errorf("frames of %d and %d bytes came", len(rs[1].frames[0]), len(rs[1].frames[1]))
-	}
-}
-
-// slow is a handler that blocks until it is released.
-type slow struct {
-	*recorder
-	gate chan struct{}
-}
-
-func (s slow) Frame(from id.Node, frame []byte) {
-	<-s.gate
-	s.recorder.Frame(from, frame)
-}
-
-// A node that does not receive blocks its senders, except for system frames, and no other node.
-func TestSlowNode(t *testing.T) {
-	m := newMachine(t)
-	ts, rs := nodes(t, m, 2)
-	s := slow{newRecorder(), make(chan struct{})}
-	tr := New(listen(t, "127.0.0.1:0"), m.config(t, 2, s))
-	t.Cleanup(func() { tr.Close() })
-	ts[0].Meet(2, tr.listener.Addr().String())
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	var err error
-	sent := 0
-	for ; err == nil; sent++ {
-		err = ts[0].Send(ctx, 2, fabric.User, make([]byte, fabric.MaxFrame))
-	}
-	if sent--; !errors.Is(err, context.DeadlineExceeded) || sent < queueBytes/fabric.MaxFrame {
-		t.Errorf("after %d frames: %v", sent, err)
-	}
-	if err := ts[0].Send(t.Context(), 2, fabric.System, []byte("system")); err != nil {
-		t.Error(err)
-	}
-	if err := ts[0].Send(t.Context(), 1, fabric.User, []byte("x")); err != nil {
-		t.Error(err)
-	}
-	rs[1].await(t, "frame", func() bool { return len(rs[1].frames) == 1 })
-	close(s.gate)
-	s.await(t, "all frames", func() bool { return len(s.frames) == sent+1 })
-}
-
-// After Close there is an error for every use, also for one that waits.
-func TestClosed(t *testing.T) {
-	m := newMachine(t)
-	ts, _ := nodes(t, m, 2)
-	l := listen(t, "127.0.0.1:0") // takes connections and never answers
-	defer l.Close()
-	ts[0].Meet(7, l.Addr().String())
-	waiting := make(chan error, 1)
-	go func() {
-		var err error
-		for err == nil {
-			err = ts[0].Send(context.Background(), 7, fabric.User, make([]byte, fabric.MaxFrame))
-		}
-		waiting <- err
-	}()
-	p := ts[0].peer(7)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		p.mu.Lock()
-		queued := p.queued
-		p.mu.Unlock()
-		if queued > queueBytes {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("only %d bytes were queued", queued)
-		}
-	}
-	if err := ts[0].Close(); err != nil {
-		t.Error(err)
-	}
-	select {
-	case err := <-waiting:
-		if !errors.Is(err, fabric.ErrClosed) {
-			t.Errorf("a Send that waited: %v", err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Fatal("a Send waits for ever")
-	}
-	ts[0].Meet(8, l.Addr().String())
-	for _, node := range []id.Node{1, 7, 8, 9} {
-		if err := ts[0].Send(t.Context(), node, fabric.System, []byte("x")); !errors.Is(err, fabric.ErrClosed) {
-			t.Errorf("Send to node%d: %v", node, err)
-		}
-		if _, err := ts[0].Stream(t.Context(), node, "echo"); !errors.Is(err, fabric.ErrClosed) {
-			t.Errorf("Stream to node%d: %v", node, err)
-		}
-	}
-}
-
-func TestStreamToNowhere(t *testing.T) {
-	ts, _ := nodes(t, newMachine(t), 1)
-	if _, err := ts[0].Stream(t.Context(), 7, "echo"); !errors.Is(err, fabric.ErrUnknownNode) {
-		t.Errorf("Stream to a node never met: %v", err)
-	}
-	l := listen(t, "127.0.0.1:0")
-	defer l.Close()
-	ts[0].Meet(7, l.Addr().String())
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if _, err := ts[0].Stream(ctx, 7, "echo"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Stream to a node that does not answer: %v", err)
 	}
 }
 
