@@ -34,11 +34,11 @@ func (e *Endpoint) rouse(b *bell) {
 // Rouse rings the doorbell, for room in the send ring.
 func (e *Endpoint) Rouse() { e.rouse(&e.doorbell) }
 
-// RouseAll rings the doorbell and the notifier: the previous node kernel may have been killed
+// RouseAll rings the doorbell and the upcall doorbell: the previous node kernel may have been killed
 // before it rang them.
 func (e *Endpoint) RouseAll() {
 	e.rouse(&e.doorbell)
-	e.rouse(&e.notifier)
+	e.rouse(&e.upcallBell)
 }
 
 // Listen calls rung each time that the rank rings, until Shut.

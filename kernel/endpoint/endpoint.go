@@ -1,5 +1,5 @@
 // Package endpoint is the node kernel's end of what it shares with one rank: the area with its
-// rings (package wire), the doorbell, the upcall notifier and the socket for requests.
+// rings (package wire), the doorbell, the upcall doorbell and the socket for requests.
 //
 // A message for the rank goes into one of two inboxes: the receive ring, or the upcall ring, whose
 // messages interrupt the rank. If a ring is full, messages wait in node kernel memory, in order.
@@ -39,7 +39,7 @@ import (
 )
 
 // Item returns the name of the item that keeps a rank's endpoint. Its files are the socket, the
-// area, and both ends of the doorbell and of the notifier.
+// area, and both ends of the doorbell and of the upcall doorbell.
 func Item(rank id.Rank) string { return fmt.Sprintf("rank/%d/kernel", rank) }
 
 // Owner is the part of the node kernel that has the endpoint. Its methods must not wait.
@@ -62,14 +62,14 @@ type Config struct {
 
 // Endpoint is the endpoint of one rank. It is safe for concurrent use, except for Sent.
 type Endpoint struct {
-	config   Config
-	rank     id.Rank
-	socket   *net.UnixConn // for requests
-	doorbell bell
-	notifier bell
-	memory   *memory.Memory
-	area     *wire.Area
-	sent     *wire.Consumer
+	config     Config
+	rank       id.Rank
+	socket     *net.UnixConn // for requests
+	doorbell   bell
+	upcallBell bell
+	memory     *memory.Memory
+	area       *wire.Area
+	sent       *wire.Consumer
 
 	inBarrier atomic.Uint64 // id.Time since when the rank has been in a barrier; 0: it is in none, or that is not recorded
 
@@ -104,14 +104,14 @@ func (e *Endpoint) create(keeper keep.Keeper) error {
 	if err := unix.SetNonblock(int(app.Fd()), false); err != nil {
 		return fmt.Errorf("make the socket for requests blocking: %w", err)
 	}
-	for _, b := range []*bell{&e.doorbell, &e.notifier} {
+	for _, b := range []*bell{&e.doorbell, &e.upcallBell} {
 		if b.near, b.far, err = socketPair(unix.SOCK_STREAM); err != nil {
 			return err
 		}
 	}
 	// A thread that waits for upcalls blocks too.
-	if err := unix.SetNonblock(int(e.notifier.far.Fd()), false); err != nil {
-		return fmt.Errorf("make the notifier blocking: %w", err)
+	if err := unix.SetNonblock(int(e.upcallBell.far.Fd()), false); err != nil {
+		return fmt.Errorf("make the upcall doorbell blocking: %w", err)
 	}
 	area, err := keep.File(e.memory)
 	if err != nil {
@@ -121,7 +121,7 @@ func (e *Endpoint) create(keeper keep.Keeper) error {
 	if err := keeper.Keep(keep.Item{Name: task.AppFile(e.rank), Files: []*os.File{app}}); err != nil {
 		return err
 	}
-	kept := []*os.File{near, area, e.doorbell.near, e.doorbell.far, e.notifier.near, e.notifier.far}
+	kept := []*os.File{near, area, e.doorbell.near, e.doorbell.far, e.upcallBell.near, e.upcallBell.far}
 	if err := keeper.Keep(keep.Item{Name: Item(e.rank), Files: kept}); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (e *Endpoint) adopt(item *keep.Item) (err error) {
 	}
 	near := item.Files[0]
 	e.doorbell.near, e.doorbell.far = item.Files[2], item.Files[3]
-	e.notifier.near, e.notifier.far = item.Files[4], item.Files[5]
+	e.upcallBell.near, e.upcallBell.far = item.Files[4], item.Files[5]
 	item.Files = []*os.File{near, item.Files[1]}
 	return e.attach(near)
 }
@@ -189,7 +189,7 @@ func (e *Endpoint) attach(near *os.File) error {
 		return fmt.Errorf("rank %d: its socket is a %T", e.rank, conn)
 	}
 	e.socket = socket
-	for _, b := range []*bell{&e.doorbell, &e.notifier} {
+	for _, b := range []*bell{&e.doorbell, &e.upcallBell} {
 		if b.raw, err = b.near.SyscallConn(); err != nil {
 			return fmt.Errorf("rank %d: its doorbell: %w", e.rank, err)
 		}
@@ -209,14 +209,14 @@ func (e *Endpoint) Sent() *wire.Consumer { return e.sent }
 func (e *Endpoint) Entered() uint64 { return e.area.Entered().Load() }
 
 // Openings returns the files that the rank gets when it joins: its area, and its ends of the
-// doorbell and of the notifier. They are the caller's.
+// doorbell and of the upcall doorbell. They are the caller's.
 func (e *Endpoint) Openings() (files []*os.File, err error) {
 	area, err := keep.File(e.memory)
 	if err != nil {
 		return nil, err
 	}
 	files = append(files, area)
-	for _, b := range []*bell{&e.doorbell, &e.notifier} {
+	for _, b := range []*bell{&e.doorbell, &e.upcallBell} {
 		f, err := keep.Duplicate(b.far.Fd(), b.far.Name())
 		if err != nil {
 			rights.Close(files)
@@ -230,7 +230,7 @@ func (e *Endpoint) Openings() (files []*os.File, err error) {
 // Hold keeps the sockets open that the rank may have sent descriptors through, until the returned
 // files are closed (untrusted.Close).
 func (e *Endpoint) Hold() (held []*os.File) {
-	sockets := []syscall.RawConn{e.doorbell.raw, e.notifier.raw}
+	sockets := []syscall.RawConn{e.doorbell.raw, e.upcallBell.raw}
 	if raw, err := e.socket.SyscallConn(); err == nil {
 		sockets = append(sockets, raw)
 	}
@@ -246,7 +246,7 @@ func (e *Endpoint) Hold() (held []*os.File) {
 // necessary.
 func (e *Endpoint) Shut() {
 	e.doorbell.near.Close()
-	e.notifier.near.Close()
+	e.upcallBell.near.Close()
 	if e.socket != nil {
 		e.socket.Close()
 	}
@@ -256,7 +256,7 @@ func (e *Endpoint) Shut() {
 func (e *Endpoint) Close() {
 	e.Shut()
 	e.doorbell.far.Close()
-	e.notifier.far.Close()
+	e.upcallBell.far.Close()
 	if e.memory != nil {
 		e.memory.Close()
 	}

@@ -56,13 +56,13 @@ func (n *notes) Take(o flow.Origin) { n.taken = append(n.taken, o) }
 type side struct {
 	*Endpoint
 	notes
-	kept     keeper
-	waiting  uint64
-	area     *wire.Area
-	doorbell *os.File
-	notifier *os.File
-	receive  *wire.Consumer
-	upcalls  *wire.Consumer
+	kept       keeper
+	waiting    uint64
+	area       *wire.Area
+	doorbell   *os.File
+	upcallBell *os.File
+	receive    *wire.Consumer
+	upcalls    *wire.Consumer
 }
 
 // config describes rank 1 of 3, on node 5.
@@ -103,7 +103,7 @@ func open(t *testing.T) *side {
 	if s.area, _, err = wire.OpenArea(mem); err != nil {
 		t.Fatal(err)
 	}
-	s.doorbell, s.notifier = files[1], files[2]
+	s.doorbell, s.upcallBell = files[1], files[2]
 	s.receive, s.upcalls = s.area.ReceiveConsumer(), s.area.UpcallConsumer()
 	return s
 }
@@ -225,12 +225,12 @@ func playModel(t *testing.T, random *rand.Rand) {
 	}
 }
 
-// A rank that sleeps is woken by the doorbell, one that has armed by the notifier, once.
+// A rank that sleeps is woken by the doorbell, one that has armed by the upcall doorbell, once.
 func TestWaking(t *testing.T) {
 	s := open(t)
 	s.post(Ordinary, 0, 10)
 	s.post(Upcalls, 1, 10)
-	if rings(s.doorbell) != 0 || rings(s.notifier) != 0 {
+	if rings(s.doorbell) != 0 || rings(s.upcallBell) != 0 {
 		t.Error("a rank that polls was woken")
 	}
 	if s.Waiting() != 2 {
@@ -243,8 +243,8 @@ func TestWaking(t *testing.T) {
 	}
 	s.post(Upcalls, 2, 10)
 	s.post(Upcalls, 3, 10)
-	if n := rings(s.notifier); n != 1 || s.area.Armed().Load() != 0 {
-		t.Errorf("%d bytes in the notifier", n)
+	if n := rings(s.upcallBell); n != 1 || s.area.Armed().Load() != 0 {
+		t.Errorf("%d bytes in the upcall doorbell", n)
 	}
 	rings(s.doorbell)
 	s.Release(1)
@@ -252,7 +252,7 @@ func TestWaking(t *testing.T) {
 		t.Errorf("the release from a barrier woke the rank %d times", s.woken)
 	}
 	s.RouseAll()
-	if rings(s.doorbell) != 1 || rings(s.notifier) != 1 || s.woken != 3 {
+	if rings(s.doorbell) != 1 || rings(s.upcallBell) != 1 || s.woken != 3 {
 		t.Error("a rank was not woken after a restart")
 	}
 }

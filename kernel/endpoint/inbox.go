@@ -124,7 +124,7 @@ func (e *Endpoint) push(in *inbox, r wire.Record) bool {
 	in.unread++
 	switch {
 	case in == &e.upcalls && wake && in.ring.Claim():
-		e.notifier.ring()
+		e.upcallBell.ring()
 	case in == &e.upcalls && e.sleeps() || in != &e.upcalls && wake:
 		e.doorbell.ring()
 	}
