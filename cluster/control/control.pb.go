@@ -2111,7 +2111,7 @@ func (x *LogLine) GetTimeNs() int64 {
 	return 0
 }
 
-// Prepare tells a node its share of a job. Answer: Done or Error.
+// Prepare tells a node its share of a job. Answer: Prepared or Error.
 type Prepare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
