@@ -1,4 +1,5 @@
-// Package message carries active messages between the ranks of jobs.
+// Package message carries active messages between the ranks of jobs. Those between ranks of one node may pass it by (package
+// channel, file channels.go).
 //
 // A rank writes a message into its send ring (package wire). The node kernel takes it from there, stamps who sent it, and
 // sends it with others in a frame to the node of the target rank (package fabric), where the job's message extensions decide
@@ -27,7 +28,7 @@
 // when the other nodes have the messages that its ranks had sent when they entered: it asks those to which it has sent any
 // since they last said so. A rank is let out behind the messages that wait for room in its ring.
 //
-// Locks, outermost first: Engine.spinning (held while the spinner begins or ends), Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
+// Locks, outermost first: Engine.spinning (held while the spinner begins or ends), Job.pathing (held while ranks are told which path messages take), Job.sending (held while frames of messages are numbered and queued), Job.receiving (held while
 // messages are handed to extensions and ranks), rank.mu, Job.mu. Frames that are not messages are sent with none but
 // Job.sending and Job.receiving held: sending them never waits. Engine.mu guards the table of jobs and the transport. It is
 // taken last, and held for no other.
@@ -116,6 +117,13 @@ type JobConfig struct {
 	// Woken is told that a rank of this node may have been woken up, unless Arrived is told after that. nil: nobody wants to know.
 	// It must not wait, nor call the engine.
 	Woken func(rank id.Rank)
+
+	// Scheduled reports whether Arrived and Woken must be told at present; nil: always, where they are set. Repath must be called
+	// after it has changed.
+	Scheduled func() bool
+
+	// CPUs is how many CPUs the ranks of this node run on; 0: one for each.
+	CPUs int
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.

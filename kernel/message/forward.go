@@ -38,7 +38,8 @@ func (f flow) lane() int { return lane(f.rank.number, f.hops) }
 // back in order, so that a total says which messages it is for.
 type held struct {
 	origin
-	done bool
+	source id.Rank // of the message, if it is being forwarded
+	done   bool
 }
 
 // forward is a message that waits for room in the window to its new target.
@@ -77,9 +78,10 @@ func (j *Job) forward(o origin, p packet, target id.Rank) {
 	p.payload = slices.Clone(p.payload)
 	p.target = target
 	p.hops++
-	h := &held{origin: o}
+	h := &held{origin: o, source: p.source}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.retain(p.source)
 	*j.ledger.forwarding++
 	j.held[o.flow] = append(j.held[o.flow], h)
 	l := lane(p.target, p.hops)
@@ -195,6 +197,7 @@ func (j *Job) grant(l int, total uint64, back *refunds) {
 		h := j.onward[l][0].held
 		j.onward[l] = j.onward[l][1:]
 		h.done = true
+		j.placed(h.source)
 		j.giveBackHeld(h.flow, back)
 		*j.ledger.forwarding--
 	}

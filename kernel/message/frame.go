@@ -27,8 +27,8 @@ const (
 
 const frameHeader = 16
 
-// A message in a frame: 0 u32 source rank, 4 u32 target rank, 8 u16 handler, 10 u16 payload bytes, 12 u32 how often it was
-// forwarded, 16 u64 first argument, 24 u64 second argument, 32 payload.
+// A message in a frame: 0 u32 source rank, 4 u32 target rank, 8 u16 handler, 10 u16 payload bytes, 12 u16 how often it was
+// forwarded, 14 u16 wire.Record.After, which only the node that sends it reads, 16 u64 first argument, 24 u64 second argument, 32 payload.
 const messageHeader = 32
 
 // A grant in a frame: 0 u32 rank, 4 u32 how often the messages were forwarded, 8 u64 bytes taken.
@@ -38,7 +38,8 @@ const grantSize = 16
 type packet struct {
 	source, target id.Rank
 	handler        uint16
-	hops           uint8 // times that it was forwarded, at most slot.MaxHops
+	hops           uint8  // times that it was forwarded, at most slot.MaxHops
+	after          uint16 // of wire.Record
 	args           [2]uint64
 	payload        []byte
 }
@@ -81,7 +82,8 @@ func appendPacket(b []byte, p packet) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(p.target))
 	b = binary.LittleEndian.AppendUint16(b, p.handler)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(p.payload)))
-	b = binary.LittleEndian.AppendUint32(b, uint32(p.hops))
+	b = binary.LittleEndian.AppendUint16(b, uint16(p.hops))
+	b = binary.LittleEndian.AppendUint16(b, p.after)
 	b = binary.LittleEndian.AppendUint64(b, p.args[0])
 	b = binary.LittleEndian.AppendUint64(b, p.args[1])
 	return append(b, p.payload...)
@@ -118,7 +120,7 @@ func (f *frame) parse(b []byte) error {
 		return nil
 	case kindWindow:
 		for ; len(body) >= grantSize; body = body[grantSize:] {
-			hops, err := parseHops(body[4:])
+			hops, err := parseHops(binary.LittleEndian.Uint32(body[4:]))
 			if err != nil {
 				return err
 			}
@@ -144,7 +146,7 @@ func (f *frame) parseMessages(body []byte) error {
 		if size > wire.MaxPayload || len(body) < messageHeader+size {
 			return fmt.Errorf("message: payload of %d bytes in a rest of %d", size, len(body))
 		}
-		hops, err := parseHops(body[12:])
+		hops, err := parseHops(uint32(binary.LittleEndian.Uint16(body[12:])))
 		if err != nil {
 			return err
 		}
@@ -153,6 +155,7 @@ func (f *frame) parseMessages(body []byte) error {
 			target:  id.Rank(binary.LittleEndian.Uint32(body[4:])),
 			handler: binary.LittleEndian.Uint16(body[8:]),
 			hops:    hops,
+			after:   binary.LittleEndian.Uint16(body[14:]),
 			args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},
 			payload: body[messageHeader : messageHeader+size],
 		})
@@ -161,9 +164,8 @@ func (f *frame) parseMessages(body []byte) error {
 	return nil
 }
 
-// parseHops reads how often a message was forwarded.
-func parseHops(b []byte) (uint8, error) {
-	hops := binary.LittleEndian.Uint32(b)
+// parseHops checks how often a message was forwarded.
+func parseHops(hops uint32) (uint8, error) {
 	if hops > slot.MaxHops {
 		return 0, fmt.Errorf("message: forwarded %d times, at most %d are allowed", hops, slot.MaxHops)
 	}

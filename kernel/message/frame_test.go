@@ -40,7 +40,7 @@ func goodFrames() map[string]*frame {
 	return map[string]*frame{
 		"no messages": {kind: kindMessages, job: job, key: key, number: 1 << 63},
 		"messages": {kind: kindMessages, job: job, key: key, number: 3, packets: []packet{
-			{source: 1, target: 2, handler: 3, hops: slot.MaxHops, args: [2]uint64{4, 1 << 63}, payload: []byte("payload")},
+			{source: 1, target: 2, handler: 3, hops: slot.MaxHops, after: 1<<16 - 1, args: [2]uint64{4, 1 << 63}, payload: []byte("payload")},
 			{source: 1<<32 - 1, target: 0, handler: 1<<16 - 1, payload: []byte{}},
 			{payload: bytes.Repeat([]byte{0xff}, wire.MaxPayload)},
 		}},

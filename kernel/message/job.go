@@ -12,6 +12,7 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
+	"margay/kernel/channel"
 	"margay/kernel/fabric"
 	"margay/kernel/keep"
 	"margay/kernel/record"
@@ -28,6 +29,8 @@ type Job struct {
 	place    []int // by rank: its node's place in config.Members
 	local    map[id.Rank]*rank
 	ledger   *ledger
+	channels *channel.Table
+	pathing  sync.Mutex      // held while the ranks are told which path their messages take
 	context  context.Context // ends with the job
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
@@ -105,6 +108,7 @@ func (j *Job) memberAt(node id.Node) int {
 
 // run brings the job to life.
 func (j *Job) run() {
+	j.setPath()
 	for _, r := range j.local {
 		j.running.Go(r.pump)
 		j.running.Go(r.listen)

@@ -11,6 +11,7 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
+	"margay/kernel/channel"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
 	"margay/kernel/task"
@@ -52,7 +53,8 @@ func (j *Job) create() error {
 			return err
 		}
 	}
-	return nil
+	j.channels, err = channel.New(j.channelConfig())
+	return err
 }
 
 func (j *Job) newRank(index int, number id.Rank) *rank {
@@ -180,6 +182,9 @@ func (j *Job) adopt(items []*keep.Item) error {
 		}
 		j.wasInUse = j.wasInUse || j.ledger.joined[index] != 0
 	}
+	if j.channels, err = channel.Adopt(j.channelConfig(), byName); err != nil {
+		return err
+	}
 	for name, item := range byName {
 		if region, ok := strings.CutPrefix(name, keptRegions); ok {
 			if err := j.adoptRegion(region, item); err != nil {
@@ -286,6 +291,9 @@ func (j *Job) release() {
 		if r.memory != nil {
 			r.memory.Close()
 		}
+	}
+	if j.channels != nil {
+		j.channels.Close()
 	}
 	if j.ledger != nil {
 		j.ledger.memory.Close()

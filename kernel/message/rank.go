@@ -168,7 +168,11 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 			return n, false, fmt.Errorf("%w: message to rank %d of %d", wire.ErrCorrupt, record.Peer, len(r.job.place))
 		}
 		p := packet{
-			source: r.number, target: id.Rank(record.Peer), handler: record.Handler, args: record.Args, payload: record.Payload,
+			source: r.number, target: id.Rank(record.Peer), handler: record.Handler, args: record.Args, after: uint16(record.After),
+			payload: record.Payload,
+		}
+		if target := r.job.local[p.target]; target != nil {
+			r.job.channels.Speak(r.index, target.index)
 		}
 		to, cost := lane(p.target, 0), p.cost()
 		if !r.job.reserve(to, cost) {
@@ -202,6 +206,7 @@ func (r *rank) flush() {
 		r.rouse(&r.bell)
 	}
 	j.sendBatches(r.batches)
+	j.channels.Settling(r.index).Passed(r.sent.Position())
 }
 
 // listen waits for the rank to ring.
@@ -238,6 +243,9 @@ func (r *rank) put(in *inbox, o origin, p *packet, back *refunds) (waits uint32)
 	record := wire.Record{
 		Handler: p.handler, Peer: uint32(p.source), Node: uint32(r.job.config.Nodes[p.source]), Args: p.args, Payload: p.payload,
 	}
+	if o.member == r.job.self && o.hops == 0 {
+		record.After = uint32(p.after)
+	}
 	if len(in.overflow) == 0 && len(r.upcalls.overflow) == 0 && r.push(in, record) {
 		r.job.taken(o, back)
 		return r.waits()
@@ -245,6 +253,7 @@ func (r *rank) put(in *inbox, o origin, p *packet, back *refunds) (waits uint32)
 	record.Payload = append([]byte(nil), p.payload...)
 	in.overflow = append(in.overflow, waiting{record: record, origin: o, since: r.job.recorder().Begin()})
 	r.job.ledger.waiting[r.index]++
+	r.job.retain(p.source)
 	// The rank rings when it has made room, which it may have done just now.
 	if !in.ring.Wait(len(p.payload)) {
 		r.refillLocked(back)
@@ -332,6 +341,7 @@ func (r *rank) refillInbox(in *inbox, back *refunds) bool {
 		r.delivered(&w)
 		in.overflow = in.overflow[1:]
 		r.job.ledger.waiting[r.index]--
+		r.job.placed(id.Rank(w.record.Peer))
 		r.job.taken(w.origin, back)
 	}
 	in.overflow = nil
@@ -407,6 +417,7 @@ func (r *rank) farewell() {
 	j.ended[r.number] = entered
 	inUse := j.inUse
 	j.mu.Unlock()
+	j.leaves(r)
 	j.settle()
 	if !inUse {
 		return // those who begin to use messages later are told then

@@ -98,6 +98,10 @@ func (r *rank) do(q wire.Request, files []*os.File) (reply wire.Reply, give []*o
 		return r.region(q)
 	case wire.OpState:
 		return r.state(q)
+	case wire.OpChannel:
+		return r.fetch(q)
+	case wire.OpDoorbell:
+		return r.doorbell(q.Value)
 	default:
 		err = fmt.Errorf("request %d is unknown", q.Op)
 		reply.Status = wire.StatusInvalid
@@ -156,7 +160,7 @@ func (r *rank) hello(q wire.Request) (wire.Reply, []*os.File, error) {
 	return reply, give, nil
 }
 
-// openings are what a rank gets that takes part: its area, and its ends of the bell and of the alarm.
+// openings are what a rank gets that takes part: its area, its ends of the bell and of the alarm, the board and its doorbell.
 func (r *rank) openings() (files []*os.File, err error) {
 	area, err := keep.File(r.memory)
 	if err != nil {
@@ -165,6 +169,16 @@ func (r *rank) openings() (files []*os.File, err error) {
 	files = append(files, area)
 	for _, s := range []*socketEnds{&r.bell, &r.alarm} {
 		f, err := keep.Duplicate(s.far.Fd(), s.far.Name())
+		if err != nil {
+			rights.Close(files)
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	for _, open := range []func() (*os.File, error){
+		r.job.channels.Board, func() (*os.File, error) { return r.job.channels.Doorbell(uint64(r.index)) },
+	} {
+		f, err := open()
 		if err != nil {
 			rights.Close(files)
 			return nil, err

@@ -1,0 +1,107 @@
+package message
+
+import (
+	"os"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/wire"
+	"margay/kernel/channel"
+)
+
+// channelConfig describes the ranks of this node, whose messages so far are all settled, or lost.
+func (j *Job) channelConfig() channel.Config {
+	c := channel.Config{Keeper: j.config.Keeper, Log: func(format string, args ...any) {
+		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
+	}}
+	for _, number := range j.config.Local {
+		r := j.local[number]
+		c.Ranks = append(c.Ranks, channel.Rank{Number: number, Area: r.area, Passed: r.sent.Position()})
+	}
+	return c
+}
+
+// Repath finds out again which messages must pass this node kernel. It must be called after extensions in the message slot have
+// changed, recording has begun or ended, or JobConfig.Scheduled has changed.
+func (e *Engine) Repath() {
+	for _, j := range e.all() {
+		if j.enter() {
+			j.setPath()
+			j.running.Done()
+		}
+	}
+}
+
+// setPath publishes which messages must pass this node kernel, and how ranks may wait.
+func (j *Job) setPath() {
+	j.pathing.Lock() // or an old state might come after a new one
+	defer j.pathing.Unlock()
+	var bits uint32
+	if !j.scheduled() {
+		bits |= wire.PathYield
+		if j.config.CPUs == 0 || len(j.config.Local) <= j.config.CPUs {
+			bits |= wire.PathSpin
+		}
+		if j.config.Set.Empty() && !j.recorder().On() {
+			bits |= wire.PathDirect
+		}
+	}
+	j.channels.SetPath(bits)
+}
+
+// scheduled reports whether a scheduler wants to know of each message and each rank that is woken.
+func (j *Job) scheduled() bool {
+	if j.config.Scheduled != nil {
+		return j.config.Scheduled()
+	}
+	return j.config.Arrived != nil || j.config.Woken != nil
+}
+
+// retain notes that a message of a rank waits for room, or is being forwarded, and placed that it no longer does.
+func (j *Job) retain(source id.Rank) {
+	if r := j.local[source]; r != nil {
+		j.channels.Settling(r.index).Held()
+	}
+}
+
+func (j *Job) placed(source id.Rank) {
+	if r := j.local[source]; r != nil {
+		j.channels.Settling(r.index).Placed()
+	}
+}
+
+// leaves notes that a rank has ended, and has those look around that may wait for it.
+func (j *Job) leaves(r *rank) {
+	j.channels.Ended(r.index)
+	for _, other := range j.local {
+		if other.sleeps() {
+			other.rouse(&other.bell)
+		}
+	}
+}
+
+// fetch gives a rank one of its channels.
+func (r *rank) fetch(q wire.Request) (wire.Reply, []*os.File, error) {
+	peer, producer, f, err := r.job.channels.Fetch(r.index, q.Value)
+	if err != nil {
+		return wire.Reply{Status: wire.StatusInvalid}, nil, err
+	}
+	reply := wire.Reply{Values: [8]uint64{uint64(r.job.config.Local[peer]), 0, uint64(peer)}}
+	if producer {
+		reply.Values[1] = 1
+	}
+	bell, err := r.job.channels.Doorbell(uint64(peer))
+	if err != nil {
+		f.Close()
+		return wire.Reply{Status: wire.StatusFailed}, nil, err
+	}
+	return reply, []*os.File{f, bell}, nil
+}
+
+// doorbell gives a rank the doorbell of a rank of its node.
+func (r *rank) doorbell(local uint64) (wire.Reply, []*os.File, error) {
+	f, err := r.job.channels.Doorbell(local)
+	if err != nil {
+		return wire.Reply{Status: wire.StatusInvalid}, nil, err
+	}
+	return wire.Reply{}, []*os.File{f}, nil
+}
