@@ -26,6 +26,7 @@ func (e *Engine) Repath() {
 	for _, j := range e.all() {
 		if j.enter() {
 			j.setPath()
+			j.rouseAll() // room that a rank waits for may be on the other path
 			j.running.Done()
 		}
 	}
@@ -72,9 +73,14 @@ func (j *Job) placed(source id.Rank) {
 // leaves notes that a rank has ended, and has those look around that may wait for it.
 func (j *Job) leaves(r *rank) {
 	j.channels.Ended(r.index)
-	for _, other := range j.local {
-		if other.sleeps() {
-			other.rouse(&other.bell)
+	j.rouseAll()
+}
+
+// rouseAll rings all ranks that sleep.
+func (j *Job) rouseAll() {
+	for _, r := range j.local {
+		if r.sleeps() {
+			r.rouse(&r.bell)
 		}
 	}
 }

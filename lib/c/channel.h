@@ -1,5 +1,6 @@
-/* channel.h: one end of a channel between two ranks of a node, in C (kernel/abi/wire, "Channels"). The rank at
- * the other end may write anything at any time: each number of its is read once and checked. */
+/* channel.h: one end of a channel between two ranks of a node, in C (kernel/abi/wire,
+ * "Channels"). The rank at the other end may write anything at any time: each number of its is
+ * read once and checked. */
 #ifndef MARGAY_CHANNEL_H
 #define MARGAY_CHANNEL_H
 
@@ -45,8 +46,8 @@ static inline uint64_t channel_new_head(uint32_t kind, uint32_t handler, uint32_
 /* channel_mark packs this side's position, never to 0. */
 static inline uint32_t channel_mark(const struct channel *c) { return (c->position / 8 & WIRE_MARK_MASK) | WIRE_MARK_VALID; }
 
-/* channel_look reads the consumer's position and reports whether there is room up to a position. It returns -1 if
- * the consumer has written nonsense. */
+/* channel_look reads the consumer's position and reports whether there is room up to a position.
+ * It returns -1 if the consumer has written nonsense. */
 static inline int channel_look(struct channel *c, uint64_t end)
 {
 	uint64_t taken = atomic_load_explicit(channel_word64(c, WIRE_CHANNEL_TAKEN), memory_order_acquire);
@@ -56,7 +57,8 @@ static inline int channel_look(struct channel *c, uint64_t end)
 	return end <= c->room;
 }
 
-/* channel_put writes a message and reports whether there was room, or returns -1 as channel_look does. */
+/* channel_put writes a message and reports whether there was room, or returns -1 as channel_look
+ * does. */
 static inline int channel_put(struct channel *c, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
 	size_t at = c->position & (WIRE_CHANNEL_RING - 1), need = channel_length(length), pad = 0;
@@ -86,7 +88,8 @@ static inline int channel_put(struct channel *c, int handler, uint64_t arg0, uin
 	return 1;
 }
 
-/* channel_wait announces that this side waits for room for a message, and reports whether there is room. */
+/* channel_wait announces that this side waits for room for a message, and reports whether there
+ * is room. */
 static inline int channel_wait(struct channel *c, size_t length)
 {
 	_Atomic uint32_t *blocked = channel_word(c, WIRE_CHANNEL_BLOCKED);
@@ -103,15 +106,16 @@ static inline int channel_ready(const struct channel *c)
 	return atomic_load_explicit(channel_head(c, c->position), memory_order_acquire) != 0;
 }
 
-/* channel_before reports whether messages that the producer had written at a mark are not handled. */
+/* channel_before reports whether messages that the producer had written at a mark are not
+ * handled. */
 static inline int channel_before(const struct channel *c, uint32_t after)
 {
 	uint32_t ahead = (after - channel_mark(c)) & WIRE_MARK_MASK;
 	return ahead != 0 && ahead <= WIRE_CHANNEL_RING / 8;
 }
 
-/* channel_next reports whether there is a message, or returns -1 if the producer has written nonsense. The payload
- * stays in the channel until channel_done. */
+/* channel_next reports whether there is a message, or returns -1 if the producer has written
+ * nonsense. The payload stays in the channel until channel_done. */
 static inline int channel_next(struct channel *c, struct margay_am *message)
 {
 	size_t at = c->position & (WIRE_CHANNEL_RING - 1);
@@ -135,8 +139,9 @@ static inline int channel_next(struct channel *c, struct margay_am *message)
 	return 1;
 }
 
-/* channel_done gives back the room of a message of that length, each quarter of the ring, so that the line moves rarely. It reports
- * whether it has, and sets *wake if the producer waits for room. */
+/* channel_done gives back the room of a message of that length, each quarter of the ring, so
+ * that the line moves rarely. It reports whether it has, and sets *wake if the producer waits
+ * for room. */
 static inline int channel_done(struct channel *c, size_t length, int *wake)
 {
 	_Atomic uint32_t *blocked = channel_word(c, WIRE_CHANNEL_BLOCKED);

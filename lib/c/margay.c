@@ -45,7 +45,7 @@ static struct {
 	int *doorbells;           /* by local rank, -1: not fetched */
 	struct channel **to;      /* by rank */
 	struct channel **from;    /* by rank */
-	struct channel **sources; /* those of from that there are, in the order of fetching */
+	struct channel **sources; /* the entries of from, in the order of fetching */
 	uint32_t source_count;
 	uint32_t turn;     /* the one of sources to look at first */
 	uint32_t known;    /* channels that were fetched */
@@ -520,7 +520,8 @@ static struct channel *next_channel(void)
 	return NULL;
 }
 
-/* run_channel runs the handler of the next message of a channel and returns the number of messages handled. */
+/* run_channel runs the handler of the next message of a channel and returns the number of
+ * messages handled. */
 static int run_channel(struct channel *c)
 {
 	struct margay_am message = {.node = margay_node()};
@@ -566,7 +567,8 @@ static int add_channel(const struct wire_reply *reply, const int files[MAX_FILES
 	return 0;
 }
 
-/* fetch_channels fetches the channels that the node kernel has made since. The caller has masked upcalls. */
+/* fetch_channels fetches the channels that the node kernel has made since. The caller has masked
+ * upcalls. */
 static int fetch_channels(void)
 {
 	while (atomic_load(word32(WIRE_CHANNELS)) != self.known) {
@@ -709,8 +711,8 @@ static int run_upcalls(void)
 
 static int received_wait(void) { return atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head; }
 
-/* run_received runs the handler of the next message in the receive ring, or of one in a channel that was sent
- * before it. It returns the number of messages handled. */
+/* run_received runs the handler of the next message in the receive ring, or of one in a channel
+ * that was sent before it. It returns the number of messages handled. */
 static int run_received(void)
 {
 	while (received_wait()) {
@@ -734,8 +736,8 @@ static int run_received(void)
 	return 0;
 }
 
-/* run_some runs handlers of messages in the order that the paths demand, and returns the number of messages
- * handled, 0 if there is none. The caller has masked upcalls. */
+/* run_some runs handlers of messages in the order that the paths demand, and returns the number
+ * of messages handled, 0 if there is none. The caller has masked upcalls. */
 static int run_some(void)
 {
 	for (;;) {
@@ -889,8 +891,8 @@ int margay_mask(int masked)
 
 /* ---- Waiting ---- */
 
-/* How long a call that waits does so before it sleeps, in nanoseconds, and its polls between two looks at the
- * clock while it spins. */
+/* How long a call that waits does so before it sleeps, in nanoseconds, and its polls between two
+ * looks at the clock while it spins. */
 #define SPIN_FOR 50000   /* without yielding the core */
 #define YIELD_FOR 1000000 /* all in all */
 #define LOOK_EACH 64
@@ -939,8 +941,8 @@ static int linger(struct pace *p, int64_t deadline)
 	return 1;
 }
 
-/* hush empties the bell and the doorbell and reports whether the node kernel is still connected. Reading the
- * bell wakes the node kernel, so do it when no message is pending. */
+/* hush empties the bell and the doorbell and reports whether the node kernel is still connected.
+ * Reading the bell wakes the node kernel, so do it when no message is pending. */
 static int hush(void)
 {
 	char rung[256];
@@ -953,8 +955,8 @@ static int hush(void)
 	return recv(self.bell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* sleep_until waits for the bell, the doorbell, a signal or the deadline (-1: none). It returns 0 after the
- * deadline. */
+/* sleep_until waits for the bell, the doorbell, a signal or the deadline (-1: none). It returns
+ * 0 after the deadline. */
 static int sleep_until(int64_t deadline)
 {
 	for (;;) {
@@ -1074,8 +1076,8 @@ static int all_met(int n, uint64_t number)
 	return self.arrived == margay_local_size();
 }
 
-/* all_quiet reports whether all local ranks entered a barrier quietly. A rank that is at a later barrier has
- * left this one, for which it would have waited for all others if one had not been quiet. */
+/* all_quiet reports whether all local ranks entered a barrier quietly. A rank that is at a later
+ * barrier has left this one. If a rank had not been quiet, it would still wait for all others. */
 static int all_quiet(uint64_t number)
 {
 	int quiet = 1;
@@ -1089,8 +1091,9 @@ static int all_quiet(uint64_t number)
 	return quiet;
 }
 
-/* meet enters a barrier on the board and waits for the other ranks, which are all on this node. It returns 1 if
- * that completes the barrier and 0 if all of them must enter one of the node kernel. */
+/* meet enters a barrier on the board and waits for the other ranks, which are all on this node.
+ * It returns 1 if that completes the barrier and 0 if all of them must enter one of the node
+ * kernel. */
 static int meet(int timeout_ms)
 {
 	uint64_t number = ++self.barriers;
@@ -1145,8 +1148,8 @@ struct posted {
 	size_t length;
 };
 
-/* has_room announces that this side waits for room for a message, and reports whether there is room.
- * */
+/* has_room announces that this side waits for room for a message, and reports whether there is
+ * room. */
 static int has_room(int n, uint64_t arg)
 {
 	const struct posted *m = (const struct posted *)(uintptr_t)arg;

@@ -10,15 +10,16 @@
 //	job.Finalize(ctx)
 //
 // A message to another node is written to memory shared with the node kernel; a system call is made
-// only if the node kernel sleeps. A message to a rank of the same node is written to memory shared with
-// that rank, unless an extension, a recording or a scheduler must see it; a system call is made only if
-// that rank sleeps. A call that waits spins and yields for about a millisecond before it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
-// ends the job. Unless an extension consumes a message, it runs the handler of its number inside
-// Poll, Wait, WaitFor, Barrier, Finalize, or Send when that must wait. So a message may have been
-// handled before the program waits for it: wait with WaitFor for the effect of a handler, not with
-// Wait for a message. A handler must not block and must not call these functions; it may send with
-// Post, which reports whether there is room. A message that an extension turns into an upcall runs
-// its handler at once, if Upcalls has been called.
+// only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
+// with that rank, unless an extension, a recording or a scheduler must see it; a system call is
+// made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
+// it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss ends the
+// job. Unless an extension consumes a message, it runs the handler of its number inside Poll, Wait,
+// WaitFor, Barrier, Finalize, or Send when that must wait. So a message may have been handled
+// before the program waits for it: wait with WaitFor for the effect of a handler, not with Wait for
+// a message. A handler must not block and must not call these functions; it may send with Post,
+// which reports whether there is room. A message that an extension turns into an upcall runs its
+// handler at once, if Upcalls has been called.
 //
 // Locks, outermost first: Job.handling (held while messages are taken and their handlers run, which
 // may send and ask), Job.sending, Job.asking, Job.mu.
@@ -130,7 +131,7 @@ func Init() (*Job, error) {
 		return nil, err
 	}
 	go j.listen()
-	go j.hear()
+	go j.answer()
 	return j, nil
 }
 

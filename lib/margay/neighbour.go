@@ -11,8 +11,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// fetchAll fetches the channels to and from other ranks of this node that the node kernel has made since. It reports
-// whether there is none left. The caller holds Job.handling.
+// fetchAll fetches the channels to and from other ranks of this node that the node kernel has made
+// since. It reports whether there is none left. The caller holds Job.handling.
 func (j *Job) fetchAll() bool {
 	for {
 		index, missing := j.in.Missing()
@@ -78,7 +78,8 @@ func (j *Job) wake(whom int) {
 	_, _ = unix.Write(j.doorbells[whom], one)
 }
 
-// fetchDoorbell fetches the doorbell of a local rank to which there is no channel. The caller holds Job.sending.
+// fetchDoorbell fetches the doorbell of a local rank to which there is no channel. The caller holds
+// Job.sending.
 func (j *Job) fetchDoorbell(local int) error {
 	_, files, err := j.ask(wire.Request{Op: wire.OpDoorbell, Value: uint64(local)}, nil)
 	if err != nil {

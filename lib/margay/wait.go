@@ -75,8 +75,8 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	}
 }
 
-// awake handles messages, and adds their number to handled, until done, or until it is time to sleep. It
-// reports whether done returned true.
+// awake handles messages, and adds their number to handled, until done, or until it is time to
+// sleep. It reports whether done returned true.
 func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *int) bool {
 	var p pace
 	for {
@@ -139,8 +139,8 @@ func (j *Job) listen() {
 	}
 }
 
-// hear receives from the doorbell, until that is closed.
-func (j *Job) hear() {
+// answer receives from the doorbell until the doorbell is closed.
+func (j *Job) answer() {
 	var rung [8]byte
 	for {
 		if _, err := j.doorbell.Read(rung[:]); err != nil {
@@ -177,8 +177,9 @@ func (j *Job) Barrier(ctx context.Context) error {
 	return nil
 }
 
-// meet enters a barrier on the board and waits for the other ranks, which are all on this node. It reports whether that
-// completes the barrier; otherwise all of them must enter one of the node kernel.
+// meet enters a barrier on the board and waits for the other ranks, which are all on this node. It
+// reports whether that completes the barrier; otherwise all of them must enter one of the node
+// kernel.
 func (j *Job) meet(ctx context.Context) (done bool, err error) {
 	number := j.barriers.Add(1)
 	j.enter(number)

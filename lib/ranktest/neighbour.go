@@ -32,8 +32,8 @@ type neighbour struct {
 	memory [2][]byte
 }
 
-// startNeighbours starts the program with a mode, as a rank that has a neighbour and is greeted. What the neighbour does at random
-// follows from the seed.
+// startNeighbours starts the program with a mode, as a rank that has a neighbour and is greeted.
+// What the neighbour does at random follows from the seed.
 func startNeighbours(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *neighbour {
 	t.Helper()
 	k := start(t, together, []uint32{2, 2}, program, mode...)
@@ -85,7 +85,7 @@ func (n *neighbour) setPath(bits uint32) {
 	n.own.Path().Store(bits)
 }
 
-// wake wakes whom an outlet or an inlet names.
+// wake wakes the rank if an outlet or an inlet names it.
 func (n *neighbour) wake(whom int) {
 	if whom == 1 {
 		if _, err := n.bells[1].Write(binary.NativeEndian.AppendUint64(nil, 1)); err != nil {
@@ -94,8 +94,8 @@ func (n *neighbour) wake(whom int) {
 	}
 }
 
-// carry plays the node kernel, which takes messages from one rank and gives them to the other, and says a while later that they
-// are settled.
+// carry plays the node kernel, which takes messages from one rank and gives them to the other, and
+// says a while later that they are settled.
 func (n *neighbour) carry() {
 	n.t.Helper()
 	n.area.Settled().Store(n.send.Position())
@@ -150,8 +150,8 @@ func (n *neighbour) take() (wire.Record, bool) {
 	return r, ok
 }
 
-// neighbours: messages between two ranks of a node are whole and in order while they change their path, and while both sides
-// sleep and wait for room; and the ranks meet on the board.
+// neighbours: messages between two ranks of a node are whole and in order while they change their
+// path, and while both sides sleep and wait for room; and the ranks meet on the board.
 func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	n := startNeighbours(t, seed, program, "echo")
 	n.setPath(wire.PathDirect)
@@ -206,8 +206,8 @@ func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mod
 	n.meets()
 }
 
-// meets: the rank leaves a barrier that all ranks enter quietly without the node kernel, and enters one of the node kernel when one
-// does not.
+// meets: the rank leaves a barrier that all ranks enter quietly without the node kernel, and enters
+// one of the node kernel when one does not.
 func (n *neighbour) meets() {
 	n.t.Helper()
 	n.Await("barrier on the board", func() bool { return n.board.Arrived(1, 1) == 2 })
@@ -228,7 +228,8 @@ func (n *neighbour) meets() {
 	n.Ended(0)
 }
 
-// lastToMeet: a rank that is the last to enter a barrier wakes those that sleep, also one that it has never spoken with.
+// lastToMeet: a rank that is the last to enter a barrier wakes those that sleep, also one that it
+// has never spoken with.
 func lastToMeet(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	n := startNeighbours(t, 0, program, "await", "0")
 	n.setPath(wire.PathDirect)
@@ -248,7 +249,8 @@ func lastToMeet(t *testing.T, program func(ctx context.Context, mode ...string) 
 	n.Ended(0)
 }
 
-// closedChannel: messages to a rank that has ended go to the node kernel, behind those in the channel.
+// closedChannel: messages to a rank that has ended go to the node kernel, behind those in the
+// channel.
 func closedChannel(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	n := startNeighbours(t, 0, program, "echo")
 	n.setPath(wire.PathDirect)
@@ -264,7 +266,8 @@ func closedChannel(t *testing.T, program func(ctx context.Context, mode ...strin
 	}
 }
 
-// garbage: a rank whose neighbour writes nonsense into a channel says so and ends, and neither reads nor writes beyond it.
+// garbage: a rank whose neighbour writes nonsense into a channel says so and ends, and neither
+// reads nor writes beyond it.
 func garbage(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	head := func(kind, size uint64) uint64 { return 1<<48 | kind<<32 | size }
 	for name, damage := range map[string]func(n *neighbour){

@@ -361,8 +361,9 @@ func payload(i int) []byte {
 	return b
 }
 
-// Suite checks a library against the contract, with what is random from a seed. program returns a command that implements a mode,
-// and exits with status 1 and a message if a function of the library fails:
+// Suite checks a library against the contract. The seed determines its random parts. program
+// returns a command that implements a mode, and exits with status 1 and a message if a function of
+// the library fails:
 //
 //	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
 //	nowhere     sends a message to rank 3 and one for handler 256, and prints the error of each

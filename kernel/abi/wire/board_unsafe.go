@@ -46,8 +46,8 @@ func (b *Board) Asleep(rank int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&b.mem[boardRank*rank+offAsleep]))
 }
 
-// Claim takes the announcement of a rank that it sleeps back, and reports whether there was one: the
-// caller then wakes it.
+// Claim takes the announcement of a rank that it sleeps back, and reports whether there was one:
+// the caller then wakes it.
 func (b *Board) Claim(rank int) bool {
 	w := b.Asleep(rank)
 	return w.Load() != 0 && w.Swap(0) != 0
@@ -58,7 +58,7 @@ func (b *Board) word(rank int, number uint64) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&b.mem[boardRank*rank+offBarrier+8*int(number&1)]))
 }
 
-// Enter says that a local rank enters a barrier, the first of which is 1.
+// Enter says that a local rank enters a barrier. Barriers count from 1.
 func (b *Board) Enter(rank int, number uint64, quiet bool) {
 	w := number << barrierShift
 	if !quiet {
@@ -67,8 +67,8 @@ func (b *Board) Enter(rank int, number uint64, quiet bool) {
 	b.word(rank, number).Swap(w)
 }
 
-// Arrived returns how many ranks have entered a barrier: the local ranks 0 to n-1, where those before first
-// are known to have.
+// Arrived returns how many ranks have entered a barrier: the local ranks 0 to n-1, where those
+// before first are known to have.
 func (b *Board) Arrived(first int, number uint64) (n int) {
 	for n = first; n < b.local; n++ {
 		if b.word(n, number).Load()>>barrierShift < number {
@@ -78,9 +78,9 @@ func (b *Board) Arrived(first int, number uint64) (n int) {
 	return n
 }
 
-// Quiet reports whether all ranks entered a barrier quietly. All ranks get the same answer once all have entered,
-// and the same that they would get later: a rank that is at a later barrier has left this one, for which it would
-// have waited for all other ranks if one had not been quiet.
+// Quiet reports whether all ranks entered a barrier quietly. All ranks get the same answer once all
+// have entered, and the same that they would get later: a rank that is at a later barrier has left
+// this one. If a rank had not been quiet, it would still wait for all others.
 func (b *Board) Quiet(number uint64) bool {
 	quiet := true
 	for rank := range b.local {
@@ -93,8 +93,9 @@ func (b *Board) Quiet(number uint64) bool {
 	return quiet
 }
 
-// End enters the next barrier for a rank that has ended: not quietly, so that the others come to the node kernel.
-// The word of the last barrier that the rank has entered stays. The words may be anything.
+// End enters the next barrier for a rank that has ended: not quietly, so that the others come to
+// the node kernel. The word of the last barrier that the rank has entered stays. The words may be
+// anything.
 func (b *Board) End(rank int) {
 	even, odd := b.word(rank, 0).Load(), b.word(rank, 1).Load()
 	if (even|odd)&barrierEnded != 0 {

@@ -87,7 +87,8 @@ func TestChannelPassesEverything(t *testing.T) {
 	}
 }
 
-// A full channel takes nothing until its consumer has made room, which it tells a producer that waits.
+// A full channel takes nothing until its consumer has made room. Then a producer that waits is
+// woken.
 func TestFullChannel(t *testing.T) {
 	c := channel(t)
 	p, consumer := c.Producer(), c.Consumer()
@@ -144,7 +145,8 @@ func TestProducerOfHostileConsumer(t *testing.T) {
 	}
 }
 
-// Whatever a producer writes, the consumer reads messages that make sense, or an error, and comes to an end.
+// Whatever a producer writes, the consumer reads messages that make sense, or an error, and comes
+// to an end.
 func FuzzChannelConsumer(f *testing.F) {
 	head := binary.LittleEndian.AppendUint64(nil, newHead(kindMessage, 7, 100))
 	f.Add(head, uint16(0))
@@ -172,7 +174,7 @@ func FuzzChannelConsumer(f *testing.F) {
 	})
 }
 
-// neighbours are two ranks of a node, the second of which sends to the first.
+// neighbours are two ranks of a node; the second sends to the first.
 func neighbours(t *testing.T) (in *Inlet, to, from *Area, c *Channel, b *Board) {
 	t.Helper()
 	var areas [2]*Area
@@ -324,7 +326,8 @@ func TestGarbageInChannel(t *testing.T) {
 	}
 }
 
-// All ranks decide alike about each barrier, in whatever order they look at the board, also while one of them has ended.
+// All ranks decide alike about each barrier, in whatever order they look at the board, also while
+// one of them has ended.
 func TestBoard(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	for range 300 {

@@ -79,8 +79,8 @@ func newHead(kind, handler uint16, size int) uint64 {
 	return uint64(handler)<<48 | uint64(kind)<<32 | uint64(uint32(size))
 }
 
-// ChannelProducer is the end of a channel that writes, from the channel's beginning. It is not safe for
-// concurrent use.
+// ChannelProducer is the end of a channel that writes, from the channel's beginning. It is not safe
+// for concurrent use.
 type ChannelProducer struct {
 	ends
 	room  uint64 // the position up to which there was room when the consumer's was last read
@@ -153,7 +153,8 @@ func (p *ChannelProducer) Wait(payload int) (wait bool) {
 // Mark is the position of the producer for Record.After, 1 to 1<<16-1.
 func (p *ChannelProducer) Mark() uint32 { return mark(p.position) }
 
-// Parts of a mark: a position in units of 8 bytes modulo more than a channel holds, and a bit that is always set.
+// Parts of a mark: a position in units of 8 bytes modulo more than a channel holds, and a bit that
+// is always set.
 const (
 	markMask  = 4*ChannelRing/8 - 1
 	markValid = 1 << 15
@@ -161,8 +162,8 @@ const (
 
 func mark(position uint64) uint32 { return uint32(position/8)&markMask | markValid }
 
-// ChannelConsumer is the end of a channel that reads, from the channel's beginning. It is not safe for
-// concurrent use.
+// ChannelConsumer is the end of a channel that reads, from the channel's beginning. It is not safe
+// for concurrent use.
 type ChannelConsumer struct {
 	ends
 	length   uint64 // of the record that Next has returned
@@ -176,8 +177,8 @@ func (c *Channel) Consumer() *ChannelConsumer { return &ChannelConsumer{ends: c.
 func (c *ChannelConsumer) Ready() bool { return c.head(int(c.position&channelMask)).Load() != 0 }
 
 // Next returns the first message that is not done, and whether there is one. Its payload is in the
-// channel, where its producer may write over it; it is valid until Done. Only Handler, Args and Payload
-// are set. The error is ErrCorrupt.
+// channel, where its producer may write over it; it is valid until Done. Only Handler, Args and
+// Payload are set. The error is ErrCorrupt.
 func (c *ChannelConsumer) Next() (r Record, ok bool, err error) {
 	at := int(c.position & channelMask)
 	head := c.head(at).Load()
@@ -201,8 +202,8 @@ func (c *ChannelConsumer) Next() (r Record, ok bool, err error) {
 	return r, true, nil
 }
 
-// Done gives back the room of the message that Next has returned. It reports whether the producer waits
-// for room.
+// Done gives back the room of the message that Next has returned. It reports whether the producer
+// waits for room.
 func (c *ChannelConsumer) Done() (wake bool) {
 	c.position += c.length
 	if c.position-c.returned < ChannelRing/4 {
@@ -213,7 +214,8 @@ func (c *ChannelConsumer) Done() (wake bool) {
 	return c.blocked.Load() != 0 && c.blocked.Swap(0) != 0
 }
 
-// Before reports whether messages that the producer had written at a mark, which may be anything, are not done.
+// Before reports whether messages that the producer had written at a mark, which may be anything,
+// are not done.
 func (c *ChannelConsumer) Before(after uint32) bool {
 	ahead := (after - mark(c.position)) & markMask
 	return after != 0 && ahead != 0 && ahead <= ChannelRing/8

@@ -12,7 +12,7 @@ const (
 	PathSpin   = 4 // and may spin before that
 )
 
-// Whom an Outlet or an Inlet wants to be woken; other values are local ranks.
+// Results of an Outlet or an Inlet: the process to wake. Other values are local ranks.
 const (
 	WakeNobody = -1
 	WakeKernel = -2
@@ -59,7 +59,8 @@ func (o *Outlet) direct(to *outlet) bool {
 	return true
 }
 
-// Push sends a message to the rank r.Peer. It reports whether there was room, and whom to wake.
+// Push sends a message to the rank r.Peer. It reports whether there was room, and which process to
+// wake.
 func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
 	to := o.to[r.Peer]
 	if o.direct(to) {
@@ -84,8 +85,8 @@ func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
 	return ok, WakeNobody, err
 }
 
-// Wait announces that the rank is going to wait for room for a message with so much payload to a rank. It
-// reports whether there is none; otherwise waiting would be wrong.
+// Wait announces that the rank is going to wait for room for a message with so much payload to a
+// rank. It reports whether there is none; otherwise waiting would be wrong.
 func (o *Outlet) Wait(rank uint32, payload int) (wait bool) {
 	if to := o.to[rank]; o.direct(to) {
 		return to.Wait(payload)
@@ -93,12 +94,14 @@ func (o *Outlet) Wait(rank uint32, payload int) (wait bool) {
 	return o.send.Wait(payload)
 }
 
-// Quiet reports whether all messages that passed the node kernel are settled, and none need pass it.
+// Quiet reports whether all messages that passed the node kernel are settled, and none need pass
+// it.
 func (o *Outlet) Quiet() bool {
 	return o.area.Path().Load()&PathDirect != 0 && o.area.Settled().Load() >= o.send.Position()
 }
 
-// Inlet receives a rank's messages, in the order that the paths demand. It is not safe for concurrent use.
+// Inlet receives a rank's messages, in the order that the paths demand. It is not safe for
+// concurrent use.
 type Inlet struct {
 	area    *Area
 	board   *Board
@@ -129,7 +132,7 @@ func NewInlet(a *Area, b *Board, h Header) *Inlet {
 	}
 }
 
-// Missing returns the index of a channel that is to be fetched, if there is one.
+// Missing returns the index of a channel that must be fetched, if there is one.
 func (in *Inlet) Missing() (index uint32, ok bool) {
 	return in.known, in.area.Channels().Load() != in.known
 }
@@ -143,8 +146,8 @@ func (in *Inlet) Open(c *Channel, rank uint32, local int) {
 	in.all = append(in.all, in.from[rank])
 }
 
-// Next returns the message to be handled next, and whether there is one. It is valid until Done, which must
-// follow. The error is ErrChannels, or ErrCorrupt.
+// Next returns the message to be handled next, and whether there is one. It is valid until Done,
+// which must follow. The error is ErrChannels, or ErrCorrupt.
 func (in *Inlet) Next() (r Record, ok bool, err error) {
 	// An upcall sent before the message in the ring has arrived before it.
 	some := in.receive.Ready()
@@ -175,10 +178,12 @@ func (in *Inlet) NextUpcall() (r Record, ok bool, err error) {
 	return in.upcalls.Next()
 }
 
-// WaitUpcalls announces that the rank wants to be interrupted by upcalls. It reports whether there are none.
+// WaitUpcalls announces that the rank wants to be interrupted by upcalls. It reports whether there
+// are none.
 func (in *Inlet) WaitUpcalls() bool { return in.upcalls.Wait() }
 
-// nextReceived returns the next message of the receive ring, or one of a channel that was sent before it.
+// nextReceived returns the next message of the receive ring, or one of a channel that was sent
+// before it.
 func (in *Inlet) nextReceived() (r Record, ok bool, err error) {
 	r, ok, err = in.receive.Next()
 	in.ring, in.channel = in.receive, nil
@@ -211,7 +216,7 @@ func (in *Inlet) take(c *inlet) (r Record, ok bool, err error) {
 	return r, ok, nil
 }
 
-// Done gives back the room of the last message of Next, and returns whom to wake.
+// Done gives back the room of the last message of Next, and returns which process to wake.
 func (in *Inlet) Done() (wake int) {
 	c := in.channel
 	if c == nil {

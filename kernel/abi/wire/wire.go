@@ -7,9 +7,9 @@
 // A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the
 // environment variable MARGAY_FD names. It sends a Request with OpHello and its Version; the Reply
 // brings five descriptors: the rank's area (shared memory), its ends of the bell and of the alarm,
-// which are stream sockets, the board (shared memory) and its own doorbell, an eventfd. Later requests go the same way, one at a time. A side rings by
-// sending a byte without waiting, and sleeps by reading; each has its own end, so neither can block
-// the other.
+// which are stream sockets, the board (shared memory) and its own doorbell, an eventfd. Later
+// requests go the same way, one at a time. A side rings by sending a byte without waiting, and
+// sleeps by reading; each has its own end, so neither can block the other.
 //
 // # The area
 //
@@ -39,25 +39,27 @@
 //
 // Two ranks of a node that speak have a channel: a ring that only those two map, made by the node
 // kernel when the first message from the one to the other has passed through it. The area counts a
-// rank's channels, in both directions; OpChannel fetches one by its index. The channel says who sent
-// a message, not the record. It is a header page and ChannelRing bytes of ring. Positions count bytes
-// and never wrap; each side keeps its own and checks what the other wrote. A record is
+// rank's channels, in both directions; OpChannel fetches one by its index. The channel identifies
+// the sender of a message, not the record. It is a header page and ChannelRing bytes of ring.
+// Positions count bytes and never wrap; each side keeps its own and checks what the other wrote. A
+// record is
 //
 //	0  u64 head: u32 size of the payload in bytes, u16 kind, u16 handler (from the lowest bits)
 //	8  u64 first argument
 //	16 u64 second argument
 //	24 payload, filled up to a multiple of 8
 //
-// and does not wrap around the ring's end: a head of kind pad fills the rest. The consumer polls the
-// head at its position, which is 0 while there is no record. The producer writes a record's body, sets
-// the head behind the record to 0, and then writes the record's head; that head must be free, too. The
-// consumer gives room back by moving its position in the header page. A producer that waits for room
-// sets the blocked word there, and then looks at the consumer's position once more.
+// and does not wrap around the ring's end: a head of kind pad fills the rest. The consumer polls
+// the head at its position, which is 0 while there is no record. The producer writes a record's
+// body, sets the head behind the record to 0, and then writes the record's head; that head must be
+// free, too. The consumer gives room back by moving its position in the header page. A producer
+// that waits for room sets the blocked word there, and then looks at the consumer's position once
+// more.
 //
 // # Paths
 //
-// A message to a rank of the same node takes the channel or passes the node kernel. It takes the channel
-// if all of this holds when it is sent:
+// A message to a rank of the same node takes the channel or passes the node kernel. It takes the
+// channel if all of this holds when it is sent:
 //
 //   - the node kernel allows it (PathDirect in the area's path word): no extension, recording or
 //     scheduler wants to see messages;
@@ -75,23 +77,26 @@
 //
 // # The board
 //
-// The ranks of a job on one node share a board, which the node kernel reads, too. Each has 128 bytes:
+// The ranks of a job on one node share a board, which the node kernel reads, too. Each has 128
+// bytes:
 //
 //	0  u64 for barriers with an even number, 8 u64 for those with an odd number:
 //	   the barrier's number times 4, + 1 if the rank is not quiet, + 2 if it has ended
 //	64 u32 the rank sleeps, or is about to
 //
-// A job with several nodes does not use the board for barriers. In a job with one, a rank enters a barrier
-// by writing its word. It is not quiet if the path word forbids channels, or a message that it has sent
-// through the node kernel is not settled. When the words of all ranks have the number or a higher one, the
-// barrier is complete if all were quiet, and if not, all enter a barrier of the node kernel (the area's entered
-// word). All ranks decide alike: a word with a higher number says that all were quiet, since otherwise its rank
-// would still wait. When a rank has ended, the node kernel writes the word of the next barrier that it would
-// have entered, as not quiet and ended; so ranks that wait for it come to the node kernel, which ends the job.
+// A job with several nodes does not use the board for barriers. In a job with one, a rank enters a
+// barrier by writing its word. It is not quiet if the path word forbids channels, or a message that
+// it has sent through the node kernel is not settled. When the words of all ranks have the number
+// or a higher one, the barrier is complete if all were quiet, and if not, all enter a barrier of
+// the node kernel (the area's entered word). All ranks decide alike: a word with a higher number
+// says that all were quiet, since otherwise its rank would still wait. When a rank has ended, the
+// node kernel writes the word of the next barrier that it would have entered, as not quiet and
+// ended; so ranks that wait for it come to the node kernel, which ends the job.
 //
-// A rank that sleeps sets its word on the board and the waiting word of its receive ring, looks at everything
-// once more, and waits for its bell and its doorbell. A rank that has written to a channel, made room in one
-// whose producer is blocked, or is the last to enter a barrier, rings if it can change the word from 1 to 0.
+// A rank that sleeps sets its word on the board and the waiting word of its receive ring, looks at
+// everything once more, and waits for its bell and its doorbell. A rank that has written to a
+// channel, made room in one whose producer is blocked, or is the last to enter a barrier, rings if
+// it can change the word from 1 to 0.
 package wire
 
 import (
