@@ -124,7 +124,7 @@ bin/histogram: FORCE
 bin/plain: FORCE
 	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/plain
 
-bin/margay.o: lib/c/margay.c lib/c/margay.h kernel/abi/wire/wire.h
+bin/margay.o: lib/c/margay.c lib/c/margay.h lib/c/channel.h kernel/abi/wire/wire.h
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -I kernel/abi/wire -c $< -o $@
 

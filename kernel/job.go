@@ -159,9 +159,15 @@ func (j *job) messageConfig() message.JobConfig {
 	c := message.JobConfig{
 		Job: j.spec.Job, Secret: j.spec.Secret, Set: j.extensions, Keeper: j.container, InitTimeout: j.spec.InitTimeout,
 	}
+	cpus := make(map[id.CPU]bool)
 	for _, p := range j.spec.Places {
 		c.Nodes = append(c.Nodes, p.Node)
 		if p.Node == j.node.config.Boot.Node {
+			for _, core := range p.cores() {
+				if int(core) < len(j.node.cores) { // taskSpec refuses others
+					cpus[j.node.cores[core].CPU] = true
+				}
+			}
 			c.Local = append(c.Local, p.Rank)
 			c.Cores = append(c.Cores, p.Core)
 		}
@@ -172,7 +178,8 @@ func (j *job) messageConfig() message.JobConfig {
 	for _, ranks := range j.node.coresOf(j.spec) {
 		j.shares = j.shares || ranks > 1
 	}
-	c.Arrived, c.Woken = j.arrived, j.woken
+	c.CPUs = len(cpus)
+	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled
 	return c
 }
 

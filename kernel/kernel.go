@@ -157,6 +157,8 @@ func New(c Config) (*Node, error) {
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
+	n.recorder.Watch(func(bool) { n.messages.Repath() })
+	n.extensions.Watch(slot.Message, func(id.Job) { n.messages.Repath() })
 	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("the core roles of its configuration: %v", err))
 	}

@@ -114,6 +114,7 @@ func (n *Node) wide(t sched.ID) bool {
 // watchCores has the scheduler tell who gets the cores while that is recorded.
 func (n *Node) watchCores(s Scheduler) {
 	n.recorder.Watch(func(on bool) {
+		n.messages.Repath()
 		if on {
 			s.Watch(n.switched)
 		} else {
@@ -179,6 +180,7 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 // policiesChanged gives the scheduler the extensions in the sched slot of a job, or of the machine.
 func (n *Node) policiesChanged(job id.Job) {
 	n.policies.Store(true)
+	n.messages.Repath()
 	n.mu.Lock()
 	cores := make(map[id.Core]id.Job)
 	for number, j := range n.jobs {
@@ -224,7 +226,7 @@ func (j *job) woken(rank id.Rank) {
 // scheduler returns the scheduler, nil while there is none or the job does not need it: its ranks have cores to themselves and there
 // are no policies.
 func (j *job) scheduler() Scheduler {
-	if j.shares || j.node.policies.Load() {
+	if j.scheduled() {
 		return j.node.opened()
 	}
 	return nil
@@ -255,3 +257,6 @@ func (j *job) leaveAll() {
 		j.leave(p.Rank)
 	}
 }
+
+// scheduled reports whether the job needs the scheduler.
+func (j *job) scheduled() bool { return j.shares || j.node.policies.Load() }

@@ -18,6 +18,7 @@ import (
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/hardware"
+	"margay/kernel/message"
 	"margay/kernel/record"
 	"margay/kernel/sched"
 	"margay/kernel/task"
@@ -74,7 +75,7 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 	}
 	n := &Node{
 		extensions: m, config: Config{Boot: node.Config{Node: 1}, Scheduler: h.open, Log: t.Logf}, jobs: make(map[id.Job]*job),
-		recorder: record.New(cores + 1),
+		recorder: record.New(cores + 1), messages: message.NewEngine(message.Config{Log: t.Logf}),
 	}
 	for i := range cores + 1 {
 		n.cores = append(n.cores, hardware.Core{ID: id.Core(i), CPU: id.CPU(10 + i)})

@@ -32,6 +32,21 @@ type Config struct {
 	// Join makes the rank take part in the messages of its job, and returns the files that it gets.
 	// They are the caller's.
 	Join func() ([]*os.File, error)
+	// Channel returns one of the rank's channels by its index, the rank at its other end and that
+	// rank's doorbell. The files are the caller's.
+	Channel func(index uint64) (Channel, error)
+	// Doorbell returns the doorbell of a rank of the node, by its local number. The file is the
+	// caller's.
+	Doorbell func(local uint64) (*os.File, error)
+}
+
+// Channel is a channel between two ranks of a node, as one of them sees it.
+type Channel struct {
+	Peer     id.Rank // the rank at the other end
+	Local    int     // its local number
+	Sends    bool    // the rank that asks sends through it
+	File     *os.File
+	Doorbell *os.File // of the peer
 }
 
 // Server answers the requests of one rank.

@@ -63,13 +63,16 @@ func serve(t testing.TB, asking uint64, join error) *client {
 		ends[i] = conn.(*net.UnixConn)
 	}
 	c.socket = ends[0]
-	server := New(Config{Rank: 3, Socket: ends[1], Set: c.set, Asking: &c.asking, Join: func() ([]*os.File, error) {
-		if join != nil {
-			return nil, join
-		}
-		f, err := os.Open(os.DevNull)
-		return []*os.File{f}, err
-	}})
+	server := New(Config{
+		Rank: 3, Socket: ends[1], Set: c.set, Asking: &c.asking, Channel: channelOne, Doorbell: doorbellOne,
+		Join: func() ([]*os.File, error) {
+			if join != nil {
+				return nil, join
+			}
+			f, err := os.Open(os.DevNull)
+			return []*os.File{f}, err
+		},
+	})
 	go func() {
 		defer close(c.done)
 		server.Serve()
@@ -82,6 +85,27 @@ func serve(t testing.TB, asking uint64, join error) *client {
 		}
 	})
 	return c
+}
+
+// channelOne has one channel, with index 1: to rank 9, which is local rank 2.
+func channelOne(index uint64) (Channel, error) {
+	if index != 1 {
+		return Channel{}, errors.New("no such channel")
+	}
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		return Channel{}, err
+	}
+	bell, err := os.Open(os.DevNull)
+	return Channel{Peer: 9, Local: 2, Sends: true, File: f, Doorbell: bell}, err
+}
+
+// doorbellOne has the doorbell of local rank 1.
+func doorbellOne(local uint64) (*os.File, error) {
+	if local != 1 {
+		return nil, errors.New("no such doorbell")
+	}
+	return os.Open(os.DevNull)
 }
 
 // send sends a request of any bytes with files.
@@ -139,12 +163,12 @@ func object(t *testing.T) *os.File {
 
 // Each operation has one row with a name and a handler.
 func TestTable(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpState; op++ {
+	for op := wire.OpHello; op <= wire.OpDoorbell; op++ {
 		if row := rowOf(op); row == nil || row.name == "" || row.do == nil {
 			t.Errorf("operation %d: %+v", op, row)
 		}
 	}
-	if len(table) != int(wire.OpState) || rowOf(0) != nil || rowOf(wire.OpState+1) != nil {
+	if len(table) != int(wire.OpDoorbell) || rowOf(0) != nil || rowOf(wire.OpDoorbell+1) != nil {
 		t.Errorf("%d rows", len(table))
 	}
 }
@@ -188,6 +212,10 @@ func TestRequests(t *testing.T) {
 		{"remove", wire.Request{Op: wire.OpRemove, Handle: mine}, 0, wire.StatusOK, [8]uint64{}, 0, ""},
 		{"remove again", wire.Request{Op: wire.OpRemove, Handle: mine}, 0, wire.StatusNotFound, [8]uint64{}, 0, ""},
 		{"remove theirs", wire.Request{Op: wire.OpRemove, Handle: other}, 0, wire.StatusNotFound, [8]uint64{}, 0, "one of job 99"},
+		{"channel", wire.Request{Op: wire.OpChannel, Value: 1}, 0, wire.StatusOK, [8]uint64{9, 1, 2}, 2, ""},
+		{"no channel", wire.Request{Op: wire.OpChannel, Value: 1 << 63}, 0, wire.StatusInvalid, [8]uint64{}, 0, "no such channel"},
+		{"doorbell", wire.Request{Op: wire.OpDoorbell, Value: 1}, 0, wire.StatusOK, [8]uint64{}, 1, ""},
+		{"no doorbell", wire.Request{Op: wire.OpDoorbell, Value: 2}, 0, wire.StatusInvalid, [8]uint64{}, 0, "no such doorbell"},
 		{"unknown", wire.Request{Op: 77}, 2, wire.StatusInvalid, [8]uint64{}, 0, "request 77 is unknown"},
 	} {
 		var files []*os.File
@@ -236,7 +264,7 @@ func TestCannotJoin(t *testing.T) {
 // Whatever a rank sends, it gets one answer, and the server continues. The job stays within its
 // bounds.
 func FuzzRequest(f *testing.F) {
-	for op := range wire.OpState + 2 {
+	for op := range wire.OpDoorbell + 2 {
 		b, err := wire.Request{Op: op, Value: 1 << 12, Name: "n", Where: "message", Settings: []wire.Setting{{Kind: 1, Name: "x"}}}.Encode()
 		if err != nil {
 			f.Fatal(err)

@@ -42,6 +42,8 @@ var table = []row{
 	{op: wire.OpStats, name: "stats", notes: foreign, do: stats},
 	{op: wire.OpRegion, name: "region", notes: present, do: region},
 	{op: wire.OpState, name: "state", notes: foreign, do: stateOf},
+	{op: wire.OpChannel, name: "channel", do: channel},
+	{op: wire.OpDoorbell, name: "doorbell", do: doorbell},
 }
 
 // rowOf returns the row of an operation, nil if there is none.
@@ -171,4 +173,26 @@ func give(m *memory.Memory, reply wire.Reply) (wire.Reply, []*os.File, error) {
 	}
 	reply.Values[0] = uint64(len(m.Bytes()))
 	return reply, []*os.File{f}, nil
+}
+
+// channel gives the rank one of its channels.
+func channel(s *Server, q wire.Request, _ []*os.File) (wire.Reply, []*os.File, error) {
+	c, err := s.config.Channel(q.Value)
+	if err != nil {
+		return wire.Reply{Status: wire.StatusInvalid}, nil, err
+	}
+	reply := wire.Reply{Values: [8]uint64{uint64(c.Peer), 0, uint64(c.Local)}}
+	if c.Sends {
+		reply.Values[1] = 1
+	}
+	return reply, []*os.File{c.File, c.Doorbell}, nil
+}
+
+// doorbell gives the rank the doorbell of a rank of its node.
+func doorbell(s *Server, q wire.Request, _ []*os.File) (wire.Reply, []*os.File, error) {
+	f, err := s.config.Doorbell(q.Value)
+	if err != nil {
+		return wire.Reply{Status: wire.StatusInvalid}, nil, err
+	}
+	return wire.Reply{}, []*os.File{f}, nil
 }

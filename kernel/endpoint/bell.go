@@ -34,8 +34,15 @@ func (e *Endpoint) rouse(b *bell) {
 // Rouse rings the doorbell, for room in the send ring.
 func (e *Endpoint) Rouse() { e.rouse(&e.doorbell) }
 
-// RouseAll rings the doorbell and the upcall doorbell: the previous node kernel may have been killed
-// before it rang them.
+// RouseSleeper rings the doorbell of a rank that sleeps: something changed that it may wait for.
+func (e *Endpoint) RouseSleeper() {
+	if e.sleeps() {
+		e.rouse(&e.doorbell)
+	}
+}
+
+// RouseAll rings the doorbell and the upcall doorbell: the previous node kernel may have been
+// killed before it rang them.
 func (e *Endpoint) RouseAll() {
 	e.rouse(&e.doorbell)
 	e.rouse(&e.upcallBell)

@@ -48,6 +48,10 @@ type Owner interface {
 	Fault(format string, args ...any)
 	// Woken reports that the rank may have been woken up, and not by a message.
 	Woken(rank id.Rank)
+	// Held reports that a message of a rank waits for room in a ring, and Placed that one no longer
+	// does.
+	Held(source id.Rank)
+	Placed(source id.Rank)
 }
 
 // Config describes a rank to its endpoint.
@@ -207,6 +211,9 @@ func (e *Endpoint) Sent() *wire.Consumer { return e.sent }
 
 // Entered returns how many barriers the rank says that it has entered.
 func (e *Endpoint) Entered() uint64 { return e.area.Entered().Load() }
+
+// Area returns the rank's area.
+func (e *Endpoint) Area() *wire.Area { return e.area }
 
 // Openings returns the files that the rank gets when it joins: its area, and its ends of the
 // doorbell and of the upcall doorbell. They are the caller's.

@@ -43,13 +43,25 @@ func (k keeper) Drop(string) error { return nil }
 type notes struct {
 	faults []string
 	woken  int
+	held   map[id.Rank]int // messages that wait for room, by source
 	taken  []flow.Origin
 }
 
 func (n *notes) Fault(format string, args ...any) {
 	n.faults = append(n.faults, fmt.Sprintf(format, args...))
 }
-func (n *notes) Woken(id.Rank)      { n.woken++ }
+func (n *notes) Woken(id.Rank) { n.woken++ }
+func (n *notes) Held(source id.Rank) {
+	if n.held == nil {
+		n.held = make(map[id.Rank]int)
+	}
+	n.held[source]++
+}
+func (n *notes) Placed(source id.Rank) {
+	if n.held[source]--; n.held[source] == 0 {
+		delete(n.held, source)
+	}
+}
 func (n *notes) Take(o flow.Origin) { n.taken = append(n.taken, o) }
 
 // side is an endpoint and the rank's side of it.
@@ -220,7 +232,7 @@ func playModel(t *testing.T, random *rand.Rand) {
 		}
 		numbers[o.Number] = true
 	}
-	if n, bytes := s.Overflow(); n != 0 || bytes != 0 || s.waiting != 0 || slices.Contains(numbers, false) || len(s.faults) > 0 {
+	if n, bytes := s.Overflow(); n != 0 || bytes != 0 || s.waiting != 0 || len(s.held) > 0 || slices.Contains(numbers, false) || len(s.faults) > 0 {
 		t.Errorf("%d messages of %d bytes wait, the counter says %d, faults %v", n, bytes, s.waiting, s.faults)
 	}
 }

@@ -61,7 +61,8 @@ func (e *Endpoint) Deliver(to Inbox, m *frame.Message, o flow.Origin, t Taker) (
 		in = &e.upcalls
 	}
 	r := wire.Record{
-		Handler: m.Handler, Peer: uint32(m.Source), Node: uint32(e.config.Nodes[m.Source]), Args: m.Args, Payload: m.Payload,
+		Handler: m.Handler, Peer: uint32(m.Source), Node: uint32(e.config.Nodes[m.Source]), After: uint32(m.After),
+		Args: m.Args, Payload: m.Payload,
 	}
 	if len(in.overflow) == 0 && len(e.upcalls.overflow) == 0 && e.push(in, r) {
 		t.Take(o)
@@ -70,6 +71,7 @@ func (e *Endpoint) Deliver(to Inbox, m *frame.Message, o flow.Origin, t Taker) (
 	r.Payload = slices.Clone(r.Payload)
 	in.overflow = append(in.overflow, waiting{record: r, origin: o, since: e.config.Recorder.Begin()})
 	*e.config.Waiting++
+	e.config.Owner.Held(m.Source)
 	// The rank rings when it has made room, which it may have done just now.
 	if !in.ring.Wait(len(r.Payload)) {
 		e.refill(t)
@@ -166,6 +168,7 @@ func (e *Endpoint) refillInbox(in *inbox, t Taker) bool {
 		e.recordDelivered(&w)
 		in.overflow = in.overflow[1:]
 		*e.config.Waiting--
+		e.config.Owner.Placed(id.Rank(w.record.Peer))
 		t.Take(w.origin)
 	}
 	in.overflow = nil

@@ -115,8 +115,9 @@ type Answer struct {
 type Actions struct {
 	Credits  []Credit
 	Answers  []Answer
-	Quiesced bool // Flow.Quiesced may have become true
-	Room     bool // messages that had no credits may have some
+	Placed   []id.Rank // sources of messages that have come to the rank that they were forwarded to
+	Quiesced bool      // Flow.Quiesced may have become true
+	Room     bool      // messages that had no credits may have some
 }
 
 // Flow is the state of the messages of one job at one node. It is not safe for concurrent use.
@@ -232,6 +233,7 @@ func (f *Flow) grant(c Channel, total uint64, a *Actions) {
 			delete(f.onward, c)
 		}
 		h.done = true
+		a.Placed = append(a.Placed, h.source)
 		f.release(h.Stream, a)
 		*f.counters.Forwarding--
 	}

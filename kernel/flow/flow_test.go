@@ -67,6 +67,7 @@ type modelNode struct {
 	order    map[Stream][]*letter  // all messages that were taken or forwarded, in order
 	queued   map[Channel][]*letter // the same as in the Flow
 	flushed  []uint64              // messages sent to each member before the last flush
+	unplaced map[id.Rank]int       // forwarded messages that have not come to their targets, by source
 }
 
 // model is a job on nodes that exchange frames over queues. It knows the whole truth.
@@ -118,10 +119,17 @@ func (m *model) boot(node int) {
 	n := m.nodes[node]
 	n.flow = New(Config{Self: node, Members: len(m.nodes), Place: m.place, Local: m.local(node)}, n.counters)
 	clear(n.flushed)
+	n.unplaced = make(map[id.Rank]int)
 }
 
 // act carries out actions of a node.
 func (m *model) act(node int, a Actions) {
+	n := m.nodes[node]
+	for _, source := range a.Placed {
+		if n.unplaced[source]--; n.unplaced[source] < 0 {
+			m.t.Fatalf("node %d: more messages of rank %d have come than were forwarded", node, source)
+		}
+	}
 	for _, c := range a.Credits {
 		way := [2]int{node, c.Member}
 		m.control[way] = append(m.control[way], control{credits: []frame.Credit{c.Credit}})
@@ -243,6 +251,7 @@ func (m *model) handle(node int, o Origin, l *letter, a *Actions) {
 		n.order[o.Stream] = append(n.order[o.Stream], l)
 		n.queued[Of(&on.Message)] = append(n.queued[Of(&on.Message)], on)
 		n.flow.Forward(o, on.Message)
+		n.unplaced[on.Source]++
 	case choice < 6:
 		l.settle()
 		n.overflow = append(n.overflow, pending{o, l})
@@ -450,6 +459,11 @@ func (m *model) whole() {
 		for other := range m.nodes {
 			if other != node {
 				m.resume([2]int{node, other})
+			}
+		}
+		for source, left := range n.unplaced {
+			if left != 0 {
+				m.t.Errorf("%d messages of rank %d that were forwarded are not placed", left, source)
 			}
 		}
 		if n.flow.Forwards() {

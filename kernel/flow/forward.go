@@ -12,7 +12,8 @@ import (
 // stream is.
 type held struct {
 	Origin
-	done bool
+	source id.Rank // of the message, if it is being forwarded
+	done   bool
 }
 
 // Forward is a message on its way to another rank than the one that it came to.
@@ -33,7 +34,7 @@ type onward struct {
 // Forward notes that an admitted message goes on to another rank: m, with the new target, and one
 // hop more. The payload is the Flow's until the message is sent (Next).
 func (f *Flow) Forward(o Origin, m frame.Message) {
-	h := &held{Origin: o}
+	h := &held{Origin: o, source: m.Source}
 	*f.counters.Forwarding++
 	f.held[o.Stream] = append(f.held[o.Stream], h)
 	c := Of(&m)

@@ -73,7 +73,7 @@ func TestRestart(t *testing.T) {
 	}
 	for rank, a := range apps {
 		reply, files := a.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}, nil)
-		if reply.Status != wire.StatusOK || len(files) != 3 {
+		if reply.Status != wire.StatusOK || len(files) != 5 {
 			t.Errorf("rank %d: hello again: %+v", rank, reply)
 		}
 		rights.Close(files)

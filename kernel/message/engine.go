@@ -4,8 +4,9 @@
 // A rank writes a message into its send ring (package endpoint). Its pump takes it from there when
 // there are credits (package flow), stamps its source and sends it with others in a frame (package
 // frame) to the target's node (package fabric). Messages for ranks of the same node are handed over
-// as they are. On the target's node the message extensions of the job decide about the message
-// (package extension): it is finished, or it goes into a ring of the target, or on to another rank.
+// as they are, and most of them take a channel and never come here (package channel). On the
+// target's node the message extensions of the job decide about the message (package extension): it
+// is finished, or it goes into a ring of the target, or on to another rank.
 // Barriers (package collective) end when all messages from before them have arrived.
 //
 // Engine has the messages of a node, Job the messages of one job, and rank sends for one rank.
@@ -24,8 +25,9 @@
 //
 // # Locks
 //
-// Outermost first: Engine.spinning (held while the spinner begins or ends), Job.sending (held while
-// frames of messages are numbered and queued), receiver.mu (held while messages are given to
+// Outermost first: Engine.spinning (held while the spinner begins or ends), Job.pathing (held while
+// the paths of messages are published), Job.sending (held while frames of messages are numbered and
+// queued), receiver.mu (held while messages are given to
 // extensions and ranks), Endpoint.mu, Job.mu. Job.mu guards the state machines of the job, Flow and
 // Barrier, and is held for no call that waits. Frames without messages are sent with no lock but
 // Job.sending and receiver.mu held: sending them never waits. Engine.mu guards the table of jobs
@@ -118,6 +120,13 @@ type JobConfig struct {
 	// Woken is called when a rank of this node may have been woken up, unless Arrived is called
 	// after that. It may be nil. It must not wait, nor call the engine.
 	Woken func(rank id.Rank)
+
+	// Scheduled reports whether Arrived and Woken must be called at present; nil: always, where
+	// they are set. Engine.Repath must be called after it has changed.
+	Scheduled func() bool
+
+	// CPUs is how many CPUs the ranks of this node run on; 0: one for each.
+	CPUs int
 }
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.

@@ -11,6 +11,7 @@ import (
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
+	"margay/kernel/channel"
 	"margay/kernel/collective"
 	"margay/kernel/fabric"
 	"margay/kernel/flow"
@@ -29,12 +30,14 @@ type Job struct {
 	place    []int // by rank: its node's place in config.Members
 	local    map[id.Rank]*rank
 	counters *counters
+	channels *channel.Table
 
 	context context.Context // ends with the job
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	faults  sync.Once
 
+	pathing  sync.Mutex // held while the paths of messages are published
 	sending  sync.Mutex
 	receiver receiver
 
@@ -86,6 +89,7 @@ func (j *Job) memberAt(node id.Node) int {
 
 // run starts the goroutines of the job.
 func (j *Job) run() {
+	j.setPath()
 	for _, r := range j.local {
 		j.running.Go(r.pump)
 		j.running.Go(func() { r.endpoint.Listen(r.rung) })
@@ -129,6 +133,9 @@ func (j *Job) release() {
 	for _, r := range j.local {
 		r.endpoint.Close()
 	}
+	if j.channels != nil {
+		j.channels.Close()
+	}
 	if j.counters != nil {
 		j.counters.memory.Close()
 	}
@@ -155,6 +162,9 @@ func (o *owner) Woken(rank id.Rank) {
 		o.config.Woken(rank)
 	}
 }
+
+func (o *owner) Held(source id.Rank)   { (*Job)(o).held(source) }
+func (o *owner) Placed(source id.Rank) { (*Job)(o).placed(source) }
 
 // fault reports once that the job cannot continue, and leaves that with the keeper: a node kernel
 // that is started before serve knows reports it once more.

@@ -14,8 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/internal/rights"
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -263,6 +265,8 @@ func (j *testJob) start(i int) {
 	n.engine = NewEngine(Config{
 		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ id.Job, err error) { j.faults <- err }, Recorder: n.events,
 	})
+	n.manager.Watch(slot.Message, func(id.Job) { n.engine.Repath() })
+	n.events.Watch(func(bool) { n.engine.Repath() })
 	n.port = &port{net: j.net, self: id.Node(i), engine: n.engine, in: make(map[id.Node]chan []byte), done: make(chan struct{})}
 	n.engine.Connect(n.port)
 	j.net.mu.Lock()
@@ -350,6 +354,8 @@ type app struct {
 	memory  []byte
 	bell    *os.File
 	alarm   *os.File
+	board   *wire.Board
+	bells   []*os.File // its doorbell
 	send    *wire.Producer
 	receive *wire.Consumer
 	upcalls *wire.Consumer
@@ -365,7 +371,7 @@ func (j *testJob) join(rank int) *app {
 	}
 	a := &app{t: j.t, socket: conn.(*net.UnixConn)}
 	reply, files := a.ask(wire.Request{Op: wire.OpHello, Value: wire.Version}, nil)
-	if reply.Status != wire.StatusOK || len(files) != 3 {
+	if reply.Status != wire.StatusOK || len(files) != 5 {
 		j.t.Fatalf("hello of rank %d: %+v", rank, reply)
 	}
 	size := wire.AreaSize(len(j.config.Nodes))
@@ -374,6 +380,15 @@ func (j *testJob) join(rank int) *app {
 	}
 	files[0].Close()
 	a.bell, a.alarm = files[1], files[2]
+	board, err := unix.Mmap(int(files[3].Fd()), 0, wire.BoardSize(perNodeOf(j.config)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	files[3].Close()
+	a.bells = files[4:]
+	if a.board, err = wire.OpenBoard(board, perNodeOf(j.config)); err != nil {
+		j.t.Fatal(err)
+	}
 	if a.area, a.header, err = wire.OpenArea(a.memory); err != nil {
 		j.t.Fatal(err)
 	}
@@ -382,10 +397,15 @@ func (j *testJob) join(rank int) *app {
 		a.socket.Close()
 		a.bell.Close()
 		a.alarm.Close()
+		rights.Close(a.bells)
 		unix.Munmap(a.memory)
+		unix.Munmap(board)
 	})
 	return a
 }
+
+// perNodeOf is how many ranks of a job are on each node.
+func perNodeOf(c JobConfig) int { return len(c.Nodes) / len(c.Members) }
 
 func (a *app) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File) {
 	a.t.Helper()
@@ -393,11 +413,11 @@ func (a *app) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	var rights []byte
+	var oob []byte
 	if give != nil {
-		rights = unix.UnixRights(int(give.Fd()))
+		oob = unix.UnixRights(int(give.Fd()))
 	}
-	if _, _, err := a.socket.WriteMsgUnix(b, rights, nil); err != nil {
+	if _, _, err := a.socket.WriteMsgUnix(b, oob, nil); err != nil {
 		a.t.Fatal(err)
 	}
 	return a.answer()
@@ -406,7 +426,7 @@ func (a *app) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File) {
 // answer returns the next reply.
 func (a *app) answer() (wire.Reply, []*os.File) {
 	a.t.Helper()
-	buf, oob := make([]byte, wire.ReplySize), make([]byte, unix.CmsgSpace(12))
+	buf, oob := make([]byte, wire.ReplySize), make([]byte, rights.Space(5))
 	a.socket.SetReadDeadline(time.Now().Add(10 * time.Second))
 	n, oobn, _, _, err := a.socket.ReadMsgUnix(buf, oob)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"margay/kernel/channel"
 	"margay/kernel/endpoint"
 	"margay/kernel/keep"
 	"margay/nimble/memory"
@@ -44,7 +45,8 @@ func (j *Job) create() error {
 		}
 		j.local[number] = r
 	}
-	return nil
+	j.channels, err = channel.New(j.channelConfig())
+	return err
 }
 
 // adopt continues with what the previous node kernel has left with the keeper.
@@ -64,6 +66,9 @@ func (j *Job) adopt(items []*keep.Item) error {
 			return err
 		}
 		j.local[number] = r
+	}
+	if j.channels, err = channel.Adopt(j.channelConfig(), byName); err != nil {
+		return err
 	}
 	if err := j.config.Set.Adopt(items); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"os"
 	"sync"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
@@ -60,6 +61,7 @@ func (r *rank) endpointConfig() endpoint.Config {
 func (r *rank) calls() *call.Server {
 	return call.New(call.Config{
 		Rank: r.number, Socket: r.endpoint.Socket(), Set: r.job.config.Set, Asking: &r.job.counters.asking[r.index], Join: r.join,
+		Channel: r.channel, Doorbell: r.job.channels.Doorbell,
 	})
 }
 
@@ -68,6 +70,16 @@ func (r *rank) join() ([]*os.File, error) {
 	files, err := r.endpoint.Openings()
 	if err != nil {
 		return nil, err
+	}
+	for _, open := range []func() (*os.File, error){
+		r.job.channels.Board, func() (*os.File, error) { return r.job.channels.Doorbell(uint64(r.index)) },
+	} {
+		f, err := open()
+		if err != nil {
+			rights.Close(files)
+			return nil, err
+		}
+		files = append(files, f)
 	}
 	r.job.mu.Lock()
 	r.job.counters.joined[r.index] = 1
@@ -166,7 +178,11 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 			return n, false, fmt.Errorf("%w: message to rank %d of %d", wire.ErrCorrupt, record.Peer, len(r.job.place))
 		}
 		m := frame.Message{
-			Source: r.number, Target: id.Rank(record.Peer), Handler: record.Handler, Args: record.Args, Payload: record.Payload,
+			Source: r.number, Target: id.Rank(record.Peer), Handler: record.Handler, Args: record.Args,
+			After: uint16(record.After), Payload: record.Payload,
+		}
+		if target := r.job.local[m.Target]; target != nil {
+			r.job.channels.Speak(r.index, target.index)
 		}
 		channel, cost := flow.Of(&m), m.Cost()
 		if !r.job.reserve(channel, cost) {
@@ -206,6 +222,7 @@ func (r *rank) flush() {
 		r.endpoint.Rouse()
 	}
 	r.batches.send(j)
+	j.channels.Settling(r.index).Passed(r.endpoint.Sent().Position())
 }
 
 // rung handles a byte from the rank: there may be room in its rings, or messages in its send ring.
@@ -255,6 +272,7 @@ func (r *rank) farewell() {
 	entered := j.barrier.End(r.number, r.endpoint.Entered())
 	inUse := j.inUse
 	j.mu.Unlock()
+	j.leaves(r)
 	j.gather()
 	if inUse { // otherwise the news follow when a rank begins to use messages (Job.join)
 		j.sendAll(frame.Ended, uint64(r.number), entered)

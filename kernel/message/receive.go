@@ -58,6 +58,9 @@ func (b *returns) wake() {
 func (b *returns) send() {
 	j, a := b.job, b.actions
 	b.actions = flow.Actions{}
+	for _, source := range a.Placed {
+		j.placed(source)
+	}
 	var frames map[int][]byte // by member
 	for _, c := range a.Credits {
 		if frames == nil {
@@ -241,8 +244,9 @@ func (j *Job) allow(v slot.Verdict) error {
 // forward queues a message for another rank. It does not wait.
 func (j *Job) forward(o flow.Origin, m frame.Message, target id.Rank) {
 	m.Payload = slices.Clone(m.Payload)
-	m.Target = target
+	m.Target, m.After = target, 0
 	m.Hops++
+	j.held(m.Source)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.flow.Forward(o, m)

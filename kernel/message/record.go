@@ -14,13 +14,18 @@ import (
 type counts struct{ sent, arrived atomic.Uint64 }
 
 // Counts returns how many messages a rank of this node has sent, and how many have come for it,
-// since this node kernel has the job.
+// since this node kernel has the job; through channels, since the job began.
 func (j *Job) Counts(rank id.Rank) (sent, arrived uint64) {
 	r := j.local[rank]
 	if r == nil {
 		return 0, 0
 	}
-	return r.counts.sent.Load(), r.counts.arrived.Load()
+	if !j.enter() {
+		return 0, 0
+	}
+	defer j.running.Done()
+	sent, arrived = j.channels.Counts(r.index)
+	return sent + r.counts.sent.Load(), arrived + r.counts.arrived.Load()
 }
 
 func (j *Job) recorder() *record.Recorder { return j.engine.config.Recorder }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -19,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "channel.h"
 #include "wire.h"
 
 /* The signal of upcalls is never lost, is ignored by default, and is hardly used otherwise. */
@@ -37,6 +39,19 @@ static struct {
 	uint64_t tail; /* of the send ring: this side's own position */
 	uint64_t head; /* of the receive ring: likewise */
 
+	/* The other ranks of this node. */
+	char *board;
+	int peer_doorbell;
+	int *peer_doorbells;           /* by local rank, -1: not fetched */
+	struct channel **to;      /* by rank */
+	struct channel **from;    /* by rank */
+	struct channel **sources; /* the entries of from, in the order of fetching */
+	uint32_t source_count;
+	uint32_t turn;     /* the one of sources to look at first */
+	uint32_t known;    /* channels that were fetched */
+	uint64_t barriers; /* that this rank has entered on the board */
+	int arrived;       /* local ranks before this one are known to have entered the last of them */
+
 	/* State of upcalls, which may interrupt at any point. */
 	volatile uint64_t upcall_head; /* of the upcall ring: likewise */
 	volatile int upcalls;          /* they may interrupt */
@@ -54,7 +69,7 @@ static struct {
 	void *fixed[64]; /* regions mapped at their fixed address; a job has at most this many */
 	size_t fixed_count;
 	char error[512];
-} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1};
+} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1};
 
 static int fail(const char *format, ...)
 {
@@ -127,7 +142,7 @@ static int send_request(const void *request, size_t size, int file)
 }
 
 /* The descriptors of a reply. */
-#define MAX_FILES 3
+#define MAX_FILES 5
 
 /* receive_reply waits for the reply and stores its descriptors in files, -1 for none. */
 static int receive_reply(struct wire_reply *reply, int files[MAX_FILES])
@@ -203,6 +218,33 @@ static int put_name(char *to, const char *name)
 	return 0;
 }
 
+/* map_file maps the whole of a file of shared memory. */
+static char *map_file(int file)
+{
+	struct stat info;
+	void *memory = MAP_FAILED;
+	if (fstat(file, &info) == 0)
+		memory = mmap(NULL, info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (memory != MAP_FAILED)
+		return memory;
+	fail("map shared memory: %s", strerror(errno));
+	return NULL;
+}
+
+/* meet_neighbours makes the tables of the other ranks of this node. */
+static int meet_neighbours(void)
+{
+	self.to = calloc(margay_size(), sizeof *self.to);
+	self.from = calloc(margay_size(), sizeof *self.from);
+	self.sources = calloc(margay_local_size(), sizeof *self.sources);
+	self.peer_doorbells = calloc(margay_local_size(), sizeof *self.peer_doorbells);
+	if (!self.to || !self.from || !self.sources || !self.peer_doorbells)
+		return fail("no memory for the tables of %d ranks", margay_size());
+	for (int i = 0; i < margay_local_size(); i++)
+		self.peer_doorbells[i] = -1;
+	return 0;
+}
+
 int margay_init(void)
 {
 	const char *text = getenv("MARGAY_FD");
@@ -218,21 +260,24 @@ int margay_init(void)
 	int files[MAX_FILES];
 	if (ask(&request, sizeof request, -1, &reply, files) != 0)
 		return -1;
-	if (files[0] < 0 || files[1] < 0 || files[2] < 0 || fstat(files[0], &info) != 0)
+	if (files[4] < 0)
 		return fail("the node kernel sent no area");
-	void *area = mmap(NULL, info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+	char *area = map_file(files[0]), *board = map_file(files[3]);
 	close(files[0]);
-	if (area == MAP_FAILED)
-		return fail("map the area: %s", strerror(errno));
+	close(files[3]);
+	if (!area || !board)
+		return -1;
 	self.area = area;
+	self.board = board;
 	self.doorbell = files[1];
 	self.upcall_doorbell = files[2];
+	self.peer_doorbell = files[4];
 	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
 		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
 	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
 	self.upcall_head = atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_HEAD));
-	return 0;
+	return meet_neighbours();
 }
 
 /* is_mapped reports whether a region has been mapped at its fixed address. */
@@ -391,6 +436,7 @@ static void unmask(int was)
 /* put puts a message into the send ring and reports whether there was room. */
 static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
+	struct channel *c = self.to[rank];
 	char *ring_bytes = self.area + header(WIRE_SEND);
 	size_t at = self.tail & (WIRE_RING_SIZE - 1), need = record_length(length), pad = 0;
 	if (at + need > WIRE_RING_SIZE)
@@ -404,15 +450,157 @@ static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *
 		at = 0;
 	}
 	struct wire_record *r = (struct wire_record *)(ring_bytes + at);
-	*r = (struct wire_record){.length = need, .kind = WIRE_MESSAGE, .handler = handler, .peer = rank, .size = length, .args = {arg0, arg1}};
+	*r = (struct wire_record){.length = need, .kind = WIRE_MESSAGE, .handler = handler, .peer = rank, .size = length,
+				  .after = c ? channel_mark(c) : 0, .args = {arg0, arg1}};
 	if (length)
 		memcpy(r + 1, payload, length);
 	self.tail += pad + need;
+	if (c) {
+		c->kernel = self.tail;
+		c->through = 1;
+	}
 	atomic_store(word64(WIRE_SEND_CONTROL + WIRE_TAIL), self.tail);
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
 	return 1;
 }
+
+/* ---- Channels ---- */
+
+static void handle(const struct margay_am *message);
+static void die(const char *format, int a, int b, int c);
+
+/* takes_channel reports whether a message takes a channel, which may be NULL. */
+static int takes_channel(struct channel *c)
+{
+	if (!c || !(atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) || atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED)))
+		return 0;
+	if (c->through && atomic_load(word64(WIRE_SETTLED)) < c->kernel)
+		return 0;
+	c->through = 0;
+	return 1;
+}
+
+static _Atomic uint32_t *asleep(int local) { return (_Atomic uint32_t *)(self.board + WIRE_BOARD_RANK * local + WIRE_BOARD_ASLEEP); }
+
+/* wake_local wakes a rank of this node if it sleeps and is not being woken. */
+static void wake_local(int local)
+{
+	uint64_t one = 1;
+	if (!atomic_load(asleep(local)) || !atomic_exchange(asleep(local), 0))
+		return;
+	/* It fails when the doorbell was rung often enough. */
+	if (write(self.peer_doorbells[local], &one, sizeof one) < 0)
+		return;
+}
+
+/* no_sense fails because the consumer of a channel has written nonsense. */
+static int no_sense(const struct channel *c)
+{
+	return fail("channel to rank %d: the area was written over: the channel's consumer is beyond its producer", c->rank);
+}
+
+/* put_channel puts a message into a channel and reports whether there was room. */
+static int put_channel(struct channel *c, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
+	int sent = channel_put(c, handler, arg0, arg1, payload, length);
+	if (sent > 0)
+		wake_local(c->local);
+	return sent < 0 ? no_sense(c) : sent;
+}
+
+/* next_channel returns a channel that has a message, NULL if there is none. */
+static struct channel *next_channel(void)
+{
+	for (uint32_t i = 0; i < self.source_count; i++) {
+		if (channel_ready(self.sources[self.turn]))
+			return self.sources[self.turn];
+		self.turn = (self.turn + 1) % self.source_count;
+	}
+	return NULL;
+}
+
+/* run_channel runs the handler of the next message of a channel and returns the number of
+ * messages handled. */
+static int run_channel(struct channel *c)
+{
+	struct margay_am message = {.node = margay_node()};
+	int next = channel_next(c, &message), wake = 0;
+	if (next < 0)
+		die("margay: rank %d: channel from rank %d: the area was written over at %d\n", margay_rank(), c->rank, (int)c->position);
+	if (next == 0)
+		return 0;
+	handle(&message);
+	if (channel_done(c, message.length, &wake))
+		self.turn = (self.turn + 1) % self.source_count; /* each rank's messages get their turn */
+	if (wake)
+		wake_local(c->local);
+	return 1;
+}
+
+/* add_channel maps a channel whose fetching was answered. */
+static int add_channel(const struct wire_reply *reply, const int files[MAX_FILES])
+{
+	uint64_t rank = reply->values[0], local = reply->values[2];
+	if (files[1] < 0 || rank >= (uint64_t)margay_size() || local >= (uint64_t)margay_local_size())
+		return fail("the node kernel sent no channel");
+	if (self.peer_doorbells[local] < 0)
+		self.peer_doorbells[local] = fcntl(files[1], F_DUPFD_CLOEXEC, 0);
+	if (self.peer_doorbells[local] < 0)
+		return fail("duplicate a doorbell: %s", strerror(errno));
+	struct channel *c = calloc(1, sizeof *c);
+	if (!c || !(c->memory = map_file(files[0]))) {
+		free(c);
+		return -1;
+	}
+	c->rank = rank;
+	c->local = local;
+	c->room = WIRE_CHANNEL_RING;
+	c->kernel = self.tail;
+	c->through = 1;
+	if (reply->values[1]) {
+		self.to[rank] = c;
+	} else {
+		self.from[rank] = c;
+		self.sources[self.source_count++] = c;
+	}
+	return 0;
+}
+
+/* fetch_channels fetches the channels that the node kernel has made since. The caller has masked
+ * upcalls. */
+static int fetch_channels(void)
+{
+	while (atomic_load(word32(WIRE_CHANNELS)) != self.known) {
+		struct wire_request request = {.op = WIRE_CHANNEL, .value = self.known};
+		struct wire_reply reply;
+		int files[MAX_FILES];
+		if (ask(&request, sizeof request, -1, &reply, files) != 0)
+			return -1;
+		int err = add_channel(&reply, files);
+		close_files(files);
+		if (err)
+			return -1;
+		self.known++;
+	}
+	return 0;
+}
+
+/* fetch_doorbell fetches the doorbell of a local rank to which there is no channel. */
+static int fetch_doorbell(int local)
+{
+	struct wire_request request = {.op = WIRE_DOORBELL, .value = local};
+	struct wire_reply reply;
+	int files[MAX_FILES];
+	if (self.peer_doorbells[local] >= 0)
+		return 0;
+	if (ask(&request, sizeof request, -1, &reply, files) != 0)
+		return -1;
+	self.peer_doorbells[local] = files[0];
+	return 0;
+}
+
+/* ---- Sending and receiving ---- */
 
 int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
@@ -425,7 +613,9 @@ int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 	if (length > MARGAY_MAX_PAYLOAD)
 		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
 	int was = mask();
-	int sent = put(rank, handler, arg0, arg1, payload, length);
+	struct channel *c = self.to[rank];
+	int sent = takes_channel(c) ? put_channel(c, handler, arg0, arg1, payload, length)
+				    : put(rank, handler, arg0, arg1, payload, length);
 	unmask(was);
 	return sent;
 }
@@ -441,12 +631,11 @@ int margay_handle(int number, margay_handler handler, void *data)
 	return 0;
 }
 
-/* no_handler aborts the process after a message without a handler. */
-static void no_handler(const struct wire_record *r)
+/* die aborts the process after a message that it cannot handle. */
+static void die(const char *format, int a, int b, int c)
 {
 	char text[128]; /* stdio may be what an upcall has interrupted */
-	int n = snprintf(text, sizeof text, "margay: rank %d got a message for handler %d from rank %d, and has no such handler\n", margay_rank(),
-			 r->handler, r->peer);
+	int n = snprintf(text, sizeof text, format, a, b, c);
 	if (write(STDERR_FILENO, text, n) < 0)
 		_exit(1);
 	abort();
@@ -460,23 +649,30 @@ static void block_upcalls(int how)
 	sigprocmask(how, &set, NULL);
 }
 
-/* run_handler runs the handler of a record with upcalls masked, and leaves them masked. */
-static void run_handler(const struct wire_record *r)
+/* handle runs the handler of a message with upcalls masked, and leaves them masked. */
+static void handle(const struct margay_am *message)
 {
-	margay_handler f = self.handlers[r->handler % MARGAY_MAX_HANDLERS].f;
+	margay_handler f = self.handlers[message->handler % MARGAY_MAX_HANDLERS].f;
 	if (!f)
-		no_handler(r);
-	struct margay_am message = {.source = r->peer, .node = r->node, .handler = r->handler, .args = {r->args[0], r->args[1]},
-				    .payload = r + 1, .length = r->size};
+		die("margay: rank %d got a message for handler %d from rank %d, and has no such handler\n", margay_rank(), message->handler,
+		    message->source);
 	int unblocked = self.unblocked;
 	self.unblocked = 0;
 	self.running++;
-	f(&message, self.handlers[r->handler % MARGAY_MAX_HANDLERS].data);
+	f(message, self.handlers[message->handler % MARGAY_MAX_HANDLERS].data);
 	self.running--;
 	self.masked = 1;
 	if (self.unblocked && !unblocked)
 		block_upcalls(SIG_BLOCK);
 	self.unblocked = unblocked;
+}
+
+/* run_handler handles the message of a record. */
+static void run_handler(const struct wire_record *r)
+{
+	struct margay_am message = {.source = r->peer, .node = r->node, .handler = r->handler, .args = {r->args[0], r->args[1]},
+				    .payload = r + 1, .length = r->size};
+	handle(&message);
 }
 
 /* consumed advances a ring's head and wakes the node kernel if it waits for room. */
@@ -513,27 +709,61 @@ static int run_upcalls(void)
 	return n;
 }
 
+static int received_wait(void) { return atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head; }
+
+/* run_received runs the handler of the next message in the receive ring, or of one in a channel
+ * that was sent before it. It returns the number of messages handled. */
+static int run_received(void)
+{
+	while (received_wait()) {
+		const struct wire_record *r = (struct wire_record *)(self.area + header(WIRE_RECEIVE) + (self.head & (WIRE_RING_SIZE - 1)));
+		uint32_t length = r->length;
+		int message = r->kind == WIRE_MESSAGE;
+		if (message && r->after) {
+			if (!self.from[r->peer] && fetch_channels() != 0)
+				return 0;
+			struct channel *c = self.from[r->peer];
+			if (c && channel_before(c, r->after) && channel_ready(c))
+				return run_channel(c);
+		}
+		if (message)
+			run_handler(r);
+		self.head += length;
+		consumed(WIRE_RECEIVE_CONTROL, self.head);
+		if (message)
+			return 1;
+	}
+	return 0;
+}
+
+/* run_some runs handlers of messages in the order that the paths demand, and returns the number
+ * of messages handled, 0 if there is none. The caller has masked upcalls. */
+static int run_some(void)
+{
+	for (;;) {
+		/* An upcall sent before the message in the ring has arrived before it. */
+		int some = received_wait(), n = run_upcalls();
+		if (n > 0)
+			return n;
+		if (some)
+			return run_received();
+		struct channel *c = next_channel();
+		if (!c)
+			return 0;
+		/* What the same rank sent before through the node kernel is in the rings by now. */
+		if (!upcalls_wait() && !received_wait())
+			return run_channel(c);
+	}
+}
+
 int margay_poll(void)
 {
 	if (no_job() != 0)
 		return -1;
-	char *ring_bytes = self.area + header(WIRE_RECEIVE);
 	int was = mask(), n = 0;
-	for (;;) {
-		/* An upcall sent before the message in the ring has arrived before it. */
-		int some = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_TAIL)) != self.head;
-		n += run_upcalls();
-		if (!some)
-			break;
-		const struct wire_record *r = (struct wire_record *)(ring_bytes + (self.head & (WIRE_RING_SIZE - 1)));
-		uint32_t length = r->length;
-		if (r->kind == WIRE_MESSAGE) {
-			run_handler(r);
-			n++;
-		}
-		self.head += length;
-		consumed(WIRE_RECEIVE_CONTROL, self.head);
-	}
+	if (fetch_channels() == 0)
+		for (int some; (some = run_some()) > 0;)
+			n += some;
 	unmask(was);
 	return n;
 }
@@ -661,38 +891,84 @@ int margay_mask(int masked)
 
 /* ---- Waiting ---- */
 
-static int64_t now_ms(void)
+/* How long a call that waits does so before it sleeps, in nanoseconds, and its polls between two
+ * looks at the clock while it spins. */
+#define SPIN_FOR 50000   /* without yielding the core */
+#define YIELD_FOR 1000000 /* all in all */
+#define LOOK_EACH 64
+
+static int64_t now_ns(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* hush empties the doorbell and reports whether the node kernel is still connected. Reading wakes
- * the node kernel, so do it when no message is pending. */
+/* pace decides how a call waits; zero is its beginning. */
+struct pace {
+	int polls;
+	int64_t since; /* of the first look at the clock */
+};
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+/* linger waits for a moment and returns 1, or returns 0 when it is time to sleep. */
+static int linger(struct pace *p, int64_t deadline)
+{
+	uint32_t path = atomic_load(word32(WIRE_PATH));
+	if (!(path & WIRE_YIELD))
+		return 0;
+	if ((path & WIRE_SPIN) && ++p->polls % LOOK_EACH) {
+		relax();
+		return 1;
+	}
+	int64_t now = now_ns();
+	if (!p->since)
+		p->since = now;
+	if (now - p->since >= YIELD_FOR || (deadline >= 0 && now >= deadline))
+		return 0;
+	if ((path & WIRE_SPIN) && now - p->since < SPIN_FOR)
+		return 1;
+	p->polls = LOOK_EACH - 1; /* look each time */
+	sched_yield();
+	return 1;
+}
+
+/* hush empties the doorbell and the peer doorbell and reports whether the node kernel is still
+ * connected. Reading the doorbell wakes the node kernel, so do it when no message is pending. */
 static int hush(void)
 {
 	char rung[256];
+	uint64_t count;
 	if (!self.rung)
 		return 1;
 	self.rung = 0;
+	if (read(self.peer_doorbell, &count, sizeof count) > 0)
+		return 1;
 	return recv(self.doorbell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* sleep_until waits for the doorbell, a signal or the deadline (-1: none). It returns 0 after the
- * deadline. */
+/* sleep_until waits for the doorbell, the peer doorbell, a signal or the deadline (-1: none). It
+ * returns 0 after the deadline. */
 static int sleep_until(int64_t deadline)
 {
 	for (;;) {
 		int wait = -1;
 		if (deadline >= 0) {
-			int64_t left = deadline - now_ms();
+			int64_t left = (deadline - now_ns() + 999999) / 1000000;
 			if (left <= 0)
 				return 0;
 			wait = left > 1 << 30 ? 1 << 30 : (int)left;
 		}
-		struct pollfd p = {.fd = self.doorbell, .events = POLLIN};
-		int n = poll(&p, 1, wait);
+		struct pollfd p[] = {{.fd = self.doorbell, .events = POLLIN}, {.fd = self.peer_doorbell, .events = POLLIN}};
+		int n = poll(p, 2, wait);
 		if (n > 0)
 			self.rung = 1;
 		if (n != 0)
@@ -700,29 +976,44 @@ static int sleep_until(int64_t deadline)
 	}
 }
 
+/* announce says that this rank sleeps, or no longer does. */
+static void announce(int sleeps)
+{
+	atomic_store(word32(WIRE_RECEIVE_CONTROL + WIRE_CONSUMER_WAITING), sleeps);
+	atomic_store(asleep(margay_local_rank()), sleeps);
+}
+
 /* wait_until handles messages until done(n) is true; n is the number handled. It fails after the
  * deadline. */
 static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
-	int64_t deadline = timeout_ms < 0 ? -1 : now_ms() + timeout_ms;
-	_Atomic uint32_t *waiting = word32(WIRE_RECEIVE_CONTROL + WIRE_CONSUMER_WAITING);
+	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
 	int n = 0, was = mask(), there = 1, rung = 1;
+	struct pace pace = {0};
 	for (;;) {
-		n += margay_poll();
+		int more = fetch_channels() == 0 ? run_some() : 0;
+		n += more;
 		if (done(n, arg))
 			break;
 		if (!rung) {
 			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone");
 			break;
 		}
+		if (more) {
+			pace = (struct pace){0};
+			continue;
+		}
+		if (linger(&pace, deadline))
+			continue;
 		there = hush();
-		/* Messages and upcalls that arrive after this ring the doorbell. */
-		atomic_store(waiting, 1);
+		/* Messages and upcalls that arrive after this ring. */
+		announce(1);
 		arm(0);
-		int more = margay_poll();
+		more = margay_poll();
 		n += more;
 		rung = more || done(n, arg) || (there && sleep_until(deadline));
-		atomic_store(waiting, 0);
+		announce(0);
+		pace = (struct pace){0};
 	}
 	if (!was)
 		interruptible();
@@ -770,16 +1061,75 @@ static int is_released(int n, uint64_t number)
 	return atomic_load(word64(WIRE_RELEASED)) >= number;
 }
 
+/* board_word is the word of a local rank for a barrier. */
+static _Atomic uint64_t *board_word(int local, uint64_t number)
+{
+	return (_Atomic uint64_t *)(self.board + WIRE_BOARD_RANK * local + WIRE_BOARD_BARRIER + 8 * (number & 1));
+}
+
+/* all_met reports whether all local ranks have entered a barrier on the board. */
+static int all_met(int n, uint64_t number)
+{
+	(void)n;
+	while (self.arrived < margay_local_size() && atomic_load(board_word(self.arrived, number)) >> WIRE_BARRIER_SHIFT >= number)
+		self.arrived++;
+	return self.arrived == margay_local_size();
+}
+
+/* all_quiet reports whether all local ranks entered a barrier quietly. A rank that is at a later
+ * barrier has left this one. If a rank had not been quiet, it would still wait for all others. */
+static int all_quiet(uint64_t number)
+{
+	int quiet = 1;
+	for (int local = 0; local < margay_local_size(); local++) {
+		uint64_t word = atomic_load(board_word(local, number));
+		if (word >> WIRE_BARRIER_SHIFT > number)
+			return 1;
+		if (word & WIRE_BARRIER_LOUD)
+			quiet = 0;
+	}
+	return quiet;
+}
+
+/* meet enters a barrier on the board and waits for the other ranks, which are all on this node.
+ * It returns 1 if that completes the barrier and 0 if all of them must enter one of the node
+ * kernel. */
+static int meet(int timeout_ms)
+{
+	uint64_t number = ++self.barriers;
+	int quiet = (atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) && atomic_load(word64(WIRE_SETTLED)) >= self.tail;
+	self.arrived = 0;
+	atomic_store(board_word(margay_local_rank(), number), number << WIRE_BARRIER_SHIFT | (quiet ? 0 : WIRE_BARRIER_LOUD));
+	/* The last rank to enter wakes those that sleep. */
+	if (all_met(0, number)) {
+		for (int local = 0; local < margay_local_size(); local++)
+			if (local != margay_local_rank() && atomic_load(asleep(local)) && fetch_doorbell(local) == 0)
+				wake_local(local);
+	}
+	if (wait_until(all_met, number, timeout_ms) < 0)
+		return -1;
+	return all_quiet(number);
+}
+
 int margay_barrier(int timeout_ms)
 {
 	if (no_job() != 0)
 		return -1;
-	uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
-	/* The node kernel polls for it when awake, and must be woken when asleep. */
-	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
-		ring();
-	if (wait_until(is_released, number, timeout_ms) < 0)
+	int64_t begin = now_ns();
+	int met = margay_nodes() == 1 ? meet(timeout_ms) : 0;
+	if (met < 0)
 		return -1;
+	if (!met) {
+		uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
+		/* The node kernel polls for it when awake, and must be woken when asleep. */
+		if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
+			ring();
+		int64_t passed = (now_ns() - begin) / 1000000;
+		if (timeout_ms >= 0)
+			timeout_ms = passed < timeout_ms ? timeout_ms - (int)passed : 0;
+		if (wait_until(is_released, number, timeout_ms) < 0)
+			return -1;
+	}
 	margay_poll(); /* messages that arrived since the last poll */
 	return 0;
 }
@@ -792,14 +1142,23 @@ int margay_finalize(int timeout_ms)
 	return 0;
 }
 
-/* has_room announces that this side waits for room for a record, and reports whether there is room.
- * */
-static int has_room(int n, uint64_t length)
+/* A message that waits for room. */
+struct posted {
+	int rank;
+	size_t length;
+};
+
+/* has_room announces that this side waits for room for a message, and reports whether there is
+ * room. */
+static int has_room(int n, uint64_t arg)
 {
+	const struct posted *m = (const struct posted *)(uintptr_t)arg;
 	(void)n;
+	if (takes_channel(self.to[m->rank]))
+		return channel_wait(self.to[m->rank], m->length);
 	_Atomic uint32_t *waiting = word32(WIRE_SEND_CONTROL + WIRE_PRODUCER_WAITING);
 	atomic_store(waiting, 1);
-	if (send_room() < 2 * record_length(length)) /* with the largest pad that may come before it */
+	if (send_room() < 2 * record_length(m->length)) /* with the largest pad that may come before it */
 		return 0;
 	atomic_store(waiting, 0);
 	return 1;
@@ -811,7 +1170,8 @@ int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 		int sent = margay_post(rank, handler, arg0, arg1, payload, length);
 		if (sent != 0)
 			return sent < 0 ? -1 : 0;
-		if (wait_until(has_room, length, -1) < 0)
+		struct posted m = {rank, length};
+		if (wait_until(has_room, (uintptr_t)&m, -1) < 0)
 			return -1;
 	}
 }

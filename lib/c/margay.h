@@ -11,8 +11,11 @@
  *	margay_barrier(-1);
  *	margay_finalize(-1);
  *
- * A message is written to memory shared with the node kernel; a system call is made only if the
- * node kernel sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
+ * A message to another node is written to memory shared with the node kernel; a system call is made
+ * only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
+ * with that rank, unless an extension, a recording or a scheduler must see it; a system call is
+ * made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
+ * it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
  * ends the job. Unless an extension consumes a message, it runs the handler of its number inside
  * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, or margay_send when
  * that must wait. So a message may have been handled before the program waits for it: wait with

@@ -9,17 +9,20 @@
 //	job.WaitFor(ctx, func() bool { return arrived == n })
 //	job.Finalize(ctx)
 //
-// A message is written to memory shared with the node kernel; a system call is made only if the
-// node kernel sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
-// ends the job. Unless an extension consumes a message, it runs the handler of its number inside
-// Poll, Wait, WaitFor, Barrier, Finalize, or Send when that must wait. So a message may have been
-// handled before the program waits for it: wait with WaitFor for the effect of a handler, not with
-// Wait for a message. A handler must not block and must not call these functions; it may send with
-// Post, which reports whether there is room. A message that an extension turns into an upcall runs
-// its handler at once, if Upcalls has been called.
+// A message to another node is written to memory shared with the node kernel; a system call is made
+// only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
+// with that rank, unless an extension, a recording or a scheduler must see it; a system call is
+// made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
+// it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss ends the
+// job. Unless an extension consumes a message, it runs the handler of its number inside Poll, Wait,
+// WaitFor, Barrier, Finalize, or Send when that must wait. So a message may have been handled
+// before the program waits for it: wait with WaitFor for the effect of a handler, not with Wait for
+// a message. A handler must not block and must not call these functions; it may send with Post,
+// which reports whether there is room. A message that an extension turns into an upcall runs its
+// handler at once, if Upcalls has been called.
 //
 // Locks, outermost first: Job.handling (held while messages are taken and their handlers run, which
-// may send and ask), then Job.sending or Job.asking, then Job.mu.
+// may send and ask), Job.sending, Job.asking, Job.mu.
 package margay
 
 import (
@@ -28,13 +31,13 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
-	"margay/internal/cond"
 	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 )
@@ -67,15 +70,19 @@ type Job struct {
 	doorbell       *os.File
 	upcallDoorbell *os.File
 
+	board         *wire.Board
+	peerDoorbell  *os.File      // rung by the other ranks of this node
+	barriers      atomic.Uint64 // that this rank has entered, on the board
+	peerDoorbells []int         // descriptors by local rank, -1: not fetched; guarded by sending
+
 	asking sync.Mutex // one request at a time
 	calls  uint32     // requests made; guarded by asking
 
 	sending sync.Mutex
-	send    *wire.Producer
+	out     *wire.Outlet
 
 	handling sync.Mutex // held while messages are taken and their handlers run
-	receive  *wire.Consumer
-	upcalls  *wire.Consumer
+	in       *wire.Inlet
 	handlers [wire.MaxHandlers]func(Message)
 
 	finalized atomic.Bool // changed under handling and sending: nothing is sent or handled after that
@@ -124,6 +131,7 @@ func Init() (*Job, error) {
 		return nil, err
 	}
 	go j.listen()
+	go j.answer()
 	return j, nil
 }
 
@@ -133,23 +141,43 @@ func (j *Job) open() error {
 	if err != nil {
 		return fmt.Errorf("margay: init: %w", err)
 	}
-	if len(files) != 3 {
+	if len(files) != 5 {
 		rights.Close(files)
 		return fmt.Errorf("margay: init: the node kernel sent %d descriptors", len(files))
 	}
-	defer files[0].Close()
-	if j.memory, err = mapFile(files[0]); err != nil {
-		rights.Close(files[1:])
+	area, board := files[0], files[3]
+	defer area.Close()
+	defer board.Close()
+	j.doorbell, j.upcallDoorbell, j.peerDoorbell = files[1], files[2], files[4]
+	if err := j.openMemory(area, board); err != nil {
+		rights.Close([]*os.File{j.doorbell, j.upcallDoorbell, j.peerDoorbell})
+		return fmt.Errorf("margay: init: %w", err)
+	}
+	return nil
+}
+
+// openMemory maps the area and the board.
+func (j *Job) openMemory(area, board *os.File) error {
+	var err error
+	if j.memory, err = mapFile(area); err != nil {
 		return err
 	}
 	if j.area, j.header, err = wire.OpenArea(j.memory); err != nil {
-		rights.Close(files[1:])
-		return fmt.Errorf("margay: init: %w", err)
+		return err
 	}
-	j.send = j.area.SendProducer()
-	j.receive = j.area.ReceiveConsumer()
-	j.upcalls = j.area.UpcallConsumer()
-	j.doorbell, j.upcallDoorbell = files[1], files[2]
+	shared, err := mapFile(board)
+	if err != nil {
+		return err
+	}
+	if j.board, err = wire.OpenBoard(shared, j.LocalSize()); err != nil {
+		return err
+	}
+	if j.LocalRank() >= j.LocalSize() {
+		return fmt.Errorf("local rank %d of %d", j.LocalRank(), j.LocalSize())
+	}
+	j.out = wire.NewOutlet(j.area, j.board, j.Size())
+	j.in = wire.NewInlet(j.area, j.board, j.header)
+	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
 }
 
@@ -157,11 +185,11 @@ func (j *Job) open() error {
 func mapFile(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("margay: shared memory: %w", err)
+		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	memory, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("margay: map shared memory: %w", err)
+		return nil, fmt.Errorf("map shared memory: %w", err)
 	}
 	return memory, nil
 }
@@ -214,7 +242,7 @@ func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 		err = j.wait(ctx, func(int) bool {
 			j.sending.Lock()
 			defer j.sending.Unlock()
-			return !j.send.Wait(len(payload))
+			return !j.out.Wait(uint32(rank), len(payload))
 		})
 		if err != nil {
 			return err
@@ -235,12 +263,12 @@ func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	if j.finalized.Load() {
 		return false, ErrClosed
 	}
-	ok, wake, err := j.send.Push(wire.Record{Handler: uint16(handler), Peer: uint32(rank), Args: args, Payload: payload})
+	ok, wake, err := j.out.Push(&wire.Record{Handler: uint16(handler), Peer: uint32(rank), Args: args, Payload: payload})
 	if err != nil {
 		return false, fmt.Errorf("margay: send: %w", err)
 	}
-	if wake {
-		j.ring()
+	if wake != wire.WakeNobody {
+		j.wake(wake)
 	}
 	return ok, nil
 }
@@ -269,45 +297,41 @@ func (j *Job) announce() {
 func (j *Job) poll() int {
 	j.handling.Lock()
 	defer j.handling.Unlock()
-	if j.finalized.Load() {
+	if j.finalized.Load() || !j.fetchAll() {
 		return 0
 	}
 	n := 0
 	for {
-		// An upcall sent before the message in the ring has arrived before it.
-		some := j.receive.Ready()
-		for j.handleNext(j.upcalls) {
-			n++
+		record, ok, err := j.in.Next()
+		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
+			continue
 		}
-		if !some {
+		if !j.handle(&record, ok, err) {
 			return n
 		}
-		if j.handleNext(j.receive) {
-			n++
-		}
+		n++
 	}
 }
 
-// handleNext runs the handler of the next message in a ring, if there is one. The caller holds
+// handle runs the handler of the message that in has returned, if there is one. The caller holds
 // Job.handling.
-func (j *Job) handleNext(ring *wire.Consumer) bool {
-	record, ok, err := ring.Next()
-	if err != nil {
-		panic(fmt.Sprintf("margay: receive: %v", err)) // this program has written over its own area
+func (j *Job) handle(r *wire.Record, ok bool, err error) bool {
+	if err != nil && !errors.Is(err, wire.ErrChannels) {
+		panic(fmt.Sprintf("margay: receive: %v", err)) // a rank has written over shared memory
 	}
 	if !ok {
 		return false
 	}
-	handler := j.handlers[record.Handler%wire.MaxHandlers]
+	handler := j.handlers[r.Handler%wire.MaxHandlers]
 	if handler == nil {
-		panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), record.Handler, record.Peer))
+		panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), r.Handler, r.Peer))
 	}
-	handler(Message{
-		Source: int(record.Peer), Node: int(record.Node), Handler: int(record.Handler), Args: record.Args, Payload: record.Payload,
-	})
-	// A sender may wait for this record's room.
-	if ring.Release() {
-		j.ring()
+	handler(Message{Source: int(r.Peer), Node: int(r.Node), Handler: int(r.Handler), Args: r.Args, Payload: r.Payload})
+	// A sender may wait for this message's room.
+	if wake := j.in.Done(); wake != wire.WakeNobody {
+		j.sending.Lock()
+		defer j.sending.Unlock()
+		j.wake(wake)
 	}
 	return true
 }
@@ -331,25 +355,6 @@ func (j *Job) Wait(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// Barrier handles messages until every rank of the job has called it as often as this one. When it
-// returns, all messages that any rank sent to this one before entering the barrier have been
-// handled, unless ctx has ended.
-func (j *Job) Barrier(ctx context.Context) error {
-	if j.finalized.Load() {
-		return ErrClosed
-	}
-	number := j.area.Entered().Add(1)
-	// The node kernel polls for it when awake, and must be woken when asleep.
-	if j.area.SendWaiting().Load() != 0 {
-		j.ring()
-	}
-	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
-		return err
-	}
-	j.Poll() // messages that arrived since the last poll
-	return nil
-}
-
 // Finalize ends this rank's part in the job: it waits for the other ranks to do the same. After it
 // has returned nil, no handler runs, and functions that send, wait or request return ErrClosed. The
 // process may continue: the functions that return its place, and mapped memory, work as before. If
@@ -364,6 +369,7 @@ func (j *Job) Finalize(ctx context.Context) error {
 	if j.closed == nil {
 		j.closed = ErrClosed
 		j.doorbell.Close()
+		j.peerDoorbell.Close()
 		j.stopUpcalls()
 		j.changed.Broadcast()
 	}
@@ -377,71 +383,9 @@ func (j *Job) finalize() {
 	j.sending.Lock()
 	defer j.sending.Unlock()
 	j.finalized.Store(true)
-}
-
-// wait handles messages until done, which receives their number, returns true, or until ctx ends.
-func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
-	if j.finalized.Load() {
-		return ErrClosed
-	}
-	stop := cond.Wake(ctx, &j.changed)
-	defer stop()
-	handled := 0
-	idle := func() bool {
-		n := j.Poll()
-		handled += n
-		return !done(handled) && n == 0
-	}
-	for {
-		handled += j.Poll()
-		if done(handled) {
-			return nil
-		}
-		if err := j.sleep(ctx, idle); err != nil {
-			return err
-		}
-	}
-}
-
-// sleep waits for the doorbell, unless this side is not idle.
-func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
-	j.mu.Lock()
-	heard := j.rung
-	j.waiters.Add(1)
-	j.area.ReceiveWaiting().Swap(1)
-	j.mu.Unlock()
-	idle := isIdle() // later messages ring the doorbell
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {
-		j.changed.Wait()
-	}
-	if j.waiters.Add(-1) == 0 {
-		j.area.ReceiveWaiting().Store(0)
-	}
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case idle:
-		return j.closed
-	}
-	return nil
-}
-
-// listen receives from the doorbell.
-func (j *Job) listen() {
-	var rung [256]byte
-	for {
-		_, err := j.doorbell.Read(rung[:])
-		j.mu.Lock()
-		j.rung++
-		if err != nil && j.closed == nil {
-			j.closed = ErrGone
-		}
-		j.changed.Broadcast()
-		j.mu.Unlock()
-		if err != nil {
-			return
+	for _, fd := range j.peerDoorbells {
+		if fd >= 0 {
+			unix.Close(fd)
 		}
 	}
 }
@@ -498,7 +442,7 @@ func (j *Job) askOnce(q wire.Request, give *os.File) (wire.Reply, []*os.File, er
 		return wire.Reply{}, nil, fmt.Errorf("ask the node kernel: %w", err)
 	}
 	buf := make([]byte, wire.ReplySize)
-	oob := make([]byte, rights.Space(4))
+	oob := make([]byte, rights.Space(8))
 	for {
 		n, oobn, _, _, err := j.socket.ReadMsgUnix(buf, oob)
 		if err != nil {

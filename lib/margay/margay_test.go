@@ -264,7 +264,7 @@ func TestContract(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranktest.Suite(t, func(ctx context.Context, mode ...string) *exec.Cmd {
+	ranktest.Suite(t, check.Seed(t), func(ctx context.Context, mode ...string) *exec.Cmd {
 		return exec.CommandContext(ctx, exe, append([]string{"rank"}, mode...)...)
 	})
 }
@@ -288,9 +288,9 @@ func TestInitFails(t *testing.T) {
 	}{
 		{"version", wire.Reply{Status: wire.StatusVersion, Text: "another"}, 0, margay.ErrVersion},
 		{"room", wire.Reply{Status: wire.StatusNoRoom, Text: "full"}, 0, margay.ErrNoRoom},
-		{"two descriptors", wire.Reply{}, 2, nil},
-		{"empty area", wire.Reply{}, 3, nil},
 		{"four descriptors", wire.Reply{}, 4, nil},
+		{"empty area", wire.Reply{}, 5, nil},
+		{"six descriptors", wire.Reply{}, 6, nil},
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {

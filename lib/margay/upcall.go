@@ -52,8 +52,12 @@ func (j *Job) handleUpcalls() (some bool) {
 	if j.finalized.Load() {
 		return false
 	}
-	for ready := true; ready; ready = !j.upcalls.Wait() {
-		for j.handleNext(j.upcalls) {
+	for ready := true; ready; ready = !j.in.WaitUpcalls() {
+		for {
+			record, ok, err := j.in.NextUpcall()
+			if !j.handle(&record, ok, err) {
+				break
+			}
 			some = true
 		}
 	}

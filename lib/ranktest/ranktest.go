@@ -37,8 +37,12 @@ type Kernel struct {
 	doorbell            *net.UnixConn
 	theirs              *os.File // the rank's end of the doorbell
 	upcallDoorbell      *net.UnixConn
-	theirUpcallDoorbell *os.File // the rank's end of the upcall doorbell
+	theirUpcallDoorbell *os.File   // the rank's end of the upcall doorbell
+	boards              *os.File   // the memory of board
+	bells               []*os.File // the peer doorbells by local rank
+	board               *wire.Board
 	area                *wire.Area
+	local               int // the rank's local rank
 	send                *wire.Consumer
 	receive             *wire.Producer
 	upcalls             *wire.Producer
@@ -62,15 +66,21 @@ func (t *text) String() string {
 	return t.b.String()
 }
 
-// header is the place of the rank. Its node is the third of the machine's.
-var header = wire.Header{Job: 7, Rank: 1, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2}
+// apart is the place of a rank of a job with two nodes. Its node is the third of the machine's.
+var apart = wire.Header{Job: 7, Rank: 1, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2}
 
-// Start starts the program with a mode, as a rank.
+// Start starts the program with a mode, as a rank of a job with two nodes.
 func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *Kernel {
+	t.Helper()
+	return start(t, apart, []uint32{0, 2, 2}, program, mode...)
+}
+
+// start starts the program with a mode, as a rank with that place.
+func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *Kernel {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lifetime)
 	t.Cleanup(cancel)
-	k := &Kernel{t: t, cmd: program(ctx, mode...)}
+	k := &Kernel{t: t, cmd: program(ctx, mode...), local: int(header.LocalRank)}
 	var far *os.File
 	k.socket, far = pair(t, unix.SOCK_SEQPACKET)
 	k.doorbell, k.theirs = pair(t, unix.SOCK_STREAM)
@@ -78,21 +88,22 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	if err := unix.SetNonblock(int(k.theirUpcallDoorbell.Fd()), false); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := unix.MemfdCreate("area", unix.MFD_CLOEXEC)
-	if err != nil {
+	var mem, board []byte
+	k.memory, mem = mapped(t, "area", wire.AreaSize(int(header.Size)))
+	k.boards, board = mapped(t, "board", wire.BoardSize(int(header.LocalSize)))
+	var err error
+	if k.area, err = wire.NewArea(mem, header, nodes); err != nil {
 		t.Fatal(err)
 	}
-	k.memory = os.NewFile(uintptr(fd), "area")
-	size := wire.AreaSize(int(header.Size))
-	if err := k.memory.Truncate(int64(size)); err != nil {
+	if k.board, err = wire.OpenBoard(board, int(header.LocalSize)); err != nil {
 		t.Fatal(err)
 	}
-	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if k.area, err = wire.NewArea(mem, header, []uint32{0, 2, 2}); err != nil {
-		t.Fatal(err)
+	for range header.LocalSize {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.bells = append(k.bells, os.NewFile(uintptr(fd), "doorbell"))
 	}
 	k.send, k.receive, k.upcalls = k.area.SendConsumer(), k.area.ReceiveProducer(), k.area.UpcallProducer()
 	k.cmd.ExtraFiles = []*os.File{far}
@@ -112,10 +123,31 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 		k.theirs.Close()
 		k.upcallDoorbell.Close()
 		k.theirUpcallDoorbell.Close()
-		k.memory.Close()
-		_ = unix.Munmap(mem)
+		rights.Close(k.bells)
 	})
 	return k
+}
+
+// mapped makes shared memory and maps it until the test ends.
+func mapped(t *testing.T, name string, size int) (*os.File, []byte) {
+	t.Helper()
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if err := f.Truncate(int64(size)); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f.Close()
+		_ = unix.Munmap(mem)
+	})
+	return f, mem
 }
 
 // pair makes two connected sockets, one for each side.
@@ -188,7 +220,7 @@ func (k *Kernel) Greet() {
 	if q.Value != wire.Version {
 		k.t.Fatalf("the rank speaks version %d", q.Value)
 	}
-	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs, k.theirUpcallDoorbell)
+	k.answer(q, wire.Reply{Values: [8]uint64{wire.Version}}, k.memory, k.theirs, k.theirUpcallDoorbell, k.boards, k.bells[k.local])
 }
 
 // ring wakes the rank.
@@ -235,8 +267,8 @@ func (k *Kernel) Rendezvous(during func()) {
 	k.answer(q, wire.Reply{Values: [8]uint64{q.Value}}, k.memory)
 }
 
-// Upcall sends the rank an upcall, if there is room, and reports whether it rang the doorbell for
-// upcalls.
+// Upcall sends the rank an upcall, if there is room, and reports whether it rang the upcall
+// doorbell.
 func (k *Kernel) Upcall(r wire.Record) (ok, nudged bool) {
 	k.t.Helper()
 	ok, wake, err := k.upcalls.Push(r)
@@ -330,8 +362,9 @@ func payload(i int) []byte {
 	return b
 }
 
-// Suite checks a library against the contract. program returns a command that implements a mode,
-// and exits with status 1 and a message if a function of the library fails:
+// Suite checks a library against the contract. The seed determines its random parts. program
+// returns a command that implements a mode, and exits with status 1 and a message if a function of
+// the library fails:
 //
 //	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
 //	nowhere     sends a message to rank 3 and one for handler 256, and prints the error of each
@@ -353,7 +386,7 @@ func payload(i int) []byte {
 //	            which must succeed; prints "finalized"; waits for the end of its input; polls, for nothing; and prints the error of
 //	            each call that fails from then on, a line for each: send, post, wait, wait for a condition that holds, barrier,
 //	            finalize, region, fixed region, insert, stats, state and remove
-func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
+func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is not a rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
 		for _, env := range []string{"", "=", "=99", "=-1", "=0", "=garbage"} {
@@ -434,6 +467,10 @@ func Suite(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 	t.Run("services", func(t *testing.T) { services(t, program) })
 	t.Run("list", func(t *testing.T) { list(t, program) })
 	t.Run("finalized", func(t *testing.T) { finalized(t, program) })
+	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })
+	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
+	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
+	t.Run("garbage", func(t *testing.T) { garbage(t, program) })
 	t.Run("fixed address that cannot be had", func(t *testing.T) {
 		k := Start(t, program, "list", "write")
 		k.Greet()

@@ -262,6 +262,38 @@ func (m *machine) killUnderMessages(start func(often bool) (c *command, whole fu
 	m.usable()
 }
 
+// Ranks of one node speak past their node kernel: they lose nothing when it is killed, as often as that may be. When one of them is
+// killed, the other, which waits for it, ends with it.
+func TestKilledBetweenNeighbours(t *testing.T) {
+	m := use(t, "hosted")
+	m.awaitUp()
+	const rounds = 3000
+	c := m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", fmt.Sprint(rounds), "2")
+	c.awaitOutput("playing\n")
+	time.Sleep(200 * time.Millisecond)
+	for range 3 {
+		for _, kernel := range m.nodeKernels() {
+			kill(t, kernel)
+		}
+		m.awaitUp()
+	}
+	if r := c.wait(); r.code != 0 || !strings.Contains(r.stdout, fmt.Sprintf("%d messages came back", rounds)) {
+		t.Error(r)
+	}
+	c = m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", "1000000", "1")
+	c.awaitOutput("playing\n")
+	for _, pid := range pids(t, probe()+" pingpong") {
+		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "probe\n" {
+			kill(t, pid)
+			break
+		}
+	}
+	if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "was killed by SIGKILL") {
+		t.Error(r)
+	}
+	m.usable()
+}
+
 func TestRunKilled(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		c := m.start("run", "-n", m.all(), probe(), "sleep", "3600", "stubborn")
@@ -447,7 +479,7 @@ func TestOldNodeImage(t *testing.T) {
 func TestOldLibrary(t *testing.T) {
 	m := use(t, "hosted")
 	r := m.run(3, filepath.Join(scratch, "oldlib"))
-	if !strings.Contains(r.stdout, "the library speaks version 43 of the application interface, this node kernel version 2") {
+	if !strings.Contains(r.stdout, "the library speaks version 44 of the application interface, this node kernel version 3") {
 		t.Error(r)
 	}
 }

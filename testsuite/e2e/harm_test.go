@@ -111,6 +111,8 @@ var nodeTries = []struct{ name, told, logged string }{
 	{"read the victim's state", "no such extension", "rank 0 is refused: extension V is one of job "},
 	{"read the victim's region", `region "secret": no such`, ""},
 	{"make a region of all memory", "no room for more", `rank 0 is refused: region "all": no room for more`},
+	{"fetch a channel that is not", "rank 0 has no channel 1099511627776", "rank 0 is refused: rank 0 has no channel 1099511627776"},
+	{"take the doorbell of no rank", "there is no local rank 7", "rank 0 is refused: there is no local rank 7"},
 	{"remove an extension that is not", "no such extension", "rank 0 is refused: there has never been an extension 4294967295"},
 	{"remove extension 0", "no such extension", "rank 0 is refused: there has never been an extension 0"},
 	{"ask in 3 bytes", "request of 3 bytes", "rank 0 is refused: wire: request of 3 bytes"},
@@ -163,6 +165,10 @@ func TestAttacker(t *testing.T) {
 		m.awaitConsole("rank 0 is refused: extension " + handle + " is one of job ")
 
 		if r := m.run(125, attacker(), "ring"); !strings.Contains(r.stderr, "the area was written over") {
+			t.Error(r)
+		}
+		// The rank beside it has met nonsense in its channel.
+		if r := m.run(2, "-n", "2", "-N", "1", attacker(), "channels"); !strings.Contains(r.stderr, "channel from rank 0") || !strings.Contains(r.stderr, "written over") {
 			t.Error(r)
 		}
 		victim.signal(15)

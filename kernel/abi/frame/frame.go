@@ -77,7 +77,8 @@ const (
 type Message struct {
 	Source, Target id.Rank
 	Handler        uint16
-	Hops           uint8 // times that it was forwarded, at most slot.MaxHops
+	Hops           uint8  // times that it was forwarded, at most slot.MaxHops
+	After          uint16 // wire.Record.After, for a rank of the same node; not in frames
 	Args           [2]uint64
 	Payload        []byte
 }

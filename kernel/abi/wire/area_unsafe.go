@@ -68,6 +68,16 @@ func (a *Area) Entered() *atomic.Uint64 { return a.word64(offEntered) }
 // Released counts the barriers that are complete. The node kernel writes it.
 func (a *Area) Released() *atomic.Uint64 { return a.word64(offReleased) }
 
+// Settled is the position of the send ring before which all messages are settled. The node kernel
+// writes it.
+func (a *Area) Settled() *atomic.Uint64 { return a.word64(offSettled) }
+
+// Path holds the Path bits. The node kernel writes it.
+func (a *Area) Path() *atomic.Uint32 { return a.word32(offPath) }
+
+// Channels counts the channels that the rank has. The node kernel writes it.
+func (a *Area) Channels() *atomic.Uint32 { return a.word32(offChannels) }
+
 // ReceiveWaiting is the word by which the rank says that it sleeps until something arrives or a
 // barrier is complete.
 func (a *Area) ReceiveWaiting() *atomic.Uint32 {

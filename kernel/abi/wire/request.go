@@ -11,12 +11,15 @@ type Op uint32
 
 // The requests of a rank.
 const (
-	OpHello  Op = 1 // Value: the rank's Version -> the area, the rank's end of the doorbell; Values[0]: the kernel's Version
+	OpHello  Op = 1 // Value: the rank's Version -> the five descriptors of opening; Values[0]: the kernel's Version
 	OpInsert Op = 2 // Name: what it is called; Where: slot, empty for the object's own; Settings; file: object -> Handle
 	OpRemove Op = 3 // Handle
 	OpStats  Op = 4 // Handle -> Values: runs, instructions, faults, nanoseconds; Text: last fault
 	OpRegion Op = 5 // Name, Value: size in bytes, 0 for one that is there -> Values[0]: size, Values[3]: address for all; file: memory
 	OpState  Op = 6 // Handle, Name: a map of the extension -> Values[0]: size, Values[1]: entries, Values[2]: bytes of one; file: memory
+
+	OpChannel  Op = 7 // Value: which of the rank's channels -> Values[0]: the other rank, Values[1]: 1 if this one is the producer, Values[2]: the other's local rank; files: memory, the other's doorbell
+	OpDoorbell Op = 8 // Value: a local rank -> file: its doorbell
 )
 
 // Status says how a request went.

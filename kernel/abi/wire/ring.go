@@ -62,6 +62,9 @@ func (p *Producer) Push(r Record) (ok, wake bool, err error) {
 	return true, p.consumerWaiting.Load() != 0, nil
 }
 
+// Position returns the end of the last record written.
+func (p *Producer) Position() uint64 { return p.position }
+
 // Claim takes the peer's announcement that it sleeps back, and reports whether there was one: the
 // peer is then woken once, and not again for each record until it announces that it sleeps again.
 func (p *Producer) Claim() bool { return p.consumerWaiting.Swap(0) != 0 }
@@ -113,6 +116,9 @@ func (c *Consumer) Next() (r Record, ok bool, err error) {
 		}
 	}
 }
+
+// Position returns the end of the last record whose room was returned.
+func (c *Consumer) Position() uint64 { return c.position }
 
 // Unread takes back the last call of Next: the record that it read is the next one again.
 func (c *Consumer) Unread() { c.next = c.last }

@@ -6,10 +6,10 @@
 //
 // A rank inherits one end of an AF_UNIX SOCK_SEQPACKET socket as the descriptor that the
 // environment variable MARGAY_FD names. It sends a Request with OpHello and its Version; the Reply
-// brings three descriptors: the rank's area (shared memory), and its ends of the doorbell and of
-// the upcall doorbell, which are stream sockets. Later requests go the same way, one at a time. A
-// side rings by sending a byte without waiting, and sleeps by reading; each has its own end, so
-// neither can block the other.
+// brings five descriptors: the rank's area (shared memory), its ends of the doorbell and of the
+// upcall doorbell, which are stream sockets, the board (shared memory) and its own peer doorbell,
+// an eventfd. Later requests go the same way, one at a time. A side rings by sending a byte without
+// waiting, and sleeps by reading; each has its own end, so neither can block the other.
 //
 // # The area
 //
@@ -34,6 +34,69 @@
 // If it was not set and the rank sleeps, the node kernel rings. A rank that finds a record in the
 // receive ring empties the upcall ring first, so it handles no message before an upcall that was
 // sent earlier. A restarted node kernel always sends a byte.
+//
+// # Channels
+//
+// Two ranks of a node that speak have a channel: a ring that only those two map, made by the node
+// kernel when the first message from the one to the other has passed through it. The area counts a
+// rank's channels, in both directions; OpChannel fetches one by its index. The channel identifies
+// the sender of a message, not the record. It is a header page and ChannelRing bytes of ring.
+// Positions count bytes and never wrap; each side keeps its own and checks what the other wrote. A
+// record is
+//
+//	0  u64 head: u32 size of the payload in bytes, u16 kind, u16 handler (from the lowest bits)
+//	8  u64 first argument
+//	16 u64 second argument
+//	24 payload, filled up to a multiple of 8
+//
+// and does not wrap around the ring's end: a head of kind pad fills the rest. The consumer polls
+// the head at its position, which is 0 while there is no record. The producer writes a record's
+// body, sets the head behind the record to 0, and then writes the record's head; that head must be
+// free, too. The consumer gives room back by moving its position in the header page. A producer
+// that waits for room sets the blocked word there, and then looks at the consumer's position once
+// more.
+//
+// # Paths
+//
+// A message to a rank of the same node takes the channel or passes the node kernel. It takes the
+// channel if all of this holds when it is sent:
+//
+//   - the node kernel allows it (PathDirect in the area's path word): no extension, recording or
+//     scheduler wants to see messages;
+//   - the node kernel has not closed the channel, which it does when the target has ended;
+//   - all messages to that rank that passed the node kernel are settled: the area's settled position
+//     has reached the end of the last of them in the send ring. A message is settled when it is in a
+//     ring of its target, or is finished; one that waits for room, or is being forwarded, is not.
+//
+// So that no message overtakes an earlier one of the same pair,
+//
+//   - a message that passes the node kernel carries the mark of the channel (Record.After). The target
+//     handles the channel's messages up to that mark first;
+//   - a rank that finds a message in a channel handles everything that is in its upcall and receive
+//     rings by then first. Messages of that source that were sent earlier are there.
+//
+// # The board
+//
+// The ranks of a job on one node share a board, which the node kernel reads, too. Each has 128
+// bytes:
+//
+//	0  u64 for barriers with an even number, 8 u64 for those with an odd number:
+//	   the barrier's number times 4, + 1 if the rank is not quiet, + 2 if it has ended
+//	64 u32 the rank sleeps, or is about to
+//
+// A job with several nodes does not use the board for barriers. In a job with one, a rank enters a
+// barrier by writing its word. It is not quiet if the path word forbids channels, or a message that
+// it has sent through the node kernel is not settled. When the words of all ranks have the number
+// or a higher one, the barrier is complete if all were quiet, and if not, all enter a barrier of
+// the node kernel (the area's entered word). All ranks decide alike: a word with a higher number
+// says that all were quiet, since otherwise its rank would still wait. When a rank has ended, the
+// node kernel writes the word of the next barrier that it would have entered, as not quiet and
+// ended; so ranks that wait for it come to the node kernel, which ends the job.
+//
+// A rank that sleeps sets its word on the board and the waiting word of its receive ring, looks at
+// everything once more, and waits for its doorbell and its peer doorbell. A rank that has written to
+// a channel, made room in one whose producer is blocked, or is the last to enter a barrier, rings
+// the peer doorbell if it can change the word from 1 to 0.
 package wire
 
 import (
@@ -43,7 +106,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 2
+const Version = 3
 
 // Names in a rank's environment.
 const (
@@ -88,6 +151,11 @@ const (
 	offEntered  = 64  // barriers that the rank has entered; written by the rank
 	offReleased = 128 // barriers that are complete; written by the node kernel
 
+	// Written by the node kernel, seldom.
+	offSettled  = 192 // position of the send ring: all messages before it are settled
+	offPath     = 200 // u32: Path bits
+	offChannels = 204 // u32: channels that the rank has
+
 	offSendControl    = 256
 	offReceiveControl = 512
 	offUpcallControl  = 768
@@ -120,7 +188,8 @@ func ringsOffset(ranks int) int { return (HeaderSize + 4*ranks + 4095) &^ 4095 }
 //	8  u32 peer: the target rank in the send ring, the source rank in the others
 //	12 u32 node: 0 in the send ring, the source node in the others
 //	16 u32 size of the payload in bytes
-//	20 u32 zero
+//	20 u32 after: in a message between ranks of a node, how far the channel from its source to its target had been
+//	   filled when it was sent (Mark), 0 if there was none; otherwise 0
 //	24 u64 first argument
 //	32 u64 second argument
 //	40 payload, filled up to a multiple of 8
@@ -128,6 +197,7 @@ type Record struct {
 	Handler uint16
 	Peer    uint32
 	Node    uint32
+	After   uint32
 	Args    [2]uint64
 	Payload []byte
 }
@@ -158,7 +228,7 @@ func (r Record) put(b []byte) {
 	binary.LittleEndian.PutUint32(b[8:], r.Peer)
 	binary.LittleEndian.PutUint32(b[12:], r.Node)
 	binary.LittleEndian.PutUint32(b[16:], uint32(len(r.Payload)))
-	binary.LittleEndian.PutUint32(b[20:], 0)
+	binary.LittleEndian.PutUint32(b[20:], r.After)
 	binary.LittleEndian.PutUint64(b[24:], r.Args[0])
 	binary.LittleEndian.PutUint64(b[32:], r.Args[1])
 	copy(b[RecordHeader:], r.Payload)
@@ -181,6 +251,7 @@ func parse(b []byte) (r Record, pad bool, err error) {
 		Handler: binary.LittleEndian.Uint16(b[6:]),
 		Peer:    binary.LittleEndian.Uint32(b[8:]),
 		Node:    binary.LittleEndian.Uint32(b[12:]),
+		After:   binary.LittleEndian.Uint32(b[20:]),
 		Args:    [2]uint64{binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:])},
 		Payload: b[RecordHeader : RecordHeader+size],
 	}, false, nil

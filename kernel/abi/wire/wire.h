@@ -1,10 +1,10 @@
-/* The layouts of the application interface, version 2: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 3: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 2
+#define WIRE_VERSION 3
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -27,6 +27,9 @@
 #define WIRE_UPCALL 52
 #define WIRE_ENTERED 64
 #define WIRE_RELEASED 128
+#define WIRE_SETTLED 192
+#define WIRE_PATH 200
+#define WIRE_CHANNELS 204
 #define WIRE_SEND_CONTROL 256
 #define WIRE_RECEIVE_CONTROL 512
 #define WIRE_UPCALL_CONTROL 768
@@ -36,6 +39,31 @@
 #define WIRE_HEAD 64
 #define WIRE_CONSUMER_WAITING 128
 #define WIRE_PRODUCER_WAITING 192
+
+/* Bits of the path word. */
+#define WIRE_DIRECT 1
+#define WIRE_YIELD 2
+#define WIRE_SPIN 4
+
+/* Places in a channel. */
+#define WIRE_CHANNEL_CLOSED 0
+#define WIRE_CHANNEL_COUNT 64
+#define WIRE_CHANNEL_TAKEN 128
+#define WIRE_CHANNEL_BLOCKED 192
+#define WIRE_CHANNEL_DATA 4096
+#define WIRE_CHANNEL_RING (64 << 10)
+
+/* Bytes of a record in a channel before its payload, and parts of a mark. */
+#define WIRE_CHANNEL_HEADER 24
+#define WIRE_MARK_MASK (4 * WIRE_CHANNEL_RING / 8 - 1)
+#define WIRE_MARK_VALID (1 << 15)
+
+/* Places on the board, and parts of a rank's word for a barrier. */
+#define WIRE_BOARD_RANK 128
+#define WIRE_BOARD_BARRIER 0
+#define WIRE_BOARD_ASLEEP 64
+#define WIRE_BARRIER_LOUD 1
+#define WIRE_BARRIER_SHIFT 2
 
 /* Kinds of record. */
 #define WIRE_MESSAGE 1
@@ -48,7 +76,7 @@ struct wire_record {
 	uint32_t peer;
 	uint32_t node;
 	uint32_t size;
-	uint32_t zero;
+	uint32_t after;
 	uint64_t args[2];
 };
 
@@ -59,6 +87,8 @@ struct wire_record {
 #define WIRE_STATS 4
 #define WIRE_REGION 5
 #define WIRE_STATE 6
+#define WIRE_CHANNEL 7
+#define WIRE_DOORBELL 8
 
 #define WIRE_OK 0
 #define WIRE_AGAIN 7

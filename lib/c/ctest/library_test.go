@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"margay/internal/check"
 	"margay/lib/ranktest"
 )
 
@@ -15,7 +16,7 @@ func TestContract(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := build(t, string(source), "../margay.c")
-	ranktest.Suite(t, func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) })
+	ranktest.Suite(t, check.Seed(t), func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) })
 }
 
 // What the library cannot do without a job it says, and does not crash.

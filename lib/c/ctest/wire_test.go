@@ -34,8 +34,17 @@ var same = map[string]string{
 	"offUpcall": "WIRE_UPCALL", "offUpcallControl": "WIRE_UPCALL_CONTROL",
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 
+	"offSettled": "WIRE_SETTLED", "offPath": "WIRE_PATH", "offChannels": "WIRE_CHANNELS",
+	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN",
+	"offClosed": "WIRE_CHANNEL_CLOSED", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
+	"channelData": "WIRE_CHANNEL_DATA", "ChannelRing": "WIRE_CHANNEL_RING", "ChannelHeader": "WIRE_CHANNEL_HEADER",
+	"markMask": "WIRE_MARK_MASK", "markValid": "WIRE_MARK_VALID",
+	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offAsleep": "WIRE_BOARD_ASLEEP",
+	"barrierLoud": "WIRE_BARRIER_LOUD", "barrierShift": "WIRE_BARRIER_SHIFT",
+
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
 	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",
+	"OpChannel": "WIRE_CHANNEL", "OpDoorbell": "WIRE_DOORBELL",
 	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
 	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
@@ -47,8 +56,12 @@ var same = map[string]string{
 
 // goOnly are the numbers that C has no use for.
 var goOnly = []string{
-	"HeaderSize",    // the header gives the offset of the data behind it
-	"ringMask",      // follows from RingSize
+	"HeaderSize",   // the header gives the offset of the data behind it
+	"ringMask",     // follows from RingSize
+	"channelMask",  // from ChannelRing
+	"ChannelSize",  // the file says it
+	"barrierEnded", // the node kernel alone writes and reads it
+	"WakeNobody", "WakeKernel",
 	"FD",            // the environment says it
 	"MaxObject",     // the node kernel sees to it
 	"StatusVersion", // of a reply that is not WIRE_OK the text counts
@@ -189,7 +202,7 @@ func TestFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	payload := []byte("payload")
-	if ok, _, err := area.SendProducer().Push(wire.Record{Handler: 11, Peer: 12, Node: 13, Args: [2]uint64{1 << 63, 1<<64 - 2}, Payload: payload}); !ok || err != nil {
+	if ok, _, err := area.SendProducer().Push(wire.Record{Handler: 11, Peer: 12, Node: 13, After: 14, Args: [2]uint64{1 << 63, 1<<64 - 2}, Payload: payload}); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	request, err := wire.Request{Op: 21, Call: 22, Handle: 23, Value: 1<<64 - 3, Name: "name", Where: "where",
@@ -199,7 +212,7 @@ func TestFields(t *testing.T) {
 	}
 	reply := wire.Reply{Call: 41, Status: 42, Handle: 43, Values: [8]uint64{1<<64 - 5, 1, 2, 3, 4, 5, 6, 1<<64 - 6}, Text: "text"}.Encode()
 	want := map[string]string{
-		"record.length": "48", "record.kind": "1", "record.handler": "11", "record.peer": "12", "record.node": "13", "record.size": "7", "record.zero": "0",
+		"record.length": "48", "record.kind": "1", "record.handler": "11", "record.peer": "12", "record.node": "13", "record.size": "7", "record.after": "14",
 		"record.args[0]": "9223372036854775808", "record.args[1]": "18446744073709551614",
 		"request.op": "21", "request.call": "22", "request.handle": "23", "request.settings": "1", "request.value": "18446744073709551613",
 		"request.name": "name", "request.where": "where",

@@ -77,7 +77,7 @@ func (a *attacker) ask(request []byte, give ...*os.File) (wire.Reply, []*os.File
 		return wire.Reply{}, nil, err
 	}
 	a.socket.SetReadDeadline(time.Now().Add(10 * time.Second))
-	buf, oob := make([]byte, wire.ReplySize), make([]byte, unix.CmsgSpace(4*4))
+	buf, oob := make([]byte, wire.ReplySize), make([]byte, unix.CmsgSpace(4*8))
 	n, oobn, _, _, err := a.socket.ReadMsgUnix(buf, oob)
 	if err != nil {
 		return wire.Reply{}, nil, err
@@ -150,6 +150,8 @@ func (a *attacker) requests() []try {
 		request("read the victim's state", wire.Request{Op: wire.OpState, Handle: a.victim, Name: accumulate.Table}),
 		request("read the victim's region", wire.Request{Op: wire.OpRegion, Name: victimRegion}),
 		request("make a region of all memory", wire.Request{Op: wire.OpRegion, Name: "all", Value: 1 << 60}),
+		request("fetch a channel that is not", wire.Request{Op: wire.OpChannel, Value: 1 << 40}),
+		request("take the doorbell of no rank", wire.Request{Op: wire.OpDoorbell, Value: 7}),
 		request("remove an extension that is not", wire.Request{Op: wire.OpRemove, Handle: a.other}),
 		request("remove extension 0", wire.Request{Op: wire.OpRemove}),
 	}

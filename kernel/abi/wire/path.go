@@ -1,0 +1,236 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Bits of an area's path word.
+const (
+	PathDirect = 1 // messages between ranks of the node may take channels
+	PathYield  = 2 // a rank that waits may yield its core for a while before it sleeps
+	PathSpin   = 4 // and may spin before that
+)
+
+// Results of an Outlet or an Inlet: the process to wake. Other values are local ranks.
+const (
+	WakeNobody = -1
+	WakeKernel = -2
+)
+
+// ErrChannels reports that a channel must be fetched before the next message can be handled.
+var ErrChannels = errors.New("wire: there are channels that were not fetched")
+
+// Outlet sends a rank's messages, each on its path. It is not safe for concurrent use.
+type Outlet struct {
+	area  *Area
+	board *Board
+	send  *Producer
+	to    []*outlet // by rank; nil: there is no channel to it
+}
+
+// outlet is a rank's way to another.
+type outlet struct {
+	*ChannelProducer
+	local   int    // the other rank
+	kernel  uint64 // position of the send ring behind the last message to it
+	through bool   // that message may not be settled
+}
+
+// NewOutlet makes the outlet of the rank that has the area, in a job of size ranks.
+func NewOutlet(a *Area, b *Board, size int) *Outlet {
+	return &Outlet{area: a, board: b, send: a.SendProducer(), to: make([]*outlet, size)}
+}
+
+// Open adds the channel to a rank, which is a local rank of the job.
+func (o *Outlet) Open(c *Channel, rank, local int) {
+	o.to[rank] = &outlet{ChannelProducer: c.Producer(), local: local, kernel: o.send.Position(), through: true}
+}
+
+// direct reports whether a message takes a channel, which may be nil.
+func (o *Outlet) direct(to *outlet) bool {
+	if to == nil || o.area.Path().Load()&PathDirect == 0 || to.Closed().Load() != 0 {
+		return false
+	}
+	if to.through && o.area.Settled().Load() < to.kernel {
+		return false
+	}
+	to.through = false
+	return true
+}
+
+// Push sends a message to the rank r.Peer. It reports whether there was room, and which process to
+// wake.
+func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
+	to := o.to[r.Peer]
+	if o.direct(to) {
+		if ok, err = to.Push(r); err != nil {
+			return false, WakeNobody, fmt.Errorf("channel to rank %d: %w", r.Peer, err)
+		}
+		if ok && o.board.Claim(to.local) {
+			return true, to.local, nil
+		}
+		return ok, WakeNobody, nil
+	}
+	if to != nil {
+		r.After = to.Mark()
+	}
+	ok, ring, err := o.send.Push(*r)
+	if ok && to != nil {
+		to.kernel, to.through = o.send.Position(), true
+	}
+	if ring {
+		return ok, WakeKernel, err
+	}
+	return ok, WakeNobody, err
+}
+
+// Wait announces that the rank is going to wait for room for a message with so much payload to a
+// rank. It reports whether there is none; otherwise waiting would be wrong.
+func (o *Outlet) Wait(rank uint32, payload int) (wait bool) {
+	if to := o.to[rank]; o.direct(to) {
+		return to.Wait(payload)
+	}
+	return o.send.Wait(payload)
+}
+
+// Quiet reports whether all messages that passed the node kernel are settled, and none need pass
+// it.
+func (o *Outlet) Quiet() bool {
+	return o.area.Path().Load()&PathDirect != 0 && o.area.Settled().Load() >= o.send.Position()
+}
+
+// Inlet receives a rank's messages, in the order that the paths demand. It is not safe for
+// concurrent use.
+type Inlet struct {
+	area    *Area
+	board   *Board
+	node    uint32
+	receive *Consumer
+	upcalls *Consumer
+	from    []*inlet // by rank; nil: there is no channel from it
+	all     []*inlet
+	turn    int // index in all of the channel to look at first
+	known   uint32
+
+	// Where the last message of Next came from: one of the two.
+	ring    *Consumer
+	channel *inlet
+}
+
+// inlet is another rank's way to this one.
+type inlet struct {
+	*ChannelConsumer
+	rank  uint32
+	local int
+}
+
+// NewInlet makes the inlet of the rank that has the area, in a job of size ranks.
+func NewInlet(a *Area, b *Board, h Header) *Inlet {
+	return &Inlet{
+		area: a, board: b, node: h.Node, receive: a.ReceiveConsumer(), upcalls: a.UpcallConsumer(), from: make([]*inlet, h.Size),
+	}
+}
+
+// Missing returns the index of a channel that must be fetched, if there is one.
+func (in *Inlet) Missing() (index uint32, ok bool) {
+	return in.known, in.area.Channels().Load() != in.known
+}
+
+// Fetched notes that the missing channel was fetched.
+func (in *Inlet) Fetched() { in.known++ }
+
+// Open adds the channel from a rank, which is a local rank of the job.
+func (in *Inlet) Open(c *Channel, rank uint32, local int) {
+	in.from[rank] = &inlet{c.Consumer(), rank, local}
+	in.all = append(in.all, in.from[rank])
+}
+
+// Next returns the message to be handled next, and whether there is one. It is valid until Done,
+// which must follow. The error is ErrChannels, or ErrCorrupt.
+func (in *Inlet) Next() (r Record, ok bool, err error) {
+	// An upcall sent before the message in the ring has arrived before it.
+	some := in.receive.Ready()
+	if r, ok, err = in.NextUpcall(); ok || err != nil {
+		return r, ok, err
+	}
+	if some {
+		return in.nextReceived()
+	}
+	for range in.all {
+		c := in.all[in.turn]
+		if !c.Ready() {
+			in.turn = (in.turn + 1) % len(in.all)
+			continue
+		}
+		// What the same rank sent before through the node kernel is in the rings by now.
+		if in.upcalls.Ready() || in.receive.Ready() {
+			return in.Next()
+		}
+		return in.take(c)
+	}
+	return Record{}, false, nil
+}
+
+// NextUpcall is Next for upcalls alone.
+func (in *Inlet) NextUpcall() (r Record, ok bool, err error) {
+	in.ring, in.channel = in.upcalls, nil
+	return in.upcalls.Next()
+}
+
+// WaitUpcalls announces that the rank wants to be interrupted by upcalls. It reports whether there
+// are none.
+func (in *Inlet) WaitUpcalls() bool { return in.upcalls.Wait() }
+
+// nextReceived returns the next message of the receive ring, or one of a channel that was sent
+// before it.
+func (in *Inlet) nextReceived() (r Record, ok bool, err error) {
+	r, ok, err = in.receive.Next()
+	in.ring, in.channel = in.receive, nil
+	if !ok || err != nil || r.After == 0 || int(r.Peer) >= len(in.from) {
+		return r, ok, err
+	}
+	from := in.from[r.Peer]
+	if from == nil {
+		if _, missing := in.Missing(); missing {
+			in.receive.Unread()
+			return Record{}, false, ErrChannels
+		}
+		return r, true, nil
+	}
+	if from.Before(r.After) && from.Ready() {
+		in.receive.Unread()
+		return in.take(from)
+	}
+	return r, true, nil
+}
+
+// take returns the next message of a channel.
+func (in *Inlet) take(c *inlet) (r Record, ok bool, err error) {
+	r, ok, err = c.Next()
+	if err != nil {
+		return r, false, fmt.Errorf("channel from rank %d: %w", c.rank, err)
+	}
+	r.Peer, r.Node = c.rank, in.node
+	in.ring, in.channel = nil, c
+	return r, ok, nil
+}
+
+// Done gives back the room of the last message of Next, and returns which process to wake.
+func (in *Inlet) Done() (wake int) {
+	c := in.channel
+	if c == nil {
+		if in.ring.Release() {
+			return WakeKernel
+		}
+		return WakeNobody
+	}
+	blocked := c.Done()
+	if c.returned == c.position {
+		in.turn = (in.turn + 1) % len(in.all) // each rank's messages get their turn
+	}
+	if blocked && in.board.Claim(c.local) {
+		return c.local
+	}
+	return WakeNobody
+}

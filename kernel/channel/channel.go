@@ -1,0 +1,329 @@
+// Package channel is the node kernel's part in the messages between ranks of one node, which do not pass it: it makes the
+// channels (package wire) and leaves them with the keeper, publishes whether they may be used and which messages that passed the
+// node kernel are settled, closes the channels to a rank that has ended, and counts.
+//
+// The ranks can write anything into channels and board. The node kernel reads only counters and barrier words from there; what
+// they say harms no other job.
+//
+// Locks, which are taken last and hold no other: Table.mu, Settling.mu.
+package channel
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/wire"
+	"margay/kernel/keep"
+	"margay/nimble/memory"
+)
+
+// Limit is how many channels a job has on a node at most, so that they take no more than 16 MiB. Other pairs of ranks speak through
+// the node kernel.
+const Limit = 240
+
+// The names under which a job's init keeps what belongs to channels.
+const (
+	keptBoard     = "channel/board"
+	keptDoorbells = "channel/doorbell/" // and the local rank
+	keptPairs     = "channel/pair/"     // and the channel's place in the order of creation
+)
+
+// Rank is a rank of the job on this node.
+type Rank struct {
+	Number id.Rank
+	Area   *wire.Area
+	Passed uint64 // position of its send ring before which all messages are settled
+}
+
+// Config is what a table needs.
+type Config struct {
+	Ranks  []Rank // by local rank
+	Keeper keep.Keeper
+	Log    func(format string, args ...any)
+}
+
+// Table has the channels of a job on this node. It is safe for concurrent use, but for Speak. Local ranks are indices into
+// Config.Ranks.
+type Table struct {
+	config    Config
+	memory    *memory.Memory // the board's
+	board     *wire.Board
+	doorbells []*os.File
+	settling  []*Settling
+	tried     [][]bool // by source and target: there is a channel, or there will be none
+
+	mu    sync.Mutex
+	pairs []*pair
+	ends  [][]end // by local rank, in the order in which the rank fetches them
+	ended []bool
+}
+
+// pair is a channel between two ranks.
+type pair struct {
+	source, target int
+	memory         *memory.Memory
+	channel        *wire.Channel
+}
+
+// end is a rank's end of a channel.
+type end struct {
+	*pair
+	producer bool
+}
+
+// New makes the table of a new job and leaves it with the keeper.
+func New(c Config) (*Table, error) {
+	t := newTable(c)
+	var err error
+	if t.memory, err = memory.Create("board", wire.BoardSize(len(c.Ranks))); err != nil {
+		return nil, err
+	}
+	if err := t.keepMemory(keptBoard, nil, t.memory); err != nil {
+		return nil, fail(t, err)
+	}
+	for local := range c.Ranks {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			return nil, fail(t, fmt.Errorf("make doorbell: %w", err))
+		}
+		t.doorbells = append(t.doorbells, os.NewFile(uintptr(fd), "doorbell"))
+		if err := c.Keeper.Keep(keep.Item{Name: doorbellItem(local), Files: t.doorbells[local:]}); err != nil {
+			return nil, fail(t, err)
+		}
+	}
+	return t.open()
+}
+
+// Adopt takes up the table that the node kernel before this one had made, from what was kept of it. The items' files stay the
+// caller's.
+func Adopt(c Config, items map[string]*keep.Item) (*Table, error) {
+	t := newTable(c)
+	var err error
+	if t.memory, err = items[keptBoard].Memory(0, wire.BoardSize(len(c.Ranks))); err != nil {
+		return nil, err
+	}
+	for local := range c.Ranks {
+		item := items[doorbellItem(local)]
+		if item == nil || len(item.Files) != 1 {
+			return nil, fail(t, fmt.Errorf("the doorbell of rank %d was not kept", c.Ranks[local].Number))
+		}
+		f, err := keep.Duplicate(item.Files[0].Fd(), "doorbell")
+		if err != nil {
+			return nil, fail(t, err)
+		}
+		t.doorbells = append(t.doorbells, f)
+	}
+	for n := range Limit {
+		if item := items[pairItem(n)]; item != nil {
+			if err := t.adoptPair(item); err != nil {
+				return nil, fail(t, err)
+			}
+		}
+	}
+	return t.open()
+}
+
+func newTable(c Config) *Table {
+	t := &Table{config: c, ends: make([][]end, len(c.Ranks)), ended: make([]bool, len(c.Ranks))}
+	for range c.Ranks {
+		t.tried = append(t.tried, make([]bool, len(c.Ranks)))
+	}
+	return t
+}
+
+// fail closes a table that is not complete.
+func fail(t *Table, err error) error {
+	t.Close()
+	return err
+}
+
+func (t *Table) open() (*Table, error) {
+	var err error
+	if t.board, err = wire.OpenBoard(t.memory.Bytes(), len(t.config.Ranks)); err != nil {
+		return nil, fail(t, err)
+	}
+	for local, r := range t.config.Ranks {
+		t.settling = append(t.settling, NewSettling(r.Passed, r.Area.Settled().Store))
+		t.announce(local)
+	}
+	return t, nil
+}
+
+func doorbellItem(local int) string { return fmt.Sprint(keptDoorbells, local) }
+
+func pairItem(n int) string { return fmt.Sprint(keptPairs, n) }
+
+func (t *Table) keepMemory(name string, words []byte, m *memory.Memory) error {
+	f, err := keep.File(m)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return t.config.Keeper.Keep(keep.Item{Name: name, Words: words, Files: []*os.File{f}})
+}
+
+// Settling returns that of a local rank.
+func (t *Table) Settling(local int) *Settling { return t.settling[local] }
+
+// Speak notes that a local rank sends a message to another through the node kernel, and makes a channel between them if there is
+// none. It is not safe for concurrent use for the same source.
+func (t *Table) Speak(source, target int) {
+	if t.tried[source][target] {
+		return
+	}
+	t.tried[source][target] = true
+	if err := t.connect(source, target); err != nil {
+		t.config.Log("ranks %d and %d speak through the node kernel: %v", t.config.Ranks[source].Number, t.config.Ranks[target].Number, err)
+	}
+}
+
+func (t *Table) connect(source, target int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.pairs) >= Limit || t.ended[target] {
+		return nil
+	}
+	m, err := memory.Create("channel", wire.ChannelSize)
+	if err != nil {
+		return err
+	}
+	words, err := json.Marshal([2]int{source, target})
+	if err == nil {
+		err = t.keepMemory(pairItem(len(t.pairs)), words, m)
+	}
+	if err == nil {
+		err = t.add(source, target, m)
+	}
+	if err != nil {
+		m.Close()
+		return err
+	}
+	// The target must know of the channel before a message can be in it.
+	t.announce(target)
+	t.announce(source)
+	return nil
+}
+
+func (t *Table) adoptPair(item *keep.Item) error {
+	var ranks [2]int
+	if err := json.Unmarshal(item.Words, &ranks); err != nil {
+		return fmt.Errorf("%s: %w", item.Name, err)
+	}
+	source, target := ranks[0], ranks[1]
+	if source < 0 || target < 0 || source >= len(t.config.Ranks) || target >= len(t.config.Ranks) {
+		return fmt.Errorf("%s: there are no local ranks %d and %d", item.Name, source, target)
+	}
+	m, err := item.Memory(0, wire.ChannelSize)
+	if err != nil {
+		return err
+	}
+	if err := t.add(source, target, m); err != nil {
+		m.Close()
+		return err
+	}
+	t.tried[source][target] = true
+	return nil
+}
+
+// add adds a channel, which both of its ranks may fetch when they are told.
+func (t *Table) add(source, target int, m *memory.Memory) error {
+	c, err := wire.OpenChannel(m.Bytes())
+	if err != nil {
+		return err
+	}
+	p := &pair{source, target, m, c}
+	t.pairs = append(t.pairs, p)
+	t.ends[target] = append(t.ends[target], end{p, false})
+	t.ends[source] = append(t.ends[source], end{p, true})
+	return nil
+}
+
+// announce tells a rank how many channels it has.
+func (t *Table) announce(local int) {
+	t.config.Ranks[local].Area.Channels().Store(uint32(len(t.ends[local])))
+}
+
+// Fetch returns a channel of a local rank by its index in the order in which they were announced: the local rank at its other end,
+// whether this rank is the producer, and its memory in a file of the caller's.
+func (t *Table) Fetch(local int, index uint64) (peer int, producer bool, f *os.File, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if index >= uint64(len(t.ends[local])) {
+		return 0, false, nil, fmt.Errorf("rank %d has no channel %d", t.config.Ranks[local].Number, index)
+	}
+	e := t.ends[local][index]
+	peer = e.source
+	if e.producer {
+		peer = e.target
+	}
+	f, err = keep.File(e.memory)
+	return peer, e.producer, f, err
+}
+
+// Doorbell returns the doorbell of a local rank, in a file of the caller's.
+func (t *Table) Doorbell(local uint64) (*os.File, error) {
+	if local >= uint64(len(t.doorbells)) {
+		return nil, fmt.Errorf("there is no local rank %d", local)
+	}
+	return keep.Duplicate(t.doorbells[local].Fd(), "doorbell")
+}
+
+// Board returns the board, in a file of the caller's.
+func (t *Table) Board() (*os.File, error) { return keep.File(t.memory) }
+
+// SetPath publishes the wire.Path bits to all ranks.
+func (t *Table) SetPath(bits uint32) {
+	for _, r := range t.config.Ranks {
+		r.Area.Path().Store(bits)
+	}
+}
+
+// Ended notes that a local rank has ended: messages to it go to the node kernel from now on, and so do ranks that wait for it in a
+// barrier. The caller rings the ranks that sleep.
+func (t *Table) Ended(local int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended[local] = true
+	for _, p := range t.pairs {
+		if p.target == local {
+			p.channel.Closed().Store(1)
+		}
+	}
+	t.board.End(local)
+}
+
+// mostCounted bounds the count of a channel, which its ranks can write.
+const mostCounted = math.MaxUint64 / (4 * Limit)
+
+// Counts returns how many messages a local rank has sent through channels, and how many were sent to it. Its job's ranks can have any
+// numbers here, but no sum overflows.
+func (t *Table) Counts(local int) (sent, arrived uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.ends[local] {
+		n := min(e.channel.Count().Load(), mostCounted)
+		if e.producer {
+			sent += n
+		} else {
+			arrived += n
+		}
+	}
+	return sent, arrived
+}
+
+// Close releases everything. The ranks keep what they have mapped.
+func (t *Table) Close() {
+	for _, p := range t.pairs {
+		p.memory.Close()
+	}
+	for _, f := range t.doorbells {
+		f.Close()
+	}
+	t.memory.Close()
+}

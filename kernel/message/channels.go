@@ -1,0 +1,96 @@
+package message
+
+import (
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/wire"
+	"margay/kernel/call"
+	"margay/kernel/channel"
+)
+
+// channelConfig describes the ranks of this node, whose messages so far are all settled, or lost.
+func (j *Job) channelConfig() channel.Config {
+	c := channel.Config{Keeper: j.config.Keeper, Log: func(format string, args ...any) {
+		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
+	}}
+	for _, number := range j.config.Local {
+		r := j.local[number]
+		c.Ranks = append(c.Ranks, channel.Rank{Number: number, Area: r.endpoint.Area(), Passed: r.endpoint.Sent().Position()})
+	}
+	return c
+}
+
+// Repath finds out again which messages must pass this node kernel. It must be called after extensions in the message slot have
+// changed, recording has begun or ended, or JobConfig.Scheduled has changed.
+func (e *Engine) Repath() {
+	for _, j := range e.all() {
+		if j.enter() {
+			j.setPath()
+			j.rouseAll() // room that a rank waits for may be on the other path
+			j.running.Done()
+		}
+	}
+}
+
+// setPath publishes which messages must pass this node kernel, and how ranks may wait.
+func (j *Job) setPath() {
+	j.pathing.Lock() // or an old state might come after a new one
+	defer j.pathing.Unlock()
+	var bits uint32
+	if !j.scheduled() {
+		bits |= wire.PathYield
+		if j.config.CPUs == 0 || len(j.config.Local) <= j.config.CPUs {
+			bits |= wire.PathSpin
+		}
+		if j.config.Set.Empty() && !j.recorder().On() {
+			bits |= wire.PathDirect
+		}
+	}
+	j.channels.SetPath(bits)
+}
+
+// scheduled reports whether a scheduler wants to know of each message and each rank that is woken.
+func (j *Job) scheduled() bool {
+	if j.config.Scheduled != nil {
+		return j.config.Scheduled()
+	}
+	return j.config.Arrived != nil || j.config.Woken != nil
+}
+
+// held notes that a message of a rank waits for room, or is being forwarded, and placed that it no longer does.
+func (j *Job) held(source id.Rank) {
+	if r := j.local[source]; r != nil {
+		j.channels.Settling(r.index).Held()
+	}
+}
+
+func (j *Job) placed(source id.Rank) {
+	if r := j.local[source]; r != nil {
+		j.channels.Settling(r.index).Placed()
+	}
+}
+
+// leaves notes that a rank has ended, and wakes the ranks that may wait for it.
+func (j *Job) leaves(r *rank) {
+	j.channels.Ended(r.index)
+	j.rouseAll()
+}
+
+// rouseAll rings all ranks that sleep.
+func (j *Job) rouseAll() {
+	for _, r := range j.local {
+		r.endpoint.RouseSleeper()
+	}
+}
+
+// channel returns one of the rank's channels.
+func (r *rank) channel(index uint64) (c call.Channel, err error) {
+	if c.Local, c.Sends, c.File, err = r.job.channels.Fetch(r.index, index); err != nil {
+		return call.Channel{}, err
+	}
+	c.Peer = r.job.config.Local[c.Local]
+	if c.Doorbell, err = r.job.channels.Doorbell(uint64(c.Local)); err != nil {
+		c.File.Close()
+		return call.Channel{}, err
+	}
+	return c, nil
+}

@@ -1,0 +1,211 @@
+package margay
+
+import (
+	"context"
+	"runtime"
+	"syscall"
+	"time"
+
+	"margay/internal/cond"
+	"margay/kernel/abi/wire"
+)
+
+// How long a call that waits does so before it sleeps.
+const (
+	spinFor  = 50 * time.Microsecond // without yielding the core
+	yieldFor = time.Millisecond      // all in all
+	lookEach = 64                    // polls between two looks at the clock while it spins
+)
+
+// pace decides how a call waits. The zero value is its beginning.
+type pace struct {
+	polls int
+	since time.Time // of the first look at the clock
+}
+
+// wait waits for a moment and reports true, or reports false when it is time to sleep.
+func (p *pace) wait(ctx context.Context, path uint32) bool {
+	if path&wire.PathYield == 0 || ctx.Err() != nil {
+		return false
+	}
+	p.polls++
+	spins := path&wire.PathSpin != 0
+	if spins && p.polls%lookEach != 0 {
+		return true
+	}
+	if p.since.IsZero() {
+		p.since = time.Now()
+	}
+	passed := time.Since(p.since)
+	if passed >= yieldFor {
+		return false
+	}
+	if spins && passed < spinFor {
+		return true
+	}
+	p.polls = lookEach - 1                                         // look each time
+	runtime.Gosched()                                              // to other goroutines
+	_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
+	return true
+}
+
+// wait handles messages until done, which receives their number, returns true, or until ctx ends.
+func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
+	if j.finalized.Load() {
+		return ErrClosed
+	}
+	handled := 0
+	if j.awake(ctx, done, &handled) {
+		return nil
+	}
+	stop := cond.Wake(ctx, &j.changed)
+	defer stop()
+	idle := func() bool {
+		n := j.Poll()
+		handled += n
+		return !done(handled) && n == 0
+	}
+	for {
+		if err := j.sleep(ctx, idle); err != nil {
+			return err
+		}
+		if j.awake(ctx, done, &handled) {
+			return nil
+		}
+	}
+}
+
+// awake handles messages, and adds their number to handled, until done, or until it is time to
+// sleep. It reports whether done returned true.
+func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *int) bool {
+	var p pace
+	for {
+		n := j.Poll()
+		*handled += n
+		if done(*handled) {
+			return true
+		}
+		if n > 0 {
+			p = pace{}
+		}
+		if !p.wait(ctx, j.area.Path().Load()) {
+			return false
+		}
+	}
+}
+
+// sleep waits for the doorbell or the peer doorbell, unless this side is not idle.
+func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
+	j.mu.Lock()
+	heard := j.rung
+	j.waiters.Add(1)
+	j.area.ReceiveWaiting().Swap(1)
+	j.board.Asleep(j.LocalRank()).Swap(1)
+	j.mu.Unlock()
+	idle := isIdle() // later messages ring the doorbell
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {
+		j.changed.Wait()
+	}
+	if j.waiters.Add(-1) == 0 {
+		j.area.ReceiveWaiting().Store(0)
+		j.board.Asleep(j.LocalRank()).Store(0)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case idle:
+		return j.closed
+	}
+	return nil
+}
+
+// listen receives from the doorbell.
+func (j *Job) listen() {
+	var rung [256]byte
+	for {
+		_, err := j.doorbell.Read(rung[:])
+		j.mu.Lock()
+		j.rung++
+		if err != nil && j.closed == nil {
+			j.closed = ErrGone
+		}
+		j.changed.Broadcast()
+		j.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// answer receives from the peer doorbell until the peer doorbell is closed.
+func (j *Job) answer() {
+	var rung [8]byte
+	for {
+		if _, err := j.peerDoorbell.Read(rung[:]); err != nil {
+			return
+		}
+		j.mu.Lock()
+		j.rung++
+		j.changed.Broadcast()
+		j.mu.Unlock()
+	}
+}
+
+// Barrier handles messages until every rank of the job has called it as often as this one. When it
+// returns, all messages that any rank sent to this one before entering the barrier have been
+// handled, unless ctx has ended.
+func (j *Job) Barrier(ctx context.Context) error {
+	if j.finalized.Load() {
+		return ErrClosed
+	}
+	if j.Nodes() == 1 {
+		if done, err := j.meet(ctx); done || err != nil {
+			return err
+		}
+	}
+	number := j.area.Entered().Add(1)
+	// The node kernel polls for it when awake, and must be woken when asleep.
+	if j.area.SendWaiting().Load() != 0 {
+		j.ring()
+	}
+	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
+		return err
+	}
+	j.Poll() // messages that arrived since the last poll
+	return nil
+}
+
+// meet enters a barrier on the board and waits for the other ranks, which are all on this node. It
+// reports whether that completes the barrier; otherwise all of them must enter one of the node
+// kernel.
+func (j *Job) meet(ctx context.Context) (done bool, err error) {
+	number := j.barriers.Add(1)
+	j.enter(number)
+	arrived := 0
+	err = j.wait(ctx, func(int) bool {
+		arrived = j.board.Arrived(arrived, number)
+		return arrived == j.LocalSize()
+	})
+	if err != nil || !j.board.Quiet(number) {
+		return false, err
+	}
+	j.Poll() // messages that arrived since the last poll
+	return true, nil
+}
+
+// enter enters a barrier on the board. The last rank to enter wakes those that sleep.
+func (j *Job) enter(number uint64) {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	j.board.Enter(j.LocalRank(), number, j.out.Quiet())
+	if j.board.Arrived(0, number) < j.LocalSize() {
+		return
+	}
+	for local := range j.LocalSize() {
+		if local != j.LocalRank() && j.board.Claim(local) {
+			j.wake(local)
+		}
+	}
+}
