@@ -27,11 +27,11 @@
 //
 // Outermost first: Engine.spinning (held while the spinner begins or ends), Job.pathing (held while
 // the paths of messages are published), Job.sending (held while frames of messages are numbered and
-// queued), receiver.mu (held while messages are given to extensions and ranks), Endpoint.mu, Job.mu.
-// Job.mu guards the state machines of the job, Flow and Barrier, and is held for no call that waits.
-// Frames without messages are sent with no lock but Job.sending and receiver.mu held: sending them
-// never waits. Engine.mu guards the table of jobs and the transport. It is taken last, and held for
-// no other, like the locks of package channel.
+// queued), receiver.mu (held while messages are given to extensions and ranks), Endpoint.mu,
+// Job.mu. Job.mu guards the state machines of the job, Flow and Barrier, and is held for no call
+// that waits. Frames without messages are sent with no lock but Job.sending and receiver.mu held:
+// sending them never waits. Engine.mu guards the table of jobs and the transport. It is taken last,
+// and held for no other, like the locks of package channel.
 package message
 
 import (

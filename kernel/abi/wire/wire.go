@@ -95,8 +95,8 @@
 //
 // A rank that sleeps sets its word on the board and the waiting word of its receive ring, looks at
 // everything once more, and waits for its doorbell and its peer doorbell. A rank that has written
-// to a channel, made room in one whose producer is blocked, or is the last to enter a barrier, rings
-// the peer doorbell if it can change the word from 1 to 0.
+// to a channel, made room in one whose producer is blocked, or is the last to enter a barrier,
+// rings the peer doorbell if it can change the word from 1 to 0.
 package wire
 
 import (
