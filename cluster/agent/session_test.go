@@ -155,8 +155,11 @@ func TestDatagrams(t *testing.T) {
 	if r := first[*control.Register](t, &s.recorder); r.Info.Fabric != "udp-trusted" {
 		t.Errorf("the agent registers %v", r)
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	check.AwaitFor(t, patience, "fabric", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.transport != nil
+	})
 	if k.datagrams == nil || k.datagrams.LocalAddr().(*net.UDPAddr).IP.String() != "127.0.0.1" {
 		t.Errorf("the node kernel gets the socket %v", k.datagrams)
 	}

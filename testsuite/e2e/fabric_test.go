@@ -32,11 +32,10 @@ func TestDatagramFabrics(t *testing.T) {
 			if counts, _, _ := cutLast(r.stdout); counts != string(plain) {
 				t.Errorf("want\n%s%v", plain, r)
 			}
+			m.standStill()
 			if r := m.run(0, "-n", "8", probe(), "barrier"); strings.Count(r.stdout, "passed 10 barriers") != 8 {
 				t.Error(r)
 			}
-			m.standStill()
-			m.usable()
 		}})
 	}
 	inTurns(t, tests...)
@@ -45,7 +44,7 @@ func TestDatagramFabrics(t *testing.T) {
 // standStill stops one node kernel for two seconds while messages go to and fro.
 func (m *machine) standStill() {
 	m.t.Helper()
-	const rounds = 200
+	const rounds = 100
 	c := m.start("run", "-n", "8", probe(), "pingpong", fmt.Sprint(rounds), "5")
 	c.awaitOutput("playing\n")
 	kernel := m.nodeKernels()[1]
