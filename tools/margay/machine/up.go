@@ -34,7 +34,7 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 
 --fabric chooses how messages travel between nodes. tcp, the default, is one encrypted connection between two nodes: take it
 where the network is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections
-break, since a job then loses messages only with a node. udp-trusted is the same without encryption: take it only on a wire
+break, since a job then loses messages only with a node kernel. udp-trusted is the same without encryption: take it only on a wire
 that nothing but the nodes can reach. Files between nodes always travel over encrypted connections.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1

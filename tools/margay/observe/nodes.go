@@ -128,16 +128,7 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 			row(name, state(n.Health), "-", "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
-		free := 0
-		var jobs []string
-		for _, core := range n.Cores {
-			switch {
-			case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
-				free++
-			case core.Job != 0:
-				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
-			}
-		}
+		free, jobs := use(n)
 		row(name, state(n.Health), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
 			cmp.Or(n.Info.Scheduler, "-"), cmp.Or(n.Info.Fabric, "-"), n.Info.Kernel, strings.Join(jobs, " "))
 	}
@@ -148,6 +139,19 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note.String()), width, 4))
 	}
 	return nil
+}
+
+// use returns how many cores of a node are free, and the ranks on the others.
+func use(n *control.NodeState) (free int, jobs []string) {
+	for _, core := range n.Cores {
+		switch {
+		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
+			free++
+		case core.Job != 0:
+			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
+		}
+	}
+	return free, jobs
 }
 
 // note is a remark about some nodes: the text for one node, and for several.
