@@ -163,7 +163,7 @@ type note struct {
 // notes are the remarks about all nodes, each once.
 type notes []*note
 
-// of adds what there is to remark about a node.
+// of adds the remarks about a node.
 func (l *notes) of(n *control.NodeState) {
 	if n.Reason != "" {
 		l.add(n.Node, ": "+n.Reason, ": "+n.Reason)
