@@ -6,15 +6,23 @@ import (
 	"net"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
+	"margay/kernel/fabric/udp"
 )
 
-// Membership is what makes a node a member of the fabric. All fields are required.
+// datagramHeaders are the headers of IPv4 and UDP, in bytes.
+const datagramHeaders = 28
+
+// Membership is what makes a node a member of the fabric. All fields but Datagrams are required.
 type Membership struct {
 	Listener net.Listener // accepts other nodes; the node kernel's from then on
-	Accept   *tls.Config  // as the side that is connected to; must demand the peer's certificate
-	Connect  *tls.Config  // as the side that connects
+	// Datagrams carries the frames of node.UDP and node.TrustedUDP, and is the node kernel's from
+	// then on. nil: the fabric is node.TCP.
+	Datagrams *net.UDPConn
+	Accept    *tls.Config // as the side that is connected to; must demand the peer's certificate
+	Connect   *tls.Config // as the side that connects
 	// Peer reads a node's number from the certificate that it has shown.
 	Peer func(tls.ConnectionState) (id.Node, error)
 	// Stream handles a stream that another node has opened, and closes it. It has a goroutine of
@@ -26,10 +34,7 @@ type Membership struct {
 // the rest of its life, and gives it the addresses of the nodes of adopted jobs. It must be called
 // once, after Adopt.
 func (n *Node) Join(m Membership) {
-	t := tcp.New(m.Listener, tcp.Config{
-		Self: n.config.Boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Log: n.config.Log,
-		Handler: &network{node: n, stream: m.Stream},
-	})
+	t := n.open(m)
 	n.mu.Lock()
 	n.transport = t
 	for _, j := range n.jobs {
@@ -37,6 +42,24 @@ func (n *Node) Join(m Membership) {
 	}
 	n.mu.Unlock()
 	n.messages.Connect(t)
+}
+
+// open opens the transport that the node's configuration selects.
+func (n *Node) open(m Membership) fabric.Transport {
+	boot := n.config.Boot
+	overTCP := func(h fabric.Handler) fabric.Transport {
+		return tcp.New(m.Listener, tcp.Config{
+			Self: boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Log: n.config.Log, Handler: h,
+		})
+	}
+	h := &network{node: n, stream: m.Stream}
+	if m.Datagrams == nil {
+		return overTCP(h)
+	}
+	return udp.New(m.Datagrams, udp.Config{
+		Self: boot.Node, Streams: overTCP, Datagram: max(0, boot.MTU-datagramHeaders), Trusted: boot.Fabric == node.TrustedUDP,
+		Handler: h, Log: n.config.Log,
+	})
 }
 
 // meet gives the transport, if there is one, the addresses of a job's nodes. The caller holds

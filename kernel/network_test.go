@@ -17,7 +17,9 @@ import (
 
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/fabric"
+	"margay/kernel/fabric/udp"
 	"margay/kernel/message"
 )
 
@@ -38,7 +40,7 @@ func (c *connected) said(text string) bool {
 	return strings.Contains(strings.Join(c.log, "\n"), text)
 }
 
-func connect(t *testing.T, number id.Node) *connected {
+func connect(t *testing.T, number id.Node, name string) *connected {
 	t.Helper()
 	c := &connected{streams: make(chan string, 1)}
 	log := func(format string, args ...any) {
@@ -47,7 +49,7 @@ func connect(t *testing.T, number id.Node) *connected {
 		c.log = append(c.log, fmt.Sprintf(format, args...))
 	}
 	c.Node = &Node{config: Config{Log: log}, jobs: make(map[id.Job]*job), messages: message.NewEngine(message.Config{Self: number, Log: log})}
-	c.config.Boot.Node = number
+	c.config.Boot.Node, c.config.Boot.Fabric = number, name
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -63,10 +65,16 @@ func connect(t *testing.T, number id.Node) *connected {
 		t.Fatal(err)
 	}
 	c.address = l.Addr().String()
+	var datagrams *net.UDPConn
+	if name != node.TCP {
+		if datagrams, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	c.Join(Membership{
-		Listener: l,
-		Accept:   &tls.Config{Certificates: own, ClientAuth: tls.RequireAnyClientCert},
-		Connect:  &tls.Config{Certificates: own, InsecureSkipVerify: true},
+		Listener: l, Datagrams: datagrams,
+		Accept:  &tls.Config{Certificates: own, ClientAuth: tls.RequireAnyClientCert},
+		Connect: &tls.Config{Certificates: own, InsecureSkipVerify: true},
 		Peer: func(s tls.ConnectionState) (n id.Node, err error) {
 			_, err = fmt.Sscan(s.PeerCertificates[0].Subject.CommonName, &n)
 			return n, err
@@ -84,8 +92,14 @@ func connect(t *testing.T, number id.Node) *connected {
 // A node reaches the nodes of its jobs: frames go to their engines, streams to what Join was given,
 // and the end of a connection is reported.
 func TestJoin(t *testing.T) {
+	for _, name := range []string{node.TCP, node.UDP, node.TrustedUDP} {
+		t.Run(name, func(t *testing.T) { testJoin(t, name) })
+	}
+}
+
+func testJoin(t *testing.T, name string) {
 	check.Leaks(t)
-	a, b := connect(t, 4), connect(t, 5)
+	a, b := connect(t, 4, name), connect(t, 5, name)
 	if _, err := a.Stream(t.Context(), 5, "files"); err == nil {
 		t.Error("a node that no job has is reached")
 	}
@@ -107,6 +121,29 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	check.Await(t, "frame", func() bool { return b.said("frame from node4: ") })
+	if _, datagrams := a.transport.(*udp.Transport); datagrams != (name != node.TCP) {
+		t.Errorf("the transport is %T", a.transport)
+	}
 	a.transport.Close()
 	check.Await(t, "end of the connection", func() bool { return b.said("connection to node4: ") })
+}
+
+// Nodes that are not configured alike refuse each other, and say why.
+func TestMixedFabrics(t *testing.T) {
+	check.Leaks(t)
+	sealed, trusted, tcp := connect(t, 4, node.UDP), connect(t, 5, node.TrustedUDP), connect(t, 6, node.TCP)
+	send := func(from, to *connected) {
+		t.Helper()
+		from.transport.Meet(to.config.Boot.Node, to.address)
+		if err := from.transport.Send(t.Context(), to.config.Boot.Node, fabric.System, []byte("nonsense")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(sealed, trusted)
+	check.Await(t, "refusal", func() bool { return trusted.said("meet node4: ") })
+	send(tcp, sealed)
+	check.Await(t, "frame over TCP", func() bool { return sealed.said("select one transport for all nodes") })
+	if trusted.said("frame from") || sealed.said("frame from") {
+		t.Errorf("frames came through: %q, %q", sealed.log, trusted.log)
+	}
 }

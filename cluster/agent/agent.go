@@ -13,6 +13,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -25,7 +26,6 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -77,8 +77,9 @@ type Agent struct {
 	serve  *tls.Config
 	peers  *gate.Log // for misbehaviour of other nodes
 
-	listener net.Listener
-	joined   bool // the fabric, with the first registration
+	listener  net.Listener
+	datagrams *net.UDPConn // nil if the fabric is TCP
+	joined    bool         // the fabric, with the first registration
 
 	mu     sync.Mutex
 	conn   *control.Conn                // nil while there is none
@@ -165,7 +166,7 @@ func (a *Agent) Run(ctx context.Context, node Kernel) error {
 		a.config.Log("%v", err)
 		return errors.Join(err, a.powerOff(ctx))
 	}
-	if err := a.listen(kept); err != nil {
+	if err := errors.Join(a.listen(kept), a.openDatagrams()); err != nil {
 		return err
 	}
 	for retry := firstRetry; ctx.Err() == nil; {
@@ -203,8 +204,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 		a.listener, err = net.FileListener(kept)
 		return err
 	}
-	address := net.JoinHostPort(a.config.Boot.Prefix().Addr().String(), strconv.Itoa(FabricPort))
-	a.listener, err = net.Listen("tcp", address)
+	a.listener, err = net.Listen("tcp", netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), FabricPort).String())
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
@@ -216,6 +216,19 @@ func (a *Agent) listen(kept *os.File) (err error) {
 	err = a.node.KeepListener(file)
 	// File has made the socket blocking, which would cost a thread.
 	return errors.Join(err, unix.SetNonblock(int(file.Fd()), true))
+}
+
+// openDatagrams opens the socket of a fabric that has one. A node without it does not register: it
+// could not exchange messages with the other nodes, which use the same fabric.
+func (a *Agent) openDatagrams() (err error) {
+	if a.fabric() == node.TCP {
+		return nil
+	}
+	a.datagrams, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), 0)))
+	if err != nil {
+		return fmt.Errorf("agent: fabric %s: %w", a.fabric(), err)
+	}
+	return nil
 }
 
 // session is one connection to serve, from its opening to its end.
@@ -321,9 +334,14 @@ func (a *Agent) joinFabric(certificate []byte) error {
 		return err
 	}
 	a.joined = true
-	a.node.Join(kernel.Membership{Listener: a.listener, Accept: accept, Connect: connect, Peer: trust.PeerNode, Stream: a.stream})
+	a.node.Join(kernel.Membership{
+		Listener: a.listener, Datagrams: a.datagrams, Accept: accept, Connect: connect, Peer: trust.PeerNode, Stream: a.stream,
+	})
 	return nil
 }
+
+// fabric returns the name of the fabric that the node uses.
+func (a *Agent) fabric() string { return cmp.Or(a.config.Boot.Fabric, node.TCP) }
 
 // self returns the node's number as messages have it.
 func (a *Agent) self() uint32 { return uint32(a.config.Boot.Node) }
@@ -341,7 +359,7 @@ func (a *Agent) info() *control.NodeInfo {
 	out := &control.NodeInfo{
 		Address: address.String(), Hostname: a.config.Boot.Hostname(), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
-		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version,
+		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version, Fabric: a.fabric(),
 	}
 	out.AllCores = info.AllCores
 	if info.MessageCore != nil {

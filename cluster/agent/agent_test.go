@@ -68,6 +68,7 @@ type playedKernel struct {
 
 	self      id.Node
 	transport fabric.Transport // nil until Join
+	datagrams *net.UDPConn     // that Join was given
 
 	prepare func(kernel.JobSpec) error
 	load    func(ctx context.Context, files io.Reader) error
@@ -116,6 +117,7 @@ func (k *playedKernel) Jobs() []kernel.JobInfo {
 func (k *playedKernel) Join(m kernel.Membership) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.datagrams = m.Datagrams
 	k.transport = tcp.New(m.Listener, tcp.Config{
 		Self: k.self, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Handler: streams(m.Stream), Log: func(string, ...any) {},
 	})

@@ -21,6 +21,7 @@ import (
 	"margay/internal/check"
 	"margay/kernel"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/extension"
 	"margay/kernel/record"
 	"margay/kernel/task"
@@ -141,6 +142,44 @@ func (s *playedServe) live(a *Agent, k *playedKernel) {
 	})
 }
 
+// On a fabric of datagrams a node brings a socket for them, and does not register without it.
+func TestDatagrams(t *testing.T) {
+	check.Leaks(t)
+	s := newServe(t)
+	k := new(playedKernel)
+	a := s.agent(3, new(lines))
+	a.config.Boot.Fabric = node.TrustedUDP
+	t.Cleanup(func() { a.datagrams.Close() })
+	s.live(a, k)
+	s.next()
+	if r := first[*control.Register](t, &s.recorder); r.Info.Fabric != "udp-trusted" {
+		t.Errorf("the agent registers %v", r)
+	}
+	check.AwaitFor(t, patience, "fabric", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.transport != nil
+	})
+	if k.datagrams == nil || k.datagrams.LocalAddr().(*net.UDPAddr).IP.String() != "127.0.0.1" {
+		t.Errorf("the node kernel gets the socket %v", k.datagrams)
+	}
+}
+
+func TestNoDatagrams(t *testing.T) {
+	check.Leaks(t)
+	s := newServe(t)
+	a := s.agent(3, new(lines))
+	a.config.Boot.Fabric, a.config.Boot.Address = node.UDP, "203.0.113.1/24" // which this host does not have
+	err := a.Run(t.Context(), new(playedKernel))
+	defer a.listener.Close()
+	if err == nil || !strings.HasPrefix(err.Error(), "agent: fabric udp: listen udp 203.0.113.1:0: bind: ") {
+		t.Errorf("the agent ended with %v", err)
+	}
+	if met := all[*control.Hello](&s.recorder); len(met) > 0 {
+		t.Errorf("it has met serve: %v", met)
+	}
+}
+
 func TestSession(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
@@ -152,7 +191,7 @@ func TestSession(t *testing.T) {
 		t.Errorf("the agent says %v", hello)
 	}
 	r := first[*control.Register](t, &s.recorder)
-	if r.Node != 3 || r.Boot == "" || r.Info.Kernel != "9.9" || r.Info.Hostname != "node3" || r.Info.Address != fmt.Sprint("127.0.0.1:", FabricPort) ||
+	if r.Node != 3 || r.Boot == "" || r.Info.Kernel != "9.9" || r.Info.Hostname != "node3" || r.Info.Fabric != "tcp" || r.Info.Address != fmt.Sprint("127.0.0.1:", FabricPort) ||
 		len(r.Jobs) != 1 || r.Jobs[0].Job != 5 || r.Jobs[0].Phase != control.JobPhase_JOB_DONE {
 		t.Errorf("the agent registers %v", r)
 	}

@@ -1789,6 +1789,7 @@ type NodeInfo struct {
 	AllCores      bool                   `protobuf:"varint,12,opt,name=all_cores,json=allCores,proto3" json:"all_cores,omitempty"`          // core 0, which serves the node, is one of the application cores
 	MessageCore   uint32                 `protobuf:"varint,13,opt,name=message_core,json=messageCore,proto3" json:"message_core,omitempty"` // that handles messages and nothing else; 0: none
 	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: sched_ext, priority, stop; empty: Linux alone, maybe until that is open
+	Fabric        string                 `protobuf:"bytes,15,opt,name=fabric,proto3" json:"fabric,omitempty"`                               // how frames travel between nodes: tcp, udp, udp-trusted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1917,6 +1918,13 @@ func (x *NodeInfo) GetMessageCore() uint32 {
 func (x *NodeInfo) GetScheduler() string {
 	if x != nil {
 		return x.Scheduler
+	}
+	return ""
+}
+
+func (x *NodeInfo) GetFabric() string {
+	if x != nil {
+		return x.Fabric
 	}
 	return ""
 }
@@ -7145,7 +7153,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xf8\x02\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\x90\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1c\n" +
@@ -7161,7 +7169,8 @@ const file_control_proto_rawDesc = "" +
 	"\aversion\x18\v \x01(\tR\aversion\x12\x1b\n" +
 	"\tall_cores\x18\f \x01(\bR\ballCores\x12!\n" +
 	"\fmessage_core\x18\r \x01(\rR\vmessageCore\x12\x1c\n" +
-	"\tscheduler\x18\x0e \x01(\tR\tscheduler\"M\n" +
+	"\tscheduler\x18\x0e \x01(\tR\tscheduler\x12\x16\n" +
+	"\x06fabric\x18\x0f \x01(\tR\x06fabric\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\x86\x01\n" +

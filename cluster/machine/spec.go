@@ -39,6 +39,7 @@ type Spec struct {
 	MemoryMiB int    `json:"memory_mib"`
 	Accel     string `json:"accel,omitempty"`
 	MTU       int    `json:"mtu,omitempty"`
+	Fabric    string `json:"fabric,omitempty"` // how frames travel between nodes: node.TCP, node.UDP or node.TrustedUDP
 
 	Program  string   `json:"program"`            // path of the node program, which hosted nodes run
 	QEMU     string   `json:"qemu,omitempty"`     // path of the program that virtual nodes run in
@@ -90,6 +91,9 @@ func (s *Spec) complete() error {
 	if s.Accel == "" {
 		s.Accel = string(qemu.TCG)
 	}
+	if s.Fabric == "" {
+		s.Fabric = node.TCP
+	}
 	if s.MemoryMiB == 0 {
 		s.MemoryMiB = defaultMemoryMiB
 	}
@@ -109,7 +113,7 @@ func (s *Spec) complete() error {
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:
 		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
 	}
-	return nil
+	return node.CheckFabric(s.Fabric)
 }
 
 // timing returns when serve expects what of a node. A heartbeat costs an emulated node some 10 ms of a processor, which is much of
@@ -149,7 +153,7 @@ func nodeMAC(node id.Node) ether.MAC {
 func (s Spec) bootConfig(number id.Node, certificate []byte) node.Config {
 	c := node.Config{
 		Machine: s.Name, Node: number, Substrate: s.Substrate, Profile: s.Profile,
-		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU,
+		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU, Fabric: s.Fabric,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
 		CA:    certificate, Token: trust.NodeToken(s.Secret, number), Lacks: s.Lacks, Extensions: s.Extensions,
 		AllCores: s.AllCores, MessageCore: s.MessageCore,

@@ -20,7 +20,7 @@ func TestDefaults(t *testing.T) {
 	if err := s.complete(); err != nil {
 		t.Fatal(err)
 	}
-	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Accel: "tcg", MemoryMiB: 512}
+	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Fabric: "tcp", Accel: "tcg", MemoryMiB: 512}
 	if fmt.Sprint(s) != fmt.Sprint(want) {
 		t.Errorf("an empty spec becomes %+v", s)
 	}
@@ -46,6 +46,7 @@ func TestBadSpecs(t *testing.T) {
 		{Spec{Cores: -1}, "a node has 1 to 254 application cores, not -1"},
 		{Spec{Cores: 255}, "a node has 1 to 254 application cores, not 255"},
 		{Spec{Accel: "magic"}, `there is no accelerator "magic": use tcg, kvm or auto`},
+		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, udp or udp-trusted`},
 		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
 		{Spec{MemoryMiB: -1}, "a node needs 128 MiB of memory, not -1"},
 		{Spec{Timing: serve.Timing{Boot: -time.Second}}, "a boot time-out of -1s and death after 0s: neither can be negative"},
@@ -81,7 +82,7 @@ func TestNetwork(t *testing.T) {
 // What nodes are told at their start is what they can read.
 func TestBootConfig(t *testing.T) {
 	for _, substrate := range []string{node.Virtual, node.Hosted} {
-		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Secret: "secret", Lacks: []string{"x"}}
+		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Secret: "secret", Lacks: []string{"x"}, Fabric: node.UDP}
 		if err := s.complete(); err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +94,7 @@ func TestBootConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Node != 7 || c.Token != trust.NodeToken("secret", 7) || strings.Contains(string(text), `"secret"`) || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || len(c.Lacks) != 1 {
+		if c.Node != 7 || c.Token != trust.NodeToken("secret", 7) || strings.Contains(string(text), `"secret"`) || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || c.Fabric != node.UDP || len(c.Lacks) != 1 {
 			t.Errorf("node 7 is told %+v", c)
 		}
 		if hosted := substrate == node.Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == node.Shared) {

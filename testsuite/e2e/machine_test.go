@@ -380,6 +380,7 @@ type nodeState struct {
 	Health string
 	Reason string
 	Boots  int
+	Info   struct{ Fabric string }
 	Cores  []struct {
 		Core, Job int
 		Ranks     []int

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"margay/kernel/abi/id"
@@ -38,6 +39,16 @@ const (
 	Shared   = "shared"   // on cores that the node shares with others
 )
 
+// The fabrics: how frames travel between the nodes of a machine, which all use the same one.
+const (
+	TCP        = "tcp"         // TLS over TCP
+	UDP        = "udp"         // sealed datagrams of a reliable protocol; streams over TLS
+	TrustedUDP = "udp-trusted" // the same, neither encrypted nor authenticated
+)
+
+// fabrics are all of them.
+var fabrics = []string{TCP, UDP, TrustedUDP}
+
 // maxSize bounds the file, in bytes.
 const maxSize = 8 << 20
 
@@ -50,6 +61,7 @@ type Config struct {
 	MAC       string   `json:"mac"`              // of the interface to the other nodes
 	Address   string   `json:"address"`          // of this node on that interface, with prefix length
 	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
+	Fabric    string   `json:"fabric,omitempty"` // TCP, UDP or TrustedUDP; empty: TCP
 	Serve     string   `json:"serve"`            // host:port of the machine's serve
 	CA        []byte   `json:"ca"`               // certificate (DER) of the machine's key
 	Token     string   `json:"token"`            // proves that this node belongs to the machine
@@ -76,6 +88,14 @@ func (c Config) Hostname() string { return fmt.Sprintf("node%d", c.Node) }
 
 // Prefix returns the parsed Address.
 func (c Config) Prefix() netip.Prefix { return netip.MustParsePrefix(c.Address) }
+
+// CheckFabric returns an error that lists the fabrics unless name is one of them.
+func CheckFabric(name string) error {
+	if slices.Contains(fabrics, name) {
+		return nil
+	}
+	return fmt.Errorf("there is no fabric %q: use %s or %s", name, strings.Join(fabrics[:len(fabrics)-1], ", "), fabrics[len(fabrics)-1])
+}
 
 // Read reads and checks the file at path.
 func Read(path string) (Config, error) {
@@ -128,8 +148,11 @@ func (c Config) check() error {
 	if c.MTU < 0 || c.MTU > 65535 || c.Cores < 0 || c.Cores > 4096 || c.Memory < 0 {
 		errs = append(errs, fmt.Errorf("mtu %d, cores %d or memory %d is out of range", c.MTU, c.Cores, c.Memory))
 	}
-	if len(errs) > 0 {
-		return fmt.Errorf("node: configuration: %w", errors.Join(errs...))
+	if c.Fabric != "" {
+		errs = append(errs, CheckFabric(c.Fabric))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("node: configuration: %w", err)
 	}
 	return nil
 }

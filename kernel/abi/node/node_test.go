@@ -7,7 +7,7 @@ import (
 
 var good = Config{
 	Machine: "m", Node: 3, Substrate: "qemu", Profile: "isolated", MAC: "52:54:00:00:00:03", Address: "10.66.0.5/16",
-	MTU: 1500, Serve: "10.66.0.1:7117", CA: []byte{1, 2}, Token: "secret",
+	MTU: 1500, Fabric: UDP, Serve: "10.66.0.1:7117", CA: []byte{1, 2}, Token: "secret",
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -28,6 +28,7 @@ func TestRefused(t *testing.T) {
 		"address": func(c *Config) { c.Address = "10.66.0.5" },
 		"family":  func(c *Config) { c.Address = "fd00::1/64" },
 		"serve":   func(c *Config) { c.Serve = "somewhere" },
+		"fabric":  func(c *Config) { c.Fabric = "tcp," },
 		"cores":   func(c *Config) { c.Cores = -1 },
 	} {
 		c := good
@@ -35,6 +36,19 @@ func TestRefused(t *testing.T) {
 		if _, err := c.Encode(); err == nil {
 			t.Errorf("bad %s was accepted", name)
 		}
+	}
+}
+
+func TestFabric(t *testing.T) {
+	for _, name := range []string{"", "tcp", "udp", "udp-trusted"} {
+		c := good
+		c.Fabric = name
+		if _, err := c.Encode(); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if err := CheckFabric("UDP"); err == nil || err.Error() != `there is no fabric "UDP": use tcp, udp or udp-trusted` {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -30,13 +30,18 @@ func (a commands) upCommand() *cobra.Command {
 
 A node has one system core and the application cores that --cores asks for. With --cores all, core 0 computes for
 applications as well; margay machine cores changes that later. On the substrate qemu each node
-is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.`,
+is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.
+
+--fabric chooses how messages travel between nodes. tcp, the default, is one encrypted connection between two nodes: take it
+where the network is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections
+break, since a job then loses messages only with a node kernel. udp-trusted is the same without encryption: take it only on a wire
+that nothing but the nodes can reach. Files between nodes always travel over encrypted connections.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel"); err != nil {
+			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel", "fabric"); err != nil {
 				return err
 			}
 			if spec.Substrate == node.Hosted {
@@ -68,6 +73,7 @@ is a virtual machine; on hosted it is a set of namespaces of this host, and its 
 	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
 	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
 	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu or hosted")
+	f.StringVar(&spec.Fabric, "fabric", node.TCP, "how messages travel between nodes: tcp, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")

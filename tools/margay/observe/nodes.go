@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/internal/printable"
+	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -99,53 +101,57 @@ func state(h control.NodeHealth) show.State {
 	return s
 }
 
+// withFabric is how many columns of a terminal the table of nodes takes with the names of fabrics.
+// They are left out on a narrower one, and remain in --json.
+const withFabric = 100
+
 func (a commands) printNodes(nodes *control.Nodes) error {
-	t := a.Table("NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "KERNEL", "JOBS")
+	columns := []string{"NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "FABRIC", "KERNEL", "JOBS"}
+	fabric := slices.Index(columns, "FABRIC")
+	width := show.Width(a.Stdout)
+	narrow := width > 0 && width < withFabric
+	if narrow {
+		columns = slices.Delete(columns, fabric, fabric+1)
+	}
+	t := a.Table(columns...)
+	row := func(cells ...any) {
+		if narrow {
+			cells = slices.Delete(cells, fabric, fabric+1)
+		}
+		t.Row(cells...)
+	}
 	var notes notes
 	for _, n := range nodes.Nodes {
 		name := fmt.Sprintf("node%d", n.Node)
-		if n.Reason != "" {
-			notes.add(n.Node, ": "+n.Reason, ": "+n.Reason)
-		}
-		if n.Remedy != "" {
-			notes.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
-		}
+		notes.of(n)
 		if n.Info == nil {
-			t.Row(name, state(n.Health), "-", "-", "-", "-", "-", "-", "-")
+			row(name, state(n.Health), "-", "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
-		free := 0
-		var jobs []string
-		for _, core := range n.Cores {
-			switch {
-			case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
-				free++
-			case core.Job != 0:
-				jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
-			}
-		}
-		t.Row(name, state(n.Health), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
-			cmp.Or(n.Info.Scheduler, "-"), n.Info.Kernel,
-			strings.Join(jobs, " "))
-		if n.Info.AllCores {
-			const interrupted = " on core 0 as well, which serves the node: it is interrupted, and the timer ticks there"
-			notes.add(n.Node, " computes"+interrupted, " compute"+interrupted)
-		}
-		if n.Info.MessageCore != 0 {
-			text := fmt.Sprintf(" messages on core %d, which does nothing else", n.Info.MessageCore)
-			notes.add(n.Node, " handles"+text, " handle"+text)
-		}
-		for _, lack := range n.Info.Lacks {
-			notes.add(n.Node, " lacks "+lack, " lack "+lack)
-		}
+		free, jobs := use(n)
+		row(name, state(n.Health), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+			cmp.Or(n.Info.Scheduler, "-"), cmp.Or(n.Info.Fabric, "-"), n.Info.Kernel, strings.Join(jobs, " "))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, note := range notes {
-		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note.String()), show.Width(a.Stdout), 4))
+		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note.String()), width, 4))
 	}
 	return nil
+}
+
+// use returns how many cores of a node are free, and the ranks on the others.
+func use(n *control.NodeState) (free int, jobs []string) {
+	for _, core := range n.Cores {
+		switch {
+		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
+			free++
+		case core.Job != 0:
+			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
+		}
+	}
+	return free, jobs
 }
 
 // note is a remark about some nodes: the text for one node, and for several.
@@ -156,6 +162,34 @@ type note struct {
 
 // notes are the remarks about all nodes, each once.
 type notes []*note
+
+// of adds the remarks about a node.
+func (l *notes) of(n *control.NodeState) {
+	if n.Reason != "" {
+		l.add(n.Node, ": "+n.Reason, ": "+n.Reason)
+	}
+	if n.Remedy != "" {
+		l.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
+	}
+	if n.Info == nil {
+		return
+	}
+	if n.Info.AllCores {
+		const interrupted = " on core 0 as well, which serves the node: it is interrupted, and the timer ticks there"
+		l.add(n.Node, " computes"+interrupted, " compute"+interrupted)
+	}
+	if n.Info.MessageCore != 0 {
+		text := fmt.Sprintf(" messages on core %d, which does nothing else", n.Info.MessageCore)
+		l.add(n.Node, " handles"+text, " handle"+text)
+	}
+	if n.Info.Fabric == node.TrustedUDP {
+		const open = " messages to other nodes that are neither encrypted nor authenticated"
+		l.add(n.Node, " sends"+open, " send"+open)
+	}
+	for _, lack := range n.Info.Lacks {
+		l.add(n.Node, " lacks "+lack, " lack "+lack)
+	}
+}
 
 func (l *notes) add(node uint32, one, several string) {
 	for _, n := range *l {

@@ -72,6 +72,8 @@ func TestArgumentsInWords(t *testing.T) {
 		"machine up --substrate=":                       "machine up: --substrate is empty",
 		"machine up --profile=":                         "machine up: --profile is empty",
 		"machine up --accel=":                           "machine up: --accel is empty",
+		"machine up --fabric=":                          "machine up: --fabric is empty",
+		"machine up --fabric ib --node-program /bin/sh": `there is no fabric "ib": use tcp, udp or udp-trusted`,
 		"machine up --machine=":                         "-m is empty",
 		"machine up --cores 0":                          "machine up: --cores 0: it must be at least 1, or all",
 		"machine up --cores x":                          "machine up: --cores x: it is a number of cores, or all",

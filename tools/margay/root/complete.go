@@ -32,6 +32,7 @@ var enumerated = map[string]map[string][]string{
 		"substrate": {node.Virtual, node.Hosted},
 		"profile":   {"isolated", "sched"},
 		"accel":     {"tcg", "kvm", "auto"},
+		"fabric":    {node.TCP, node.UDP, node.TrustedUDP},
 		"cores":     {"1", "2", "3", "all"},
 	},
 	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},

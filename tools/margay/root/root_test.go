@@ -38,7 +38,7 @@ func TestFitsTerminal(t *testing.T) {
 	var nodes control.Nodes
 	for i := range uint32(4) {
 		nodes.Nodes = append(nodes.Nodes, &control.NodeState{Node: i, Health: control.NodeHealth_NODE_UP, Info: &control.NodeInfo{
-			Memory: 512 << 20, Profile: "shared", Scheduler: "priority", Kernel: "6.18.5-cloud-amd64", AllCores: i == 2,
+			Memory: 512 << 20, Profile: "shared", Scheduler: "priority", Fabric: "udp", Kernel: "6.18.5-cloud-amd64", AllCores: i == 2,
 			Lacks: []string{"control groups: " + strings.Repeat("nothing adds up what ranks use ", 6)},
 		}})
 	}
@@ -67,7 +67,10 @@ func TestFitsTerminal(t *testing.T) {
 			t.Errorf("%v: %d lines on a terminal, elsewhere %d:\n%s", args, folded, lines, stdout)
 		}
 	}
-	if _, stdout, _ := margaytest.Margay("", "nodes"); !strings.Contains(stdout, "\nnode0-3 lack control groups") || !strings.Contains(stdout, "\nnode2 computes on core 0") {
+	if strings.Contains(margaytest.Shown(t, "nodes"), "FABRIC") {
+		t.Error("a terminal of 80 columns shows the fabric of nodes")
+	}
+	if _, stdout, _ := margaytest.Margay("", "nodes"); !strings.Contains(stdout, " FABRIC ") || !strings.Contains(stdout, "\nnode0-3 lack control groups") || !strings.Contains(stdout, "\nnode2 computes on core 0") {
 		t.Errorf("nodes:\n%s", stdout)
 	}
 }
