@@ -85,7 +85,8 @@ Cases: ` + strings.Join(fabric.CaseNames(), ", ") + `.`,
 
 // add adds the flags to a command.
 func (f *fabricFlags) add(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.cases, "case", fabric.CaseNames(), "which cases to measure")
+	// All names would not fit in a line of the help. A wrong one is refused with the list.
+	flags.StringSliceVar(&f.cases, "case", nil, "which cases to measure (default: all)")
 	flags.StringSliceVar(&f.places, "place", fabric.PlaceNames(), "where to measure")
 	flags.StringSliceVar(&f.against, "against", opponents, "what to compare with, if it is installed; none: with nothing")
 	flags.IntVar(&f.rounds, "rounds", 3, "how many rounds")
@@ -142,7 +143,7 @@ func (f *fabricFlags) selected() (places []fabric.Place, cases []fabric.Case) {
 		}
 	}
 	for _, c := range fabric.Cases {
-		if slices.Contains(f.cases, c.Name()) {
+		if len(f.cases) == 0 || slices.Contains(f.cases, c.Name()) {
 			cases = append(cases, c)
 		}
 	}
