@@ -311,10 +311,11 @@ func size(info fs.FileInfo) int64 {
 // Contents returns the digests of the first files of the list that nodes may have already. A file
 // that cannot be read has none: Archive will say so.
 func (f *Files) Contents() (digests [][]byte) {
+	left := int64(archive.MaxSize)
 	for i := range f.List {
 		file := &f.List[i]
 		file.content = nil
-		if file.Mode.IsDir() || file.Size < archive.MinSize || file.Size > archive.MaxSize {
+		if file.Mode.IsDir() || file.Size < archive.MinSize || file.Size > left {
 			continue
 		}
 		if len(digests) == archive.MaxContents {
@@ -326,6 +327,7 @@ func (f *Files) Contents() (digests [][]byte) {
 		}
 		file.content = &content{digest: digest, index: len(digests)}
 		digests = append(digests, digest[:])
+		left -= file.Size
 	}
 	return digests
 }

@@ -25,7 +25,7 @@ const Content = "MARGAY.content"
 const (
 	MaxContents = 256       // digests in one request
 	MinSize     = 4 << 10   // bytes of a file, at least
-	MaxSize     = 256 << 20 // bytes of a file, at most
+	MaxSize     = 256 << 20 // bytes of all these files, at most; they are read once more for it
 )
 
 // Digest names the content of a file: its SHA-256 digest.
