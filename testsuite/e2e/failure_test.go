@@ -169,14 +169,15 @@ func TestNodeKernelKilled(t *testing.T) {
 	m.usable()
 }
 
-// nodeKernels returns the pids of the machine's hosted node kernels.
-func (m *machine) nodeKernels() []int {
+// nodeKernels returns the pids of the machine's hosted node kernels. It waits for those that are being started: one that was killed
+// often is started again later each time.
+func (m *machine) nodeKernels() (found []int) {
 	m.t.Helper()
 	holder, _ := m.status()
-	found := nodeKernelsOf(m.t, holder)
-	if len(found) == 0 {
-		m.t.Fatal("no node kernel was found")
-	}
+	eventually(m.t, "node kernel of each node", func() bool {
+		found = nodeKernelsOf(m.t, holder)
+		return len(found) == m.nodes
+	}, func() string { return m.margay("nodes").String() })
 	return found
 }
 

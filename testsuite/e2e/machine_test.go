@@ -457,10 +457,20 @@ func (m *machine) status() (holder, serve int) {
 	return s.HolderPid, s.ServePid
 }
 
-// kill sends SIGKILL to a process.
+// kill kills a process and waits until it is dead: a host with much else to do lets killed processes live on for a while.
 func kill(t testing.TB, pid int) {
 	t.Helper()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
 		t.Fatalf("kill %d: %v", pid, err)
 	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		t.Fatalf("kill %d: %v", pid, err)
+	}
+	dead := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} // pidfd_open(2)
+	eventually(t, "end of a killed process", func() bool {
+		n, err := unix.Poll(dead, 100)
+		return n == 1 && err == nil
+	}, func() string { return fmt.Sprintf("process %d", pid) })
 }
