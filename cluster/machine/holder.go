@@ -114,7 +114,7 @@ func (h *holder) run(ctx context.Context) {
 	all.Wait()
 }
 
-// keepNode starts a node, again when it ends before it was up, and stops it when ctx ends.
+// keepNode starts a node, again when it fails before it was up, and stops it when ctx ends.
 func (h *holder) keepNode(ctx context.Context, node id.Node) {
 	for boots := uint32(1); ; boots++ {
 		pid, ended, err := h.substrate.start(node)
@@ -133,7 +133,7 @@ func (h *holder) keepNode(ctx context.Context, node id.Node) {
 			}
 			return
 		case e := <-ended:
-			again := boots <= bootRetries && !h.isUp(node)
+			again := boots <= bootRetries && !e.Off && !h.isUp(node)
 			h.nodeExited(node, e, again)
 			if !again {
 				return

@@ -56,9 +56,13 @@ func (p *playedSubstrate) close() error { return nil }
 
 // end ends a node.
 func (p *playedSubstrate) end(node id.Node, reason string) {
+	p.ended(node, exit{Reason: reason, Console: []string{"Oops"}})
+}
+
+func (p *playedSubstrate) ended(node id.Node, e exit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ends[node] <- exit{Reason: reason, Console: []string{"Oops"}}
+	p.ends[node] <- e
 }
 
 func (p *playedSubstrate) started(node id.Node) (n int) {
@@ -194,7 +198,7 @@ func TestLockOutlivesHold(t *testing.T) {
 	}
 }
 
-// A node that ends before it was up is started again, one that ends later is not.
+// A node that fails before it was up is started again, one that turns itself off or fails later is not.
 func TestHolderKeepsNodes(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -206,9 +210,12 @@ func TestHolderKeepsNodes(t *testing.T) {
 			t.Errorf("stopped: %v", p.stopped)
 		}
 	})
-	h := holding(t, d, 2, p, "well")
+	h := holding(t, d, 3, p, "well")
 	s.heard(t, "node0 boots 1")
 	s.heard(t, "node1 boots 1")
+	s.heard(t, "node2 boots 1")
+	p.ended(2, exit{Reason: "it was refused", Off: true})
+	s.heard(t, "node2 exits: it was refused, [], retry false")
 	p.end(0, "it fell over")
 	s.heard(t, "node0 exits: it fell over, [Oops], retry true")
 	s.heard(t, "node0 boots 2")
@@ -227,7 +234,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	t.Cleanup(s.end)
 	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
 	s.heard(t, "node1 boots 1")
-	if p.started(0) != 2 || p.started(1) != 1 {
+	if p.started(0) != 2 || p.started(1) != 1 || p.started(2) != 1 {
 		t.Errorf("started: %v", p.starts)
 	}
 }

@@ -97,7 +97,11 @@ func (h *hosted) start(node id.Node) (int, <-chan exit, error) {
 	go func() {
 		n.cmd.Wait() // the state says what an error of it would
 		n.lifeline.Close()
-		ended <- exit{Reason: fmt.Sprintf("its PID 1 ended: %v", n.cmd.ProcessState), Console: log.Tail(consoleLines)}
+		ended <- exit{
+			Reason:  fmt.Sprintf("its PID 1 ended: %v", n.cmd.ProcessState),
+			Console: log.Tail(consoleLines),
+			Off:     n.cmd.ProcessState.Success(),
+		}
 		log.Close()
 	}()
 	if err := h.plugIn(node, n.cmd.Process.Pid); err != nil {

@@ -170,6 +170,7 @@ func (s Spec) bootConfig(number id.Node, certificate []byte) node.Config {
 type exit struct {
 	Reason  string
 	Console []string // its last lines
+	Off     bool     // it has turned itself off, and would do so again
 }
 
 // substrate is what nodes run on.
@@ -184,7 +185,7 @@ type substrate interface {
 
 var errUnknownSubstrate = errors.New("unknown substrate")
 
-// bootRetries is how often a node that ends before it is up is started once more.
+// bootRetries is how often a node that ends before it is up is started once more, unless it has turned itself off.
 const bootRetries = 2
 
 // stopWait bounds how long the holder waits for what it ends.
