@@ -221,7 +221,9 @@ func (m *machine) hostileSchedulers(burn string) {
 				}
 			}
 			return turns == 3
-		}, func() string { return fmt.Sprintf("%s: %+v", name, v) })
+		}, func() string {
+			return fmt.Sprintf("%s: %+v\n%v\nthe job has said: %s%s", name, v, m.margay("ps"), job.stdout.String(), job.stderr.String())
+		})
 		job.signal(unix.SIGTERM)
 		job.wait()
 		m.awaitIdle()

@@ -68,11 +68,11 @@ const (
 	machines = "margay/testsuite/e2e"
 )
 
-// alone are long computations in a single goroutine: random programs, simulated hours. The race
-// detector would find nothing in them and make them ten times slower.
+// alone are long computations in a single goroutine: random programs, simulated hours, lists of
+// thousands of jobs. The race detector would find nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable"},
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast|TestListOfManyJobs|TestStateOfLargeJob",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable", "./cluster/serve"},
 }
 
 // agree is one of them with a configurable duration: random programs on which the engines must
