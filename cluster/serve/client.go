@@ -102,7 +102,7 @@ func (c *client) relay(f *control.Frame, node uint32, question proto.Message) {
 	var answer proto.Message
 	nodes, err := c.server.upNodes(int64(node))
 	if err == nil {
-		err = c.server.gather(nodes, gatherTimeout, question, func(_ uint32, m proto.Message) { answer = m })
+		err = c.server.gather(nodes, c.server.answerTimeout(), question, func(_ uint32, m proto.Message) { answer = m })
 	}
 	c.conn.Answer(f, answer, err)
 }

@@ -244,7 +244,7 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 	if err != nil && len(away) == 0 {
 		return nil, err
 	}
-	list, err := s.gatherExtensions(nodes, m, gatherTimeout)
+	list, err := s.gatherExtensions(nodes, m, s.answerTimeout())
 	list.Extensions = append(list.Extensions, away...)
 	sortExtensions(list)
 	return list, err

@@ -14,8 +14,12 @@ import (
 	"margay/cluster/control"
 )
 
-// gatherTimeout bounds how long a question to several nodes takes, besides what the nodes themselves are asked to take.
+// gatherTimeout is the least time that nodes have to answer a question, besides what they are asked to take.
 const gatherTimeout = 8 * time.Second
+
+// answerTimeout bounds how long a question to several nodes takes, besides what the nodes are asked to take: a node that may still be
+// silent without being taken for dead may still answer.
+func (s *Server) answerTimeout() time.Duration { return max(gatherTimeout, s.config.Timing.Dead) }
 
 // upNodes lists the nodes that can be asked, or the one that is named.
 func (s *Server) upNodes(named int64) ([]uint32, error) {
@@ -85,7 +89,7 @@ func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 		return nil, err
 	}
 	report := new(control.NoiseReport)
-	err = s.gather(nodes, d+gatherTimeout, m, func(node uint32, answer proto.Message) {
+	err = s.gather(nodes, d+s.answerTimeout(), m, func(node uint32, answer proto.Message) {
 		if r, ok := answer.(*control.NoiseReport); ok {
 			for _, core := range r.Cores {
 				core.Node = node
@@ -106,7 +110,7 @@ func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNote
 		return nil, err
 	}
 	all := new(control.ExtensionNotes)
-	err = s.gather(nodes, gatherTimeout, m, func(node uint32, answer proto.Message) {
+	err = s.gather(nodes, s.answerTimeout(), m, func(node uint32, answer proto.Message) {
 		if a, ok := answer.(*control.ExtensionNotes); ok {
 			for _, n := range a.Notes {
 				n.Node = node
@@ -125,7 +129,7 @@ func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 		return nil, err
 	}
 	samples := new(control.Samples)
-	err = s.gather(nodes, gatherTimeout, m, func(node uint32, answer proto.Message) {
+	err = s.gather(nodes, s.answerTimeout(), m, func(node uint32, answer proto.Message) {
 		if x, ok := answer.(*control.Samples); ok && len(x.Nodes) == 1 {
 			x.Nodes[0].Node = node
 			samples.Nodes = append(samples.Nodes, x.Nodes[0])
@@ -189,7 +193,7 @@ const (
 // restartKernel has the kernel of a node started again, and waits until the new one has registered.
 func (s *Server) restartKernel(m *control.RestartKernel) error {
 	before := s.registered(m.Node)
-	if err := s.tell(m.Node, m, gatherTimeout); err != nil {
+	if err := s.tell(m.Node, m, s.answerTimeout()); err != nil {
 		return err
 	}
 	late := time.After(restartTimeout)
@@ -223,7 +227,7 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 	if err != nil {
 		return err
 	}
-	return s.gather(nodes, gatherTimeout, m, func(number uint32, answer proto.Message) {
+	return s.gather(nodes, s.answerTimeout(), m, func(number uint32, answer proto.Message) {
 		set, ok := answer.(*control.DutiesSet)
 		if !ok || set.Info == nil {
 			return
