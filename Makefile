@@ -30,7 +30,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
+build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -85,10 +85,10 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: install
-install: bin/margay bin/nodekernel bin/libmargay.a ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
+install: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
 	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/margay/ext $(SHAREDIR)/man/man1 \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
-	install -m 755 bin/margay bin/nodekernel $(BINDIR)
+	install -m 755 bin/margay bin/nodekernel bin/jobinit $(BINDIR)
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
 	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 kernel/abi/slot/*.h $(DESTDIR)$(PREFIX)/include/margay/ext
@@ -111,6 +111,9 @@ bin/margay: FORCE
 
 bin/nodekernel: FORCE
 	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/nodekernel
+
+bin/jobinit: FORCE
+	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/jobinit
 
 bin/peers: FORCE
 	@$(GO_STATIC) build -C tools/peers -trimpath -o $(CURDIR)/$@ .

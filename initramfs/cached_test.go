@@ -47,6 +47,12 @@ func TestCached(t *testing.T) {
 	if second, _ := cached(t, s, dir); second == first {
 		t.Error("another init program, the same image")
 	}
+	s.JobInit = write(t, filepath.Join(t.TempDir(), "jobinit"), programFile())
+	third, _ := cached(t, s, dir)
+	write(t, s.JobInit, append(programFile(), "changed"...))
+	if fourth, _ := cached(t, s, dir); fourth == third {
+		t.Error("another job init, the same image")
+	}
 }
 
 // An image that does not match its manifest is built again.

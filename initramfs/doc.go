@@ -1,14 +1,15 @@
-// Package initramfs builds the image that a node boots from: one static program, the kernel modules
-// that it loads, and further files of the caller, in the form that Linux unpacks into its first
-// root file system.
+// Package initramfs builds the image that a node boots from: two static programs, the kernel
+// modules that the first one loads, and further files of the caller, in the form that Linux unpacks
+// into its first root file system.
 //
 // # The image
 //
 // An image is a cpio archive of format newc
 // (Documentation/driver-api/early-userspace/buffer-format.rst in Linux) in one zstd frame. It holds
-// /init, which is the node's process 1; /dev with console and null, /proc, /sys, /run and /tmp;
-// each module, decompressed, under /lib/modules/VERSION; and /lib/modules/load-order, the absolute
-// path of one module per line, each after its dependencies; process 1 loads them in this order.
+// /init, which is the node's process 1; /sbin/margay-jobinit, which becomes process 1 of each job;
+// /dev with console and null, /proc, /sys, /run and /tmp; each module, decompressed, under
+// /lib/modules/VERSION; and /lib/modules/load-order, the absolute path of one module per line, each
+// after its dependencies; process 1 loads them in this order.
 //
 // The bytes of an image depend only on the contents and modes of its files: names are sorted, inode
 // numbers count from 1, times are zero, compression runs in one thread.

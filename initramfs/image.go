@@ -22,6 +22,7 @@ import (
 type Spec struct {
 	Kernel   guestkernel.Kernel // whose modules are taken
 	Init     string             // path of a static program for Kernel's architecture, the node's process 1
+	JobInit  string             // path of another one, which the image has at node.JobInit; empty: none
 	Modules  []Module           // nil: DefaultModules; empty: none
 	Files    []File             // in addition
 	Progress progress.Func      // receives each step; may be nil
@@ -55,6 +56,11 @@ func (s Spec) check() (Spec, error) {
 	}
 	if err := checkStatic(s.Init, arch); err != nil {
 		return bad("init program %q: %w", s.Init, err)
+	}
+	if s.JobInit != "" {
+		if err := checkStatic(s.JobInit, arch); err != nil {
+			return bad("job init %q: %w", s.JobInit, err)
+		}
 	}
 	if s.Modules == nil {
 		s.Modules = DefaultModules()
@@ -121,6 +127,9 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	}
 	var order strings.Builder
 	files := append([]File{{Path: initPath, Mode: 0o755, Source: s.Init}}, base...)
+	if s.JobInit != "" {
+		files = append(files, File{Path: node.JobInit, Mode: 0o755, Source: s.JobInit})
+	}
 	for _, m := range chosen.load {
 		s.Progress.Report(progress.Step{Text: "adding module " + m.name + " to the node image", Done: int64(len(m.data)), Total: int64(len(m.data))})
 		manifest.Modules = append(manifest.Modules, m.name)

@@ -84,6 +84,7 @@ func contentOf(t *testing.T, r cpio.Record) string {
 
 func TestBuild(t *testing.T) {
 	s := testSpec(t)
+	s.JobInit = write(t, filepath.Join(t.TempDir(), "jobinit"), append(programFile(), "of jobs"...))
 	s.Files = []File{
 		{Path: "/etc/margay/site", Data: []byte("site"), Mode: 0o640, UID: 3, GID: 4},
 		{Path: "/etc/link", Mode: fs.ModeSymlink, Data: []byte("margay/site")},
@@ -94,7 +95,7 @@ func TestBuild(t *testing.T) {
 	modules := "lib/modules/" + testVersion + "/"
 	for name, mode := range map[string]uint64{
 		".": 0o40755, "dev": 0o40755, "proc": 0o40555, "sys": 0o40555, "run": 0o40755, "tmp": 0o41777, "etc": 0o40755,
-		"init": 0o100755, "dev/console": 0o20600, "dev/null": 0o20666, "etc/margay/site": 0o100640, "etc/link": 0o120777,
+		"init": 0o100755, "sbin": 0o40755, node.JobInit[1:]: 0o100755, "dev/console": 0o20600, "dev/null": 0o20666, "etc/margay/site": 0o100640, "etc/link": 0o120777,
 		"bin/tool": 0o104755, modules + "kernel/drivers/net/virtio_net.ko": 0o100644, node.LoadOrder[1:]: 0o100644,
 	} {
 		if got[name].Mode != mode {
@@ -109,6 +110,9 @@ func TestBuild(t *testing.T) {
 	}
 	if contentOf(t, got["init"]) != string(programFile()) || contentOf(t, got["etc/link"]) != "margay/site" {
 		t.Error("content of init or link")
+	}
+	if contentOf(t, got[node.JobInit[1:]]) != string(programFile())+"of jobs" {
+		t.Error("content of the job init")
 	}
 	if contentOf(t, got[modules+"kernel/drivers/net/net_failover.ko"]) != string(moduleFile("net_failover", "failover,crc")) {
 		t.Error("a module is not stored decompressed")
@@ -205,7 +209,8 @@ func TestSpecErrors(t *testing.T) {
 		"other machine": {func(s *Spec) {
 			s.Init = write(t, s.Init+"x", elfFile(elf.EM_AARCH64, elf.ET_EXEC, "", nil, elf.PT_LOAD))
 		}, "EM_AARCH64"},
-		"object": {func(s *Spec) { s.Init = write(t, s.Init+"x", moduleFile("m", "")) }, "not an executable"},
+		"job init": {func(s *Spec) { s.JobInit = s.Init + "x" }, "job init \""},
+		"object":   {func(s *Spec) { s.Init = write(t, s.Init+"x", moduleFile("m", "")) }, "not an executable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := testSpec(t)

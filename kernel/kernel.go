@@ -79,7 +79,7 @@ type Sink interface {
 // Config is what a node kernel needs.
 type Config struct {
 	Boot    node.Config
-	Program []string      // command that becomes a job init
+	JobInit []string      // command that becomes a job init
 	Engine  engine.Engine // that runs extensions
 	Link    *link.Conn
 	Sink    Sink
@@ -137,7 +137,7 @@ type Info struct {
 func New(c Config) (*Node, error) {
 	n := &Node{config: c, jobs: make(map[id.Job]*job)}
 	n.info.Lacks = append(n.info.Lacks, c.Boot.Lacks...)
-	n.host = task.Host{Program: c.Program, Log: c.Log}
+	n.host = task.Host{JobInit: c.JobInit, Log: c.Log}
 	if err := n.findCores(); err != nil {
 		return nil, err
 	}

@@ -387,7 +387,7 @@ func TestSpecFile(t *testing.T) {
 	if _, err := d.ReadSpec(); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("no spec: %v", err)
 	}
-	want := Spec{Name: "m", Substrate: node.Virtual, Nodes: 3, Cores: 2, Profile: "isolated", MemoryMiB: 256, Accel: "tcg", MTU: 1500, Program: "/p", Kernel: "/k",
+	want := Spec{Name: "m", Substrate: node.Virtual, Nodes: 3, Cores: 2, Profile: "isolated", MemoryMiB: 256, Accel: "tcg", MTU: 1500, Program: "/p", JobInit: "/j", Kernel: "/k",
 		Image: "/i", Cmdline: "c", Lacks: []string{"l"}, Secret: "t", Timing: serve.Timing{Dead: 3 * time.Second, Kill: time.Millisecond}}
 	if err := d.writeSpec(want); err != nil {
 		t.Fatal(err)

@@ -130,7 +130,7 @@ func (h *hosted) spawn(number id.Node, log *console.Log) (*hostedNode, error) {
 		return nil, err
 	}
 	defer r.Close()
-	cmd := exec.Command(h.spec.Program, node.Hosted, h.dir.nodeFile(number), h.dir.nodeRoot(number))
+	cmd := exec.Command(h.spec.Program, node.Hosted, h.dir.nodeFile(number), h.dir.nodeRoot(number), h.spec.JobInit)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{r}
 	cmd.Dir = "/"

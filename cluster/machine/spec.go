@@ -42,6 +42,7 @@ type Spec struct {
 	Fabric    string `json:"fabric,omitempty"` // how frames travel between nodes: node.TCP, node.UDP or node.TrustedUDP
 
 	Program  string   `json:"program"`            // path of the node program, which hosted nodes run
+	JobInit  string   `json:"job_init,omitempty"` // path of the job init, which hosted nodes run
 	QEMU     string   `json:"qemu,omitempty"`     // path of the program that virtual nodes run in
 	Firmware []string `json:"firmware,omitempty"` // folders with its firmware, if it does not find them by itself
 	Kernel   string   `json:"kernel,omitempty"`   // path of the guest kernel

@@ -55,7 +55,9 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	o.Spec.QEMU, o.Spec.Firmware = found.Path(), found.Firmware()
-	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: o.Spec.Program, Kernel: o.Spec.Kernel, Told: o.Progress})
+	image, err := provision.BuildImage(ctx, provision.ImageOptions{
+		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Told: o.Progress,
+	})
 	if err != nil {
 		return err
 	}

@@ -30,6 +30,7 @@ type Image struct {
 // ImageOptions say what a node image is made of.
 type ImageOptions struct {
 	Program string // the static program that becomes /init
+	JobInit string // the static program that becomes node.JobInit; empty: the node can run no jobs
 	Kernel  string // the user's own kernel; empty for the distribution's newest
 	Refresh bool   // look for a newer kernel than the one in the cache
 	Told    progress.Func
@@ -90,7 +91,8 @@ func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	path, manifest, err := initramfs.Cached(ctx, initramfs.Spec{Kernel: kernel, Init: o.Program, Progress: o.Told}, filepath.Join(cache, "image"))
+	spec := initramfs.Spec{Kernel: kernel, Init: o.Program, JobInit: o.JobInit, Progress: o.Told}
+	path, manifest, err := initramfs.Cached(ctx, spec, filepath.Join(cache, "image"))
 	if err != nil {
 		return Image{}, fmt.Errorf("node image: %w", err)
 	}

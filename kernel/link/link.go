@@ -5,12 +5,13 @@
 // A packet is a message: a 4-byte little-endian length, that many bytes of JSON header, then raw
 // payload; file descriptors travel beside it. Because the kernel keeps packets whole, a reader that
 // dies never leaves half a message behind, and its successor, handed the same socket, continues
-// with the next one. Both ends are this same program, so the format has no version of its own.
+// with the next one. Both ends are programs of one build, so the format has no version of its own.
 //
 // A Conn may be used by one receiver and any number of senders at the same time.
 package link
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -143,6 +144,21 @@ func (c *Conn) Send(m Message) error {
 func (c *Conn) Recv() (Message, error) {
 	c.recvMu.Lock()
 	defer c.recvMu.Unlock()
+	m, err := c.receive()
+	m.Payload = bytes.Clone(m.Payload)
+	return m, err
+}
+
+// Next is Recv without a copy of the payload, which is valid only until the next message is
+// received.
+func (c *Conn) Next() (Message, error) {
+	c.recvMu.Lock()
+	defer c.recvMu.Unlock()
+	return c.receive()
+}
+
+// receive is Next, for a caller with the lock.
+func (c *Conn) receive() (Message, error) {
 	if c.buf == nil {
 		c.buf = make([]byte, maxPacket)
 		c.oob = make([]byte, rights.Space(MaxFiles))
@@ -211,6 +227,7 @@ func encode(m Message) ([]byte, error) {
 	return append(packet, m.Payload...), nil
 }
 
+// decode reads a packet. The payload is a part of it.
 func decode(packet []byte) (Message, error) {
 	if len(packet) < 4 {
 		return Message{}, fmt.Errorf("link: packet of %d bytes has no header", len(packet))
@@ -226,7 +243,7 @@ func decode(packet []byte) (Message, error) {
 	}
 	m := Message{Kind: h.Kind, Body: h.Body}
 	if p := rest[n:]; len(p) > 0 {
-		m.Payload = append([]byte(nil), p...)
+		m.Payload = p
 	}
 	return m, nil
 }

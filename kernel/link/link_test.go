@@ -92,6 +92,33 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// A payload from Recv outlives the next message. One from Next is not copied.
+func TestPayloads(t *testing.T) {
+	a, b := pair(t)
+	bound(t, a, b)
+	for _, text := range []string{"first", "second", "third"} {
+		if err := a.Send(Message{Kind: text, Payload: []byte(text)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var kept Message
+	for _, k := range []struct {
+		receive func() (Message, error)
+		want    string
+	}{{b.Recv, "first"}, {b.Next, "second"}, {b.Next, "third"}} {
+		m, err := k.receive()
+		if err != nil || m.Kind != k.want || string(m.Payload) != k.want {
+			t.Errorf("received %q with %q, %v", m.Kind, m.Payload, err)
+		}
+		if k.want == "first" {
+			kept = m
+		}
+	}
+	if string(kept.Payload) != "first" {
+		t.Errorf("the first payload became %q", kept.Payload)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	good, err := encode(Message{Kind: "kind", Body: json.RawMessage(`{"a":1}`), Payload: []byte("x")})
 	if err != nil {

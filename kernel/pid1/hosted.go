@@ -16,6 +16,7 @@ import (
 type Hosted struct {
 	Config   string   // the node's configuration file
 	Root     string   // an empty folder to mount the node's root on
+	JobInit  string   // the host's file that the node has at node.JobInit
 	Lifeline *os.File // a pipe; the node ends when all its writers are gone
 }
 
@@ -65,7 +66,7 @@ func (h Hosted) makeRoot() error {
 			return fmt.Errorf("mount on %s: %w", m.target, err)
 		}
 	}
-	for _, dir := range []string{"dev", "proc", "run", "tmp", filepath.Dir(node.Path)} {
+	for _, dir := range []string{"dev", "proc", "run", "tmp", filepath.Dir(node.Path), filepath.Dir(node.JobInit)} {
 		if err := os.Mkdir(filepath.Join(h.Root, dir), 0o755); err != nil {
 			return err
 		}
@@ -74,6 +75,9 @@ func (h Hosted) makeRoot() error {
 		if err := bindFile("/dev/"+name, filepath.Join(h.Root, "dev", name)); err != nil {
 			return err
 		}
+	}
+	if err := bindProgram(h.JobInit, filepath.Join(h.Root, node.JobInit)); err != nil {
+		return err
 	}
 	proc := filepath.Join(h.Root, "proc")
 	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
@@ -99,6 +103,24 @@ func bindFile(source, target string) error {
 	f.Close()
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	return nil
+}
+
+// bindProgram binds a program of the host, so that the node can run it and not write to it. The
+// node keeps the file if the host exchanges or removes it.
+func bindProgram(source, target string) error {
+	if err := bindFile(source, target); err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(target, &st); err != nil {
+		return fmt.Errorf("look at the mount of %s: %w", source, err)
+	}
+	// In a user namespace a remount may not drop what the host's mount has.
+	own := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|own, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", source, err)
 	}
 	return nil
 }

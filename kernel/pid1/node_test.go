@@ -25,11 +25,11 @@ var config = node.Config{
 }
 
 // hosted is PID 1 of a hosted node, in namespaces of its own.
-func hosted(file, root string) error {
+func hosted(file, root, jobInit string) error {
 	if err := makeCard(); err != nil {
 		return err
 	}
-	n := pid1.Hosted{Config: file, Root: root, Lifeline: os.NewFile(3, "lifeline")}
+	n := pid1.Hosted{Config: file, Root: root, JobInit: jobInit, Lifeline: os.NewFile(3, "lifeline")}
 	got, err := n.SetUp(say)
 	if err != nil {
 		return err
@@ -93,6 +93,8 @@ func describe(got node.Config) error {
 		return err
 	}
 	fmt.Println(node.Path, info.Mode())
+	_, err = os.OpenFile(node.JobInit, os.O_WRONLY, 0)
+	fmt.Println(node.JobInit, "is written:", err)
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	fmt.Print(string(mounts))
 	fmt.Println("ready")
@@ -114,9 +116,9 @@ func namespaces(files ...*os.File) func(*exec.Cmd) {
 	}
 }
 
-// startHosted starts a hosted node whose configuration is text. The node lives until the returned
-// file is closed.
-func startHosted(t *testing.T, text []byte) (*part, *os.File) {
+// startHosted starts a hosted node whose configuration is text, with a job init of the host. The
+// node lives until the returned file is closed.
+func startHosted(t *testing.T, text []byte, jobInit string) (*part, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
 	root, file := filepath.Join(dir, "root"), filepath.Join(dir, "node.json")
@@ -132,7 +134,7 @@ func startHosted(t *testing.T, text []byte) (*part, *os.File) {
 	}
 	defer r.Close()
 	t.Cleanup(func() { w.Close() })
-	return play(t, namespaces(r), "hosted", file, root), w
+	return play(t, namespaces(r), "hosted", file, root, jobInit), w
 }
 
 func encoded(t *testing.T) []byte {
@@ -144,17 +146,28 @@ func encoded(t *testing.T) []byte {
 	return text
 }
 
+// writeJobInit writes what a host has as its job init, and returns its path.
+func writeJobInit(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "jobinit")
+	if err := os.WriteFile(path, []byte("the init of jobs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func TestHosted(t *testing.T) {
-	p, lifeline := startHosted(t, encoded(t))
+	p, lifeline := startHosted(t, encoded(t), writeJobInit(t))
 	p.await("ready\n")
 	said := p.out.String()
 	for _, want := range []string{
 		"host node3 node 3 token token\n",
 		"interface lo true 65536\n", "interface card true 1234\n", "interface other false 1500\n", "address card 10.66.1.3/16\n",
-		"/* [/dev /margay /proc /run /tmp] <nil>\n",
+		"/* [/dev /margay /proc /run /sbin /tmp] <nil>\n",
 		"/dev/* [/dev/full /dev/null /dev/random /dev/tty /dev/urandom /dev/zero] <nil>\n",
 		"/proc/[0-9]* [/proc/1] <nil>\n",
 		"/margay/node.json -rw-------\n",
+		node.JobInit + " is written: open " + node.JobInit + ": read-only file system\n",
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in:\n%s", want, said)
@@ -167,9 +180,35 @@ func TestHosted(t *testing.T) {
 	contains(t, p.end(1), "margay: the holder is gone\n")
 }
 
+// A node that is up keeps its job init when the host exchanges or removes the file.
+func TestHostedKeepsJobInit(t *testing.T) {
+	file := writeJobInit(t)
+	p, _ := startHosted(t, encoded(t), file)
+	p.await("ready\n")
+	seen := fmt.Sprintf("/proc/%d/root%s", p.cmd.Process.Pid, node.JobInit)
+	next := filepath.Join(t.TempDir(), "next")
+	if err := os.WriteFile(next, []byte("of another build"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []func() error{
+		func() error { return os.Rename(next, file) },
+		func() error { return os.Remove(file) },
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(seen); string(got) != "the init of jobs" {
+			t.Errorf("the node has %q, %v", got, err)
+		}
+	}
+}
+
 func TestHostedRefuses(t *testing.T) {
-	p, _ := startHosted(t, []byte("{}"))
+	p, _ := startHosted(t, []byte("{}"), writeJobInit(t))
 	contains(t, p.end(1), "error: node: configuration: ")
+	none := filepath.Join(t.TempDir(), "jobinit")
+	p, _ = startHosted(t, encoded(t), none)
+	contains(t, p.end(1), "error: bind "+none+": no such file or directory")
 }
 
 // A module that cannot be loaded does not keep the next one from being tried.

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	case "kernel":
 		err = nodeKernel(kernels[os.Args[2]])
 	case "hosted":
-		err = hosted(os.Args[2], os.Args[3])
+		err = hosted(os.Args[2], os.Args[3], os.Args[4])
 	case "machine":
 		err = machine(os.Args[2])
 	case "orphan":

@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +28,7 @@ const endWait = 5 * time.Second
 
 // Host is what a node offers for its jobs.
 type Host struct {
-	Program []string     // command that becomes a job init; it is given "group" as a further argument when Cgroups is there
+	JobInit []string     // command that becomes a job init; it is given "group" as a further argument when Cgroups is there
 	Cgroups *cgroup.Tree // nil where no control groups can be had
 	UserNS  bool         // this node has a single user id: each job gets a user namespace to have another
 	Log     func(format string, args ...any)
@@ -441,61 +438,3 @@ func (c *Container) bound(ctx context.Context) func() {
 		c.conn.SetReadDeadline(time.Time{})
 	}
 }
-
-// spawn starts the job init, with far as its end of the link.
-func (c *Container) spawn(far *os.File) (*exec.Cmd, error) {
-	cmd := exec.Command(c.host.Program[0], c.host.Program[1:]...)
-	cmd.Stderr = os.Stderr
-	cmd.ExtraFiles = []*os.File{far}
-	cmd.Env = []string{"GOMAXPROCS=1", "GOMEMLIMIT=64MiB", "GOGC=400"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWUTS,
-		Setsid:     true,
-	}
-	if c.host.UserNS {
-		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: c.spec.UID, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: c.spec.GID, HostID: os.Getgid(), Size: 1}}
-		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP, unix.CAP_KILL,
-			unix.CAP_CHOWN, unix.CAP_FOWNER, unix.CAP_DAC_OVERRIDE, unix.CAP_SYS_CHROOT}
-	}
-	if c.host.Cgroups != nil {
-		init, ranks, err := c.group()
-		if err != nil {
-			return nil, err
-		}
-		defer init.Close()
-		defer ranks.Close()
-		cmd.Args = append(cmd.Args, "group")
-		cmd.ExtraFiles = append(cmd.ExtraFiles, ranks)
-		cmd.SysProcAttr.UseCgroupFD = true
-		cmd.SysProcAttr.CgroupFD = int(init.Fd())
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("task: start init of job %d: %w", c.spec.Job, err)
-	}
-	return cmd, nil
-}
-
-// group makes the job's control group and opens the two parts of it.
-func (c *Container) group() (init, ranks *os.File, err error) {
-	limits := cgroup.Limits{Memory: c.spec.Memory, Pids: c.spec.Pids}
-	for _, r := range c.spec.Ranks {
-		limits.Cores = append(limits.Cores, r.Cores...)
-		limits.Ranks = append(limits.Ranks, r.Rank)
-	}
-	group, err := c.host.Cgroups.Create(groupName(c.spec.Job), limits)
-	if err != nil {
-		return nil, nil, err
-	}
-	if init, err = group.Init(); err != nil {
-		return nil, nil, err
-	}
-	if ranks, err = group.Ranks(); err != nil {
-		init.Close()
-		return nil, nil, err
-	}
-	return init, ranks, nil
-}
-
-func groupName(job id.Job) string { return "job-" + strconv.FormatUint(uint64(job), 10) }

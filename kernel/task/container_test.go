@@ -207,9 +207,9 @@ func host(t *testing.T) task.Host {
 	// The race detector is to end an init that has a race, and not to hold up the end of one that
 	// has none.
 	program := []string{"env", "GORACE=halt_on_error=1 atexit_sleep_ms=0", exe, "jobinit"}
-	h := task.Host{Program: program, UserNS: os.Getuid() != 0, Log: t.Logf}
+	h := task.Host{JobInit: program, UserNS: os.Getuid() != 0, Log: t.Logf}
 	if inGuest {
-		h.Program = program[2:] // there is no env, and no race detector either
+		h.JobInit = program[2:] // there is no env, and no race detector either
 		if h.Cgroups, err = cgroup.Open(cgroups); err != nil {
 			t.Fatal(err)
 		}

@@ -5,3 +5,6 @@ func (c *Container) Detach() { c.conn.Close() }
 
 // PID returns the process id of the job's init.
 func (c *Container) PID() int { return c.pid }
+
+// InitEnv is the environment of a job init.
+var InitEnv = initEnv

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	listen()
-	for _, name := range []string{"margay", "nodekernel", "hello", "hello-c", "histogram", "histogram-c", "latency", "fabric", "fabric-sockets"} {
+	for _, name := range []string{"margay", "nodekernel", "jobinit", "hello", "hello-c", "histogram", "histogram-c", "latency", "fabric", "fabric-sockets"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
 			fmt.Fprintf(os.Stderr, "e2e: %v: make build makes it\n", err)
 			return 1
@@ -69,6 +69,11 @@ func run(m *testing.M) int {
 			fmt.Fprintln(os.Stderr, "e2e:", err)
 			return 1
 		}
+	}
+	// Beside the nodes among them there must be a job init.
+	if err := os.Symlink(filepath.Join(bin, "jobinit"), filepath.Join(scratch, "jobinit")); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
 	}
 	defer turns.endAll()
 	flag.Parse()

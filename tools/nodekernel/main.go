@@ -1,10 +1,9 @@
-// Command nodekernel is everything that runs on a node besides applications. Its first argument
-// selects the part:
+// Command nodekernel is everything that runs on a node besides applications and the inits of jobs
+// (tools/jobinit). Its first argument selects the part:
 //
-//	nodekernel                      PID 1 of a machine of its own (it is /init of the node image)
-//	nodekernel hosted CONFIG ROOT   PID 1 of a hosted node; descriptor 3 is its lifeline
-//	nodekernel kernel               the node kernel; descriptor 3 is its link to PID 1
-//	nodekernel jobinit [group]      the init of a job; descriptor 3 is its link to the node kernel
+//	nodekernel                              PID 1 of a machine of its own (it is /init of the node image)
+//	nodekernel hosted CONFIG ROOT JOBINIT   PID 1 of a hosted node; descriptor 3 is its lifeline
+//	nodekernel kernel                       the node kernel; descriptor 3 is its link to PID 1
 //
 // People do not start it: margay machine up does.
 package main
@@ -23,7 +22,6 @@ import (
 	"margay/kernel/link"
 	"margay/kernel/pid1"
 	schedulers "margay/kernel/sched/list"
-	"margay/kernel/task/jobinit"
 )
 
 // version is the version of this build, set by the linker.
@@ -43,7 +41,7 @@ func main() {
 }
 
 // names are what ps and top call a process of this program, by its first argument.
-var names = map[string]string{node.Hosted: "margay-pid1", "kernel": "margay-kernel", "jobinit": "margay-jobinit"}
+var names = map[string]string{node.Hosted: "margay-pid1", "kernel": "margay-kernel"}
 
 func run(args []string) error {
 	if len(args) > 0 && names[args[0]] != "" {
@@ -54,13 +52,11 @@ func run(args []string) error {
 	switch {
 	case len(args) == 0:
 		return pid1.Main(pid1.Machine{}, []string{self, "kernel"})
-	case args[0] == node.Hosted && len(args) == 3:
-		node := pid1.Hosted{Config: args[1], Root: args[2], Lifeline: os.NewFile(3, "lifeline")}
+	case args[0] == node.Hosted && len(args) == 4:
+		node := pid1.Hosted{Config: args[1], Root: args[2], JobInit: args[3], Lifeline: os.NewFile(3, "lifeline")}
 		return pid1.Main(node, []string{self, "kernel"})
 	case args[0] == "kernel" && len(args) == 1:
 		return runKernel()
-	case args[0] == "jobinit" && len(args) <= 2:
-		return jobinit.Main(len(args) == 2)
 	}
 	return fmt.Errorf("nodekernel does not know what to do with %q; it is started by margay machine up", args)
 }
@@ -80,7 +76,7 @@ func runKernel() error {
 		return err
 	}
 	k, err := kernel.New(kernel.Config{
-		Boot: config, Program: []string{self, "jobinit"}, Engine: engines(), Link: conn, Sink: a, Log: logf,
+		Boot: config, JobInit: []string{node.JobInit, version}, Engine: engines(), Link: conn, Sink: a, Log: logf,
 		Scheduler: func() (kernel.Scheduler, []string) { return schedulers.Open(config, logf) },
 	})
 	if err != nil {

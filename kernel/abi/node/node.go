@@ -25,6 +25,10 @@ const Path = "/margay/node.json"
 // dependencies first.
 const LoadOrder = "/lib/modules/load-order"
 
+// JobInit is the path of the job init on a node (tools/jobinit). A node image contains it; a hosted
+// node sees a file of its host there. Linux names each process after its last element.
+const JobInit = "/sbin/margay-jobinit"
+
 // The substrates: what a node runs on.
 const (
 	Virtual = "qemu"   // a virtual machine

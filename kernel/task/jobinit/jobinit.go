@@ -109,7 +109,7 @@ func Main(hasGroup bool) error {
 // and all keepers of its link have ended.
 func (in *initProcess) obey() error {
 	for {
-		m, err := in.conn.Recv()
+		m, err := in.conn.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -129,6 +129,7 @@ func (in *initProcess) obey() error {
 	}
 }
 
+// do carries out one request. Nothing keeps its payload.
 func (in *initProcess) do(m link.Message) error {
 	if mine, err := in.kept.Handle(m); mine {
 		return err

@@ -25,8 +25,9 @@ func main() {
 func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 func run(args []string) error {
-	if len(args) == 3 {
-		return pid1.Main(pid1.Hosted{Config: args[1], Root: args[2], Lifeline: os.NewFile(3, "lifeline")}, []string{"/proc/self/exe", "kernel"})
+	if len(args) == 4 {
+		hosted := pid1.Hosted{Config: args[1], Root: args[2], JobInit: args[3], Lifeline: os.NewFile(3, "lifeline")}
+		return pid1.Main(hosted, []string{"/proc/self/exe", "kernel"})
 	}
 	config, err := node.Read(node.Path)
 	if err != nil {

@@ -114,7 +114,7 @@ func (a commands) benchCommand() *cobra.Command {
 func (a commands) benchSchedCommand() *cobra.Command {
 	var substrates []string
 	var messages, rounds int
-	var program, node string
+	var program, node, jobInit string
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "sched",
 		Short: "Measure the latency of message handlers and the cost of a switch",
@@ -144,12 +144,12 @@ other load hides it, there is no figure. Compare figures of one measurement only
 			if program, err = command.BesideMargay("latency", program, "the program that measures", "--program"); err != nil {
 				return err
 			}
-			if node, err = command.NodeProgram(node); err != nil {
+			if node, jobInit, err = command.NodePrograms(node); err != nil {
 				return err
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
-			figures, err := a.benchSched(ctx, schedBench{program: program, node: node, messages: messages / rounds, rounds: rounds}, substrates)
+			figures, err := a.benchSched(ctx, schedBench{program: program, node: node, jobInit: jobInit, messages: messages / rounds, rounds: rounds}, substrates)
 			if ctx.Err() != nil {
 				return errors.Join(context.Cause(ctx), err)
 			}
@@ -174,8 +174,8 @@ other load hides it, there is no figure. Compare figures of one measurement only
 
 // schedBench is what to measure.
 type schedBench struct {
-	program, node    string
-	messages, rounds int // messages of each round
+	program, node, jobInit string
+	messages, rounds       int // messages of each round
 }
 
 // benchSched makes the machines, measures and ends them, also when ctx ends.
@@ -188,7 +188,7 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 	}()
 	for _, place := range substrates {
 		m := a.newMachine(place)
-		if err := m.begin(ctx, b.node); err != nil {
+		if err := m.begin(ctx, b); err != nil {
 			return nil, err
 		}
 		machines = append(machines, m)
@@ -211,9 +211,9 @@ func (a commands) benchSched(ctx context.Context, b schedBench, substrates []str
 }
 
 // begin makes the machine.
-func (m *benchMachine) begin(ctx context.Context, program string) error {
+func (m *benchMachine) begin(ctx context.Context, b schedBench) error {
 	spec := benchPlaces[m.place]
-	spec.Program, spec.Nodes, spec.Cores, spec.MemoryMiB = program, 1, 2, 512
+	spec.Program, spec.JobInit, spec.Nodes, spec.Cores, spec.MemoryMiB = b.node, b.jobInit, 1, 2, 512
 	if spec.Substrate == node.Virtual {
 		spec.Accel, spec.Kernel, spec.QEMU = "tcg", os.Getenv("KERNEL"), os.Getenv("QEMU")
 	}

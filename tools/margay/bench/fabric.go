@@ -27,7 +27,8 @@ type fabricFlags struct {
 	length                 time.Duration
 	quick, markdown        bool
 	into                   string
-	program, sockets, node string
+	program, sockets       string
+	node, jobInit          string // what nodes run
 }
 
 // The plan of --quick.
@@ -131,7 +132,7 @@ func (f *fabricFlags) check(c *cobra.Command) (err error) {
 	if f.sockets, err = command.BesideMargay("fabric-sockets", f.sockets, "the program that measures sockets", "--sockets-program"); err != nil {
 		return err
 	}
-	f.node, err = command.NodeProgram(f.node)
+	f.node, f.jobInit, err = command.NodePrograms(f.node)
 	return err
 }
 
@@ -229,7 +230,7 @@ func (b *fabricBench) findPeers(ctx context.Context, folder string) error {
 
 // measurePlace makes the machine of a place, measures there and ends it.
 func (b *fabricBench) measurePlace(ctx context.Context, p fabric.Place, cases []fabric.Case) (err error) {
-	m, err := b.newFabricMachine(ctx, p, b.program, b.node)
+	m, err := b.newFabricMachine(ctx, p, b.fabricFlags)
 	if err != nil {
 		return err
 	}

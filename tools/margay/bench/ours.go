@@ -26,9 +26,11 @@ type fabricMachine struct {
 const coresEach = 2
 
 // newFabricMachine makes the machine of a place.
-func (a commands) newFabricMachine(ctx context.Context, place fabric.Place, program, nodeProgram string) (*fabricMachine, error) {
-	m := &fabricMachine{benchMachine: a.newMachine(place.Name), place: place, program: program}
-	spec := machine.Spec{Substrate: node.Hosted, Program: nodeProgram, Nodes: place.Nodes, Cores: coresEach, MemoryMiB: 512}
+func (a commands) newFabricMachine(ctx context.Context, place fabric.Place, f fabricFlags) (*fabricMachine, error) {
+	m := &fabricMachine{benchMachine: a.newMachine(place.Name), place: place, program: f.program}
+	spec := machine.Spec{
+		Substrate: node.Hosted, Program: f.node, JobInit: f.jobInit, Nodes: place.Nodes, Cores: coresEach, MemoryMiB: 512,
+	}
 	if err := m.up(ctx, spec); err != nil {
 		return nil, err
 	}

@@ -10,9 +10,16 @@ import (
 	"margay/tools/margay/show"
 )
 
-// NodeProgram finds the program that nodes run.
-func NodeProgram(path string) (string, error) {
-	return BesideMargay("nodekernel", path, "the program that nodes run", "--node-program")
+// NodePrograms finds the program that nodes run, and the job init beside it. Both are of one build.
+func NodePrograms(path string) (program, jobInit string, err error) {
+	if program, err = BesideMargay("nodekernel", path, "the program that nodes run", "--node-program"); err != nil {
+		return "", "", err
+	}
+	jobInit = filepath.Join(filepath.Dir(program), "jobinit")
+	if _, err := os.Stat(jobInit); err != nil {
+		return "", "", fmt.Errorf("the init of jobs: %w; make build makes it beside the program that nodes run", err)
+	}
+	return program, jobInit, nil
 }
 
 // BesideMargay finds a program that is beside this one unless path, from a flag, names another.

@@ -36,13 +36,13 @@ func (a commands) imageBuildCommand() *cobra.Command {
 	c := a.QuietFlag(a.JSONFlag(&cobra.Command{
 		Use:   "build",
 		Short: "Build the node image",
-		Long: `Build the image that nodes boot from: the node program and the kernel modules it loads. Two builds of the same
-parts have the same bytes. margay machine up does this automatically.`,
+		Long: `Build the image that nodes boot from: the node program, the init of jobs beside it, and the kernel modules that a node
+loads. Two builds of the same parts have the same bytes. margay machine up does this automatically.`,
 		Example: "  margay image build\n  margay image build -o node.img --json\n  margay image build --refresh    # with the newest kernel there is",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
-			if o.Program, err = command.NodeProgram(o.Program); err != nil {
+			if o.Program, o.JobInit, err = command.NodePrograms(o.Program); err != nil {
 				return err
 			}
 			o.Told = a.Progress()

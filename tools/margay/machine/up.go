@@ -53,7 +53,7 @@ that nothing but the nodes can reach. Files between nodes always travel over enc
 			defer stop()
 			spec.Name = a.Machine
 			var err error
-			if spec.Program, err = command.NodeProgram(program); err != nil {
+			if spec.Program, spec.JobInit, err = command.NodePrograms(program); err != nil {
 				return err
 			}
 			if spec.Extensions, err = bootExtensions(extensions); err != nil {

@@ -1,6 +1,8 @@
 package root_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -73,7 +75,6 @@ func TestArgumentsInWords(t *testing.T) {
 		"machine up --profile=":                         "machine up: --profile is empty",
 		"machine up --accel=":                           "machine up: --accel is empty",
 		"machine up --fabric=":                          "machine up: --fabric is empty",
-		"machine up --fabric ib --node-program /bin/sh": `there is no fabric "ib": use tcp, udp or udp-trusted`,
 		"machine up --machine=":                         "-m is empty",
 		"machine up --cores 0":                          "machine up: --cores 0: it must be at least 1, or all",
 		"machine up --cores x":                          "machine up: --cores x: it is a number of cores, or all",
@@ -96,6 +97,29 @@ func TestArgumentsInWords(t *testing.T) {
 			t.Errorf("%q prints %q", line, stdout)
 		}
 		margaytest.Wants(t, status, 125, stderr, want)
+	}
+}
+
+// What nodes run is looked for before a machine is made: the node program, and the job init beside
+// it.
+func TestNodePrograms(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	dir := t.TempDir()
+	program, jobInit := filepath.Join(dir, "nodekernel"), filepath.Join(dir, "jobinit")
+	up := []string{"machine", "up", "--fabric", "ib", "--node-program", program}
+	for _, k := range []struct{ want, lacks string }{
+		{"the program that nodes run: stat " + program + ": no such file or directory; make build makes it, --node-program names another", program},
+		{"the init of jobs: stat " + jobInit + ": no such file or directory; make build makes it beside the program that nodes run", jobInit},
+		{`there is no fabric "ib": use tcp, udp or udp-trusted`, ""},
+	} {
+		status, _, stderr := margaytest.Margay("", up...)
+		margaytest.Wants(t, status, 125, stderr, k.want)
+		if k.lacks == "" {
+			break
+		}
+		if err := os.WriteFile(k.lacks, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
