@@ -43,7 +43,7 @@ func TestPrograms(t *testing.T) {
 	once.Insert, bounded.Insert = silently(once.Insert), silently(bounded.Insert)
 	bounded.Once = true
 	contenders := []Contender{Engine("portable", options(t, portable.New())), Engine("refusing", options(t, refusing{})), bounded, once}
-	for _, p := range Programs {
+	for _, p := range Programs() {
 		plan := Plan{Rounds: 2, Turn: time.Microsecond}
 		if p.Rounds > 0 {
 			plan.Rounds = 1 // these take long
@@ -110,7 +110,7 @@ func (c *clocked) Close() error { return nil }
 // A figure is the median of rounds, of as many runs as the plan's time takes; an insertion takes
 // what it takes each time, and an instruction its part of a run.
 func TestFigures(t *testing.T) {
-	p := Programs[0]
+	p := Programs()[0]
 	c := &clocked{want: p.Want, times: []float64{100, 70, 20, 40}}
 	took := []time.Duration{3000, 9000, 5000}
 	contender := Contender{Name: "clocked", Insert: func(*Program) (*Inserted, error) {
@@ -128,7 +128,7 @@ func TestFigures(t *testing.T) {
 }
 
 func TestWrongAnswer(t *testing.T) {
-	p := Programs[0]
+	p := Programs()[0]
 	p.Want++
 	contenders := []Contender{Engine("portable", options(t, portable.New()))}
 	if results := p.Measure(contenders, Plan{}); results[0].Err == nil {

@@ -83,8 +83,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	defer func() { err = errors.Join(err, end()) }()
 	r := newReport(f.plan.Rounds)
-	for i := range bench.Programs {
-		p := &bench.Programs[i]
+	programs := bench.Programs()
+	for i := range programs {
+		p := &programs[i]
 		if len(f.programs) > 0 && !slices.Contains(f.programs, p.Name) {
 			continue
 		}

@@ -101,7 +101,7 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s has more rounds than the kernel", c.Name)
 		}
 	}
-	for _, p := range bench.Programs {
+	for _, p := range bench.Programs() {
 		for i, r := range p.Measure(all, bench.Plan{Turn: time.Microsecond}) {
 			if all[i].Name != kernel && (r.Err != nil || r.Run <= 0 || r.Instructions == 0) {
 				t.Errorf("%s, %s: %+v", p.Name, all[i].Name, r)
@@ -172,7 +172,7 @@ func TestQuestions(t *testing.T) {
 
 // TestReport makes tables of what did not go well.
 func TestReport(t *testing.T) {
-	p := bench.Programs[0]
+	p := bench.Programs()[0]
 	r := newReport(1)
 	r.add(&p, []bench.Contender{{Name: "good"}, {Name: "bad"}, {Name: compiler, Bounded: true}}, []bench.Result{
 		{Instructions: 10, Run: 20, Insert: time.Second, Size: 30},

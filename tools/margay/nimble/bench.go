@@ -33,7 +33,7 @@ func (a commands) nimbleBenchCommand() *cobra.Command {
 	var rounds int
 	var stops time.Duration
 	var names []string
-	for _, p := range bench.Programs {
+	for _, p := range bench.Programs() {
 		names = append(names, p.Name)
 	}
 	c := a.JSONFlag(&cobra.Command{
@@ -65,7 +65,7 @@ figures of one measurement only. The engine linux, which does not count instruct
 				contenders = append(contenders, c)
 			}
 			var figures []figure
-			for _, p := range bench.Programs {
+			for _, p := range bench.Programs() {
 				if len(args) > 0 && !slices.Contains(args, p.Name) {
 					continue
 				}
