@@ -385,7 +385,11 @@ func payload(i int) []byte {
 //	finalized   has a handler for messages for handler 5, which ends it with the status 1; inserts "object" as it is; finalizes,
 //	            which must succeed; prints "finalized"; waits for the end of its input; polls, for nothing; and prints the error of
 //	            each call that fails from then on, a line for each: send, post, wait, wait for a condition that holds, barrier,
-//	            finalize, region, fixed region, insert, stats, state and remove
+//	            finalize, region, fixed region, insert, stats, state, remove and broadcast
+//	calls       prints the error of a sum of int32 for rank 9, of "and" of 1 float64 in all ranks, of a broadcast of 8 bytes from
+//	            rank 0, and of gathering them in all ranks; and ends
+//	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 400 ms, and ends
+//	collect     see Collectives
 func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is not a rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
@@ -467,6 +471,10 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("services", func(t *testing.T) { services(t, program) })
 	t.Run("list", func(t *testing.T) { list(t, program) })
 	t.Run("finalized", func(t *testing.T) { finalized(t, program) })
+	t.Run("calls", func(t *testing.T) { calls(t, program) })
+	t.Run("overdue", func(t *testing.T) { overdue(t, program) })
+	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
+	t.Run("collectives", func(t *testing.T) { Collectives(t, seed, program) })
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
 	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
@@ -663,8 +671,8 @@ func finalized(t *testing.T, program func(ctx context.Context, mode ...string) *
 			t.Errorf("a call says %q", line)
 		}
 	}
-	if len(says) != 12 {
-		t.Errorf("%d calls of 12 fail: %q", len(says), says)
+	if len(says) != 13 {
+		t.Errorf("%d calls of 13 fail: %q", len(says), says)
 	}
 	if k.receive.Empty() || k.upcalls.Empty() {
 		t.Error("it has taken a message that came after it had finalized")

@@ -106,7 +106,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 3
+const Version = 4
 
 // Names in a rank's environment.
 const (

@@ -24,6 +24,13 @@ int main(void)
 	fails("margay_wait", margay_wait(0) == -1);
 	fails("margay_wait_for", margay_wait_for(NULL, NULL, 0) == -1);
 	fails("margay_barrier", margay_barrier(0) == -1);
+	fails("margay_broadcast", margay_broadcast(0, NULL, 0, 0) == -1);
+	fails("margay_reduce", margay_reduce(0, NULL, NULL, 0, MARGAY_INT32, MARGAY_SUM, 0) == -1);
+	fails("margay_reduce_by", margay_reduce_by(0, NULL, NULL, 0, 1, NULL, NULL, 0) == -1);
+	fails("margay_allreduce", margay_allreduce(NULL, NULL, 0, MARGAY_INT32, MARGAY_SUM, 0) == -1);
+	fails("margay_allreduce_by", margay_allreduce_by(NULL, NULL, 0, 1, NULL, NULL, 0) == -1);
+	fails("margay_gather", margay_gather(0, NULL, 0, NULL, 0) == -1);
+	fails("margay_allgather", margay_allgather(NULL, 0, NULL, 0) == -1);
 	fails("margay_finalize", margay_finalize(0) == -1);
 	fails("margay_upcalls", margay_upcalls(1) == -1);
 	fails("margay_mask", margay_mask(1) == -1);
