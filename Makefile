@@ -124,11 +124,11 @@ bin/histogram: FORCE
 bin/plain: FORCE
 	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/plain
 
-bin/margay.o bin/collective.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/channel.h kernel/abi/wire/wire.h
+bin/margay.o bin/collective.o bin/window.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/channel.h kernel/abi/wire/wire.h
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -I kernel/abi/wire -c $< -o $@
 
-bin/libmargay.a: bin/margay.o bin/collective.o
+bin/libmargay.a: bin/margay.o bin/collective.o bin/window.o
 	rm -f $@
 	$(AR) rcs $@ $^
 

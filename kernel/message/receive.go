@@ -179,6 +179,9 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	in := &j.receiver
 	begin := j.recorder().Begin()
 	verdict := slot.Deliver
+	if m.Handler == wire.HandlerRemote && j.serve(begin, a, m) {
+		return
+	}
 	if m.Handler < wire.MaxHandlers && !j.config.Set.Empty() { // others are the libraries'
 		j.fill(m)
 		in.judged = m

@@ -34,4 +34,10 @@ int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const vo
  * The sender may have written anything. */
 int margay_in_arrive(const struct margay_am *message);
 
+/* margay_in_answer takes a message of WIRE_HANDLER_REMOTE, as margay_in_arrive does. */
+int margay_in_answer(const struct margay_am *message);
+
+/* margay_in_wake wakes a rank of this node if it sleeps: something changed that it may wait for. */
+void margay_in_wake(int rank);
+
 #endif

@@ -606,6 +606,16 @@ static int fetch_doorbell(int local)
 	return 0;
 }
 
+void margay_in_wake(int rank)
+{
+	int local = 0, was = mask();
+	for (int other = 0; other < rank; other++)
+		local += margay_node_of(other) == margay_node();
+	if (rank != margay_rank() && atomic_load(asleep(local)) && fetch_doorbell(local) == 0)
+		wake_local(local);
+	unmask(was);
+}
+
 /* ---- Sending and receiving ---- */
 
 /* check fails if the application cannot send such a message. */
@@ -669,10 +679,11 @@ static void block_upcalls(int how)
 /* handle runs the handler of a message with upcalls masked, and leaves them masked. */
 static void handle(const struct margay_am *message)
 {
-	if (message->handler == WIRE_HANDLER_COLLECTIVE) {
-		if (self.depth > 0 || margay_in_arrive(message) != 0)
-			die("margay: rank %d got a message from rank %d: message of a collective operation makes no sense\n", margay_rank(),
-			    message->source, 0);
+	if (message->handler == WIRE_HANDLER_COLLECTIVE || message->handler == WIRE_HANDLER_REMOTE) {
+		int (*take)(const struct margay_am *) = message->handler == WIRE_HANDLER_REMOTE ? margay_in_answer : margay_in_arrive;
+		if (self.depth > 0 || take(message) != 0)
+			die("margay: rank %d got a message for handler %d from rank %d, which makes no sense\n", margay_rank(), message->handler,
+			    message->source);
 		return;
 	}
 	margay_handler f = message->handler < MARGAY_MAX_HANDLERS ? self.handlers[message->handler].f : NULL;

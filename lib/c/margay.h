@@ -149,6 +149,59 @@ int margay_gather(int root, const void *in, size_t length, void *out, int timeou
 /* margay_allgather is margay_gather to all ranks. */
 int margay_allgather(const void *in, size_t length, void *out, int timeout_ms);
 
+/* One-sided operations on windows.
+ *
+ * A window is memory of a rank that the other ranks of its job read and write without it: on the
+ * same node directly, on another node by that node's node kernel. The rank neither polls nor wakes,
+ * except for events. A window lives until the job ends, also when its rank has ended. Bounds are
+ * checked at the window. Nothing orders accesses of different ranks except barriers, events and
+ * atomic accesses. A handler must not use windows.
+ *
+ * Completion: margay_put and margay_put_event return when their source may be reused (local
+ * completion). They are complete, so that every rank sees them, when margay_quiet or margay_barrier
+ * has returned 0 (remote completion). To one rank they take effect in the order of the calls, in
+ * which atomic accesses and gets take part; so margay_fence has nothing to wait for. margay_get,
+ * margay_fetch_add and margay_compare_swap return when they are complete.
+ *
+ * A put to another node that was refused there is an error of the next margay_quiet. Call
+ * margay_quiet or margay_finalize before the process exits. */
+#define MARGAY_MAX_WINDOWS 256
+
+/* margay_window makes this rank's window of that number, zeroed and page-aligned, and returns its
+ * memory: the same if it is called again with no larger size. Ranks may have windows of different
+ * sizes, or none. Call a barrier before other ranks use it. It is the region "window/NUMBER/RANK",
+ * so extensions can work on it, and counts as one of the 64 regions of a job on a node. */
+void *margay_window(int number, size_t size);
+
+/* margay_put copies length bytes to a window of a rank, at an offset in bytes. */
+int margay_put(int rank, int window, size_t offset, const void *from, size_t length);
+
+/* margay_get copies length bytes from a window of a rank. */
+int margay_get(void *to, int rank, int window, size_t offset, size_t length);
+
+/* margay_fetch_add adds to the uint64_t at an offset, a multiple of 8, and margay_compare_swap
+ * replaces it by value if it is expected. Both are atomic for all ranks of the job, and store what
+ * was there before in *old unless that is NULL. C11 atomics of the window's own rank are atomic with
+ * them. */
+int margay_fetch_add(int rank, int window, size_t offset, uint64_t value, uint64_t *old);
+int margay_compare_swap(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old);
+
+/* An event is a uint64_t in a window that counts. margay_put_event is margay_put, and adds 1 to the
+ * event at the offset event when the data are there. */
+int margay_put_event(int rank, int window, size_t offset, const void *from, size_t length, size_t event);
+
+/* margay_event_test reports whether an event in a window of this rank has counted up to count, and
+ * margay_event_wait handles messages until it has. margay_fetch_add and margay_compare_swap wake it,
+ * too. */
+int margay_event_test(int window, size_t event, uint64_t count);
+int margay_event_wait(int window, size_t event, uint64_t count, int timeout_ms);
+
+/* margay_fence orders the puts of this rank to each other rank before it before those after it. */
+void margay_fence(void);
+
+/* margay_quiet waits until all puts of this rank are complete, and fails if one was refused. */
+int margay_quiet(int timeout_ms);
+
 /* Upcalls: messages with the verdict MARGAY_UPCALL.
  *
  * margay_upcalls(1) lets them interrupt this thread at any point; margay_upcalls(0) restores their

@@ -21,7 +21,8 @@
 // which reports whether there is room. A message that an extension turns into an upcall runs its
 // handler at once, if Upcalls has been called.
 //
-// Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations.
+// Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations. Put, Get, FetchAdd
+// and CompareSwap reach memory of other ranks, which they have opened by Window.
 //
 // Locks, outermost first: Job.calling (one collective operation at a time), Job.handling (held while messages are taken and their handlers run, which
 // may send and ask), Job.sending, Job.asking, Job.mu.
@@ -92,6 +93,7 @@ type Job struct {
 	in       *wire.Inlet
 	handlers [wire.MaxHandlers]func(Message)
 	streams  *collective.Streams // guarded by handling
+	remote   remote              // the same
 
 	finalized atomic.Bool // changed under handling and sending: nothing is sent or handled after that
 
@@ -103,6 +105,7 @@ type Job struct {
 	waiters atomic.Int32       // goroutines in sleep; changed under mu
 	closed  error              // ErrClosed or ErrGone; nil: it is not
 	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
+	windows map[window][]byte  // of ranks of this node
 }
 
 // Message is an active message, as passed to its handler.
@@ -132,7 +135,7 @@ func Init() (*Job, error) {
 		conn.Close()
 		return nil, ErrNoJob
 	}
-	j := &Job{socket: socket, fixed: make(map[uintptr][]byte)}
+	j := &Job{socket: socket, fixed: make(map[uintptr][]byte), windows: make(map[window][]byte)}
 	j.changed.L = &j.mu
 	if err := j.open(); err != nil {
 		socket.Close()
@@ -364,12 +367,22 @@ func (j *Job) handle(r *wire.Record, ok bool, err error) bool {
 
 // dispatch calls the handler of a message. The caller holds Job.handling.
 func (j *Job) dispatch(r *wire.Record) {
-	if r.Handler == wire.HandlerCollective {
-		if err := j.streams.Arrive(int(r.Peer), r.Args, r.Payload); err != nil {
-			panic(fmt.Sprintf("margay: rank %d got a message from rank %d: %v", j.Rank(), r.Peer, err))
-		}
-		return
+	var err error
+	switch r.Handler {
+	case wire.HandlerCollective:
+		err = j.streams.Arrive(int(r.Peer), r.Args, r.Payload)
+	case wire.HandlerRemote:
+		err = j.answered(r)
+	default:
+		j.run(r)
 	}
+	if err != nil {
+		panic(fmt.Sprintf("margay: rank %d got a message from rank %d: %v", j.Rank(), r.Peer, err))
+	}
+}
+
+// run runs the application's handler of a message. The caller holds Job.handling.
+func (j *Job) run(r *wire.Record) {
 	var handler func(Message)
 	if int(r.Handler) < len(j.handlers) {
 		handler = j.handlers[r.Handler]

@@ -93,6 +93,8 @@ func rank(mode []string) error {
 		ctx, cancel := context.WithTimeout(ctx, 400*time.Millisecond)
 		defer cancel()
 		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
+	case "windows":
+		return windows(ctx, job, mode[1], mode[2])
 	case "collect":
 		return collect(ctx, job, mode[1], mode[2])
 	}

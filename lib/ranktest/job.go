@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -19,6 +20,8 @@ type job struct {
 	t       *testing.T
 	ranks   []*Kernel
 	entered uint64 // barriers that are complete
+	regions *regions
+	answers map[int]*wire.Record // by rank: to its last request about a window, until there is room
 }
 
 // startJob starts a job of ranks that run the programs in turn, with one mode, and greets them.
@@ -28,15 +31,22 @@ func startJob(t *testing.T, size int, programs []Program, mode ...string) *job {
 	for rank := range nodes {
 		nodes[rank] = uint32(rank / 2)
 	}
-	j := &job{t: t}
+	j := &job{t: t, regions: &regions{t: t, files: make(map[string]*os.File), memory: make(map[string][]byte)}, answers: make(map[int]*wire.Record)}
+	t.Cleanup(j.regions.close)
+	var node *commons
 	for rank := range size {
+		local := min(2, size-rank&^1)
+		if rank%2 == 0 {
+			node = newCommons(t, local)
+		}
 		header := wire.Header{
 			Job: 7, Rank: uint32(rank), Size: uint32(size), Node: nodes[rank], LocalRank: uint32(rank % 2),
-			LocalSize: uint32(min(2, size-rank&^1)), Nodes: uint32(max(2, (size+1)/2)), // so that barriers are the node kernel's
+			LocalSize: uint32(local), Nodes: uint32(max(2, (size+1)/2)), // so that barriers are the node kernel's
 		}
-		k := start(t, header, nodes, programs[rank%len(programs)], mode...)
+		k := startIn(t, node, header, nodes, programs[rank%len(programs)], mode...)
 		k.area.Path().Store(wire.PathYield)
 		k.Greet()
+		go j.regions.answer(k, nodes[rank])
 		j.ranks = append(j.ranks, k)
 	}
 	return j
@@ -71,11 +81,24 @@ func (j *job) carryOne(rank int, k *Kernel) bool {
 		return false
 	}
 	to := j.ranks[r.Peer]
+	if r.Handler == wire.HandlerRemote {
+		if r.Peer/2 == uint32(rank/2) {
+			j.t.Errorf("rank %d uses a window of its node by a message", rank)
+		}
+		// The answer may wait for room, but the request is carried out once.
+		if j.answers[rank] == nil {
+			answer := j.regions.serve(r, int(r.Peer), r.Peer/2)
+			j.answers[rank] = &answer
+			to.ring()
+		}
+		r, to = *j.answers[rank], k
+	}
 	r.Peer, r.Node = uint32(rank), uint32(rank/2)
 	if !to.Push(r) {
 		k.send.Unread()
 		return false
 	}
+	delete(j.answers, rank)
 	if k.send.Release() {
 		k.ring()
 	}

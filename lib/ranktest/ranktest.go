@@ -37,15 +37,41 @@ type Kernel struct {
 	doorbell            *net.UnixConn
 	theirs              *os.File // the rank's end of the doorbell
 	upcallDoorbell      *net.UnixConn
-	theirUpcallDoorbell *os.File   // the rank's end of the upcall doorbell
-	boards              *os.File   // the memory of board
-	bells               []*os.File // the peer doorbells by local rank
-	board               *wire.Board
-	area                *wire.Area
-	local               int // the rank's local rank
-	send                *wire.Consumer
-	receive             *wire.Producer
-	upcalls             *wire.Producer
+	theirUpcallDoorbell *os.File // the rank's end of the upcall doorbell
+	*commons
+	area    *wire.Area
+	local   int // the rank's local rank
+	send    *wire.Consumer
+	receive *wire.Producer
+	upcalls *wire.Producer
+}
+
+// commons is what the ranks of a node share.
+type commons struct {
+	boards *os.File // the memory of board
+	board  *wire.Board
+	bells  []*os.File // the peer doorbells by local rank
+}
+
+// newCommons makes the commons of a node with so many ranks.
+func newCommons(t *testing.T, ranks int) *commons {
+	t.Helper()
+	c := new(commons)
+	var memory []byte
+	c.boards, memory = mapped(t, "board", wire.BoardSize(ranks))
+	var err error
+	if c.board, err = wire.OpenBoard(memory, ranks); err != nil {
+		t.Fatal(err)
+	}
+	for range ranks {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.bells = append(c.bells, os.NewFile(uintptr(fd), "doorbell"))
+	}
+	t.Cleanup(func() { rights.Close(c.bells) })
+	return c
 }
 
 // text is what a program has printed so far.
@@ -78,9 +104,15 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 // start starts the program with a mode, as a rank with that place.
 func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *Kernel {
 	t.Helper()
+	return startIn(t, newCommons(t, int(header.LocalSize)), header, nodes, program, mode...)
+}
+
+// startIn is start with the commons of the rank's node.
+func startIn(t *testing.T, c *commons, header wire.Header, nodes []uint32, program Program, mode ...string) *Kernel {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lifetime)
 	t.Cleanup(cancel)
-	k := &Kernel{t: t, cmd: program(ctx, mode...), local: int(header.LocalRank)}
+	k := &Kernel{t: t, cmd: program(ctx, mode...), local: int(header.LocalRank), commons: c}
 	var far *os.File
 	k.socket, far = pair(t, unix.SOCK_SEQPACKET)
 	k.doorbell, k.theirs = pair(t, unix.SOCK_STREAM)
@@ -88,22 +120,11 @@ func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx co
 	if err := unix.SetNonblock(int(k.theirUpcallDoorbell.Fd()), false); err != nil {
 		t.Fatal(err)
 	}
-	var mem, board []byte
+	var mem []byte
 	k.memory, mem = mapped(t, "area", wire.AreaSize(int(header.Size)))
-	k.boards, board = mapped(t, "board", wire.BoardSize(int(header.LocalSize)))
 	var err error
 	if k.area, err = wire.NewArea(mem, header, nodes); err != nil {
 		t.Fatal(err)
-	}
-	if k.board, err = wire.OpenBoard(board, int(header.LocalSize)); err != nil {
-		t.Fatal(err)
-	}
-	for range header.LocalSize {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-		if err != nil {
-			t.Fatal(err)
-		}
-		k.bells = append(k.bells, os.NewFile(uintptr(fd), "doorbell"))
 	}
 	k.send, k.receive, k.upcalls = k.area.SendConsumer(), k.area.ReceiveProducer(), k.area.UpcallProducer()
 	k.cmd.ExtraFiles = []*os.File{far}
@@ -123,7 +144,6 @@ func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx co
 		k.theirs.Close()
 		k.upcallDoorbell.Close()
 		k.theirUpcallDoorbell.Close()
-		rights.Close(k.bells)
 	})
 	return k
 }
@@ -390,6 +410,7 @@ func payload(i int) []byte {
 //	            rank 0, and of gathering them in all ranks; and ends
 //	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 400 ms, and ends
 //	collect     see Collectives
+//	windows     see Windows
 func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is not a rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
@@ -474,6 +495,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("calls", func(t *testing.T) { calls(t, program) })
 	t.Run("overdue", func(t *testing.T) { overdue(t, program) })
 	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
+	t.Run("windows", func(t *testing.T) { Windows(t, seed, program) })
 	t.Run("collectives", func(t *testing.T) { Collectives(t, seed, program) })
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })

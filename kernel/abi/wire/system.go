@@ -8,7 +8,8 @@ import (
 // Handlers from MaxHandlers on belong to the libraries. An application can neither send to them nor
 // set them, and no extension sees their messages, so they cannot collide with the application's.
 const (
-	HandlerCollective = MaxHandlers
+	HandlerCollective = MaxHandlers     // Call
+	HandlerRemote     = MaxHandlers + 1 // Remote
 )
 
 // CollectiveWindow is how many chunks of collective operations a rank may have sent to another that
@@ -135,4 +136,97 @@ func ParseCall(args [2]uint64, payload, size int) (Call, error) {
 		return c, fmt.Errorf("%w: %s with %d bytes of payload", ErrChunk, c, payload)
 	}
 	return c, nil
+}
+
+// Windows are regions by which other ranks reach a rank's memory. A rank makes one by a request for
+// the region of its name (WindowName); a job has at most MaxWindows for each rank, and as many
+// regions on a node as any job. A rank of the same node maps it by the same request. One of another
+// node sends a message of HandlerRemote to the window's rank, and the target's node kernel carries
+// out the request in the memory, without that rank, and forwards the answer to the source, as a
+// message of HandlerRemote from itself.
+const MaxWindows = 256
+
+// WindowName returns the name of the region that is a window of a rank.
+func WindowName(window, rank int) string { return fmt.Sprintf("window/%d/%d", window, rank) }
+
+// RemoteKind says what a message of HandlerRemote is.
+type RemoteKind uint8
+
+// The kinds. The payload is what is named.
+const (
+	RemotePut   RemoteKind = 1 // data
+	RemoteGet   RemoteKind = 2 // nothing
+	RemoteAdd   RemoteKind = 3 // u64 to add to the u64 at Offset; wakes the window's rank if it sleeps
+	RemoteSwap  RemoteKind = 4 // u64 expected, u64 to be stored if it is there; wakes as RemoteAdd
+	RemoteReply RemoteKind = 5 // the data of a get; the u64 that was there before an add or a swap; nothing for a put
+)
+
+// RemoteStatus says in an answer how a request went.
+type RemoteStatus uint8
+
+// The statuses.
+const (
+	RemoteOK       RemoteStatus = 0
+	RemoteNoWindow RemoteStatus = 1 // the rank has no such window
+	RemoteOutside  RemoteStatus = 2 // the bytes are not all in the window, or a u64 is not aligned
+)
+
+// Remote is a request or an answer about a window. The arguments of its message are
+//
+//	0 u64: token in bits 0 to 31, kind in 32 to 35, status in 36 to 39, window in 40 to 47, bytes in 48 to 63
+//	1 u64: offset in the window, in bytes
+type Remote struct {
+	Token  uint32 // is returned in the answer
+	Kind   RemoteKind
+	Status RemoteStatus
+	Window uint8
+	Length uint16 // bytes of a get, 1 to MaxPayload; otherwise of the payload
+	Offset uint64
+}
+
+// Args returns the arguments of the message.
+func (r Remote) Args() [2]uint64 {
+	return [2]uint64{uint64(r.Token) | uint64(r.Kind)<<32 | uint64(r.Status)<<36 | uint64(r.Window)<<40 | uint64(r.Length)<<48, r.Offset}
+}
+
+// ErrRemote reports a message of HandlerRemote that makes no sense.
+var ErrRemote = errors.New("message about a window makes no sense")
+
+// ParseRemote reads the arguments of a message of HandlerRemote with so much payload. The sender may
+// have written anything. The error wraps ErrRemote.
+func ParseRemote(args [2]uint64, payload int) (Remote, error) {
+	r := Remote{
+		Token: uint32(args[0]), Kind: RemoteKind(args[0] >> 32 & 15), Status: RemoteStatus(args[0] >> 36 & 15),
+		Window: uint8(args[0] >> 40), Length: uint16(args[0] >> 48), Offset: args[1],
+	}
+	length := int(r.Length)
+	sound := length == payload && length <= MaxPayload
+	switch r.Kind {
+	case RemotePut:
+		sound = sound && length > 0
+	case RemoteGet:
+		sound = payload == 0 && length > 0 && length <= MaxPayload
+	case RemoteAdd:
+		sound = sound && length == 8
+	case RemoteSwap:
+		sound = sound && length == 16
+	case RemoteReply:
+	default:
+		sound = false
+	}
+	if !sound || r.Status > RemoteOutside || r.Status != RemoteOK && (r.Kind != RemoteReply || length != 0) {
+		return r, fmt.Errorf("%w: kind %d, status %d, %d bytes, %d of payload", ErrRemote, r.Kind, r.Status, length, payload)
+	}
+	return r, nil
+}
+
+// Within reports whether a request is within a window of so many bytes.
+func (r Remote) Within(size int) bool {
+	length := uint64(r.Length)
+	if r.Kind == RemoteAdd || r.Kind == RemoteSwap {
+		if length = 8; r.Offset%8 != 0 {
+			return false
+		}
+	}
+	return r.Offset <= uint64(size) && length <= uint64(size)-r.Offset
 }

@@ -53,3 +53,34 @@ func TestParseCall(t *testing.T) {
 		}
 	}
 }
+
+// A request or an answer that was read is what was written, and what is within a window ends in it.
+func FuzzParseRemote(f *testing.F) {
+	f.Add(uint64(1<<32|8<<48), uint64(8), 8, 16)
+	f.Add(uint64(4<<32|16<<48), uint64(1<<64-8), 16, 16)
+	f.Fuzz(func(t *testing.T, first, second uint64, payload, size int) {
+		if payload < 0 || size < 0 {
+			return
+		}
+		args := [2]uint64{first, second}
+		r, err := ParseRemote(args, payload)
+		if err != nil {
+			if !errors.Is(err, ErrRemote) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if r.Args() != args || payload > MaxPayload || r.Length > MaxPayload {
+			t.Errorf("%#x becomes %+v", args, r)
+		}
+		length := int(r.Length)
+		if r.Kind == RemoteAdd || r.Kind == RemoteSwap {
+			length = 8
+		}
+		if r.Within(size) {
+			if r.Offset > uint64(size) || int(r.Offset)+length > size {
+				t.Errorf("%+v is said to be within %d bytes", r, size)
+			}
+		}
+	})
+}

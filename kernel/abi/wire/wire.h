@@ -95,6 +95,19 @@ struct wire_record {
 
 #define WIRE_OP_USER 7
 
+/* The same, Remote. */
+#define WIRE_HANDLER_REMOTE 257
+
+#define WIRE_REMOTE_PUT 1
+#define WIRE_REMOTE_GET 2
+#define WIRE_REMOTE_ADD 3
+#define WIRE_REMOTE_SWAP 4
+#define WIRE_REMOTE_REPLY 5
+
+#define WIRE_REMOTE_OK 0
+#define WIRE_REMOTE_NO_WINDOW 1
+#define WIRE_REMOTE_OUTSIDE 2
+
 /* Requests. */
 #define WIRE_HELLO 1
 #define WIRE_INSERT 2

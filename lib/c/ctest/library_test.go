@@ -12,14 +12,14 @@ import (
 )
 
 // library is the source of the library.
-var library = []string{"../margay.c", "../collective.c"}
+var library = []string{"../margay.c", "../collective.c", "../window.c"}
 
 func TestContract(t *testing.T) {
 	source, err := os.ReadFile("testdata/rank.c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranktest.Suite(t, check.Seed(t), command(build(t, string(source), append([]string{"testdata/collect.c"}, library...)...)))
+	ranktest.Suite(t, check.Seed(t), command(build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...)))
 }
 
 // command returns commands that run a program.
@@ -33,14 +33,16 @@ func TestMixed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inC := build(t, string(source), append([]string{"testdata/collect.c"}, library...)...)
+	inC := build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...)
 	inGo := filepath.Join(t.TempDir(), "rank")
 	if out, err := exec.Command("go", "test", "-c", "-o", inGo, "margay/lib/margay").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	ranktest.Collectives(t, check.Seed(t), command(inC), func(ctx context.Context, mode ...string) *exec.Cmd {
+	seed, goes := check.Seed(t), func(ctx context.Context, mode ...string) *exec.Cmd {
 		return exec.CommandContext(ctx, inGo, append([]string{"rank"}, mode...)...)
-	})
+	}
+	t.Run("collectives", func(t *testing.T) { ranktest.Collectives(t, seed, command(inC), goes) })
+	t.Run("windows", func(t *testing.T) { ranktest.Windows(t, seed, command(inC), goes) })
 }
 
 // What the library cannot do without a job it says, and does not crash.

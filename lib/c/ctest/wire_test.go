@@ -55,6 +55,11 @@ var same = map[string]string{
 	"OpSum": "MARGAY_SUM", "OpMin": "MARGAY_MIN", "OpMax": "MARGAY_MAX", "OpAnd": "MARGAY_AND", "OpOr": "MARGAY_OR", "OpXor": "MARGAY_XOR",
 	"OpUser": "WIRE_OP_USER",
 
+	"HandlerRemote": "WIRE_HANDLER_REMOTE", "MaxWindows": "MARGAY_MAX_WINDOWS",
+	"RemotePut": "WIRE_REMOTE_PUT", "RemoteGet": "WIRE_REMOTE_GET", "RemoteAdd": "WIRE_REMOTE_ADD", "RemoteSwap": "WIRE_REMOTE_SWAP",
+	"RemoteReply": "WIRE_REMOTE_REPLY", "RemoteOK": "WIRE_REMOTE_OK", "RemoteNoWindow": "WIRE_REMOTE_NO_WINDOW",
+	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
+
 	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
 	"ReplySize":  "sizeof(struct wire_reply)",

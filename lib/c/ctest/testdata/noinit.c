@@ -31,6 +31,15 @@ int main(void)
 	fails("margay_allreduce_by", margay_allreduce_by(NULL, NULL, 0, 1, NULL, NULL, 0) == -1);
 	fails("margay_gather", margay_gather(0, NULL, 0, NULL, 0) == -1);
 	fails("margay_allgather", margay_allgather(NULL, 0, NULL, 0) == -1);
+	fails("margay_window", margay_window(0, 1) == NULL);
+	fails("margay_put", margay_put(0, 0, 0, NULL, 0) == -1);
+	fails("margay_put_event", margay_put_event(0, 0, 0, NULL, 0, 0) == -1);
+	fails("margay_get", margay_get(NULL, 0, 0, 0, 0) == -1);
+	fails("margay_fetch_add", margay_fetch_add(0, 0, 0, 0, NULL) == -1);
+	fails("margay_compare_swap", margay_compare_swap(0, 0, 0, 0, 0, NULL) == -1);
+	fails("margay_quiet", margay_quiet(0) == -1);
+	fails("margay_event_test", margay_event_test(0, 0, 0) == -1);
+	fails("margay_event_wait", margay_event_wait(0, 0, 0, 0) == -1);
 	fails("margay_finalize", margay_finalize(0) == -1);
 	fails("margay_upcalls", margay_upcalls(1) == -1);
 	fails("margay_mask", margay_mask(1) == -1);

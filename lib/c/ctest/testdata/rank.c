@@ -7,6 +7,7 @@
 #include "margay.h"
 
 void collect(const char *seed, const char *count);
+void windows(const char *seed, const char *count);
 
 static struct message {
 	int source;
@@ -246,6 +247,8 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[1], "overdue") == 0) {
 		char eight[8];
 		says(margay_broadcast(0, eight, sizeof eight, 400) == -1);
+	} else if (strcmp(argv[1], "windows") == 0) {
+		windows(argv[2], argv[3]);
 	} else if (strcmp(argv[1], "collect") == 0) {
 		collect(argv[2], argv[3]);
 	} else {
