@@ -16,7 +16,7 @@ import (
 const (
 	part    = 4096
 	passed  = 5000 // bytes of data
-	counted = 50
+	counted = 10
 )
 
 // accesses is a rank's view of its parts.

@@ -9,7 +9,7 @@
 
 #define PART 4096
 #define PASSED 5000
-#define COUNTED 50
+#define COUNTED 10
 #define WAIT 20000
 
 static uint64_t state;
