@@ -1,5 +1,7 @@
-// Package ranktest plays the node kernel for one rank, and has one contract suite for all
+// Package ranktest plays the node kernel for one rank, or for a job of several, and has one contract suite for all
 // application libraries. A library takes part with a program that implements the modes of Suite.
+//
+// Locks: regions.mu and text.mu; neither is taken while the other is held.
 package ranktest
 
 import (
