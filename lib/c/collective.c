@@ -1,5 +1,5 @@
-/* Collective operations. The algorithms are those of the Go package lib/collective, which explains
- * them; the chunks are those of wire.Call in kernel/abi/wire. */
+/* Collective operations. The Go package lib/collective has the same algorithms and explains them;
+ * wire.Call in kernel/abi/wire describes the chunks. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +64,7 @@ static void describe(const uint64_t args[2], char *text, size_t size)
 		snprintf(text + n, size - n, " with root %u", (uint32_t)(args[0] >> 32));
 }
 
-/* peer_of returns what is known of another rank, NULL without memory. */
+/* peer_of returns the state of another rank, NULL without memory. */
 static struct peer *peer_of(int rank)
 {
 	if (!state.peers)
@@ -216,7 +216,7 @@ static int rank_at(const struct call *c, int place) { return (place + c->root) %
 
 static int parent(const struct call *c) { return rank_at(c, c->own & (c->own - 1)); }
 
-/* is_child reports whether the place own + bit is a child of this rank. The children are those of
+/* is_child reports whether the place own + bit is a child of this rank. The children have
  * the bits 1, 2, 4 and so on up to the first that is none. */
 static int is_child(const struct call *c, int bit) { return !(c->own & bit) && bit < margay_size() - c->own; }
 

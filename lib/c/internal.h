@@ -30,8 +30,8 @@ int margay_in_wait(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_m
 int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length, int64_t deadline);
 
-/* margay_in_arrive takes a message of WIRE_HANDLER_COLLECTIVE. It returns -1 if that makes no sense.
- * The sender may have written anything. */
+/* margay_in_arrive takes a message of WIRE_HANDLER_COLLECTIVE. It returns -1 if that makes no
+ * sense. The sender may have written anything. */
 int margay_in_arrive(const struct margay_am *message);
 
 /* margay_in_answer takes a message of WIRE_HANDLER_REMOTE, as margay_in_arrive does. */

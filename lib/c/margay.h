@@ -16,13 +16,14 @@
  * only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
  * with that rank, unless an extension, a recording or a scheduler must see it; a system call is
  * made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
- * it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
- * ends the job. Unless an extension consumes a message, it runs the handler of its number inside
- * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, a collective operation,
- * or margay_send when that must wait. So a message may have been handled before the program waits for it: wait with
- * margay_wait_for for the effect of a handler, not with margay_wait for a message. A handler may
- * call margay_post, but no other function that sends or waits. A message that an extension turns
- * into an upcall runs its handler at once, if margay_upcalls has been called.
+ * it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss ends the
+ * job. Unless an extension consumes a message, it runs the handler of its number inside
+ * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, a collective
+ * operation, or margay_send when that must wait. So a message may have been handled before the
+ * program waits for it: wait with margay_wait_for for the effect of a handler, not with margay_wait
+ * for a message. A handler may call margay_post, but no other function that sends or waits. A
+ * message that an extension turns into an upcall runs its handler at once, if margay_upcalls has
+ * been called.
  *
  * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not
  * safe for use by several threads at a time. Times are in milliseconds; -1 waits for ever. */
@@ -125,10 +126,10 @@ enum margay_op { MARGAY_SUM = 1, MARGAY_MIN, MARGAY_MAX, MARGAY_AND, MARGAY_OR, 
 /* margay_broadcast copies length bytes at data of root to data of all ranks. */
 int margay_broadcast(int root, void *data, size_t length, int timeout_ms);
 
-/* margay_reduce combines each of count elements of in with those of the other ranks, in out of root,
- * in the order root, root+1 and so on, wrapping behind the last rank. The way in which they are
- * associated depends on the number of ranks only, so equal values give an equal result each time.
- * out may be in; other ranks may pass NULL. Both are aligned for the type. */
+/* margay_reduce combines each of count elements of in with the same element of the other ranks, in
+ * out of root, in the order root, root+1 and so on, wrapping behind the last rank. The way in which
+ * they are associated depends on the number of ranks only, so equal values give an equal result
+ * each time. out may be in; other ranks may pass NULL. Both are aligned for the type. */
 int margay_reduce(int root, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
 
 /* margay_allreduce is margay_reduce with root 0 whose result all ranks get: the same bits. */
@@ -142,8 +143,8 @@ typedef void (*margay_combiner)(void *into, const void *from, size_t count, void
 int margay_reduce_by(int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
 int margay_allreduce_by(const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
 
-/* margay_gather collects length bytes at in of each rank in out of root, in the order of ranks. Other
- * ranks may pass NULL for out. */
+/* margay_gather collects length bytes at in of each rank in out of root, in the order of ranks.
+ * Other ranks may pass NULL for out. */
 int margay_gather(int root, const void *in, size_t length, void *out, int timeout_ms);
 
 /* margay_allgather is margay_gather to all ranks. */
@@ -181,8 +182,8 @@ int margay_get(void *to, int rank, int window, size_t offset, size_t length);
 
 /* margay_fetch_add adds to the uint64_t at an offset, a multiple of 8, and margay_compare_swap
  * replaces it by value if it is expected. Both are atomic for all ranks of the job, and store what
- * was there before in *old unless that is NULL. C11 atomics of the window's own rank are atomic with
- * them. */
+ * was there before in *old unless that is NULL. C11 atomics of the window's own rank are atomic
+ * with them. */
 int margay_fetch_add(int rank, int window, size_t offset, uint64_t value, uint64_t *old);
 int margay_compare_swap(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old);
 
@@ -191,8 +192,8 @@ int margay_compare_swap(int rank, int window, size_t offset, uint64_t expected, 
 int margay_put_event(int rank, int window, size_t offset, const void *from, size_t length, size_t event);
 
 /* margay_event_test reports whether an event in a window of this rank has counted up to count, and
- * margay_event_wait handles messages until it has. margay_fetch_add and margay_compare_swap wake it,
- * too. */
+ * margay_event_wait handles messages until it has. margay_fetch_add and margay_compare_swap wake
+ * it, too. */
 int margay_event_test(int window, size_t event, uint64_t count);
 int margay_event_wait(int window, size_t event, uint64_t count, int timeout_ms);
 

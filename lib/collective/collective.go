@@ -102,7 +102,7 @@ func Reduce(c Carrier, p Place, in, out []byte, size int, buf []byte, combine fu
 }
 
 // Gather collects the in of all ranks, which have the same length, in out of the root, in the order
-// of ranks. Only the root uses out. A rank in between passes on what comes, in full chunks.
+// of ranks. Only the root uses out. A rank in between passes data on in full chunks.
 func Gather(c Carrier, p Place, in, out []byte) error {
 	parent, has := p.parent()
 	if !has {

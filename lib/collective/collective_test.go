@@ -260,7 +260,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// Ranks that make different calls are told both.
+// An error of different calls names both.
 func TestMismatch(t *testing.T) {
 	base := wire.Call{Number: 3, Kind: wire.CallReduce, Type: wire.TypeInt32, Op: wire.OpSum, Length: 8}
 	for name, change := range map[string]func(*wire.Call){

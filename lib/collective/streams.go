@@ -1,11 +1,11 @@
-// Package collective has the algorithms of collective operations, without a way to send: the library
-// of Go programs (lib/margay) brings that. lib/c/collective.c repeats it in C.
+// Package collective has the algorithms of collective operations, without a way to send: the
+// library of Go programs (lib/margay) brings that. lib/c/collective.c repeats it in C.
 //
 // All ranks of a job make the same calls in the same order. A call moves data along a binomial tree
 // whose root is the call's. Ranks count from the root: place 0 is the root, and place p has the
-// children p+1, p+2, p+4 and so on, below the lowest bit of p. So each subtree is a contiguous range
-// of places, and a reduction combines in the order of places: the result depends on the operation,
-// the values, the root and the number of ranks, and on nothing else.
+// children p+1, p+2, p+4 and so on, below the lowest bit of p. So each subtree is a contiguous
+// range of places, and a reduction combines in the order of places: the result depends on the
+// operation, the values, the root and the number of ranks, and on nothing else.
 //
 // Data travels in chunks of at most wire.MaxPayload bytes (wire.Call). The chunks from one rank to
 // another are a stream, whose order the system keeps, and each carries its call. A receiver keeps

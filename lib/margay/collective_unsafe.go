@@ -55,10 +55,10 @@ func Broadcast[T any](ctx context.Context, j *Job, root int, data []T) error {
 	})
 }
 
-// Reduce combines each element of in with those of the other ranks, in out of root, in the order
-// root, root+1 and so on, wrapping behind the last rank. The way in which they are associated
-// depends on the number of ranks only, so equal values give an equal result each time. out has the
-// length of in, and may be in; other ranks may pass nil.
+// Reduce combines each element of in with the same element of the other ranks, in out of root, in
+// the order root, root+1 and so on, wrapping behind the last rank. The way in which they are
+// associated depends on the number of ranks only, so equal values give an equal result each time.
+// out has the length of in, and may be in; other ranks may pass nil.
 func Reduce[T Number](ctx context.Context, j *Job, root int, in, out []T, op Op) error {
 	combine, err := combiner[T](op)
 	if err != nil {
@@ -158,7 +158,7 @@ func combiner[T Number](op Op) (func(into, from []T), error) {
 	return func(into, from []T) { combineBits(op, bytesOf(into), bytesOf(from)) }, nil
 }
 
-// choose replaces the elements of into for which better reports true.
+// choose replaces an element of into if better reports true.
 func choose[T Number](into, from []T, better func(a, b T) bool) {
 	for i := range into {
 		if better(into[i], from[i]) {

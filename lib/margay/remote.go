@@ -45,8 +45,8 @@ func (p place) refused(status wire.RemoteStatus) error {
 	return fmt.Errorf("margay: window %d of rank %d at %d: %w: %s", p.window, p.rank, p.offset, ErrWindow, reasons[status])
 }
 
-// answered takes an answer. The caller holds Job.handling. The sender may have written anything; the
-// error wraps wire.ErrRemote.
+// answered takes an answer. The caller holds Job.handling. The sender may have written anything;
+// the error wraps wire.ErrRemote.
 func (j *Job) answered(r *wire.Record) error {
 	a, err := wire.ParseRemote(r.Args, len(r.Payload))
 	if err != nil {
@@ -105,7 +105,7 @@ func (j *Job) release(token uint32) {
 	f.operation = nil
 }
 
-// request sends a request, of which q has the kind and the length. The answer's data go to to.
+// request sends a request. q has its kind and length. The answer's data go to f.to.
 func (j *Job) request(ctx context.Context, f flight, q wire.Remote, payload []byte) error {
 	token, err := j.take(ctx, f)
 	if err != nil {

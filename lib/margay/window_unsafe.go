@@ -19,13 +19,13 @@ import (
 // atomic accesses. Handlers must not use windows.
 //
 // Completion: Put and PutEvent return when their source may be reused (local completion). They are
-// complete, so that every rank sees them, when Quiet or Barrier has returned nil (remote completion).
-// To one rank they take effect in the order of the calls, in which atomic accesses and gets take
-// part; so Fence has nothing to wait for. Get, FetchAdd and CompareSwap return when they are
-// complete. If ctx ends before, it is not certain whether an atomic access was carried out.
+// complete, so that every rank sees them, when Quiet or Barrier has returned nil (remote
+// completion). To one rank they take effect in the order of the calls, in which atomic accesses and
+// gets take part; so Fence has nothing to wait for. Get, FetchAdd and CompareSwap return when they
+// are complete. If ctx ends before, it is not certain whether an atomic access was carried out.
 //
-// A put to another node that was refused there is an error of the next Quiet. Call Quiet or Finalize
-// before the process exits.
+// A put to another node that was refused there is an error of the next Quiet. Call Quiet or
+// Finalize before the process exits.
 
 // MaxWindows bounds the numbers of windows: 0 to MaxWindows-1.
 const MaxWindows = wire.MaxWindows
@@ -35,8 +35,8 @@ type window struct{ number, rank int }
 
 // Window makes this rank's window of a number, zeroed and page-aligned, and returns its memory: the
 // same if it is called again with no larger size. Ranks may have windows of different sizes, or
-// none. Call Barrier before other ranks use it. It is the region "window/NUMBER/RANK", so extensions
-// can work on it, and counts as one of the 64 regions of a job on a node.
+// none. Call Barrier before other ranks use it. It is the region "window/NUMBER/RANK", so
+// extensions can work on it, and counts as one of the 64 regions of a job on a node.
 func (j *Job) Window(number, size int) ([]byte, error) {
 	p := place{rank: j.Rank(), window: number}
 	if err := j.checkPlace(p); err != nil {
@@ -155,8 +155,8 @@ func (j *Job) Get(ctx context.Context, rank, window, offset int, data []byte) er
 }
 
 // FetchAdd adds to the uint64 at an offset, a multiple of 8, and returns what was there before.
-// FetchAdd and CompareSwap are atomic for all ranks of the job, and with atomic accesses (sync/atomic)
-// of the window's own rank.
+// FetchAdd and CompareSwap are atomic for all ranks of the job, and with atomic accesses
+// (sync/atomic) of the window's own rank.
 func (j *Job) FetchAdd(ctx context.Context, rank, window, offset int, value uint64) (old uint64, err error) {
 	p := place{rank, window, offset}
 	word, err := j.nearWord(p)

@@ -9,11 +9,42 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"margay/internal/rights"
 	"margay/kernel/abi/wire"
 )
 
 // Program returns a command that runs a rank with a mode.
 type Program = func(ctx context.Context, mode ...string) *exec.Cmd
+
+// commons is what the ranks of a node share.
+type commons struct {
+	boards *os.File // the memory of board
+	board  *wire.Board
+	bells  []*os.File // the peer doorbells by local rank
+}
+
+// newCommons makes the commons of a node with so many ranks.
+func newCommons(t *testing.T, ranks int) *commons {
+	t.Helper()
+	c := new(commons)
+	var memory []byte
+	c.boards, memory = mapped(t, "board", wire.BoardSize(ranks))
+	var err error
+	if c.board, err = wire.OpenBoard(memory, ranks); err != nil {
+		t.Fatal(err)
+	}
+	for range ranks {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.bells = append(c.bells, os.NewFile(uintptr(fd), "doorbell"))
+	}
+	t.Cleanup(func() { rights.Close(c.bells) })
+	return c
+}
 
 // job is the node kernels of a job with several ranks, two on each node.
 type job struct {
@@ -135,7 +166,7 @@ func (j *job) finish() (outputs []string) {
 }
 
 // Collectives: jobs of ranks that run the programs in turn make random collective calls. Each rank
-// compares its results with those of a sequential program, and all ranks have equal results. The
+// compares its results with a sequential program's, and all ranks have equal results. The
 // program's mode is
 //
 //	collect SEED N    makes N calls that the seed determines (operations.go describes them) and
@@ -153,7 +184,7 @@ func Collectives(t *testing.T, seed uint64, programs ...Program) {
 	}
 }
 
-// calls: what is wrong about a call is an error that names it, and after a failed call all fail.
+// calls: the error of a wrong call names the reason, and after a failed call all fail.
 func calls(t *testing.T, program Program) {
 	k := Start(t, program, "calls")
 	k.Greet()

@@ -1,5 +1,6 @@
-// Package ranktest plays the node kernel for one rank, or for a job of several, and has one contract suite for all
-// application libraries. A library takes part with a program that implements the modes of Suite.
+// Package ranktest plays the node kernel for one rank, or for a job of several, and has one
+// contract suite for all application libraries. A library takes part with a program that implements
+// the modes of Suite.
 //
 // Locks: regions.mu and text.mu; neither is taken while the other is held.
 package ranktest
@@ -46,34 +47,6 @@ type Kernel struct {
 	send    *wire.Consumer
 	receive *wire.Producer
 	upcalls *wire.Producer
-}
-
-// commons is what the ranks of a node share.
-type commons struct {
-	boards *os.File // the memory of board
-	board  *wire.Board
-	bells  []*os.File // the peer doorbells by local rank
-}
-
-// newCommons makes the commons of a node with so many ranks.
-func newCommons(t *testing.T, ranks int) *commons {
-	t.Helper()
-	c := new(commons)
-	var memory []byte
-	c.boards, memory = mapped(t, "board", wire.BoardSize(ranks))
-	var err error
-	if c.board, err = wire.OpenBoard(memory, ranks); err != nil {
-		t.Fatal(err)
-	}
-	for range ranks {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.bells = append(c.bells, os.NewFile(uintptr(fd), "doorbell"))
-	}
-	t.Cleanup(func() { rights.Close(c.bells) })
-	return c
 }
 
 // text is what a program has printed so far.

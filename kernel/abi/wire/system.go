@@ -16,8 +16,8 @@ const (
 // the other has not returned. Each is at most MaxPayload bytes of data.
 const CollectiveWindow = 16
 
-// CallKind says what a message of HandlerCollective is: a chunk of a collective operation, or one of
-// the last two.
+// CallKind says what a message of HandlerCollective is: a chunk of a collective operation, or one
+// of the last two.
 type CallKind uint8
 
 // The kinds.
@@ -152,7 +152,7 @@ func WindowName(window, rank int) string { return fmt.Sprintf("window/%d/%d", wi
 // RemoteKind says what a message of HandlerRemote is.
 type RemoteKind uint8
 
-// The kinds. The payload is what is named.
+// The kinds. The comments name the payload.
 const (
 	RemotePut   RemoteKind = 1 // data
 	RemoteGet   RemoteKind = 2 // nothing
@@ -192,8 +192,8 @@ func (r Remote) Args() [2]uint64 {
 // ErrRemote reports a message of HandlerRemote that makes no sense.
 var ErrRemote = errors.New("message about a window makes no sense")
 
-// ParseRemote reads the arguments of a message of HandlerRemote with so much payload. The sender may
-// have written anything. The error wraps ErrRemote.
+// ParseRemote reads the arguments of a message of HandlerRemote with so much payload. The sender
+// may have written anything. The error wraps ErrRemote.
 func ParseRemote(args [2]uint64, payload int) (Remote, error) {
 	r := Remote{
 		Token: uint32(args[0]), Kind: RemoteKind(args[0] >> 32 & 15), Status: RemoteStatus(args[0] >> 36 & 15),

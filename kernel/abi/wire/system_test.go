@@ -54,7 +54,7 @@ func TestParseCall(t *testing.T) {
 	}
 }
 
-// A request or an answer that was read is what was written, and what is within a window ends in it.
+// A request or an answer is read as it was written, and an access within a window ends in it.
 func FuzzParseRemote(f *testing.F) {
 	f.Add(uint64(1<<32|8<<48), uint64(8), 8, 16)
 	f.Add(uint64(4<<32|16<<48), uint64(1<<64-8), 16, 16)

@@ -27,7 +27,7 @@ func command(program string) ranktest.Program {
 	return func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) }
 }
 
-// Ranks with this library and ranks with that of Go programs make collective calls together.
+// Ranks with this library and Go ranks make collective calls together.
 func TestMixed(t *testing.T) {
 	source, err := os.ReadFile("testdata/rank.c")
 	if err != nil {
