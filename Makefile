@@ -127,12 +127,13 @@ bin/histogram: FORCE
 bin/plain: FORCE
 	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/plain
 
-bin/margay.o: lib/c/margay.c lib/c/margay.h lib/c/channel.h kernel/abi/wire/wire.h
+bin/margay.o bin/collective.o bin/window.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/channel.h kernel/abi/wire/wire.h
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -I kernel/abi/wire -c $< -o $@
 
-bin/libmargay.a: bin/margay.o
-	$(AR) rcs $@ $<
+bin/libmargay.a: bin/margay.o bin/collective.o bin/window.o
+	rm -f $@
+	$(AR) rcs $@ $^
 
 bin/hello-c: examples/hello/c/hello.c
 	@mkdir -p bin

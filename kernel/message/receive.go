@@ -9,6 +9,7 @@ import (
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
 	"margay/kernel/endpoint"
 	"margay/kernel/flow"
 	"margay/nimble"
@@ -178,7 +179,10 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	in := &j.receiver
 	begin := j.recorder().Begin()
 	verdict := slot.Deliver
-	if !j.config.Set.Empty() {
+	if m.Handler == wire.HandlerRemote && j.serve(begin, a, m) {
+		return
+	}
+	if m.Handler < wire.MaxHandlers && !j.config.Set.Empty() { // others are the libraries'
 		j.fill(m)
 		in.judged = m
 		verdict = j.config.Set.Message(&in.burst, in.event.Region(true), j.allow)

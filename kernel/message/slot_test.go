@@ -64,6 +64,28 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// No extension sees the messages of the libraries.
+func TestLibraryMessages(t *testing.T) {
+	j := open(t, 2, 2)
+	a, b := j.join(0), j.join(2)
+	reply := b.insert(extensiontest.Object(t, byHandler))
+	if reply.Status != wire.StatusOK {
+		t.Fatalf("insert: %+v", reply)
+	}
+	for i := range 10 {
+		a.post(2, wire.HandlerCollective, uint64(i), nil)
+	}
+	for i := range 10 {
+		if r, ok := b.next(10 * time.Second); !ok || r.Handler != wire.HandlerCollective || r.Args[0] != uint64(i) {
+			t.Fatalf("message %d came as %v %v", i, ok, r)
+		}
+	}
+	if stats, _ := b.ask(wire.Request{Op: wire.OpStats, Handle: reply.Handle}, nil); stats.Values[0] != 0 {
+		t.Errorf("stats %+v", stats)
+	}
+	j.noFault()
+}
+
 // A message on which an extension faults is delivered; after so many faults the extension is gone, and nothing was lost.
 func TestFaultsFallBack(t *testing.T) {
 	j := open(t, 2, 1)

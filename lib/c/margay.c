@@ -21,7 +21,14 @@
 #include <unistd.h>
 
 #include "channel.h"
+#include "internal.h"
 #include "wire.h"
+
+/* Functions that other files of the library use (internal.h). */
+#define fail margay_in_fail
+#define no_job margay_in_no_job
+#define now_ns margay_in_now
+#define wait_until margay_in_wait
 
 /* The signal of upcalls is never lost, is ignored by default, and is hardly used otherwise. */
 #define UPCALL_SIGNAL SIGURG
@@ -71,7 +78,7 @@ static struct {
 	char error[512];
 } self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1};
 
-static int fail(const char *format, ...)
+int margay_in_fail(const char *format, ...)
 {
 	va_list args;
 	if (self.depth > 0)
@@ -82,8 +89,7 @@ static int fail(const char *format, ...)
 	return -1;
 }
 
-/* no_job fails if this process has not joined its job or has left it. */
-static int no_job(void)
+int margay_in_no_job(void)
 {
 	if (self.finalized)
 		return fail("the job is finalized");
@@ -600,9 +606,20 @@ static int fetch_doorbell(int local)
 	return 0;
 }
 
+void margay_in_wake(int rank)
+{
+	int local = 0, was = mask();
+	for (int other = 0; other < rank; other++)
+		local += margay_node_of(other) == margay_node();
+	if (rank != margay_rank() && atomic_load(asleep(local)) && fetch_doorbell(local) == 0)
+		wake_local(local);
+	unmask(was);
+}
+
 /* ---- Sending and receiving ---- */
 
-int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+/* check fails if the application cannot send such a message. */
+static int check(int rank, int handler, size_t length)
 {
 	if (no_job() != 0)
 		return -1;
@@ -612,6 +629,16 @@ int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 		return fail("there is no handler %d, but handlers 0 to %d", handler, MARGAY_MAX_HANDLERS - 1);
 	if (length > MARGAY_MAX_PAYLOAD)
 		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
+	return 0;
+}
+
+int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
+	return check(rank, handler, length) != 0 ? -1 : margay_in_post(rank, handler, arg0, arg1, payload, length);
+}
+
+int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
+{
 	int was = mask();
 	struct channel *c = self.to[rank];
 	int sent = takes_channel(c) ? put_channel(c, handler, arg0, arg1, payload, length)
@@ -652,14 +679,21 @@ static void block_upcalls(int how)
 /* handle runs the handler of a message with upcalls masked, and leaves them masked. */
 static void handle(const struct margay_am *message)
 {
-	margay_handler f = self.handlers[message->handler % MARGAY_MAX_HANDLERS].f;
+	if (message->handler == WIRE_HANDLER_COLLECTIVE || message->handler == WIRE_HANDLER_REMOTE) {
+		int (*take)(const struct margay_am *) = message->handler == WIRE_HANDLER_REMOTE ? margay_in_answer : margay_in_arrive;
+		if (self.depth > 0 || take(message) != 0)
+			die("margay: rank %d got a message for handler %d from rank %d, which makes no sense\n", margay_rank(), message->handler,
+			    message->source);
+		return;
+	}
+	margay_handler f = message->handler < MARGAY_MAX_HANDLERS ? self.handlers[message->handler].f : NULL;
 	if (!f)
 		die("margay: rank %d got a message for handler %d from rank %d, and has no such handler\n", margay_rank(), message->handler,
 		    message->source);
 	int unblocked = self.unblocked;
 	self.unblocked = 0;
 	self.running++;
-	f(message, self.handlers[message->handler % MARGAY_MAX_HANDLERS].data);
+	f(message, self.handlers[message->handler].data);
 	self.running--;
 	self.masked = 1;
 	if (self.unblocked && !unblocked)
@@ -897,7 +931,7 @@ int margay_mask(int masked)
 #define YIELD_FOR 1000000 /* all in all */
 #define LOOK_EACH 64
 
-static int64_t now_ns(void)
+int64_t now_ns(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -983,9 +1017,7 @@ static void announce(int sleeps)
 	atomic_store(asleep(margay_local_rank()), sleeps);
 }
 
-/* wait_until handles messages until done(n) is true; n is the number handled. It fails after the
- * deadline. */
-static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
+int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
 	int n = 0, was = mask(), there = 1, rung = 1;
@@ -996,7 +1028,7 @@ static int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeou
 		if (done(n, arg))
 			break;
 		if (!rung) {
-			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone");
+			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone") - 1;
 			break;
 		}
 		if (more) {
@@ -1166,12 +1198,27 @@ static int has_room(int n, uint64_t arg)
 
 int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
+	return check(rank, handler, length) != 0 ? -1 : margay_in_send(rank, handler, arg0, arg1, payload, length, -1);
+}
+
+int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length, int64_t deadline)
+{
 	for (;;) {
-		int sent = margay_post(rank, handler, arg0, arg1, payload, length);
+		int sent = margay_in_post(rank, handler, arg0, arg1, payload, length);
 		if (sent != 0)
 			return sent < 0 ? -1 : 0;
 		struct posted m = {rank, length};
-		if (wait_until(has_room, (uintptr_t)&m, -1) < 0)
+		if (wait_until(has_room, (uintptr_t)&m, margay_in_left(deadline)) < 0)
 			return -1;
 	}
 }
+
+int margay_in_left(int64_t deadline)
+{
+	if (deadline < 0)
+		return -1;
+	int64_t left = (deadline - now_ns() + 999999) / 1000000;
+	return left <= 0 ? 0 : left > 1 << 30 ? 1 << 30 : (int)left;
+}
+
+int margay_in_handler(void) { return self.running > 0; }

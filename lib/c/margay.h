@@ -9,19 +9,21 @@
  *	margay_handle(1, on_message, NULL);
  *	margay_send(target, 1, n, 0, payload, length);
  *	margay_barrier(-1);
+ *	margay_allreduce(&mine, &sum, 1, MARGAY_FLOAT64, MARGAY_SUM, -1);
  *	margay_finalize(-1);
  *
  * A message to another node is written to memory shared with the node kernel; a system call is made
  * only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
  * with that rank, unless an extension, a recording or a scheduler must see it; a system call is
  * made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
- * it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss
- * ends the job. Unless an extension consumes a message, it runs the handler of its number inside
- * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, or margay_send when
- * that must wait. So a message may have been handled before the program waits for it: wait with
- * margay_wait_for for the effect of a handler, not with margay_wait for a message. A handler may
- * call margay_post, but no other function that sends or waits. A message that an extension turns
- * into an upcall runs its handler at once, if margay_upcalls has been called.
+ * it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss ends the
+ * job. Unless an extension consumes a message, it runs the handler of its number inside
+ * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, a collective
+ * operation, or margay_send when that must wait. So a message may have been handled before the
+ * program waits for it: wait with margay_wait_for for the effect of a handler, not with margay_wait
+ * for a message. A handler may call margay_post, but no other function that sends or waits. A
+ * message that an extension turns into an upcall runs its handler at once, if margay_upcalls has
+ * been called.
  *
  * Functions return -1 (or NULL) when they fail, and margay_error() says why. The library is not
  * safe for use by several threads at a time. Times are in milliseconds; -1 waits for ever. */
@@ -103,6 +105,103 @@ int margay_wait(int timeout_ms);
  * When it returns 0, all messages that any rank sent to this one before entering the barrier have
  * been handled. It fails after the timeout; the job can then no longer use barriers. */
 int margay_barrier(int timeout_ms);
+
+/* Collective operations.
+ *
+ * Every rank of the job must make the same calls, in the same order, with the same root, length,
+ * type and operation. A call that waits handles messages. A rank returns when its own part is done:
+ * only after margay_allreduce or margay_allgather is it certain that every rank has made the call.
+ * Buffers may be reused when a call has returned. A handler must not make a call.
+ *
+ * A call that fails, or is not done within its time-out, ends collective operations for this rank:
+ * all later ones fail. When chunks of two different calls meet, the error names both; not every
+ * difference is found. If a rank ends without making a call, the job ends. */
+
+enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
+
+/* AND, OR and XOR work bit by bit, on integers only. Sums of integers wrap. MIN and MAX compare by
+ * <, so a result with NaN depends on its place. */
+enum margay_op { MARGAY_SUM = 1, MARGAY_MIN, MARGAY_MAX, MARGAY_AND, MARGAY_OR, MARGAY_XOR };
+
+/* margay_broadcast copies length bytes at data of root to data of all ranks. */
+int margay_broadcast(int root, void *data, size_t length, int timeout_ms);
+
+/* margay_reduce combines each of count elements of in with the same element of the other ranks, in
+ * out of root, in the order root, root+1 and so on, wrapping behind the last rank. The way in which
+ * they are associated depends on the number of ranks only, so equal values give an equal result
+ * each time. out may be in; other ranks may pass NULL. Both are aligned for the type. */
+int margay_reduce(int root, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+
+/* margay_allreduce is margay_reduce with root 0 whose result all ranks get: the same bits. */
+int margay_allreduce(const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+
+/* A margay_combiner combines count elements at from into those at into. It must be associative. */
+typedef void (*margay_combiner)(void *into, const void *from, size_t count, void *data);
+
+/* margay_reduce_by and margay_allreduce_by reduce elements of size bytes by a function, which gets
+ * data. */
+int margay_reduce_by(int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
+int margay_allreduce_by(const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
+
+/* margay_gather collects length bytes at in of each rank in out of root, in the order of ranks.
+ * Other ranks may pass NULL for out. */
+int margay_gather(int root, const void *in, size_t length, void *out, int timeout_ms);
+
+/* margay_allgather is margay_gather to all ranks. */
+int margay_allgather(const void *in, size_t length, void *out, int timeout_ms);
+
+/* One-sided operations on windows.
+ *
+ * A window is memory of a rank that the other ranks of its job read and write without it: on the
+ * same node directly, on another node by that node's node kernel. The rank neither polls nor wakes,
+ * except for events. A window lives until the job ends, also when its rank has ended. Bounds are
+ * checked at the window. Nothing orders accesses of different ranks except barriers, events and
+ * atomic accesses. A handler must not use windows.
+ *
+ * Completion: margay_put and margay_put_event return when their source may be reused (local
+ * completion). They are complete, so that every rank sees them, when margay_quiet or margay_barrier
+ * has returned 0 (remote completion). To one rank they take effect in the order of the calls, in
+ * which atomic accesses and gets take part; so margay_fence has nothing to wait for. margay_get,
+ * margay_fetch_add and margay_compare_swap return when they are complete.
+ *
+ * A put to another node that was refused there is an error of the next margay_quiet. Call
+ * margay_quiet or margay_finalize before the process exits. */
+#define MARGAY_MAX_WINDOWS 256
+
+/* margay_window makes this rank's window of that number, zeroed and page-aligned, and returns its
+ * memory: the same if it is called again with no larger size. Ranks may have windows of different
+ * sizes, or none. Call a barrier before other ranks use it. It is the region "window/NUMBER/RANK",
+ * so extensions can work on it, and counts as one of the 64 regions of a job on a node. */
+void *margay_window(int number, size_t size);
+
+/* margay_put copies length bytes to a window of a rank, at an offset in bytes. */
+int margay_put(int rank, int window, size_t offset, const void *from, size_t length);
+
+/* margay_get copies length bytes from a window of a rank. */
+int margay_get(void *to, int rank, int window, size_t offset, size_t length);
+
+/* margay_fetch_add adds to the uint64_t at an offset, a multiple of 8, and margay_compare_swap
+ * replaces it by value if it is expected. Both are atomic for all ranks of the job, and store what
+ * was there before in *old unless that is NULL. C11 atomics of the window's own rank are atomic
+ * with them. */
+int margay_fetch_add(int rank, int window, size_t offset, uint64_t value, uint64_t *old);
+int margay_compare_swap(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old);
+
+/* An event is a uint64_t in a window that counts. margay_put_event is margay_put, and adds 1 to the
+ * event at the offset event when the data are there. */
+int margay_put_event(int rank, int window, size_t offset, const void *from, size_t length, size_t event);
+
+/* margay_event_test reports whether an event in a window of this rank has counted up to count, and
+ * margay_event_wait handles messages until it has. margay_fetch_add and margay_compare_swap wake
+ * it, too. */
+int margay_event_test(int window, size_t event, uint64_t count);
+int margay_event_wait(int window, size_t event, uint64_t count, int timeout_ms);
+
+/* margay_fence orders the puts of this rank to each other rank before it before those after it. */
+void margay_fence(void);
+
+/* margay_quiet waits until all puts of this rank are complete, and fails if one was refused. */
+int margay_quiet(int timeout_ms);
 
 /* Upcalls: messages with the verdict MARGAY_UPCALL.
  *

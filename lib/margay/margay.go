@@ -21,8 +21,12 @@
 // which reports whether there is room. A message that an extension turns into an upcall runs its
 // handler at once, if Upcalls has been called.
 //
-// Locks, outermost first: Job.handling (held while messages are taken and their handlers run, which
-// may send and ask), Job.sending, Job.asking, Job.mu.
+// Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations. Put, Get,
+// FetchAdd and CompareSwap reach memory of other ranks, which they have opened by Window.
+//
+// Locks, outermost first: Job.calling (one collective operation at a time), Job.handling (held
+// while messages are taken and their handlers run, which may send and ask), Job.sending,
+// Job.asking, Job.mu.
 package margay
 
 import (
@@ -40,6 +44,7 @@ import (
 
 	"margay/internal/rights"
 	"margay/kernel/abi/wire"
+	"margay/lib/collective"
 )
 
 // MaxPayload is the longest payload of a message, in bytes.
@@ -75,15 +80,21 @@ type Job struct {
 	barriers      atomic.Uint64 // that this rank has entered, on the board
 	peerDoorbells []int         // descriptors by local rank, -1: not fetched; guarded by sending
 
-	asking sync.Mutex // one request at a time
-	calls  uint32     // requests made; guarded by asking
+	asking   sync.Mutex // one request at a time
+	requests uint32     // requests made; guarded by asking
 
 	sending sync.Mutex
 	out     *wire.Outlet
 
+	calling sync.Mutex // held during a collective operation
+	calls   uint32     // collective operations that were begun; guarded by calling
+	broken  error      // a collective operation has failed; guarded by calling
+
 	handling sync.Mutex // held while messages are taken and their handlers run
 	in       *wire.Inlet
 	handlers [wire.MaxHandlers]func(Message)
+	streams  *collective.Streams // guarded by handling
+	remote   remote              // the same
 
 	finalized atomic.Bool // changed under handling and sending: nothing is sent or handled after that
 
@@ -95,6 +106,7 @@ type Job struct {
 	waiters atomic.Int32       // goroutines in sleep; changed under mu
 	closed  error              // ErrClosed or ErrGone; nil: it is not
 	fixed   map[uintptr][]byte // by address: the regions that are mapped where all ranks have them
+	windows map[window][]byte  // of ranks of this node
 }
 
 // Message is an active message, as passed to its handler.
@@ -124,7 +136,7 @@ func Init() (*Job, error) {
 		conn.Close()
 		return nil, ErrNoJob
 	}
-	j := &Job{socket: socket, fixed: make(map[uintptr][]byte)}
+	j := &Job{socket: socket, fixed: make(map[uintptr][]byte), windows: make(map[window][]byte)}
 	j.changed.L = &j.mu
 	if err := j.open(); err != nil {
 		socket.Close()
@@ -177,6 +189,7 @@ func (j *Job) openMemory(area, board *os.File) error {
 	}
 	j.out = wire.NewOutlet(j.area, j.board, j.Size())
 	j.in = wire.NewInlet(j.area, j.board, j.header)
+	j.streams = collective.NewStreams(j.Size())
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
 }
@@ -231,48 +244,6 @@ func (j *Job) Handle(number int, f func(Message)) {
 	j.handlers[number] = f
 }
 
-// Send sends a message to a rank, which may be this one. While the send ring is full it waits and
-// handles messages.
-func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, payload []byte) error {
-	for {
-		ok, err := j.Post(rank, handler, args, payload)
-		if ok || err != nil {
-			return err
-		}
-		err = j.wait(ctx, func(int) bool {
-			j.sending.Lock()
-			defer j.sending.Unlock()
-			return !j.out.Wait(uint32(rank), len(payload))
-		})
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// Post is Send without waiting: it reports whether there was room for the message.
-func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, error) {
-	if rank < 0 || rank >= j.Size() {
-		return false, fmt.Errorf("margay: there is no rank %d, but ranks 0 to %d", rank, j.Size()-1)
-	}
-	if handler < 0 || handler >= wire.MaxHandlers {
-		return false, fmt.Errorf("margay: there is no handler %d, but handlers 0 to %d", handler, wire.MaxHandlers-1)
-	}
-	j.sending.Lock()
-	defer j.sending.Unlock()
-	if j.finalized.Load() {
-		return false, ErrClosed
-	}
-	ok, wake, err := j.out.Push(&wire.Record{Handler: uint16(handler), Peer: uint32(rank), Args: args, Payload: payload})
-	if err != nil {
-		return false, fmt.Errorf("margay: send: %w", err)
-	}
-	if wake != wire.WakeNobody {
-		j.wake(wake)
-	}
-	return ok, nil
-}
-
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after
 // Finalize.
 func (j *Job) Poll() int {
@@ -322,11 +293,7 @@ func (j *Job) handle(r *wire.Record, ok bool, err error) bool {
 	if !ok {
 		return false
 	}
-	handler := j.handlers[r.Handler%wire.MaxHandlers]
-	if handler == nil {
-		panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), r.Handler, r.Peer))
-	}
-	handler(Message{Source: int(r.Peer), Node: int(r.Node), Handler: int(r.Handler), Args: r.Args, Payload: r.Payload})
+	j.dispatch(r)
 	// A sender may wait for this message's room.
 	if wake := j.in.Done(); wake != wire.WakeNobody {
 		j.sending.Lock()
@@ -334,6 +301,34 @@ func (j *Job) handle(r *wire.Record, ok bool, err error) bool {
 		j.wake(wake)
 	}
 	return true
+}
+
+// dispatch calls the handler of a message. The caller holds Job.handling.
+func (j *Job) dispatch(r *wire.Record) {
+	var err error
+	switch r.Handler {
+	case wire.HandlerCollective:
+		err = j.streams.Arrive(int(r.Peer), r.Args, r.Payload)
+	case wire.HandlerRemote:
+		err = j.answered(r)
+	default:
+		j.run(r)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("margay: rank %d got a message from rank %d: %v", j.Rank(), r.Peer, err))
+	}
+}
+
+// run runs the application's handler of a message. The caller holds Job.handling.
+func (j *Job) run(r *wire.Record) {
+	var handler func(Message)
+	if int(r.Handler) < len(j.handlers) {
+		handler = j.handlers[r.Handler]
+	}
+	if handler == nil {
+		panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), r.Handler, r.Peer))
+	}
+	handler(Message{Source: int(r.Peer), Node: int(r.Node), Handler: int(r.Handler), Args: r.Args, Payload: r.Payload})
 }
 
 // WaitFor handles messages until done returns true. It calls done first, and again after any
@@ -428,8 +423,8 @@ func (j *Job) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File, error)
 // askOnce sends a request and waits for its answer. Any other answer is a duplicate from the node
 // kernel.
 func (j *Job) askOnce(q wire.Request, give *os.File) (wire.Reply, []*os.File, error) {
-	j.calls++
-	q.Call = j.calls
+	j.requests++
+	q.Call = j.requests
 	packet, err := q.Encode()
 	if err != nil {
 		return wire.Reply{}, nil, err

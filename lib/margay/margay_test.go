@@ -87,6 +87,16 @@ func rank(mode []string) error {
 		return list(job, mode[1])
 	case "finalized":
 		return finalized(ctx, job)
+	case "calls":
+		return calls(ctx, job)
+	case "overdue":
+		ctx, cancel := context.WithTimeout(ctx, 400*time.Millisecond)
+		defer cancel()
+		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
+	case "windows":
+		return windows(ctx, job, mode[1], mode[2])
+	case "collect":
+		return collect(ctx, job, mode[1], mode[2])
 	}
 	return nil
 }
@@ -249,6 +259,7 @@ func finalized(ctx context.Context, job *margay.Job) error {
 		func() error { _, err := x.Stats(); return err },
 		func() error { _, err := x.State("m"); return err },
 		x.Remove,
+		func() error { return margay.Broadcast(ctx, job, 0, make([]byte, 8)) },
 	} {
 		if err := call(); errors.Is(err, margay.ErrClosed) {
 			fmt.Println(err)

@@ -1,5 +1,8 @@
-// Package ranktest plays the node kernel for one rank, and has one contract suite for all
-// application libraries. A library takes part with a program that implements the modes of Suite.
+// Package ranktest plays the node kernel for one rank, or for a job of several, and has one
+// contract suite for all application libraries. A library takes part with a program that implements
+// the modes of Suite.
+//
+// Locks: regions.mu and text.mu; neither is taken while the other is held.
 package ranktest
 
 import (
@@ -37,15 +40,13 @@ type Kernel struct {
 	doorbell            *net.UnixConn
 	theirs              *os.File // the rank's end of the doorbell
 	upcallDoorbell      *net.UnixConn
-	theirUpcallDoorbell *os.File   // the rank's end of the upcall doorbell
-	boards              *os.File   // the memory of board
-	bells               []*os.File // the peer doorbells by local rank
-	board               *wire.Board
-	area                *wire.Area
-	local               int // the rank's local rank
-	send                *wire.Consumer
-	receive             *wire.Producer
-	upcalls             *wire.Producer
+	theirUpcallDoorbell *os.File // the rank's end of the upcall doorbell
+	*commons
+	area    *wire.Area
+	local   int // the rank's local rank
+	send    *wire.Consumer
+	receive *wire.Producer
+	upcalls *wire.Producer
 }
 
 // text is what a program has printed so far.
@@ -78,9 +79,15 @@ func Start(t *testing.T, program func(ctx context.Context, mode ...string) *exec
 // start starts the program with a mode, as a rank with that place.
 func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *Kernel {
 	t.Helper()
+	return startIn(t, newCommons(t, int(header.LocalSize)), header, nodes, program, mode...)
+}
+
+// startIn is start with the commons of the rank's node.
+func startIn(t *testing.T, c *commons, header wire.Header, nodes []uint32, program Program, mode ...string) *Kernel {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lifetime)
 	t.Cleanup(cancel)
-	k := &Kernel{t: t, cmd: program(ctx, mode...), local: int(header.LocalRank)}
+	k := &Kernel{t: t, cmd: program(ctx, mode...), local: int(header.LocalRank), commons: c}
 	var far *os.File
 	k.socket, far = pair(t, unix.SOCK_SEQPACKET)
 	k.doorbell, k.theirs = pair(t, unix.SOCK_STREAM)
@@ -88,22 +95,11 @@ func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx co
 	if err := unix.SetNonblock(int(k.theirUpcallDoorbell.Fd()), false); err != nil {
 		t.Fatal(err)
 	}
-	var mem, board []byte
+	var mem []byte
 	k.memory, mem = mapped(t, "area", wire.AreaSize(int(header.Size)))
-	k.boards, board = mapped(t, "board", wire.BoardSize(int(header.LocalSize)))
 	var err error
 	if k.area, err = wire.NewArea(mem, header, nodes); err != nil {
 		t.Fatal(err)
-	}
-	if k.board, err = wire.OpenBoard(board, int(header.LocalSize)); err != nil {
-		t.Fatal(err)
-	}
-	for range header.LocalSize {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-		if err != nil {
-			t.Fatal(err)
-		}
-		k.bells = append(k.bells, os.NewFile(uintptr(fd), "doorbell"))
 	}
 	k.send, k.receive, k.upcalls = k.area.SendConsumer(), k.area.ReceiveProducer(), k.area.UpcallProducer()
 	k.cmd.ExtraFiles = []*os.File{far}
@@ -123,7 +119,6 @@ func start(t *testing.T, header wire.Header, nodes []uint32, program func(ctx co
 		k.theirs.Close()
 		k.upcallDoorbell.Close()
 		k.theirUpcallDoorbell.Close()
-		rights.Close(k.bells)
 	})
 	return k
 }
@@ -385,7 +380,12 @@ func payload(i int) []byte {
 //	finalized   has a handler for messages for handler 5, which ends it with the status 1; inserts "object" as it is; finalizes,
 //	            which must succeed; prints "finalized"; waits for the end of its input; polls, for nothing; and prints the error of
 //	            each call that fails from then on, a line for each: send, post, wait, wait for a condition that holds, barrier,
-//	            finalize, region, fixed region, insert, stats, state and remove
+//	            finalize, region, fixed region, insert, stats, state, remove and broadcast
+//	calls       prints the error of a sum of int32 for rank 9, of "and" of 1 float64 in all ranks, of a broadcast of 8 bytes from
+//	            rank 0, and of gathering them in all ranks; and ends
+//	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 400 ms, and ends
+//	collect     see Collectives
+//	windows     see Windows
 func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is not a rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
@@ -467,6 +467,11 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("services", func(t *testing.T) { services(t, program) })
 	t.Run("list", func(t *testing.T) { list(t, program) })
 	t.Run("finalized", func(t *testing.T) { finalized(t, program) })
+	t.Run("calls", func(t *testing.T) { calls(t, program) })
+	t.Run("overdue", func(t *testing.T) { overdue(t, program) })
+	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
+	t.Run("windows", func(t *testing.T) { Windows(t, seed, program) })
+	t.Run("collectives", func(t *testing.T) { Collectives(t, seed, program) })
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
 	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
@@ -663,8 +668,8 @@ func finalized(t *testing.T, program func(ctx context.Context, mode ...string) *
 			t.Errorf("a call says %q", line)
 		}
 	}
-	if len(says) != 12 {
-		t.Errorf("%d calls of 12 fail: %q", len(says), says)
+	if len(says) != 13 {
+		t.Errorf("%d calls of 13 fail: %q", len(says), says)
 	}
 	if k.receive.Empty() || k.upcalls.Empty() {
 		t.Error("it has taken a message that came after it had finalized")

@@ -480,7 +480,7 @@ func TestOldNodeImage(t *testing.T) {
 func TestOldLibrary(t *testing.T) {
 	m := use(t, "hosted")
 	r := m.run(3, filepath.Join(scratch, "oldlib"))
-	if !strings.Contains(r.stdout, "the library speaks version 44 of the application interface, this node kernel version 3") {
+	if !strings.Contains(r.stdout, "the library speaks version 45 of the application interface, this node kernel version 4") {
 		t.Error(r)
 	}
 }

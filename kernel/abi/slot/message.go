@@ -7,7 +7,8 @@ import "margay/kernel/abi/wire"
 const MaxMessage = wire.MaxPayload
 
 // MessageContext is what an extension in the message slot gets: struct margay_message. The system
-// has written the source fields, so they are true. Behind Length, Data is zero.
+// has written the source fields, so they are true. Behind Length, Data is zero. Extensions do not
+// see the messages of the libraries, whose handlers are wire.MaxHandlers and more.
 type MessageContext struct {
 	Job        uint32
 	SourceNode uint32

@@ -75,6 +75,12 @@
 //   - a rank that finds a message in a channel handles everything that is in its upcall and receive
 //     rings by then first. Messages of that source that were sent earlier are there.
 //
+// # Handlers of the libraries
+//
+// A message with a handler of MaxHandlers or more is between the libraries of two ranks, or a rank
+// and a node kernel: Call for collective operations, Remote for accesses to windows. No extension
+// sees it.
+//
 // # The board
 //
 // The ranks of a job on one node share a board, which the node kernel reads, too. Each has 128
@@ -106,7 +112,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 3
+const Version = 4
 
 // Names in a rank's environment.
 const (

@@ -1,10 +1,10 @@
-/* The layouts of the application interface, version 3: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 4: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 3
+#define WIRE_VERSION 4
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -79,6 +79,34 @@ struct wire_record {
 	uint32_t after;
 	uint64_t args[2];
 };
+
+/* Messages of the libraries (kernel/abi/wire, Call). */
+#define WIRE_HANDLER_COLLECTIVE 256
+#define WIRE_COLLECTIVE_WINDOW 16
+#define WIRE_MAX_CALL_LENGTH ((UINT64_C(1) << 48) - 1)
+
+#define WIRE_CALL_BROADCAST 1
+#define WIRE_CALL_REDUCE 2
+#define WIRE_CALL_ALL_REDUCE 3
+#define WIRE_CALL_GATHER 4
+#define WIRE_CALL_ALL_GATHER 5
+#define WIRE_CALL_CREDIT 6
+#define WIRE_CALL_PROBE 7
+
+#define WIRE_OP_USER 7
+
+/* The same, Remote. */
+#define WIRE_HANDLER_REMOTE 257
+
+#define WIRE_REMOTE_PUT 1
+#define WIRE_REMOTE_GET 2
+#define WIRE_REMOTE_ADD 3
+#define WIRE_REMOTE_SWAP 4
+#define WIRE_REMOTE_REPLY 5
+
+#define WIRE_REMOTE_OK 0
+#define WIRE_REMOTE_NO_WINDOW 1
+#define WIRE_REMOTE_OUTSIDE 2
 
 /* Requests. */
 #define WIRE_HELLO 1

@@ -4,19 +4,45 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"margay/internal/check"
 	"margay/lib/ranktest"
 )
 
+// library is the source of the library.
+var library = []string{"../margay.c", "../collective.c", "../window.c"}
+
 func TestContract(t *testing.T) {
 	source, err := os.ReadFile("testdata/rank.c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := build(t, string(source), "../margay.c")
-	ranktest.Suite(t, check.Seed(t), func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) })
+	ranktest.Suite(t, check.Seed(t), command(build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...)))
+}
+
+// command returns commands that run a program.
+func command(program string) ranktest.Program {
+	return func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) }
+}
+
+// Ranks with this library and Go ranks make collective calls together.
+func TestMixed(t *testing.T) {
+	source, err := os.ReadFile("testdata/rank.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inC := build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...)
+	inGo := filepath.Join(t.TempDir(), "rank")
+	if out, err := exec.Command("go", "test", "-c", "-o", inGo, "margay/lib/margay").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	seed, goes := check.Seed(t), func(ctx context.Context, mode ...string) *exec.Cmd {
+		return exec.CommandContext(ctx, inGo, append([]string{"rank"}, mode...)...)
+	}
+	t.Run("collectives", func(t *testing.T) { ranktest.Collectives(t, seed, command(inC), goes) })
+	t.Run("windows", func(t *testing.T) { ranktest.Windows(t, seed, command(inC), goes) })
 }
 
 // What the library cannot do without a job it says, and does not crash.
@@ -25,7 +51,7 @@ func TestWithoutInit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(build(t, string(source), "../margay.c")).CombinedOutput(); err != nil {
+	if out, err := exec.Command(build(t, string(source), library...)).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 }

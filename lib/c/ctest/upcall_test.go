@@ -36,7 +36,7 @@ func startUpcalls(t *testing.T, mode string, n int) *upcalls {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := build(t, string(source), "../margay.c", "-lm", "-lpthread")
+	program := build(t, string(source), append(library, "-lm", "-lpthread")...)
 	k := ranktest.Start(t, func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) }, mode, fmt.Sprint(n))
 	k.Greet()
 	return &upcalls{Kernel: k, t: t}

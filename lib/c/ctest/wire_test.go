@@ -47,6 +47,19 @@ var same = map[string]string{
 	"OpChannel": "WIRE_CHANNEL", "OpDoorbell": "WIRE_DOORBELL",
 	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
+	"HandlerCollective": "WIRE_HANDLER_COLLECTIVE", "CollectiveWindow": "WIRE_COLLECTIVE_WINDOW", "MaxCallLength": "WIRE_MAX_CALL_LENGTH",
+	"CallBroadcast": "WIRE_CALL_BROADCAST", "CallReduce": "WIRE_CALL_REDUCE", "CallAllReduce": "WIRE_CALL_ALL_REDUCE", "CallGather": "WIRE_CALL_GATHER",
+	"CallAllGather": "WIRE_CALL_ALL_GATHER", "CallCredit": "WIRE_CALL_CREDIT", "CallProbe": "WIRE_CALL_PROBE",
+	"TypeInt32": "MARGAY_INT32", "TypeInt64": "MARGAY_INT64", "TypeUint32": "MARGAY_UINT32", "TypeUint64": "MARGAY_UINT64",
+	"TypeFloat32": "MARGAY_FLOAT32", "TypeFloat64": "MARGAY_FLOAT64",
+	"OpSum": "MARGAY_SUM", "OpMin": "MARGAY_MIN", "OpMax": "MARGAY_MAX", "OpAnd": "MARGAY_AND", "OpOr": "MARGAY_OR", "OpXor": "MARGAY_XOR",
+	"OpUser": "WIRE_OP_USER",
+
+	"HandlerRemote": "WIRE_HANDLER_REMOTE", "MaxWindows": "MARGAY_MAX_WINDOWS",
+	"RemotePut": "WIRE_REMOTE_PUT", "RemoteGet": "WIRE_REMOTE_GET", "RemoteAdd": "WIRE_REMOTE_ADD", "RemoteSwap": "WIRE_REMOTE_SWAP",
+	"RemoteReply": "WIRE_REMOTE_REPLY", "RemoteOK": "WIRE_REMOTE_OK", "RemoteNoWindow": "WIRE_REMOTE_NO_WINDOW",
+	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
+
 	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
 	"ReplySize":  "sizeof(struct wire_reply)",

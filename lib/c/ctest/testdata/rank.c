@@ -6,6 +6,9 @@
 
 #include "margay.h"
 
+void collect(const char *seed, const char *count);
+void windows(const char *seed, const char *count);
+
 static struct message {
 	int source;
 	uint64_t args[2];
@@ -198,6 +201,18 @@ static void finalized(void)
 	says(margay_stats(x, &stats) == -1);
 	says(margay_state(x, "m", &state) == -1);
 	says(margay_remove(x) == -1);
+	says(margay_broadcast(0, &stats, 8, 1000) == -1);
+}
+
+static void calls(void)
+{
+	double in = 0, out;
+	int32_t number = 0;
+	char eight[8], all[3 * sizeof eight];
+	says(margay_reduce(9, &number, &number, 1, MARGAY_INT32, MARGAY_SUM, 1000) == -1);
+	says(margay_allreduce(&in, &out, 1, MARGAY_FLOAT64, MARGAY_AND, 1000) == -1);
+	says(margay_broadcast(0, eight, sizeof eight, 20000) == -1);
+	says(margay_allgather(eight, sizeof eight, all, 1000) == -1);
 }
 
 int main(int argc, char **argv)
@@ -227,6 +242,15 @@ int main(int argc, char **argv)
 		compute(atoi(argv[2]));
 	} else if (strcmp(argv[1], "finalized") == 0) {
 		finalized();
+	} else if (strcmp(argv[1], "calls") == 0) {
+		calls();
+	} else if (strcmp(argv[1], "overdue") == 0) {
+		char eight[8];
+		says(margay_broadcast(0, eight, sizeof eight, 400) == -1);
+	} else if (strcmp(argv[1], "windows") == 0) {
+		windows(argv[2], argv[3]);
+	} else if (strcmp(argv[1], "collect") == 0) {
+		collect(argv[2], argv[3]);
 	} else {
 		services();
 	}

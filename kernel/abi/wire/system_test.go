@@ -1,0 +1,86 @@
+package wire
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// A call that was read is what was written.
+func FuzzParseCall(f *testing.F) {
+	f.Add(uint64(1), uint64(1<<48|8), 8, 3)
+	f.Add(uint64(2<<32), uint64(6<<48|8), 0, 3)
+	f.Fuzz(func(t *testing.T, first, second uint64, payload, size int) {
+		if payload < 0 || size < 1 {
+			return
+		}
+		args := [2]uint64{first, second}
+		c, err := ParseCall(args, payload, size)
+		if err != nil {
+			if !errors.Is(err, ErrChunk) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if c.Args() != args || int(c.Root) >= size || payload > MaxPayload || strings.Contains(c.String(), "number") {
+			t.Errorf("%#x becomes %+v", args, c)
+		}
+	})
+}
+
+func TestParseCall(t *testing.T) {
+	good := Call{Number: 1<<32 - 1, Root: 2, Kind: CallReduce, Type: TypeFloat64, Op: OpUser, Length: MaxCallLength}
+	if c, err := ParseCall(good.Args(), 1, 3); err != nil || c != good {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for name, bad := range map[string]struct {
+		args    [2]uint64
+		payload int
+	}{
+		"kind 0":            {[2]uint64{0, 8}, 8},
+		"kind 8":            {[2]uint64{0, 8 | 8<<48}, 8},
+		"type 7":            {[2]uint64{0, 8 | 2<<48 | 7<<52}, 8},
+		"operation 8":       {[2]uint64{0, 8 | 2<<48 | 8<<56}, 8},
+		"reserved bits":     {[2]uint64{0, 8 | 2<<48 | 1<<60}, 8},
+		"root 3":            {[2]uint64{3 << 32, 8 | 2<<48}, 8},
+		"no data":           {[2]uint64{0, 8 | 2<<48}, 0},
+		"data of no length": {[2]uint64{0, 2 << 48}, 8},
+		"credit with data":  {[2]uint64{0, 6 << 48}, 8},
+		"too long":          {[2]uint64{0, 8 | 2<<48}, MaxPayload + 1},
+	} {
+		if c, err := ParseCall(bad.args, bad.payload, 3); !errors.Is(err, ErrChunk) {
+			t.Errorf("%s: %+v, %v", name, c, err)
+		}
+	}
+}
+
+// A request or an answer is read as it was written, and an access within a window ends in it.
+func FuzzParseRemote(f *testing.F) {
+	f.Add(uint64(1<<32|8<<48), uint64(8), 8, 16)
+	f.Add(uint64(4<<32|16<<48), uint64(1<<64-8), 16, 16)
+	f.Fuzz(func(t *testing.T, first, second uint64, payload, size int) {
+		if payload < 0 || size < 0 {
+			return
+		}
+		args := [2]uint64{first, second}
+		r, err := ParseRemote(args, payload)
+		if err != nil {
+			if !errors.Is(err, ErrRemote) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if r.Args() != args || payload > MaxPayload || r.Length > MaxPayload {
+			t.Errorf("%#x becomes %+v", args, r)
+		}
+		length := int(r.Length)
+		if r.Kind == RemoteAdd || r.Kind == RemoteSwap {
+			length = 8
+		}
+		if r.Within(size) {
+			if r.Offset > uint64(size) || int(r.Offset)+length > size {
+				t.Errorf("%+v is said to be within %d bytes", r, size)
+			}
+		}
+	})
+}

@@ -1,0 +1,43 @@
+/* internal.h: what the files of the C library share. Applications do not include it. */
+#ifndef MARGAY_INTERNAL_H
+#define MARGAY_INTERNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "margay.h"
+
+/* margay_in_fail sets margay_error() and returns -1. */
+int margay_in_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* margay_in_no_job fails if this process has not joined its job or has left it. */
+int margay_in_no_job(void);
+
+/* margay_in_handler reports whether a handler runs. */
+int margay_in_handler(void);
+
+/* margay_in_now returns the time in nanoseconds, and margay_in_left the milliseconds until a
+ * deadline, at least 0; -1 for the deadline -1, which is none. */
+int64_t margay_in_now(void);
+int margay_in_left(int64_t deadline);
+
+/* margay_in_wait handles messages until done(n, arg) is true; n is the number handled. It returns
+ * -1 after the time-out and -2 when the node kernel is gone. */
+int margay_in_wait(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms);
+
+/* margay_in_post and margay_in_send are margay_post and margay_send to any handler, in a job, with
+ * valid arguments. */
+int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
+int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length, int64_t deadline);
+
+/* margay_in_arrive takes a message of WIRE_HANDLER_COLLECTIVE. It returns -1 if that makes no
+ * sense. The sender may have written anything. */
+int margay_in_arrive(const struct margay_am *message);
+
+/* margay_in_answer takes a message of WIRE_HANDLER_REMOTE, as margay_in_arrive does. */
+int margay_in_answer(const struct margay_am *message);
+
+/* margay_in_wake wakes a rank of this node if it sleeps: something changed that it may wait for. */
+void margay_in_wake(int rank);
+
+#endif

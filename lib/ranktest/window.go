@@ -1,0 +1,140 @@
+package ranktest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/internal/rights"
+	"margay/kernel/abi/wire"
+)
+
+// regions is the regions of the nodes of a job.
+type regions struct {
+	t      *testing.T
+	mu     sync.Mutex
+	files  map[string]*os.File
+	memory map[string][]byte
+}
+
+// answer answers the requests of a rank for regions until the rank has ended.
+func (r *regions) answer(k *Kernel, node uint32) {
+	buf := make([]byte, wire.MaxRequest+1)
+	for {
+		n, err := k.socket.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		q, err := wire.DecodeRequest(buf[:n])
+		reply, files := wire.Reply{Status: wire.StatusInvalid}, []*os.File(nil)
+		switch {
+		case err == nil && q.Op == wire.OpRegion:
+			reply, files = r.region(fmt.Sprint(node, " ", q.Name), int(q.Value))
+		case err == nil && q.Op == wire.OpDoorbell:
+			reply, files = wire.Reply{}, []*os.File{k.bells[q.Value]}
+		}
+		reply.Call = q.Call
+		// It fails when the rank has ended.
+		_, _, _ = k.socket.WriteMsgUnix(reply.Encode(), rights.Encode(files...), nil)
+	}
+}
+
+func (r *regions) region(name string, size int) (wire.Reply, []*os.File) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.files[name] == nil {
+		if size == 0 {
+			return wire.Reply{Status: wire.StatusNotFound, Text: "region not found"}, nil
+		}
+		fd, err := unix.MemfdCreate("region", unix.MFD_CLOEXEC)
+		if err != nil {
+			return wire.Reply{Status: wire.StatusFailed, Text: err.Error()}, nil
+		}
+		f := os.NewFile(uintptr(fd), "region")
+		memory := []byte(nil)
+		if err = f.Truncate(int64(size)); err == nil {
+			memory, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		}
+		if err != nil {
+			return wire.Reply{Status: wire.StatusFailed, Text: err.Error()}, nil
+		}
+		r.files[name], r.memory[name] = f, memory
+	}
+	return wire.Reply{Values: [8]uint64{uint64(len(r.memory[name]))}}, []*os.File{r.files[name]}
+}
+
+func (r *regions) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name := range maps.Keys(r.files) {
+		r.files[name].Close()
+		_ = unix.Munmap(r.memory[name])
+	}
+}
+
+// serve carries out a request about a window, as a node kernel does, and returns the answer.
+func (r *regions) serve(request wire.Record, target int, node uint32) wire.Record {
+	r.t.Helper()
+	q, err := wire.ParseRemote(request.Args, len(request.Payload))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.mu.Lock()
+	memory := r.memory[fmt.Sprint(node, " ", wire.WindowName(int(q.Window), target))]
+	r.mu.Unlock()
+	answer := wire.Remote{Token: q.Token, Kind: wire.RemoteReply}
+	var data []byte
+	switch {
+	case memory == nil:
+		answer.Status = wire.RemoteNoWindow
+	case !q.Within(len(memory)):
+		answer.Status = wire.RemoteOutside
+	case q.Kind == wire.RemotePut:
+		copy(memory[q.Offset:], request.Payload)
+	case q.Kind == wire.RemoteGet:
+		data = slices.Clone(memory[q.Offset:][:q.Length])
+	default:
+		data = atomically(memory[q.Offset:], q.Kind, request.Payload)
+	}
+	answer.Length = uint16(len(data))
+	return wire.Record{Handler: wire.HandlerRemote, Args: answer.Args(), Payload: data}
+}
+
+// atomically makes an access to the word at the beginning of memory, and returns the old one.
+func atomically(memory []byte, kind wire.RemoteKind, payload []byte) []byte {
+	word, value := wordOf(memory), binary.LittleEndian.Uint64(payload)
+	if kind == wire.RemoteAdd {
+		return binary.LittleEndian.AppendUint64(nil, word.Add(value)-value)
+	}
+	for {
+		old := word.Load()
+		if old != value || word.CompareAndSwap(value, binary.LittleEndian.Uint64(payload[8:])) {
+			return binary.LittleEndian.AppendUint64(nil, old)
+		}
+	}
+}
+
+// Windows: ranks that run the programs in turn use each other's windows. Each rank compares what it
+// reads with what it has written. The program's mode is
+//
+//	windows SEED N    makes N random accesses to its own part of each rank's window, counts in a word of rank 0 together with
+//	                  all ranks, passes data with events around a ring, makes an access to no window and one outside a window,
+//	                  which must fail, and prints "whole"; then it finalizes
+func Windows(t *testing.T, seed uint64, programs ...Program) {
+	for _, size := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			j := startJob(t, size, programs, "windows", fmt.Sprint(seed), "200")
+			for rank, output := range j.finish() {
+				if output != "whole" {
+					t.Errorf("rank %d says %q", rank, output)
+				}
+			}
+		})
+	}
+}

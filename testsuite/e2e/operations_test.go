@@ -1,0 +1,59 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"margay/internal/check"
+)
+
+// operationPrograms compiles the ranks of the libraries' contract suite, in C and in Go.
+func operationPrograms(t *testing.T) (inC, inGo string) {
+	t.Helper()
+	inC, inGo = filepath.Join(t.TempDir(), "c"), filepath.Join(t.TempDir(), "go")
+	const source = "../../lib/c/ctest/testdata/"
+	build := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-o", inGo, "margay/lib/margay")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	for _, c := range []*exec.Cmd{
+		exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", source+"rank.c", source+"collect.c", source+"windows.c", filepath.Join(bin, "libmargay.a"), "-lm", "-o", inC),
+		build,
+	} {
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return inC, inGo
+}
+
+// Ranks in C and in Go make random collective calls together, and use each other's windows, on
+// their node and on others, and all get the same results; and when one ends instead, the job ends
+// and says so.
+func TestOperations(t *testing.T) {
+	inC, inGo := operationPrograms(t)
+	seed := check.Seed(t)
+	onBoth(t, func(t *testing.T, m *machine) {
+		calls, accesses := 60, 300
+		if !m.hosted() {
+			calls, accesses = 12, 30
+		}
+		run := func(code int, mode string, n int, first string) result {
+			script := fmt.Sprintf("%s; case $MARGAY_RANK in 0|3) exec %s %s %d %d ;; *) exec %s rank %[3]s %d %[5]d ;; esac", first, inC, mode, seed, n, inGo, seed)
+			return m.run(code, "-n", "4", "--with", inC, "--with", inGo, "sh", "-c", script)
+		}
+		r := run(0, "collect", calls, ":")
+		if lines := strings.Fields(r.stdout); len(lines) != 4 || strings.Count(r.stdout, lines[0]) != 4 {
+			t.Errorf("the results are not equal: %v", r)
+		}
+		if r = run(0, "windows", accesses, ":"); r.stdout != strings.Repeat("whole\n", 4) {
+			t.Errorf("the windows are not whole: %v", r)
+		}
+		r = run(125, "collect", calls, "if [ $MARGAY_RANK = 3 ]; then exit 0; fi")
+		if !strings.Contains(r.stderr, "to rank 3") || !strings.Contains(r.stderr, "which has ended") {
+			t.Errorf("the job does not say that rank 3 has ended: %v", r)
+		}
+	})
+}
