@@ -6,7 +6,9 @@
 // frame) to the target's node (package fabric). Messages for ranks of the same node are handed over
 // as they are, and most of them take a channel and never come here (package channel). On the
 // target's node the message extensions of the job decide about the message (package extension): it
-// is finished, or it goes into a ring of the target, or on to another rank.
+// is finished, or it goes into a ring of the target, or on to another rank. Messages between the
+// libraries pass no extension. Requests about windows are carried out here, in the memory of the
+// region, and forwarded to their source as answers.
 // Barriers (package collective) end when all messages from before them have arrived.
 //
 // Engine has the messages of a node, Job the messages of one job, and rank sends for one rank.

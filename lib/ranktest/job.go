@@ -225,7 +225,8 @@ func nonsense(t *testing.T, program Program) {
 		"credit": {Handler: wire.HandlerCollective, Args: wire.Call{Kind: wire.CallCredit, Length: 1}.Args()},
 		"source": {Handler: wire.HandlerCollective, Peer: 3, Args: wire.Call{Kind: wire.CallProbe}.Args()},
 		"number": {Handler: wire.HandlerCollective + 99},
-		// Answers about windows: to no request, from another rank, and a request, which is the node kernel's.
+		// Answers about windows: to no request, and from another rank; and a request, which is the
+		// node kernel's.
 		"answer":   {Handler: wire.HandlerRemote, Peer: 1, Args: wire.Remote{Kind: wire.RemoteReply}.Args()},
 		"stranger": {Handler: wire.HandlerRemote, Peer: 0, Args: wire.Remote{Kind: wire.RemoteReply}.Args()},
 		"request":  {Handler: wire.HandlerRemote, Peer: 1, Args: wire.Remote{Kind: wire.RemoteGet, Length: 8}.Args()},
