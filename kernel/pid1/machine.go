@@ -49,8 +49,11 @@ func withhold() error {
 }
 
 // SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and
-// configures the network.
+// configures the network. It does nothing in a root that is not of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
+	if err := checkInitial("/"); err != nil {
+		return node.Config{}, err
+	}
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
@@ -65,6 +68,19 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 		return config, fmt.Errorf("set host name: %w", err)
 	}
 	return config, configureNetwork(config)
+}
+
+// checkInitial returns an error unless a folder is in a file system in memory, as the root of a
+// node image is. A container's usually is not.
+func checkInitial(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("look at the root: %w", err)
+	}
+	if st.Type != unix.RAMFS_MAGIC && st.Type != unix.TMPFS_MAGIC {
+		return fmt.Errorf("%s is in a file system of type %#x: a node runs from its image, in memory", dir, st.Type)
+	}
+	return nil
 }
 
 // Mount makes a root that jobs can exchange for theirs, and mounts on it what the kernel provides.

@@ -49,6 +49,16 @@ func machine(string) error {
 	return describe(got)
 }
 
+// A machine's PID 1 does nothing to a root that is not of a node image.
+func TestForeignRoot(t *testing.T) {
+	if err := pid1.CheckInitial("/proc"); err == nil || !strings.Contains(err.Error(), "a node runs from its image") {
+		t.Errorf("in /proc: %v", err)
+	}
+	if err := pid1.CheckInitial(filepath.Join(t.TempDir(), "missing")); err == nil {
+		t.Error("in a folder that is missing: no error")
+	}
+}
+
 func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
 // makeCard makes the network card that the configuration is about, and another one.

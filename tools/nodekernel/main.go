@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -31,7 +32,7 @@ var version = "unknown"
 const self = "/proc/self/exe"
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	if err := run(os.Getpid(), os.Args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "margay: %v\n", err)
 		if os.Getpid() == 1 && len(os.Args) == 1 {
 			pid1.Machine{}.Off() // a kernel whose first process ends panics
@@ -43,13 +44,17 @@ func main() {
 // names are what ps and top call a process of this program, by its first argument.
 var names = map[string]string{node.Hosted: "margay-pid1", "kernel": "margay-kernel"}
 
-func run(args []string) error {
+// run refuses to be another process than the first one where its arguments make it that: it mounts
+// over the root that it finds, and sets limits for the whole system.
+func run(pid int, args []string) error {
 	if len(args) > 0 && names[args[0]] != "" {
 		if err := procname.Set(names[args[0]]); err != nil {
 			logf("%v", err)
 		}
 	}
 	switch {
+	case pid != 1 && (len(args) == 0 || args[0] == node.Hosted):
+		return errors.New("nodekernel is the first process of a node; margay machine up starts it")
 	case len(args) == 0:
 		return pid1.Main(pid1.Machine{}, []string{self, "kernel"})
 	case args[0] == node.Hosted && len(args) == 4:

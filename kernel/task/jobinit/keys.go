@@ -38,8 +38,8 @@ func forgetOwnKeys(uid int) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 		return errno
 	}
-	// Both are looked up first: Linux makes those that are missing, and finds neither as long as one
-	// of them is invalid but not yet removed.
+	// Both are looked up first: Linux makes those that are missing, and finds neither as long as
+	// one of them is invalid but not yet removed.
 	rings := make([]int, 0, 2)
 	for _, ring := range []int{unix.KEY_SPEC_USER_SESSION_KEYRING, unix.KEY_SPEC_USER_KEYRING} {
 		number, err := unix.KeyctlGetKeyringID(ring, false)
