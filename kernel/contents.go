@@ -42,6 +42,13 @@ func (n *Node) openContents(root *os.File) {
 		n.config.Log("each job brings all its files: %v", err)
 		return
 	}
+	if folder := n.config.Contents; folder != "" {
+		if err := content.Mount(root, folder); err != nil {
+			n.config.Log("each job has copies of its program and libraries: %v", err)
+		} else {
+			n.contentFolder = folder
+		}
+	}
 	n.contents.Store(store)
 }
 
@@ -65,7 +72,7 @@ func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return lacking, j.container.Give(digests, files)
+	return lacking, j.container.Give(n.contentFolder, digests, files)
 }
 
 // Content implements task.Handler.

@@ -84,6 +84,10 @@ type Config struct {
 	Link    *link.Conn
 	Sink    Sink
 
+	// Contents is where the node mounts the files that jobs have brought, so that jobs share the memory of programs and libraries.
+	// Empty: nowhere, and each job has copies.
+	Contents string
+
 	// Scheduler opens what gives shared cores to their processes, which may take long, and says what is missing. nil: Linux does
 	// as it likes.
 	Scheduler func() (s Scheduler, lacks []string)
@@ -99,11 +103,12 @@ type Node struct {
 
 	hugePages error // why there are none on request; nil: there are
 
-	messages   *message.Engine
-	extensions *extension.Manager
-	recorder   *record.Recorder
-	contents   atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
-	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
+	messages      *message.Engine
+	extensions    *extension.Manager
+	recorder      *record.Recorder
+	contents      atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
+	contentFolder string                        // where they are mounted, set before contents; empty: nowhere
+	booted        bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties

@@ -30,6 +30,7 @@ type File struct {
 	Path string // absolute
 	Mode fs.FileMode
 	Size int64 // bytes
+	Code bool  // it is executed: the program, its interpreter, or a library
 
 	content *content // nil: nodes are not asked for it
 }
@@ -85,17 +86,27 @@ func Collect(program string, with []string) (*Files, error) {
 		return nil, err
 	}
 	own := len(f.List)
+	f.isCode(0)
 	for _, name := range with {
 		if err := f.addTree(name); err != nil {
 			return nil, err
 		}
 	}
+	all := len(f.List)
 	for _, file := range f.List[own:] {
 		if err := f.addNeeded(file); err != nil {
 			return nil, err
 		}
 	}
+	f.isCode(all)
 	return f, nil
+}
+
+// isCode notes that the files from first on are executed.
+func (f *Files) isCode(first int) {
+	for i := range f.List[first:] {
+		f.List[first+i].Code = true
+	}
 }
 
 // Size is how many bytes the files take in a RAM disk, at most 2^63 - 4096: sparse files may say
@@ -372,6 +383,9 @@ func archiveOne(out *tar.Writer, file File, lacking []uint32) error {
 	}
 	if c := file.content; c != nil {
 		h.PAXRecords = map[string]string{archive.Content: c.digest.String()}
+		if file.Code {
+			h.PAXRecords[archive.Code] = "1"
+		}
 		if !slices.Contains(lacking, uint32(c.index)) {
 			h.Size = 0
 			return out.WriteHeader(h)

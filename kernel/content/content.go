@@ -1,10 +1,11 @@
 // Package content keeps files that jobs have brought to a node, named by the SHA-256 digests of
 // their contents, so that a later job with the same files need not bring them again.
 //
-// The files are in a RAM disk that is mounted in no namespace: only a descriptor of its root leads
-// to it, which PID 1 keeps, so the files survive a restart of the node kernel. The store is bounded
-// by a budget, and gives up the files that were used least recently. A file that a job was given
-// stays open, and whole, although the store gives it up.
+// The files are in a RAM disk that PID 1 keeps a descriptor of, so they survive a restart of the node
+// kernel. It is mounted where only the node's own processes reach it, and job inits show some of the
+// files to their ranks, where nobody can write to them. The store is bounded by a budget, and gives up
+// the files that were used least recently. A file that a job was given stays open, and whole, although
+// the store gives it up.
 //
 // A file is added from a descriptor of the job's own copy, after its data has been copied and its
 // digest computed here. So a job can add any content, but only under its true name, and a job gets a
@@ -30,6 +31,9 @@ import (
 
 // page is what the size of a file is rounded up to in a RAM disk, in bytes.
 const page = 4096
+
+// mode is the permissions of each file: any job may read and execute those that it is given.
+const mode = 0o555
 
 // partial is the name of a file that is being added.
 const partial = "partial"
@@ -59,7 +63,7 @@ type file struct {
 }
 
 // NewDisk makes an empty RAM disk for a store with a budget in bytes. It exists as long as a
-// descriptor of its root.
+// descriptor of its root, or Mount has mounted it.
 func NewDisk(budget int64) (*os.File, error) {
 	fd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -75,11 +79,30 @@ func NewDisk(budget int64) (*os.File, error) {
 	if err := unix.FsconfigCreate(fd); err != nil {
 		return nil, fmt.Errorf("content: make a RAM disk: %w", err)
 	}
-	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID)
 	if err != nil {
 		return nil, fmt.Errorf("content: mount a RAM disk: %w", err)
 	}
 	return os.NewFile(uintptr(mount), "content"), nil
+}
+
+// Mount mounts a RAM disk of NewDisk at path, a folder that is made if it is missing. It does nothing
+// if that has been done before.
+func Mount(root *os.File, path string) error {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	disk, err := root.Stat()
+	if err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	if there, err := os.Stat(path); err == nil && os.SameFile(disk, there) {
+		return nil
+	}
+	if err := unix.MoveMount(int(root.Fd()), "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("content: mount %s: %w", path, err)
+	}
+	return nil
 }
 
 // New makes the store of a folder, which holds what an earlier store of it has left. The folder is
@@ -209,12 +232,15 @@ func (s *Store) check(from *os.File) (size int64, err error) {
 
 // copy writes size bytes to the partial file and compares their digest.
 func (s *Store) copy(digest archive.Digest, from *os.File, size int64) error {
-	fd, err := unix.Openat(int(s.root.Fd()), partial, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o400)
+	fd, err := unix.Openat(int(s.root.Fd()), partial, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, mode)
 	if err != nil {
 		return fmt.Errorf("content: make a file: %w", err)
 	}
 	to := os.NewFile(uintptr(fd), partial)
 	defer to.Close()
+	if err := to.Chmod(mode); err != nil { // whatever the umask is
+		return fmt.Errorf("content: make a file: %w", err)
+	}
 	hash := sha256.New()
 	n, err := io.Copy(io.MultiWriter(to, hash), io.NewSectionReader(from, 0, size))
 	if err != nil {

@@ -24,6 +24,16 @@ func app(args []string) int {
 		fmt.Printf("hello from %d\n", os.Getpid())
 		fmt.Fprintf(os.Stderr, "uid %d\n", os.Getuid())
 		return 7
+	case "code": // tries to change its own program
+		if os.Truncate("/bin/app", 0) == nil {
+			fmt.Println("it is empty now")
+		}
+		fmt.Println(errors.Join(os.Chmod("/bin/app", 0o777), os.Remove("/bin/app"), os.Rename("/bin/app", "/bin/b")))
+		var st unix.Stat_t
+		if err := unix.Stat("/bin/app", &st); err != nil {
+			fmt.Println(err)
+		}
+		fmt.Println("inode", st.Dev, st.Ino)
 	case "cat":
 		io.Copy(os.Stdout, os.Stdin)
 	case "reopen": // copies what it reads, by streams that it opens by name

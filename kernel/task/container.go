@@ -204,11 +204,11 @@ func (c *Container) Keep(item keep.Item) error { return keep.Keep(c.conn, item) 
 func (c *Container) Drop(name string) error { return keep.Drop(c.conn, name) }
 
 // Give passes files to the init that the job's archive names by their digests alone, before Unpack.
-// The files are open for reading and stay the caller's.
-func (c *Container) Give(digests []archive.Digest, files []*os.File) error {
+// The files are open for reading and stay the caller's. They are in folder, unless that is empty.
+func (c *Container) Give(folder string, digests []archive.Digest, files []*os.File) error {
 	for len(files) > 0 {
 		n := min(len(files), link.MaxFiles)
-		m := link.New(Contents, ContentsBody{digests[:n]})
+		m := link.New(Contents, ContentsBody{digests[:n], folder})
 		m.Files = files[:n]
 		if err := c.conn.Send(m); err != nil {
 			return c.lost(Contents, err)

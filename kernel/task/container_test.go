@@ -332,7 +332,7 @@ func TestContents(t *testing.T) {
 		}
 		e := newEvents()
 		c := prepare(t, spec(2, "hello"), e)
-		if err := c.Give(slices.Repeat([]archive.Digest{digest}, len(files)), files); err != nil {
+		if err := c.Give("", slices.Repeat([]archive.Digest{digest}, len(files)), files); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -201,7 +201,10 @@ type Unkept struct {
 }
 
 // ContentsBody names the contents of the files that come with it, in the same order.
-type ContentsBody struct{ Digests []archive.Digest }
+type ContentsBody struct {
+	Digests []archive.Digest
+	Folder  string // where the node has the files mounted, under the names of their digests; empty: nowhere
+}
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -40,5 +41,34 @@ func TestContentsStay(t *testing.T) {
 		if !had() {
 			t.Error("the files are gone with the node kernel")
 		}
+	})
+}
+
+// A job executes the node's copy of a program that an earlier job has brought. Its ranks can change the program neither then nor in
+// the job that brings it.
+func TestCodeIsShared(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		shell := filepath.Join(t.TempDir(), "shell") // which no node has
+		text, err := os.ReadFile("/bin/sh")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(text, m.name...)
+		if err := os.WriteFile(shell, text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		const script = `while read -r line; do echo "$line"; done </proc/self/mountinfo; (echo x >>"$0") 2>/dev/null && echo written; true`
+		run := func() (shared bool) {
+			t.Helper()
+			r := m.run(0, "-n", "1", shell, "-c", script, shell)
+			if !strings.Contains(r.stdout, " "+shell+" ro,") || strings.Contains(r.stdout, "written") {
+				t.Fatalf("a program that can be changed: %v", r)
+			}
+			return strings.Contains(r.stdout, fmt.Sprintf(" /%x %s ", sha256.Sum256(text), shell))
+		}
+		if run() {
+			t.Error("the node has a program before any job has brought it")
+		}
+		eventually(t, "a program that is shared", run, func() string { return fmt.Sprint(m.listNodes()) })
 	})
 }

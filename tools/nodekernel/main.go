@@ -82,6 +82,7 @@ func runKernel() error {
 	}
 	k, err := kernel.New(kernel.Config{
 		Boot: config, JobInit: []string{node.JobInit, version}, Engine: engines(), Link: conn, Sink: a, Log: logf,
+		Contents:  node.Contents,
 		Scheduler: func() (kernel.Scheduler, []string) { return schedulers.Open(config, logf) },
 	})
 	if err != nil {

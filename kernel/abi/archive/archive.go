@@ -5,6 +5,8 @@
 // symbolic links, with names relative to the job's root. An entry of a regular file may have the
 // PAX record Content, the SHA-256 digest of its data. Nodes keep files by their digests, so an
 // entry with that record may come without data (size 0) when each node of the job has the content.
+// One with the PAX record Code as well is executed: the program, its interpreter or a library. Jobs
+// with the same code share its memory, so none can change it.
 //
 // margay run names the digests in its request for the job, at most MaxContents, and learns which of
 // them some node lacks. A digest is only as good as the data: a node that keeps a file computes the
@@ -20,10 +22,14 @@ import (
 // Content is the PAX record that holds the digest of a file, in hexadecimal digits.
 const Content = "MARGAY.content"
 
+// Code is the PAX record of a file with a digest that is executed, and read-only on the node. It is
+// empty or "1".
+const Code = "MARGAY.code"
+
 // Bounds of the files that are named by digests. A smaller file travels faster than it is looked
 // up.
 const (
-	MaxContents = 256       // digests in one request
+	MaxContents = 256       // digests in one request, and files with the record Code
 	MinSize     = 4 << 10   // bytes of a file, at least
 	MaxSize     = 256 << 20 // bytes of all these files, at most; they are read once more for it
 )

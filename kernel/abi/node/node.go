@@ -29,6 +29,10 @@ const LoadOrder = "/lib/modules/load-order"
 // node sees a file of its host there. Linux names each process after its last element.
 const JobInit = "/sbin/margay-jobinit"
 
+// Contents is where a node has mounted the files that jobs have brought (kernel/content). It is in
+// the root of the node's own processes, which no job sees.
+const Contents = "/run/margay/contents"
+
 // The substrates: what a node runs on.
 const (
 	Virtual = "qemu"   // a virtual machine

@@ -64,6 +64,7 @@ type initProcess struct {
 
 	brought   brought
 	held      map[archive.Digest]*os.File // that the node had already; closed when all files are unpacked
+	mounted   string                      // the folder where the node has them; empty: nowhere
 	unpacking *io.PipeWriter              // nil when no archive is being unpacked
 	unpacked  chan error
 }
@@ -208,6 +209,7 @@ func (in *initProcess) hold(m *link.Message) error {
 		}
 		in.held[digest] = m.Files[i]
 	}
+	in.mounted = b.Folder
 	m.Files = nil
 	return nil
 }
@@ -219,7 +221,7 @@ func (in *initProcess) unpackPiece(data []byte) error {
 		r, w := io.Pipe()
 		in.unpacking, in.unpacked = w, make(chan error, 1)
 		go func() {
-			err := unpack(r, unpacker{spec: in.spec, brought: &in.brought, held: in.held, added: in.tellContent})
+			err := unpack(r, unpacker{spec: in.spec, brought: &in.brought, held: in.held, mounted: in.mounted, added: in.tellContent})
 			r.CloseWithError(io.ErrClosedPipe)
 			in.unpacked <- err
 		}()

@@ -31,11 +31,14 @@ const compiled = "__pycache__"
 // given are the files that each job's root begins with.
 var given = map[string]bool{"/etc/passwd": true, "/etc/group": true, "/etc/hostname": true}
 
-// brought notes the files that came with the job, by inode, as they were.
+// brought notes the files that came with the job, as they were.
 type brought struct {
 	mu    sync.Mutex
-	files map[uint64]stamp
+	files map[place]stamp
 }
+
+// place identifies a file.
+type place struct{ device, inode uint64 }
 
 // stamp changes when a file is written to.
 type stamp struct {
@@ -52,15 +55,15 @@ func (b *brought) add(f *os.File) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.files == nil {
-		b.files = make(map[uint64]stamp)
+		b.files = make(map[place]stamp)
 	}
-	b.files[st.Ino] = stamp{st.Size, st.Mtim}
+	b.files[place{st.Dev, st.Ino}] = stamp{st.Size, st.Mtim}
 	return nil
 }
 
 // has reports whether a file came with the job and is as it was.
 func (b *brought) has(st *unix.Stat_t) bool {
-	was, ok := b.files[st.Ino]
+	was, ok := b.files[place{st.Dev, st.Ino}]
 	return ok && was == stamp{st.Size, st.Mtim}
 }
 

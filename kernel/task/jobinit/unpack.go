@@ -26,6 +26,7 @@ type unpacker struct {
 	spec    task.Spec
 	brought *brought
 	held    map[archive.Digest]*os.File             // contents that the archive need not have
+	mounted string                                  // the folder where the node has them; empty: nowhere
 	added   func(digest archive.Digest, f *os.File) // receives each file with a digest that the archive had
 }
 
@@ -71,10 +72,11 @@ func unpack(r io.Reader, u unpacker) error {
 // each of its parents for every file is most of the work where there are many small ones.
 type folder struct {
 	unpacker
-	root *os.Root // of the job
-	name string
-	open *os.Root       // nil before the first file
-	buf  [32 << 10]byte // for one file at a time
+	root    *os.Root // of the job
+	name    string
+	open    *os.Root       // nil before the first file
+	covered int            // files with code, of all folders
+	buf     [32 << 10]byte // for one file at a time
 }
 
 // enter goes to a folder, which it makes if it is missing.
@@ -127,7 +129,7 @@ func unpackOne(into *folder, name string, h *tar.Header, r io.Reader) error {
 }
 
 func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.Reader) error {
-	digest, hasDigest, err := digestOf(h)
+	c, err := contentOf(h)
 	if err != nil {
 		return err
 	}
@@ -135,9 +137,15 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 	if err != nil {
 		return err
 	}
-	isHeld := hasDigest && h.Size == 0
+	defer f.Close()
+	isHeld := c.named && h.Size == 0
+	if isHeld && c.code {
+		if shared, err := d.share(f, c.digest); shared || err != nil {
+			return err
+		}
+	}
 	if isHeld {
-		err = copyHeld(f, d.held[digest])
+		err = copyHeld(f, d.held[c.digest])
 	} else {
 		var n int64
 		n, err = io.CopyBuffer(struct{ io.Writer }{f}, r, d.buf[:]) // ReadFrom of the file would make a buffer of its own
@@ -145,8 +153,11 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 			err = io.ErrUnexpectedEOF
 		}
 	}
-	err = errors.Join(err, f.Chown(d.spec.UID, d.spec.GID), f.Chmod(mode), d.brought.add(f), f.Close())
-	if err != nil || !hasDigest || isHeld {
+	err = errors.Join(err, f.Chown(d.spec.UID, d.spec.GID), f.Chmod(mode), d.brought.add(f))
+	if err == nil && c.code {
+		err = d.protect(f)
+	}
+	if err != nil || !c.named || isHeld {
 		return err
 	}
 	in, err := d.open.Open(name)
@@ -154,18 +165,25 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 		return err
 	}
 	defer in.Close()
-	d.added(digest, in)
+	d.added(c.digest, in)
 	return nil
 }
 
-// digestOf returns the digest that an entry has, if it has one.
-func digestOf(h *tar.Header) (digest archive.Digest, ok bool, err error) {
-	text, ok := h.PAXRecords[archive.Content]
-	if !ok {
-		return digest, false, nil
+// contentRecords is what an entry's records say of its content.
+type contentRecords struct {
+	named  bool // by a digest
+	digest archive.Digest
+	code   bool
+}
+
+func contentOf(h *tar.Header) (c contentRecords, err error) {
+	text, named := h.PAXRecords[archive.Content]
+	if !named {
+		return c, nil
 	}
-	digest, err = archive.Parse(text)
-	return digest, true, err
+	c.named, c.code = true, h.PAXRecords[archive.Code] != ""
+	c.digest, err = archive.Parse(text)
+	return c, err
 }
 
 // errNotHeld reports an entry without data whose content the node lacks.

@@ -76,7 +76,8 @@ is set as well, makes OpenMP spread them; other programs must bind their threads
 
 The program is copied to the nodes with its libraries, the files that --with names, and their libraries. All of them keep their names;
 working directory and environment are the same as here. No other files of this host are there: no other programs, and no library of an
-interpreter (--with /usr/lib/python3.11). Files that ranks write are in the node's memory and vanish with the job, which names some of
+interpreter (--with /usr/lib/python3.11). Ranks cannot change or remove the program, its interpreter and its libraries, which jobs share on a
+node; files of --with are the job's own. Files that ranks write are in the node's memory and vanish with the job, which names some of
 them at its end, but none in /tmp. Only standard output and standard error come back, also from processes that ranks have started;
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
 
