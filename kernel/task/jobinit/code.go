@@ -10,10 +10,10 @@ import (
 	"margay/kernel/abi/archive"
 )
 
-// A file with code is a read-only mount over a file of the job's RAM disk, so ranks can neither change
-// nor remove it. If the node has the content, the mount shows the node's file, and all jobs execute
-// the same pages of memory. If not, it shows the job's own file: a program finds the same rules in
-// its first job and in later ones.
+// A file with code is a read-only mount over a file of the job's RAM disk, so ranks can neither
+// change nor remove it. If the node has the content, the mount shows the node's file, and all jobs
+// execute the same pages of memory. If not, it shows the job's own file: a program finds the same
+// rules in its first job and in later ones.
 
 // share mounts a content that the node has over f, a file without data. It reports false if the
 // content must be copied, because the store has given it up by now, or is mounted nowhere.
