@@ -87,6 +87,10 @@ type computing struct {
 	packages []string
 }
 
+// sequential are packages whose tests read the whole tree in a single goroutine, where the race
+// detector finds nothing and takes eight times as long.
+var sequential = []string{"margay/testsuite/layout", "margay/tools/prose"}
+
 // plain leaves out what only debuggers read. A hundred programs of tests link a quarter faster.
 const plain = "-ldflags=-s -w"
 
@@ -110,6 +114,7 @@ func plan(packages, arm64 []string) [][]step {
 		{
 			{name: "race", args: append([]string{"-vet=off", plain, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
 			{name: "alone", args: alone.run()},
+			{name: "sequential", args: append([]string{"-vet=off", plain, "-count=1", "-timeout=5m"}, sequential...)},
 			{name: "agree", env: []string{agreeTime}, args: agree.run()},
 			{name: "peers", dir: "tools/peers", args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
 			// Random proofs are arithmetic in Go, the same on every processor.
@@ -174,7 +179,7 @@ func unproved(suite *verdict.Suite) ([]string, error) {
 	return features.Unproved(append(suite.Passed(), suite.Skipped()...)), nil
 }
 
-// list returns the packages of the module except guests and machines.
+// list returns the packages of the module that are tested with the race detector.
 func list(ctx context.Context) ([]string, error) {
 	cmd := exec.CommandContext(ctx, "go", "list", "./...")
 	cmd.Stderr = os.Stderr
@@ -182,7 +187,8 @@ func list(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
-	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return p == guests || p == machines }), nil
+	others := append([]string{guests, machines}, sequential...)
+	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return slices.Contains(others, p) }), nil
 }
 
 // interruptDelay is the time that interrupted tests have to end.
