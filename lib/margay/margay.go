@@ -85,6 +85,7 @@ type Job struct {
 
 	sending sync.Mutex
 	out     *wire.Outlet
+	mirrors mirrors
 
 	calling sync.Mutex // held during a collective operation
 	calls   uint32     // collective operations that were begun; guarded by calling
@@ -189,6 +190,7 @@ func (j *Job) openMemory(area, board *os.File) error {
 	}
 	j.out = wire.NewOutlet(j.area, j.board, j.Size())
 	j.in = wire.NewInlet(j.area, j.board, j.header)
+	j.initMirrors()
 	j.streams = collective.NewStreams(j.Size())
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
@@ -271,6 +273,7 @@ func (j *Job) poll() int {
 	if j.finalized.Load() || !j.fetchAll() {
 		return 0
 	}
+	j.receive()
 	n := 0
 	for {
 		record, ok, err := j.in.Next()
@@ -378,6 +381,7 @@ func (j *Job) finalize() {
 	j.sending.Lock()
 	defer j.sending.Unlock()
 	j.finalized.Store(true)
+	j.closeMirrors()
 	for _, fd := range j.peerDoorbells {
 		if fd >= 0 {
 			unix.Close(fd)
