@@ -190,28 +190,37 @@ func (f *far) carry() {
 	f.t.Helper()
 	f.theirOut.Settled().Store(f.send.Position())
 	f.ownOut.Settled().Store(f.sent.Position())
-	for range f.random.IntN(8) {
-		if r, ok := f.Next(); ok {
-			r.Peer, r.Node = 1, 2
-			if ok, _, err := f.received.Push(r); !ok || err != nil {
-				f.t.Fatal(ok, err)
-			}
-		}
-	}
-	for range f.random.IntN(8) {
-		r, ok, err := f.sent.Next()
+	push := func(r wire.Record) bool {
+		ok, _, err := f.received.Push(r)
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		if ok {
-			r.Peer, r.Node = 0, 0
-			if !f.Push(r) {
-				f.sent.Unread()
-				return
-			}
-			f.sent.Release()
-		}
+		return ok
 	}
+	for range f.random.IntN(8) {
+		if f.carryOne(f.send, 1, push) {
+			f.ring()
+		}
+		f.carryOne(f.sent, 0, f.Push)
+	}
+}
+
+// carryOne takes a message of a rank and gives it to the other one, if there is room. It reports
+// whether the rank waits for the room that this makes.
+func (f *far) carryOne(from *wire.Consumer, rank uint32, push func(wire.Record) bool) (wake bool) {
+	f.t.Helper()
+	r, ok, err := from.Next()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if !ok {
+		return false
+	}
+	if r.Peer, r.Node = rank, 2*rank; !push(r) {
+		from.Unread()
+		return false
+	}
+	return from.Release()
 }
 
 // pass sends the rank a message and reports whether there was room.
