@@ -60,7 +60,8 @@ static struct {
 	uint32_t known;    /* channels that were fetched */
 	int datagrams;     /* socket of the mirrored channels, -1: there are none */
 	struct far **fars; /* by rank */
-	struct far **ends; /* the entries of fars, by their number, which is the order of fetching */
+	struct far **ends; /* the entries of fars, in the order of fetching */
+	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
 	uint64_t barriers; /* that this rank has entered on the board */
 	int arrived;       /* local ranks before this one are known to have entered the last of them */
@@ -251,8 +252,9 @@ static int meet_neighbours(void)
 	self.sources = calloc(margay_size(), sizeof *self.sources);
 	self.fars = calloc(margay_size(), sizeof *self.fars);
 	self.ends = calloc(margay_size(), sizeof *self.ends);
+	self.numbers = calloc(margay_size(), sizeof *self.numbers);
 	self.peer_doorbells = calloc(margay_local_size(), sizeof *self.peer_doorbells);
-	if (!self.to || !self.from || !self.sources || !self.fars || !self.ends || !self.peer_doorbells)
+	if (!self.to || !self.from || !self.sources || !self.fars || !self.ends || !self.numbers || !self.peer_doorbells)
 		return fail("no memory for the tables of %d ranks", margay_size());
 	for (int i = 0; i < margay_local_size(); i++)
 		self.peer_doorbells[i] = -1;
@@ -533,10 +535,10 @@ static void receive_datagrams(void)
 		ssize_t n = recvfrom(self.datagrams, b, sizeof b, MSG_DONTWAIT, (struct sockaddr *)&from, &size);
 		if (n < 0)
 			break;
-		if (!far_parse(&h, b, n) || h.number >= self.end_count)
+		if (!far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 			continue;
-		struct far *f = self.ends[h.number];
-		if (h.key == f->own_key && from.sin_addr.s_addr == f->address.sin_addr.s_addr && from.sin_port == f->address.sin_port)
+		struct far *f = self.numbers[h.number];
+		if (f && h.key == f->own_key && from.sin_addr.s_addr == f->address.sin_addr.s_addr && from.sin_port == f->address.sin_port)
 			far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
 	}
 	for (uint32_t i = 0; i < self.end_count; i++)
@@ -621,7 +623,7 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 {
 	uint64_t rank = reply->values[0], where = reply->values[6];
 	size_t largest = where & 0xffff;
-	if (files[1] < 0 || rank >= (uint64_t)margay_size() || reply->values[2] != self.end_count || largest < MIRROR_LEAST || largest > MIRROR_MOST)
+	if (files[1] < 0 || rank >= (uint64_t)margay_size() || reply->values[2] >= (uint64_t)margay_size() || largest < MIRROR_LEAST || largest > MIRROR_MOST)
 		return fail("the node kernel sent no mirrored channels");
 	if (self.datagrams < 0)
 		self.datagrams = fcntl(files[1], F_DUPFD_CLOEXEC, 0);
@@ -641,7 +643,7 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 	f->window = MIRROR_FIRST_WINDOW;
 	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1};
 	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
-	self.fars[rank] = self.ends[self.end_count++] = f;
+	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
 	self.to[rank] = &f->out;
 	self.from[rank] = self.sources[self.source_count++] = &f->in;
 	return 0;

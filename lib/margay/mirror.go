@@ -20,7 +20,8 @@ const datagramsEach = 64
 // Job.sending, and change only under Job.handling.
 type mirrors struct {
 	socket int    // -1: there is none
-	ends   []*far // by the number of this end
+	ends   []*far // in the order of fetching
+	number []*far // by the number of this end, nil: it was not fetched
 	to     []*far // by rank
 	start  time.Time
 	buffer []byte // of datagrams
@@ -37,7 +38,7 @@ type far struct {
 }
 
 func (j *Job) initMirrors() {
-	j.mirrors = mirrors{socket: -1, quit: -1, to: make([]*far, j.Size()), start: time.Now(), buffer: make([]byte, mirror.Most), arm: make(chan struct{}, 1)}
+	j.mirrors = mirrors{socket: -1, quit: -1, number: make([]*far, j.Size()), to: make([]*far, j.Size()), start: time.Now(), buffer: make([]byte, mirror.Most), arm: make(chan struct{}, 1)}
 }
 
 // openMirror takes the mirrored channels that the node kernel describes. The caller holds
@@ -47,7 +48,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 	if err != nil {
 		return err
 	}
-	if int(m.Rank) >= j.Size() || m.Number != uint32(len(j.mirrors.ends)) || m.Largest < mirror.Least || m.Largest > mirror.Most {
+	if int(m.Rank) >= j.Size() || int(m.Number) >= j.Size() || m.Largest < mirror.Least || m.Largest > mirror.Most {
 		return fmt.Errorf("the node kernel describes mirrored channels as %+v", m)
 	}
 	if j.mirrors.socket < 0 {
@@ -60,7 +61,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 		out: out, key: m.Key, address: newAddress(m.Address, m.Port),
 	}
 	j.mirrors.ends = append(j.mirrors.ends, f)
-	j.mirrors.to[m.Rank] = f
+	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
 	j.out.OpenMirror(out, int(m.Rank))
 	j.in.OpenMirror(in, m.Rank)
 	return nil
@@ -157,10 +158,10 @@ func (j *Job) receive() {
 // arrive takes a datagram, which may be a stranger's.
 func (m *mirrors) arrive(b []byte, from address) {
 	h, data, err := mirror.Parse(b)
-	if err != nil || h.Number >= uint32(len(m.ends)) {
+	if err != nil || h.Number >= uint32(len(m.number)) {
 		return
 	}
-	if f := m.ends[h.Number]; f.key == h.Key && f.address == from {
+	if f := m.number[h.Number]; f != nil && f.key == h.Key && f.address == from {
 		f.Arrive(&h, data, m.now())
 	}
 }

@@ -68,7 +68,7 @@ func startFar(t *testing.T, seed uint64, program Program, mode ...string) *far {
 	f.sent, f.received = f.own.SendConsumer(), f.own.ReceiveProducer()
 	f.mine, f.address = datagrams(t)
 	f.theirs, f.theirAddress = datagrams(t)
-	f.number, f.theirNumber, f.key, f.theirKey = 5, 0, f.random.Uint64(), f.random.Uint64()
+	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
 	f.openPairs()
 	f.setPath(wire.PathDirect)
 	f.Greet()
