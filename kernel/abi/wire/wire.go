@@ -61,13 +61,10 @@
 // Two ranks of different nodes may have a pair of channels, one for each direction, in one file of
 // MirrorSize bytes on each node: first the one that the rank sends through. Package mirror keeps the
 // rings equal at both ends by datagrams, which the ranks send through a UDP socket that the node
-// kernel has made. OpChannel fetches such a pair as well (Mirror). In the header page of the one
-// where the producer is, the rank publishes the producer's position after each message and the
-// position up to which the other end has the bytes, the node kernel what Area.Settled is for channels of a
-// node; in that of the one where the consumer is, the rank publishes up to where the ring has
-// arrived, and up to where the other end was sent that. So the node kernel can send both again for a
-// rank that does not call its library. A mirrored channel is closed (1) when the other rank has
-// ended, and paused (2) while the other node forbids channels.
+// kernel has made. OpChannel fetches such a pair as well (Mirror). Words in the header pages let
+// the node kernel send data and acknowledgements again for a rank that does not call its library. A
+// mirrored channel is closed (1) when the other rank has ended, and paused (2) while the other node
+// forbids channels.
 //
 // # Paths
 //

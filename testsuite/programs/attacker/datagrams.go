@@ -58,7 +58,7 @@ func newWired(ctx context.Context) (*wired, error) {
 // attackDatagrams has rank 0 try what its socket is not for, and send forged datagrams to every port of rank 1's node that may be a
 // rank's or a node kernel's.
 func attackDatagrams([]string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
 	defer cancel()
 	w, err := newWired(ctx)
 	if w == nil {
