@@ -69,8 +69,8 @@ func (n *Node) open(m Membership) fabric.Transport {
 	})
 }
 
-// remote returns what the mirrored channels of a job need, nil if there are none: datagrams of ranks
-// are neither encrypted nor authenticated, so only a trusted wire carries them.
+// remote describes the nodes of a job to its mirrored channels; nil: there are none. Datagrams of
+// ranks are neither encrypted nor authenticated, so only a trusted wire carries them.
 func (n *Node) remote(s JobSpec) *message.Remote {
 	boot := n.config.Boot
 	largest := min(mirror.Most, cmp.Or(boot.MTU, commonMTU)-datagramHeaders)

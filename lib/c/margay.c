@@ -512,8 +512,8 @@ static void wake_local(int local)
 		return;
 }
 
-/* transmit sends the rank at the other end of mirrored channels what is due. A datagram that
- * Linux does not take is lost, like any other. */
+/* transmit sends the datagrams of an end that are due. One that Linux does not take is lost, like
+ * any other. */
 static void transmit(struct far *f)
 {
 	static char b[MIRROR_MOST];
@@ -523,8 +523,8 @@ static void transmit(struct far *f)
 			continue;
 }
 
-/* receive_datagrams takes the datagrams that have come, of which some may be strangers', and sends
- * what is due. The caller has masked upcalls. */
+/* receive_datagrams takes the datagrams that have come, and sends those that are due. Strangers may
+ * have sent some. The caller has masked upcalls. */
 static void receive_datagrams(void)
 {
 	static char b[MIRROR_MOST];

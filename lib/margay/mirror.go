@@ -120,8 +120,7 @@ func (j *Job) closeMirrors() {
 // now returns the time that the protocol runs on.
 func (m *mirrors) now() time.Duration { return time.Since(m.start) }
 
-// transmit sends the rank at the other end of mirrored channels what is due. The caller holds
-// Job.sending.
+// transmit sends the datagrams of an end that are due. The caller holds Job.sending.
 func (m *mirrors) transmit(f *far, now time.Duration) {
 	for {
 		b := f.Emit(m.buffer[:0], now)
@@ -132,7 +131,7 @@ func (m *mirrors) transmit(f *far, now time.Duration) {
 	}
 }
 
-// receive takes the datagrams that have come, and sends what is due. The caller holds
+// receive takes the datagrams that have come, and sends those that are due. The caller holds
 // Job.handling.
 func (j *Job) receive() {
 	m := &j.mirrors

@@ -11,7 +11,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// fetchAll fetches the channels to and from other ranks that the node kernel has made since. It reports whether there is none left. The caller holds Job.handling.
+// fetchAll fetches the channels to and from other ranks that the node kernel has made since. It
+// reports whether there is none left. The caller holds Job.handling.
 func (j *Job) fetchAll() bool {
 	for {
 		index, missing := j.in.Missing()

@@ -134,7 +134,7 @@ func (f *far) write(from *os.File, b []byte, to netip.AddrPort) {
 	_ = unix.Sendto(int(from.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 }
 
-// emit sends what is due of the test's rank, and loses some.
+// emit sends the datagrams of the test's rank that are due, and loses some.
 func (f *far) emit() {
 	for {
 		b := f.end.Emit(nil, f.now())

@@ -1,6 +1,6 @@
-// Package mirror keeps a channel between ranks of two nodes equal at both ends. Each node has a copy
-// of its ring (package wire): the producer writes into its own, and datagrams carry the new bytes to
-// the other one, from where the consumer reads. The two channels between a pair of ranks, one for
+// Package mirror keeps a channel between ranks of two nodes equal at both ends. Each node has a
+// copy of its ring (package wire): the producer writes into one, datagrams carry the new bytes to
+// the other, and the consumer reads them there. The two channels between a pair of ranks, one for
 // each direction, share their datagrams, so that acknowledgements travel with data.
 //
 // End is the protocol of one end, as a state machine without I/O: datagrams and the time are passed
@@ -11,7 +11,7 @@
 // # Datagrams
 //
 // A datagram has a header of HeaderSize bytes, and whole records of the ring behind it or none. All
-// numbers are little-endian. Positions count bytes since the beginning, as those of channels.
+// numbers are little-endian. Positions count bytes since the beginning, as in package wire.
 //
 //	 0 u16 0x4d4d
 //	 2 u8  version, 1
@@ -23,8 +23,8 @@
 //	32 u64 position of the sender's consumer: the receiver may fill the ring up to there again
 //	40 data, a multiple of 8, not across the ring's end
 //
-// Whoever receives a datagram compares its source and its key with those of the end before End sees
-// it. The data may be anything, as a channel's may.
+// The receiver compares the source and the key with the end's before it passes a datagram to End.
+// The data may be anything, as a channel's may.
 //
 // # Reliability
 //

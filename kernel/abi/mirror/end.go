@@ -34,8 +34,8 @@ type flight struct {
 	resent bool // some of it was sent before
 }
 
-// End is one end of a pair of channels. Times are durations since any moment, always the same. It is
-// not safe for concurrent use.
+// End is one end of a pair of channels. Times are durations since any moment, always the same. It
+// is not safe for concurrent use.
 type End struct {
 	peer    Peer
 	out, in *wire.Channel
@@ -63,8 +63,8 @@ type End struct {
 	hurry   bool          // or at once
 }
 
-// NewEnd returns the end that sends out of the ring of out and fills the ring of in. It goes on from
-// the words in them.
+// NewEnd returns the end that sends out of the ring of out and fills the ring of in. It goes on
+// from the words in them.
 func NewEnd(out, in *wire.Channel, peer Peer) *End {
 	e := &End{peer: peer, out: out, in: in, window: firstWindow}
 	e.acked = out.Acked().Load() &^ 7 // a node kernel reads the words from a rank

@@ -47,7 +47,7 @@ func payload(n uint64) []byte {
 	return b
 }
 
-// push has the rank send messages while there is room.
+// push sends messages of the rank while there is room.
 func (s *side) push(t testing.TB, most int) {
 	t.Helper()
 	for range most {
@@ -64,7 +64,7 @@ func (s *side) push(t testing.TB, most int) {
 	}
 }
 
-// take has the rank handle messages.
+// take handles messages for the rank.
 func (s *side) take(t testing.TB, most int) {
 	t.Helper()
 	for range most {
@@ -121,7 +121,7 @@ func (m *model) transmit(from int, b []byte) {
 	}
 }
 
-// deliver gives a rank what has come by now. A rank that is silent finds it later.
+// deliver gives a rank the datagrams that have come by now. A rank that is silent finds them later.
 func (m *model) deliver() {
 	slices.SortStableFunc(m.network, func(a, b onWay) int { return int(a.at - b.at) })
 	m.network = slices.DeleteFunc(m.network, func(w onWay) bool {
@@ -141,7 +141,7 @@ func (m *model) deliver() {
 	})
 }
 
-// emit sends what is due of an end.
+// emit sends the datagrams of an end that are due.
 func (m *model) emit(from int, e *End) {
 	for range 2 * mostWindow {
 		b := e.Emit(nil, m.now)
@@ -191,8 +191,8 @@ func newModel(t testing.TB, random *rand.Rand) *model {
 	return m
 }
 
-// Each message arrives once and in order, whatever the network does and however long ranks are silent. When the network is well again,
-// everything arrives.
+// Each message arrives once and in order, whatever the network does and however long ranks are
+// silent. When the network is well again, everything arrives.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	for round := range uint64(20) {
@@ -223,7 +223,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// A message is sent at once, an answer carries the acknowledgement, and on a network that loses nothing nothing is sent twice.
+// A message is sent at once, and an answer carries the acknowledgement. On a network without losses
+// nothing is sent twice.
 func TestRoundTrip(t *testing.T) {
 	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
 	m.lossy = false
@@ -277,7 +278,8 @@ func FuzzArrive(f *testing.F) {
 	})
 }
 
-// A rank may write anything into its words; the node kernel sends for it none the less, and never more than a window.
+// A rank may write anything into its words. The node kernel sends for it none the less, and never
+// more than a window.
 func FuzzWords(f *testing.F) {
 	f.Add(uint64(1<<63), uint64(0), uint64(1<<64-8), uint64(8), []byte{1, 2})
 	f.Fuzz(func(t *testing.T, position, acked, arrived, taken uint64, ring []byte) {

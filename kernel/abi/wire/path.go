@@ -17,7 +17,7 @@ const (
 const (
 	WakeNobody = -1
 	WakeKernel = -2
-	WakeMirror = -3 // none: the caller sends what is new in the mirrored channels with the message's rank
+	WakeMirror = -3 // none: the caller sends the new bytes of the mirrored channel to the message's rank
 )
 
 // ErrChannels reports that a channel must be fetched before the next message can be handled.

@@ -18,8 +18,9 @@ const (
 	OpRegion Op = 5 // Name, Value: size in bytes, 0 for one that is there -> Values[0]: size, Values[3]: address for all; file: memory
 	OpState  Op = 6 // Handle, Name: a map of the extension -> Values[0]: size, Values[1]: entries, Values[2]: bytes of one; file: memory
 
-	// OpChannel: Value: which of the rank's channels -> Values[0]: the other rank, Values[1]: 1 if this one is the producer, Values[2]: the other's
-	// local rank; files: memory, the other's doorbell. Or Mirror, with Values[1] 2; files: memory, the rank's socket.
+	// OpChannel: Value: which of the rank's channels -> Values[0]: the other rank, Values[1]: 1 if
+	// this one is the producer, Values[2]: the other's local rank; files: memory, the other's
+	// doorbell. Or Mirror, with Values[1] 2; files: memory, the rank's socket.
 	OpChannel  Op = 7
 	OpDoorbell Op = 8 // Value: a local rank -> file: its doorbell
 )

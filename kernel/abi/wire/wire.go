@@ -59,12 +59,12 @@
 // # Mirrored channels
 //
 // Two ranks of different nodes may have a pair of channels, one for each direction, in one file of
-// MirrorSize bytes on each node: first the one that the rank sends through. Package mirror keeps the
-// rings equal at both ends by datagrams, which the ranks send through a UDP socket that the node
-// kernel has made. OpChannel fetches such a pair as well (Mirror). Words in the header pages let
-// the node kernel send data and acknowledgements again for a rank that does not call its library. A
-// mirrored channel is closed (1) when the other rank has ended, and paused (2) while the other node
-// forbids channels.
+// MirrorSize bytes on each node: first the one that the rank sends through. Package mirror keeps
+// the rings equal at both ends by datagrams, which the ranks send through a UDP socket that the
+// node kernel has made. OpChannel fetches such a pair as well (Mirror). Words in the header pages
+// let the node kernel send data and acknowledgements again for a rank that does not call its
+// library. A mirrored channel is closed (1) when the other rank has ended, and paused (2) while the
+// other node forbids channels.
 //
 // # Paths
 //
@@ -75,15 +75,16 @@
 //     scheduler wants to see messages;
 //   - the node kernel has not closed or paused the channel;
 //   - it is not a request about a window of another node, which the node kernels carry out;
-//   - all messages to that rank that passed the node kernel are settled: the area's settled position,
-//     or that of the mirrored channel, has reached the end of the last of them in the send ring. A message is settled when it is in a
-//     ring of its target, or is finished; one that waits for room, or is being forwarded, is not.
+//   - all messages to that rank that passed the node kernel are settled: the settled position of the
+//     area, or of the mirrored channel, has reached the end of the last of them in the send ring. A
+//     message is settled when it is in a ring of its target, or is finished; one that waits for room,
+//     or is being forwarded, is not.
 //
 // So that no message overtakes an earlier one of the same pair,
 //
 //   - a message that passes the node kernel carries the mark of the channel (Record.After). The target
-//     handles the channel's messages up to that mark first. It waits for those of a mirrored channel
-//     that have not arrived;
+//     handles the channel's messages up to that mark first, and waits until they have arrived if the
+//     channel is mirrored;
 //   - a rank that finds a message in a channel handles everything that is in its upcall and receive
 //     rings by then first. Messages of that source that were sent earlier are there.
 //
