@@ -13,7 +13,7 @@ import (
 // awaitPath bounds how long a new extension waits for other nodes to send all messages through this node kernel.
 const awaitPath = time.Second
 
-// Calls of Tend between two repetitions of frames that were not answered.
+// askEach is after how many calls of Tend a question that was not answered is repeated.
 const askEach = 10
 
 // mirroring is what a job's mirrored channels need of the node kernels.
@@ -181,11 +181,11 @@ func (j *Job) settled(member int, number uint64) {
 	j.mu.Unlock()
 }
 
-// meet tells the node of a rank about a local rank's end of their mirrored channels, which it makes if need be.
-func (j *Job) meet(local int, target id.Rank) (complete bool) {
+// meet describes a local rank's end of mirrored channels, which it makes if need be, to the node of the other rank.
+func (j *Job) meet(local int, target id.Rank) {
 	own, complete, ok := j.channels.Meet(local, target)
 	if !ok {
-		return true
+		return
 	}
 	member := j.place[target]
 	j.sendPath(member)
@@ -197,7 +197,6 @@ func (j *Job) meet(local int, target id.Rank) (complete bool) {
 		j.mirroring.tends = true
 		j.running.Go(j.tend)
 	}
-	return complete
 }
 
 // meeting handles what a member says about its rank's end of mirrored channels.
@@ -244,11 +243,8 @@ func (j *Job) tend() {
 	}
 }
 
-// remind repeats the frames that were not answered.
+// remind asks again which messages are settled: a member does not answer while messages wait for room.
 func (j *Job) remind() {
-	for _, p := range j.channels.Far(true) {
-		j.meet(p.Local, p.Rank)
-	}
 	members := make(map[int]bool)
 	for _, rank := range j.channels.UnsettledFar() {
 		members[j.place[rank]] = true
@@ -264,6 +260,11 @@ func (j *Job) remind() {
 func (j *Job) resumeFar(member int) {
 	if j.remotes()[member] {
 		j.sendPath(member)
+	}
+	for _, p := range j.channels.Far(true) {
+		if j.place[p.Rank] == member {
+			j.meet(p.Local, p.Rank)
+		}
 	}
 }
 
