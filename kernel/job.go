@@ -179,6 +179,7 @@ func (j *job) messageConfig() message.JobConfig {
 		j.shares = j.shares || ranks > 1
 	}
 	c.CPUs = len(cpus)
+	c.Remote = j.node.remote(j.spec)
 	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled
 	return c
 }

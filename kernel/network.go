@@ -1,19 +1,26 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
+	"net/netip"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/node"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
 	"margay/kernel/fabric/udp"
+	"margay/kernel/message"
 )
 
 // datagramHeaders are the headers of IPv4 and UDP, in bytes.
 const datagramHeaders = 28
+
+// commonMTU is an MTU in bytes that nearly all networks and tunnels have.
+const commonMTU = 1400
 
 // Membership is what makes a node a member of the fabric. All fields but Datagrams are required.
 type Membership struct {
@@ -60,6 +67,32 @@ func (n *Node) open(m Membership) fabric.Transport {
 		Self: boot.Node, Streams: overTCP, Datagram: max(0, boot.MTU-datagramHeaders), Trusted: boot.Fabric == node.TrustedUDP,
 		Handler: h, Log: n.config.Log,
 	})
+}
+
+// remote describes the nodes of a job to its mirrored channels; nil: there are none. Datagrams of
+// ranks are neither encrypted nor authenticated, so only a trusted wire carries them.
+func (n *Node) remote(s JobSpec) *message.Remote {
+	boot := n.config.Boot
+	largest := min(mirror.Most, cmp.Or(boot.MTU, commonMTU)-datagramHeaders)
+	if boot.Fabric != node.TrustedUDP || len(s.Members) < 2 || largest < mirror.Least {
+		return nil
+	}
+	by := make(map[id.Node]netip.Addr)
+	for _, m := range s.Members {
+		a, err := netip.ParseAddrPort(m.Address)
+		if err != nil || !a.Addr().Unmap().Is4() {
+			return nil
+		}
+		by[m.Node] = a.Addr().Unmap()
+	}
+	r := &message.Remote{Self: by[boot.Node], Largest: largest}
+	for _, p := range s.Places {
+		if _, ok := by[p.Node]; !ok {
+			return nil
+		}
+		r.Addresses = append(r.Addresses, by[p.Node])
+	}
+	return r
 }
 
 // meet gives the transport, if there is one, the addresses of a job's nodes. The caller holds

@@ -23,6 +23,42 @@ import (
 	"margay/kernel/message"
 )
 
+// A job has mirrored channels only on a trusted wire, between nodes with addresses of IPv4, and where
+// any record fits into a datagram.
+func TestRemote(t *testing.T) {
+	spec := func(addresses ...string) (s JobSpec) {
+		for i, a := range addresses {
+			s.Members = append(s.Members, Member{Node: id.Node(i), Address: a})
+			s.Places = append(s.Places, Place{Rank: id.Rank(i), Node: id.Node(i)})
+		}
+		return s
+	}
+	const a, b = "10.66.1.0:7118", "10.66.1.1:7118"
+	for name, test := range map[string]struct {
+		fabric  string
+		mtu     int
+		spec    JobSpec
+		largest int // 0: there are none
+	}{
+		"trusted":        {node.TrustedUDP, 0, spec(a, b), 1372},
+		"large MTU":      {node.TrustedUDP, 65535, spec(a, b), 9000},
+		"small MTU":      {node.TrustedUDP, 1000, spec(a, b), 0},
+		"tcp":            {node.TCP, 0, spec(a, b), 0},
+		"sealed":         {node.UDP, 0, spec(a, b), 0},
+		"one node":       {node.TrustedUDP, 0, spec(a), 0},
+		"IPv6":           {node.TrustedUDP, 0, spec(a, "[fd00::1]:7118"), 0},
+		"name, not IPv4": {node.TrustedUDP, 0, spec(a, "node1:7118"), 0},
+	} {
+		n := &Node{config: Config{Boot: node.Config{Fabric: test.fabric, MTU: test.mtu}}}
+		switch r := n.remote(test.spec); {
+		case (r != nil) != (test.largest > 0):
+			t.Errorf("%s: %+v", name, r)
+		case r != nil && (r.Largest != test.largest || r.Self.String() != "10.66.1.0" || r.Addresses[1].String() != "10.66.1.1"):
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
 // connected is a node kernel that is a member of a fabric and nothing else.
 type connected struct {
 	*Node

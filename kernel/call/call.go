@@ -40,13 +40,14 @@ type Config struct {
 	Doorbell func(local uint64) (*os.File, error)
 }
 
-// Channel is a channel between two ranks of a node, as one of them sees it.
+// Channel is a channel between two ranks, as one of them sees it, or a pair of mirrored channels.
 type Channel struct {
-	Peer     id.Rank // the rank at the other end
-	Local    int     // its local number
-	Sends    bool    // the rank that asks sends through it
+	Peer     id.Rank      // the rank at the other end
+	Local    int          // its local number
+	Sends    bool         // the rank that asks sends through it
+	Mirror   *wire.Mirror // instead of these, if it is mirrored
 	File     *os.File
-	Doorbell *os.File // of the peer
+	Doorbell *os.File // of the peer; the rank's socket if it is mirrored
 }
 
 // Server answers the requests of one rank.

@@ -182,7 +182,10 @@ func channel(s *Server, q wire.Request, _ []*os.File) (wire.Reply, []*os.File, e
 		return wire.Reply{Status: wire.StatusInvalid}, nil, err
 	}
 	reply := wire.Reply{Values: [8]uint64{uint64(c.Peer), 0, uint64(c.Local)}}
-	if c.Sends {
+	switch {
+	case c.Mirror != nil:
+		reply.Values = c.Mirror.Values()
+	case c.Sends:
 		reply.Values[1] = 1
 	}
 	return reply, []*os.File{c.File, c.Doorbell}, nil

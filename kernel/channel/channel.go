@@ -1,4 +1,4 @@
-// Package channel is the node kernel's part in the messages between ranks of one node, which do not pass it: it makes the
+// Package channel is the node kernel's part in the messages between ranks that do not pass it: it makes the
 // channels (package wire) and leaves them with the keeper, publishes whether they may be used and which messages that passed the
 // node kernel are settled, closes the channels to a rank that has ended, and counts.
 //
@@ -43,7 +43,8 @@ type Rank struct {
 
 // Config is what a table needs.
 type Config struct {
-	Ranks  []Rank // by local rank
+	Ranks  []Rank  // by local rank
+	Remote *Remote // nil: there are no mirrored channels
 	Keeper keep.Keeper
 	Log    func(format string, args ...any)
 }
@@ -58,10 +59,13 @@ type Table struct {
 	settling  []*Settling
 	tried     [][]bool // by source and target: there is a channel, or there will be none
 
-	mu    sync.Mutex
-	pairs []*pair
-	ends  [][]end // by local rank, in the order in which the rank fetches them
-	ended []bool
+	mu      sync.Mutex
+	pairs   []*pair
+	ends    [][]end // by local rank, in the order in which the rank fetches them
+	ended   []bool
+	made    int // pairs and fars that ranks fetch, in this order
+	fars    []*far
+	sockets []*socket // by local rank; nil: it has none
 }
 
 // pair is a channel between two ranks.
@@ -71,10 +75,11 @@ type pair struct {
 	channel        *wire.Channel
 }
 
-// end is a rank's end of a channel.
+// end is a rank's end of a channel, or of a pair of mirrored channels.
 type end struct {
 	*pair
 	producer bool
+	far      *far // instead
 }
 
 // New makes the table of a new job and leaves it with the keeper.
@@ -119,18 +124,32 @@ func Adopt(c Config, items map[string]*keep.Item) (*Table, error) {
 		}
 		t.doorbells = append(t.doorbells, f)
 	}
-	for n := range Limit {
-		if item := items[pairItem(n)]; item != nil {
-			if err := t.adoptPair(item); err != nil {
-				return nil, fail(t, err)
-			}
-		}
+	if err := t.adoptChannels(items); err != nil {
+		return nil, fail(t, err)
 	}
 	return t.open()
 }
 
+// adoptChannels takes up the channels in the order in which they were made.
+func (t *Table) adoptChannels(items map[string]*keep.Item) error {
+	fars, err := t.adoptFars(items)
+	if err != nil {
+		return err
+	}
+	for n := range Limit + MirrorLimit {
+		if f := fars[n]; f != nil {
+			t.show(f)
+		} else if item := items[pairItem(n)]; item != nil {
+			if err := t.adoptPair(item); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func newTable(c Config) *Table {
-	t := &Table{config: c, ends: make([][]end, len(c.Ranks)), ended: make([]bool, len(c.Ranks))}
+	t := &Table{config: c, ends: make([][]end, len(c.Ranks)), ended: make([]bool, len(c.Ranks)), sockets: make([]*socket, len(c.Ranks))}
 	for range c.Ranks {
 		t.tried = append(t.tried, make([]bool, len(c.Ranks)))
 	}
@@ -195,7 +214,7 @@ func (t *Table) connect(source, target int) error {
 	}
 	words, err := json.Marshal([2]int{source, target})
 	if err == nil {
-		err = t.keepMemory(pairItem(len(t.pairs)), words, m)
+		err = t.keepMemory(pairItem(t.made), words, m)
 	}
 	if err == nil {
 		err = t.add(source, target, m)
@@ -239,8 +258,9 @@ func (t *Table) add(source, target int, m *memory.Memory) error {
 	}
 	p := &pair{source, target, m, c}
 	t.pairs = append(t.pairs, p)
-	t.ends[target] = append(t.ends[target], end{p, false})
-	t.ends[source] = append(t.ends[source], end{p, true})
+	t.ends[target] = append(t.ends[target], end{pair: p})
+	t.ends[source] = append(t.ends[source], end{pair: p, producer: true})
+	t.made++
 	return nil
 }
 
@@ -249,21 +269,36 @@ func (t *Table) announce(local int) {
 	t.config.Ranks[local].Area.Channels().Store(uint32(len(t.ends[local])))
 }
 
-// Fetch returns a channel of a local rank by its index in the order in which they were announced: the local rank at its other end,
-// whether this rank is the producer, and its memory in a file of the caller's.
-func (t *Table) Fetch(local int, index uint64) (peer int, producer bool, f *os.File, err error) {
+// Fetched is a rank's end of a channel, or of a pair of mirrored ones. The files are the caller's.
+type Fetched struct {
+	Local    int          // the local rank at the other end
+	Producer bool         // this rank is the producer
+	Mirror   *wire.Mirror // instead of both
+	Memory   *os.File
+	Bell     *os.File // the other rank's doorbell, or for mirrored channels the socket of this one
+}
+
+// Fetch returns a channel of a local rank by its index in the order in which they were announced.
+func (t *Table) Fetch(local int, index uint64) (f Fetched, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if index >= uint64(len(t.ends[local])) {
-		return 0, false, nil, fmt.Errorf("rank %d has no channel %d", t.config.Ranks[local].Number, index)
+		return f, fmt.Errorf("rank %d has no channel %d", t.config.Ranks[local].Number, index)
 	}
 	e := t.ends[local][index]
-	peer = e.source
-	if e.producer {
-		peer = e.target
+	if e.far != nil {
+		return e.far.fetch(t)
 	}
-	f, err = keep.File(e.memory)
-	return peer, e.producer, f, err
+	if f.Local, f.Producer = e.source, e.producer; e.producer {
+		f.Local = e.target
+	}
+	if f.Memory, err = keep.File(e.memory); err != nil {
+		return f, err
+	}
+	if f.Bell, err = t.Doorbell(uint64(f.Local)); err != nil {
+		f.Memory.Close()
+	}
+	return f, err
 }
 
 // Doorbell returns the doorbell of a local rank, in a file of the caller's.
@@ -289,17 +324,20 @@ func (t *Table) SetPath(bits uint32) {
 func (t *Table) Ended(local int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.ended[local] = true
+	if !t.ended[local] {
+		t.ended[local] = true
+		t.takeOver(local)
+	}
 	for _, p := range t.pairs {
 		if p.target == local {
-			p.channel.Closed().Store(1)
+			p.channel.Closed().Store(wire.ChannelEnded)
 		}
 	}
 	t.board.End(local)
 }
 
 // mostCounted bounds the count of a channel, which its ranks can write.
-const mostCounted = math.MaxUint64 / (4 * Limit)
+const mostCounted = math.MaxUint64 / (4 * (Limit + MirrorLimit))
 
 // Counts returns how many messages a local rank has sent through channels, and how many were sent to it. Its job's ranks can have any
 // numbers here, but no sum overflows.
@@ -307,11 +345,14 @@ func (t *Table) Counts(local int) (sent, arrived uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range t.ends[local] {
-		n := min(e.channel.Count().Load(), mostCounted)
-		if e.producer {
-			sent += n
-		} else {
-			arrived += n
+		switch {
+		case e.far != nil:
+			sent += min(e.far.out.Count().Load(), mostCounted)
+			arrived += min(e.far.in.Count().Load(), mostCounted)
+		case e.producer:
+			sent += min(e.channel.Count().Load(), mostCounted)
+		default:
+			arrived += min(e.channel.Count().Load(), mostCounted)
 		}
 	}
 	return sent, arrived
@@ -321,6 +362,14 @@ func (t *Table) Counts(local int) (sent, arrived uint64) {
 func (t *Table) Close() {
 	for _, p := range t.pairs {
 		p.memory.Close()
+	}
+	for _, f := range t.fars {
+		f.memory.Close()
+	}
+	for _, s := range t.sockets {
+		if s != nil {
+			s.file.Close()
+		}
 	}
 	for _, f := range t.doorbells {
 		f.Close()

@@ -62,11 +62,13 @@ func TestLimit(t *testing.T) {
 		n := r.Area.Channels().Load()
 		ends += int(n)
 		for i := range uint64(n) {
-			peer, producer, f, err := table.Fetch(local, i)
+			f, err := table.Fetch(local, i)
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.Close()
+			f.Memory.Close()
+			f.Bell.Close()
+			peer, producer := f.Local, f.Producer
 			p := table.ends[local][i].pair
 			if producer && (p.source != local || p.target != peer) || !producer && (p.target != local || p.source != peer) {
 				t.Errorf("channel %d of rank %d: peer %d, producer %v", i, local, peer, producer)
@@ -83,14 +85,14 @@ func TestRefused(t *testing.T) {
 	table, _ := open(t, 2)
 	table.Speak(0, 0)
 	for _, index := range []uint64{2, 1 << 32, math.MaxUint64} {
-		if _, _, _, err := table.Fetch(0, index); err == nil {
+		if _, err := table.Fetch(0, index); err == nil {
 			t.Errorf("rank 0 gets channel %d", index)
 		}
 		if _, err := table.Doorbell(index); err == nil {
 			t.Errorf("there is a doorbell %d", index)
 		}
 	}
-	if _, _, _, err := table.Fetch(1, 0); err == nil || !strings.Contains(err.Error(), "rank 11 has no channel 0") {
+	if _, err := table.Fetch(1, 0); err == nil || !strings.Contains(err.Error(), "rank 11 has no channel 0") {
 		t.Errorf("a channel of another rank: %v", err)
 	}
 }

@@ -325,11 +325,13 @@ func (m *model) fetch(rank int) {
 		if !missing {
 			return
 		}
-		peer, producer, f, err := m.table.Fetch(rank, uint64(index))
+		f, err := m.table.Fetch(rank, uint64(index))
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		c := m.mapped(t, f)
+		f.Bell.Close()
+		peer, producer := f.Local, f.Producer
+		c := m.mapped(t, f.Memory)
 		if producer {
 			t.out.Open(c, peer, peer)
 		} else {

@@ -294,15 +294,15 @@ func creditOf(c Channel, total uint64) frame.Credit {
 // Ask handles a member's request for an acknowledgement. If not all of its messages are settled,
 // another answer follows.
 func (f *Flow) Ask(member int, a *Actions) {
-	number := f.settled(member)
+	number := f.Settled(member)
 	if received := f.counters.Received[member]; number < received {
 		f.asked[member] = received
 	}
 	a.Answers = append(a.Answers, Answer{member, number})
 }
 
-// settled returns the number of the first message from a member that is not settled.
-func (f *Flow) settled(member int) uint64 {
+// Settled returns the number of the first message from a member that is not settled.
+func (f *Flow) Settled(member int) uint64 {
 	n := f.counters.Received[member]
 	for _, rank := range f.config.Local {
 		if list := f.held[Stream{ChannelOf(rank, 0), member}]; len(list) > 0 {
@@ -334,7 +334,7 @@ func (f *Flow) Acknowledge(member int, number uint64) {
 // late reports whether messages to a member from before the last Flush may not be settled.
 func (f *Flow) late(member int) bool {
 	if member == f.config.Self {
-		return f.flushed[member] > f.settled(member)
+		return f.flushed[member] > f.Settled(member)
 	}
 	return f.flushed[member] > f.acknowledged[member]
 }

@@ -9,7 +9,7 @@ import (
 
 // channelConfig describes the ranks of this node, whose messages so far are all settled, or lost.
 func (j *Job) channelConfig() channel.Config {
-	c := channel.Config{Keeper: j.config.Keeper, Log: func(format string, args ...any) {
+	c := channel.Config{Remote: j.config.Remote, Keeper: j.config.Keeper, Log: func(format string, args ...any) {
 		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
 	}}
 	for _, number := range j.config.Local {
@@ -20,12 +20,16 @@ func (j *Job) channelConfig() channel.Config {
 }
 
 // Repath finds out again which messages must pass this node kernel. It must be called after extensions in the message slot have
-// changed, recording has begun or ended, or JobConfig.Scheduled has changed.
+// changed, recording has begun or ended, or JobConfig.Scheduled has changed. While there is an extension,
+// it returns when the other nodes have taken note, so that it sees all messages that are sent from then on.
 func (e *Engine) Repath() {
 	for _, j := range e.all() {
 		if j.enter() {
 			j.setPath()
 			j.rouseAll() // room that a rank waits for may be on the other path
+			if !j.config.Set.Empty() {
+				j.awaitSeen()
+			}
 			j.running.Done()
 		}
 	}
@@ -46,6 +50,7 @@ func (j *Job) setPath() {
 		}
 	}
 	j.channels.SetPath(bits)
+	j.publish(bits&wire.PathDirect != 0)
 }
 
 // scheduled reports whether a scheduler wants to know of each message and each rank that is woken.
@@ -83,14 +88,11 @@ func (j *Job) rouseAll() {
 }
 
 // channel returns one of the rank's channels.
-func (r *rank) channel(index uint64) (c call.Channel, err error) {
-	if c.Local, c.Sends, c.File, err = r.job.channels.Fetch(r.index, index); err != nil {
-		return call.Channel{}, err
+func (r *rank) channel(index uint64) (call.Channel, error) {
+	f, err := r.job.channels.Fetch(r.index, index)
+	c := call.Channel{Local: f.Local, Sends: f.Producer, Mirror: f.Mirror, File: f.Memory, Doorbell: f.Bell}
+	if err == nil && f.Mirror == nil {
+		c.Peer = r.job.config.Local[f.Local]
 	}
-	c.Peer = r.job.config.Local[c.Local]
-	if c.Doorbell, err = r.job.channels.Doorbell(uint64(c.Local)); err != nil {
-		c.File.Close()
-		return call.Channel{}, err
-	}
-	return c, nil
+	return c, err
 }

@@ -47,6 +47,7 @@ import (
 	"margay/internal/cond"
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/channel"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/gate"
@@ -127,9 +128,15 @@ type JobConfig struct {
 	// they are set. Engine.Repath must be called after it has changed.
 	Scheduled func() bool
 
+	// Remote is what mirrored channels with ranks of other nodes need; nil: there are none.
+	Remote *Remote
+
 	// CPUs is how many CPUs the ranks of this node run on; 0: one for each.
 	CPUs int
 }
+
+// Remote is what mirrored channels need.
+type Remote = channel.Remote
 
 // DefaultInitTimeout is the InitTimeout of a job that asks for no other.
 const DefaultInitTimeout = 30 * time.Second

@@ -45,6 +45,7 @@ type Job struct {
 	changed    sync.Cond // messages may have credits, or be queued to be forwarded, or the job is closed
 	flow       *flow.Flow
 	barrier    *collective.Barrier
+	mirroring  mirroring
 	inUse      bool // some rank of the job uses messages
 	forwarding bool // there is a goroutine that forwards
 	closed     bool
@@ -65,6 +66,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 		return nil, err
 	}
 	j.receiver.returns.job = j
+	j.mirroring = j.newMirroring()
 	j.context, j.cancel = context.WithCancel(e.context)
 	c.Set.KeepWith(c.Keeper)
 	return j, nil
@@ -217,6 +219,16 @@ func (j *Job) frame(from id.Node, f *frame.Frame) {
 		j.arrived(member, f.Number)
 	case frame.Released:
 		j.released(member, f.Number)
+	case frame.Meet:
+		j.meeting(member, f.Meeting)
+	case frame.Path:
+		j.pathChanged(member, f.Number)
+	case frame.PathSeen:
+		j.pathSeen(member, f.Number)
+	case frame.Settle:
+		j.settle(member)
+	case frame.Settled:
+		j.settled(member, f.Number)
 	case frame.Joined:
 		j.join(false)
 	case frame.Ended:
@@ -252,4 +264,5 @@ func (j *Job) resume(member int) {
 	for _, b := range frames {
 		j.send(member, b)
 	}
+	j.resumeFar(member)
 }

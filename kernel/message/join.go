@@ -52,6 +52,8 @@ func (j *Job) rankEnded(number id.Rank, entered uint64) {
 	j.mu.Lock()
 	j.barrier.End(number, entered)
 	j.mu.Unlock()
+	j.channels.FarEnded(number)
+	j.rouseAll()
 	j.advance()
 }
 

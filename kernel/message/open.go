@@ -77,6 +77,7 @@ func (j *Job) adopt(items []*keep.Item) error {
 		return err
 	}
 	j.mend()
+	j.adoptFar()
 	return nil
 }
 

@@ -27,6 +27,8 @@ type rank struct {
 	batches batches
 	costs   map[flow.Channel]uint64 // bytes of the messages in batches
 	seen    uint64                  // barriers entered when all messages before were sent
+	met     map[id.Rank]bool        // ranks of other nodes that this one has spoken with
+	spoken  map[id.Rank]bool        // those with messages in batches
 
 	stirred chan struct{} // something may have to be done; capacity 1
 	ending  chan struct{} // closed when the process has ended
@@ -37,7 +39,7 @@ type rank struct {
 func (j *Job) newRank(index int, number id.Rank) *rank {
 	r := &rank{
 		job: j, number: number, index: index, batches: make(batches, len(j.config.Members)), costs: make(map[flow.Channel]uint64),
-		seen: j.barrier.Entered(number), stirred: make(chan struct{}, 1), ending: make(chan struct{}), pumped: make(chan struct{}),
+		seen: j.barrier.Entered(number), met: make(map[id.Rank]bool), spoken: make(map[id.Rank]bool), stirred: make(chan struct{}, 1), ending: make(chan struct{}), pumped: make(chan struct{}),
 	}
 	if index < len(j.config.Cores) {
 		r.core = j.config.Cores[index]
@@ -183,6 +185,8 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 		}
 		if target := r.job.local[m.Target]; target != nil {
 			r.job.channels.Speak(r.index, target.index)
+		} else {
+			r.speakFar(m.Target)
 		}
 		channel, cost := flow.Of(&m), m.Cost()
 		if !r.job.reserve(channel, cost) {
@@ -223,6 +227,7 @@ func (r *rank) flush() {
 	}
 	r.batches.send(j)
 	j.channels.Settling(r.index).Passed(r.endpoint.Sent().Position())
+	r.passedFar()
 }
 
 // rung handles a byte from the rank: there may be room in its rings, or messages in its send ring.

@@ -85,6 +85,7 @@ static inline int channel_put(struct channel *c, int handler, uint64_t arg0, uin
 	atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
 	c->position = end;
 	atomic_store(channel_head(c, start), head); /* before the caller reads whether the consumer sleeps */
+	atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_POSITION), end, memory_order_release);
 	return 1;
 }
 

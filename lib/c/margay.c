@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "channel.h"
+#include "far.h"
 #include "internal.h"
 #include "wire.h"
 
@@ -33,6 +34,7 @@
 /* The signal of upcalls is never lost, is ignored by default, and is hardly used otherwise. */
 #define UPCALL_SIGNAL SIGURG
 #define UPCALL_STACK (256 << 10) /* bytes */
+#define DATAGRAMS_EACH 64        /* that a poll takes, so that strangers cannot keep it busy */
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
 
 static struct {
@@ -56,6 +58,11 @@ static struct {
 	uint32_t source_count;
 	uint32_t turn;     /* the one of sources to look at first */
 	uint32_t known;    /* channels that were fetched */
+	int datagrams;     /* socket of the mirrored channels, -1: there are none */
+	struct far **fars; /* by rank */
+	struct far **ends; /* the entries of fars, in the order of fetching */
+	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
+	uint32_t end_count;
 	uint64_t barriers; /* that this rank has entered on the board */
 	int arrived;       /* local ranks before this one are known to have entered the last of them */
 
@@ -76,7 +83,7 @@ static struct {
 	void *fixed[64]; /* regions mapped at their fixed address; a job has at most this many */
 	size_t fixed_count;
 	char error[512];
-} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1};
+} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1, .datagrams = -1};
 
 int margay_in_fail(const char *format, ...)
 {
@@ -242,9 +249,12 @@ static int meet_neighbours(void)
 {
 	self.to = calloc(margay_size(), sizeof *self.to);
 	self.from = calloc(margay_size(), sizeof *self.from);
-	self.sources = calloc(margay_local_size(), sizeof *self.sources);
+	self.sources = calloc(margay_size(), sizeof *self.sources);
+	self.fars = calloc(margay_size(), sizeof *self.fars);
+	self.ends = calloc(margay_size(), sizeof *self.ends);
+	self.numbers = calloc(margay_size(), sizeof *self.numbers);
 	self.peer_doorbells = calloc(margay_local_size(), sizeof *self.peer_doorbells);
-	if (!self.to || !self.from || !self.sources || !self.peer_doorbells)
+	if (!self.to || !self.from || !self.sources || !self.fars || !self.ends || !self.numbers || !self.peer_doorbells)
 		return fail("no memory for the tables of %d ranks", margay_size());
 	for (int i = 0; i < margay_local_size(); i++)
 		self.peer_doorbells[i] = -1;
@@ -476,12 +486,14 @@ static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *
 static void handle(const struct margay_am *message);
 static void die(const char *format, int a, int b, int c);
 
-/* takes_channel reports whether a message takes a channel, which may be NULL. */
-static int takes_channel(struct channel *c)
+/* takes_channel reports whether a message to a handler takes a channel, which may be NULL. Node
+ * kernels carry out requests about windows of other nodes. */
+static int takes_channel(struct channel *c, int handler)
 {
-	if (!c || !(atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) || atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED)))
+	if (!c || (c->local < 0 && handler == WIRE_HANDLER_REMOTE) || !(atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) || atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED)))
 		return 0;
-	if (c->through && atomic_load(word64(WIRE_SETTLED)) < c->kernel)
+	_Atomic uint64_t *settled = c->local < 0 ? channel_word64(c, WIRE_CHANNEL_SETTLED) : word64(WIRE_SETTLED);
+	if (c->through && atomic_load(settled) < c->kernel)
 		return 0;
 	c->through = 0;
 	return 1;
@@ -500,6 +512,64 @@ static void wake_local(int local)
 		return;
 }
 
+/* transmit sends the datagrams of an end that are due. One that Linux does not take is lost, like
+ * any other. */
+static void transmit(struct far *f)
+{
+	static char b[MIRROR_MOST];
+	int64_t now = now_ns();
+	for (size_t n; (n = far_emit(f, b, now)) > 0;)
+		if (sendto(self.datagrams, b, n, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&f->address, sizeof f->address) < 0)
+			continue;
+}
+
+/* receive_datagrams takes the datagrams that have come, and sends those that are due. Strangers may
+ * have sent some. The caller has masked upcalls. */
+static void receive_datagrams(void)
+{
+	static char b[MIRROR_MOST];
+	struct sockaddr_in from;
+	struct mirror_header h;
+	for (int i = 0; self.end_count > 0 && i < DATAGRAMS_EACH; i++) {
+		socklen_t size = sizeof from;
+		ssize_t n = recvfrom(self.datagrams, b, sizeof b, MSG_DONTWAIT, (struct sockaddr *)&from, &size);
+		if (n < 0)
+			break;
+		if (!far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
+			continue;
+		struct far *f = self.numbers[h.number];
+		if (f && h.key == f->own_key && from.sin_addr.s_addr == f->address.sin_addr.s_addr && from.sin_port == f->address.sin_port)
+			far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
+	}
+	for (uint32_t i = 0; i < self.end_count; i++)
+		if (far_busy(self.ends[i]))
+			transmit(self.ends[i]);
+}
+
+/* hurry sends acknowledgements that wait for data, before the rank sleeps. */
+static void hurry(void)
+{
+	for (uint32_t i = 0; i < self.end_count; i++) {
+		struct far *f = self.ends[i];
+		f->hurry |= f->owed > 0;
+		transmit(f);
+	}
+}
+
+/* has_settled reports whether all messages in mirrored channels have arrived, but for those to
+ * ranks that have ended. */
+static int has_settled(int n, uint64_t arg)
+{
+	(void)n;
+	(void)arg;
+	for (uint32_t i = 0; i < self.end_count; i++) {
+		struct far *f = self.ends[i];
+		if (!far_quiet(f) && atomic_load(channel_word(&f->out, WIRE_CHANNEL_CLOSED)) != WIRE_CHANNEL_ENDED)
+			return 0;
+	}
+	return 1;
+}
+
 /* no_sense fails because the consumer of a channel has written nonsense. */
 static int no_sense(const struct channel *c)
 {
@@ -510,7 +580,9 @@ static int no_sense(const struct channel *c)
 static int put_channel(struct channel *c, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
 	int sent = channel_put(c, handler, arg0, arg1, payload, length);
-	if (sent > 0)
+	if (sent > 0 && c->local < 0)
+		transmit(self.fars[c->rank]);
+	else if (sent > 0)
 		wake_local(c->local);
 	return sent < 0 ? no_sense(c) : sent;
 }
@@ -530,7 +602,7 @@ static struct channel *next_channel(void)
  * messages handled. */
 static int run_channel(struct channel *c)
 {
-	struct margay_am message = {.node = margay_node()};
+	struct margay_am message = {.node = margay_node_of(c->rank)};
 	int next = channel_next(c, &message), wake = 0;
 	if (next < 0)
 		die("margay: rank %d: channel from rank %d: the area was written over at %d\n", margay_rank(), c->rank, (int)c->position);
@@ -539,15 +611,50 @@ static int run_channel(struct channel *c)
 	handle(&message);
 	if (channel_done(c, message.length, &wake))
 		self.turn = (self.turn + 1) % self.source_count; /* each rank's messages get their turn */
-	if (wake)
+	if (c->local < 0) /* its producer counts at the other end */
+		atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
+	else if (wake)
 		wake_local(c->local);
 	return 1;
+}
+
+/* add_mirror maps mirrored channels whose fetching was answered. */
+static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES])
+{
+	uint64_t rank = reply->values[0], where = reply->values[6];
+	size_t largest = where & 0xffff;
+	if (files[1] < 0 || rank >= (uint64_t)margay_size() || reply->values[2] >= (uint64_t)margay_size() || largest < MIRROR_LEAST || largest > MIRROR_MOST)
+		return fail("the node kernel sent no mirrored channels");
+	if (self.datagrams < 0)
+		self.datagrams = fcntl(files[1], F_DUPFD_CLOEXEC, 0);
+	if (self.datagrams < 0)
+		return fail("duplicate a socket: %s", strerror(errno));
+	struct far *f = calloc(1, sizeof *f);
+	char *memory = f ? map_file(files[0]) : NULL;
+	if (!memory) {
+		free(f);
+		return -1;
+	}
+	f->address = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(where >> 16 & 0xffff), .sin_addr.s_addr = htonl(where >> 32)};
+	f->number = reply->values[3];
+	f->own_key = reply->values[4];
+	f->key = reply->values[5];
+	f->most = (largest - sizeof(struct mirror_header)) & ~(size_t)7;
+	f->window = MIRROR_FIRST_WINDOW;
+	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1};
+	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
+	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
+	self.to[rank] = &f->out;
+	self.from[rank] = self.sources[self.source_count++] = &f->in;
+	return 0;
 }
 
 /* add_channel maps a channel whose fetching was answered. */
 static int add_channel(const struct wire_reply *reply, const int files[MAX_FILES])
 {
 	uint64_t rank = reply->values[0], local = reply->values[2];
+	if (reply->values[1] == WIRE_MIRROR)
+		return add_mirror(reply, files);
 	if (files[1] < 0 || rank >= (uint64_t)margay_size() || local >= (uint64_t)margay_local_size())
 		return fail("the node kernel sent no channel");
 	if (self.peer_doorbells[local] < 0)
@@ -641,7 +748,7 @@ int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const vo
 {
 	int was = mask();
 	struct channel *c = self.to[rank];
-	int sent = takes_channel(c) ? put_channel(c, handler, arg0, arg1, payload, length)
+	int sent = takes_channel(c, handler) ? put_channel(c, handler, arg0, arg1, payload, length)
 				    : put(rank, handler, arg0, arg1, payload, length);
 	unmask(was);
 	return sent;
@@ -757,8 +864,11 @@ static int run_received(void)
 			if (!self.from[r->peer] && fetch_channels() != 0)
 				return 0;
 			struct channel *c = self.from[r->peer];
-			if (c && channel_before(c, r->after) && channel_ready(c))
+			int before = c && channel_before(c, r->after);
+			if (before && channel_ready(c))
 				return run_channel(c);
+			if (before && c->local < 0)
+				return 0; /* it has not arrived yet */
 		}
 		if (message)
 			run_handler(r);
@@ -795,9 +905,11 @@ int margay_poll(void)
 	if (no_job() != 0)
 		return -1;
 	int was = mask(), n = 0;
-	if (fetch_channels() == 0)
+	if (fetch_channels() == 0) {
+		receive_datagrams();
 		for (int some; (some = run_some()) > 0;)
 			n += some;
+	}
 	unmask(was);
 	return n;
 }
@@ -989,8 +1101,8 @@ static int hush(void)
 	return recv(self.doorbell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* sleep_until waits for the doorbell, the peer doorbell, a signal or the deadline (-1: none). It
- * returns 0 after the deadline. */
+/* sleep_until waits for the doorbell, the peer doorbell, a datagram, a signal or the deadline (-1:
+ * none). It returns 0 after the deadline. */
 static int sleep_until(int64_t deadline)
 {
 	for (;;) {
@@ -1001,9 +1113,10 @@ static int sleep_until(int64_t deadline)
 				return 0;
 			wait = left > 1 << 30 ? 1 << 30 : (int)left;
 		}
-		struct pollfd p[] = {{.fd = self.doorbell, .events = POLLIN}, {.fd = self.peer_doorbell, .events = POLLIN}};
-		int n = poll(p, 2, wait);
-		if (n > 0)
+		struct pollfd p[] = {{.fd = self.doorbell, .events = POLLIN}, {.fd = self.peer_doorbell, .events = POLLIN},
+				     {.fd = self.datagrams, .events = POLLIN}};
+		int n = poll(p, 3, wait);
+		if (n > 0 && (p[0].revents || p[1].revents))
 			self.rung = 1;
 		if (n != 0)
 			return 1;
@@ -1023,7 +1136,11 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 	int n = 0, was = mask(), there = 1, rung = 1;
 	struct pace pace = {0};
 	for (;;) {
-		int more = fetch_channels() == 0 ? run_some() : 0;
+		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
+		if (there_is && (!more || n % DATAGRAMS_EACH == 0)) {
+			receive_datagrams();
+			more += run_some();
+		}
 		n += more;
 		if (done(n, arg))
 			break;
@@ -1038,6 +1155,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		if (linger(&pace, deadline))
 			continue;
 		there = hush();
+		hurry();
 		/* Messages and upcalls that arrive after this ring. */
 		announce(1);
 		arm(0);
@@ -1152,6 +1270,8 @@ int margay_barrier(int timeout_ms)
 	if (met < 0)
 		return -1;
 	if (!met) {
+		if (self.end_count > 0 && wait_until(has_settled, 0, timeout_ms) < 0)
+			return -1;
 		uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
 		/* The node kernel polls for it when awake, and must be woken when asleep. */
 		if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
@@ -1177,6 +1297,7 @@ int margay_finalize(int timeout_ms)
 /* A message that waits for room. */
 struct posted {
 	int rank;
+	int handler;
 	size_t length;
 };
 
@@ -1186,7 +1307,7 @@ static int has_room(int n, uint64_t arg)
 {
 	const struct posted *m = (const struct posted *)(uintptr_t)arg;
 	(void)n;
-	if (takes_channel(self.to[m->rank]))
+	if (takes_channel(self.to[m->rank], m->handler))
 		return channel_wait(self.to[m->rank], m->length);
 	_Atomic uint32_t *waiting = word32(WIRE_SEND_CONTROL + WIRE_PRODUCER_WAITING);
 	atomic_store(waiting, 1);
@@ -1207,7 +1328,7 @@ int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const vo
 		int sent = margay_in_post(rank, handler, arg0, arg1, payload, length);
 		if (sent != 0)
 			return sent < 0 ? -1 : 0;
-		struct posted m = {rank, length};
+		struct posted m = {rank, handler, length};
 		if (wait_until(has_room, (uintptr_t)&m, margay_in_left(deadline)) < 0)
 			return -1;
 	}

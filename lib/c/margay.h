@@ -14,9 +14,12 @@
  *
  * A message to another node is written to memory shared with the node kernel; a system call is made
  * only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
- * with that rank, unless an extension, a recording or a scheduler must see it; a system call is
- * made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
- * it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss ends the
+ * with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
+ * another node is a datagram to its rank. Both pass the node kernels instead while an extension, a
+ * recording or a scheduler must see them. A call that waits spins and yields for about a
+ * millisecond before it sleeps.
+ *
+ * Messages from one rank to another arrive in order, each exactly once: a loss ends the
  * job. Unless an extension consumes a message, it runs the handler of its number inside
  * margay_poll, margay_wait, margay_wait_for, margay_barrier, margay_finalize, a collective
  * operation, or margay_send when that must wait. So a message may have been handled before the

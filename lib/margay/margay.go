@@ -11,15 +11,18 @@
 //
 // A message to another node is written to memory shared with the node kernel; a system call is made
 // only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
-// with that rank, unless an extension, a recording or a scheduler must see it; a system call is
-// made only if that rank sleeps. A call that waits spins and yields for about a millisecond before
-// it sleeps. Messages from one rank to another arrive in order, each exactly once: a loss ends the
-// job. Unless an extension consumes a message, it runs the handler of its number inside Poll, Wait,
-// WaitFor, Barrier, Finalize, or Send when that must wait. So a message may have been handled
-// before the program waits for it: wait with WaitFor for the effect of a handler, not with Wait for
-// a message. A handler must not block and must not call these functions; it may send with Post,
-// which reports whether there is room. A message that an extension turns into an upcall runs its
-// handler at once, if Upcalls has been called.
+// with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
+// another node is a datagram to its rank. Both pass the node kernels instead while an extension, a
+// recording or a scheduler must see them. A call that waits spins and yields for about a
+// millisecond before it sleeps.
+//
+// Messages from one rank to another arrive in order, each exactly once: a loss ends the job. Unless
+// an extension consumes a message, it runs the handler of its number inside Poll, Wait, WaitFor,
+// Barrier, Finalize, or Send when that must wait. So a message may have been handled before the
+// program waits for it: wait with WaitFor for the effect of a handler, not with Wait for a message.
+// A handler must not block and must not call these functions; it may send with Post, which reports
+// whether there is room. A message that an extension turns into an upcall runs its handler at once,
+// if Upcalls has been called.
 //
 // Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations. Put, Get,
 // FetchAdd and CompareSwap reach memory of other ranks, which they have opened by Window.
@@ -85,6 +88,7 @@ type Job struct {
 
 	sending sync.Mutex
 	out     *wire.Outlet
+	mirrors mirrors
 
 	calling sync.Mutex // held during a collective operation
 	calls   uint32     // collective operations that were begun; guarded by calling
@@ -189,6 +193,7 @@ func (j *Job) openMemory(area, board *os.File) error {
 	}
 	j.out = wire.NewOutlet(j.area, j.board, j.Size())
 	j.in = wire.NewInlet(j.area, j.board, j.header)
+	j.initMirrors()
 	j.streams = collective.NewStreams(j.Size())
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
@@ -271,6 +276,7 @@ func (j *Job) poll() int {
 	if j.finalized.Load() || !j.fetchAll() {
 		return 0
 	}
+	j.receive()
 	n := 0
 	for {
 		record, ok, err := j.in.Next()
@@ -378,6 +384,7 @@ func (j *Job) finalize() {
 	j.sending.Lock()
 	defer j.sending.Unlock()
 	j.finalized.Store(true)
+	j.closeMirrors()
 	for _, fd := range j.peerDoorbells {
 		if fd >= 0 {
 			unix.Close(fd)

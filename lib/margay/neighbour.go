@@ -11,8 +11,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// fetchAll fetches the channels to and from other ranks of this node that the node kernel has made
-// since. It reports whether there is none left. The caller holds Job.handling.
+// fetchAll fetches the channels to and from other ranks that the node kernel has made since. It
+// reports whether there is none left. The caller holds Job.handling.
 func (j *Job) fetchAll() bool {
 	for {
 		index, missing := j.in.Missing()
@@ -32,20 +32,26 @@ func (j *Job) fetch(index uint32) error {
 		return err
 	}
 	defer rights.Close(files)
-	rank, local := reply.Values[0], reply.Values[2]
-	if len(files) != 2 || rank >= uint64(j.Size()) || local >= uint64(j.LocalSize()) {
-		return fmt.Errorf("the node kernel sent %d descriptors for rank %d, local rank %d", len(files), rank, local)
+	if len(files) != 2 {
+		return fmt.Errorf("the node kernel sent %d descriptors", len(files))
 	}
 	memory, err := mapFile(files[0])
 	if err != nil {
 		return err
 	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	if m, ok := wire.MirrorOf(reply.Values); ok {
+		return j.openMirror(m, memory, files[1])
+	}
+	rank, local := reply.Values[0], reply.Values[2]
+	if rank >= uint64(j.Size()) || local >= uint64(j.LocalSize()) {
+		return fmt.Errorf("the node kernel sent a channel for rank %d, local rank %d", rank, local)
+	}
 	c, err := wire.OpenChannel(memory)
 	if err != nil {
 		return err
 	}
-	j.sending.Lock()
-	defer j.sending.Unlock()
 	if reply.Values[1] == 1 {
 		j.out.Open(c, int(rank), int(local))
 	} else {

@@ -37,7 +37,7 @@ func (j *Job) send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 		err = j.wait(ctx, func(int) bool {
 			j.sending.Lock()
 			defer j.sending.Unlock()
-			return !j.out.Wait(uint32(rank), len(payload))
+			return !j.out.Wait(uint32(rank), uint16(handler), len(payload))
 		})
 		if err != nil {
 			return err
@@ -64,7 +64,11 @@ func (j *Job) post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	if err != nil {
 		return false, fmt.Errorf("margay: send: %w", err)
 	}
-	if wake != wire.WakeNobody {
+	switch wake {
+	case wire.WakeNobody:
+	case wire.WakeMirror:
+		j.mirrors.transmit(j.mirrors.to[rank], j.mirrors.now())
+	default:
 		j.wake(wake)
 	}
 	return ok, nil

@@ -66,6 +66,7 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 		return !done(handled) && n == 0
 	}
 	for {
+		j.hurry()
 		if err := j.sleep(ctx, idle); err != nil {
 			return err
 		}
@@ -94,13 +95,14 @@ func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *i
 	}
 }
 
-// sleep waits for the doorbell or the peer doorbell, unless this side is not idle.
+// sleep waits for the doorbell, the peer doorbell or a datagram, unless this side is not idle.
 func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	j.mu.Lock()
 	heard := j.rung
 	j.waiters.Add(1)
 	j.area.ReceiveWaiting().Swap(1)
 	j.board.Asleep(j.LocalRank()).Swap(1)
+	j.mirrors.armWatch() // after the counter was read, so that a datagram changes it
 	j.mu.Unlock()
 	idle := isIdle() // later messages ring the doorbell
 	j.mu.Lock()
@@ -164,6 +166,9 @@ func (j *Job) Barrier(ctx context.Context) error {
 		if done, err := j.meet(ctx); done || err != nil {
 			return err
 		}
+	}
+	if err := j.settle(ctx); err != nil {
+		return err
 	}
 	number := j.area.Entered().Add(1)
 	// The node kernel polls for it when awake, and must be woken when asleep.

@@ -475,6 +475,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
 	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
+	t.Run("mirrored channels", func(t *testing.T) { mirrors(t, seed, program) })
 	t.Run("garbage", func(t *testing.T) { garbage(t, program) })
 	t.Run("fixed address that cannot be had", func(t *testing.T) {
 		k := Start(t, program, "list", "write")

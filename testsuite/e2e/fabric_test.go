@@ -33,12 +33,74 @@ func TestDatagramFabrics(t *testing.T) {
 				t.Errorf("want\n%s%v", plain, r)
 			}
 			m.standStill()
+			m.killedMeanwhile()
 			if r := m.run(0, "-n", "8", probe(), "barrier"); strings.Count(r.stdout, "passed 10 barriers") != 8 {
 				t.Error(r)
 			}
 		}})
 	}
 	inTurns(t, tests...)
+}
+
+// killedMeanwhile kills node kernels while messages go to and fro. On a trusted wire they pass none,
+// once there are mirrored channels, and none is lost; a lost message ends the job.
+func (m *machine) killedMeanwhile() {
+	m.t.Helper()
+	if m.listNodes()[0].Info.Fabric != "udp-trusted" {
+		return
+	}
+	const rounds = 200
+	c := m.start("run", "-n", "4", "-N", "4", probe(), "pingpong", fmt.Sprint(rounds), "20")
+	c.awaitOutput("playing\n")
+	time.Sleep(time.Second) // so that all pairs have their channels
+	for range 2 {
+		for _, kernel := range m.nodeKernels() {
+			kill(m.t, kernel)
+			time.Sleep(200 * time.Millisecond)
+		}
+	}
+	if r := c.wait(); r.code != 0 || !strings.Contains(r.stdout, fmt.Sprintf("%d messages came back", 3*rounds)) {
+		m.t.Error(r)
+	}
+}
+
+// What a rank tries with the socket of its mirrored channels is refused, and what it sends by it harms neither the job beside it nor
+// the node kernels. A rank that writes nonsense into its mirrored channels harms its own job.
+func TestAttackerOfWire(t *testing.T) {
+	inTurns(t, turnOf{"wire", expect("own"), func(t *testing.T, _ *machine) {
+		m := up(t, "hosted", 2, 2, "--fabric", "udp-trusted")
+		const rounds = 400
+		victim := m.start("run", "-n", "2", "-N", "2", probe(), "pingpong", fmt.Sprint(rounds), "20")
+		victim.awaitOutput("playing\n")
+		r := m.run(0, "-n", "2", "-N", "2", attacker(), "datagrams")
+		lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+		if len(lines) != len(socketTries) {
+			t.Errorf("%d lines, want %d: %v", len(lines), len(socketTries), r)
+		}
+		for i, want := range socketTries {
+			if i < len(lines) && lines[i] != want {
+				t.Errorf("%s, want %s", lines[i], want)
+			}
+		}
+		if r := m.run(2, "-n", "2", "-N", "2", attacker(), "mirrors"); !strings.Contains(r.stderr, "channel from rank 0") || !strings.Contains(r.stderr, "written over") {
+			t.Error(r)
+		}
+		if r := victim.wait(); r.code != 0 || !strings.Contains(r.stdout, fmt.Sprintf("%d messages came back", rounds)) {
+			t.Error(r)
+		}
+		m.usable()
+	}})
+}
+
+// socketTries are what a rank tries with the socket of its mirrored channels, and why that fails.
+var socketTries = []string{
+	"move a socket to another port: refused: invalid argument",
+	"move a socket that was disconnected: refused: invalid argument",
+	"take any source address: refused: operation not permitted",
+	"take a route of its own: refused: operation not permitted",
+	"mark packets: refused: operation not permitted",
+	"take more memory than allowed: refused: operation not permitted",
+	"open a raw socket: refused: operation not permitted",
 }
 
 // standStill stops one node kernel for two seconds while messages go to and fro.

@@ -19,6 +19,14 @@
 //	6 ended         16 u32 rank that has ended, 20 u32 zero, 24 u64 barriers that it had entered
 //	7 acknowledged  16 u64 messages of the receiver's ranks that the sender has, and that have
 //	                come to where it forwarded them
+//	8 meeting       16 u32 rank of the sender, 20 u32 rank of the receiver, which have mirrored
+//	                channels (package mirror), 24 u32 number of the first one's end, 28 u16 its UDP
+//	                port, 30 u16 1 if the sender lacks the other end, else 0, 32 u64 key of its end
+//	9 path          16 u64 a number, odd if the sender allows mirrored channels to its ranks
+//	10 path seen    16 u64 number of the last path frame that the sender of this one obeys
+//	11 settle       16 u64 any: asks, behind messages, for the next
+//	12 settled      16 u64 messages of the receiver's ranks that are in rings of their targets, or
+//	                finished
 //
 // A message has MessageHeader bytes and its payload:
 //
@@ -26,7 +34,8 @@
 //	4  u32 target rank
 //	8  u16 handler
 //	10 u16 bytes of payload, at most wire.MaxPayload
-//	12 u32 times that it was forwarded, at most slot.MaxHops
+//	12 u16 times that it was forwarded, at most slot.MaxHops
+//	14 u16 wire.Record.After
 //	16 u64 first argument
 //	24 u64 second argument
 //	32 payload
@@ -61,6 +70,11 @@ const (
 	Joined       Kind = 5
 	Ended        Kind = 6
 	Acknowledged Kind = 7
+	Meet         Kind = 8
+	Path         Kind = 9
+	PathSeen     Kind = 10
+	Settle       Kind = 11
+	Settled      Kind = 12
 )
 
 // Sizes in bytes.
@@ -78,7 +92,7 @@ type Message struct {
 	Source, Target id.Rank
 	Handler        uint16
 	Hops           uint8  // times that it was forwarded, at most slot.MaxHops
-	After          uint16 // wire.Record.After, for a rank of the same node; not in frames
+	After          uint16 // wire.Record.After
 	Args           [2]uint64
 	Payload        []byte
 }
@@ -93,6 +107,47 @@ type Credit struct {
 	Taken uint64
 }
 
+// Meeting describes the end of mirrored channels of a rank.
+type Meeting struct {
+	Source, Target id.Rank // the rank, and the other one
+	Number         uint32  // of the end, in datagrams to it
+	Key            uint64  // the same
+	Port           uint16  // UDP port of the rank's socket
+	Lacks          bool    // the sender does not know the other end
+}
+
+// meetingSize is the size of a meeting in a frame, in bytes.
+const meetingSize = 24
+
+// AppendMeeting appends a meeting to a frame.
+func AppendMeeting(b []byte, m Meeting) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(m.Source))
+	b = binary.LittleEndian.AppendUint32(b, uint32(m.Target))
+	b = binary.LittleEndian.AppendUint32(b, m.Number)
+	b = binary.LittleEndian.AppendUint16(b, m.Port)
+	lacks := uint16(0)
+	if m.Lacks {
+		lacks = 1
+	}
+	b = binary.LittleEndian.AppendUint16(b, lacks)
+	return binary.LittleEndian.AppendUint64(b, m.Key)
+}
+
+// parseMeeting reads a meeting.
+func parseMeeting(b []byte) (m Meeting, err error) {
+	if err := expect(b, meetingSize); err != nil {
+		return m, err
+	}
+	lacks := binary.LittleEndian.Uint16(b[14:])
+	if lacks > 1 {
+		return m, fmt.Errorf("meeting with flags %#x", lacks)
+	}
+	return Meeting{
+		Source: id.Rank(binary.LittleEndian.Uint32(b)), Target: id.Rank(binary.LittleEndian.Uint32(b[4:])), Number: binary.LittleEndian.Uint32(b[8:]),
+		Port: binary.LittleEndian.Uint16(b[12:]), Lacks: lacks == 1, Key: binary.LittleEndian.Uint64(b[16:]),
+	}, nil
+}
+
 // Frame is a parsed frame. A Frame can be used for many frames, one after the other.
 type Frame struct {
 	Kind     Kind
@@ -102,6 +157,7 @@ type Frame struct {
 	Rank     id.Rank
 	Messages []Message // their payloads are parts of the parsed bytes
 	Credits  []Credit
+	Meeting  Meeting
 }
 
 // New returns the beginning of a frame: a header and words behind it.
@@ -128,7 +184,8 @@ func AppendMessage(b []byte, m *Message) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(m.Target))
 	b = binary.LittleEndian.AppendUint16(b, m.Handler)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.Payload)))
-	b = binary.LittleEndian.AppendUint32(b, uint32(m.Hops))
+	b = binary.LittleEndian.AppendUint16(b, uint16(m.Hops))
+	b = binary.LittleEndian.AppendUint16(b, m.After)
 	b = binary.LittleEndian.AppendUint64(b, m.Args[0])
 	b = binary.LittleEndian.AppendUint64(b, m.Args[1])
 	return append(b, m.Payload...)
@@ -142,7 +199,7 @@ func AppendCredit(b []byte, c Credit) []byte {
 }
 
 // Parse reads a frame, which may be any bytes, into f.
-func (f *Frame) Parse(b []byte) error {
+func (f *Frame) Parse(b []byte) (err error) {
 	if len(b) < HeaderSize {
 		return fmt.Errorf("%d bytes are too few for a header", len(b))
 	}
@@ -152,7 +209,7 @@ func (f *Frame) Parse(b []byte) error {
 	switch f.Kind {
 	case Joined:
 		return expect(body, 0)
-	case Arrived, Released, Acknowledged:
+	case Arrived, Released, Acknowledged, Path, PathSeen, Settle, Settled:
 		if err := expect(body, 8); err != nil {
 			return err
 		}
@@ -164,6 +221,9 @@ func (f *Frame) Parse(b []byte) error {
 		}
 		f.Rank, f.Number = id.Rank(binary.LittleEndian.Uint32(body)), binary.LittleEndian.Uint64(body[8:])
 		return nil
+	case Meet:
+		f.Meeting, err = parseMeeting(body)
+		return err
 	case Credits:
 		return f.parseCredits(body)
 	case Messages:
@@ -174,7 +234,7 @@ func (f *Frame) Parse(b []byte) error {
 
 func (f *Frame) parseCredits(body []byte) error {
 	for ; len(body) >= CreditSize; body = body[CreditSize:] {
-		hops, err := parseHops(body[4:])
+		hops, err := checkHops(binary.LittleEndian.Uint32(body[4:]))
 		if err != nil {
 			return err
 		}
@@ -198,7 +258,7 @@ func (f *Frame) parseMessages(body []byte) error {
 		if size > wire.MaxPayload || len(body) < MessageHeader+size {
 			return fmt.Errorf("payload of %d bytes in a rest of %d", size, len(body))
 		}
-		hops, err := parseHops(body[12:])
+		hops, err := checkHops(uint32(binary.LittleEndian.Uint16(body[12:])))
 		if err != nil {
 			return err
 		}
@@ -207,6 +267,7 @@ func (f *Frame) parseMessages(body []byte) error {
 			Target:  id.Rank(binary.LittleEndian.Uint32(body[4:])),
 			Handler: binary.LittleEndian.Uint16(body[8:]),
 			Hops:    hops,
+			After:   binary.LittleEndian.Uint16(body[14:]),
 			Args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},
 			Payload: body[MessageHeader : MessageHeader+size],
 		})
@@ -215,9 +276,8 @@ func (f *Frame) parseMessages(body []byte) error {
 	return nil
 }
 
-// parseHops reads the number of times that a message was forwarded.
-func parseHops(b []byte) (uint8, error) {
-	hops := binary.LittleEndian.Uint32(b)
+// checkHops returns the number of times that a message was forwarded.
+func checkHops(hops uint32) (uint8, error) {
 	if hops > slot.MaxHops {
 		return 0, fmt.Errorf("forwarded %d times, at most %d are allowed", hops, slot.MaxHops)
 	}

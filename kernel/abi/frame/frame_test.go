@@ -25,8 +25,10 @@ func frameOf(f *Frame) []byte {
 			b = AppendCredit(b, g)
 		}
 		return b
-	case Arrived, Released, Acknowledged:
+	case Arrived, Released, Acknowledged, Path, PathSeen, Settle, Settled:
 		return New(f.Kind, f.Job, f.Key, f.Number)
+	case Meet:
+		return AppendMeeting(New(f.Kind, f.Job, f.Key), f.Meeting)
 	case Ended:
 		return New(f.Kind, f.Job, f.Key, uint64(f.Rank), f.Number)
 	}
@@ -39,7 +41,7 @@ func goodFrames() map[string]*Frame {
 	return map[string]*Frame{
 		"no messages": {Kind: Messages, Job: job, Key: key, Number: 1 << 63},
 		"messages": {Kind: Messages, Job: job, Key: key, Number: 3, Messages: []Message{
-			{Source: 1, Target: 2, Handler: 3, Hops: slot.MaxHops, Args: [2]uint64{4, 1 << 63}, Payload: []byte("payload")},
+			{Source: 1, Target: 2, Handler: 3, Hops: slot.MaxHops, After: 1<<16 - 1, Args: [2]uint64{4, 1 << 63}, Payload: []byte("payload")},
 			{Source: 1<<32 - 1, Target: 0, Handler: 1<<16 - 1, Payload: []byte{}},
 			{Payload: bytes.Repeat([]byte{0xff}, wire.MaxPayload)},
 		}},
@@ -49,6 +51,11 @@ func goodFrames() map[string]*Frame {
 		"released":     {Kind: Released, Job: job, Key: key, Number: 1<<64 - 1},
 		"acknowledged": {Kind: Acknowledged, Job: job, Key: key, Number: 1},
 		"joined":       {Kind: Joined, Job: job, Key: key},
+		"meeting":      {Kind: Meet, Job: job, Key: key, Meeting: Meeting{1, 1<<32 - 1, 3, 1<<64 - 4, 5, true}},
+		"path":         {Kind: Path, Job: job, Key: key, Number: 3},
+		"path seen":    {Kind: PathSeen, Job: job, Key: key, Number: 3},
+		"settle":       {Kind: Settle, Job: job, Key: key, Number: 3},
+		"settled":      {Kind: Settled, Job: job, Key: key, Number: 3},
 		"ended":        {Kind: Ended, Job: job, Key: key, Rank: 1<<32 - 1, Number: 8},
 	}
 }
@@ -57,7 +64,7 @@ func TestFrameRoundTrip(t *testing.T) {
 	var got Frame // used again, as the engine does
 	for name, want := range goodFrames() {
 		t.Run(name, func(t *testing.T) {
-			got.Number, got.Rank = 0, 0
+			got.Number, got.Rank, got.Meeting = 0, 0, Meeting{}
 			if err := got.Parse(frameOf(want)); err != nil {
 				t.Fatal(err)
 			}

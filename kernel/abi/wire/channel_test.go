@@ -277,7 +277,7 @@ func TestWakes(t *testing.T) {
 	for ok := true; ok; {
 		ok, _, _ = out.Push(&Record{Payload: make([]byte, MaxPayload)})
 	}
-	if !out.Wait(0, MaxPayload) {
+	if !out.Wait(0, 0, MaxPayload) {
 		t.Error("the rank need not wait for room")
 	}
 	b.Asleep(1).Store(1)

@@ -12,6 +12,10 @@ const (
 	ChannelRing = 64 << 10
 	ChannelSize = channelData + ChannelRing
 
+	// MirrorSize is the size of a pair of mirrored channels: the one that the rank sends through,
+	// then the one that it receives from.
+	MirrorSize = 2 * ChannelSize
+
 	// ChannelHeader is the size of a record in a channel without its payload.
 	ChannelHeader = 24
 )
@@ -19,15 +23,24 @@ const (
 // Places in a channel, in bytes; words that different sides write are on different cache lines.
 const (
 	offClosed   = 0   // u32; written by the node kernel
+	offBehind   = 8   // u64: as Area.Settled, for this channel alone; written by the node kernel if it is mirrored
 	offCount    = 64  // u64: messages; written by the producer
+	offPosition = 72  // u64: the producer's position; written by the producer
 	offTaken    = 128 // u64: the consumer's position; written by the consumer
 	offBlocked  = 192 // u32: the producer waits for room; written by both
 	channelData = 4096
+
+	// Of a mirrored channel, where the producer is.
+	offAcked = 256 // u64: position up to which the other end has the ring
+	// Of a mirrored channel, where the consumer is.
+	offArrived      = 384 // u64: position up to which the ring has arrived
+	offAcknowledged = 448 // u64: position up to which the other end was sent that
 )
 
 const channelMask = ChannelRing - 1
 
-// Channel is the memory that carries messages from one rank to another of the same node.
+// Channel is the memory that carries messages from one rank to another of the same node, or a copy
+// of it at one end.
 type Channel struct {
 	mem    []byte
 	closed *atomic.Uint32
@@ -46,11 +59,80 @@ func OpenChannel(mem []byte) (*Channel, error) {
 
 func (c *Channel) at(offset int) unsafe.Pointer { return unsafe.Pointer(&c.mem[offset]) }
 
-// Closed is the word by which the node kernel says that the consumer has ended.
+// Values of the word of Closed.
+const (
+	ChannelEnded  = 1 // the consumer has ended
+	ChannelPaused = 2 // its node wants to see messages: only a mirrored channel
+)
+
+// Closed is the word by which the node kernel says that no message may take the channel.
 func (c *Channel) Closed() *atomic.Uint32 { return c.closed }
 
 // Count counts the messages. The producer writes it.
 func (c *Channel) Count() *atomic.Uint64 { return c.count }
+
+// Position is the producer's position, behind the last complete message.
+func (c *Channel) Position() *atomic.Uint64 { return c.word(offPosition) }
+
+// Acked is, at the end of a mirrored channel with the producer, the position up to which the other
+// end has the ring. The rank writes it.
+func (c *Channel) Acked() *atomic.Uint64 { return c.word(offAcked) }
+
+// Arrived is, at the end of a mirrored channel with the consumer, the position up to which the ring
+// has arrived. The rank writes it.
+func (c *Channel) Arrived() *atomic.Uint64 { return c.word(offArrived) }
+
+// Acknowledged is, at the end of a mirrored channel with the consumer, the position of Arrived that
+// the other end was sent last. The rank or the node kernel writes it.
+func (c *Channel) Acknowledged() *atomic.Uint64 { return c.word(offAcknowledged) }
+
+// Settled is the position of the send ring of a mirrored channel's producer before which all
+// messages to its consumer are settled. The node kernel writes it.
+func (c *Channel) Settled() *atomic.Uint64 { return c.word(offBehind) }
+
+// Taken is the consumer's position, as far as the producer needs it.
+func (c *Channel) Taken() *atomic.Uint64 { return c.word(offTaken) }
+
+// Blocked is the word by which the producer says that it waits for room.
+func (c *Channel) Blocked() *atomic.Uint32 { return (*atomic.Uint32)(c.at(offBlocked)) }
+
+func (c *Channel) word(offset int) *atomic.Uint64 { return (*atomic.Uint64)(c.at(offset)) }
+
+// Ring returns the bytes of the ring.
+func (c *Channel) Ring() []byte { return c.mem[channelData:] }
+
+// Length returns how many bytes the record at a place in the ring takes, a multiple of 8 that may
+// be anything in the ring of a rank that has written nonsense.
+func (c *Channel) Length(at int) int {
+	if at >= ChannelRing {
+		return ChannelRing
+	}
+	head := (*atomic.Uint64)(c.at(channelData + at)).Load()
+	if uint16(head>>32) == kindPad {
+		return ChannelRing - at
+	}
+	return channelLength(int(uint32(head) & (2*ChannelRing - 1)))
+}
+
+// Fill writes data at a position of the ring, where they do not reach beyond its end, as the
+// producer at the other end has written them: the head behind them is 0.
+func (c *Channel) Fill(position uint64, data []byte) {
+	end := position + uint64(len(data))
+	(*atomic.Uint64)(c.at(channelData + int(end&channelMask))).Store(0)
+	copy(c.mem[channelData+int(position&channelMask):], data)
+}
+
+// OpenMirror takes MirrorSize bytes of shared memory, zeroes when they are new.
+func OpenMirror(mem []byte) (out, in *Channel, err error) {
+	if len(mem) != MirrorSize {
+		return nil, nil, fmt.Errorf("wire: mirrored channels of %d bytes, they have %d", len(mem), MirrorSize)
+	}
+	if out, err = OpenChannel(mem[:ChannelSize:ChannelSize]); err != nil {
+		return nil, nil, err
+	}
+	in, err = OpenChannel(mem[ChannelSize:])
+	return out, in, err
+}
 
 // ends is what both ends of a channel know.
 type ends struct {
@@ -63,8 +145,7 @@ type ends struct {
 
 func (c *Channel) ends() ends {
 	return ends{
-		Channel: c, data: c.mem[channelData:],
-		taken: (*atomic.Uint64)(c.at(offTaken)), blocked: (*atomic.Uint32)(c.at(offBlocked)),
+		Channel: c, data: c.Ring(), taken: c.Taken(), blocked: c.Blocked(),
 	}
 }
 
@@ -123,6 +204,7 @@ func (p *ChannelProducer) Push(r *Record) (bool, error) {
 	p.Channel.count.Store(p.count)
 	p.position = end
 	p.head(start).Swap(head) // a full barrier: the caller looks next whether the consumer sleeps
+	p.Position().Store(end)
 	return true, nil
 }
 

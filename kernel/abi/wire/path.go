@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 )
 
 // Bits of an area's path word.
@@ -16,6 +17,7 @@ const (
 const (
 	WakeNobody = -1
 	WakeKernel = -2
+	WakeMirror = -3 // none: the caller sends the new bytes of the mirrored channel to the message's rank
 )
 
 // ErrChannels reports that a channel must be fetched before the next message can be handled.
@@ -29,12 +31,16 @@ type Outlet struct {
 	to    []*outlet // by rank; nil: there is no channel to it
 }
 
+// mirrored is instead of a local rank at the other end of a mirrored channel.
+const mirrored = -1
+
 // outlet is a rank's way to another.
 type outlet struct {
 	*ChannelProducer
-	local   int    // the other rank
-	kernel  uint64 // position of the send ring behind the last message to it
-	through bool   // that message may not be settled
+	local   int            // the other rank, or mirrored
+	kernel  uint64         // position of the send ring behind the last message to it
+	through bool           // that message may not be settled
+	settled *atomic.Uint64 // position of the send ring before which all messages to it are settled
 }
 
 // NewOutlet makes the outlet of the rank that has the area, in a job of size ranks.
@@ -43,16 +49,25 @@ func NewOutlet(a *Area, b *Board, size int) *Outlet {
 }
 
 // Open adds the channel to a rank, which is a local rank of the job.
-func (o *Outlet) Open(c *Channel, rank, local int) {
-	o.to[rank] = &outlet{ChannelProducer: c.Producer(), local: local, kernel: o.send.Position(), through: true}
+func (o *Outlet) Open(c *Channel, rank, local int) { o.open(c, rank, local, o.area.Settled()) }
+
+// OpenMirror adds the mirrored channel to a rank of another node.
+func (o *Outlet) OpenMirror(c *Channel, rank int) { o.open(c, rank, mirrored, c.Settled()) }
+
+func (o *Outlet) open(c *Channel, rank, local int, settled *atomic.Uint64) {
+	o.to[rank] = &outlet{ChannelProducer: c.Producer(), local: local, kernel: o.send.Position(), through: true, settled: settled}
 }
 
-// direct reports whether a message takes a channel, which may be nil.
-func (o *Outlet) direct(to *outlet) bool {
+// direct reports whether a message to a handler takes a channel, which may be nil. Node kernels
+// carry out requests about windows of other nodes.
+func (o *Outlet) direct(to *outlet, handler uint16) bool {
 	if to == nil || o.area.Path().Load()&PathDirect == 0 || to.Closed().Load() != 0 {
 		return false
 	}
-	if to.through && o.area.Settled().Load() < to.kernel {
+	if to.local == mirrored && handler == HandlerRemote {
+		return false
+	}
+	if to.through && to.settled.Load() < to.kernel {
 		return false
 	}
 	to.through = false
@@ -63,9 +78,12 @@ func (o *Outlet) direct(to *outlet) bool {
 // wake.
 func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
 	to := o.to[r.Peer]
-	if o.direct(to) {
+	if o.direct(to, r.Handler) {
 		if ok, err = to.Push(r); err != nil {
 			return false, WakeNobody, fmt.Errorf("channel to rank %d: %w", r.Peer, err)
+		}
+		if ok && to.local == mirrored {
+			return true, WakeMirror, nil
 		}
 		if ok && o.board.Claim(to.local) {
 			return true, to.local, nil
@@ -86,9 +104,9 @@ func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
 }
 
 // Wait announces that the rank is going to wait for room for a message with so much payload to a
-// rank. It reports whether there is none; otherwise waiting would be wrong.
-func (o *Outlet) Wait(rank uint32, payload int) (wait bool) {
-	if to := o.to[rank]; o.direct(to) {
+// handler of a rank. It reports whether there is none; otherwise waiting would be wrong.
+func (o *Outlet) Wait(rank uint32, handler uint16, payload int) (wait bool) {
+	if to := o.to[rank]; o.direct(to, handler) {
 		return to.Wait(payload)
 	}
 	return o.send.Wait(payload)
@@ -122,7 +140,9 @@ type Inlet struct {
 type inlet struct {
 	*ChannelConsumer
 	rank  uint32
-	local int
+	node  uint32
+	local int // or mirrored
+	count uint64
 }
 
 // NewInlet makes the inlet of the rank that has the area, in a job of size ranks.
@@ -142,8 +162,17 @@ func (in *Inlet) Fetched() { in.known++ }
 
 // Open adds the channel from a rank, which is a local rank of the job.
 func (in *Inlet) Open(c *Channel, rank uint32, local int) {
-	in.from[rank] = &inlet{c.Consumer(), rank, local}
-	in.all = append(in.all, in.from[rank])
+	in.open(&inlet{ChannelConsumer: c.Consumer(), rank: rank, node: in.node, local: local})
+}
+
+// OpenMirror adds the mirrored channel from a rank of another node.
+func (in *Inlet) OpenMirror(c *Channel, rank uint32) {
+	in.open(&inlet{ChannelConsumer: c.Consumer(), rank: rank, node: in.area.NodeOf(rank), local: mirrored})
+}
+
+func (in *Inlet) open(c *inlet) {
+	in.from[c.rank] = c
+	in.all = append(in.all, c)
 }
 
 // Next returns the message to be handled next, and whether there is one. It is valid until Done,
@@ -198,9 +227,13 @@ func (in *Inlet) nextReceived() (r Record, ok bool, err error) {
 		}
 		return r, true, nil
 	}
-	if from.Before(r.After) && from.Ready() {
+	switch before := from.Before(r.After); {
+	case before && from.Ready():
 		in.receive.Unread()
 		return in.take(from)
+	case before && from.local == mirrored: // it has not arrived yet
+		in.receive.Unread()
+		return Record{}, false, nil
 	}
 	return r, true, nil
 }
@@ -211,7 +244,7 @@ func (in *Inlet) take(c *inlet) (r Record, ok bool, err error) {
 	if err != nil {
 		return r, false, fmt.Errorf("channel from rank %d: %w", c.rank, err)
 	}
-	r.Peer, r.Node = c.rank, in.node
+	r.Peer, r.Node = c.rank, c.node
 	in.ring, in.channel = nil, c
 	return r, ok, nil
 }
@@ -226,6 +259,11 @@ func (in *Inlet) Done() (wake int) {
 		return WakeNobody
 	}
 	blocked := c.Done()
+	if c.local == mirrored { // its producer counts at the other end
+		c.count++
+		c.Count().Store(c.count)
+		blocked = false
+	}
 	if c.returned == c.position {
 		in.turn = (in.turn + 1) % len(in.all) // each rank's messages get their turn
 	}

@@ -18,7 +18,10 @@ const (
 	OpRegion Op = 5 // Name, Value: size in bytes, 0 for one that is there -> Values[0]: size, Values[3]: address for all; file: memory
 	OpState  Op = 6 // Handle, Name: a map of the extension -> Values[0]: size, Values[1]: entries, Values[2]: bytes of one; file: memory
 
-	OpChannel  Op = 7 // Value: which of the rank's channels -> Values[0]: the other rank, Values[1]: 1 if this one is the producer, Values[2]: the other's local rank; files: memory, the other's doorbell
+	// OpChannel: Value: which of the rank's channels -> Values[0]: the other rank, Values[1]: 1 if
+	// this one is the producer, Values[2]: the other's local rank; files: memory, the other's
+	// doorbell. Or Mirror, with Values[1] 2; files: memory, the rank's socket.
+	OpChannel  Op = 7
 	OpDoorbell Op = 8 // Value: a local rank -> file: its doorbell
 )
 
@@ -88,6 +91,36 @@ type Reply struct {
 	Handle uint32
 	Values [8]uint64
 	Text   string // why, when the status is not StatusOK
+}
+
+// Mirror is what a rank gets to know of the mirrored channels that it shares with a rank of another
+// node, a pair. In the values of a reply:
+//
+//	0 the other rank, 1 2, 2 Number, 3 PeerNumber, 4 Key, 5 PeerKey, 6 Largest in bits 0 to 15, Port in 16 to 31, Address in 32 to 63
+type Mirror struct {
+	Rank               uint32
+	Number, PeerNumber uint32 // of this end and of the other one, in the datagrams to them
+	Key, PeerKey       uint64 // the same
+	Address            uint32 // IPv4 address of the other end
+	Port               uint16 // UDP port of the other end
+	Largest            uint16 // bytes of the largest datagram
+}
+
+// mirrorValue is Values[1] of a Mirror.
+const mirrorValue = 2
+
+// Values returns the values of a reply that carry m.
+func (m Mirror) Values() [8]uint64 {
+	return [8]uint64{uint64(m.Rank), mirrorValue, uint64(m.Number), uint64(m.PeerNumber), m.Key, m.PeerKey,
+		uint64(m.Address)<<32 | uint64(m.Port)<<16 | uint64(m.Largest)}
+}
+
+// MirrorOf returns the Mirror in the values of a reply to OpChannel, and whether there is one.
+func MirrorOf(values [8]uint64) (m Mirror, ok bool) {
+	return Mirror{
+		Rank: uint32(values[0]), Number: uint32(values[2]), PeerNumber: uint32(values[3]), Key: values[4], PeerKey: values[5],
+		Address: uint32(values[6] >> 32), Port: uint16(values[6] >> 16), Largest: uint16(values[6]),
+	}, values[1] == mirrorValue
 }
 
 // Sizes on the wire, in bytes.

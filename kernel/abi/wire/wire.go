@@ -56,22 +56,35 @@
 // that waits for room sets the blocked word there, and then looks at the consumer's position once
 // more.
 //
+// # Mirrored channels
+//
+// Two ranks of different nodes may have a pair of channels, one for each direction, in one file of
+// MirrorSize bytes on each node: first the one that the rank sends through. Package mirror keeps
+// the rings equal at both ends by datagrams, which the ranks send through a UDP socket that the
+// node kernel has made. OpChannel fetches such a pair as well (Mirror). Words in the header pages
+// let the node kernel send data and acknowledgements again for a rank that does not call its
+// library. A mirrored channel is closed (1) when the other rank has ended, and paused (2) while the
+// other node forbids channels.
+//
 // # Paths
 //
-// A message to a rank of the same node takes the channel or passes the node kernel. It takes the
-// channel if all of this holds when it is sent:
+// A message takes the channel to its target or passes the node kernel. It takes the channel if all
+// of this holds when it is sent:
 //
 //   - the node kernel allows it (PathDirect in the area's path word): no extension, recording or
 //     scheduler wants to see messages;
-//   - the node kernel has not closed the channel, which it does when the target has ended;
-//   - all messages to that rank that passed the node kernel are settled: the area's settled position
-//     has reached the end of the last of them in the send ring. A message is settled when it is in a
-//     ring of its target, or is finished; one that waits for room, or is being forwarded, is not.
+//   - the node kernel has not closed or paused the channel;
+//   - it is not a request about a window of another node, which the node kernels carry out;
+//   - all messages to that rank that passed the node kernel are settled: the settled position of the
+//     area, or of the mirrored channel, has reached the end of the last of them in the send ring. A
+//     message is settled when it is in a ring of its target, or is finished; one that waits for room,
+//     or is being forwarded, is not.
 //
 // So that no message overtakes an earlier one of the same pair,
 //
 //   - a message that passes the node kernel carries the mark of the channel (Record.After). The target
-//     handles the channel's messages up to that mark first;
+//     handles the channel's messages up to that mark first, and waits until they have arrived if the
+//     channel is mirrored;
 //   - a rank that finds a message in a channel handles everything that is in its upcall and receive
 //     rings by then first. Messages of that source that were sent earlier are there.
 //
@@ -112,7 +125,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 4
+const Version = 5
 
 // Names in a rank's environment.
 const (
@@ -194,8 +207,8 @@ func ringsOffset(ranks int) int { return (HeaderSize + 4*ranks + 4095) &^ 4095 }
 //	8  u32 peer: the target rank in the send ring, the source rank in the others
 //	12 u32 node: 0 in the send ring, the source node in the others
 //	16 u32 size of the payload in bytes
-//	20 u32 after: in a message between ranks of a node, how far the channel from its source to its target had been
-//	   filled when it was sent (Mark), 0 if there was none; otherwise 0
+//	20 u32 after: how far the channel from its source to its target had been filled when it was sent (Mark), 0 if
+//	   there was none
 //	24 u64 first argument
 //	32 u64 second argument
 //	40 payload, filled up to a multiple of 8

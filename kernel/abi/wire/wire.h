@@ -1,10 +1,10 @@
-/* The layouts of the application interface, version 4: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 5: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 4
+#define WIRE_VERSION 5
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -47,11 +47,23 @@
 
 /* Places in a channel. */
 #define WIRE_CHANNEL_CLOSED 0
+#define WIRE_CHANNEL_SETTLED 8
 #define WIRE_CHANNEL_COUNT 64
+#define WIRE_CHANNEL_POSITION 72
 #define WIRE_CHANNEL_TAKEN 128
 #define WIRE_CHANNEL_BLOCKED 192
+#define WIRE_CHANNEL_ACKED 256
+#define WIRE_CHANNEL_ARRIVED 384
+#define WIRE_CHANNEL_ACKNOWLEDGED 448
 #define WIRE_CHANNEL_DATA 4096
 #define WIRE_CHANNEL_RING (64 << 10)
+#define WIRE_CHANNEL_SIZE (WIRE_CHANNEL_DATA + WIRE_CHANNEL_RING)
+
+/* Values of the closed word. */
+#define WIRE_CHANNEL_ENDED 1
+
+/* values[1] of a reply about mirrored channels. */
+#define WIRE_MIRROR 2
 
 /* Bytes of a record in a channel before its payload, and parts of a mark. */
 #define WIRE_CHANNEL_HEADER 24

@@ -252,6 +252,20 @@ func FuzzDecodeRequest(f *testing.F) {
 	})
 }
 
+// A description of mirrored channels comes through a reply as it was, and no other reply is taken
+// for one.
+func TestMirrorValues(t *testing.T) {
+	want := Mirror{Rank: 1<<32 - 1, Number: 2, PeerNumber: 1<<32 - 3, Key: 1<<64 - 4, PeerKey: 5, Address: 0x0a420100, Port: 1<<16 - 6, Largest: 9000}
+	if got, ok := MirrorOf(want.Values()); !ok || got != want {
+		t.Errorf("%+v became %+v", want, got)
+	}
+	for _, producer := range []uint64{0, 1} {
+		if _, ok := MirrorOf([8]uint64{3, producer}); ok {
+			t.Errorf("a channel with %d is mirrored", producer)
+		}
+	}
+}
+
 func BenchmarkRing(b *testing.B) {
 	a := area(b, 2)
 	p, c := a.SendProducer(), a.SendConsumer()

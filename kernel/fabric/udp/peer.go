@@ -165,7 +165,7 @@ func (p *peer) arrive(b []byte, from netip.AddrPort, d *datagram.Datagram) (err 
 		if b, err = s.open.open(b); err != nil {
 			return err
 		}
-	} else if datagram.Sealed(b) || from.Addr().Unmap() != s.to.Addr().Unmap() {
+	} else if datagram.Sealed(b) || netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) != s.to {
 		return errSeal
 	}
 	if err := d.Parse(b); err != nil {

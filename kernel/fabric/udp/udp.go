@@ -25,7 +25,7 @@
 // (Config.Trusted). Everything that does not authenticate is dropped before it is parsed. A
 // repeated datagram is recognised by its number (package reliable). Without sealing, strangers on
 // the wire can end a connection, and insert and read frames; strangers elsewhere must guess the 32
-// bits of the connection's number and use the peer's address.
+// bits of the connection's number and use the peer's address and port.
 //
 // Locks, outermost first: peer.mu, Transport.mu. The handler is called with none of them held.
 package udp

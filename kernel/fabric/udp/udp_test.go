@@ -1,11 +1,14 @@
 package udp
 
 import (
+	"errors"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/datagram"
 	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/fabrictest"
@@ -82,4 +85,25 @@ func two(t testing.TB, trusted bool) (ts []*Transport, rs []*fabrictest.Recorder
 		ts[i].Meet(1-i, addresses[1-i])
 	}
 	return ts, rs
+}
+
+// On a trusted wire a datagram counts only if it comes from the peer's port: a rank on the peer's
+// node sends from the same address.
+func TestTrustedPort(t *testing.T) {
+	ts, rs := two(t, true)
+	if err := ts[0].Send(t.Context(), 1, fabric.User, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	rs[1].Await(t, "frame", func() bool { return len(rs[1].Frames) == 1 })
+	p := ts[1].peer(0)
+	p.mu.Lock()
+	from := p.session.to
+	p.mu.Unlock()
+	b := make([]byte, datagram.HeaderSize)
+	if err := p.arrive(b, netip.AddrPortFrom(from.Addr(), from.Port()^1), new(datagram.Datagram)); !errors.Is(err, errSeal) {
+		t.Errorf("from another port: %v", err)
+	}
+	if err := p.arrive(b, from, new(datagram.Datagram)); err == nil || errors.Is(err, errSeal) {
+		t.Errorf("from the peer's port: %v", err)
+	}
 }

@@ -37,6 +37,8 @@ var same = map[string]string{
 	"offSettled": "WIRE_SETTLED", "offPath": "WIRE_PATH", "offChannels": "WIRE_CHANNELS",
 	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN",
 	"offClosed": "WIRE_CHANNEL_CLOSED", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
+	"offBehind": "WIRE_CHANNEL_SETTLED", "offPosition": "WIRE_CHANNEL_POSITION", "offAcked": "WIRE_CHANNEL_ACKED", "offArrived": "WIRE_CHANNEL_ARRIVED",
+	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",
 	"channelData": "WIRE_CHANNEL_DATA", "ChannelRing": "WIRE_CHANNEL_RING", "ChannelHeader": "WIRE_CHANNEL_HEADER",
 	"markMask": "WIRE_MARK_MASK", "markValid": "WIRE_MARK_VALID",
 	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offAsleep": "WIRE_BOARD_ASLEEP",
@@ -69,12 +71,14 @@ var same = map[string]string{
 
 // goOnly are the numbers that C has no use for.
 var goOnly = []string{
-	"HeaderSize",   // the header gives the offset of the data behind it
-	"ringMask",     // follows from RingSize
-	"channelMask",  // from ChannelRing
-	"ChannelSize",  // the file says it
-	"barrierEnded", // the node kernel alone writes and reads it
-	"WakeNobody", "WakeKernel",
+	"HeaderSize",    // the header gives the offset of the data behind it
+	"ringMask",      // follows from RingSize
+	"channelMask",   // from ChannelRing
+	"MirrorSize",    // the file says it
+	"ChannelPaused", // it is not 0
+	"mirrored",      // in C, channels have it otherwise
+	"barrierEnded",  // the node kernel alone writes and reads it
+	"WakeNobody", "WakeKernel", "WakeMirror",
 	"FD",            // the environment says it
 	"MaxObject",     // the node kernel sees to it
 	"StatusVersion", // of a reply that is not WIRE_OK the text counts
@@ -148,7 +152,7 @@ func build(t *testing.T, source string, more ...string) (program string) {
 	if err := os.WriteFile(program+".c", []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-o", program, program + ".c"}, more...)
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-o", program, program + ".c"}, more...)
 	if out, err := exec.Command(compiler(t), args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}

@@ -77,3 +77,10 @@ func userNamespace() error {
 	}
 	return reason(err)
 }
+
+// disconnect disconnects a socket of datagrams.
+func disconnect(fd int) error {
+	to := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	_, _, errno := syscall.Syscall(syscall.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)), unsafe.Sizeof(to))
+	return result(errno)
+}

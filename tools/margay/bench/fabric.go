@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/node"
 	"margay/tools/margay/bench/fabric"
 	"margay/tools/margay/bench/peer"
 	"margay/tools/margay/command"
@@ -29,6 +30,7 @@ type fabricFlags struct {
 	into                   string
 	program, sockets       string
 	node, jobInit          string // what nodes run
+	fabric                 string // of the nodes
 }
 
 // The plan of --quick.
@@ -90,6 +92,7 @@ func (f *fabricFlags) add(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.cases, "case", nil, "which cases to measure (default: all)")
 	flags.StringSliceVar(&f.places, "place", fabric.PlaceNames(), "where to measure")
 	flags.StringSliceVar(&f.against, "against", opponents, "what to compare with, if it is installed; none: with nothing")
+	flags.StringVar(&f.fabric, "fabric", node.TCP, "the fabric of Margay's nodes: tcp, udp or udp-trusted")
 	flags.IntVar(&f.rounds, "rounds", 3, "how many rounds")
 	flags.DurationVar(&f.length, "time", 250*time.Millisecond, "how long a contender repeats a case in a round")
 	flags.BoolVar(&f.quick, "quick", false, "one short round, which only shows that everything works")
@@ -117,6 +120,9 @@ func (f *fabricFlags) check(c *cobra.Command) (err error) {
 				return fmt.Errorf("bench fabric: --%s %s: it is one of %s", list.flag, name, strings.Join(list.allowed, ", "))
 			}
 		}
+	}
+	if err := node.CheckFabric(f.fabric); err != nil {
+		return fmt.Errorf("bench fabric: %w", err)
 	}
 	if f.into != "" {
 		if err := writeInto(f.into, nil); err != nil {

@@ -18,6 +18,7 @@ type fabricMachine struct {
 	*benchMachine
 	place   fabric.Place
 	program string
+	fabric  string // of its nodes
 	kernels nodeKernels
 }
 
@@ -27,9 +28,10 @@ const coresEach = 2
 
 // newFabricMachine makes the machine of a place.
 func (a commands) newFabricMachine(ctx context.Context, place fabric.Place, f fabricFlags) (*fabricMachine, error) {
-	m := &fabricMachine{benchMachine: a.newMachine(place.Name), place: place, program: f.program}
+	m := &fabricMachine{benchMachine: a.newMachine(place.Name), place: place, program: f.program, fabric: f.fabric}
 	spec := machine.Spec{
 		Substrate: node.Hosted, Program: f.node, JobInit: f.jobInit, Nodes: place.Nodes, Cores: coresEach, MemoryMiB: 512,
+		Fabric: f.fabric,
 	}
 	if err := m.up(ctx, spec); err != nil {
 		return nil, err
@@ -54,7 +56,11 @@ func (m *fabricMachine) contenders() (all []fabric.Contender) {
 		run := func(ctx context.Context, c fabric.Case, length time.Duration) (*fabric.Report, error) {
 			return m.measureCase(ctx, waiting, c, length)
 		}
-		all = append(all, fabric.Contender{Name: fabric.Ours + " " + waiting, Run: run})
+		name := fabric.Ours + " " + waiting
+		if m.fabric != node.TCP {
+			name += ", " + m.fabric
+		}
+		all = append(all, fabric.Contender{Name: name, Run: run})
 	}
 	return all
 }

@@ -40,7 +40,7 @@ var enumerated = map[string]map[string][]string{
 	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
 	"top":           {"sort": orderNames()},
 	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},
-	"bench fabric":  {"case": fabric.CaseNames(), "place": fabric.PlaceNames()},
+	"bench fabric":  {"case": fabric.CaseNames(), "place": fabric.PlaceNames(), "fabric": {node.TCP, node.UDP, node.TrustedUDP}},
 	"ext insert":    {"slot": slotNames()},
 	"nimble run":    {"engine": engineNames(), "services": {"test", "linux", "node", "none"}},
 	"nimble verify": {"services": {"test", "linux", "node", "none"}},

@@ -1,0 +1,272 @@
+package mirror
+
+import (
+	"time"
+
+	"margay/kernel/abi/wire"
+)
+
+const maxRecord = wire.ChannelHeader + wire.MaxPayload
+
+// Times and bounds of the protocol.
+const (
+	ackDelay     = 200 * time.Microsecond // an acknowledgement waits that long for data
+	ackEach      = 8                      // or for so many datagrams
+	firstTimeout = 20 * time.Millisecond  // before a round trip was measured
+	leastTimeout = 2 * time.Millisecond
+	mostTimeout  = 250 * time.Millisecond
+	firstWindow  = 16 // datagrams on their way
+	mostWindow   = 64
+	equalAcks    = 3 // acknowledgements without progress that show a loss
+)
+
+// Peer is the other end, as datagrams to it name it.
+type Peer struct {
+	Number  uint32
+	Key     uint64
+	Largest int // bytes of the largest datagram, Least to Most
+}
+
+// flight is a datagram with data that is on its way.
+type flight struct {
+	end    uint64 // position behind its data
+	at     time.Duration
+	resent bool // some of it was sent before
+}
+
+// End is one end of a pair of channels. Times are durations since any moment, always the same. It
+// is not safe for concurrent use.
+type End struct {
+	peer    Peer
+	out, in *wire.Channel
+
+	// Of the ring to the other end.
+	sent     uint64 // the data before are on their way, or acknowledged
+	reach    uint64 // the data before were sent at least once
+	acked    uint64
+	flights  [mostWindow]flight // a ring
+	first    int                // of flights
+	flying   int
+	window   int           // the most flights at present
+	timeouts int           // since the last progress
+	equal    int           // acknowledgements since that have brought nothing
+	deadline time.Duration // of the next time-out; 0: there is none
+	ask      bool
+	trip     time.Duration // smoothed round trip; 0: none was measured
+	varies   time.Duration
+
+	// Of the ring from the other end.
+	arrived uint64
+	told    uint64        // position of the consumer that the other end knows
+	owed    int           // datagrams with data that were not acknowledged
+	ackAt   time.Duration // the acknowledgement must be sent then
+	hurry   bool          // or at once
+}
+
+// NewEnd returns the end that sends out of the ring of out and fills the ring of in. It goes on
+// from the words in them.
+func NewEnd(out, in *wire.Channel, peer Peer) *End {
+	e := &End{peer: peer, out: out, in: in, window: firstWindow}
+	e.acked = out.Acked().Load() &^ 7 // a node kernel reads the words from a rank
+	e.sent, e.reach = e.acked, max(e.acked, e.position())
+	e.arrived = in.Arrived().Load() &^ 7
+	e.told = in.Taken().Load()
+	if e.arrived != in.Acknowledged().Load() {
+		e.hurry = true
+	}
+	return e
+}
+
+// position is the producer's.
+func (e *End) position() uint64 {
+	p := e.out.Position().Load()
+	if p%8 != 0 || p < e.acked || p-e.acked > wire.ChannelRing {
+		return e.acked
+	}
+	return p
+}
+
+// Quiet reports whether all that was written has arrived at the other end.
+func (e *End) Quiet() bool { return e.position() == e.acked }
+
+// Busy reports whether Emit may return something, now or when time has passed.
+func (e *End) Busy() bool {
+	return e.hurry || e.owed > 0 || e.out.Position().Load() != e.acked || e.creditDue() || e.blocked()
+}
+
+// Hurry makes an acknowledgement that waits due.
+func (e *End) Hurry() { e.hurry = e.hurry || e.owed > 0 }
+
+// Ask makes the other end answer at once.
+func (e *End) Ask() { e.ask = true }
+
+func (e *End) creditDue() bool { return e.in.Taken().Load()-e.told >= wire.ChannelRing/4 }
+
+// blocked reports whether the producer waits for room, which an acknowledgement may bring that was
+// lost.
+func (e *End) blocked() bool { return e.out.Blocked().Load() != 0 }
+
+// Emit appends the next datagram that is due to b, or nothing.
+func (e *End) Emit(b []byte, now time.Duration) []byte {
+	position := e.position()
+	e.look(now, position)
+	switch {
+	case e.sent < position && e.flying < e.window:
+		at := int(e.sent % wire.ChannelRing)
+		n := e.cut(at, int(position-e.sent))
+		b = e.begin(b)
+		b = append(b, e.out.Ring()[at:at+n]...)
+		e.fly(n, now)
+	case e.ask || e.hurry || e.creditDue() || e.owed > 0 && now >= e.ackAt:
+		b = e.begin(b)
+	}
+	return b
+}
+
+// look handles a time-out.
+func (e *End) look(now time.Duration, position uint64) {
+	switch {
+	case position == e.acked && !e.blocked():
+		e.deadline = 0
+	case e.deadline == 0:
+		e.deadline = now + e.timeout()
+	case now >= e.deadline:
+		e.timeouts++
+		if e.acked < e.sent {
+			e.back()
+		} else {
+			e.ask = true
+		}
+		e.deadline = now + e.timeout()
+	}
+}
+
+// back sends again from the acknowledged position.
+func (e *End) back() {
+	e.sent, e.flying = e.acked, 0
+	e.window = max(e.window/2, 1)
+}
+
+// cut returns how many bytes of at most n go into a datagram, from a place in the ring: whole
+// records, unless the producer has written nonsense.
+func (e *End) cut(at, n int) int {
+	most := (e.peer.Largest - HeaderSize) &^ 7
+	if n = min(n, wire.ChannelRing-at); n <= most {
+		return n
+	}
+	whole := 0
+	for {
+		length := e.out.Length(at + whole)
+		if whole+length > most {
+			break
+		}
+		whole += length
+	}
+	if whole == 0 {
+		return most
+	}
+	return whole
+}
+
+// begin appends a header.
+func (e *End) begin(b []byte) []byte {
+	e.told = e.in.Taken().Load()
+	e.in.Acknowledged().Store(e.arrived)
+	h := Header{Number: e.peer.Number, Key: e.peer.Key, Ask: e.ask, Offset: e.sent, Arrived: e.arrived, Taken: e.told}
+	e.owed, e.hurry, e.ask = 0, false, false
+	return h.append(b)
+}
+
+// fly notes that n bytes are on their way.
+func (e *End) fly(n int, now time.Duration) {
+	resent := e.sent < e.reach
+	e.sent += uint64(n)
+	e.reach = max(e.reach, e.sent)
+	e.flights[(e.first+e.flying)%mostWindow] = flight{e.sent, now, resent}
+	e.flying++
+}
+
+// Arrive takes a datagram of the other end.
+func (e *End) Arrive(h *Header, data []byte, now time.Duration) {
+	e.acknowledge(h, len(data) > 0, now)
+	e.hurry = e.hurry || h.Ask
+	if len(data) > 0 {
+		e.take(h.Offset, data, now)
+	}
+}
+
+// take takes data.
+func (e *End) take(offset uint64, data []byte, now time.Duration) {
+	if e.owed++; e.owed == 1 {
+		e.ackAt = now + ackDelay
+	}
+	if offset%8 != 0 || offset > e.arrived || e.arrived-offset >= uint64(len(data)) {
+		e.hurry = true // behind a gap, or a duplicate
+		return
+	}
+	data = data[e.arrived-offset:]
+	end := e.arrived + uint64(len(data))
+	if room := e.in.Taken().Load() + wire.ChannelRing; end+8 > room || e.arrived%wire.ChannelRing+uint64(len(data)) > wire.ChannelRing {
+		return // the other end breaks the rules
+	}
+	e.in.Fill(e.arrived, data)
+	e.arrived = end
+	e.in.Arrived().Store(end)
+	e.hurry = e.hurry || e.owed >= ackEach
+}
+
+// acknowledge takes what a datagram says about the ring to the other end.
+func (e *End) acknowledge(h *Header, data bool, now time.Duration) {
+	switch {
+	case h.Arrived < e.acked || h.Arrived > e.position() || h.Arrived%8 != 0:
+		return // late, or nonsense; the node kernel may have sent more than this End
+	case h.Arrived > e.acked:
+		e.progress(h.Arrived, now)
+	case !data && e.acked < e.sent:
+		if e.equal++; e.equal == equalAcks {
+			e.back()
+		}
+	}
+	if h.Taken <= e.acked && h.Taken > e.out.Taken().Load() {
+		e.out.Taken().Store(h.Taken)
+		e.out.Blocked().Store(0)
+	}
+}
+
+// progress notes that the other end has the bytes before a position.
+func (e *End) progress(arrived uint64, now time.Duration) {
+	for e.flying > 0 && e.flights[e.first].end <= arrived {
+		if f := &e.flights[e.first]; !f.resent {
+			e.sample(now - f.at)
+		}
+		e.first = (e.first + 1) % mostWindow
+		e.flying--
+		e.window = min(e.window+1, mostWindow)
+	}
+	e.acked, e.sent, e.reach = arrived, max(e.sent, arrived), max(e.reach, arrived)
+	e.out.Acked().Store(arrived)
+	e.timeouts, e.equal, e.deadline = 0, 0, 0
+	if e.acked < e.sent {
+		e.deadline = now + e.timeout()
+	}
+}
+
+// sample takes a measured round trip (RFC 6298, 2.2 and 2.3).
+func (e *End) sample(took time.Duration) {
+	if took = max(took, 1); e.trip == 0 {
+		e.trip, e.varies = took, took/2
+		return
+	}
+	e.varies = (3*e.varies + (e.trip - took).Abs()) / 4
+	e.trip = (7*e.trip + took) / 8
+}
+
+// timeout is the retransmission time-out (RFC 6298, 2.3 and 5.5), with a floor for networks of
+// microseconds.
+func (e *End) timeout() time.Duration {
+	t := firstTimeout
+	if e.trip > 0 {
+		t = max(e.trip+4*e.varies+ackDelay, leastTimeout)
+	}
+	return min(t<<min(e.timeouts, 8), mostTimeout)
+}

@@ -1,0 +1,303 @@
+package mirror
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"margay/internal/check"
+	"margay/kernel/abi/wire"
+)
+
+// side is one end of the model: a rank, and what its node kernel has of it.
+type side struct {
+	mem      []byte
+	out, in  *wire.Channel
+	producer *wire.ChannelProducer
+	consumer *wire.ChannelConsumer
+	end      *End
+	peer     Peer
+	sent     uint64 // messages
+	got      uint64
+	silent   int // steps in which the rank does not call its library
+}
+
+func newSide(t testing.TB, peer Peer) *side {
+	t.Helper()
+	s := &side{mem: make([]byte, wire.MirrorSize), peer: peer}
+	var err error
+	if s.out, s.in, err = wire.OpenMirror(s.mem); err != nil {
+		t.Fatal(err)
+	}
+	s.producer, s.consumer = s.out.Producer(), s.in.Consumer()
+	s.end = NewEnd(s.out, s.in, peer)
+	return s
+}
+
+// payload is the payload of the n-th message of a side.
+func payload(n uint64) []byte {
+	r := rand.New(rand.NewPCG(n, 5))
+	b := make([]byte, []int{0, 8, 64, 200, wire.MaxPayload}[r.IntN(5)])
+	for i := range b {
+		b[i] = byte(n) + byte(i)
+	}
+	return b
+}
+
+// push sends messages of the rank while there is room.
+func (s *side) push(t testing.TB, most int) {
+	t.Helper()
+	for range most {
+		r := wire.Record{Handler: 1, Args: [2]uint64{s.sent}, Payload: payload(s.sent)}
+		ok, err := s.producer.Push(&r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			s.producer.Wait(len(r.Payload))
+			return
+		}
+		s.sent++
+	}
+}
+
+// take handles messages for the rank.
+func (s *side) take(t testing.TB, most int) {
+	t.Helper()
+	for range most {
+		r, ok, err := s.consumer.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			return
+		}
+		if r.Args[0] != s.got || !bytes.Equal(r.Payload, payload(s.got)) {
+			t.Fatalf("message %d comes as %d with %d bytes", s.got, r.Args[0], len(r.Payload))
+		}
+		s.got++
+		s.consumer.Done()
+	}
+}
+
+// onWay is a datagram on its way.
+type onWay struct {
+	to int
+	at time.Duration
+	b  []byte
+}
+
+// model is two ends and a network between them that loses, repeats, delays and reorders.
+type model struct {
+	t       testing.TB
+	random  *rand.Rand
+	sides   [2]*side
+	network []onWay
+	now     time.Duration
+	lossy   bool
+	most    int // datagrams that were sent
+}
+
+func (m *model) transmit(from int, b []byte) {
+	m.most++
+	if len(b) > m.sides[from].peer.Largest {
+		m.t.Fatalf("a datagram has %d bytes", len(b))
+	}
+	for copies := 1; copies > 0; copies-- {
+		delay := 20 * time.Microsecond
+		if m.lossy {
+			if m.random.IntN(5) == 0 {
+				continue
+			}
+			if m.random.IntN(10) == 0 {
+				copies++
+			}
+			delay = time.Duration(m.random.IntN(3000)) * time.Microsecond
+		}
+		m.network = append(m.network, onWay{1 - from, m.now + delay, bytes.Clone(b)})
+	}
+}
+
+// deliver gives a rank the datagrams that have come by now. A rank that is silent finds them later.
+func (m *model) deliver() {
+	slices.SortStableFunc(m.network, func(a, b onWay) int { return int(a.at - b.at) })
+	m.network = slices.DeleteFunc(m.network, func(w onWay) bool {
+		s := m.sides[w.to]
+		if w.at > m.now || s.silent > 0 {
+			return false
+		}
+		h, data, err := Parse(w.b)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if other := m.sides[1-w.to].peer; h.Number != other.Number || h.Key != other.Key {
+			m.t.Fatalf("%+v is for another end than %+v", h, other)
+		}
+		s.end.Arrive(&h, data, m.now)
+		return true
+	})
+}
+
+// emit sends the datagrams of an end that are due.
+func (m *model) emit(from int, e *End) {
+	for range 2 * mostWindow {
+		b := e.Emit(nil, m.now)
+		if len(b) == 0 {
+			return
+		}
+		m.transmit(from, b)
+	}
+	m.t.Fatal("there is no end of datagrams that are due")
+}
+
+// step has each side do something.
+func (m *model) step() {
+	m.now += time.Duration(m.random.IntN(400)) * time.Microsecond
+	m.deliver()
+	for i, s := range m.sides {
+		if s.silent > 0 {
+			if s.silent--; s.silent%20 == 0 { // the node kernel
+				e := NewEnd(s.out, s.in, s.peer)
+				e.Ask()
+				m.emit(i, e)
+			}
+			continue
+		}
+		if m.lossy && m.random.IntN(200) == 0 {
+			s.silent = m.random.IntN(100)
+		}
+		if m.random.IntN(3) == 0 && m.lossy {
+			s.push(m.t, m.random.IntN(40))
+		}
+		if m.random.IntN(3) == 0 || !m.lossy {
+			s.take(m.t, m.random.IntN(80))
+		}
+		if m.random.IntN(8) == 0 {
+			s.end.Hurry()
+		}
+		m.emit(i, s.end)
+	}
+}
+
+func newModel(t testing.TB, random *rand.Rand) *model {
+	largest := []int{Least, 1372, 1472, Most}[random.IntN(4)]
+	m := &model{t: t, random: random, lossy: true}
+	for i := range m.sides {
+		m.sides[i] = newSide(t, Peer{Number: uint32(i), Key: random.Uint64(), Largest: largest})
+	}
+	return m
+}
+
+// Each message arrives once and in order, whatever the network does and however long ranks are
+// silent. When the network is well again, everything arrives.
+func TestModel(t *testing.T) {
+	seed := check.Seed(t)
+	for round := range uint64(20) {
+		m := newModel(t, rand.New(rand.NewPCG(seed, round)))
+		for range 10000 {
+			m.step()
+		}
+		m.lossy = false
+		a, b := m.sides[0], m.sides[1]
+		for steps := 0; a.got != b.sent || b.got != a.sent || !a.end.Quiet() || !b.end.Quiet(); steps++ {
+			if m.step(); steps > 20000 {
+				t.Fatalf("round %d: of %d and %d messages %d and %d have come", round, a.sent, b.sent, b.got, a.got)
+			}
+		}
+		for range 2000 { // what still waits for its time
+			m.step()
+		}
+		before := m.most
+		for range 2000 {
+			m.step()
+		}
+		if m.most != before || len(m.network) > 0 || a.end.Busy() || b.end.Busy() {
+			t.Fatalf("round %d: %d datagrams although all is quiet", round, m.most-before)
+		}
+		if a.sent < 300 {
+			t.Errorf("only %d messages were sent", a.sent)
+		}
+	}
+}
+
+// A message is sent at once, and an answer carries the acknowledgement. On a network without losses
+// nothing is sent twice.
+func TestRoundTrip(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	m.lossy = false
+	a, b := m.sides[0], m.sides[1]
+	const trips = 1000
+	for range trips {
+		for i, s := range []*side{a, b} {
+			s.push(t, 1)
+			m.emit(i, s.end)
+			m.now += 30 * time.Microsecond
+			m.deliver()
+			m.sides[1-i].take(t, 1)
+		}
+	}
+	wraps := 2 * int(a.end.acked/wire.ChannelRing) // a datagram does not cross the ring's end
+	if a.got != trips || b.got != trips || m.most > 2*trips+wraps {
+		t.Errorf("%d and %d of %d messages came, in %d datagrams", a.got, b.got, trips, m.most)
+	}
+}
+
+// An end takes any datagram, as a hostile peer sends it, and stays usable.
+func FuzzArrive(f *testing.F) {
+	h := Header{Offset: 8, Arrived: 1 << 63, Taken: 16}
+	f.Add(h.append(nil), uint16(3))
+	f.Add(append(h.append(nil), make([]byte, 64)...), uint16(900))
+	f.Fuzz(func(t *testing.T, b []byte, sent uint16) {
+		h, data, err := Parse(b)
+		if err != nil {
+			return
+		}
+		if again := append(h.append(nil), data...); !bytes.Equal(again, b) {
+			t.Fatalf("%x becomes %x", b, again)
+		}
+		s := newSide(t, Peer{Largest: Least})
+		s.push(t, int(sent%200))
+		for len(s.end.Emit(nil, 0)) > 0 {
+		}
+		before := s.end.position()
+		s.end.Arrive(&h, data, time.Millisecond)
+		if s.end.acked > before || s.out.Taken().Load() > s.end.acked || s.in.Arrived().Load() > uint64(len(data)) {
+			t.Fatalf("%+v with %d bytes makes %+v", h, len(data), s.end)
+		}
+		for range 2 * mostWindow {
+			if len(s.end.Emit(nil, time.Second)) == 0 {
+				break
+			}
+		}
+		if _, err := s.producer.Push(&wire.Record{}); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A rank may write anything into its words. The node kernel sends for it none the less, and never
+// more than a window.
+func FuzzWords(f *testing.F) {
+	f.Add(uint64(1<<63), uint64(0), uint64(1<<64-8), uint64(8), []byte{1, 2})
+	f.Fuzz(func(t *testing.T, position, acked, arrived, taken uint64, ring []byte) {
+		s := newSide(t, Peer{Largest: Least})
+		s.out.Position().Store(position)
+		s.out.Acked().Store(acked)
+		s.in.Arrived().Store(arrived)
+		s.in.Taken().Store(taken)
+		copy(s.out.Ring(), ring)
+		e := NewEnd(s.out, s.in, s.peer)
+		e.Ask()
+		n := 0
+		for b := e.Emit(nil, 0); len(b) > 0; b = e.Emit(nil, 0) {
+			if n++; n > mostWindow+2 || len(b) > Least {
+				t.Fatalf("datagram %d of %d bytes", n, len(b))
+			}
+		}
+		h := Header{Offset: arrived, Arrived: acked}
+		e.Arrive(&h, binary.LittleEndian.AppendUint64(nil, 1), 0)
+	})
+}

@@ -1,0 +1,136 @@
+package channel
+
+import (
+	"time"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/mirror"
+	"margay/kernel/abi/wire"
+)
+
+// TendEach is how often Tend must be called while there are mirrored channels.
+const TendEach = 20 * time.Millisecond
+
+// Bounds of care for a rank, in calls of Tend and in datagrams.
+const (
+	mostPatience = 50  // between two retransmissions for a rank that does not call its library
+	grace        = 15  // until what a rank that has ended did not receive counts as lost
+	takenEach    = 256 // datagrams taken from the socket of a rank that has ended
+)
+
+// care is the state in which a node kernel finds a far, from one look at it to the next.
+type care struct {
+	seen     [4]uint64   // words of the rank
+	idle     int         // looks since they changed
+	patience int         // looks until the next retransmission
+	end      *mirror.End // of a rank that has ended
+	lost     int         // looks since the other rank has ended
+}
+
+// Lost is a message of a local rank that a rank of another node has not received before it ended.
+type Lost struct{ Source, Target id.Rank }
+
+// Tend sends datagrams of ranks again that have not called their libraries for a while, and takes those for ranks that have ended. It
+// returns what was lost. now is a time from any moment on.
+func (t *Table) Tend(now time.Duration) (lost []Lost) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	buffer := make([]byte, mirror.Most)
+	for local, ended := range t.ended {
+		if ended && t.sockets[local] != nil {
+			t.takeFor(local, buffer, now, false)
+		}
+	}
+	for _, f := range t.fars {
+		if f.Place < 0 {
+			continue
+		}
+		if f.end == nil {
+			f.tend(t, buffer, now)
+		}
+		if f.missing() {
+			lost = append(lost, Lost{t.config.Ranks[f.Local].Number, f.Rank})
+		}
+	}
+	return lost
+}
+
+// tend sends for a rank that may not call its library, if nothing has changed for a while.
+func (f *far) tend(t *Table, buffer []byte, now time.Duration) {
+	seen := [4]uint64{f.out.Position().Load(), f.out.Acked().Load(), f.in.Arrived().Load(), f.in.Acknowledged().Load()}
+	due := seen[0] != seen[1] || seen[2] != seen[3] || f.out.Blocked().Load() != 0
+	if seen != f.seen || !due {
+		f.seen, f.idle, f.patience = seen, 0, 1
+		return
+	}
+	if f.idle++; f.idle < f.patience {
+		return
+	}
+	f.idle, f.patience = 0, min(2*f.patience, mostPatience)
+	e := mirror.NewEnd(f.out, f.in, f.peer(t))
+	e.Ask()
+	f.emit(e, t, buffer, now)
+}
+
+// emit sends what is due of an end of f.
+func (f *far) emit(e *mirror.End, t *Table, buffer []byte, now time.Duration) {
+	for {
+		b := e.Emit(buffer[:0], now)
+		if len(b) == 0 {
+			return
+		}
+		t.sockets[f.Local].send(b, f.to(t))
+	}
+}
+
+// missing reports once that the other rank has ended and has not received all messages.
+func (f *far) missing() bool {
+	if f.out.Closed().Load() != wire.ChannelEnded || f.out.Position().Load() == f.out.Acked().Load() {
+		return false
+	}
+	f.lost++
+	return f.lost == grace
+}
+
+// takeOver takes the ends of mirrored channels of a rank that has ended. What has come to its socket by now counts as received. The
+// caller holds the lock.
+func (t *Table) takeOver(local int) {
+	for _, f := range t.fars {
+		if f.Local == local && f.Place >= 0 && f.end == nil {
+			f.end = mirror.NewEnd(f.out, f.in, f.peer(t))
+		}
+	}
+	if t.sockets[local] != nil {
+		t.takeFor(local, make([]byte, mirror.Most), 0, true)
+	}
+}
+
+// takeFor takes datagrams for a rank that has ended, and sends what is due. The rank receives no more data unless whole is set. The
+// caller holds the lock.
+func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool) {
+	for range takenEach {
+		b, from, ok := t.sockets[local].receive(buffer)
+		if !ok {
+			break
+		}
+		h, data, err := mirror.Parse(b)
+		if err != nil {
+			continue
+		}
+		for _, f := range t.fars {
+			if f.Local != local || f.end == nil || f.Own.Number != h.Number || f.Own.Key != h.Key || f.to(t) != from {
+				continue
+			}
+			if h.Ask = h.Ask || len(data) > 0; !whole {
+				data = nil
+			}
+			f.end.Arrive(&h, data, now)
+		}
+	}
+	for _, f := range t.fars {
+		if f.Local == local && f.end != nil {
+			f.end.Hurry()
+			f.emit(f.end, t, buffer, now)
+		}
+	}
+}

@@ -1,0 +1,317 @@
+package channel
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/mirror"
+	"margay/kernel/abi/wire"
+	"margay/kernel/keep"
+	"margay/nimble/memory"
+)
+
+// MirrorLimit is how many pairs of mirrored channels a job has on a node at most, so that they take no more than 16 MiB. A rank's
+// other pairs with ranks of other nodes speak through the node kernels.
+const MirrorLimit = 120
+
+// keptMirror is the name under which a job's init keeps a pair of mirrored channels, with the local rank and the other rank behind it.
+const keptMirror = "mirror/pair/"
+
+// Remote is what mirrored channels need. Addresses are IPv4.
+type Remote struct {
+	Self      netip.Addr   // of this node
+	Addresses []netip.Addr // by rank of the job
+	Largest   int          // bytes of the largest datagram, at least mirror.Least
+}
+
+// Meeting is what one node says to another about a rank's end of mirrored channels.
+type Meeting struct {
+	Number uint32
+	Key    uint64
+	Port   uint16
+}
+
+// far is a pair of mirrored channels of a local rank with one of another node.
+type far struct {
+	farWords
+	memory  *memory.Memory
+	out, in *wire.Channel
+
+	position uint64 // of the rank's send ring behind its last message to the other that passed the node kernels
+	number   uint64 // of that message among those to its node; 0: it is settled
+
+	care
+}
+
+// farWords are the words that are kept of a far.
+type farWords struct {
+	Local int
+	Rank  id.Rank // the other one
+	Own   Meeting
+	Peer  Meeting
+	Place int // in the order of the rank's channels; -1: the other end is not known yet
+}
+
+// farOf returns the mirrored channels of a local rank with another, nil if there are none. The caller holds the lock.
+func (t *Table) farOf(local int, rank id.Rank) *far {
+	for _, f := range t.fars {
+		if f.Local == local && f.Rank == rank {
+			return f
+		}
+	}
+	return nil
+}
+
+// Meet makes mirrored channels between a local rank and a rank of another node unless there are, and returns this end of them, and
+// whether the other one is known. It returns false if there are none.
+func (t *Table) Meet(local int, rank id.Rank) (own Meeting, complete, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.farOf(local, rank)
+	if f == nil {
+		var err error
+		if f, err = t.makeFar(local, rank); err != nil {
+			t.config.Log("ranks %d and %d speak through the node kernels: %v", t.config.Ranks[local].Number, rank, err)
+		}
+		if f == nil {
+			return own, false, false
+		}
+	}
+	return f.Own, f.Place >= 0, true
+}
+
+// Met notes the other end of mirrored channels that Meet has returned. From then on the local rank may fetch them.
+func (t *Table) Met(local int, rank id.Rank, peer Meeting) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.farOf(local, rank)
+	if f == nil || f.Place >= 0 {
+		return nil
+	}
+	f.Peer, f.Place = peer, t.made
+	if err := t.keepFar(f); err != nil {
+		f.Place = -1
+		return err
+	}
+	t.show(f)
+	t.announce(local)
+	return nil
+}
+
+// makeFar makes mirrored channels, or none if there are too many or the local rank has ended. The caller holds the lock.
+func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
+	if len(t.fars) >= MirrorLimit || t.ended[local] {
+		return nil, nil
+	}
+	s, err := t.socket(local)
+	if err != nil {
+		return nil, err
+	}
+	f := &far{farWords: farWords{Local: local, Rank: rank, Place: -1}}
+	f.Own = Meeting{Number: s.ends, Port: s.port}
+	var key [8]byte
+	rand.Read(key[:]) // it never fails
+	f.Own.Key = binary.LittleEndian.Uint64(key[:])
+	if f.memory, err = memory.Create("channel", wire.MirrorSize); err != nil {
+		return nil, err
+	}
+	if f.out, f.in, err = wire.OpenMirror(f.memory.Bytes()); err == nil {
+		f.out.Closed().Store(wire.ChannelPaused)
+		err = t.keepFar(f)
+	}
+	if err != nil {
+		f.memory.Close()
+		return nil, err
+	}
+	s.ends++
+	t.fars = append(t.fars, f)
+	return f, nil
+}
+
+func farItem(local int, rank id.Rank) string { return fmt.Sprint(keptMirror, local, "/", rank) }
+
+// keepFar leaves a far with the keeper.
+func (t *Table) keepFar(f *far) error {
+	words, err := json.Marshal(f.farWords)
+	if err != nil {
+		return err
+	}
+	return t.keepMemory(farItem(f.Local, f.Rank), words, f.memory)
+}
+
+// show makes a far whose ends are known the next channel of its rank. The caller holds the lock.
+func (t *Table) show(f *far) {
+	t.ends[f.Local] = append(t.ends[f.Local], end{far: f})
+	t.made++
+}
+
+// adoptFars takes up what was kept of mirrored channels, and returns those with a place by that.
+func (t *Table) adoptFars(items map[string]*keep.Item) (map[int]*far, error) {
+	placed := make(map[int]*far)
+	if t.config.Remote == nil {
+		return placed, nil
+	}
+	for local := range t.config.Ranks {
+		if err := t.adoptSocket(local, items[socketItem(local)]); err != nil {
+			return nil, err
+		}
+		for rank := range t.config.Remote.Addresses {
+			item := items[farItem(local, id.Rank(rank))]
+			if item == nil {
+				continue
+			}
+			f, err := adoptFar(item)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", item.Name, err)
+			}
+			t.fars = append(t.fars, f)
+			if s := t.sockets[local]; s == nil || f.Local != local || f.Rank != id.Rank(rank) {
+				return nil, fmt.Errorf("%s: it is of local rank %d and rank %d", item.Name, f.Local, f.Rank)
+			}
+			t.sockets[local].ends++
+			if f.Place >= 0 {
+				placed[f.Place] = f
+			}
+		}
+	}
+	return placed, nil
+}
+
+func adoptFar(item *keep.Item) (f *far, err error) {
+	f = new(far)
+	if err := json.Unmarshal(item.Words, &f.farWords); err != nil {
+		return nil, err
+	}
+	if f.memory, err = item.Memory(0, wire.MirrorSize); err != nil {
+		return nil, err
+	}
+	if f.out, f.in, err = wire.OpenMirror(f.memory.Bytes()); err != nil {
+		f.memory.Close()
+	}
+	return f, err
+}
+
+// fetch returns the rank's end.
+func (f *far) fetch(t *Table) (got Fetched, err error) {
+	remote := t.config.Remote
+	address := remote.Addresses[f.Rank].As4()
+	got.Mirror = &wire.Mirror{
+		Rank: uint32(f.Rank), Number: f.Own.Number, Key: f.Own.Key, PeerNumber: f.Peer.Number, PeerKey: f.Peer.Key,
+		Address: binary.BigEndian.Uint32(address[:]), Port: f.Peer.Port, Largest: uint16(remote.Largest),
+	}
+	if got.Memory, err = keep.File(f.memory); err != nil {
+		return got, err
+	}
+	if got.Bell, err = keep.Duplicate(t.sockets[f.Local].file.Fd(), "socket"); err != nil {
+		got.Memory.Close()
+	}
+	return got, err
+}
+
+// peer returns the other end as datagrams to it name it.
+func (f *far) peer(t *Table) mirror.Peer {
+	return mirror.Peer{Number: f.Peer.Number, Key: f.Peer.Key, Largest: t.config.Remote.Largest}
+}
+
+// to returns the address of the other end.
+func (f *far) to(t *Table) netip.AddrPort {
+	return netip.AddrPortFrom(t.config.Remote.Addresses[f.Rank], f.Peer.Port)
+}
+
+// Pause notes whether ranks on which is returns true accept messages through mirrored channels.
+func (t *Table) Pause(is func(id.Rank) bool, paused bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	word := uint32(0)
+	if paused {
+		word = wire.ChannelPaused
+	}
+	for _, f := range t.fars {
+		if is(f.Rank) && f.out.Closed().Load() != wire.ChannelEnded {
+			f.out.Closed().Store(word)
+		}
+	}
+}
+
+// FarEnded notes that a rank of another node has ended.
+func (t *Table) FarEnded(rank id.Rank) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if f.Rank == rank {
+			f.out.Closed().Store(wire.ChannelEnded)
+		}
+	}
+}
+
+// Far returns the local ranks, as indices, and the ranks of other nodes between which there are mirrored channels, or only those whose
+// other end is not known.
+func (t *Table) Far(incomplete bool) (pairs []Pair) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if !incomplete || f.Place < 0 && !t.ended[f.Local] && f.out.Closed().Load() != wire.ChannelEnded {
+			pairs = append(pairs, Pair{f.Local, f.Rank})
+		}
+	}
+	return pairs
+}
+
+// Pair names a local rank, by its index, and a rank of another node.
+type Pair struct {
+	Local int
+	Rank  id.Rank
+}
+
+// SpokeFar notes that the last message of a local rank to another that passed the node kernels ends at a position of its send ring and
+// is one of the first number messages to that rank's node. It reports whether it matters if the message is settled: there are mirrored
+// channels that could be used then.
+func (t *Table) SpokeFar(local int, rank id.Rank, position, number uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.farOf(local, rank)
+	if f == nil {
+		return false
+	}
+	f.position, f.number = position, number
+	return f.out.Closed().Load() == 0
+}
+
+// SettledFar notes that the first number messages to the node of some ranks are settled.
+func (t *Table) SettledFar(is func(id.Rank) bool, number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if is(f.Rank) && f.number != 0 && f.number <= number {
+			f.out.Settled().Store(f.position)
+			f.number = 0
+		}
+	}
+}
+
+// UnsettledFar returns ranks of other nodes to which messages that have passed the node kernels may not be settled, and
+// could take mirrored channels if they were.
+func (t *Table) UnsettledFar() (ranks []id.Rank) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if f.number != 0 && f.out.Closed().Load() == 0 {
+			ranks = append(ranks, f.Rank)
+		}
+	}
+	return ranks
+}
+
+// Resume makes all messages that have passed the node kernels unsettled again: a node kernel that was started again does not know them.
+// sent returns how many messages were sent to the node of a rank.
+func (t *Table) Resume(sent func(id.Rank) uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		f.position, f.number = t.config.Ranks[f.Local].Passed, sent(f.Rank)
+	}
+}

@@ -1,0 +1,116 @@
+package channel
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/keep"
+)
+
+// keptSocket is the name under which a job's init keeps the socket of a rank, with its local number behind it.
+const keptSocket = "mirror/socket/"
+
+// socketRoom is how many bytes of datagrams wait in a socket at most, as Linux counts them.
+const socketRoom = 1 << 20
+
+// Ports of ranks' sockets: [firstPort, firstPort+ports).
+const (
+	firstPort = 32768
+	ports     = 28000
+)
+
+// socket is what the mirrored channels of a rank share. The rank has a descriptor of it.
+type socket struct {
+	file *os.File
+	port uint16
+	ends uint32 // how many mirrored channels use it
+}
+
+func socketItem(local int) string { return fmt.Sprint(keptSocket, local) }
+
+// socket returns the socket of a local rank, which it makes if there is none. The caller holds the lock.
+func (t *Table) socket(local int) (*socket, error) {
+	if t.sockets[local] != nil {
+		return t.sockets[local], nil
+	}
+	s, err := openSocket(t.config.Remote.Self)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.config.Keeper.Keep(keep.Item{Name: socketItem(local), Files: []*os.File{s.file}}); err != nil {
+		s.file.Close()
+		return nil, err
+	}
+	t.sockets[local] = s
+	return s, nil
+}
+
+// openSocket opens a UDP socket of this node for a rank. It is bound to a port by its number: from a port that Linux has chosen, the
+// rank could move the socket to another one.
+func openSocket(self netip.Addr) (*socket, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a socket: %w", err)
+	}
+	s := &socket{file: os.NewFile(uintptr(fd), "socket")}
+	for range 100 {
+		s.port = uint16(firstPort + rand.IntN(ports))
+		if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: self.As4(), Port: int(s.port)}); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		s.file.Close()
+		return nil, fmt.Errorf("bind a socket to %s: %w", self, err)
+	}
+	// With less room more datagrams are lost, and nothing else. An ordinary user gets less.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketRoom) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, socketRoom)
+	}
+	return s, nil
+}
+
+// adoptSocket takes up the socket that was kept for a local rank, if there is one.
+func (t *Table) adoptSocket(local int, item *keep.Item) error {
+	if item == nil {
+		return nil
+	}
+	if len(item.Files) != 1 {
+		return fmt.Errorf("%s: %d files", item.Name, len(item.Files))
+	}
+	f, err := keep.Duplicate(item.Files[0].Fd(), "socket")
+	if err != nil {
+		return err
+	}
+	t.sockets[local] = &socket{file: f}
+	name, err := unix.Getsockname(int(f.Fd()))
+	if err != nil {
+		return fmt.Errorf("%s: %w", item.Name, err)
+	}
+	address, ok := name.(*unix.SockaddrInet4)
+	if !ok {
+		return fmt.Errorf("%s: it is no socket of IPv4", item.Name)
+	}
+	t.sockets[local].port = uint16(address.Port)
+	return nil
+}
+
+// send sends a datagram. One that Linux does not take is lost, like any other.
+func (s *socket) send(b []byte, to netip.AddrPort) {
+	_ = unix.Sendto(int(s.file.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+}
+
+// receive takes a datagram into buffer, if there is one.
+func (s *socket) receive(buffer []byte) (b []byte, from netip.AddrPort, ok bool) {
+	n, name, err := unix.Recvfrom(int(s.file.Fd()), buffer, unix.MSG_DONTWAIT)
+	address, is := name.(*unix.SockaddrInet4)
+	if err != nil || !is {
+		return nil, from, false
+	}
+	return buffer[:n], netip.AddrPortFrom(netip.AddrFrom4(address.Addr), uint16(address.Port)), true
+}

@@ -1,0 +1,279 @@
+package message
+
+import (
+	"context"
+	"time"
+
+	"margay/internal/cond"
+	"margay/kernel/abi/frame"
+	"margay/kernel/abi/id"
+	"margay/kernel/channel"
+)
+
+// awaitPath bounds how long a new extension waits for other nodes to send all messages through this node kernel.
+const awaitPath = time.Second
+
+// askEach is after how many calls of Tend a question that was not answered is repeated.
+const askEach = 10
+
+// mirroring is what a job's mirrored channels need of the node kernels.
+type mirroring struct {
+	path  uint64   // number of the last path that was published: odd if mirrored channels to this node's ranks are allowed
+	seen  []uint64 // by member: the number that it obeys
+	open  []bool   // by member: it allows them to its ranks
+	asked []bool   // by member: it was asked what is settled, and has not answered
+	tends bool     // there is a goroutine that tends them
+}
+
+func (j *Job) newMirroring() mirroring {
+	n := len(j.config.Members)
+	return mirroring{seen: make([]uint64, n), open: make([]bool, n), asked: make([]bool, n)}
+}
+
+// on returns whether a rank is on a member.
+func (j *Job) on(member int) func(id.Rank) bool {
+	return func(r id.Rank) bool { return j.place[r] == member }
+}
+
+// remotes returns the members with which there are mirrored channels.
+func (j *Job) remotes() map[int]bool {
+	members := make(map[int]bool)
+	for _, p := range j.channels.Far(false) {
+		members[j.place[p.Rank]] = true
+	}
+	return members
+}
+
+// publish notifies the members with which there are mirrored channels whether such channels to ranks of this node are allowed. The
+// caller holds Job.pathing.
+func (j *Job) publish(allowed bool) {
+	if j.config.Remote == nil {
+		return
+	}
+	number := uint64(time.Now().UnixNano()) &^ 1 // another one than those of an earlier node kernel
+	if allowed {
+		number++
+	}
+	j.mu.Lock()
+	if (j.mirroring.path^number)&1 == 0 && j.mirroring.path != 0 {
+		j.mu.Unlock()
+		return
+	}
+	begins := j.mirroring.path == 0
+	j.mirroring.path = max(number, j.mirroring.path+1)
+	j.mu.Unlock()
+	if begins {
+		return // there are none, or resume sends it
+	}
+	for member := range j.remotes() {
+		j.sendPath(member)
+	}
+}
+
+// sendPath sends a member the path.
+func (j *Job) sendPath(member int) {
+	j.mu.Lock()
+	number := j.mirroring.path
+	j.mu.Unlock()
+	j.send(member, j.newFrame(frame.Path, number))
+}
+
+// awaitSeen waits until all members obey the path, but not for long.
+func (j *Job) awaitSeen() {
+	members := j.remotes()
+	if len(members) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(j.context, awaitPath)
+	defer cancel()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	err := cond.Wait(ctx, &j.changed, func() bool {
+		for member := range members {
+			if j.mirroring.seen[member] < j.mirroring.path {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil && j.context.Err() == nil {
+		j.engine.config.Log("job %d: a node does not confirm that it sends all messages through the node kernels", j.config.Job)
+	}
+}
+
+// pathChanged handles a member's path.
+func (j *Job) pathChanged(member int, number uint64) {
+	open := number&1 == 1
+	j.mu.Lock()
+	j.mirroring.open[member] = open
+	j.mu.Unlock()
+	j.channels.Pause(j.on(member), !open)
+	j.rouseAll() // room that a rank waits for may be on the other path
+	j.send(member, j.newFrame(frame.PathSeen, number))
+}
+
+func (j *Job) pathSeen(member int, number uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.mirroring.seen[member] = number
+	j.changed.Broadcast()
+}
+
+// speakFar notes that a rank sends a message to a rank of another node through the node kernels, and makes mirrored channels between
+// them if there are none.
+func (r *rank) speakFar(target id.Rank) {
+	j := r.job
+	if j.config.Remote == nil {
+		return
+	}
+	if !r.met[target] {
+		r.met[target] = true
+		j.meet(r.index, target)
+	}
+	r.spoken[target] = true
+}
+
+// passedFar notes that the messages of speakFar have been sent, and asks whether they are settled. The caller holds Job.sending.
+func (r *rank) passedFar() {
+	j := r.job
+	if len(r.spoken) == 0 {
+		return
+	}
+	position := r.endpoint.Sent().Position()
+	for target := range r.spoken {
+		member := j.place[target]
+		if j.channels.SpokeFar(r.index, target, position, j.counters.flow.Sent[member]) {
+			j.askSettled(member, false)
+		}
+	}
+	clear(r.spoken)
+}
+
+// askSettled asks a member which messages are settled, unless it was asked and again is not set. The caller holds Job.sending.
+func (j *Job) askSettled(member int, again bool) {
+	j.mu.Lock()
+	asked := j.mirroring.asked[member]
+	j.mirroring.asked[member] = true
+	j.mu.Unlock()
+	if !asked || again {
+		j.sendMessages(member, j.newFrame(frame.Settle, 0))
+	}
+}
+
+// settle answers a member that asks which of its messages are settled. It does not answer while messages wait for room in a ring.
+func (j *Job) settle(member int) {
+	for _, r := range j.local {
+		if n, _ := r.endpoint.Overflow(); n > 0 {
+			return
+		}
+	}
+	j.mu.Lock()
+	number := j.flow.Settled(member)
+	j.mu.Unlock()
+	j.send(member, j.newFrame(frame.Settled, number))
+}
+
+// settled handles a member's answer.
+func (j *Job) settled(member int, number uint64) {
+	j.channels.SettledFar(j.on(member), number)
+	j.mu.Lock()
+	j.mirroring.asked[member] = false
+	j.mu.Unlock()
+}
+
+// meet describes a local rank's end of mirrored channels, which it makes if need be, to the node of the other rank.
+func (j *Job) meet(local int, target id.Rank) {
+	own, complete, ok := j.channels.Meet(local, target)
+	if !ok {
+		return
+	}
+	member := j.place[target]
+	j.sendPath(member)
+	m := frame.Meeting{Source: j.config.Local[local], Target: target, Number: own.Number, Key: own.Key, Port: own.Port, Lacks: !complete}
+	j.send(member, frame.AppendMeeting(j.newFrame(frame.Meet), m))
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.mirroring.tends && !j.closed {
+		j.mirroring.tends = true
+		j.running.Go(j.tend)
+	}
+}
+
+// meeting handles what a member says about its rank's end of mirrored channels.
+func (j *Job) meeting(member int, m frame.Meeting) {
+	r := j.local[m.Target]
+	if j.config.Remote == nil || r == nil || int(m.Source) >= len(j.place) || j.place[m.Source] != member {
+		j.engine.log.Printf("job %d: node%d describes mirrored channels of ranks %d and %d", j.config.Job, j.config.Members[member], m.Source, m.Target)
+		return
+	}
+	if _, _, ok := j.channels.Meet(r.index, m.Source); !ok {
+		return
+	}
+	if err := j.channels.Met(r.index, m.Source, channel.Meeting{Number: m.Number, Key: m.Key, Port: m.Port}); err != nil {
+		j.engine.config.Log("job %d: mirrored channels of ranks %d and %d: %v", j.config.Job, m.Target, m.Source, err)
+		return
+	}
+	j.mu.Lock()
+	open := j.mirroring.open[member]
+	j.mu.Unlock()
+	j.channels.Pause(j.on(member), !open)
+	j.rouseAll() // so that the rank fetches them
+	if m.Lacks {
+		j.meet(r.index, m.Source)
+	}
+}
+
+// tend looks after mirrored channels until the job ends.
+func (j *Job) tend() {
+	tick := time.NewTicker(channel.TendEach)
+	defer tick.Stop()
+	begin := time.Now()
+	for n := 1; ; n++ {
+		select {
+		case <-tick.C:
+		case <-j.context.Done():
+			return
+		}
+		for _, lost := range j.channels.Tend(time.Since(begin)) {
+			j.fault("rank %d has sent a message to rank %d on node%d, which has ended", lost.Source, lost.Target, j.config.Nodes[lost.Target])
+		}
+		if n%askEach == 0 {
+			j.remind()
+		}
+	}
+}
+
+// remind asks again which messages are settled: a member does not answer while messages wait for room.
+func (j *Job) remind() {
+	members := make(map[int]bool)
+	for _, rank := range j.channels.UnsettledFar() {
+		members[j.place[rank]] = true
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	for member := range members {
+		j.askSettled(member, true)
+	}
+}
+
+// resumeFar continues with the mirrored channels to a member after frames may have been lost.
+func (j *Job) resumeFar(member int) {
+	if j.remotes()[member] {
+		j.sendPath(member)
+	}
+	for _, p := range j.channels.Far(true) {
+		if j.place[p.Rank] == member {
+			j.meet(p.Local, p.Rank)
+		}
+	}
+}
+
+// adoptFar continues with the mirrored channels of an earlier node kernel.
+func (j *Job) adoptFar() {
+	if len(j.channels.Far(false)) == 0 {
+		return
+	}
+	j.channels.Resume(func(r id.Rank) uint64 { return j.counters.flow.Sent[j.place[r]] })
+	j.mirroring.tends = true
+	j.running.Go(j.tend)
+}

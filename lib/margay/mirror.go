@@ -1,0 +1,202 @@
+package margay
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/mirror"
+	"margay/kernel/abi/wire"
+)
+
+// datagramsEach bounds the datagrams that a poll takes, so that strangers cannot keep it busy.
+const datagramsEach = 64
+
+// mirrors are the mirrored channels of the rank with ranks of other nodes. They are guarded by
+// Job.sending, and change only under Job.handling.
+type mirrors struct {
+	socket int    // -1: there is none
+	ends   []*far // in the order of fetching
+	number []*far // by the number of this end, nil: it was not fetched
+	to     []*far // by rank
+	start  time.Time
+	buffer []byte // of datagrams
+	arm    chan struct{}
+	quit   int // eventfd that ends the goroutine that waits for datagrams
+}
+
+// far is this rank's end of the mirrored channels with another rank.
+type far struct {
+	*mirror.End
+	out     *wire.Channel
+	key     uint64
+	address address
+}
+
+func (j *Job) initMirrors() {
+	j.mirrors = mirrors{socket: -1, quit: -1, number: make([]*far, j.Size()), to: make([]*far, j.Size()), start: time.Now(), buffer: make([]byte, mirror.Most), arm: make(chan struct{}, 1)}
+}
+
+// openMirror takes the mirrored channels that the node kernel describes. The caller holds
+// Job.handling and Job.sending.
+func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
+	out, in, err := wire.OpenMirror(memory)
+	if err != nil {
+		return err
+	}
+	if int(m.Rank) >= j.Size() || int(m.Number) >= j.Size() || m.Largest < mirror.Least || m.Largest > mirror.Most {
+		return fmt.Errorf("the node kernel describes mirrored channels as %+v", m)
+	}
+	if j.mirrors.socket < 0 {
+		if err := j.openSocket(socket); err != nil {
+			return err
+		}
+	}
+	f := &far{
+		End: mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
+		out: out, key: m.Key, address: newAddress(m.Address, m.Port),
+	}
+	j.mirrors.ends = append(j.mirrors.ends, f)
+	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
+	j.out.OpenMirror(out, int(m.Rank))
+	j.in.OpenMirror(in, m.Rank)
+	return nil
+}
+
+// openSocket takes the rank's socket and begins to wait for datagrams while the rank sleeps.
+func (j *Job) openSocket(socket *os.File) (err error) {
+	m := &j.mirrors
+	if m.quit, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		return fmt.Errorf("make an event: %w", err)
+	}
+	if m.socket, err = unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		unix.Close(m.quit)
+		return fmt.Errorf("duplicate a socket: %w", err)
+	}
+	go j.watch(m.socket, m.quit)
+	return nil
+}
+
+// watch wakes goroutines that sleep when there are datagrams. It waits for them outside the Go
+// runtime's poller, which would wake a thread for each datagram that a polling rank takes.
+func (j *Job) watch(socket, quit int) {
+	defer unix.Close(socket)
+	defer unix.Close(quit)
+	for !j.finalized.Load() {
+		<-j.mirrors.arm
+		p := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}, {Fd: int32(quit), Events: unix.POLLIN}}
+		for {
+			if _, err := unix.Poll(p, -1); err != unix.EINTR {
+				break
+			}
+		}
+		j.mu.Lock()
+		j.rung++
+		j.changed.Broadcast()
+		j.mu.Unlock()
+	}
+}
+
+// armWatch makes watch wait for datagrams.
+func (m *mirrors) armWatch() {
+	select {
+	case m.arm <- struct{}{}:
+	default:
+	}
+}
+
+// closeMirrors ends watch, which closes the socket. The caller holds Job.sending.
+func (j *Job) closeMirrors() {
+	if m := &j.mirrors; m.socket >= 0 {
+		_, _ = unix.Write(m.quit, one)
+		m.armWatch()
+	}
+}
+
+// now returns the time that the protocol runs on.
+func (m *mirrors) now() time.Duration { return time.Since(m.start) }
+
+// transmit sends the datagrams of an end that are due. The caller holds Job.sending.
+func (m *mirrors) transmit(f *far, now time.Duration) {
+	for {
+		b := f.Emit(m.buffer[:0], now)
+		if len(b) == 0 {
+			return
+		}
+		send(m.socket, b, &f.address)
+	}
+}
+
+// receive takes the datagrams that have come, and sends those that are due. The caller holds
+// Job.handling.
+func (j *Job) receive() {
+	m := &j.mirrors
+	if len(m.ends) == 0 {
+		return
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	for range datagramsEach {
+		b, from, ok := receive(m.socket, m.buffer)
+		if !ok {
+			break
+		}
+		m.arrive(b, from)
+	}
+	for _, f := range m.ends {
+		if f.Busy() {
+			m.transmit(f, m.now())
+		}
+	}
+}
+
+// arrive takes a datagram, which may be a stranger's.
+func (m *mirrors) arrive(b []byte, from address) {
+	h, data, err := mirror.Parse(b)
+	if err != nil || h.Number >= uint32(len(m.number)) {
+		return
+	}
+	if f := m.number[h.Number]; f != nil && f.key == h.Key && f.address == from {
+		f.Arrive(&h, data, m.now())
+	}
+}
+
+// hurry sends acknowledgements that wait for data, before the rank sleeps.
+func (j *Job) hurry() {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	m := &j.mirrors
+	if j.finalized.Load() {
+		return
+	}
+	for _, f := range m.ends {
+		f.Hurry()
+		m.transmit(f, m.now())
+	}
+}
+
+// settle handles messages until all messages in mirrored channels have arrived.
+func (j *Job) settle(ctx context.Context) error {
+	return j.wait(ctx, func(int) bool {
+		j.sending.Lock()
+		defer j.sending.Unlock()
+		for _, f := range j.mirrors.ends {
+			if !f.Quiet() && f.out.Closed().Load() != wire.ChannelEnded {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// newAddress returns the address of an IPv4 address and a port.
+func newAddress(host uint32, port uint16) (a address) {
+	a.Family = unix.AF_INET
+	binary.BigEndian.PutUint32(a.Addr[:], host)
+	a.setPort(port)
+	return a
+}

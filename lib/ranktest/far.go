@@ -1,0 +1,351 @@
+package ranktest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/mirror"
+	"margay/kernel/abi/wire"
+)
+
+// alone is the place of the rank of a job with two nodes, whose other rank is on the first one.
+var alone = wire.Header{Job: 7, Rank: 1, Size: 2, Node: 2, LocalSize: 1, Nodes: 2}
+
+// careEach is how often a node kernel looks whether a rank must be helped.
+const careEach = 20 * time.Millisecond
+
+// far is the other rank of the job, on another node, and the node kernels of both, played by the
+// test.
+type far struct {
+	*Kernel
+	random *rand.Rand
+	own    *wire.Area
+	out    *wire.Outlet
+	in     *wire.Inlet
+	end    *mirror.End
+	start  time.Time
+
+	// The node kernel's ends of its rings.
+	sent     *wire.Consumer
+	received *wire.Producer
+
+	mine, theirs          *os.File       // the sockets
+	address, theirAddress netip.AddrPort // of the sockets
+	number, theirNumber   uint32
+	key, theirKey         uint64
+
+	ownOut            *wire.Channel // of the test's pair
+	memory            *os.File      // of the rank's pair
+	theirOut, theirIn *wire.Channel
+	loss              int // percent of datagrams that are lost on their way to the test or from it
+	cared             time.Time
+}
+
+// largest is what the ends of a test may send.
+const largest = 1372
+
+// startFar starts the program with a mode, as a rank that has mirrored channels with a rank of
+// another node, and gives it these.
+func startFar(t *testing.T, seed uint64, program Program, mode ...string) *far {
+	t.Helper()
+	nodes := []uint32{0, 2}
+	f := &far{Kernel: start(t, alone, nodes, program, mode...), random: rand.New(rand.NewPCG(seed, 2)), start: time.Now()}
+	other := alone
+	other.Rank, other.Node = 0, 0
+	_, mem := mapped(t, "area", wire.AreaSize(2))
+	var err error
+	if f.own, err = wire.NewArea(mem, other, nodes); err != nil {
+		t.Fatal(err)
+	}
+	f.out, f.in = wire.NewOutlet(f.own, f.board, 2), wire.NewInlet(f.own, f.board, other)
+	f.sent, f.received = f.own.SendConsumer(), f.own.ReceiveProducer()
+	f.mine, f.address = datagrams(t)
+	f.theirs, f.theirAddress = datagrams(t)
+	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
+	f.openPairs()
+	f.setPath(wire.PathDirect)
+	f.Greet()
+	f.area.Channels().Store(1)
+	f.ring()
+	q, _ := f.expect(wire.OpChannel)
+	host := f.address.Addr().As4()
+	m := wire.Mirror{Rank: 0, Number: f.theirNumber, Key: f.theirKey, PeerNumber: f.number, PeerKey: f.key,
+		Address: binary.BigEndian.Uint32(host[:]), Port: f.address.Port(), Largest: largest}
+	f.answer(q, wire.Reply{Values: m.Values()}, f.memory, f.theirs)
+	return f
+}
+
+// openPairs makes both copies of the channels.
+func (f *far) openPairs() {
+	f.t.Helper()
+	_, mem := mapped(f.t, "channel", wire.MirrorSize)
+	out, in, err := wire.OpenMirror(mem)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.ownOut = out
+	f.end = mirror.NewEnd(out, in, mirror.Peer{Number: f.theirNumber, Key: f.theirKey, Largest: largest})
+	f.out.OpenMirror(out, 1)
+	f.in.OpenMirror(in, 1)
+	var memory []byte
+	f.memory, memory = mapped(f.t, "channel", wire.MirrorSize)
+	if f.theirOut, f.theirIn, err = wire.OpenMirror(memory); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// datagrams opens a socket.
+func datagrams(t *testing.T) (*os.File, netip.AddrPort) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "socket")
+	t.Cleanup(func() { f.Close() })
+	host := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: host.As4()}); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, netip.AddrPortFrom(host, uint16(name.(*unix.SockaddrInet4).Port))
+}
+
+// setPath publishes the path word of both ranks.
+func (f *far) setPath(bits uint32) {
+	f.area.Path().Store(bits)
+	f.own.Path().Store(bits)
+}
+
+func (f *far) now() time.Duration { return time.Since(f.start) }
+
+// write sends a datagram from a socket.
+func (f *far) write(from *os.File, b []byte, to netip.AddrPort) {
+	_ = unix.Sendto(int(from.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+}
+
+// emit sends the datagrams of the test's rank that are due, and loses some.
+func (f *far) emit() {
+	for {
+		b := f.end.Emit(nil, f.now())
+		if len(b) == 0 {
+			return
+		}
+		if f.random.IntN(100) >= f.loss {
+			f.write(f.mine, b, f.theirAddress)
+		}
+	}
+}
+
+// poll takes datagrams for the test's rank, and plays the node kernel that helps the other one.
+func (f *far) poll() {
+	f.t.Helper()
+	b := make([]byte, mirror.Most)
+	for {
+		n, from, err := unix.Recvfrom(int(f.mine.Fd()), b, unix.MSG_DONTWAIT)
+		if err != nil {
+			break
+		}
+		h, data, err := mirror.Parse(b[:n])
+		if err != nil || h.Number != f.number || h.Key != f.key || from.(*unix.SockaddrInet4).Port != int(f.theirAddress.Port()) || n > largest {
+			f.t.Fatalf("the rank sends %d bytes with header %+v: %v", n, h, err)
+		}
+		if f.random.IntN(100) >= f.loss {
+			f.end.Arrive(&h, data, f.now())
+		}
+	}
+	f.emit()
+	if time.Since(f.cared) > careEach {
+		f.cared = time.Now()
+		f.care()
+	}
+}
+
+// care sends for the rank what it does not know to have arrived.
+func (f *far) care() {
+	if f.theirOut.Position().Load() == f.theirOut.Acked().Load() && f.theirIn.Arrived().Load() == f.theirIn.Acknowledged().Load() &&
+		f.theirOut.Blocked().Load() == 0 {
+		return
+	}
+	e := mirror.NewEnd(f.theirOut, f.theirIn, mirror.Peer{Number: f.number, Key: f.key, Largest: largest})
+	e.Ask()
+	for b := e.Emit(nil, 0); len(b) > 0; b = e.Emit(nil, 0) {
+		f.write(f.theirs, b, f.address)
+	}
+}
+
+// carry plays the node kernels, which take messages from one rank and give them to the other, and
+// say a while later that they are settled.
+func (f *far) carry() {
+	f.t.Helper()
+	f.theirOut.Settled().Store(f.send.Position())
+	f.ownOut.Settled().Store(f.sent.Position())
+	push := func(r wire.Record) bool {
+		ok, _, err := f.received.Push(r)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		return ok
+	}
+	for range f.random.IntN(8) {
+		if f.carryOne(f.send, 1, push) {
+			f.ring()
+		}
+		f.carryOne(f.sent, 0, f.Push)
+	}
+}
+
+// carryOne takes a message of a rank and gives it to the other one, if there is room. It reports
+// whether the rank waits for the room that this makes.
+func (f *far) carryOne(from *wire.Consumer, rank uint32, push func(wire.Record) bool) (wake bool) {
+	f.t.Helper()
+	r, ok, err := from.Next()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if !ok {
+		return false
+	}
+	if r.Peer, r.Node = rank, 2*rank; !push(r) {
+		from.Unread()
+		return false
+	}
+	return from.Release()
+}
+
+// pass sends the rank a message and reports whether there was room.
+func (f *far) pass(r wire.Record) bool {
+	f.t.Helper()
+	r.Peer = 1
+	ok, wake, err := f.out.Push(&r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if wake == wire.WakeMirror {
+		f.emit()
+	}
+	return ok
+}
+
+// take returns the next message of the rank, if there is one.
+func (f *far) take() (wire.Record, bool) {
+	f.t.Helper()
+	f.poll()
+	r, ok, err := f.in.Next()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if ok {
+		r.Payload = bytes.Clone(r.Payload)
+		f.in.Done()
+	}
+	return r, ok
+}
+
+// pause changes whether messages may take the mirrored channels.
+func (f *far) pause() {
+	for _, c := range []*wire.Channel{f.ownOut, f.theirOut} {
+		c.Closed().Store([]uint32{0, 0, wire.ChannelPaused}[f.random.IntN(3)])
+	}
+}
+
+// mirrors: messages between ranks of two nodes are whole and in order while datagrams are lost,
+// while they change their path, and while both sides sleep and wait for room; datagrams of
+// strangers have no effect; and a rank enters a barrier only when its messages have arrived.
+func mirrors(t *testing.T, seed uint64, program Program) {
+	f := startFar(t, seed, program, "echo")
+	message := func(i int) wire.Record {
+		return wire.Record{Handler: 1, Args: [2]uint64{uint64(i), 1 << 40}, Payload: payload(i)}
+	}
+	sent, got := 0, 0
+	check := func() bool {
+		r, ok := f.take()
+		if !ok {
+			return false
+		}
+		if r.Handler != 2 || r.Peer != 1 || r.Node != 2 || r.Args != [2]uint64{uint64(got), 1<<40 + 1} || !bytes.Equal(r.Payload, payload(got)) {
+			t.Fatalf("message %d comes back as %+v", got, r)
+		}
+		got++
+		return true
+	}
+	for range 50 { // the rank sleeps
+		f.Await("sleep", f.Waiting)
+		f.pass(message(sent))
+		sent++
+		f.Await("echo", check)
+	}
+	f.loss = 5
+	const last = 20000
+	f.Await("echo", func() bool {
+		for range 300 {
+			switch f.random.IntN(16) {
+			case 0:
+				f.carry()
+			case 1:
+				if f.random.IntN(20) == 0 {
+					f.pause()
+				}
+			case 2:
+				f.stranger()
+			case 3, 4, 5, 6: // less than has come, so that channels are full at times
+				check()
+			default:
+				if sent < last && f.pass(message(sent)) {
+					sent++
+				}
+			}
+		}
+		return got == last
+	})
+	f.ownOut.Closed().Store(0)
+	f.theirOut.Closed().Store(0)
+	f.Await("settled messages", func() bool { f.poll(); return f.end.Quiet() })
+	f.carry()
+	f.carry()
+	if f.ownOut.Count().Load() == 0 || f.theirOut.Count().Load() == 0 {
+		t.Error("no message has taken a mirrored channel")
+	}
+	f.settles(message(sent))
+}
+
+// stranger sends the rank datagrams that are not its peer's.
+func (f *far) stranger() {
+	b := f.end.Emit(nil, f.now())
+	if len(b) == 0 {
+		return
+	}
+	f.write(f.theirs, b, f.theirAddress) // from another port
+	forged := bytes.Clone(b)
+	forged[8+f.random.IntN(8)] ^= 1 << f.random.IntN(8) // another key
+	f.write(f.mine, forged, f.theirAddress)
+	f.write(f.mine, b[:f.random.IntN(len(b))&^7|4], f.theirAddress)
+	f.write(f.mine, b, f.theirAddress)
+}
+
+// settles: a rank does not enter a barrier before its last message has arrived, and enters it when
+// the other rank has ended.
+func (f *far) settles(last wire.Record) {
+	f.t.Helper()
+	f.loss = 0
+	f.pass(last)
+	f.Await("answer", func() bool { _, ok := f.take(); return ok })
+	f.pass(wire.Record{Handler: 3})
+	f.Await("barrier", func() bool { f.poll(); return f.area.Entered().Load() == 1 })
+	if f.theirOut.Position().Load() != f.theirOut.Acked().Load() {
+		f.t.Error("it has entered a barrier before its messages have arrived")
+	}
+	f.Barrier(1)
+	f.Barrier(2)
+	f.Ended(0)
+}
