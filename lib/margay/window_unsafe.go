@@ -21,8 +21,8 @@ import (
 // complete, so that every rank sees them, when Quiet or Barrier has returned nil (remote
 // completion). To one rank they take effect in the order of the calls, in which atomic accesses and
 // gets take part; so Fence has nothing to wait for. Get, FetchAdd and CompareSwap return when they
-// are complete. If ctx ends before, it is not certain whether an access was carried out. Request describes
-// the forms that do not wait.
+// are complete. If ctx ends before, it is not certain whether an access was carried out. Request
+// describes the forms that do not wait.
 //
 // A put to another node that was refused there is an error of the next Quiet. Call Quiet or
 // Finalize before the process exits.
