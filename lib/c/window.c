@@ -42,11 +42,11 @@ struct access {
 /* An access that was started. Its messages leave in the order of starting. */
 struct request {
 	struct request *next;      /* in the queue */
-	struct operation *answers; /* its own, or those of all puts without a request */
+	struct operation *answers; /* own, or state.puts */
 	struct operation own;
 	struct access at;  /* of the next message */
 	int kind;          /* of it */
-	const char *from;  /* what is put; NULL: words */
+	const char *from;  /* source of a put; NULL: words */
 	char *to;          /* for the answers' data; NULL: they are not needed */
 	size_t rest;       /* bytes of data, or of words, that no message has covered */
 	uint64_t words[2]; /* of an atomic access */
@@ -170,7 +170,7 @@ static int post_next(struct request *r, struct slot *s)
 	return 1;
 }
 
-/* fail_request notes the last error as that of a request. */
+/* fail_request makes the last error the error of a request. */
 static void fail_request(struct request *r)
 {
 	r->own.failed = 1;
@@ -618,7 +618,7 @@ int margay_request_abandon(margay_request *request)
 
 void margay_fence(void) { atomic_thread_fence(memory_order_seq_cst); }
 
-/* is_quiet reports whether nothing is to be sent or in flight. */
+/* is_quiet reports whether no message is queued or in flight. */
 static int is_quiet(int n, uint64_t arg)
 {
 	(void)n;

@@ -132,7 +132,7 @@ func (j *Job) drain(ctx context.Context) error {
 	return j.wait(ctx, drained)
 }
 
-// quiet reports whether nothing is to be sent or in flight. The caller holds Job.handling.
+// quiet reports whether no message is queued or in flight. The caller holds Job.handling.
 func (j *Job) quiet() bool {
 	return len(j.remote.queue) == 0 && !slices.ContainsFunc(j.remote.slots[:], func(f flight) bool { return f.operation != nil })
 }

@@ -30,7 +30,7 @@ const MaxRequests = 256
 // safe for concurrent use; handlers must not use it.
 type Request struct {
 	job     *Job
-	answers *operation // own, or those of all puts without a request
+	answers *operation // own, or remote.puts
 	own     operation
 	queued  bool // in the queue: not all of it is sent
 	counted bool // it is outstanding
@@ -199,8 +199,8 @@ func (j *Job) accessWord(kind wire.RemoteKind, p place, values [2]uint64) (old u
 	return old, nil
 }
 
-// countEvent makes the counting of the event what is left to send, and reports whether there is an
-// event.
+// countEvent replaces the data, which are sent, by the counting of the event, and reports whether
+// there is an event.
 func (r *Request) countEvent() bool {
 	if !r.counts {
 		return false
@@ -293,7 +293,7 @@ func (j *Job) withdraw(r *Request) {
 }
 
 // WaitAll handles messages until all requests, which are of one job, are complete, or until ctx
-// ends: then all stay outstanding. The error is that of the first one that has failed.
+// ends: then all stay outstanding. It returns the error of the first failed request.
 func WaitAll(ctx context.Context, requests ...*Request) (err error) {
 	if len(requests) == 0 {
 		return nil
