@@ -212,13 +212,13 @@ int margay_quiet(int timeout_ms);
  *
  * A function with the suffix _nb starts an operation, never waits, and stores a request in
  * *request. It fails at once, and stores 0, for wrong arguments, for a refusal of a window of this
- * node, and while MARGAY_MAX_REQUESTS requests are outstanding. Operations on one rank take effect in the
- * order in which they were started, with or without a request. Every call of this library that
- * polls or waits advances them. margay_barrier sends all that were started before it, so it
+ * node, and while MARGAY_MAX_REQUESTS requests are outstanding. Operations on one rank take effect
+ * in the order in which they were started, with or without a request. Every call of this library
+ * that polls or waits advances them. margay_barrier sends all that were started before it, so it
  * completes started puts on other ranks as it completes margay_put.
  *
- * Until the request is complete, its memory belongs to the library: the source of a put must not be
- * changed, and the memory for a get or an old value must not be used. A put with a request is
+ * Until the request is complete, its memory belongs to the library: the source of a put must not
+ * be changed, and the memory for a get or an old value must not be used. A put with a request is
  * complete when it has taken effect at its rank (remote completion), and a refusal is the error of
  * its request, not of margay_quiet.
  *
@@ -243,10 +243,10 @@ int margay_compare_swap_nb(int rank, int window, size_t offset, uint64_t expecte
 int margay_request_test(margay_request *request);
 int margay_request_wait(margay_request *request, int timeout_ms);
 
-/* margay_request_wait_all waits until all of count requests are complete, and returns -1 if one has
- * failed: margay_error describes the first failure. After the time-out it returns 0, and all stay as
- * they are. margay_request_wait_any waits until one is complete, ends it as margay_request_wait
- * does, and stores its index in *index, -1 if there is none. */
+/* margay_request_wait_all waits until all of count requests are complete, and returns -1 if one
+ * has failed: margay_error describes the first failure. After the time-out it returns 0, and all
+ * stay as they are. margay_request_wait_any waits until one is complete, ends it as
+ * margay_request_wait does, and stores its index in *index, -1 if there is none. */
 int margay_request_wait_all(margay_request *requests, int count, int timeout_ms);
 int margay_request_wait_any(margay_request *requests, int count, int *index, int timeout_ms);
 
