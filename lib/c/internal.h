@@ -30,6 +30,15 @@ int margay_in_wait(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_m
 int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length, int64_t deadline);
 
+/* margay_in_room reports whether there is room for a message of so much payload to a handler. If
+ * not, this rank is woken when there is. */
+int margay_in_room(int rank, int handler, size_t length);
+
+/* margay_in_progress sends messages of started one-sided operations while there is room. No handler
+ * calls it. margay_in_drain waits until all are sent. */
+void margay_in_progress(void);
+int margay_in_drain(int timeout_ms);
+
 /* margay_in_arrive takes a message of WIRE_HANDLER_COLLECTIVE. It returns -1 if that makes no
  * sense. The sender may have written anything. */
 int margay_in_arrive(const struct margay_am *message);

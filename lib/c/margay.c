@@ -910,6 +910,7 @@ int margay_poll(void)
 		for (int some; (some = run_some()) > 0;)
 			n += some;
 	}
+	margay_in_progress();
 	unmask(was);
 	return n;
 }
@@ -1142,6 +1143,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 			more += run_some();
 		}
 		n += more;
+		margay_in_progress();
 		if (done(n, arg))
 			break;
 		if (!rung) {
@@ -1265,21 +1267,20 @@ int margay_barrier(int timeout_ms)
 {
 	if (no_job() != 0)
 		return -1;
-	int64_t begin = now_ns();
-	int met = margay_nodes() == 1 ? meet(timeout_ms) : 0;
+	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
+	if (margay_in_drain(timeout_ms) != 0)
+		return -1;
+	int met = margay_nodes() == 1 ? meet(margay_in_left(deadline)) : 0;
 	if (met < 0)
 		return -1;
 	if (!met) {
-		if (self.end_count > 0 && wait_until(has_settled, 0, timeout_ms) < 0)
+		if (self.end_count > 0 && wait_until(has_settled, 0, margay_in_left(deadline)) < 0)
 			return -1;
 		uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
 		/* The node kernel polls for it when awake, and must be woken when asleep. */
 		if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 			ring();
-		int64_t passed = (now_ns() - begin) / 1000000;
-		if (timeout_ms >= 0)
-			timeout_ms = passed < timeout_ms ? timeout_ms - (int)passed : 0;
-		if (wait_until(is_released, number, timeout_ms) < 0)
+		if (wait_until(is_released, number, margay_in_left(deadline)) < 0)
 			return -1;
 	}
 	margay_poll(); /* messages that arrived since the last poll */
@@ -1315,6 +1316,12 @@ static int has_room(int n, uint64_t arg)
 		return 0;
 	atomic_store(waiting, 0);
 	return 1;
+}
+
+int margay_in_room(int rank, int handler, size_t length)
+{
+	struct posted m = {rank, handler, length};
+	return has_room(0, (uintptr_t)&m);
 }
 
 int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)

@@ -165,7 +165,8 @@ int margay_allgather(const void *in, size_t length, void *out, int timeout_ms);
  * completion). They are complete, so that every rank sees them, when margay_quiet or margay_barrier
  * has returned 0 (remote completion). To one rank they take effect in the order of the calls, in
  * which atomic accesses and gets take part; so margay_fence has nothing to wait for. margay_get,
- * margay_fetch_add and margay_compare_swap return when they are complete.
+ * margay_fetch_add and margay_compare_swap return when they are complete. To give an operation a
+ * time-out, start its form with the suffix _nb and wait for the request.
  *
  * A put to another node that was refused there is an error of the next margay_quiet. Call
  * margay_quiet or margay_finalize before the process exits. */
@@ -203,8 +204,55 @@ int margay_event_wait(int window, size_t event, uint64_t count, int timeout_ms);
 /* margay_fence orders the puts of this rank to each other rank before it before those after it. */
 void margay_fence(void);
 
-/* margay_quiet waits until all puts of this rank are complete, and fails if one was refused. */
+/* margay_quiet waits until all one-sided operations of this rank are complete, those with a request
+ * included, and fails if a put without a request was refused. */
 int margay_quiet(int timeout_ms);
+
+/* Non-blocking one-sided operations.
+ *
+ * A function with the suffix _nb starts an operation, never waits, and stores a request in
+ * *request. It fails at once, and stores 0, for wrong arguments, for a refusal of a window of this
+ * node, and while MARGAY_MAX_REQUESTS requests are outstanding. Operations on one rank take effect
+ * in the order in which they were started, with or without a request. Every call of this library
+ * that polls or waits advances them. margay_barrier sends all that were started before it, so it
+ * completes started puts on other ranks as it completes margay_put.
+ *
+ * Until the request is complete, its memory belongs to the library: the source of a put must not
+ * be changed, and the memory for a get or an old value must not be used. A put with a request is
+ * complete when it has taken effect at its rank (remote completion), and a refusal is the error of
+ * its request, not of margay_quiet.
+ *
+ * A request ends when it is found complete, by a test or a wait, which stores 0 in its place. 0 is
+ * no request, and counts as complete. A request that is not complete after a time-out stays
+ * outstanding: test it, wait again, or abandon it. Wait before margay_finalize. A handler must not
+ * use requests. */
+typedef uint32_t margay_request;
+
+#define MARGAY_MAX_REQUESTS 256
+
+int margay_put_nb(int rank, int window, size_t offset, const void *from, size_t length, margay_request *request);
+int margay_put_event_nb(int rank, int window, size_t offset, const void *from, size_t length, size_t event, margay_request *request);
+int margay_get_nb(void *to, int rank, int window, size_t offset, size_t length, margay_request *request);
+int margay_fetch_add_nb(int rank, int window, size_t offset, uint64_t value, uint64_t *old, margay_request *request);
+int margay_compare_swap_nb(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old, margay_request *request);
+
+/* margay_request_test handles messages and returns 1 if a request is complete, 0 if it is
+ * outstanding, and -1 if it is complete and has failed, or for no outstanding request.
+ * margay_request_wait waits for that and returns 0 only after the time-out. If the node kernel is
+ * gone, it abandons the request and returns -1. */
+int margay_request_test(margay_request *request);
+int margay_request_wait(margay_request *request, int timeout_ms);
+
+/* margay_request_wait_all waits until all of count requests are complete, and returns -1 if one
+ * has failed: margay_error describes the first failure. After the time-out it returns 0, and all
+ * stay as they are. margay_request_wait_any waits until one is complete, ends it as
+ * margay_request_wait does, and stores its index in *index, -1 if there is none. */
+int margay_request_wait_all(margay_request *requests, int count, int timeout_ms);
+int margay_request_wait_any(margay_request *requests, int count, int *index, int timeout_ms);
+
+/* margay_request_abandon ends a request, complete or not, without waiting: its memory is the
+ * application's again. What was not sent is not sent any more; what was sent takes effect. */
+int margay_request_abandon(margay_request *request);
 
 /* Upcalls: messages with the verdict MARGAY_UPCALL.
  *

@@ -7,16 +7,16 @@
 #include "internal.h"
 #include "wire.h"
 
-#define SLOTS 64 /* requests in flight at a time */
+#define SLOTS 64 /* messages in flight at a time */
 
-/* What a call waits for. */
+/* The answers that a request awaits. */
 struct operation {
 	int left; /* answers */
 	int failed;
 	char why[128]; /* the first failure */
 };
 
-/* A request in flight. */
+/* A message in flight. */
 struct slot {
 	struct operation *operation; /* NULL: the slot is free */
 	uint16_t generation;         /* of its use */
@@ -33,19 +33,39 @@ struct window {
 	size_t size;
 };
 
-static struct {
-	struct slot slots[SLOTS];
-	struct operation puts;      /* all of them since margay_quiet */
-	struct operation abandoned; /* what no call waits for any more */
-	struct window *windows;
-	size_t count;
-} state;
-
-/* An access to a window of another node, or of this one: what all calls have. */
+/* What all accesses have. */
 struct access {
 	int rank, window;
 	uint64_t offset;
 };
+
+/* An access that was started. Its messages leave in the order of starting. */
+struct request {
+	struct request *next;      /* in the queue */
+	struct operation *answers; /* own, or state.puts */
+	struct operation own;
+	struct access at;  /* of the next message */
+	int kind;          /* of it */
+	const char *from;  /* source of a put; NULL: words */
+	char *to;          /* for the answers' data; NULL: they are not needed */
+	size_t rest;       /* bytes of data, or of words, that no message has covered */
+	uint64_t words[2]; /* of an atomic access */
+	int counts;        /* an event is counted after the data */
+	uint64_t event;    /* its offset */
+	margay_request handle; /* 0: the entry of the table is free */
+};
+
+static struct {
+	struct slot slots[SLOTS];
+	struct operation puts;      /* of puts without a request */
+	struct operation abandoned; /* what no request awaits any more */
+	struct request *first;      /* the queue: requests that are not all sent */
+	struct request *last;
+	struct request table[MARGAY_MAX_REQUESTS];
+	uint32_t started; /* requests, for their handles */
+	struct window *windows;
+	size_t count;
+} state;
 
 static const char *const reasons[] = {"", "there is no such window", "that is outside the window, or not aligned"};
 
@@ -83,36 +103,106 @@ static struct slot *free_slot(void)
 	return NULL;
 }
 
-static int is_free(int n, uint64_t arg)
+/* ---- The queue ---- */
+
+/* dequeue removes a request from the queue if it is there. */
+static void dequeue(struct request *r)
+{
+	struct request *before = NULL;
+	for (struct request *q = state.first; q; before = q, q = q->next) {
+		if (q != r)
+			continue;
+		if (before)
+			before->next = r->next;
+		else
+			state.first = r->next;
+		if (state.last == r)
+			state.last = before;
+		return;
+	}
+}
+
+static void enqueue(struct request *r)
+{
+	r->next = NULL;
+	if (state.first)
+		state.last->next = r;
+	else
+		state.first = r;
+	state.last = r;
+}
+
+/* count_event makes the counting of an event the rest of a request whose data are sent, and reports
+ * whether there is one. */
+static int count_event(struct request *r)
+{
+	if (!r->counts)
+		return 0;
+	r->counts = 0;
+	r->kind = WIRE_REMOTE_ADD;
+	r->at.offset = r->event;
+	r->words[0] = 1;
+	r->from = NULL;
+	r->rest = sizeof r->words[0];
+	return 1;
+}
+
+/* post_next sends the next message of a request in a slot and returns 1, 0 without room for it. */
+static int post_next(struct request *r, struct slot *s)
+{
+	size_t n = r->rest < MARGAY_MAX_PAYLOAD ? r->rest : MARGAY_MAX_PAYLOAD;
+	size_t answer = r->kind == WIRE_REMOTE_GET ? n : r->kind == WIRE_REMOTE_PUT ? 0 : sizeof(uint64_t);
+	uint16_t generation = s->generation + 1;
+	uint64_t args = (uint32_t)(s - state.slots) | (uint64_t)generation << 16 | (uint64_t)r->kind << 32 | (uint64_t)r->at.window << 40 |
+			(uint64_t)n << 48;
+	int sent = margay_in_post(r->at.rank, WIRE_HANDLER_REMOTE, args, r->at.offset, r->from ? r->from : (char *)r->words,
+				  r->kind == WIRE_REMOTE_GET ? 0 : n);
+	if (sent <= 0)
+		return sent;
+	*s = (struct slot){r->answers, generation, r->at.rank, r->at.window, r->at.offset, r->to, answer};
+	r->answers->left++;
+	r->at.offset += n;
+	r->rest -= n;
+	if (r->kind == WIRE_REMOTE_PUT)
+		r->from += n;
+	if (r->kind == WIRE_REMOTE_GET)
+		r->to += n;
+	return 1;
+}
+
+/* fail_request makes the last error the error of a request. */
+static void fail_request(struct request *r)
+{
+	r->own.failed = 1;
+	snprintf(r->own.why, sizeof r->own.why, "%s", margay_error());
+}
+
+void margay_in_progress(void)
+{
+	struct request *r;
+	struct slot *s;
+	while ((r = state.first) && (s = free_slot())) {
+		int sent = post_next(r, s);
+		if (sent == 0) {
+			if (!margay_in_room(r->at.rank, WIRE_HANDLER_REMOTE, MARGAY_MAX_PAYLOAD))
+				return;
+			continue;
+		}
+		if (sent < 0)
+			fail_request(r);
+		if (sent < 0 || (r->rest == 0 && !count_event(r)))
+			dequeue(r);
+	}
+}
+
+static int is_drained(int n, uint64_t arg)
 {
 	(void)n;
 	(void)arg;
-	return free_slot() != NULL;
+	return !state.first;
 }
 
-/* request sends a request; its answer has length bytes, which go to to. */
-static int request(struct operation *o, const struct access *a, int kind, const void *payload, size_t size, void *to, size_t length)
-{
-	if (!free_slot() && margay_in_wait(is_free, 0, -1) < 0)
-		return -1;
-	struct slot *s = free_slot();
-	uint16_t generation = s->generation + 1;
-	*s = (struct slot){o, generation, a->rank, a->window, a->offset, to, length};
-	o->left++;
-	uint64_t bytes = kind == WIRE_REMOTE_GET ? length : size;
-	uint64_t args = (uint32_t)(s - state.slots) | (uint64_t)generation << 16 | (uint64_t)kind << 32 | (uint64_t)a->window << 40 | bytes << 48;
-	if (margay_in_send(a->rank, WIRE_HANDLER_REMOTE, args, a->offset, payload, size, -1) == 0)
-		return 0;
-	s->operation = NULL;
-	o->left--;
-	return -1;
-}
-
-static int is_over(int n, uint64_t arg)
-{
-	(void)n;
-	return ((struct operation *)(uintptr_t)arg)->left == 0;
-}
+int margay_in_drain(int timeout_ms) { return state.first && margay_in_wait(is_drained, 0, timeout_ms) < 0 ? -1 : 0; }
 
 /* abandon keeps answers away from an operation and its memory. */
 static void abandon(struct operation *o)
@@ -126,18 +216,35 @@ static void abandon(struct operation *o)
 	}
 }
 
-/* finish waits for all answers. */
-static int finish(struct operation *o, int timeout_ms)
+/* is_queued reports whether a request has messages to send. */
+static int is_queued(const struct request *r)
 {
-	int err = o->left && margay_in_wait(is_over, (uintptr_t)o, timeout_ms) < 0 ? -1 : 0;
-	if (err && o != &state.puts)
-		abandon(o);
-	if (!err && o->failed) {
-		o->failed = 0;
-		err = margay_in_fail("%s", o->why);
-	}
-	return err;
+	for (const struct request *q = state.first; q; q = q->next)
+		if (q == r)
+			return 1;
+	return 0;
 }
+
+static int is_sent(int n, uint64_t arg)
+{
+	(void)n;
+	return !is_queued((const struct request *)(uintptr_t)arg);
+}
+
+static int is_complete(int n, uint64_t arg)
+{
+	const struct request *r = (const struct request *)(uintptr_t)arg;
+	return r->own.left == 0 && is_sent(n, arg);
+}
+
+/* withdraw ends a request: none of its memory is used any more. */
+static void withdraw(struct request *r)
+{
+	dequeue(r);
+	abandon(&r->own);
+}
+
+static int outcome(const struct operation *o) { return o->failed ? margay_in_fail("%s", o->why) : 0; }
 
 /* ---- Windows of this node ---- */
 
@@ -218,124 +325,309 @@ void *margay_window(int number, size_t size)
 	return w ? w->memory : NULL;
 }
 
-/* put puts without an event. */
-static int put(struct access a, const char *from, size_t length)
+/* begin_near carries out a request on a window of this node. */
+static int begin_near(const struct request *r)
 {
-	if (is_near(&a)) {
-		char *to = near(&a, length, 0);
-		if (!to)
+	struct access event = {r->at.rank, r->at.window, r->event};
+	int word = r->kind != WIRE_REMOTE_PUT && r->kind != WIRE_REMOTE_GET;
+	_Atomic uint64_t *counter = NULL;
+	if (r->counts && !(counter = near_word(&event)))
+		return -1;
+	char *at = near(&r->at, word ? sizeof r->words[0] : r->rest, word);
+	if (!at)
+		return -1;
+	uint64_t old = r->words[0];
+	if (r->kind == WIRE_REMOTE_PUT && r->rest)
+		memcpy(at, r->from, r->rest);
+	if (r->kind == WIRE_REMOTE_GET && r->rest)
+		memcpy(r->to, at, r->rest);
+	if (r->kind == WIRE_REMOTE_ADD)
+		old = atomic_fetch_add((_Atomic uint64_t *)at, r->words[0]);
+	if (r->kind == WIRE_REMOTE_SWAP)
+		atomic_compare_exchange_strong((_Atomic uint64_t *)at, &old, r->words[1]); /* old is then what was there */
+	if (counter)
+		atomic_fetch_add(counter, 1);
+	if (word || counter)
+		margay_in_wake(r->at.rank);
+	if (word && r->to)
+		memcpy(r->to, &old, sizeof old);
+	return 0;
+}
+
+/* begin starts a request, or fails. */
+static int begin(struct request *r)
+{
+	if (is_near(&r->at))
+		return begin_near(r);
+	if (r->rest == 0 && !count_event(r))
+		return 0;
+	enqueue(r);
+	margay_in_progress();
+	return 0;
+}
+
+/* start starts a request of the application. */
+static int start(const struct request *what, margay_request *handle)
+{
+	*handle = 0;
+	if (check(&what->at) != 0)
+		return -1;
+	for (uint32_t i = 0; i < MARGAY_MAX_REQUESTS; i++) {
+		struct request *r = &state.table[i];
+		if (r->handle)
+			continue;
+		*r = *what;
+		r->answers = &r->own;
+		if (begin(r) != 0)
 			return -1;
-		memcpy(to, from, length);
+		state.started = state.started % ((1 << 22) - 1) + 1;
+		*handle = r->handle = state.started * MARGAY_MAX_REQUESTS + i;
 		return 0;
 	}
-	while (length > 0) {
-		size_t n = length < MARGAY_MAX_PAYLOAD ? length : MARGAY_MAX_PAYLOAD;
-		if (request(&state.puts, &a, WIRE_REMOTE_PUT, from, n, NULL, 0) != 0)
-			return -1;
-		from += n;
-		a.offset += n;
-		length -= n;
+	return margay_in_fail("%d requests are outstanding: test or wait for one first", MARGAY_MAX_REQUESTS);
+}
+
+/* run makes an access and waits until it is sent, for a put, or complete. */
+static int run(struct request r)
+{
+	int is_put = r.kind == WIRE_REMOTE_PUT;
+	int (*done)(int n, uint64_t arg) = is_put ? is_sent : is_complete;
+	r.answers = is_put ? &state.puts : &r.own;
+	if (check(&r.at) != 0 || begin(&r) != 0)
+		return -1;
+	if (!done(0, (uintptr_t)&r) && margay_in_wait(done, (uintptr_t)&r, -1) < 0) {
+		withdraw(&r);
+		return -1;
 	}
-	return 0;
+	return outcome(&r.own);
+}
+
+static struct request a_put(int rank, int window, size_t offset, const void *from, size_t length)
+{
+	return (struct request){.at = {rank, window, offset}, .kind = WIRE_REMOTE_PUT, .from = from, .rest = length};
+}
+
+static struct request a_put_event(int rank, int window, size_t offset, const void *from, size_t length, size_t event)
+{
+	struct request r = a_put(rank, window, offset, from, length);
+	r.counts = 1;
+	r.event = event;
+	return r;
+}
+
+static struct request a_get(void *to, int rank, int window, size_t offset, size_t length)
+{
+	return (struct request){.at = {rank, window, offset}, .kind = WIRE_REMOTE_GET, .to = to, .rest = length};
+}
+
+static struct request an_add(int rank, int window, size_t offset, uint64_t value, uint64_t *old)
+{
+	return (struct request){.at = {rank, window, offset}, .kind = WIRE_REMOTE_ADD, .to = (char *)old, .rest = 8, .words = {value}};
+}
+
+static struct request a_swap(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old)
+{
+	return (struct request){.at = {rank, window, offset}, .kind = WIRE_REMOTE_SWAP, .to = (char *)old, .rest = 16, .words = {expected, value}};
 }
 
 int margay_put(int rank, int window, size_t offset, const void *from, size_t length)
 {
-	struct access a = {rank, window, offset};
-	return check(&a) != 0 ? -1 : put(a, from, length);
+	return run(a_put(rank, window, offset, from, length));
 }
 
 int margay_put_event(int rank, int window, size_t offset, const void *from, size_t length, size_t event)
 {
-	struct access a = {rank, window, offset}, at = {rank, window, event};
-	uint64_t one = 1;
-	if (check(&a) != 0)
-		return -1;
-	_Atomic uint64_t *word = NULL;
-	if (is_near(&a) && !(word = near_word(&at)))
-		return -1;
-	if (put(a, from, length) != 0)
-		return -1;
-	if (!word)
-		return request(&state.puts, &at, WIRE_REMOTE_ADD, &one, sizeof one, NULL, sizeof one);
-	atomic_fetch_add(word, 1);
-	margay_in_wake(rank);
-	return 0;
+	return run(a_put_event(rank, window, offset, from, length, event));
 }
 
-int margay_get(void *to, int rank, int window, size_t offset, size_t length)
-{
-	struct access a = {rank, window, offset};
-	struct operation o = {0};
-	char *next = to;
-	if (check(&a) != 0)
-		return -1;
-	if (is_near(&a)) {
-		const char *from = near(&a, length, 0);
-		if (!from)
-			return -1;
-		memcpy(to, from, length);
-		return 0;
-	}
-	int err = 0;
-	while (length > 0 && !err) {
-		size_t n = length < MARGAY_MAX_PAYLOAD ? length : MARGAY_MAX_PAYLOAD;
-		err = request(&o, &a, WIRE_REMOTE_GET, NULL, 0, next, n);
-		next += n;
-		a.offset += n;
-		length -= n;
-	}
-	return finish(&o, -1) != 0 ? -1 : err; /* o must not be used later, whatever has failed */
-}
-
-/* far_atomic makes an atomic access to a window of another node. */
-static int far_atomic(const struct access *a, int kind, const uint64_t *words, size_t size, uint64_t *old)
-{
-	struct operation o = {0};
-	uint64_t was;
-	if (request(&o, a, kind, words, size, &was, sizeof was) != 0 || finish(&o, -1) != 0)
-		return -1;
-	if (old)
-		*old = was;
-	return 0;
-}
+int margay_get(void *to, int rank, int window, size_t offset, size_t length) { return run(a_get(to, rank, window, offset, length)); }
 
 int margay_fetch_add(int rank, int window, size_t offset, uint64_t value, uint64_t *old)
 {
-	struct access a = {rank, window, offset};
-	if (check(&a) != 0)
-		return -1;
-	if (!is_near(&a))
-		return far_atomic(&a, WIRE_REMOTE_ADD, &value, sizeof value, old);
-	_Atomic uint64_t *word = near_word(&a);
-	if (!word)
-		return -1;
-	value = atomic_fetch_add(word, value);
-	margay_in_wake(rank);
-	if (old)
-		*old = value;
-	return 0;
+	return run(an_add(rank, window, offset, value, old));
 }
 
 int margay_compare_swap(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old)
 {
-	struct access a = {rank, window, offset};
-	uint64_t words[] = {expected, value};
-	if (check(&a) != 0)
+	return run(a_swap(rank, window, offset, expected, value, old));
+}
+
+int margay_put_nb(int rank, int window, size_t offset, const void *from, size_t length, margay_request *request)
+{
+	struct request r = a_put(rank, window, offset, from, length);
+	return start(&r, request);
+}
+
+int margay_put_event_nb(int rank, int window, size_t offset, const void *from, size_t length, size_t event, margay_request *request)
+{
+	struct request r = a_put_event(rank, window, offset, from, length, event);
+	return start(&r, request);
+}
+
+int margay_get_nb(void *to, int rank, int window, size_t offset, size_t length, margay_request *request)
+{
+	struct request r = a_get(to, rank, window, offset, length);
+	return start(&r, request);
+}
+
+int margay_fetch_add_nb(int rank, int window, size_t offset, uint64_t value, uint64_t *old, margay_request *request)
+{
+	struct request r = an_add(rank, window, offset, value, old);
+	return start(&r, request);
+}
+
+int margay_compare_swap_nb(int rank, int window, size_t offset, uint64_t expected, uint64_t value, uint64_t *old, margay_request *request)
+{
+	struct request r = a_swap(rank, window, offset, expected, value, old);
+	return start(&r, request);
+}
+
+/* ---- Requests ---- */
+
+/* Some requests of the application. */
+struct some {
+	margay_request *handles;
+	int count;
+};
+
+/* entry returns the request of a handle that is not 0. */
+static struct request *entry(margay_request handle) { return &state.table[handle % MARGAY_MAX_REQUESTS]; }
+
+static int handle_complete(margay_request handle) { return !handle || is_complete(0, (uintptr_t)entry(handle)); }
+
+/* check_requests fails if a call must not be made, or a handle is of no request. */
+static int check_requests(const struct some *some)
+{
+	struct access none = {0};
+	if (check(&none) != 0)
 		return -1;
-	if (!is_near(&a))
-		return far_atomic(&a, WIRE_REMOTE_SWAP, words, sizeof words, old);
-	_Atomic uint64_t *word = near_word(&a);
-	if (!word)
-		return -1;
-	atomic_compare_exchange_strong(word, &expected, value); /* expected is then what was there */
-	margay_in_wake(rank);
-	if (old)
-		*old = expected;
+	for (int i = 0; i < some->count; i++)
+		if (some->handles[i] && entry(some->handles[i])->handle != some->handles[i])
+			return margay_in_fail("request %u is not outstanding", some->handles[i]);
 	return 0;
 }
 
+/* collect frees a complete request and returns 0, or -1 if it has failed. */
+static int collect(margay_request *handle)
+{
+	if (!*handle)
+		return 0;
+	struct request *r = entry(*handle);
+	*handle = r->handle = 0;
+	return outcome(&r->own);
+}
+
+static int all_complete(int n, uint64_t arg)
+{
+	const struct some *some = (const struct some *)(uintptr_t)arg;
+	(void)n;
+	for (int i = 0; i < some->count; i++)
+		if (!handle_complete(some->handles[i]))
+			return 0;
+	return 1;
+}
+
+/* next_complete returns the index of a complete request, -1 if all handles are 0, or -2. */
+static int next_complete(const struct some *some)
+{
+	int found = -1;
+	for (int i = 0; i < some->count; i++) {
+		if (!some->handles[i])
+			continue;
+		if (handle_complete(some->handles[i]))
+			return i;
+		found = -2;
+	}
+	return found;
+}
+
+static int any_complete(int n, uint64_t arg)
+{
+	(void)n;
+	return next_complete((const struct some *)(uintptr_t)arg) != -2;
+}
+
+/* await waits for requests and returns 1, 0 after the time-out. If the node kernel is gone, it
+ * withdraws all of them. */
+static int await(struct some *some, int (*done)(int n, uint64_t arg), int timeout_ms)
+{
+	if (check_requests(some) != 0)
+		return -1;
+	int n = done(0, (uintptr_t)some) ? 0 : margay_in_wait(done, (uintptr_t)some, timeout_ms);
+	if (n != -2)
+		return n >= 0;
+	for (int i = 0; i < some->count; i++)
+		margay_request_abandon(&some->handles[i]);
+	return margay_in_fail("the node kernel is gone");
+}
+
+int margay_request_test(margay_request *request)
+{
+	struct some one = {request, 1};
+	if (check_requests(&one) != 0)
+		return -1;
+	if (!handle_complete(*request))
+		margay_poll();
+	if (!handle_complete(*request))
+		return 0;
+	return collect(request) != 0 ? -1 : 1;
+}
+
+int margay_request_wait(margay_request *request, int timeout_ms) { return margay_request_wait_all(request, 1, timeout_ms); }
+
+int margay_request_wait_all(margay_request *requests, int count, int timeout_ms)
+{
+	struct some some = {requests, count};
+	struct operation first = {0};
+	int done = await(&some, all_complete, timeout_ms);
+	if (done <= 0)
+		return done;
+	for (int i = 0; i < count; i++) {
+		if (collect(&requests[i]) == 0 || first.failed)
+			continue;
+		first.failed = 1;
+		snprintf(first.why, sizeof first.why, "%s", margay_error());
+	}
+	return outcome(&first) != 0 ? -1 : 1;
+}
+
+int margay_request_wait_any(margay_request *requests, int count, int *index, int timeout_ms)
+{
+	struct some some = {requests, count};
+	*index = -1;
+	int done = await(&some, any_complete, timeout_ms);
+	if (done <= 0)
+		return done;
+	*index = next_complete(&some);
+	return *index >= 0 && collect(&requests[*index]) != 0 ? -1 : 1;
+}
+
+int margay_request_abandon(margay_request *request)
+{
+	struct some one = {request, 1};
+	if (check_requests(&one) != 0)
+		return -1;
+	if (*request) {
+		withdraw(entry(*request));
+		*request = entry(*request)->handle = 0;
+	}
+	return 0;
+}
+
+/* ---- Order and events ---- */
+
 void margay_fence(void) { atomic_thread_fence(memory_order_seq_cst); }
+
+/* is_quiet reports whether no message is queued or in flight. */
+static int is_quiet(int n, uint64_t arg)
+{
+	(void)n;
+	(void)arg;
+	for (int i = 0; i < SLOTS; i++)
+		if (state.slots[i].operation)
+			return 0;
+	return !state.first;
+}
 
 int margay_quiet(int timeout_ms)
 {
@@ -343,7 +635,11 @@ int margay_quiet(int timeout_ms)
 	if (check(&a) != 0)
 		return -1;
 	margay_fence();
-	return finish(&state.puts, timeout_ms);
+	if (!is_quiet(0, 0) && margay_in_wait(is_quiet, 0, timeout_ms) < 0)
+		return -1;
+	int err = outcome(&state.puts);
+	state.puts.failed = 0;
+	return err;
 }
 
 /* An event that is waited for. */

@@ -252,8 +252,8 @@ func (j *Job) Handle(number int, f func(Message)) {
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after
 // Finalize.
 func (j *Job) Poll() int {
-	n := j.poll()
-	if n > 0 {
+	n, advanced := j.poll()
+	if n > 0 || advanced {
 		j.announce()
 	}
 	return n
@@ -270,21 +270,21 @@ func (j *Job) announce() {
 	j.changed.Broadcast()
 }
 
-func (j *Job) poll() int {
+// poll is Poll, and reports whether it has advanced one-sided operations.
+func (j *Job) poll() (n int, advanced bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	if j.finalized.Load() || !j.fetchAll() {
-		return 0
+		return 0, false
 	}
 	j.receive()
-	n := 0
 	for {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
 		}
 		if !j.handle(&record, ok, err) {
-			return n
+			return n, j.advance()
 		}
 		n++
 	}

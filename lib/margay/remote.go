@@ -2,8 +2,10 @@ package margay
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"margay/kernel/abi/wire"
 )
@@ -12,30 +14,37 @@ import (
 // all in it, or a word is not aligned.
 var ErrWindow = errors.New("no such memory")
 
+// ErrRequests reports that MaxRequests requests are outstanding.
+var ErrRequests = fmt.Errorf("%d requests are outstanding: test or wait for one first", MaxRequests)
+
 var reasons = map[wire.RemoteStatus]string{wire.RemoteNoWindow: "there is no such window", wire.RemoteOutside: "that is outside the window, or not aligned"}
 
-// slots is how many requests of a rank about windows of other nodes are in flight at most.
+// slots is how many messages of a rank about windows of other nodes are in flight at most.
 const slots = 64
 
-// remote is the requests in flight.
+// remote is the started accesses to windows of other nodes. Job.handling guards it.
 type remote struct {
-	slots [slots]flight
-	puts  operation // all of them since Quiet
+	slots       [slots]flight
+	queue       []*Request // accesses that are not all sent, in the order of starting
+	puts        operation  // of puts without a request, since Quiet
+	abandoned   operation  // what no request awaits any more
+	outstanding int        // requests of the application
 }
 
-// operation is what a call waits for.
+// operation is the answers that a request awaits.
 type operation struct {
 	left   int   // answers
 	failed error // the first failure
 }
 
-// flight is a request in flight.
+// flight is a message in flight.
 type flight struct {
 	operation  *operation // nil: the slot is free
 	generation uint16     // of the slot's use
 	place      place
-	length     int    // bytes of the answer
-	to         []byte // for them; nil: they are not needed
+	length     int     // bytes of the answer
+	to         []byte  // for them; nil: they are not needed
+	old        *uint64 // the same, for a word
 }
 
 // place is a place in a window.
@@ -59,6 +68,9 @@ func (j *Job) answered(r *wire.Record) error {
 		return fmt.Errorf("%w: an answer to no question", wire.ErrRemote)
 	case a.Status == wire.RemoteOK:
 		copy(f.to, r.Payload)
+		if f.old != nil {
+			*f.old = binary.LittleEndian.Uint64(r.Payload)
+		}
 	case f.operation.failed == nil:
 		f.operation.failed = f.place.refused(a.Status)
 	}
@@ -76,63 +88,51 @@ func (j *Job) locked(done func() bool) func(int) bool {
 	}
 }
 
-// take takes a free slot for a request, and returns its token.
-func (j *Job) take(ctx context.Context, f flight) (token uint32, err error) {
-	taken := false
-	err = j.wait(ctx, j.locked(func() bool {
-		for i := range j.remote.slots {
-			if s := &j.remote.slots[i]; !taken && s.operation == nil {
-				f.generation = s.generation + 1
-				*s, taken = f, true
-				token = uint32(i) | uint32(f.generation)<<16
-				f.operation.left++
-			}
+// advance sends messages of started accesses while there are slots and room for them, and reports
+// whether it has sent any. Without room, this rank is woken when there is. The caller holds
+// Job.handling.
+func (j *Job) advance() (some bool) {
+	for len(j.remote.queue) > 0 {
+		slot := slices.IndexFunc(j.remote.slots[:], func(f flight) bool { return f.operation == nil })
+		if slot < 0 {
+			return some
 		}
-		return taken // it may be called again
-	}))
-	if err != nil && taken {
-		j.release(token)
-	}
-	return token, err
-}
-
-// release frees the slot of a request that was not sent.
-func (j *Job) release(token uint32) {
-	j.handling.Lock()
-	defer j.handling.Unlock()
-	f := &j.remote.slots[token%slots]
-	f.operation.left--
-	f.operation = nil
-}
-
-// request sends a request. q has its kind and length. The answer's data go to f.to.
-func (j *Job) request(ctx context.Context, f flight, q wire.Remote, payload []byte) error {
-	token, err := j.take(ctx, f)
-	if err != nil {
-		return err
-	}
-	q.Token, q.Window, q.Offset = token, uint8(f.place.window), uint64(f.place.offset)
-	if err := j.send(ctx, f.place.rank, wire.HandlerRemote, q.Args(), payload); err != nil {
-		j.release(token)
-		return err
-	}
-	return nil
-}
-
-// finish waits for all answers.
-func (j *Job) finish(ctx context.Context, o *operation) error {
-	err := j.wait(ctx, j.locked(func() bool { return o.left == 0 }))
-	j.handling.Lock()
-	defer j.handling.Unlock()
-	if err == nil {
-		err, o.failed = o.failed, nil
-	}
-	if o != &j.remote.puts && o.left > 0 { // the caller does not expect that its memory changes later
-		for i := range j.remote.slots {
-			if f := &j.remote.slots[i]; f.operation == o {
-				f.to = nil
-			}
+		r := j.remote.queue[0]
+		ok, err := r.post(slot)
+		switch {
+		case err != nil:
+			r.own.failed = err
+		case !ok && j.awaitsRoom(r.place.rank):
+			return some
+		case !ok:
+			continue
+		}
+		some = true
+		if err != nil || len(r.rest) == 0 && !r.countEvent() {
+			j.remote.queue = slices.Delete(j.remote.queue, 0, 1)
+			r.queued = false
 		}
 	}
-	return err
+	return some
+}
+
+// awaitsRoom reports whether there is no room for a request to a rank, and awaits it.
+func (j *Job) awaitsRoom(rank int) bool {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	return j.out.Wait(uint32(rank), wire.HandlerRemote, MaxPayload)
+}
+
+// drain waits until all started accesses are sent.
+func (j *Job) drain(ctx context.Context) error {
+	drained := j.locked(func() bool { return len(j.remote.queue) == 0 })
+	if drained(0) {
+		return nil
+	}
+	return j.wait(ctx, drained)
+}
+
+// quiet reports whether no message is queued or in flight. The caller holds Job.handling.
+func (j *Job) quiet() bool {
+	return len(j.remote.queue) == 0 && !slices.ContainsFunc(j.remote.slots[:], func(f flight) bool { return f.operation != nil })
 }

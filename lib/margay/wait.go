@@ -162,6 +162,9 @@ func (j *Job) Barrier(ctx context.Context) error {
 	if j.finalized.Load() {
 		return ErrClosed
 	}
+	if err := j.drain(ctx); err != nil {
+		return err
+	}
 	if j.Nodes() == 1 {
 		if done, err := j.meet(ctx); done || err != nil {
 			return err

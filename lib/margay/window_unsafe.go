@@ -2,7 +2,6 @@ package margay
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"sync/atomic"
 	"unsafe"
@@ -22,7 +21,8 @@ import (
 // complete, so that every rank sees them, when Quiet or Barrier has returned nil (remote
 // completion). To one rank they take effect in the order of the calls, in which atomic accesses and
 // gets take part; so Fence has nothing to wait for. Get, FetchAdd and CompareSwap return when they
-// are complete. If ctx ends before, it is not certain whether an atomic access was carried out.
+// are complete. If ctx ends before, it is not certain whether an access was carried out. Request
+// describes the forms that do not wait.
 //
 // A put to another node that was refused there is an error of the next Quiet. Call Quiet or
 // Finalize before the process exits.
@@ -89,7 +89,7 @@ func (j *Job) near(p place, length int) ([]byte, error) {
 	if err := j.checkPlace(p); err != nil {
 		return nil, err
 	}
-	if j.NodeOf(p.rank) != j.Node() {
+	if !j.isNear(p) {
 		return nil, nil
 	}
 	memory, err := j.mapWindow(window{p.window, p.rank}, 0)
@@ -116,113 +116,31 @@ func (j *Job) nearWord(p place) (*atomic.Uint64, error) {
 
 // Put copies data to a window of a rank, at an offset in bytes.
 func (j *Job) Put(ctx context.Context, rank, window, offset int, data []byte) error {
-	p := place{rank, window, offset}
-	b, err := j.near(p, len(data))
-	if err != nil {
-		return err
-	}
-	copy(b, data)
-	for b == nil && len(data) > 0 {
-		n := min(len(data), MaxPayload)
-		if err := j.request(ctx, flight{operation: &j.remote.puts, place: p}, wire.Remote{Kind: wire.RemotePut, Length: uint16(n)}, data[:n]); err != nil {
-			return err
-		}
-		data = data[n:]
-		p.offset += n
-	}
-	return nil
+	return j.access(ctx, Request{place: place{rank, window, offset}, kind: wire.RemotePut, rest: data})
+}
+
+// PutEvent is Put, and adds 1 to the event at the offset event when the data are there. An event is
+// a uint64 in a window that counts.
+func (j *Job) PutEvent(ctx context.Context, rank, window, offset int, data []byte, event int) error {
+	return j.access(ctx, Request{place: place{rank, window, offset}, kind: wire.RemotePut, rest: data, counts: true, event: event})
 }
 
 // Get copies from a window of a rank to data.
 func (j *Job) Get(ctx context.Context, rank, window, offset int, data []byte) error {
-	p := place{rank, window, offset}
-	b, err := j.near(p, len(data))
-	if b != nil || err != nil {
-		copy(data, b)
-		return err
-	}
-	var o operation
-	for len(data) > 0 && err == nil {
-		n := min(len(data), MaxPayload)
-		err = j.request(ctx, flight{operation: &o, place: p, length: n, to: data[:n]}, wire.Remote{Kind: wire.RemoteGet, Length: uint16(n)}, nil)
-		data = data[n:]
-		p.offset += n
-	}
-	if failed := j.finish(ctx, &o); err == nil {
-		err = failed
-	}
-	return err
+	return j.access(ctx, Request{place: place{rank, window, offset}, kind: wire.RemoteGet, rest: data})
 }
 
 // FetchAdd adds to the uint64 at an offset, a multiple of 8, and returns what was there before.
 // FetchAdd and CompareSwap are atomic for all ranks of the job, and with atomic accesses
 // (sync/atomic) of the window's own rank.
 func (j *Job) FetchAdd(ctx context.Context, rank, window, offset int, value uint64) (old uint64, err error) {
-	p := place{rank, window, offset}
-	word, err := j.nearWord(p)
-	if err != nil {
-		return 0, err
-	}
-	if word == nil {
-		return j.farAtomic(ctx, p, wire.RemoteAdd, value)
-	}
-	old = word.Add(value) - value
-	j.wakeRank(rank)
-	return old, nil
+	return j.atomic(ctx, wire.RemoteAdd, place{rank, window, offset}, [2]uint64{value})
 }
 
 // CompareSwap replaces the uint64 at an offset, a multiple of 8, by value if it is expected, and
 // returns what was there before.
 func (j *Job) CompareSwap(ctx context.Context, rank, window, offset int, expected, value uint64) (old uint64, err error) {
-	p := place{rank, window, offset}
-	word, err := j.nearWord(p)
-	if err != nil {
-		return 0, err
-	}
-	if word == nil {
-		return j.farAtomic(ctx, p, wire.RemoteSwap, expected, value)
-	}
-	for old = expected; old == expected && !word.CompareAndSwap(expected, value); {
-		old = word.Load()
-	}
-	j.wakeRank(rank)
-	return old, nil
-}
-
-// farAtomic makes an atomic access to a window of another node.
-func (j *Job) farAtomic(ctx context.Context, p place, kind wire.RemoteKind, words ...uint64) (uint64, error) {
-	var o operation
-	var old [8]byte
-	var payload []byte
-	for _, w := range words {
-		payload = binary.LittleEndian.AppendUint64(payload, w)
-	}
-	f := flight{operation: &o, place: p, length: len(old), to: old[:]}
-	if err := j.request(ctx, f, wire.Remote{Kind: kind, Length: uint16(len(payload))}, payload); err != nil {
-		return 0, err
-	}
-	err := j.finish(ctx, &o)
-	return binary.LittleEndian.Uint64(old[:]), err
-}
-
-// PutEvent is Put, and adds 1 to the event at the offset event when the data are there. An event is
-// a uint64 in a window that counts.
-func (j *Job) PutEvent(ctx context.Context, rank, window, offset int, data []byte, event int) error {
-	p := place{rank, window, event}
-	word, err := j.nearWord(p)
-	if err != nil {
-		return err
-	}
-	if err := j.Put(ctx, rank, window, offset, data); err != nil {
-		return err
-	}
-	if word == nil {
-		f := flight{operation: &j.remote.puts, place: p, length: 8}
-		return j.request(ctx, f, wire.Remote{Kind: wire.RemoteAdd, Length: 8}, binary.LittleEndian.AppendUint64(nil, 1))
-	}
-	word.Add(1)
-	j.wakeRank(rank)
-	return nil
+	return j.atomic(ctx, wire.RemoteSwap, place{rank, window, offset}, [2]uint64{expected, value})
 }
 
 // EventTest reports whether an event in a window of this rank has counted up to count.
@@ -244,9 +162,18 @@ func (j *Job) EventWait(ctx context.Context, window, event int, count uint64) er
 // Fence orders the puts of this rank to each other rank before it before those after it.
 func (j *Job) Fence() {}
 
-// Quiet waits until all puts of this rank are complete, and returns the error of one that was
-// refused.
-func (j *Job) Quiet(ctx context.Context) error { return j.finish(ctx, &j.remote.puts) }
+// Quiet waits until all one-sided operations of this rank are complete, those with a Request
+// included, and returns the error of a put without a Request that was refused.
+func (j *Job) Quiet(ctx context.Context) error {
+	if err := j.wait(ctx, j.locked(j.quiet)); err != nil {
+		return err
+	}
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	err := j.remote.puts.failed
+	j.remote.puts.failed = nil
+	return err
+}
 
 // wakeRank wakes a rank of this node if it sleeps: something changed that it may wait for.
 func (j *Job) wakeRank(rank int) {

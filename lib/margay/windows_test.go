@@ -57,7 +57,7 @@ func windows(ctx context.Context, job *margay.Job, seed, count string) error {
 			return fmt.Errorf("access %d: %w", i, err)
 		}
 	}
-	for _, f := range []func() error{a.compare, a.count, a.ring, a.wrong} {
+	for _, f := range []func() error{a.compare, a.count, a.ring, a.wrong, a.started, a.startedEvent} {
 		if err := f(); err != nil {
 			return err
 		}

@@ -386,6 +386,9 @@ func payload(i int) []byte {
 //	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 400 ms, and ends
 //	collect     see Collectives
 //	windows     see Windows
+//	pending     starts a get of 8 bytes from window 0 of rank 0, waits for it 50 ms in vain, starts puts there until that is
+//	            refused, prints the error, abandons the get, starts another put, prints "abandoned", waits for all puts, and
+//	            finalizes if the memory of the get is as it was
 func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	const noJob = "this process is not a rank of a job: start it with margay run"
 	t.Run("no job", func(t *testing.T) {
@@ -470,6 +473,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("calls", func(t *testing.T) { calls(t, program) })
 	t.Run("overdue", func(t *testing.T) { overdue(t, program) })
 	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
+	t.Run("pending", func(t *testing.T) { pending(t, program) })
 	t.Run("windows", func(t *testing.T) { Windows(t, seed, program) })
 	t.Run("collectives", func(t *testing.T) { Collectives(t, seed, program) })
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -125,7 +126,8 @@ func atomically(memory []byte, kind wire.RemoteKind, payload []byte) []byte {
 //
 //	windows SEED N    makes N random accesses to its own part of each rank's window, counts in a word of rank 0 together with
 //	                  all ranks, passes data with events around a ring, makes an access to no window and one outside a window,
-//	                  which must fail, and prints "whole"; then it finalizes
+//	                  which must fail, does the same with requests, many of which are outstanding at a time, and prints "whole";
+//	                  then it finalizes
 func Windows(t *testing.T, seed uint64, programs ...Program) {
 	for _, size := range []int{1, 2, 4} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -136,5 +138,35 @@ func Windows(t *testing.T, seed uint64, programs ...Program) {
 				}
 			}
 		})
+	}
+}
+
+// pending: a request without an answer stays outstanding after a time-out, requests are bounded,
+// and the late answer to one that was abandoned changes no memory.
+func pending(t *testing.T, program Program) {
+	k := Start(t, program, "pending")
+	k.Greet()
+	k.Await("abandoned request", func() bool { return strings.Contains(k.output.String(), "abandoned\n") })
+	requests := 0
+	k.Await("end of the requests", func() bool {
+		for r, ok := k.Next(); ok; r, ok = k.Next() {
+			q, err := wire.ParseRemote(r.Args, len(r.Payload))
+			if err != nil || r.Peer != 0 {
+				t.Fatalf("the rank sends %+v: %v", r, err)
+			}
+			answer := wire.Remote{Token: q.Token, Kind: wire.RemoteReply}
+			var data []byte
+			if q.Kind == wire.RemoteGet {
+				data = slices.Repeat([]byte{0xff}, int(q.Length))
+				answer.Length = q.Length
+			}
+			k.Push(wire.Record{Handler: wire.HandlerRemote, Peer: apart.Rank, Node: apart.Node, Args: answer.Args(), Payload: data})
+			requests++
+		}
+		return k.area.Entered().Load() == 1
+	})
+	k.Barrier(1)
+	if out, _ := k.Ended(0); !strings.Contains(out, "256 requests are outstanding: test or wait for one first\nabandoned") || requests != 257 {
+		t.Errorf("it makes %d requests and says %s", requests, out)
 	}
 }

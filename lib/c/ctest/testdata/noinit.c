@@ -38,6 +38,18 @@ int main(void)
 	fails("margay_fetch_add", margay_fetch_add(0, 0, 0, 0, NULL) == -1);
 	fails("margay_compare_swap", margay_compare_swap(0, 0, 0, 0, 0, NULL) == -1);
 	fails("margay_quiet", margay_quiet(0) == -1);
+	margay_request request = 0;
+	int index;
+	fails("margay_put_nb", margay_put_nb(0, 0, 0, NULL, 0, &request) == -1);
+	fails("margay_put_event_nb", margay_put_event_nb(0, 0, 0, NULL, 0, 0, &request) == -1);
+	fails("margay_get_nb", margay_get_nb(NULL, 0, 0, 0, 0, &request) == -1);
+	fails("margay_fetch_add_nb", margay_fetch_add_nb(0, 0, 0, 0, NULL, &request) == -1);
+	fails("margay_compare_swap_nb", margay_compare_swap_nb(0, 0, 0, 0, 0, NULL, &request) == -1);
+	fails("margay_request_test", margay_request_test(&request) == -1);
+	fails("margay_request_wait", margay_request_wait(&request, 0) == -1);
+	fails("margay_request_wait_all", margay_request_wait_all(&request, 1, 0) == -1);
+	fails("margay_request_wait_any", margay_request_wait_any(&request, 1, &index, 0) == -1);
+	fails("margay_request_abandon", margay_request_abandon(&request) == -1);
 	fails("margay_event_test", margay_event_test(0, 0, 0) == -1);
 	fails("margay_event_wait", margay_event_wait(0, 0, 0, 0) == -1);
 	fails("margay_finalize", margay_finalize(0) == -1);

@@ -8,6 +8,7 @@
 
 void collect(const char *seed, const char *count);
 void windows(const char *seed, const char *count);
+void pending(void);
 
 static struct message {
 	int source;
@@ -249,6 +250,8 @@ int main(int argc, char **argv)
 		says(margay_broadcast(0, eight, sizeof eight, 400) == -1);
 	} else if (strcmp(argv[1], "windows") == 0) {
 		windows(argv[2], argv[3]);
+	} else if (strcmp(argv[1], "pending") == 0) {
+		pending();
 	} else if (strcmp(argv[1], "collect") == 0) {
 		collect(argv[2], argv[3]);
 	} else {

@@ -122,6 +122,112 @@ static void wrong(void)
 	check(margay_quiet(WAIT)); /* it was reported */
 }
 
+/* What a round of started accesses uses. */
+struct round {
+	unsigned char data[PART], got[PART];
+	uint64_t added, swapped;
+};
+
+/* start_round starts a put, two atomic accesses and a get of this rank's part of a rank's window. */
+static void start_round(struct round *r, int i, margay_request requests[4])
+{
+	int to = i % margay_size();
+	size_t own = (size_t)margay_rank() * PART;
+	uint64_t word;
+	for (size_t k = 0; k < PART; k++)
+		r->data[k] = i + k * 3;
+	memcpy(&word, r->data + 8, sizeof word);
+	check(margay_put_nb(to, 0, own, r->data, PART, &requests[0]));
+	check(margay_fetch_add_nb(to, 0, own + 8, 5, &r->added, &requests[1]));
+	check(margay_compare_swap_nb(to, 0, own + 8, word + 5, word + 7, &r->swapped, &requests[2]));
+	check(margay_get_nb(r->got, to, 0, own, PART, &requests[3]));
+}
+
+/* check_round checks the results of a round. */
+static void check_round(struct round *r)
+{
+	uint64_t word, now;
+	memcpy(&word, r->data + 8, sizeof word);
+	now = word + 7;
+	if (r->added != word || r->swapped != word + 5)
+		errx(1, "there was %llx and %llx", (unsigned long long)r->added, (unsigned long long)r->swapped);
+	memcpy(r->data + 8, &now, sizeof now);
+	same(r->got, r->data, PART);
+}
+
+#define ROUNDS 16
+
+/* started starts many accesses before it waits for any. */
+static void started(void)
+{
+	static struct round rounds[ROUNDS];
+	margay_request requests[4 * ROUNDS], none[2] = {0, 0};
+	int index, half = 2 * ROUNDS;
+	for (int i = 0; i < ROUNDS; i++)
+		start_round(&rounds[i], i, requests + 4 * i);
+	for (int i = 0; i < half; i++) {
+		check(margay_request_wait_any(requests, half, &index, WAIT));
+		if (index < 0 || requests[index])
+			errx(1, "request %d is complete", index);
+	}
+	while (margay_request_test(&requests[half]) == 0)
+		;
+	if (margay_request_wait_all(requests, 4 * ROUNDS, WAIT) != 1 || margay_request_wait(&requests[0], WAIT) != 1)
+		errx(1, "%s", margay_error());
+	if (margay_request_wait_any(none, 2, &index, WAIT) != 1 || index != -1)
+		errx(1, "none of the requests is complete: %d", index);
+	for (int i = 0; i < ROUNDS; i++)
+		check_round(&rounds[i]);
+}
+
+/* started_event counts an event with a started put, and checks errors of requests. */
+static void started_event(const unsigned char *window)
+{
+	int right = (margay_rank() + 1) % margay_size();
+	size_t at = (size_t)margay_size() * PART;
+	unsigned char data[PASSED], two[2] = {0};
+	margay_request request, old;
+	memset(data, 99, sizeof data);
+	check(margay_put_event_nb(right, 0, at, data, sizeof data, words, &request));
+	old = request;
+	check(margay_event_wait(0, words, 11, WAIT));
+	same(window + at, data, sizeof data);
+	check(margay_request_wait(&request, WAIT));
+	refused("a wait for a request that has ended", margay_request_wait(&old, WAIT), "is not outstanding");
+	int err = margay_put_nb(right, 0, words + 23, two, sizeof two, &request);
+	refused("a started put beyond a window", err ? err : margay_request_wait(&request, WAIT), "outside the window");
+	err = margay_get_nb(two, right, 9, 0, 1, &request);
+	refused("a started get from no window", err ? err : margay_request_wait(&request, WAIT), "no such window");
+	check(margay_put_nb(right, 0, at, data, sizeof data, &request));
+	check(margay_barrier(WAIT)); /* which completes the put */
+	check(margay_quiet(WAIT));
+	if (margay_request_test(&request) != 1)
+		errx(1, "a request is not complete after margay_quiet");
+}
+
+/* pending waits for requests without an answer. */
+void pending(void)
+{
+	static uint64_t got, value;
+	margay_request requests[MARGAY_MAX_REQUESTS], more;
+	check(margay_get_nb(&got, 0, 0, 16, sizeof got, &requests[0]));
+	if (margay_request_wait(&requests[0], 50) != 0 || margay_request_test(&requests[0]) != 0)
+		errx(1, "a request without an answer is complete");
+	for (int i = 1; i < MARGAY_MAX_REQUESTS; i++)
+		check(margay_put_nb(0, 0, 0, &value, sizeof value, &requests[i]));
+	if (margay_put_nb(0, 0, 0, &value, sizeof value, &more) != -1 || more)
+		errx(1, "there are more requests than the limit");
+	puts(margay_error());
+	check(margay_request_abandon(&requests[0]));
+	check(margay_put_nb(0, 0, 0, &value, sizeof value, &requests[0]));
+	puts("abandoned");
+	fflush(stdout);
+	check(margay_request_wait_all(requests, MARGAY_MAX_REQUESTS, WAIT));
+	if (got)
+		errx(1, "an answer came to memory of an abandoned request");
+	check(margay_finalize(WAIT));
+}
+
 void windows(const char *seed_text, const char *count_text)
 {
 	size_t own = (size_t)margay_rank() * PART;
@@ -149,6 +255,8 @@ void windows(const char *seed_text, const char *count_text)
 	count();
 	ring(window);
 	wrong();
+	started();
+	started_event(window);
 	puts("whole");
 	check(margay_finalize(WAIT));
 }
