@@ -51,9 +51,10 @@ func (t *Table) socket(local int) (*socket, error) {
 }
 
 // openSocket opens a UDP socket of this node for a rank. It is bound to a port by its number: from a port that Linux has chosen, the
-// rank could move the socket to another one.
+// rank could move the socket to another one. It blocks: all use it with MSG_DONTWAIT, and Go would poll
+// a descriptor that does not block, in node kernel and job init, which then wake for each datagram.
 func openSocket(self netip.Addr) (*socket, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a socket: %w", err)
 	}
