@@ -14,7 +14,7 @@ const keptContents = "contents"
 
 // Bounds of the files that a node keeps for later jobs.
 const (
-	contentShare = 16      // which part of the memory for jobs they may take
+	contentShare = 24      // which part of the memory for jobs is their budget
 	mostContent  = 1 << 30 // bytes
 )
 
@@ -84,7 +84,7 @@ func (j *job) Content(digest archive.Digest, f *os.File) {
 	}
 	store.AddSoon(digest, f, func(err error) {
 		if err != nil {
-			j.node.config.Log("job %d: a file that is not kept for later jobs: %v", j.spec.Job, err)
+			j.node.refused.Printf("job %d: a file that is not kept for later jobs: %v", j.spec.Job, err)
 		}
 	})
 }

@@ -30,6 +30,7 @@ import (
 	"margay/kernel/content"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
+	"margay/kernel/gate"
 	"margay/kernel/hardware"
 	"margay/kernel/keep"
 	"margay/kernel/link"
@@ -107,6 +108,7 @@ type Node struct {
 	extensions    *extension.Manager
 	recorder      *record.Recorder
 	contents      atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
+	refused       *gate.Log                     // of contents that are not kept
 	contentFolder string                        // where they are mounted, set before contents; empty: nowhere
 	booted        bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
@@ -140,7 +142,7 @@ type Info struct {
 
 // New takes possession of the node.
 func New(c Config) (*Node, error) {
-	n := &Node{config: c, jobs: make(map[id.Job]*job)}
+	n := &Node{config: c, jobs: make(map[id.Job]*job), refused: gate.NewLog(c.Log, 10, 1)}
 	n.info.Lacks = append(n.info.Lacks, c.Boot.Lacks...)
 	n.host = task.Host{JobInit: c.JobInit, Log: c.Log}
 	if err := n.findCores(); err != nil {
@@ -231,7 +233,7 @@ func (n *Node) findMemory() error {
 	}
 	free, err := hardware.FreeMemory()
 	n.info.Memory = forJobs(free)
-	n.info.Memory -= contentBudget(n.info.Memory)
+	n.info.Memory -= content.DiskSize(contentBudget(n.info.Memory))
 	return err
 }
 

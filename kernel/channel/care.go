@@ -13,9 +13,11 @@ const TendEach = 20 * time.Millisecond
 
 // Bounds of care for a rank, in calls of Tend and in datagrams.
 const (
-	mostPatience = 50  // between two retransmissions for a rank that does not call its library
-	grace        = 15  // until what a rank that has ended did not receive counts as lost
-	takenEach    = 256 // datagrams taken from the socket of a rank that has ended
+	mostPatience = 50            // between two retransmissions for a rank that does not call its library
+	grace        = 15            // until what a rank that has ended did not receive counts as lost
+	takenEach    = 256           // datagrams taken from the socket of a rank that has ended
+	takenLast    = 4 * takenEach // and when it ends, which is more than fit into its socket
+	sentEach     = 128           // datagrams sent for a pair, whatever the rank writes into its words meanwhile
 )
 
 // care is the state in which a node kernel finds a far, from one look at it to the next.
@@ -74,7 +76,7 @@ func (f *far) tend(t *Table, buffer []byte, now time.Duration) {
 
 // emit sends what is due of an end of f.
 func (f *far) emit(e *mirror.End, t *Table, buffer []byte, now time.Duration) {
-	for {
+	for range sentEach {
 		b := e.Emit(buffer[:0], now)
 		if len(b) == 0 {
 			return
@@ -108,7 +110,11 @@ func (t *Table) takeOver(local int) {
 // takeFor takes datagrams for a rank that has ended, and sends what is due. The rank receives no more data unless whole is set. The
 // caller holds the lock.
 func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool) {
-	for range takenEach {
+	most := takenEach
+	if whole {
+		most = takenLast
+	}
+	for range most {
 		b, from, ok := t.sockets[local].receive(buffer)
 		if !ok {
 			break

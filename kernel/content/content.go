@@ -62,6 +62,10 @@ type file struct {
 	used uint64 // when, by Store.clock
 }
 
+// DiskSize is how much memory the RAM disk of a store takes at most, in bytes: a file that is being
+// added, and files that jobs have although the store has given them up, are beyond its budget.
+func DiskSize(budget int64) int64 { return 2*budget + page }
+
 // NewDisk makes an empty RAM disk for a store with a budget in bytes. It exists as long as a
 // descriptor of its root, or Mount has mounted it.
 func NewDisk(budget int64) (*os.File, error) {
@@ -70,8 +74,7 @@ func NewDisk(budget int64) (*os.File, error) {
 		return nil, fmt.Errorf("content: open a RAM disk: %w", err)
 	}
 	defer unix.Close(fd)
-	// Jobs may still have files open that the store has given up.
-	for key, value := range map[string]string{"size": fmt.Sprint(2*budget + page), "mode": "700"} {
+	for key, value := range map[string]string{"size": fmt.Sprint(DiskSize(budget)), "mode": "700"} {
 		if err := unix.FsconfigSetString(fd, key, value); err != nil {
 			return nil, fmt.Errorf("content: set %s of a RAM disk to %s: %w", key, value, err)
 		}
@@ -154,9 +157,10 @@ func (s *Store) Open(digests []archive.Digest) []*os.File {
 		if f == nil {
 			continue
 		}
-		fd, err := unix.Openat(int(s.root.Fd()), digest.String(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		// It may have a lease of a rank, which must not block the node.
+		fd, err := unix.Openat(int(s.root.Fd()), digest.String(), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err != nil {
-			continue // out of descriptors: the job brings its own
+			continue // or out of descriptors: the job brings its own
 		}
 		files[i] = os.NewFile(uintptr(fd), digest.String())
 		s.clock++
@@ -176,18 +180,19 @@ func (s *Store) Add(digest archive.Digest, from *os.File) error {
 	defer s.adding.Unlock()
 	s.mu.Lock()
 	had := s.files[digest] != nil
-	if !had {
-		err = s.makeRoom(pages(size))
-	}
 	s.mu.Unlock()
-	if had || err != nil {
-		return err
+	if had {
+		return nil
 	}
+	// There is room beyond the budget, so no file is given up for one that is refused.
 	if err := s.copy(digest, from, size); err != nil {
 		return errors.Join(err, s.remove(partial))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.makeRoom(pages(size)); err != nil {
+		return errors.Join(err, s.remove(partial))
+	}
 	if err := unix.Renameat(int(s.root.Fd()), partial, int(s.root.Fd()), digest.String()); err != nil {
 		return fmt.Errorf("content: name %v: %w", digest, err)
 	}
@@ -224,7 +229,7 @@ func (s *Store) check(from *os.File) (size int64, err error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG || system.Type != unix.TMPFS_MAGIC:
 		return 0, fmt.Errorf("%w: a file that is not a regular one in a RAM disk", ErrRefused)
-	case pages(st.Size) > s.budget:
+	case st.Size > s.budget || pages(st.Size) > s.budget: // near 2^63 the second overflows
 		return 0, fmt.Errorf("%w: a file of %d bytes in a store of %d", ErrRefused, st.Size, s.budget)
 	}
 	return st.Size, nil

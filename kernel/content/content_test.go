@@ -119,9 +119,6 @@ func TestModel(t *testing.T) {
 				continue
 			}
 			wrong := inMemory(t, append(data(number, len(content)-1), 0xff))
-			for size := pages(int64(len(content))); used()+size > budget; {
-				model = model[:len(model)-1]
-			}
 			if err := s.Add(digestOf(content), wrong); !errors.Is(err, ErrRefused) {
 				t.Fatalf("a wrong content is added: %v", err)
 			}

@@ -1,6 +1,8 @@
 package message
 
 import (
+	"context"
+
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/wire"
 	"margay/kernel/call"
@@ -23,15 +25,22 @@ func (j *Job) channelConfig() channel.Config {
 // changed, recording has begun or ended, or JobConfig.Scheduled has changed. While there is an extension,
 // it returns when the other nodes have taken note, so that it sees all messages that are sent from then on.
 func (e *Engine) Repath() {
+	var waits []*Job
 	for _, j := range e.all() {
-		if j.enter() {
-			j.setPath()
-			j.rouseAll() // room that a rank waits for may be on the other path
-			if !j.config.Set.Empty() {
-				j.awaitSeen()
-			}
-			j.running.Done()
+		if !j.enter() {
+			continue
 		}
+		defer j.running.Done()
+		j.setPath()
+		j.rouseAll() // room that a rank waits for may be on the other path
+		if !j.config.Set.Empty() {
+			waits = append(waits, j)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), awaitPath)
+	defer cancel()
+	for _, j := range waits {
+		j.awaitSeen(ctx)
 	}
 }
 

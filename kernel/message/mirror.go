@@ -78,14 +78,15 @@ func (j *Job) sendPath(member int) {
 	j.send(member, j.newFrame(frame.Path, number))
 }
 
-// awaitSeen waits until all members obey the path, but not for long.
-func (j *Job) awaitSeen() {
+// awaitSeen waits until all members obey the path, or ctx or the job ends.
+func (j *Job) awaitSeen(ctx context.Context) {
 	members := j.remotes()
 	if len(members) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(j.context, awaitPath)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer context.AfterFunc(j.context, cancel)()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	err := cond.Wait(ctx, &j.changed, func() bool {
