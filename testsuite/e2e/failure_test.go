@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/kernel/abi/wire"
 )
 
 // countJob starts a job that prints numbered lines for a while, and returns a check that none is missing or there twice.
@@ -480,7 +481,8 @@ func TestOldNodeImage(t *testing.T) {
 func TestOldLibrary(t *testing.T) {
 	m := use(t, "hosted")
 	r := m.run(3, filepath.Join(scratch, "oldlib"))
-	if !strings.Contains(r.stdout, "the library speaks version 45 of the application interface, this node kernel version 4") {
+	want := fmt.Sprintf("the library speaks version %d of the application interface, this node kernel version %d", wire.Version+41, wire.Version)
+	if !strings.Contains(r.stdout, want) {
 		t.Error(r)
 	}
 }
