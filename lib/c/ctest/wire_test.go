@@ -19,6 +19,7 @@ import (
 	"strings"
 	"testing"
 
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 )
 
@@ -180,18 +181,14 @@ func run(t *testing.T, program string, input []byte) map[string]string {
 // Every number of the interface is the same in Go and in C, and none is on one side only.
 func TestNumbers(t *testing.T) {
 	numbers := goNumbers(t)
-	source := "#include <stdio.h>\n#include \"margay.h\"\n#include \"wire.h\"\nint main(void)\n{\n"
-	for name, expression := range same {
-		source += fmt.Sprintf("\tprintf(\"%s=%%llu\\n\", (unsigned long long)(%s));\n", name, expression)
-	}
-	c := run(t, build(t, source+"\treturn 0;\n}\n"), nil)
+	c := check.CValues(t, "#include \"../margay.h\"\n#include \"../../../kernel/abi/wire/wire.h\"", same)
 	for name, value := range numbers {
 		switch {
 		case slices.Contains(goOnly, name):
 		case same[name] == "":
 			t.Errorf("wire.h has nothing for %s", name)
-		case c[name] != value:
-			t.Errorf("%s is %s in kernel/abi/wire, and %s is %s in C", name, value, same[name], c[name])
+		case fmt.Sprint(c[name]) != value:
+			t.Errorf("%s is %s in kernel/abi/wire, and %s is %d in C", name, value, same[name], c[name])
 		}
 	}
 	for _, name := range append(slices.Collect(maps.Keys(same)), goOnly...) {
