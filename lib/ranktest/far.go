@@ -24,17 +24,9 @@ const careEach = 20 * time.Millisecond
 // far is the other rank of the job, on another node, and the node kernels of both, played by the
 // test.
 type far struct {
-	*Kernel
-	random *rand.Rand
-	own    *wire.Area
-	out    *wire.Outlet
-	in     *wire.Inlet
-	end    *mirror.End
-	start  time.Time
-
-	// The node kernel's ends of its rings.
-	sent     *wire.Consumer
-	received *wire.Producer
+	partner
+	end   *mirror.End
+	start time.Time
 
 	mine, theirs          *os.File       // the sockets
 	address, theirAddress netip.AddrPort // of the sockets
@@ -56,16 +48,10 @@ const largest = 1372
 func startFar(t *testing.T, seed uint64, program Program, mode ...string) *far {
 	t.Helper()
 	nodes := []uint32{0, 2}
-	f := &far{Kernel: start(t, alone, nodes, program, mode...), random: rand.New(rand.NewPCG(seed, 2)), start: time.Now()}
+	k := start(t, alone, nodes, program, mode...)
 	other := alone
 	other.Rank, other.Node = 0, 0
-	_, mem := mapped(t, "area", wire.AreaSize(2))
-	var err error
-	if f.own, err = wire.NewArea(mem, other, nodes); err != nil {
-		t.Fatal(err)
-	}
-	f.out, f.in = wire.NewOutlet(f.own, f.board, 2), wire.NewInlet(f.own, f.board, other)
-	f.sent, f.received = f.own.SendConsumer(), f.own.ReceiveProducer()
+	f := &far{partner: newPartner(k, other, nodes, rand.New(rand.NewPCG(seed, 2))), start: time.Now()}
 	f.mine, f.address = datagrams(t)
 	f.theirs, f.theirAddress = datagrams(t)
 	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
@@ -119,12 +105,6 @@ func datagrams(t *testing.T) (*os.File, netip.AddrPort) {
 		t.Fatal(err)
 	}
 	return f, netip.AddrPortFrom(host, uint16(name.(*unix.SockaddrInet4).Port))
-}
-
-// setPath publishes the path word of both ranks.
-func (f *far) setPath(bits uint32) {
-	f.area.Path().Store(bits)
-	f.own.Path().Store(bits)
 }
 
 func (f *far) now() time.Duration { return time.Since(f.start) }
@@ -241,14 +221,7 @@ func (f *far) pass(r wire.Record) bool {
 func (f *far) take() (wire.Record, bool) {
 	f.t.Helper()
 	f.poll()
-	r, ok, err := f.in.Next()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	if ok {
-		r.Payload = bytes.Clone(r.Payload)
-		f.in.Done()
-	}
+	r, _, ok := f.next()
 	return r, ok
 }
 
@@ -264,26 +237,11 @@ func (f *far) pause() {
 // strangers have no effect; and a rank enters a barrier only when its messages have arrived.
 func mirrors(t *testing.T, seed uint64, program Program) {
 	f := startFar(t, seed, program, "echo")
-	message := func(i int) wire.Record {
-		return wire.Record{Handler: 1, Args: [2]uint64{uint64(i), 1 << 40}, Payload: payload(i)}
-	}
-	sent, got := 0, 0
-	check := func() bool {
-		r, ok := f.take()
-		if !ok {
-			return false
-		}
-		if r.Handler != 2 || r.Peer != 1 || r.Node != 2 || r.Args != [2]uint64{uint64(got), 1<<40 + 1} || !bytes.Equal(r.Payload, payload(got)) {
-			t.Fatalf("message %d comes back as %+v", got, r)
-		}
-		got++
-		return true
-	}
+	c := talk{t: t, pass: f.pass, take: f.take}
 	for range 50 { // the rank sleeps
 		f.Await("sleep", f.Waiting)
-		f.pass(message(sent))
-		sent++
-		f.Await("echo", check)
+		c.send()
+		f.Await("echo", c.receive)
 	}
 	f.loss = 5
 	const last = 20000
@@ -299,14 +257,14 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 			case 2:
 				f.stranger()
 			case 3, 4, 5, 6: // less than has come, so that channels are full at times
-				check()
+				c.receive()
 			default:
-				if sent < last && f.pass(message(sent)) {
-					sent++
+				if c.sent < last {
+					c.send()
 				}
 			}
 		}
-		return got == last
+		return c.got == last
 	})
 	f.ownOut.Closed().Store(0)
 	f.theirOut.Closed().Store(0)
@@ -316,7 +274,7 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 	if f.ownOut.Count().Load() == 0 || f.theirOut.Count().Load() == 0 {
 		t.Error("no message has taken a mirrored channel")
 	}
-	f.settles(message(sent))
+	f.settles(c.message())
 }
 
 // stranger sends the rank datagrams that are not its peer's.

@@ -1,7 +1,6 @@
 package ranktest
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
@@ -18,16 +17,7 @@ var together = wire.Header{Job: 7, Rank: 1, Size: 2, Node: 2, LocalRank: 1, Loca
 
 // neighbour is the other rank of the job, played by the test.
 type neighbour struct {
-	*Kernel
-	random *rand.Rand
-	own    *wire.Area
-	out    *wire.Outlet
-	in     *wire.Inlet
-
-	// The node kernel's ends of its rings.
-	sent     *wire.Consumer
-	received *wire.Producer
-
+	partner
 	files  [2]*os.File // of the channels to it and from it
 	memory [2][]byte
 }
@@ -37,16 +27,9 @@ type neighbour struct {
 func startNeighbours(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd, mode ...string) *neighbour {
 	t.Helper()
 	k := start(t, together, []uint32{2, 2}, program, mode...)
-	n := &neighbour{Kernel: k, random: rand.New(rand.NewPCG(seed, 1))}
 	other := together
 	other.Rank, other.LocalRank = 0, 0
-	_, mem := mapped(t, "area", wire.AreaSize(2))
-	var err error
-	if n.own, err = wire.NewArea(mem, other, []uint32{2, 2}); err != nil {
-		t.Fatal(err)
-	}
-	n.out, n.in = wire.NewOutlet(n.own, k.board, 2), wire.NewInlet(n.own, k.board, other)
-	n.sent, n.received = n.own.SendConsumer(), n.own.ReceiveProducer()
+	n := &neighbour{partner: newPartner(k, other, []uint32{2, 2}, rand.New(rand.NewPCG(seed, 1)))}
 	for i := range n.files {
 		n.files[i], n.memory[i] = mapped(t, "channel", wire.ChannelSize)
 	}
@@ -77,12 +60,6 @@ func (n *neighbour) connect() {
 		}
 		n.answer(q, wire.Reply{Values: [8]uint64{0, 1 - i, 0}}, n.files[i], n.bells[0])
 	}
-}
-
-// setPath publishes the path word of both ranks.
-func (n *neighbour) setPath(bits uint32) {
-	n.area.Path().Store(bits)
-	n.own.Path().Store(bits)
 }
 
 // wake wakes the rank if an outlet or an inlet names it.
@@ -139,14 +116,8 @@ func (n *neighbour) pass(r wire.Record) bool {
 // take returns the next message of the rank, if there is one.
 func (n *neighbour) take() (wire.Record, bool) {
 	n.t.Helper()
-	r, ok, err := n.in.Next()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if ok {
-		r.Payload = bytes.Clone(r.Payload)
-		n.wake(n.in.Done())
-	}
+	r, wake, ok := n.next()
+	n.wake(wake)
 	return r, ok
 }
 
@@ -156,26 +127,11 @@ func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mod
 	n := startNeighbours(t, seed, program, "echo")
 	n.setPath(wire.PathDirect)
 	n.connect()
-	message := func(i int) wire.Record {
-		return wire.Record{Handler: 1, Args: [2]uint64{uint64(i), 1 << 40}, Payload: payload(i)}
-	}
-	sent, got := 0, 0
-	check := func() bool {
-		r, ok := n.take()
-		if !ok {
-			return false
-		}
-		if r.Handler != 2 || r.Peer != 1 || r.Node != 2 || r.Args != [2]uint64{uint64(got), 1<<40 + 1} || !bytes.Equal(r.Payload, payload(got)) {
-			t.Fatalf("message %d comes back as %+v", got, r)
-		}
-		got++
-		return true
-	}
+	c := talk{t: t, pass: n.pass, take: n.take}
 	for range 200 { // the rank sleeps
 		n.Await("sleep", func() bool { return n.board.Asleep(1).Load() != 0 })
-		n.pass(message(sent))
-		sent++
-		n.Await("echo", check)
+		c.send()
+		n.Await("echo", c.receive)
 	}
 	const last = 20000
 	n.Await("echo", func() bool {
@@ -188,14 +144,14 @@ func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mod
 					n.setPath(uint32(n.random.IntN(8)))
 				}
 			case 2, 3, 4, 5, 6: // less than has come, so that channels are full at times
-				check()
+				c.receive()
 			default:
-				if sent < last && n.pass(message(sent)) {
-					sent++
+				if c.sent < last {
+					c.send()
 				}
 			}
 		}
-		return got == last
+		return c.got == last
 	})
 	n.setPath(wire.PathDirect)
 	n.Await("settled messages", func() bool { n.carry(); return n.out.Quiet() && n.area.Settled().Load() == n.send.Position() })
