@@ -181,7 +181,7 @@ func (j *Job) hurry() {
 
 // settle handles messages until all messages in mirrored channels have arrived.
 func (j *Job) settle(ctx context.Context) error {
-	return j.wait(ctx, func(int) bool {
+	return j.await(ctx, func(int) bool {
 		j.sending.Lock()
 		defer j.sending.Unlock()
 		for _, f := range j.mirrors.ends {

@@ -125,11 +125,7 @@ func (j *Job) awaitsRoom(rank int) bool {
 
 // drain waits until all started accesses are sent.
 func (j *Job) drain(ctx context.Context) error {
-	drained := j.locked(func() bool { return len(j.remote.queue) == 0 })
-	if drained(0) {
-		return nil
-	}
-	return j.wait(ctx, drained)
+	return j.waitRemote(ctx, func() bool { return len(j.remote.queue) == 0 })
 }
 
 // quiet reports whether no message is queued or in flight. The caller holds Job.handling.

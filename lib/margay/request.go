@@ -331,14 +331,9 @@ func WaitAny(ctx context.Context, requests ...*Request) (index int, err error) {
 	return index, requests[index].collect()
 }
 
-// waitRemote handles messages until done, which is called with Job.handling held. It does not poll
-// if that is true at once.
+// waitRemote is await for a condition that is called with Job.handling held.
 func (j *Job) waitRemote(ctx context.Context, done func() bool) error {
-	condition := j.locked(done)
-	if condition(0) {
-		return nil
-	}
-	return j.wait(ctx, condition)
+	return j.await(ctx, j.locked(done))
 }
 
 // access makes an access and waits until it is sent, for a put, or complete. If ctx ends before,
@@ -350,6 +345,11 @@ func (j *Job) access(ctx context.Context, what Request) error {
 	if j.isNear(what.place) {
 		return j.accessNear(&what)
 	}
+	return j.accessFar(ctx, what)
+}
+
+// accessFar is access for a checked request on a window of another node.
+func (j *Job) accessFar(ctx context.Context, what Request) error {
 	r := new(Request) // only this one leaves the stack
 	*r = what
 	r.job, r.answers = j, &r.own
@@ -379,7 +379,7 @@ func (j *Job) atomic(ctx context.Context, kind wire.RemoteKind, p place, values 
 	}
 	old := new(uint64)
 	r.old = old
-	if err := j.access(ctx, r); err != nil {
+	if err := j.accessFar(ctx, r); err != nil {
 		return 0, err
 	}
 	return *old, nil

@@ -76,6 +76,14 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	}
 }
 
+// await is wait, but it does not poll if done is true at once.
+func (j *Job) await(ctx context.Context, done func(handled int) bool) error {
+	if done(0) {
+		return nil
+	}
+	return j.wait(ctx, done)
+}
+
 // awake handles messages, and adds their number to handled, until done, or until it is time to
 // sleep. It reports whether done returned true.
 func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *int) bool {
