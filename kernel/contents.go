@@ -42,11 +42,9 @@ func (n *Node) openContents(root *os.File) {
 		n.config.Log("each job brings all its files: %v", err)
 		return
 	}
-	if folder := n.config.Contents; folder != "" {
-		if err := content.Mount(root, folder); err != nil {
+	if n.config.Contents != "" {
+		if err := store.Mount(n.config.Contents); err != nil {
 			n.config.Log("each job has copies of its program and libraries: %v", err)
-		} else {
-			n.contentFolder = folder
 		}
 	}
 	n.contents.Store(store)
@@ -54,9 +52,9 @@ func (n *Node) openContents(root *os.File) {
 
 // giveContents passes the contents of a job that the node has to the job's init, and returns the indexes of the others.
 func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
-	found := make([]*os.File, len(s.Contents))
+	found, folder := make([]*os.File, len(s.Contents)), ""
 	if store := n.contents.Load(); store != nil {
-		found = store.Open(s.Contents)
+		found, folder = store.Open(s.Contents), store.Folder()
 	}
 	var digests []archive.Digest
 	var files []*os.File
@@ -72,7 +70,7 @@ func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return lacking, j.container.Give(n.contentFolder, digests, files)
+	return lacking, j.container.Give(folder, digests, files)
 }
 
 // Content implements task.Handler.

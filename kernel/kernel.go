@@ -104,13 +104,12 @@ type Node struct {
 
 	hugePages error // why there are none on request; nil: there are
 
-	messages      *message.Engine
-	extensions    *extension.Manager
-	recorder      *record.Recorder
-	contents      atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
-	refused       *gate.Log                     // of contents that are not kept
-	contentFolder string                        // where they are mounted, set before contents; empty: nowhere
-	booted        bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
+	messages   *message.Engine
+	extensions *extension.Manager
+	recorder   *record.Recorder
+	contents   atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
+	refused    *gate.Log                     // of contents that are not kept
+	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties

@@ -347,16 +347,18 @@ func (t *Table) Counts(local int) (sent, arrived uint64) {
 	for _, e := range t.ends[local] {
 		switch {
 		case e.far != nil:
-			sent += min(e.far.out.Count().Load(), mostCounted)
-			arrived += min(e.far.in.Count().Load(), mostCounted)
+			sent += counted(e.far.out)
+			arrived += counted(e.far.in)
 		case e.producer:
-			sent += min(e.channel.Count().Load(), mostCounted)
+			sent += counted(e.channel)
 		default:
-			arrived += min(e.channel.Count().Load(), mostCounted)
+			arrived += counted(e.channel)
 		}
 	}
 	return sent, arrived
 }
+
+func counted(c *wire.Channel) uint64 { return min(c.Count().Load(), mostCounted) }
 
 // Close releases everything. The ranks keep what they have mapped.
 func (t *Table) Close() {

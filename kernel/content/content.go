@@ -46,6 +46,7 @@ var ErrRefused = errors.New("content: refused")
 type Store struct {
 	root   *os.File
 	budget int64
+	folder string // where it is mounted; empty: nowhere
 
 	adding  sync.Mutex   // held while a file is added; outermost
 	pending atomic.Int32 // files that AddSoon has not added yet
@@ -67,7 +68,7 @@ type file struct {
 func DiskSize(budget int64) int64 { return 2*budget + page }
 
 // NewDisk makes an empty RAM disk for a store with a budget in bytes. It exists as long as a
-// descriptor of its root, or Mount has mounted it.
+// descriptor of its root, or Store.Mount has mounted it.
 func NewDisk(budget int64) (*os.File, error) {
 	fd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -87,25 +88,6 @@ func NewDisk(budget int64) (*os.File, error) {
 		return nil, fmt.Errorf("content: mount a RAM disk: %w", err)
 	}
 	return os.NewFile(uintptr(mount), "content"), nil
-}
-
-// Mount mounts a RAM disk of NewDisk at path, a folder that is made if it is missing. It does nothing
-// if that has been done before.
-func Mount(root *os.File, path string) error {
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return fmt.Errorf("content: %w", err)
-	}
-	disk, err := root.Stat()
-	if err != nil {
-		return fmt.Errorf("content: %w", err)
-	}
-	if there, err := os.Stat(path); err == nil && os.SameFile(disk, there) {
-		return nil
-	}
-	if err := unix.MoveMount(int(root.Fd()), "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("content: mount %s: %w", path, err)
-	}
-	return nil
 }
 
 // New makes the store of a folder, which holds what an earlier store of it has left. The folder is
@@ -145,6 +127,30 @@ func (s *Store) find(name string) error {
 	s.enter(digest, st.Size)
 	return nil
 }
+
+// Mount mounts the store's RAM disk, which NewDisk has made, at path, a folder that is made if it is
+// missing. It does nothing if an earlier store of the disk has done so. It must be called before the
+// store is shared.
+func (s *Store) Mount(path string) error {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	disk, err := s.root.Stat()
+	if err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
+	if there, err := os.Stat(path); err != nil || !os.SameFile(disk, there) {
+		if err := unix.MoveMount(int(s.root.Fd()), "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("content: mount %s: %w", path, err)
+		}
+	}
+	s.folder = path
+	return nil
+}
+
+// Folder returns where the store is mounted, or an empty string. The files there have their digests
+// as names.
+func (s *Store) Folder() string { return s.folder }
 
 // Open opens the files with the given digests for reading. The files are the caller's; one that the
 // store lacks is nil.

@@ -1,6 +1,7 @@
 package jobinit
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -38,7 +39,7 @@ func (d *folder) share(f *os.File, digest archive.Digest) (shared bool, err erro
 	if !os.SameFile(has, found) {
 		return false, nil
 	}
-	return true, d.cover(f, code)
+	return true, errors.Join(d.cover(f, code), d.brought.add(code))
 }
 
 // protect mounts a file of the job's RAM disk over itself.
@@ -51,7 +52,7 @@ func (d *folder) protect(f *os.File) error {
 	return d.cover(f, code)
 }
 
-// cover mounts code, a mount of cloneMount, over f. The file that it shows counts as brought.
+// cover mounts code, a mount of cloneMount, over f.
 func (d *folder) cover(f, code *os.File) error {
 	if d.covered++; d.covered > archive.MaxContents {
 		return fmt.Errorf("more than %d files with code", archive.MaxContents)
@@ -64,7 +65,7 @@ func (d *folder) cover(f, code *os.File) error {
 	if err := unix.MoveMount(int(code.Fd()), "", int(f.Fd()), "", flags); err != nil {
 		return fmt.Errorf("mount code: %w", err)
 	}
-	return d.brought.add(code)
+	return nil
 }
 
 // cloneMount returns a mount that shows a file alone.
