@@ -267,6 +267,8 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			select {
 			case state := <-s.ended:
 				return s.end(state, running == nil) // it came just before the connection ended
+			case <-running: // and so did this, which is looked at first
+				continue
 			default:
 			}
 			state, err := s.reconnect(ctx)

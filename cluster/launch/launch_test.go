@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"io"
+	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -132,6 +133,23 @@ func TestDetach(t *testing.T) {
 	l.Spec.Detach = true
 	if code, err := l.run(t); code != 0 || err != nil {
 		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// A job whose beginning came before the connection ended has begun: nobody looks for it again.
+func TestDetachAndEndOfConnection(t *testing.T) {
+	for range 50 {
+		raw, _ := net.Pipe()
+		conn := control.NewConn(raw)
+		conn.Close()
+		s := &session{
+			Options: Options{Spec: &control.JobSpec{Detach: true}},
+			job:     5, running: make(chan struct{}), ended: make(chan *control.JobState, 1), failed: make(chan error, 1), conn: conn,
+		}
+		s.state(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING})
+		if code, err := s.wait(t.Context()); code != 0 || err != nil {
+			t.Fatalf("status %d, %v", code, err)
+		}
 	}
 }
 

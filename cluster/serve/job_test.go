@@ -545,6 +545,32 @@ func TestFarewellToAll(t *testing.T) {
 	})
 }
 
+// A node stays connected until the last client has been told: one that asks about it in the meantime would hear that it is not up.
+func TestFarewellToClientsFirst(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := control.NewConn(m.clients.dial(t)) // of a client that does not listen
+		t.Cleanup(c.Close)
+		if _, err := c.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "a slow client"}); err != nil {
+			t.Fatal(err)
+		}
+		n := m.played[0].conn
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			m.stop(errors.New("the machine goes down"))
+		}()
+		time.Sleep(500 * time.Millisecond)
+		if err := n.Err(); err != nil {
+			t.Errorf("the node's connection has ended before the client's: %v", err)
+		}
+		<-stopped
+		if n.Err() == nil {
+			t.Error("the node's connection has not ended")
+		}
+	})
+}
+
 // What a node cannot do for a job whose ranks are ended, because one has failed, does not hide how that one ended.
 func TestFaultWhileRanksAreEnded(t *testing.T) {
 	bubble(t, func(t *testing.T) {

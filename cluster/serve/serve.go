@@ -142,7 +142,8 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 }
 
 // Run accepts clients on one listener and nodes on the other until ctx ends; the cause of that is told to the clients when it is more
-// than a cancellation. It closes both.
+// than a cancellation. It closes both. The nodes stay connected until the last client is gone: a client is to hear the cause, and not
+// that a node is not up.
 func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
@@ -156,11 +157,14 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	})
 	defer stop()
 	waiting := gate.New(gate.Config{Most: strangers + s.config.Nodes, MostEach: strangersEach, Wait: 2 * control.HelloTimeout, Log: s.log})
+	attached, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
 	s.running.Go(func() {
-		s.accept(inner, tls.NewListener(waiting.Listener(nodes), s.tls), s.serveNode, (*control.Conn).Close)
+		s.accept(attached, tls.NewListener(waiting.Listener(nodes), s.tls), s.serveNode, (*control.Conn).Close)
 	})
 	s.accept(inner, clients, s.serveLocal, func(c *control.Conn) { dismiss(c, context.Cause(inner)) })
 	cancel(nil)
+	release()
 	s.running.Wait()
 	s.closeLogs()
 	return s.store.close()
@@ -213,8 +217,11 @@ func dismiss(conn *control.Conn, cause error) {
 	conn.Dismiss(cause)
 }
 
-// accept serves each connection of l on goroutines of its own until ctx ends, and then ends those that are left.
+// accept serves each connection of l on goroutines of its own until l is closed. It returns when all have ended, which those that are
+// left are made to when ctx ends.
 func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control.Conn) error, end func(*control.Conn)) {
+	var open sync.WaitGroup
+	defer open.Wait()
 	for {
 		c, err := l.Accept()
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -225,7 +232,7 @@ func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
-		s.running.Go(func() { s.hold(ctx, c, serve, end) })
+		open.Go(func() { s.hold(ctx, c, serve, end) })
 	}
 }
 
