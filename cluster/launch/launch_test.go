@@ -136,7 +136,7 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// A job whose beginning came before the connection ended has begun: nobody looks for it again.
+// A job whose beginning came before the connection ended has begun: it is not looked for again.
 func TestDetachAndEndOfConnection(t *testing.T) {
 	for range 50 {
 		raw, _ := net.Pipe()
