@@ -5,7 +5,6 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
-	"margay/kernel/abi/wire"
 )
 
 // TendEach is how often Tend must be called while there are mirrored channels.
@@ -14,7 +13,6 @@ const TendEach = 20 * time.Millisecond
 // Bounds of care for a rank, in calls of Tend and in datagrams.
 const (
 	mostPatience = 50            // between two retransmissions for a rank that does not call its library
-	grace        = 15            // until what a rank that has ended did not receive counts as lost
 	takenEach    = 256           // datagrams taken from the socket of a rank that has ended
 	takenLast    = 4 * takenEach // and when it ends, which is more than fit into its socket
 	sentEach     = 128           // datagrams sent for a pair, whatever the rank writes into its words meanwhile
@@ -26,7 +24,8 @@ type care struct {
 	idle     int         // looks since they changed
 	patience int         // looks until the next retransmission
 	end      *mirror.End // of a rank that has ended
-	lost     int         // looks since the other rank has ended
+	last     *uint64     // bytes that the other rank had received when it ended; nil: it has not, as far as is known
+	lost     bool        // and it had not received all
 }
 
 // Lost is a message of a local rank that a rank of another node has not received before it ended.
@@ -87,11 +86,38 @@ func (f *far) emit(e *mirror.End, t *Table, buffer []byte, now time.Duration) {
 
 // missing reports once that the other rank has ended and has not received all messages.
 func (f *far) missing() bool {
-	if f.out.Closed().Load() != wire.ChannelEnded || f.out.Position().Load() == f.out.Acked().Load() {
+	if f.lost || f.last == nil || f.out.Position().Load() <= *f.last {
 		return false
 	}
-	f.lost++
-	return f.lost == grace
+	f.lost = true
+	return true
+}
+
+// Last says how many bytes of the mirrored channel from another rank a local rank had received when it ended.
+type Last struct {
+	Rank  id.Rank
+	Bytes uint64
+}
+
+// LastOf returns what a local rank had received when it ended; nothing before.
+func (t *Table) LastOf(local int) (all []Last) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if f.Local == local && f.end != nil {
+			all = append(all, Last{f.Rank, f.in.Arrived().Load()})
+		}
+	}
+	return all
+}
+
+// LastFar notes what a rank of another node had received from a local rank when it ended.
+func (t *Table) LastFar(local int, last Last) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.farOf(local, last.Rank); f != nil {
+		f.last = &last.Bytes
+	}
 }
 
 // takeOver takes the ends of mirrored channels of a rank that has ended. What has come to its socket by now counts as received. The

@@ -229,6 +229,8 @@ func (j *Job) frame(from id.Node, f *frame.Frame) {
 		j.settle(member)
 	case frame.Settled:
 		j.settled(member, f.Number)
+	case frame.Last:
+		j.last(member, f)
 	case frame.Joined:
 		j.join(false)
 	case frame.Ended:

@@ -257,10 +257,29 @@ func (j *Job) remind() {
 	}
 }
 
+// sendLast notifies a member of what a local rank that has ended had received through mirrored channels.
+func (j *Job) sendLast(member int, r *rank) {
+	for _, last := range j.channels.LastOf(r.index) {
+		if j.place[last.Rank] == member {
+			j.send(member, j.newFrame(frame.Last, uint64(r.number)|uint64(last.Rank)<<32, last.Bytes))
+		}
+	}
+}
+
+// last handles what a member says about the messages that its rank had received when it ended.
+func (j *Job) last(member int, f *frame.Frame) {
+	if r := j.local[f.Other]; r != nil && int(f.Rank) < len(j.place) && j.place[f.Rank] == member {
+		j.channels.LastFar(r.index, channel.Last{Rank: f.Rank, Bytes: f.Number})
+	}
+}
+
 // resumeFar continues with the mirrored channels to a member after frames may have been lost.
 func (j *Job) resumeFar(member int) {
 	if j.remotes()[member] {
 		j.sendPath(member)
+		for _, r := range j.local {
+			j.sendLast(member, r)
+		}
 	}
 	for _, p := range j.channels.Far(true) {
 		if j.place[p.Rank] == member {

@@ -13,6 +13,7 @@ import (
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
+	"margay/kernel/channel"
 	"margay/kernel/extension/extensiontest"
 )
 
@@ -247,6 +248,27 @@ func TestFarRankEnds(t *testing.T) {
 	check.Await(t, "closed channel", func() bool { return a.out.Closed().Load() == wire.ChannelEnded })
 	j.noFault()
 	a.send(1, 1, 2)
+	j.fault("rank 0 has sent a message to rank 1 on node1, which has ended")
+}
+
+// A rank that computes does not know that its messages have arrived when their receiver ends: nothing is lost.
+func TestFarRankEndsUnseen(t *testing.T) {
+	j, a, b := openFar(t)
+	a.dormant = true
+	for number := range uint64(100) {
+		a.send(1, 1, number)
+		b.expect(0, number)
+	}
+	if a.end.Quiet() {
+		t.Fatal("it does know")
+	}
+	j.nodes[1].job.Ended(1)
+	check.Await(t, "closed channel", func() bool { return a.out.Closed().Load() == wire.ChannelEnded })
+	j.restart(1)
+	j.nodes[1].job.Ended(1)
+	time.Sleep(30 * channel.TendEach)
+	j.noFault()
+	a.send(1, 1, 100)
 	j.fault("rank 0 has sent a message to rank 1 on node1, which has ended")
 }
 

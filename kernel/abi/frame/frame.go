@@ -27,6 +27,8 @@
 //	11 settle       16 u64 any: asks, behind messages, for the next
 //	12 settled      16 u64 messages of the receiver's ranks that are in rings of their targets, or
 //	                finished
+//	13 last         16 u32 rank that has ended, 20 u32 rank of the receiver, 24 u64 bytes of the
+//	                mirrored channel from the second to the first that have arrived
 //
 // A message has MessageHeader bytes and its payload:
 //
@@ -75,6 +77,7 @@ const (
 	PathSeen     Kind = 10
 	Settle       Kind = 11
 	Settled      Kind = 12
+	Last         Kind = 13
 )
 
 // Sizes in bytes.
@@ -153,8 +156,9 @@ type Frame struct {
 	Kind     Kind
 	Job      id.Job
 	Key      uint64
-	Number   uint64 // of the first message, of messages or of barriers
+	Number   uint64 // of the first message, of messages, of barriers or of bytes
 	Rank     id.Rank
+	Other    id.Rank   // of Last: the rank that the frame concerns
 	Messages []Message // their payloads are parts of the parsed bytes
 	Credits  []Credit
 	Meeting  Meeting
@@ -220,6 +224,13 @@ func (f *Frame) Parse(b []byte) (err error) {
 			return err
 		}
 		f.Rank, f.Number = id.Rank(binary.LittleEndian.Uint32(body)), binary.LittleEndian.Uint64(body[8:])
+		return nil
+	case Last:
+		if err := expect(body, 16); err != nil {
+			return err
+		}
+		f.Rank, f.Other = id.Rank(binary.LittleEndian.Uint32(body)), id.Rank(binary.LittleEndian.Uint32(body[4:]))
+		f.Number = binary.LittleEndian.Uint64(body[8:])
 		return nil
 	case Meet:
 		f.Meeting, err = parseMeeting(body)
