@@ -25,8 +25,8 @@ const commonMTU = 1400
 // Membership is what makes a node a member of the fabric. All fields but Datagrams are required.
 type Membership struct {
 	Listener net.Listener // accepts other nodes; the node kernel's from then on
-	// Datagrams carries the frames of node.UDP and node.TrustedUDP, and is the node kernel's from
-	// then on. nil: the fabric is node.TCP.
+	// Datagrams carries the frames of the fabrics of node.Datagrams, and is the node kernel's from
+	// then on. nil: it is another fabric.
 	Datagrams *net.UDPConn
 	Accept    *tls.Config // as the side that is connected to; must demand the peer's certificate
 	Connect   *tls.Config // as the side that connects
@@ -74,7 +74,7 @@ func (n *Node) open(m Membership) fabric.Transport {
 func (n *Node) remote(s JobSpec) *message.Remote {
 	boot := n.config.Boot
 	largest := min(mirror.Most, cmp.Or(boot.MTU, commonMTU)-datagramHeaders)
-	if boot.Fabric != node.TrustedUDP || len(s.Members) < 2 || largest < mirror.Least {
+	if !node.TrustsWire(boot.Fabric) || len(s.Members) < 2 || largest < mirror.Least {
 		return nil
 	}
 	by := make(map[id.Node]netip.Addr)

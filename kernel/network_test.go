@@ -41,6 +41,7 @@ func TestRemote(t *testing.T) {
 		largest int // 0: there are none
 	}{
 		"trusted":        {node.TrustedUDP, 0, spec(a, b), 1372},
+		"trusted TCP":    {node.TrustedTCP, 0, spec(a, b), 1372},
 		"large MTU":      {node.TrustedUDP, 65535, spec(a, b), 9000},
 		"small MTU":      {node.TrustedUDP, 1000, spec(a, b), 0},
 		"tcp":            {node.TCP, 0, spec(a, b), 0},
@@ -102,7 +103,7 @@ func connect(t *testing.T, number id.Node, name string) *connected {
 	}
 	c.address = l.Addr().String()
 	var datagrams *net.UDPConn
-	if name != node.TCP {
+	if node.Datagrams(name) {
 		if datagrams, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +129,7 @@ func connect(t *testing.T, number id.Node, name string) *connected {
 // A node reaches the nodes of its jobs: frames go to their engines, streams to what Join was given,
 // and the end of a connection is reported.
 func TestJoin(t *testing.T) {
-	for _, name := range []string{node.TCP, node.UDP, node.TrustedUDP} {
+	for _, name := range []string{node.TCP, node.TrustedTCP, node.UDP, node.TrustedUDP} {
 		t.Run(name, func(t *testing.T) { testJoin(t, name) })
 	}
 }
@@ -157,7 +158,7 @@ func testJoin(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	check.Await(t, "frame", func() bool { return b.said("frame from node4: ") })
-	if _, datagrams := a.transport.(*udp.Transport); datagrams != (name != node.TCP) {
+	if _, datagrams := a.transport.(*udp.Transport); datagrams != node.Datagrams(name) {
 		t.Errorf("the transport is %T", a.transport)
 	}
 	a.transport.Close()

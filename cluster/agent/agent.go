@@ -221,7 +221,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 // openDatagrams opens the socket of a fabric that has one. A node without it does not register: it
 // could not exchange messages with the other nodes, which use the same fabric.
 func (a *Agent) openDatagrams() (err error) {
-	if a.fabric() == node.TCP {
+	if !node.Datagrams(a.fabric()) {
 		return nil
 	}
 	a.datagrams, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), 0)))

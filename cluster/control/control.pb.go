@@ -1789,7 +1789,7 @@ type NodeInfo struct {
 	AllCores      bool                   `protobuf:"varint,12,opt,name=all_cores,json=allCores,proto3" json:"all_cores,omitempty"`          // core 0, which serves the node, is one of the application cores
 	MessageCore   uint32                 `protobuf:"varint,13,opt,name=message_core,json=messageCore,proto3" json:"message_core,omitempty"` // that handles messages and nothing else; 0: none
 	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: sched_ext, priority, stop; empty: Linux alone, maybe until that is open
-	Fabric        string                 `protobuf:"bytes,15,opt,name=fabric,proto3" json:"fabric,omitempty"`                               // how frames travel between nodes: tcp, udp, udp-trusted
+	Fabric        string                 `protobuf:"bytes,15,opt,name=fabric,proto3" json:"fabric,omitempty"`                               // how messages travel between nodes: one of kernel/abi/node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

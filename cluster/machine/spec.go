@@ -39,7 +39,7 @@ type Spec struct {
 	MemoryMiB int    `json:"memory_mib"`
 	Accel     string `json:"accel,omitempty"`
 	MTU       int    `json:"mtu,omitempty"`
-	Fabric    string `json:"fabric,omitempty"` // how frames travel between nodes: node.TCP, node.UDP or node.TrustedUDP
+	Fabric    string `json:"fabric,omitempty"` // one of package node, or FabricAuto
 
 	Program  string   `json:"program"`            // path of the node program, which hosted nodes run
 	JobInit  string   `json:"job_init,omitempty"` // path of the job init, which hosted nodes run
@@ -56,6 +56,9 @@ type Spec struct {
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }
+
+// FabricAuto stands for the fastest fabric that is safe on the wire between the nodes.
+const FabricAuto = "auto"
 
 // MaxNodes bounds a machine.
 const MaxNodes = 1000
@@ -92,8 +95,8 @@ func (s *Spec) complete() error {
 	if s.Accel == "" {
 		s.Accel = string(qemu.TCG)
 	}
-	if s.Fabric == "" {
-		s.Fabric = node.TCP
+	if s.Fabric == "" || s.Fabric == FabricAuto {
+		s.Fabric = node.TrustedTCP // the wire is the machine's own, whatever its substrate is
 	}
 	if s.MemoryMiB == 0 {
 		s.MemoryMiB = defaultMemoryMiB
@@ -114,7 +117,15 @@ func (s *Spec) complete() error {
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:
 		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
 	}
-	return node.CheckFabric(s.Fabric)
+	return CheckFabric(s.Fabric)
+}
+
+// CheckFabric returns an error that lists the fabrics and FabricAuto unless name is one of them.
+func CheckFabric(name string) error {
+	if err := node.CheckFabric(name); err != nil && name != FabricAuto {
+		return fmt.Errorf("%w, or %s", err, FabricAuto)
+	}
+	return nil
 }
 
 // timing returns when serve expects what of a node. A heartbeat costs an emulated node some 10 ms of a processor, which is much of

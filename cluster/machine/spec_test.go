@@ -20,7 +20,7 @@ func TestDefaults(t *testing.T) {
 	if err := s.complete(); err != nil {
 		t.Fatal(err)
 	}
-	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Fabric: "tcp", Accel: "tcg", MemoryMiB: 512}
+	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Fabric: "tcp-trusted", Accel: "tcg", MemoryMiB: 512}
 	if fmt.Sprint(s) != fmt.Sprint(want) {
 		t.Errorf("an empty spec becomes %+v", s)
 	}
@@ -46,7 +46,7 @@ func TestBadSpecs(t *testing.T) {
 		{Spec{Cores: -1}, "a node has 1 to 254 application cores, not -1"},
 		{Spec{Cores: 255}, "a node has 1 to 254 application cores, not 255"},
 		{Spec{Accel: "magic"}, `there is no accelerator "magic": use tcg, kvm or auto`},
-		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, udp or udp-trusted`},
+		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, tcp-trusted, udp or udp-trusted, or auto`},
 		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
 		{Spec{MemoryMiB: -1}, "a node needs 128 MiB of memory, not -1"},
 		{Spec{Timing: serve.Timing{Boot: -time.Second}}, "a boot time-out of -1s and death after 0s: neither can be negative"},

@@ -166,7 +166,8 @@ func exchange(t *testing.T, a, b net.Conn, data []byte) {
 }
 
 func TestTransfer(t *testing.T) {
-	// A packet costs the same, whatever its size, and the race detector makes thousands of them cost seconds on a busy host.
+	// Packets of all sizes cost the same, seconds for some thousands with the race detector on a busy
+	// host.
 	for mtu, size := range map[int]int{MinMTU: 1 << 20, 0: 2 << 20, 9000: 4 << 20, MaxMTU: 4 << 20} {
 		t.Run(fmt.Sprintf("mtu=%d", mtu), func(t *testing.T) {
 			a, b := couple(t, mtu)

@@ -47,15 +47,16 @@ const (
 	Shared   = "shared"   // on cores that the node shares with others
 )
 
-// The fabrics: how frames travel between the nodes of a machine, which all use the same one.
+// The fabrics: how messages travel between the nodes of a machine, which all use the same one.
 const (
 	TCP        = "tcp"         // TLS over TCP
+	TrustedTCP = "tcp-trusted" // the same, and datagrams of ranks, neither encrypted nor authenticated
 	UDP        = "udp"         // sealed datagrams of a reliable protocol; streams over TLS
-	TrustedUDP = "udp-trusted" // the same, neither encrypted nor authenticated
+	TrustedUDP = "udp-trusted" // the same, and datagrams of ranks, neither encrypted nor authenticated
 )
 
 // fabrics are all of them.
-var fabrics = []string{TCP, UDP, TrustedUDP}
+var fabrics = []string{TCP, TrustedTCP, UDP, TrustedUDP}
 
 // maxSize bounds the file, in bytes.
 const maxSize = 8 << 20
@@ -69,7 +70,7 @@ type Config struct {
 	MAC       string   `json:"mac"`              // of the interface to the other nodes
 	Address   string   `json:"address"`          // of this node on that interface, with prefix length
 	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
-	Fabric    string   `json:"fabric,omitempty"` // TCP, UDP or TrustedUDP; empty: TCP
+	Fabric    string   `json:"fabric,omitempty"` // one of the fabrics; empty: TCP
 	Serve     string   `json:"serve"`            // host:port of the machine's serve
 	CA        []byte   `json:"ca"`               // certificate (DER) of the machine's key
 	Token     string   `json:"token"`            // proves that this node belongs to the machine
@@ -96,6 +97,12 @@ func (c Config) Hostname() string { return fmt.Sprintf("node%d", c.Node) }
 
 // Prefix returns the parsed Address.
 func (c Config) Prefix() netip.Prefix { return netip.MustParsePrefix(c.Address) }
+
+// Datagrams reports whether the frames of node kernels travel in datagrams on a fabric.
+func Datagrams(fabric string) bool { return fabric == UDP || fabric == TrustedUDP }
+
+// TrustsWire reports whether ranks of different nodes exchange datagrams on a fabric.
+func TrustsWire(fabric string) bool { return fabric == TrustedTCP || fabric == TrustedUDP }
 
 // CheckFabric returns an error that lists the fabrics unless name is one of them.
 func CheckFabric(name string) error {

@@ -40,14 +40,14 @@ func TestRefused(t *testing.T) {
 }
 
 func TestFabric(t *testing.T) {
-	for _, name := range []string{"", "tcp", "udp", "udp-trusted"} {
+	for _, name := range []string{"", "tcp", "tcp-trusted", "udp", "udp-trusted"} {
 		c := good
 		c.Fabric = name
 		if _, err := c.Encode(); err != nil {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	if err := CheckFabric("UDP"); err == nil || err.Error() != `there is no fabric "UDP": use tcp, udp or udp-trusted` {
+	if err := CheckFabric("UDP"); err == nil || err.Error() != `there is no fabric "UDP": use tcp, tcp-trusted, udp or udp-trusted` {
 		t.Errorf("error %v", err)
 	}
 }

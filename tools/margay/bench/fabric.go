@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/abi/node"
+	"margay/cluster/machine"
 	"margay/tools/margay/bench/fabric"
 	"margay/tools/margay/bench/peer"
 	"margay/tools/margay/command"
@@ -92,7 +92,7 @@ func (f *fabricFlags) add(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.cases, "case", nil, "which cases to measure (default: all)")
 	flags.StringSliceVar(&f.places, "place", fabric.PlaceNames(), "where to measure")
 	flags.StringSliceVar(&f.against, "against", opponents, "what to compare with, if it is installed; none: with nothing")
-	flags.StringVar(&f.fabric, "fabric", node.TCP, "the fabric of Margay's nodes: tcp, udp or udp-trusted")
+	flags.StringVar(&f.fabric, "fabric", machine.FabricAuto, "the fabric of Margay's nodes, as of margay machine up")
 	flags.IntVar(&f.rounds, "rounds", 3, "how many rounds")
 	flags.DurationVar(&f.length, "time", 250*time.Millisecond, "how long a contender repeats a case in a round")
 	flags.BoolVar(&f.quick, "quick", false, "one short round, which only shows that everything works")
@@ -121,7 +121,7 @@ func (f *fabricFlags) check(c *cobra.Command) (err error) {
 			}
 		}
 	}
-	if err := node.CheckFabric(f.fabric); err != nil {
+	if err := machine.CheckFabric(f.fabric); err != nil {
 		return fmt.Errorf("bench fabric: %w", err)
 	}
 	if f.into != "" {

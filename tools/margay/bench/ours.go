@@ -57,7 +57,7 @@ func (m *fabricMachine) contenders() (all []fabric.Contender) {
 			return m.measureCase(ctx, waiting, c, length)
 		}
 		name := fabric.Ours + " " + waiting
-		if m.fabric != node.TCP {
+		if m.fabric != machine.FabricAuto {
 			name += ", " + m.fabric
 		}
 		all = append(all, fabric.Contender{Name: name, Run: run})

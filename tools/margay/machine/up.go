@@ -32,10 +32,12 @@ A node has one system core and the application cores that --cores asks for. With
 applications as well; margay machine cores changes that later. On the substrate qemu each node
 is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.
 
---fabric chooses how messages travel between nodes. tcp, the default, is one encrypted connection between two nodes: take it
-where the network is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections
-break, since a job then loses messages only with a node kernel. udp-trusted is the same without encryption: take it only on a wire
-that nothing but the nodes can reach. Files between nodes always travel over encrypted connections.`,
+--fabric chooses how messages travel between nodes. tcp is one encrypted connection between two nodes: take it where the network
+is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections break, since a job then
+loses messages only with a node kernel. With tcp-trusted and udp-trusted, ranks of different nodes send each other datagrams
+that are not encrypted, which is many times faster: take them only on a wire that nothing but the nodes can reach. auto is
+tcp-trusted on the substrates hosted and qemu, where the wire belongs to the machine. Files between nodes always travel over
+encrypted connections.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
@@ -73,7 +75,7 @@ that nothing but the nodes can reach. Files between nodes always travel over enc
 	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
 	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
 	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu or hosted")
-	f.StringVar(&spec.Fabric, "fabric", node.TCP, "how messages travel between nodes: tcp, udp or udp-trusted")
+	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")

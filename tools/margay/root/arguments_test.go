@@ -110,7 +110,7 @@ func TestNodePrograms(t *testing.T) {
 	for _, k := range []struct{ want, lacks string }{
 		{"the program that nodes run: stat " + program + ": no such file or directory; make build makes it, --node-program names another", program},
 		{"the init of jobs: stat " + jobInit + ": no such file or directory; make build makes it beside the program that nodes run", jobInit},
-		{`there is no fabric "ib": use tcp, udp or udp-trusted`, ""},
+		{`there is no fabric "ib": use tcp, tcp-trusted, udp or udp-trusted, or auto`, ""},
 	} {
 		status, _, stderr := margaytest.Margay("", up...)
 		margaytest.Wants(t, status, 125, stderr, k.want)

@@ -12,6 +12,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/cluster/machine"
 	"margay/cluster/rates"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
@@ -26,13 +27,16 @@ import (
 // completionTimeout bounds how long a shell waits for what could come next on its line.
 const completionTimeout = time.Second
 
+// fabrics are the values of --fabric.
+var fabrics = []string{machine.FabricAuto, node.TCP, node.TrustedTCP, node.UDP, node.TrustedUDP}
+
 // enumerated are the values of flags that take one of a few, by the command and the flag.
 var enumerated = map[string]map[string][]string{
 	"machine up": {
 		"substrate": {node.Virtual, node.Hosted},
 		"profile":   {"isolated", "sched"},
 		"accel":     {"tcg", "kvm", "auto"},
-		"fabric":    {node.TCP, node.UDP, node.TrustedUDP},
+		"fabric":    fabrics,
 		"cores":     {"1", "2", "3", "all"},
 	},
 	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},
@@ -40,7 +44,7 @@ var enumerated = map[string]map[string][]string{
 	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
 	"top":           {"sort": orderNames()},
 	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},
-	"bench fabric":  {"case": fabric.CaseNames(), "place": fabric.PlaceNames(), "fabric": {node.TCP, node.UDP, node.TrustedUDP}},
+	"bench fabric":  {"case": fabric.CaseNames(), "place": fabric.PlaceNames(), "fabric": fabrics},
 	"ext insert":    {"slot": slotNames()},
 	"nimble run":    {"engine": engineNames(), "services": {"test", "linux", "node", "none"}},
 	"nimble verify": {"services": {"test", "linux", "node", "none"}},

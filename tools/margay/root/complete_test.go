@@ -41,7 +41,7 @@ func TestCompletion(t *testing.T) {
 		"ext|remove|":              "1.3\tedf of sched",
 		"-m|":                      "m\thosted, 4 nodes, up",
 		"machine|up|--substrate|":  "qemu|hosted",
-		"machine|up|--fabric|":     "tcp|udp|udp-trusted",
+		"machine|up|--fabric|":     "auto|tcp|tcp-trusted|udp|udp-trusted",
 		"machine|up|--profile|":    "isolated|sched",
 		"machine|cores|--all|":     "on|off",
 		"run|--stdin|":             "first|all|none",
