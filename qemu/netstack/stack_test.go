@@ -166,8 +166,7 @@ func exchange(t *testing.T, a, b net.Conn, data []byte) {
 }
 
 func TestTransfer(t *testing.T) {
-	// Packets of all sizes cost the same, seconds for some thousands with the race detector on a busy
-	// host.
+	// Packets of all sizes cost the same: thousands take seconds with the race detector.
 	for mtu, size := range map[int]int{MinMTU: 1 << 20, 0: 2 << 20, 9000: 4 << 20, MaxMTU: 4 << 20} {
 		t.Run(fmt.Sprintf("mtu=%d", mtu), func(t *testing.T) {
 			a, b := couple(t, mtu)
