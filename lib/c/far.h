@@ -109,6 +109,10 @@ static inline void far_look(struct far *f, int64_t now)
 	}
 }
 
+/* far_due returns when far_emit must be called if nothing arrives and nothing is written before; 0:
+ * never. far_emit must have returned 0. */
+static inline int64_t far_due(const struct far *f) { return f->deadline; }
+
 /* far_cut returns how many bytes of at most n go into a datagram, from a place in the ring: whole
  * records. */
 static inline size_t far_cut(const struct far *f, size_t at, size_t n)

@@ -1102,16 +1102,30 @@ static int hush(void)
 	return recv(self.doorbell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* sleep_until waits for the doorbell, the peer doorbell, a datagram, a signal or the deadline (-1:
- * none). It returns 0 after the deadline. */
+/* next_due returns when a datagram must be sent again at the earliest; -1: never. */
+static int64_t next_due(void)
+{
+	int64_t next = -1;
+	for (uint32_t i = 0; i < self.end_count; i++) {
+		int64_t due = far_due(self.ends[i]);
+		if (due && (next < 0 || due < next))
+			next = due;
+	}
+	return next;
+}
+
+/* sleep_until waits for the doorbell, the peer doorbell, a datagram, the time to send one again, a
+ * signal or the deadline (-1: none). It returns 0 after the deadline. */
 static int sleep_until(int64_t deadline)
 {
+	int64_t due = next_due();
 	for (;;) {
 		int wait = -1;
-		if (deadline >= 0) {
-			int64_t left = (deadline - now_ns() + 999999) / 1000000;
+		int64_t end = deadline < 0 || (due >= 0 && due < deadline) ? due : deadline;
+		if (end >= 0) {
+			int64_t left = (end - now_ns() + 999999) / 1000000;
 			if (left <= 0)
-				return 0;
+				return end == due;
 			wait = left > 1 << 30 ? 1 << 30 : (int)left;
 		}
 		struct pollfd p[] = {{.fd = self.doorbell, .events = POLLIN}, {.fd = self.peer_doorbell, .events = POLLIN},

@@ -81,8 +81,9 @@ func (j *Job) openSocket(socket *os.File) (err error) {
 	return nil
 }
 
-// watch wakes goroutines that sleep when there are datagrams. It waits for them outside the Go
-// runtime's poller, which would wake a thread for each datagram that a polling rank takes.
+// watch wakes goroutines that sleep when there are datagrams, and when one must be sent again. It
+// waits outside the Go runtime's poller, which would wake a thread for each datagram that a polling
+// rank takes.
 func (j *Job) watch(socket, quit int) {
 	defer unix.Close(socket)
 	defer unix.Close(quit)
@@ -90,7 +91,7 @@ func (j *Job) watch(socket, quit int) {
 		<-j.mirrors.arm
 		p := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}, {Fd: int32(quit), Events: unix.POLLIN}}
 		for {
-			if _, err := unix.Poll(p, -1); err != unix.EINTR {
+			if _, err := unix.Poll(p, j.untilDue()); err != unix.EINTR {
 				break
 			}
 		}
@@ -99,6 +100,22 @@ func (j *Job) watch(socket, quit int) {
 		j.changed.Broadcast()
 		j.mu.Unlock()
 	}
+}
+
+// untilDue returns the time in milliseconds until a datagram must be sent again; -1: never.
+func (j *Job) untilDue() int {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	next, now := -1, j.mirrors.now()
+	for _, f := range j.mirrors.ends {
+		if due := f.Due(); due != 0 {
+			wait := int(max(due-now+time.Millisecond-1, 0) / time.Millisecond)
+			if next < 0 || wait < next {
+				next = wait
+			}
+		}
+	}
+	return next
 }
 
 // armWatch makes watch wait for datagrams.

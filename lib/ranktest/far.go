@@ -36,7 +36,9 @@ type far struct {
 	ownOut            *wire.Channel // of the test's pair
 	memory            *os.File      // of the rank's pair
 	theirOut, theirIn *wire.Channel
-	loss              int // percent of datagrams that are lost on their way to the test or from it
+	loss              int  // percent of datagrams that are lost on their way to the test or from it
+	came              int  // datagrams with data, lost ones included
+	careless          bool // there is no node kernel
 	cared             time.Time
 }
 
@@ -140,12 +142,15 @@ func (f *far) poll() {
 		if err != nil || h.Number != f.number || h.Key != f.key || from.(*unix.SockaddrInet4).Port != int(f.theirAddress.Port()) || n > largest {
 			f.t.Fatalf("the rank sends %d bytes with header %+v: %v", n, h, err)
 		}
+		if len(data) > 0 {
+			f.came++
+		}
 		if f.random.IntN(100) >= f.loss {
 			f.end.Arrive(&h, data, f.now())
 		}
 	}
 	f.emit()
-	if time.Since(f.cared) > careEach {
+	if !f.careless && time.Since(f.cared) > careEach {
 		f.cared = time.Now()
 		f.care()
 	}
@@ -243,6 +248,7 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 		c.send()
 		f.Await("echo", c.receive)
 	}
+	f.sleeps(&c)
 	f.loss = 5
 	const last = 20000
 	f.Await("echo", func() bool {
@@ -275,6 +281,19 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 		t.Error("no message has taken a mirrored channel")
 	}
 	f.settles(c.message())
+}
+
+// sleeps: a rank that sleeps sends again what was lost, without a node kernel.
+func (f *far) sleeps(c *talk) {
+	f.t.Helper()
+	f.careless = true
+	f.Await("sleep", f.Waiting)
+	c.send()
+	f.loss = 100
+	enough := f.came + 4
+	f.Await("retransmissions", func() bool { f.poll(); return f.came >= enough })
+	f.loss, f.careless = 0, false
+	f.Await("echo", c.receive)
 }
 
 // stranger sends the rank datagrams that are not its peer's.

@@ -141,6 +141,10 @@ func (e *End) look(now time.Duration, position uint64) {
 	}
 }
 
+// Due returns when Emit must be called if nothing arrives and nothing is written before; 0: never.
+// Emit must have returned nothing.
+func (e *End) Due() time.Duration { return e.deadline }
+
 // back sends again from the acknowledged position.
 func (e *End) back() {
 	e.sent, e.flying = e.acked, 0

@@ -245,6 +245,35 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// What was lost is sent again when it is due, and not before.
+func TestDue(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	e := m.sides[0].end
+	if e.Due() != 0 {
+		t.Errorf("due at %v, before there is anything to send", e.Due())
+	}
+	m.sides[0].push(t, 1)
+	last := time.Duration(0)
+	for range 20 {
+		if b := e.Emit(nil, last); len(b) <= HeaderSize {
+			t.Fatalf("a datagram of %d bytes at %v", len(b), last)
+		}
+		for _, now := range []time.Duration{last, max(last, e.Due()-1)} {
+			if b := e.Emit(nil, now); len(b) > 0 {
+				t.Fatalf("due at %v, a datagram of %d bytes at %v", e.Due(), len(b), now)
+			}
+		}
+		if wait := e.Due() - last; wait < leastTimeout || wait > mostTimeout {
+			t.Fatalf("due %v after %v", wait, last)
+		}
+		last = e.Due()
+	}
+	e.Arrive(&Header{Arrived: m.sides[0].end.position()}, nil, last)
+	if b := e.Emit(nil, last); len(b) > 0 || e.Due() != 0 {
+		t.Errorf("a datagram of %d bytes, and one due at %v, when all has arrived", len(b), e.Due())
+	}
+}
+
 // An end takes any datagram, as a hostile peer sends it, and stays usable.
 func FuzzArrive(f *testing.F) {
 	h := Header{Offset: 8, Arrived: 1 << 63, Taken: 16}
