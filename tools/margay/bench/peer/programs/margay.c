@@ -10,7 +10,9 @@
 
 #include "measure.h"
 
-enum { AGREED = 1, COLLECTED, PING, PONG, TRAIN, THANKS, ALL }; /* handlers */
+enum { AGREED = 1, COLLECTED, PING, PONG, TRAIN, THANKS, ALL, DONE }; /* handlers */
+
+enum { WORDS = 1024 }; /* of a reduction at most */
 
 enum { AHEAD = 16 }; /* values that rank 0 may have sent before another reads one; there are never so many */
 
@@ -18,7 +20,7 @@ static int blocking;
 static unsigned char *out; /* a message to send */
 
 /* Numbers of messages that have been handled. */
-static volatile uint64_t agreed, collected, pings, pongs, trained, thanks, arrived;
+static volatile uint64_t agreed, collected, pings, pongs, trained, thanks, arrived, done;
 static uint64_t arrived_from[MOST_RANKS];
 static uint64_t agreements[AHEAD], collection[MOST_RANKS];
 
@@ -141,11 +143,110 @@ static void alltoall(size_t bytes, int n)
 	}
 }
 
+/* ---- Collectives ---- */
+
+static void allreduce(size_t bytes, int n)
+{
+	int64_t in[WORDS], out[WORDS];
+	int words = bytes / sizeof in[0], ranks = all_ranks();
+	for (int i = 0; i < n; i++) {
+		for (int j = 0; j < words; j++)
+			in[j] = my_rank() + i + j;
+		check(margay_allreduce(in, out, words, MARGAY_INT64, MARGAY_SUM, -1));
+		for (int j = 0; j < words; j++)
+			must(out[j] == (int64_t)ranks * (ranks - 1) / 2 + (int64_t)ranks * (i + j), "a sum");
+		if (my_rank() == 0)
+			lap();
+	}
+}
+
+/* ---- One-sided operations: rank 0 works on a window of rank 1 ---- */
+
+static unsigned char *memory; /* of this rank, in its window */
+
+/* expose makes, once, a window that the others work on. It begins as message 0. */
+static void expose(size_t bytes)
+{
+	if (memory)
+		return;
+	static unsigned char *contents;
+	memory = margay_window(0, bytes);
+	must(memory != NULL, margay_error());
+	memcpy(memory, buffer(&contents, bytes), bytes);
+	stamp(memory, bytes, 0);
+	check(margay_barrier(-1));
+}
+
+static void on_done(const struct margay_am *m, void *unused)
+{
+	(void)m;
+	(void)unused;
+	done++;
+}
+
+/* conclude waits until rank 0 is ready. */
+static void conclude(void)
+{
+	static uint64_t times;
+	if (my_rank() == 0)
+		check(margay_send(1, DONE, 0, 0, NULL, 0));
+	else
+		await(&done, ++times);
+}
+
+static void put(size_t bytes, int n)
+{
+	unsigned char *message = buffer(&out, bytes);
+	expose(bytes);
+	for (int i = 1; my_rank() == 0 && i <= n; i++) {
+		stamp(message, bytes, i);
+		check(margay_put(1, 0, 0, message, bytes));
+		check(margay_quiet(-1));
+		lap();
+	}
+	conclude();
+	if (my_rank() == 1)
+		expect(memory, bytes, n);
+	check(margay_barrier(-1)); /* before the memory changes again */
+}
+
+static void get(size_t bytes, int n)
+{
+	static unsigned char *in;
+	unsigned char *message = buffer(&in, bytes);
+	expose(bytes);
+	for (int i = 0; my_rank() == 0 && i < n; i++) {
+		stamp(message, bytes, 1); /* not the number of the message to get */
+		check(margay_get(message, 1, 0, 0, bytes));
+		expect(message, bytes, 0);
+		lap();
+	}
+	conclude();
+}
+
+static void fetchadd(size_t bytes, int n)
+{
+	static uint64_t total;
+	uint64_t old = 0;
+	expose(bytes);
+	for (int i = 0; my_rank() == 0 && i < n; i++) {
+		check(margay_fetch_add(1, 0, 0, 1, &old));
+		must(old == total + i, "a number fetched");
+		lap();
+	}
+	conclude();
+	total += n;
+	must(my_rank() != 1 || memcmp(memory, &total, sizeof total) == 0, "the number in memory");
+	check(margay_barrier(-1));
+}
+
 #define LIMIT MARGAY_MAX_PAYLOAD, "messages hold 1 KiB"
 
 static const struct operation table[] = {
 	{"roundtrip", roundtrip, NULL, 2, LIMIT}, {"rate", rate, train, 2, LIMIT}, {"alltoall", alltoall, all_to_all, 0, LIMIT},
-	{"barrier", barrier, NULL, 0, 0, NULL},   {NULL, NULL, NULL, 0, 0, NULL},
+	{"barrier", barrier, NULL, 0, 0, NULL}, {"allreduce", allreduce, NULL, 0, WORDS * 8, "the program sums 1,024 words"},
+	{"put", put, NULL, 2, 0, NULL}, {"get", get, NULL, 2, 0, NULL}, {"fetchadd", fetchadd, NULL, 2, 0, NULL},
+	{NULL, NULL, NULL, 0, 0, NULL},
 };
 
 const struct operation *operations = table;
@@ -164,6 +265,7 @@ int join(int argc, char **argv)
 	} handlers[] = {
 		{AGREED, on_agreed}, {COLLECTED, on_collected}, {PING, on_ping}, {PONG, on_pong},
 		{TRAIN, on_train},   {THANKS, on_thanks},       {ALL, on_all},
+		{DONE, on_done},
 	};
 	for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++)
 		check(margay_handle(handlers[i].number, handlers[i].run, NULL));
