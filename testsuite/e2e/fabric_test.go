@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/check"
+	"margay/kernel/abi/node"
 )
 
 // On fabrics of datagrams a job counts what a sequential program does, and passes barriers. Nothing is
@@ -42,11 +45,59 @@ func TestDatagramFabrics(t *testing.T) {
 	inTurns(t, tests...)
 }
 
+// Nothing is lost, doubled or reordered while nodes lose a fifth of their datagrams, and none arrives for three seconds: neither
+// messages, nor operations, nor while node kernels are killed.
+func TestLossyWire(t *testing.T) {
+	inC, inGo := operationPrograms(t)
+	var tests []turnOf
+	for _, fabric := range []string{"tcp-trusted", "udp"} {
+		tests = append(tests, turnOf{fabric, expect("own"), func(t *testing.T, _ *machine) {
+			m := up(t, "hosted", 4, 2, "--fabric", fabric)
+			m.lose("numgen random mod 5 0")
+			operations{m, inC, inGo, check.Seed(t)}.check(20, 100)
+			m.killedMeanwhile()
+			const rounds = 200
+			c := m.start("run", "-n", "8", probe(), "pingpong", fmt.Sprint(rounds), "5")
+			c.awaitOutput("playing\n")
+			m.lose("")
+			time.Sleep(3 * time.Second)
+			m.lose("numgen random mod 5 0")
+			if r := c.wait(); r.code != 0 || !strings.Contains(r.stdout, fmt.Sprintf("%d messages came back", 7*rounds)) {
+				t.Error(r)
+			}
+			m.usable()
+		}})
+	}
+	inTurns(t, tests...)
+}
+
+// lose has each hosted node lose some of the datagrams that arrive: those on which an expression of nft is true.
+func (m *machine) lose(which string) {
+	m.t.Helper()
+	rules := fmt.Sprintf(`
+table ip lossy
+delete table ip lossy
+table ip lossy {
+	chain in {
+		type filter hook input priority 0
+		meta l4proto udp %s drop
+	}
+}
+`, which)
+	for _, kernel := range m.nodeKernels() {
+		nft := exec.Command("nsenter", "-t", fmt.Sprint(kernel), "-n", "nft", "-f", "-")
+		nft.Stdin = strings.NewReader(rules)
+		if out, err := nft.CombinedOutput(); err != nil {
+			m.t.Fatalf("%v\n%s", err, out)
+		}
+	}
+}
+
 // killedMeanwhile kills node kernels while messages go to and fro. On a trusted wire they pass none,
 // once there are mirrored channels, and none is lost; a lost message ends the job.
 func (m *machine) killedMeanwhile() {
 	m.t.Helper()
-	if m.listNodes()[0].Info.Fabric != "udp-trusted" {
+	if !node.TrustsWire(m.listNodes()[0].Info.Fabric) {
 		return
 	}
 	const rounds = 200

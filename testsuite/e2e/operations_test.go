@@ -29,6 +29,31 @@ func operationPrograms(t *testing.T) (inC, inGo string) {
 	return inC, inGo
 }
 
+// operations runs these programs on a machine: ranks 0 and 3 in C, ranks 1 and 2 in Go.
+type operations struct {
+	*machine
+	inC, inGo string
+	seed      uint64
+}
+
+func (o operations) run(code int, mode string, n int, first string) result {
+	o.t.Helper()
+	script := fmt.Sprintf("%s; case $MARGAY_RANK in 0|3) exec %s %s %d %d ;; *) exec %s rank %[3]s %d %[5]d ;; esac", first, o.inC, mode, o.seed, n, o.inGo, o.seed)
+	return o.machine.run(code, "-n", "4", "--with", o.inC, "--with", o.inGo, "sh", "-c", script)
+}
+
+// check makes so many collective calls and accesses to windows, and compares their results.
+func (o operations) check(calls, accesses int) {
+	o.t.Helper()
+	r := o.run(0, "collect", calls, ":")
+	if lines := strings.Fields(r.stdout); len(lines) != 4 || strings.Count(r.stdout, lines[0]) != 4 {
+		o.t.Errorf("the results are not equal: %v", r)
+	}
+	if r = o.run(0, "windows", accesses, ":"); r.stdout != strings.Repeat("whole\n", 4) {
+		o.t.Errorf("the windows are not whole: %v", r)
+	}
+}
+
 // Ranks in C and in Go make random collective calls together, and use each other's windows, on
 // their node and on others, and all get the same results; and when one ends instead, the job ends
 // and says so.
@@ -40,18 +65,9 @@ func TestOperations(t *testing.T) {
 		if !m.hosted() {
 			calls, accesses = 12, 30
 		}
-		run := func(code int, mode string, n int, first string) result {
-			script := fmt.Sprintf("%s; case $MARGAY_RANK in 0|3) exec %s %s %d %d ;; *) exec %s rank %[3]s %d %[5]d ;; esac", first, inC, mode, seed, n, inGo, seed)
-			return m.run(code, "-n", "4", "--with", inC, "--with", inGo, "sh", "-c", script)
-		}
-		r := run(0, "collect", calls, ":")
-		if lines := strings.Fields(r.stdout); len(lines) != 4 || strings.Count(r.stdout, lines[0]) != 4 {
-			t.Errorf("the results are not equal: %v", r)
-		}
-		if r = run(0, "windows", accesses, ":"); r.stdout != strings.Repeat("whole\n", 4) {
-			t.Errorf("the windows are not whole: %v", r)
-		}
-		r = run(125, "collect", calls, "if [ $MARGAY_RANK = 3 ]; then exit 0; fi")
+		o := operations{m, inC, inGo, seed}
+		o.check(calls, accesses)
+		r := o.run(125, "collect", calls, "if [ $MARGAY_RANK = 3 ]; then exit 0; fi")
 		if !strings.Contains(r.stderr, "to rank 3") || !strings.Contains(r.stderr, "which has ended") {
 			t.Errorf("the job does not say that rank 3 has ended: %v", r)
 		}
