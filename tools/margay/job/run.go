@@ -19,6 +19,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/serve"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -272,7 +273,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 		if list.text == "" {
 			continue
 		}
-		if *list.nodes, err = parseNodes(list.text); err != nil {
+		if *list.nodes, err = nodeset.Parse(list.text); err != nil {
 			return nil, fmt.Errorf("run: %s %s: %w", list.flag, list.text, err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/machine"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -89,7 +90,7 @@ func (a commands) restartCommand() *cobra.Command {
 		Example: "  margay machine restart node2",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			node, err := command.ParseNode(args[0])
+			node, err := nodeset.ParseNode(args[0])
 			if err != nil {
 				return err
 			}

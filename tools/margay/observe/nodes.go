@@ -12,6 +12,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 	"margay/internal/printable"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
@@ -148,7 +149,7 @@ func use(n *control.NodeState) (free int, jobs []string) {
 		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
 			free++
 		case core.Job != 0:
-			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
+			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, nodeset.Ranges(core.Ranks)))
 		}
 	}
 	return free, jobs
@@ -205,7 +206,7 @@ func (n *note) String() string {
 	if len(n.nodes) == 1 {
 		return fmt.Sprintf("node%d%s", n.nodes[0], n.one)
 	}
-	return "node" + show.Ranges(n.nodes) + n.several
+	return "node" + nodeset.Ranges(n.nodes) + n.several
 }
 
 // noise prints how often each application core is interrupted.
