@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/user"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -361,15 +359,6 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 func describe(s *control.JobSpec, files *launch.Files) {
 	umask := unix.Umask(0)
 	unix.Umask(umask)
-	s.Path, s.Umask, s.User, s.Uid = []byte(files.Program), uint32(umask), userName(), uint32(os.Getuid())
+	s.Path, s.Umask, s.User, s.Uid = []byte(files.Program), uint32(umask), command.UserName(), uint32(os.Getuid())
 	s.RamDisk, s.Arch = files.Size(), files.Arch
-}
-
-// userName is the name of this user, fit for a line of /etc/passwd.
-func userName() string {
-	u, err := user.Current()
-	if err != nil || u.Username == "" || strings.ContainsAny(u.Username, ":\n/") {
-		return fmt.Sprintf("user%d", os.Getuid())
-	}
-	return u.Username
 }

@@ -78,7 +78,7 @@ func onlyNode(nodes *control.Nodes, named int32) (*control.Nodes, error) {
 	return nil, fmt.Errorf("the machine has no node%d (margay nodes lists those that it has)", named)
 }
 
-// healthNames are the states of nodes in words.
+// healthNames are the healths of nodes in words.
 var healthNames = map[control.NodeHealth]string{
 	control.NodeHealth_NODE_BOOTING: "booting",
 	control.NodeHealth_NODE_UP:      "up",
@@ -87,15 +87,29 @@ var healthNames = map[control.NodeHealth]string{
 	control.NodeHealth_NODE_REFUSED: "refused",
 }
 
-// Health is the state of a node in words.
-func Health(h control.NodeHealth) string { return healthNames[h] }
+// drainNames are the states of nodes that are out of service, in words.
+var drainNames = map[control.DrainState]string{
+	control.DrainState_DRAIN_DRAINING: "draining",
+	control.DrainState_DRAIN_DRAINED:  "drained",
+}
+
+// State is the state of a node in words: its health, or that it is up and out of service.
+func State(n *control.NodeState) string {
+	if n.Drain != nil && n.Health == control.NodeHealth_NODE_UP {
+		return drainNames[n.Drain.State]
+	}
+	return healthNames[n.Health]
+}
 
 // state is the state of a node with its color.
-func state(h control.NodeHealth) show.State {
-	s := show.State{Text: Health(h), Color: show.Bad}
-	switch h {
+func state(n *control.NodeState) show.State {
+	s := show.State{Text: State(n), Color: show.Bad}
+	switch n.Health {
 	case control.NodeHealth_NODE_UP:
 		s.Color = show.Good
+		if n.Drain != nil {
+			s.Color = show.Passing
+		}
 	case control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_LATE:
 		s.Color = show.Passing
 	}
@@ -126,11 +140,11 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 		name := fmt.Sprintf("node%d", n.Node)
 		notes.of(n)
 		if n.Info == nil {
-			row(name, state(n.Health), "-", "-", "-", "-", "-", "-", "-", "-")
+			row(name, state(n), "-", "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
 		free, jobs := use(n)
-		row(name, state(n.Health), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+		row(name, state(n), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
 			cmp.Or(n.Info.Scheduler, "-"), cmp.Or(n.Info.Fabric, "-"), n.Info.Kernel, strings.Join(jobs, " "))
 	}
 	if err := t.Flush(); err != nil {
@@ -146,7 +160,7 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 func use(n *control.NodeState) (free int, jobs []string) {
 	for _, core := range n.Cores {
 		switch {
-		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
+		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP && n.Drain == nil:
 			free++
 		case core.Job != 0:
 			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, nodeset.Ranges(core.Ranks)))
@@ -172,6 +186,10 @@ func (l *notes) of(n *control.NodeState) {
 	if n.Remedy != "" {
 		l.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
 	}
+	if n.Drain != nil {
+		text := " " + drained(n.Drain)
+		l.add(n.Node, " is"+text, " are"+text)
+	}
 	if n.Info == nil {
 		return
 	}
@@ -190,6 +208,15 @@ func (l *notes) of(n *control.NodeState) {
 	for _, lack := range n.Info.Lacks {
 		l.add(n.Node, " lacks "+lack, " lack "+lack)
 	}
+}
+
+// drained says since when and by whom a node is drained, and why.
+func drained(d *control.Drain) string {
+	text := fmt.Sprintf("%s (since %s, by %s)", drainNames[d.State], time.Unix(0, d.SinceNs).Format(time.DateTime), d.User)
+	if d.Reason == "" {
+		return text
+	}
+	return text + ": " + d.Reason
 }
 
 func (l *notes) add(node uint32, one, several string) {
