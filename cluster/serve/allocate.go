@@ -64,7 +64,7 @@ func (s shape) check() error {
 func (s shape) known(nodes int) error {
 	for _, node := range slices.Concat(s.only, s.without) {
 		if int64(node) >= int64(nodes) {
-			return control.Failf(control.Code_CODE_NOT_FOUND, "the machine has no node%d: its nodes are node0 to node%d (margay nodes)", node, nodes-1)
+			return control.Failf(control.Code_CODE_BAD_REQUEST, "the machine has no node%d: its nodes are node0 to node%d (margay nodes)", node, nodes-1)
 		}
 	}
 	for node := range nodes {
