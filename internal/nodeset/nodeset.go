@@ -1,8 +1,8 @@
 // Package nodeset reads and writes sets of nodes as people and other systems write them: 0,2,
 // node1..node4 or node[1-4,10].
 //
-// Condense and Parse are inverse to each other: Parse(Condense(x)) = x for nodes in ascending order,
-// each once. For such sets, both take a time that grows with the number of nodes and no faster.
+// Condense and Parse are inverse to each other: Parse(Condense(x)) = x for nodes in ascending
+// order, each once. The time of both is then proportional to the number of nodes.
 package nodeset
 
 import (
@@ -101,8 +101,8 @@ func addRange(nodes []uint32, text string) ([]uint32, error) {
 	return nodes, nil
 }
 
-// Condense writes a set of nodes, which are in ascending order, as Parse reads it: node1-4,10. It is
-// empty for no nodes.
+// Condense writes nodes, which are in ascending order, each once, as Parse reads them: node1-4,10.
+// It is empty for no nodes.
 func Condense(nodes []uint32) string {
 	if len(nodes) == 0 {
 		return ""
@@ -110,7 +110,7 @@ func Condense(nodes []uint32) string {
 	return "node" + Ranges(nodes)
 }
 
-// Ranges writes numbers of nodes, or of other things, with - for those that follow one another: 1-4,10.
+// Ranges writes numbers of nodes, ranks or jobs, which are in ascending order, as ranges: 1-4,10.
 func Ranges(numbers []uint32) string {
 	var text []byte
 	for i := 0; i < len(numbers); {

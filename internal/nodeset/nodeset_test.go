@@ -61,7 +61,7 @@ func subset(rng *rand.Rand, n uint32, share float64) (nodes []uint32) {
 	return nodes
 }
 
-// What is condensed is read as it was, of machines with 10,000 nodes as well.
+// Condensed sets are read as the same sets, on machines with 10,000 nodes as well.
 func TestParseCondensed(t *testing.T) {
 	seed := check.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -78,7 +78,7 @@ func TestParseCondensed(t *testing.T) {
 	}
 }
 
-// A set that is read is condensed to a text that is read as the same set and is condensed to itself.
+// A set is condensed to a text that is read as the same set, which is condensed to the same text.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{"0", "node0", "1..4,10", "node[1-4,10]", "node2-node3", "node[0],node[2-3],7", "node[1", "1,", "65535-65536"} {
 		f.Add(text)
@@ -104,7 +104,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The time for a node is to be the same for sets of all sizes. Every second node makes the longest text.
+// The time for a node does not depend on the size of the set. Every second node makes the longest
+// text.
 func BenchmarkParseCondensed(b *testing.B) {
 	for _, n := range []int{100, 1000, 10_000} {
 		var nodes []uint32

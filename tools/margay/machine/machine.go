@@ -1,5 +1,5 @@
-// Package machine has the commands that make, show, change and end machines, take their nodes out of
-// service, and run the daemons of a machine.
+// Package machine has the commands that make, show, change and end machines and that take their
+// nodes out of service, and the daemons of a machine.
 package machine
 
 import (

@@ -12,7 +12,7 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// The orders reach serve with all nodes that the arguments name, in order, and are reported with -v only.
+// The requests have all nodes that the arguments name, in order. Only -v prints the result.
 func TestDrainAndResume(t *testing.T) {
 	for _, c := range []struct {
 		args   string

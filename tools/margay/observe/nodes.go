@@ -210,7 +210,7 @@ func (l *notes) of(n *control.NodeState) {
 	}
 }
 
-// drained says since when and by whom a node is drained, and why.
+// drained returns the state of a drained node in words: since when, by which user, and why.
 func drained(d *control.Drain) string {
 	text := fmt.Sprintf("%s (since %s, by %s)", drainNames[d.State], time.Unix(0, d.SinceNs).Format(time.DateTime), d.User)
 	if d.Reason == "" {

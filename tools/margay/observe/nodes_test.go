@@ -41,7 +41,8 @@ node3: it did not register
 	}
 }
 
-// A node that is out of service has no free cores. Its state is whether it has jobs, or why it is not up, and a remark has the reason.
+// A node that is out of service has no free cores. Its state is draining or drained while it is up,
+// and a remark has the reason.
 func TestNodesDrained(t *testing.T) {
 	since := time.Date(2026, 11, 25, 13, 40, 5, 0, time.Local).UnixNano()
 	drain := func(state control.DrainState, reason string) *control.Drain {
