@@ -180,7 +180,7 @@ func (s *Server) offers() []offer {
 	return offers
 }
 
-// offersFor lists those that have the architecture of a job. The caller holds Server.mu.
+// offersFor lists the free cores of the nodes in service that have the architecture of a job. The caller holds Server.mu.
 func (s *Server) offersFor(spec *control.JobSpec) []offer {
 	return slices.DeleteFunc(s.offers(), func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch })
 }

@@ -78,7 +78,7 @@ func onlyNode(nodes *control.Nodes, named int32) (*control.Nodes, error) {
 	return nil, fmt.Errorf("the machine has no node%d (margay nodes lists those that it has)", named)
 }
 
-// healthNames are the healths of nodes in words.
+// healthNames are the words for the health of nodes.
 var healthNames = map[control.NodeHealth]string{
 	control.NodeHealth_NODE_BOOTING: "booting",
 	control.NodeHealth_NODE_UP:      "up",
