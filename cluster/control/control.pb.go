@@ -321,6 +321,55 @@ func (Stream) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{4}
 }
 
+type DrainState int32
+
+const (
+	DrainState_DRAIN_UNKNOWN  DrainState = 0
+	DrainState_DRAIN_DRAINING DrainState = 1 // the node has a job
+	DrainState_DRAIN_DRAINED  DrainState = 2 // it has none
+)
+
+// Enum value maps for DrainState.
+var (
+	DrainState_name = map[int32]string{
+		0: "DRAIN_UNKNOWN",
+		1: "DRAIN_DRAINING",
+		2: "DRAIN_DRAINED",
+	}
+	DrainState_value = map[string]int32{
+		"DRAIN_UNKNOWN":  0,
+		"DRAIN_DRAINING": 1,
+		"DRAIN_DRAINED":  2,
+	}
+)
+
+func (x DrainState) Enum() *DrainState {
+	p := new(DrainState)
+	*p = x
+	return p
+}
+
+func (x DrainState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DrainState) Descriptor() protoreflect.EnumDescriptor {
+	return file_control_proto_enumTypes[5].Descriptor()
+}
+
+func (DrainState) Type() protoreflect.EnumType {
+	return &file_control_proto_enumTypes[5]
+}
+
+func (x DrainState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DrainState.Descriptor instead.
+func (DrainState) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{5}
+}
+
 type NodeHealth int32
 
 const (
@@ -360,11 +409,11 @@ func (x NodeHealth) String() string {
 }
 
 func (NodeHealth) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[5].Descriptor()
+	return file_control_proto_enumTypes[6].Descriptor()
 }
 
 func (NodeHealth) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[5]
+	return &file_control_proto_enumTypes[6]
 }
 
 func (x NodeHealth) Number() protoreflect.EnumNumber {
@@ -373,7 +422,7 @@ func (x NodeHealth) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeHealth.Descriptor instead.
 func (NodeHealth) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 type Switch int32
@@ -409,11 +458,11 @@ func (x Switch) String() string {
 }
 
 func (Switch) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[6].Descriptor()
+	return file_control_proto_enumTypes[7].Descriptor()
 }
 
 func (Switch) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[6]
+	return &file_control_proto_enumTypes[7]
 }
 
 func (x Switch) Number() protoreflect.EnumNumber {
@@ -422,7 +471,7 @@ func (x Switch) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Switch.Descriptor instead.
 func (Switch) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 type Frame struct {
@@ -470,6 +519,9 @@ type Frame struct {
 	//	*Frame_MachineStatus
 	//	*Frame_RemoveOutput
 	//	*Frame_OutputRemoved
+	//	*Frame_DrainNodes
+	//	*Frame_NodesDrained
+	//	*Frame_ResumeNodes
 	//	*Frame_ListExtensions
 	//	*Frame_Extensions
 	//	*Frame_InsertExtension
@@ -895,6 +947,33 @@ func (x *Frame) GetOutputRemoved() *OutputRemoved {
 	return nil
 }
 
+func (x *Frame) GetDrainNodes() *DrainNodes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_DrainNodes); ok {
+			return x.DrainNodes
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetNodesDrained() *NodesDrained {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_NodesDrained); ok {
+			return x.NodesDrained
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetResumeNodes() *ResumeNodes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ResumeNodes); ok {
+			return x.ResumeNodes
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetListExtensions() *ListExtensions {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ListExtensions); ok {
@@ -1220,6 +1299,18 @@ type Frame_OutputRemoved struct {
 	OutputRemoved *OutputRemoved `protobuf:"bytes,74,opt,name=output_removed,json=outputRemoved,proto3,oneof"`
 }
 
+type Frame_DrainNodes struct {
+	DrainNodes *DrainNodes `protobuf:"bytes,75,opt,name=drain_nodes,json=drainNodes,proto3,oneof"`
+}
+
+type Frame_NodesDrained struct {
+	NodesDrained *NodesDrained `protobuf:"bytes,76,opt,name=nodes_drained,json=nodesDrained,proto3,oneof"`
+}
+
+type Frame_ResumeNodes struct {
+	ResumeNodes *ResumeNodes `protobuf:"bytes,77,opt,name=resume_nodes,json=resumeNodes,proto3,oneof"`
+}
+
 type Frame_ListExtensions struct {
 	// Extensions: clients ask serve, serve asks nodes.
 	ListExtensions *ListExtensions `protobuf:"bytes,80,opt,name=list_extensions,json=listExtensions,proto3,oneof"`
@@ -1372,6 +1463,12 @@ func (*Frame_MachineStatus) isFrame_Body() {}
 func (*Frame_RemoveOutput) isFrame_Body() {}
 
 func (*Frame_OutputRemoved) isFrame_Body() {}
+
+func (*Frame_DrainNodes) isFrame_Body() {}
+
+func (*Frame_NodesDrained) isFrame_Body() {}
+
+func (*Frame_ResumeNodes) isFrame_Body() {}
 
 func (*Frame_ListExtensions) isFrame_Body() {}
 
@@ -4250,6 +4347,7 @@ type NodeState struct {
 	Boots         uint32                 `protobuf:"varint,9,opt,name=boots,proto3" json:"boots,omitempty"`           // boots it took to come up
 	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`         // what brings it back, when it is dead and does not come back by itself
 	Retry         bool                   `protobuf:"varint,11,opt,name=retry,proto3" json:"retry,omitempty"`          // reason says how it ended, and it is started once more
+	Drain         *Drain                 `protobuf:"bytes,12,opt,name=drain,proto3" json:"drain,omitempty"`           // absent: the node is given jobs when it is up
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4361,6 +4459,82 @@ func (x *NodeState) GetRetry() bool {
 	return false
 }
 
+func (x *NodeState) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// Drain is the state of a node that is given no jobs by order of an operator.
+type Drain struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         DrainState             `protobuf:"varint,1,opt,name=state,proto3,enum=margay.control.DrainState" json:"state,omitempty"` // not recorded
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                               // as the operator gave it; empty: none
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`                                   // who gave the order, and the reason
+	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // since the epoch
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_control_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Drain) GetState() DrainState {
+	if x != nil {
+		return x.State
+	}
+	return DrainState_DRAIN_UNKNOWN
+}
+
+func (x *Drain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Drain) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Drain) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
 type CoreUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Core          uint32                 `protobuf:"varint,1,opt,name=core,proto3" json:"core,omitempty"`
@@ -4372,7 +4546,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4384,7 +4558,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4397,7 +4571,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -4421,6 +4595,157 @@ func (x *CoreUse) GetRanks() []uint32 {
 	return nil
 }
 
+// DrainNodes takes nodes out of service: their jobs go on, and they are given no others. For a node that is drained already, it
+// changes the reason, unless that is empty. Answer: NodesDrained, or Error and no node is changed.
+type DrainNodes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"` // who gives the order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodes) Reset() {
+	*x = DrainNodes{}
+	mi := &file_control_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodes) ProtoMessage() {}
+
+func (x *DrainNodes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
+func (*DrainNodes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *DrainNodes) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *DrainNodes) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+type NodesDrained struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Busy          []uint32               `protobuf:"varint,1,rep,packed,name=busy,proto3" json:"busy,omitempty"` // those that have jobs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodesDrained) Reset() {
+	*x = NodesDrained{}
+	mi := &file_control_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodesDrained) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodesDrained) ProtoMessage() {}
+
+func (x *NodesDrained) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
+func (*NodesDrained) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *NodesDrained) GetBusy() []uint32 {
+	if x != nil {
+		return x.Busy
+	}
+	return nil
+}
+
+// ResumeNodes takes drained nodes into service again. Answer: Done, or Error and no node is changed.
+type ResumeNodes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeNodes) Reset() {
+	*x = ResumeNodes{}
+	mi := &file_control_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeNodes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeNodes) ProtoMessage() {}
+
+func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
+func (*ResumeNodes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ResumeNodes) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 type ListJobs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"` // ended ones too
@@ -4431,7 +4756,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4443,7 +4768,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4456,7 +4781,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -4483,7 +4808,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4820,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4833,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -4539,7 +4864,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4876,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +4889,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -4625,7 +4950,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4637,7 +4962,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4650,7 +4975,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -4776,7 +5101,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4788,7 +5113,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4801,7 +5126,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -4880,7 +5205,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5217,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5230,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -4947,7 +5272,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4959,7 +5284,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4972,7 +5297,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -4998,7 +5323,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5010,7 +5335,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5023,7 +5348,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5046,7 +5371,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5383,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5396,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5119,7 +5444,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5131,7 +5456,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5144,7 +5469,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5169,7 +5494,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5506,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5519,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 type MachineStatus struct {
@@ -5210,13 +5535,14 @@ type MachineStatus struct {
 	Jobs          uint32                 `protobuf:"varint,9,opt,name=jobs,proto3" json:"jobs,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
 	ServeStarts   uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
+	Drained       uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5228,7 +5554,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5241,7 +5567,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -5321,6 +5647,13 @@ func (x *MachineStatus) GetServeStarts() uint32 {
 	return 0
 }
 
+func (x *MachineStatus) GetDrained() uint32 {
+	if x != nil {
+		return x.Drained
+	}
+	return 0
+}
+
 // ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
 type ListExtensions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5331,7 +5664,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5676,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5689,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -5375,7 +5708,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5387,7 +5720,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5400,7 +5733,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -5435,7 +5768,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5447,7 +5780,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5460,7 +5793,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -5599,7 +5932,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5611,7 +5944,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5624,7 +5957,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -5687,7 +6020,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +6032,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +6045,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -5740,7 +6073,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +6085,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5765,7 +6098,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -5791,7 +6124,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5803,7 +6136,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5816,7 +6149,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -5841,7 +6174,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5853,7 +6186,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5866,7 +6199,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -5931,7 +6264,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5943,7 +6276,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5956,7 +6289,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -5998,7 +6331,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6010,7 +6343,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6023,7 +6356,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6055,7 +6388,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6067,7 +6400,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6080,7 +6413,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6141,7 +6474,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6153,7 +6486,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6166,7 +6499,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6235,7 +6568,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6247,7 +6580,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6260,7 +6593,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6279,7 +6612,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6624,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6637,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -6324,7 +6657,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6336,7 +6669,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6349,7 +6682,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -6369,7 +6702,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6381,7 +6714,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6394,7 +6727,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -6426,7 +6759,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6438,7 +6771,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6451,7 +6784,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -6510,7 +6843,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6522,7 +6855,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6535,7 +6868,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -6601,7 +6934,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6613,7 +6946,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6626,7 +6959,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -6733,7 +7066,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6745,7 +7078,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6758,7 +7091,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -6801,7 +7134,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6813,7 +7146,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6826,7 +7159,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -6860,7 +7193,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6872,7 +7205,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6885,7 +7218,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -6906,7 +7239,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6918,7 +7251,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6931,7 +7264,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -6954,7 +7287,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6966,7 +7299,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6979,7 +7312,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7013,7 +7346,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7025,7 +7358,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7038,7 +7371,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7052,7 +7385,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xf0\x19\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xb6\x1b\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7102,7 +7435,11 @@ const file_control_proto_rawDesc = "" +
 	"\x06status\x18G \x01(\v2\x16.margay.control.StatusH\x00R\x06status\x12F\n" +
 	"\x0emachine_status\x18H \x01(\v2\x1d.margay.control.MachineStatusH\x00R\rmachineStatus\x12C\n" +
 	"\rremove_output\x18I \x01(\v2\x1c.margay.control.RemoveOutputH\x00R\fremoveOutput\x12F\n" +
-	"\x0eoutput_removed\x18J \x01(\v2\x1d.margay.control.OutputRemovedH\x00R\routputRemoved\x12I\n" +
+	"\x0eoutput_removed\x18J \x01(\v2\x1d.margay.control.OutputRemovedH\x00R\routputRemoved\x12=\n" +
+	"\vdrain_nodes\x18K \x01(\v2\x1a.margay.control.DrainNodesH\x00R\n" +
+	"drainNodes\x12C\n" +
+	"\rnodes_drained\x18L \x01(\v2\x1c.margay.control.NodesDrainedH\x00R\fnodesDrained\x12@\n" +
+	"\fresume_nodes\x18M \x01(\v2\x1b.margay.control.ResumeNodesH\x00R\vresumeNodes\x12I\n" +
 	"\x0flist_extensions\x18P \x01(\v2\x1e.margay.control.ListExtensionsH\x00R\x0elistExtensions\x12<\n" +
 	"\n" +
 	"extensions\x18Q \x01(\v2\x1a.margay.control.ExtensionsH\x00R\n" +
@@ -7343,7 +7680,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
 	"\tListNodes\"8\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xdf\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\x8c\x03\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -7357,11 +7694,26 @@ const file_control_proto_rawDesc = "" +
 	"\x05boots\x18\t \x01(\rR\x05boots\x12\x16\n" +
 	"\x06remedy\x18\n" +
 	" \x01(\tR\x06remedy\x12\x14\n" +
-	"\x05retry\x18\v \x01(\bR\x05retry\"E\n" +
+	"\x05retry\x18\v \x01(\bR\x05retry\x12+\n" +
+	"\x05drain\x18\f \x01(\v2\x15.margay.control.DrainR\x05drain\"\x80\x01\n" +
+	"\x05Drain\x120\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x19\n" +
+	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"E\n" +
 	"\aCoreUse\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\x12\x14\n" +
-	"\x05ranks\x18\x03 \x03(\rR\x05ranks\".\n" +
+	"\x05ranks\x18\x03 \x03(\rR\x05ranks\"N\n" +
+	"\n" +
+	"DrainNodes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"\"\n" +
+	"\fNodesDrained\x12\x12\n" +
+	"\x04busy\x18\x01 \x03(\rR\x04busy\"#\n" +
+	"\vResumeNodes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\".\n" +
 	"\bListJobs\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
@@ -7426,7 +7778,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xb0\x02\n" +
+	"\x06Status\"\xca\x02\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -7441,7 +7793,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\t \x01(\rR\x04jobs\x12\x19\n" +
 	"\bsince_ns\x18\n" +
 	" \x01(\x03R\asinceNs\x12!\n" +
-	"\fserve_starts\x18\v \x01(\rR\vserveStarts\"$\n" +
+	"\fserve_starts\x18\v \x01(\rR\vserveStarts\x12\x18\n" +
+	"\adrained\x18\f \x01(\rR\adrained\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +
@@ -7629,7 +7982,12 @@ const file_control_proto_rawDesc = "" +
 	"\rSTREAM_STDERR\x10\x02\x12\x0f\n" +
 	"\vSTREAM_EXIT\x10\x03\x12\x0e\n" +
 	"\n" +
-	"STREAM_END\x10\x04*[\n" +
+	"STREAM_END\x10\x04*F\n" +
+	"\n" +
+	"DrainState\x12\x11\n" +
+	"\rDRAIN_UNKNOWN\x10\x00\x12\x12\n" +
+	"\x0eDRAIN_DRAINING\x10\x01\x12\x11\n" +
+	"\rDRAIN_DRAINED\x10\x02*[\n" +
 	"\n" +
 	"NodeHealth\x12\x10\n" +
 	"\fNODE_BOOTING\x10\x00\x12\v\n" +
@@ -7655,217 +8013,227 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
 	(JobPhase)(0),            // 2: margay.control.JobPhase
 	(StdinMode)(0),           // 3: margay.control.StdinMode
 	(Stream)(0),              // 4: margay.control.Stream
-	(NodeHealth)(0),          // 5: margay.control.NodeHealth
-	(Switch)(0),              // 6: margay.control.Switch
-	(*Frame)(nil),            // 7: margay.control.Frame
-	(*Hello)(nil),            // 8: margay.control.Hello
-	(*Welcome)(nil),          // 9: margay.control.Welcome
-	(*Error)(nil),            // 10: margay.control.Error
-	(*Done)(nil),             // 11: margay.control.Done
-	(*Register)(nil),         // 12: margay.control.Register
-	(*Registered)(nil),       // 13: margay.control.Registered
-	(*NodeInfo)(nil),         // 14: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 15: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 16: margay.control.Heartbeat
-	(*LogLine)(nil),          // 17: margay.control.LogLine
-	(*Prepare)(nil),          // 18: margay.control.Prepare
-	(*JobSpec)(nil),          // 19: margay.control.JobSpec
-	(*Exec)(nil),             // 20: margay.control.Exec
-	(*Prepared)(nil),         // 21: margay.control.Prepared
-	(*Place)(nil),            // 22: margay.control.Place
-	(*Member)(nil),           // 23: margay.control.Member
-	(*Start)(nil),            // 24: margay.control.Start
-	(*Forget)(nil),           // 25: margay.control.Forget
-	(*Forgotten)(nil),        // 26: margay.control.Forgotten
-	(*Unkept)(nil),           // 27: margay.control.Unkept
-	(*Loaded)(nil),           // 28: margay.control.Loaded
-	(*JobFault)(nil),         // 29: margay.control.JobFault
-	(*Rewind)(nil),           // 30: margay.control.Rewind
-	(*Finish)(nil),           // 31: margay.control.Finish
-	(*FileChunk)(nil),        // 32: margay.control.FileChunk
-	(*FileTaken)(nil),        // 33: margay.control.FileTaken
-	(*Record)(nil),           // 34: margay.control.Record
-	(*ExitStatus)(nil),       // 35: margay.control.ExitStatus
-	(*Usage)(nil),            // 36: margay.control.Usage
-	(*Ack)(nil),              // 37: margay.control.Ack
-	(*Stdin)(nil),            // 38: margay.control.Stdin
-	(*StdinTaken)(nil),       // 39: margay.control.StdinTaken
-	(*Signal)(nil),           // 40: margay.control.Signal
-	(*RunRequest)(nil),       // 41: margay.control.RunRequest
-	(*RunReply)(nil),         // 42: margay.control.RunReply
-	(*Attach)(nil),           // 43: margay.control.Attach
-	(*RemoveOutput)(nil),     // 44: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 45: margay.control.OutputRemoved
-	(*JobState)(nil),         // 46: margay.control.JobState
-	(*RankState)(nil),        // 47: margay.control.RankState
-	(*ListNodes)(nil),        // 48: margay.control.ListNodes
-	(*Nodes)(nil),            // 49: margay.control.Nodes
-	(*NodeState)(nil),        // 50: margay.control.NodeState
-	(*CoreUse)(nil),          // 51: margay.control.CoreUse
-	(*ListJobs)(nil),         // 52: margay.control.ListJobs
-	(*Jobs)(nil),             // 53: margay.control.Jobs
-	(*WaitingJob)(nil),       // 54: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 55: margay.control.JobSummary
-	(*StoredJob)(nil),        // 56: margay.control.StoredJob
-	(*Kill)(nil),             // 57: margay.control.Kill
-	(*Noise)(nil),            // 58: margay.control.Noise
-	(*NoiseReport)(nil),      // 59: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 60: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 61: margay.control.InterruptRow
-	(*Status)(nil),           // 62: margay.control.Status
-	(*MachineStatus)(nil),    // 63: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 64: margay.control.ListExtensions
-	(*Extensions)(nil),       // 65: margay.control.Extensions
-	(*ExtensionState)(nil),   // 66: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 67: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 68: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 69: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 70: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 71: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 72: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 73: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 74: margay.control.ReadEvents
-	(*Events)(nil),           // 75: margay.control.Events
-	(*ReadClock)(nil),        // 76: margay.control.ReadClock
-	(*Clock)(nil),            // 77: margay.control.Clock
-	(*TakeSamples)(nil),      // 78: margay.control.TakeSamples
-	(*Samples)(nil),          // 79: margay.control.Samples
-	(*NodeSample)(nil),       // 80: margay.control.NodeSample
-	(*CoreSample)(nil),       // 81: margay.control.CoreSample
-	(*RankSample)(nil),       // 82: margay.control.RankSample
-	(*NodeExit)(nil),         // 83: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 84: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 85: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 86: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 87: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 88: margay.control.DutiesSet
-	nil,                      // 89: margay.control.ExtensionLog.AfterEntry
+	(DrainState)(0),          // 5: margay.control.DrainState
+	(NodeHealth)(0),          // 6: margay.control.NodeHealth
+	(Switch)(0),              // 7: margay.control.Switch
+	(*Frame)(nil),            // 8: margay.control.Frame
+	(*Hello)(nil),            // 9: margay.control.Hello
+	(*Welcome)(nil),          // 10: margay.control.Welcome
+	(*Error)(nil),            // 11: margay.control.Error
+	(*Done)(nil),             // 12: margay.control.Done
+	(*Register)(nil),         // 13: margay.control.Register
+	(*Registered)(nil),       // 14: margay.control.Registered
+	(*NodeInfo)(nil),         // 15: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 16: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 17: margay.control.Heartbeat
+	(*LogLine)(nil),          // 18: margay.control.LogLine
+	(*Prepare)(nil),          // 19: margay.control.Prepare
+	(*JobSpec)(nil),          // 20: margay.control.JobSpec
+	(*Exec)(nil),             // 21: margay.control.Exec
+	(*Prepared)(nil),         // 22: margay.control.Prepared
+	(*Place)(nil),            // 23: margay.control.Place
+	(*Member)(nil),           // 24: margay.control.Member
+	(*Start)(nil),            // 25: margay.control.Start
+	(*Forget)(nil),           // 26: margay.control.Forget
+	(*Forgotten)(nil),        // 27: margay.control.Forgotten
+	(*Unkept)(nil),           // 28: margay.control.Unkept
+	(*Loaded)(nil),           // 29: margay.control.Loaded
+	(*JobFault)(nil),         // 30: margay.control.JobFault
+	(*Rewind)(nil),           // 31: margay.control.Rewind
+	(*Finish)(nil),           // 32: margay.control.Finish
+	(*FileChunk)(nil),        // 33: margay.control.FileChunk
+	(*FileTaken)(nil),        // 34: margay.control.FileTaken
+	(*Record)(nil),           // 35: margay.control.Record
+	(*ExitStatus)(nil),       // 36: margay.control.ExitStatus
+	(*Usage)(nil),            // 37: margay.control.Usage
+	(*Ack)(nil),              // 38: margay.control.Ack
+	(*Stdin)(nil),            // 39: margay.control.Stdin
+	(*StdinTaken)(nil),       // 40: margay.control.StdinTaken
+	(*Signal)(nil),           // 41: margay.control.Signal
+	(*RunRequest)(nil),       // 42: margay.control.RunRequest
+	(*RunReply)(nil),         // 43: margay.control.RunReply
+	(*Attach)(nil),           // 44: margay.control.Attach
+	(*RemoveOutput)(nil),     // 45: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 46: margay.control.OutputRemoved
+	(*JobState)(nil),         // 47: margay.control.JobState
+	(*RankState)(nil),        // 48: margay.control.RankState
+	(*ListNodes)(nil),        // 49: margay.control.ListNodes
+	(*Nodes)(nil),            // 50: margay.control.Nodes
+	(*NodeState)(nil),        // 51: margay.control.NodeState
+	(*Drain)(nil),            // 52: margay.control.Drain
+	(*CoreUse)(nil),          // 53: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 54: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 55: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 56: margay.control.ResumeNodes
+	(*ListJobs)(nil),         // 57: margay.control.ListJobs
+	(*Jobs)(nil),             // 58: margay.control.Jobs
+	(*WaitingJob)(nil),       // 59: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 60: margay.control.JobSummary
+	(*StoredJob)(nil),        // 61: margay.control.StoredJob
+	(*Kill)(nil),             // 62: margay.control.Kill
+	(*Noise)(nil),            // 63: margay.control.Noise
+	(*NoiseReport)(nil),      // 64: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 65: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 66: margay.control.InterruptRow
+	(*Status)(nil),           // 67: margay.control.Status
+	(*MachineStatus)(nil),    // 68: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 69: margay.control.ListExtensions
+	(*Extensions)(nil),       // 70: margay.control.Extensions
+	(*ExtensionState)(nil),   // 71: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 72: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 73: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 74: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 75: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 76: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 77: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 78: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 79: margay.control.ReadEvents
+	(*Events)(nil),           // 80: margay.control.Events
+	(*ReadClock)(nil),        // 81: margay.control.ReadClock
+	(*Clock)(nil),            // 82: margay.control.Clock
+	(*TakeSamples)(nil),      // 83: margay.control.TakeSamples
+	(*Samples)(nil),          // 84: margay.control.Samples
+	(*NodeSample)(nil),       // 85: margay.control.NodeSample
+	(*CoreSample)(nil),       // 86: margay.control.CoreSample
+	(*RankSample)(nil),       // 87: margay.control.RankSample
+	(*NodeExit)(nil),         // 88: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 89: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 90: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 91: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 92: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 93: margay.control.DutiesSet
+	nil,                      // 94: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	8,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	9,   // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	10,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	11,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	12,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	13,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	16,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	17,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	18,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	24,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	25,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	28,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	29,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	30,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	31,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	26,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	21,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	32,  // 17: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	34,  // 18: margay.control.Frame.record:type_name -> margay.control.Record
-	37,  // 19: margay.control.Frame.ack:type_name -> margay.control.Ack
-	38,  // 20: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	39,  // 21: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	40,  // 22: margay.control.Frame.signal:type_name -> margay.control.Signal
-	33,  // 23: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	41,  // 24: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	42,  // 25: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	43,  // 26: margay.control.Frame.attach:type_name -> margay.control.Attach
-	46,  // 27: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	48,  // 28: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	49,  // 29: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	52,  // 30: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	53,  // 31: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	57,  // 32: margay.control.Frame.kill:type_name -> margay.control.Kill
-	58,  // 33: margay.control.Frame.noise:type_name -> margay.control.Noise
-	59,  // 34: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	62,  // 35: margay.control.Frame.status:type_name -> margay.control.Status
-	63,  // 36: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	44,  // 37: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	45,  // 38: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	64,  // 39: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	65,  // 40: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	67,  // 41: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	73,  // 42: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	69,  // 43: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	70,  // 44: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	74,  // 45: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	75,  // 46: margay.control.Frame.events:type_name -> margay.control.Events
-	76,  // 47: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	77,  // 48: margay.control.Frame.clock:type_name -> margay.control.Clock
-	78,  // 49: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	79,  // 50: margay.control.Frame.samples:type_name -> margay.control.Samples
-	83,  // 51: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	84,  // 52: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	85,  // 53: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	86,  // 54: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	87,  // 55: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	88,  // 56: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 57: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 58: margay.control.Error.code:type_name -> margay.control.Code
-	14,  // 59: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	15,  // 60: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 61: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	14,  // 62: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	19,  // 63: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	22,  // 64: margay.control.Prepare.places:type_name -> margay.control.Place
-	23,  // 65: margay.control.Prepare.members:type_name -> margay.control.Member
-	20,  // 66: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	3,   // 67: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	27,  // 68: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	10,  // 69: margay.control.Loaded.error:type_name -> margay.control.Error
-	10,  // 70: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 71: margay.control.Record.stream:type_name -> margay.control.Stream
-	35,  // 72: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	36,  // 73: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	19,  // 74: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	20,  // 75: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	22,  // 76: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 77: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	10,  // 78: margay.control.JobState.error:type_name -> margay.control.Error
-	47,  // 79: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	27,  // 80: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	35,  // 81: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	50,  // 82: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,   // 83: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	14,  // 84: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	51,  // 85: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	55,  // 86: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	54,  // 87: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 88: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	47,  // 89: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	27,  // 90: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	19,  // 91: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	22,  // 92: margay.control.StoredJob.places:type_name -> margay.control.Place
-	23,  // 93: margay.control.StoredJob.members:type_name -> margay.control.Member
-	55,  // 94: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	46,  // 95: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	60,  // 96: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	61,  // 97: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	66,  // 98: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	68,  // 99: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	89,  // 100: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	71,  // 101: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	67,  // 102: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	66,  // 103: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	80,  // 104: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	81,  // 105: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	82,  // 106: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	66,  // 107: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	6,   // 108: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	6,   // 109: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	14,  // 110: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	111, // [111:111] is the sub-list for method output_type
-	111, // [111:111] is the sub-list for method input_type
-	111, // [111:111] is the sub-list for extension type_name
-	111, // [111:111] is the sub-list for extension extendee
-	0,   // [0:111] is the sub-list for field type_name
+	9,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	10,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	11,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	12,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	13,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	14,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	17,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	18,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	19,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	25,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	26,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	29,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	30,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	31,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	32,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	27,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	22,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	33,  // 17: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	35,  // 18: margay.control.Frame.record:type_name -> margay.control.Record
+	38,  // 19: margay.control.Frame.ack:type_name -> margay.control.Ack
+	39,  // 20: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	40,  // 21: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	41,  // 22: margay.control.Frame.signal:type_name -> margay.control.Signal
+	34,  // 23: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	42,  // 24: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	43,  // 25: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	44,  // 26: margay.control.Frame.attach:type_name -> margay.control.Attach
+	47,  // 27: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	49,  // 28: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	50,  // 29: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	57,  // 30: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	58,  // 31: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	62,  // 32: margay.control.Frame.kill:type_name -> margay.control.Kill
+	63,  // 33: margay.control.Frame.noise:type_name -> margay.control.Noise
+	64,  // 34: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	67,  // 35: margay.control.Frame.status:type_name -> margay.control.Status
+	68,  // 36: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	45,  // 37: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	46,  // 38: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	54,  // 39: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	55,  // 40: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	56,  // 41: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	69,  // 42: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	70,  // 43: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	72,  // 44: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	78,  // 45: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	74,  // 46: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	75,  // 47: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	79,  // 48: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	80,  // 49: margay.control.Frame.events:type_name -> margay.control.Events
+	81,  // 50: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	82,  // 51: margay.control.Frame.clock:type_name -> margay.control.Clock
+	83,  // 52: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	84,  // 53: margay.control.Frame.samples:type_name -> margay.control.Samples
+	88,  // 54: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	89,  // 55: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	90,  // 56: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	91,  // 57: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	92,  // 58: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	93,  // 59: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 60: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 61: margay.control.Error.code:type_name -> margay.control.Code
+	15,  // 62: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	16,  // 63: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 64: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	15,  // 65: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	20,  // 66: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	23,  // 67: margay.control.Prepare.places:type_name -> margay.control.Place
+	24,  // 68: margay.control.Prepare.members:type_name -> margay.control.Member
+	21,  // 69: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	3,   // 70: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	28,  // 71: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	11,  // 72: margay.control.Loaded.error:type_name -> margay.control.Error
+	11,  // 73: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 74: margay.control.Record.stream:type_name -> margay.control.Stream
+	36,  // 75: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	37,  // 76: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	20,  // 77: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	21,  // 78: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	23,  // 79: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 80: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	11,  // 81: margay.control.JobState.error:type_name -> margay.control.Error
+	48,  // 82: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	28,  // 83: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	36,  // 84: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	51,  // 85: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	6,   // 86: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	15,  // 87: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	53,  // 88: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	52,  // 89: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	5,   // 90: margay.control.Drain.state:type_name -> margay.control.DrainState
+	60,  // 91: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	59,  // 92: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 93: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	48,  // 94: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	28,  // 95: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	20,  // 96: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	23,  // 97: margay.control.StoredJob.places:type_name -> margay.control.Place
+	24,  // 98: margay.control.StoredJob.members:type_name -> margay.control.Member
+	60,  // 99: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	47,  // 100: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	65,  // 101: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	66,  // 102: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	71,  // 103: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	73,  // 104: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	94,  // 105: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	76,  // 106: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	72,  // 107: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	71,  // 108: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	85,  // 109: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	86,  // 110: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	87,  // 111: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	71,  // 112: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	7,   // 113: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	7,   // 114: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	15,  // 115: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	116, // [116:116] is the sub-list for method output_type
+	116, // [116:116] is the sub-list for method input_type
+	116, // [116:116] is the sub-list for extension type_name
+	116, // [116:116] is the sub-list for extension extendee
+	0,   // [0:116] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -7913,6 +8281,9 @@ func file_control_proto_init() {
 		(*Frame_MachineStatus)(nil),
 		(*Frame_RemoveOutput)(nil),
 		(*Frame_OutputRemoved)(nil),
+		(*Frame_DrainNodes)(nil),
+		(*Frame_NodesDrained)(nil),
+		(*Frame_ResumeNodes)(nil),
 		(*Frame_ListExtensions)(nil),
 		(*Frame_Extensions)(nil),
 		(*Frame_InsertExtension)(nil),
@@ -7937,8 +8308,8 @@ func file_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   83,
+			NumEnums:      8,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

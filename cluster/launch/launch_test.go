@@ -279,7 +279,7 @@ func TestStdinBreaks(t *testing.T) {
 }
 
 func TestNodeList(t *testing.T) {
-	for want, nodes := range map[string][]uint32{"": nil, "node7": {7, 7}, "node0-2": {0, 1, 1, 2}, "node0,node2-3,node9": {0, 2, 3, 9}} {
+	for want, nodes := range map[string][]uint32{"": nil, "node7": {7, 7}, "node0-2": {0, 1, 1, 2}, "node0,2-3,9": {0, 2, 3, 9}} {
 		var places []*control.Place
 		for _, n := range nodes {
 			places = append(places, &control.Place{Node: n})

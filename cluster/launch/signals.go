@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
+	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 )
 
 // insist is how soon a second interrupt must follow the first to end the job whatever its ranks do.
@@ -170,21 +171,11 @@ func usage(u *control.Usage) string {
 		u.GetMajorFaults(), u.GetMinorFaults(), u.GetPreemptions())
 }
 
-// nodeList names the nodes of a job, as ranges.
+// nodeList names the nodes of a job.
 func nodeList(places []*control.Place) string {
-	var parts []string
-	for i := 0; i < len(places); {
-		first := places[i].Node
-		last := first
-		for i < len(places) && places[i].Node <= last+1 {
-			last = places[i].Node
-			i++
-		}
-		if first == last {
-			parts = append(parts, fmt.Sprintf("node%d", first))
-		} else {
-			parts = append(parts, fmt.Sprintf("node%d-%d", first, last))
-		}
+	var nodes []uint32
+	for _, p := range places {
+		nodes = append(nodes, p.Node)
 	}
-	return strings.Join(parts, ",")
+	return nodeset.Condense(slices.Compact(nodes))
 }

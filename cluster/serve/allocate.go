@@ -23,8 +23,8 @@ type shape struct {
 	perCore int      // ranks that share a core; 0: one, or as many as perNode needs
 	each    int      // cores of each rank, which shares none then; 0: one, which it may share
 	nodes   int      // on how many nodes the ranks are spread, as evenly as they can be; 0: on as few as it takes
-	only    []uint32 // the nodes that may be used; none: all
-	without []uint32 // nodes that may not be used
+	only    []uint32 // the nodes that may be used, in ascending order; none: all
+	without []uint32 // nodes that may not be used, in ascending order
 }
 
 func shapeOf(spec *control.JobSpec) shape {
@@ -36,7 +36,9 @@ func shapeOf(spec *control.JobSpec) shape {
 
 // mayUse reports whether the job may have ranks on a node.
 func (s shape) mayUse(node uint32) bool {
-	return (len(s.only) == 0 || slices.Contains(s.only, node)) && !slices.Contains(s.without, node)
+	_, without := slices.BinarySearch(s.without, node)
+	_, only := slices.BinarySearch(s.only, node)
+	return !without && (only || len(s.only) == 0)
 }
 
 // check refuses a shape that no node can have.
@@ -62,7 +64,7 @@ func (s shape) check() error {
 func (s shape) known(nodes int) error {
 	for _, node := range slices.Concat(s.only, s.without) {
 		if int64(node) >= int64(nodes) {
-			return control.Failf(control.Code_CODE_NOT_FOUND, "the machine has no node%d: its nodes are node0 to node%d (margay nodes)", node, nodes-1)
+			return control.Failf(control.Code_CODE_BAD_REQUEST, "the machine has no node%d: its nodes are node0 to node%d (margay nodes)", node, nodes-1)
 		}
 	}
 	for node := range nodes {
@@ -196,6 +198,9 @@ func (s shape) lacks(offers []offer) string {
 
 // lacksNodes is lacks for a job that wants a number of ranks on each node.
 func (s shape) lacksNodes(offers []offer) string {
+	if len(offers) == 0 {
+		return fmt.Sprintf("%s, %d on a node: %s", count(s.ranks, "rank"), s.perNode, freeOn(nil))
+	}
 	largest, now := offer{}, 0
 	for _, o := range offers {
 		if o.total > largest.total {
@@ -229,7 +234,7 @@ func freeOn(offers []offer) string {
 		parts = append(parts, fmt.Sprintf("node%d has %d of %d free", o.node, len(o.cores), o.total))
 	}
 	if len(parts) == 0 {
-		return "no such node is up"
+		return "no such node is up and in service"
 	}
 	return strings.Join(parts, ", ")
 }

@@ -55,6 +55,11 @@ func (c *client) handle(f *control.Frame) {
 			removed, err := s.removeOutput(m)
 			c.conn.Answer(f, removed, err)
 		})
+	case *control.DrainNodes:
+		drained, err := s.drain(m)
+		c.conn.Answer(f, drained, err)
+	case *control.ResumeNodes:
+		c.conn.Answer(f, &control.Done{}, s.resume(m))
 	case *control.Status:
 		c.conn.Answer(f, s.status(), nil)
 	case *control.Noise:
@@ -135,6 +140,8 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 		return
 	}
 	m.Spec.Command = commandLine(m.Exec)
+	slices.Sort(m.Spec.Only)
+	slices.Sort(m.Spec.Without)
 	if m.Spec.WaitMs != 0 { // the end of the connection must be seen meanwhile
 		s.running.Go(func() {
 			j, err := s.enqueue(m.Spec, c.conn)
@@ -264,7 +271,7 @@ func (s *Server) listNodes() *control.Nodes {
 	for _, n := range s.nodes {
 		state := &control.NodeState{
 			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
-			SilentMs: time.Since(n.heard).Milliseconds(),
+			SilentMs: time.Since(n.heard).Milliseconds(), Drain: n.drained(),
 		}
 		if n.health == control.NodeHealth_NODE_DEAD {
 			state.Remedy = n.remedy
@@ -322,9 +329,16 @@ func (s *Server) status() *control.MachineStatus {
 		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.nodes)),
 		Jobs: uint32(len(s.jobs)), SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 	}
+	for _, n := range s.nodes {
+		if n.drain != nil {
+			m.Drained++
+		}
+		if n.up() {
+			m.Up++
+			m.Cores += uint32(len(n.info.Cores))
+		}
+	}
 	for _, o := range s.offers() {
-		m.Up++
-		m.Cores += uint32(len(s.nodes[o.node].info.Cores))
 		m.FreeCores += uint32(len(o.cores))
 	}
 	return m

@@ -59,7 +59,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
 	var waits []string
 	for _, n := range s.nodes {
-		if n.info == nil || n.info.Arch != spec.Arch || !n.late() && !n.up() {
+		if n.info == nil || n.info.Arch != spec.Arch || n.drain != nil || !n.late() && !n.up() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
@@ -86,6 +86,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 
 // roomChanged has jobs that wait for room look again. The caller holds Server.mu.
 func (s *Server) roomChanged() {
+	s.hinder()
 	close(s.room)
 	s.room = make(chan struct{})
 }
@@ -106,8 +107,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
 			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
-	offers := s.offers()
-	places := allocate(slices.DeleteFunc(offers, func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch }), shapeOf(spec))
+	places := allocate(s.offersFor(spec), shapeOf(spec))
 	if places == nil {
 		return nil, s.noRoom(spec)
 	}
@@ -158,14 +158,15 @@ func (s *Server) remove(j *job) {
 		}
 	}
 	delete(s.jobs, j.number)
+	s.leave(j)
 	s.roomChanged()
 }
 
-// offers lists the free cores of the nodes that are up. The caller holds Server.mu.
+// offers lists the free cores of the nodes that are in service. The caller holds Server.mu.
 func (s *Server) offers() []offer {
 	var offers []offer
 	for _, n := range s.nodes {
-		if !n.up() {
+		if !n.inService() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
@@ -179,33 +180,32 @@ func (s *Server) offers() []offer {
 	return offers
 }
 
+// offersFor lists the free cores of the nodes in service that have the architecture of a job. The caller holds Server.mu.
+func (s *Server) offersFor(spec *control.JobSpec) []offer {
+	return slices.DeleteFunc(s.offers(), func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch })
+}
+
 // noRoom says why a job does not fit, and what would. The caller holds Server.mu.
 func (s *Server) noRoom(spec *control.JobSpec) error {
-	var offers []offer
-	up := s.offers()
-	for _, o := range up {
-		if s.nodes[o.node].info.Arch == spec.Arch {
-			offers = append(offers, o)
-		}
-	}
-	if len(up) > 0 && len(offers) == 0 {
+	up, arches := s.arches()
+	if up > 0 && !slices.Contains(arches, spec.Arch) {
 		return control.Failf(control.Code_CODE_NOT_EXECUTABLE, "%s is for %s, but the nodes of machine %s are %s",
-			spec.Path, spec.Arch, s.config.Machine, s.arches())
+			spec.Path, spec.Arch, s.config.Machine, strings.Join(arches, " and "))
 	}
-	text := shapeOf(spec).lacks(offers)
+	text := shapeOf(spec).lacks(s.offersFor(spec))
 	if holders := s.holders(); len(holders) == 1 {
 		text += fmt.Sprintf("; job %d has the others, and jobs do not share cores", holders[0])
 	} else if len(holders) > 1 {
 		text += fmt.Sprintf("; jobs %s have the others, and jobs do not share cores", numbers(holders))
 	}
-	return control.Failf(control.Code_CODE_NO_ROOM, "%s (%d of %d nodes are up; see margay nodes)", text, len(up), len(s.nodes))
+	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.nodes))
 }
 
-// holders lists the jobs that have cores of nodes that are up, in order. The caller holds Server.mu.
+// holders lists the jobs that have cores of nodes that are in service, in order. The caller holds Server.mu.
 func (s *Server) holders() (jobs []uint32) {
 	for _, n := range s.nodes {
 		for _, use := range n.uses {
-			if n.up() && !slices.Contains(jobs, use.job) {
+			if n.inService() && !slices.Contains(jobs, use.job) {
 				jobs = append(jobs, use.job)
 			}
 		}
@@ -229,14 +229,16 @@ func numbers(jobs []uint32) string {
 	return strings.Join(words, ", ")
 }
 
-// arches names the architectures of the nodes. The caller holds Server.mu.
-func (s *Server) arches() string {
-	var arches []string
-	for _, o := range s.offers() {
-		arches = append(arches, s.nodes[o.node].info.Arch)
+// arches returns how many nodes are up, and their architectures. The caller holds Server.mu.
+func (s *Server) arches() (up int, arches []string) {
+	for _, n := range s.nodes {
+		if n.up() {
+			up++
+			arches = append(arches, n.info.Arch)
+		}
 	}
 	slices.Sort(arches)
-	return strings.Join(slices.Compact(arches), " and ")
+	return up, slices.Compact(arches)
 }
 
 // launch brings a job from its creation to running. Any failure ends it; the client learns the reason from the job's state.

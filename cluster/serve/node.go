@@ -36,6 +36,7 @@ type node struct {
 	free    int64     // memory, in bytes
 	boots   uint32
 	uses    map[uint32]use // cores that have been given away
+	drain   *control.Drain // why it is given no jobs; nil: it is in service
 	hosts   []uint32       // jobs that its last heartbeat named
 	owes    int            // things that it is to do before it can be given jobs
 	log     *gate.Log      // gets the lines of its own log

@@ -11,7 +11,8 @@ import (
 )
 
 // queue are the jobs that wait for cores, in the order in which they came. A job gets cores only when no job that came before it waits for
-// a node that it may use: one that needs little does not starve one that needs much. What waits is in no store; the clients come again
+// a node that it may use: one that needs little does not starve one that needs much. A job that does not fit while nodes are drained may
+// wait for long, and others do not wait for it; it keeps its place. What waits is in no store; the clients come again
 // to a serve that was started again, and lose their places.
 type queue []*waiting
 
@@ -20,6 +21,8 @@ type waiting struct {
 	spec  *control.JobSpec
 	since time.Time
 	why   string // what it waits for
+
+	hindered bool // it does not fit as long as nodes are drained
 }
 
 // maxWaiting is how many jobs that wait a list shows. Those that come after them have the same reason.
@@ -35,13 +38,13 @@ func (q queue) listed() (list []*control.WaitingJob) {
 	return list
 }
 
-// before returns how many jobs that came before w wait for nodes that spec may use. w is nil for one that comes now.
+// before returns how many jobs that came before w wait for nodes that spec may use, drained ones aside. w is nil for one that comes now.
 func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
 	for _, other := range q {
 		if other == w {
 			break
 		}
-		if meet(shapeOf(other.spec), shapeOf(spec)) && other.spec.Arch == spec.Arch {
+		if !other.hindered && meet(shapeOf(other.spec), shapeOf(spec)) && other.spec.Arch == spec.Arch {
 			n++
 		}
 	}
@@ -114,22 +117,15 @@ func (s *Server) join(w *waiting) error {
 	if err := shape.known(len(s.nodes)); err != nil {
 		return err
 	}
-	var whole []offer
-	unknown := false
-	for _, n := range s.nodes {
-		if n.info == nil {
-			unknown = true
-		} else if n.info.Arch == w.spec.Arch {
-			whole = append(whole, offer{node: n.number, total: len(n.info.Cores), cores: n.info.Cores})
-		}
-	}
-	if !unknown && allocate(whole, shape) == nil {
+	whole, known := s.whole(w.spec.Arch, func(*node) bool { return true })
+	if known && allocate(whole, shape) == nil {
 		if len(whole) == 0 {
 			return s.noRoom(w.spec)
 		}
 		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %s, when the whole machine is free", shape.lacks(whole))
 	}
 	s.queue = append(s.queue, w)
+	s.hinder()
 	return nil
 }
 
@@ -146,17 +142,11 @@ func (s *Server) waitsFor(w *waiting) string {
 	if n := s.queue.before(w, w.spec); n > 0 {
 		return fmt.Sprintf("waiting for cores, behind %s that came first", count(n, "job"))
 	}
-	var offers []offer
-	for _, o := range s.offers() {
-		if s.nodes[o.node].info.Arch == w.spec.Arch {
-			offers = append(offers, o)
-		}
-	}
-	text := "waiting for cores: " + shapeOf(w.spec).lacks(offers)
+	text := "waiting for cores: " + shapeOf(w.spec).lacks(s.offersFor(w.spec))
 	if holders := s.holders(); len(holders) > 0 {
 		text += fmt.Sprintf("; %s %s the others", agree(len(holders), "job", "jobs")+" "+numbers(holders), agree(len(holders), "has", "have"))
 	}
-	return text
+	return text + s.outOfService(w.spec)
 }
 
 // agree chooses the form of a word for a number of things.

@@ -6,8 +6,8 @@ import (
 	"margay/cluster/control"
 )
 
-// restore takes up what an earlier serve has left: the nodes that were members, which have some time to be heard again, and
-// the jobs that were running, whose clients have some time to come back. A job that was still being launched is ended, since
+// restore takes up what an earlier serve has left: the nodes that were members, which have some time to be heard again, those that
+// were drained, and the jobs that were running, whose clients have some time to come back. A job that was still being launched is ended, since
 // its files are lost.
 func (s *Server) restore() error {
 	members, err := s.store.nodes()
@@ -17,6 +17,9 @@ func (s *Server) restore() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.extensions, err = s.store.extensions(); err != nil {
+		return err
+	}
+	if err := s.restoreDrains(); err != nil {
 		return err
 	}
 	for _, m := range members {

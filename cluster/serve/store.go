@@ -25,13 +25,14 @@ var (
 	bucketJobs       = []byte("jobs")
 	bucketNodes      = []byte("nodes")
 	bucketExtensions = []byte("extensions")
+	bucketDrains     = []byte("drains")
 	keyStarts        = []byte("starts")
 )
 
 // openTimeout bounds how long a serve waits for the store of one that is just ending.
 const openTimeout = 5 * time.Second
 
-// store is what survives a serve: jobs, nodes, the machine's extensions, and the number of the next job.
+// store is what survives a serve: jobs, nodes, which of them are drained, the machine's extensions, and the number of the next job.
 type store struct{ db *bbolt.DB }
 
 func openStore(dir string) (*store, error) {
@@ -42,7 +43,7 @@ func openStore(dir string) (*store, error) {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketDrains} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -109,6 +110,42 @@ func (s *store) nodes() (nodes []*control.NodeState, err error) {
 		})
 	})
 	return nodes, err
+}
+
+// saveDrains records for nodes why they are drained, nil for those that are not: of all of them or, on an error, of none.
+func (s *store) saveDrains(drains map[uint32]*control.Drain) error {
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucketDrains)
+		for number, d := range drains {
+			if d == nil {
+				if err := b.Delete(key(number)); err != nil {
+					return err
+				}
+				continue
+			}
+			value, err := proto.Marshal(d)
+			if err != nil {
+				return err
+			}
+			if err := b.Put(key(number), value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// drains returns which nodes are drained, and why.
+func (s *store) drains() (map[uint32]*control.Drain, error) {
+	drains := make(map[uint32]*control.Drain)
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketDrains).ForEach(func(k, v []byte) error {
+			d := new(control.Drain)
+			drains[binary.BigEndian.Uint32(k)] = d
+			return proto.Unmarshal(v, d)
+		})
+	})
+	return drains, err
 }
 
 // nextExtension returns a number that nothing which was inserted into this machine has had.

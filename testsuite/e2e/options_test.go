@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -60,6 +61,30 @@ func TestCoresEach(t *testing.T) {
 	}
 	held.signal(syscall.SIGTERM)
 	held.wait()
+}
+
+// Lists of nodes choose the nodes of a job: by number, name and range.
+func TestChosenNodes(t *testing.T) {
+	m := up(t, "hosted", 4, 1)
+	for _, c := range []struct{ flags, want string }{
+		{"-w node[0,2-3] -N 3", "node0 node2 node3"},
+		{"-w node1,node3 -N 2", "node1 node3"},
+		{"-w 0..2 -x node[0-1] -n 1", "node2"},
+		{"--exclude 1,node2 -n 2", "node0 node3"},
+		{"--nodelist node1..node2,3 -n 3", "node1 node2 node3"},
+	} {
+		r := m.run(0, append(strings.Fields(c.flags), "-q", "--label", "hostname")...)
+		var nodes []string
+		for i, line := range slices.Sorted(strings.Lines(r.stdout)) {
+			nodes = append(nodes, strings.TrimSpace(strings.TrimPrefix(line, fmt.Sprintf("[%d] ", i))))
+		}
+		if got := strings.Join(nodes, " "); got != c.want {
+			t.Errorf("%s: %q, %v", c.flags, got, r)
+		}
+	}
+	if r := m.run(125, "-w", "0", "-x", "node[0-3]", "hostname"); !strings.Contains(r.stderr, "-w and -x leave no node") {
+		t.Errorf("no node is left: %v", r)
+	}
 }
 
 // awaitJobs waits until so many jobs run.

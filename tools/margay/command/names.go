@@ -2,6 +2,8 @@ package command
 
 import (
 	"fmt"
+	"os"
+	"os/user"
 	"strconv"
 	"strings"
 	"syscall"
@@ -10,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 )
 
 // ParseJob reads the number of a job.
@@ -34,15 +37,6 @@ func ParseJobs(texts []string) ([]uint32, error) {
 	return jobs, nil
 }
 
-// ParseNode reads the number of a node, which may be written node2 or 2.
-func ParseNode(text string) (uint32, error) {
-	node, err := strconv.ParseUint(strings.TrimPrefix(text, "node"), 10, 31)
-	if err != nil {
-		return 0, fmt.Errorf("%q is not a node: nodes are called node0 or 0, node1 or 1, and so on (margay nodes)", text)
-	}
-	return uint32(node), nil
-}
-
 // NodeFlag gives a command the flag that names a node. Without the flag node is unchanged.
 func (a *App) NodeFlag(c *cobra.Command, node *int32, usage string) {
 	c.Flags().Var(nodeValue{node}, "node", usage)
@@ -52,7 +46,7 @@ func (a *App) NodeFlag(c *cobra.Command, node *int32, usage string) {
 type nodeValue struct{ node *int32 }
 
 func (v nodeValue) Set(text string) error {
-	node, err := ParseNode(text)
+	node, err := nodeset.ParseNode(text)
 	*v.node = int32(node)
 	return err
 }
@@ -101,4 +95,13 @@ func Whose(job uint32) string {
 		return "machine"
 	}
 	return strconv.FormatUint(uint64(job), 10)
+}
+
+// UserName is the name of this user, fit for a line of /etc/passwd.
+func UserName() string {
+	u, err := user.Current()
+	if err != nil || u.Username == "" || strings.ContainsAny(u.Username, ":\n/") {
+		return fmt.Sprintf("user%d", os.Getuid())
+	}
+	return u.Username
 }

@@ -1,25 +1,11 @@
 package command
 
 import (
-	"strings"
 	"syscall"
 	"testing"
 
 	"margay/cluster/control"
 )
-
-func TestParseNode(t *testing.T) {
-	for text, want := range map[string]uint32{"0": 0, "2": 2, "node2": 2, "node017": 17} {
-		if node, err := ParseNode(text); err != nil || node != want {
-			t.Errorf("%q: node %d, %v", text, node, err)
-		}
-	}
-	for _, text := range []string{"", "node", "-1", "nodes", "node1x", "4294967296"} {
-		if node, err := ParseNode(text); err == nil || !strings.Contains(err.Error(), "margay nodes") {
-			t.Errorf("%q: node %d, %v", text, node, err)
-		}
-	}
-}
 
 func TestNodeValue(t *testing.T) {
 	node := int32(control.None)

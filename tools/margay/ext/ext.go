@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -107,7 +108,7 @@ func (a commands) extRemoveCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			for _, arg := range args {
 				name, number, _ := strings.Cut(arg, ".")
-				node, err := command.ParseNode(name)
+				node, err := nodeset.ParseNode(name)
 				if err != nil {
 					return err
 				}

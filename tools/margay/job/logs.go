@@ -9,8 +9,8 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
-	"margay/tools/margay/show"
 )
 
 func (a commands) logsCommand() *cobra.Command {
@@ -76,7 +76,7 @@ func (a commands) removeLogs(ctx context.Context, jobs []uint32) error {
 	case len(removed.Jobs) == 1:
 		a.Detail("the output of job %d is removed, %d KiB", removed.Jobs[0], removed.Bytes>>10)
 	default:
-		a.Detail("the output of jobs %s is removed, %d KiB", show.Ranges(removed.Jobs), removed.Bytes>>10)
+		a.Detail("the output of jobs %s is removed, %d KiB", nodeset.Ranges(removed.Jobs), removed.Bytes>>10)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
+	"margay/internal/nodeset"
 	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
@@ -56,7 +57,7 @@ the table gives the reason.`,
 func (a commands) printJobs(jobs *control.Jobs) error {
 	t := a.Table("JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
 	for _, j := range jobs.Jobs {
-		t.Row(j.Job, j.User, j.Ranks, show.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
+		t.Row(j.Job, j.User, j.Ranks, nodeset.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
 	}
 	for _, w := range jobs.Waiting {
 		t.Row("-", w.User, w.Ranks, "-", show.State{Text: "waiting", Color: show.Passing}, since(w.SinceNs, time.Now()), w.Command)

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/user"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +17,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/serve"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -272,7 +271,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 		if list.text == "" {
 			continue
 		}
-		if *list.nodes, err = parseNodes(list.text); err != nil {
+		if *list.nodes, err = nodeset.Parse(list.text); err != nil {
 			return nil, fmt.Errorf("run: %s %s: %w", list.flag, list.text, err)
 		}
 	}
@@ -360,15 +359,6 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 func describe(s *control.JobSpec, files *launch.Files) {
 	umask := unix.Umask(0)
 	unix.Umask(umask)
-	s.Path, s.Umask, s.User, s.Uid = []byte(files.Program), uint32(umask), userName(), uint32(os.Getuid())
+	s.Path, s.Umask, s.User, s.Uid = []byte(files.Program), uint32(umask), command.UserName(), uint32(os.Getuid())
 	s.RamDisk, s.Arch = files.Size(), files.Arch
-}
-
-// userName is the name of this user, fit for a line of /etc/passwd.
-func userName() string {
-	u, err := user.Current()
-	if err != nil || u.Username == "" || strings.ContainsAny(u.Username, ":\n/") {
-		return fmt.Sprintf("user%d", os.Getuid())
-	}
-	return u.Username
 }

@@ -11,26 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestParseNodes(t *testing.T) {
-	for text, want := range map[string][]uint32{
-		"0": {0}, "node0": {0}, "1..4,10": {1, 2, 3, 4, 10}, "node[1-4,10]": {1, 2, 3, 4, 10}, "3-5": {3, 4, 5}, "node2-node3": {2, 3},
-		"node2..3,0": {0, 2, 3}, "5,5,4-6": {4, 5, 6}, "node[0],node[2-3],7": {0, 2, 3, 7},
-	} {
-		if nodes, err := parseNodes(text); err != nil || !slices.Equal(nodes, want) {
-			t.Errorf("%s: %v, %v", text, nodes, err)
-		}
-	}
-	for text, want := range map[string]string{
-		"": "it names no node", ",": "ends with a comma", "1,": "ends with a comma", "node[1-2": "brackets", "node]1[": "brackets", "node[[1]]": "brackets",
-		"4-1": "runs backwards", "1-": "is not a node", "-1": "is not a node", "a..b": "is not a node", "0-65536": "more than 65536 nodes",
-		"0-65535,70000-70001": "more than 65536 nodes", "0-4294967295": "is not a node",
-	} {
-		if nodes, err := parseNodes(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %d nodes, %v", text, len(nodes), err)
-		}
-	}
-}
-
 func TestParseTime(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"30s": 30 * time.Second, "5m": 5 * time.Minute, "1h30m": 90 * time.Minute, "1:30": 90 * time.Second, "2:00:01": 2*time.Hour + time.Second,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/internal/nodeset"
 	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
 )
@@ -22,7 +23,7 @@ func (a commands) consoleCommand() *cobra.Command {
 		Example: "  margay machine console 2 --follow",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			node, err := command.ParseNode(args[0])
+			node, err := nodeset.ParseNode(args[0])
 			if err != nil {
 				return err
 			}

@@ -1,5 +1,5 @@
-// Package machine has the commands that make, show, change and end machines, and the daemons of a
-// machine.
+// Package machine has the commands that make, show, change and end machines and that take their
+// nodes out of service, and the daemons of a machine.
 package machine
 
 import (
@@ -11,6 +11,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/machine"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -21,7 +22,7 @@ type commands struct{ *command.App }
 // Commands returns the commands of this group.
 func Commands(app *command.App) []*cobra.Command {
 	a := commands{app}
-	return []*cobra.Command{a.machineCommand(), a.serveCommand(), a.holderCommand()}
+	return []*cobra.Command{a.machineCommand(), a.nodeCommand(), a.serveCommand(), a.holderCommand()}
 }
 
 func (a commands) machineCommand() *cobra.Command {
@@ -70,13 +71,21 @@ func (a commands) statusCommand() *cobra.Command {
 			if a.JSON {
 				return show.Message(a.Stdout, status)
 			}
-			_, err = fmt.Fprintf(a.Stdout, "machine %s (%s): %d of %d nodes up, %d of %d application cores free, %d jobs\n"+
+			_, err = fmt.Fprintf(a.Stdout, "machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %d jobs\n"+
 				"holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, status.FreeCores, status.Cores, status.Jobs,
+				status.Machine, status.Substrate, status.Up, status.Nodes, drained(status), status.FreeCores, status.Cores, status.Jobs,
 				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
 			return err
 		},
 	})
+}
+
+// drained says how many nodes are out of service, if any are.
+func drained(m *control.MachineStatus) string {
+	if m.Drained == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d drained", m.Drained)
 }
 
 // restartWait is longer than serve waits for a kernel that was started again.
@@ -89,7 +98,7 @@ func (a commands) restartCommand() *cobra.Command {
 		Example: "  margay machine restart node2",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			node, err := command.ParseNode(args[0])
+			node, err := nodeset.ParseNode(args[0])
 			if err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 	"margay/internal/printable"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
@@ -77,7 +78,7 @@ func onlyNode(nodes *control.Nodes, named int32) (*control.Nodes, error) {
 	return nil, fmt.Errorf("the machine has no node%d (margay nodes lists those that it has)", named)
 }
 
-// healthNames are the states of nodes in words.
+// healthNames are the words for the health of nodes.
 var healthNames = map[control.NodeHealth]string{
 	control.NodeHealth_NODE_BOOTING: "booting",
 	control.NodeHealth_NODE_UP:      "up",
@@ -86,15 +87,29 @@ var healthNames = map[control.NodeHealth]string{
 	control.NodeHealth_NODE_REFUSED: "refused",
 }
 
-// Health is the state of a node in words.
-func Health(h control.NodeHealth) string { return healthNames[h] }
+// drainNames are the states of nodes that are out of service, in words.
+var drainNames = map[control.DrainState]string{
+	control.DrainState_DRAIN_DRAINING: "draining",
+	control.DrainState_DRAIN_DRAINED:  "drained",
+}
+
+// State is the state of a node in words: its health, or that it is up and out of service.
+func State(n *control.NodeState) string {
+	if n.Drain != nil && n.Health == control.NodeHealth_NODE_UP {
+		return drainNames[n.Drain.State]
+	}
+	return healthNames[n.Health]
+}
 
 // state is the state of a node with its color.
-func state(h control.NodeHealth) show.State {
-	s := show.State{Text: Health(h), Color: show.Bad}
-	switch h {
+func state(n *control.NodeState) show.State {
+	s := show.State{Text: State(n), Color: show.Bad}
+	switch n.Health {
 	case control.NodeHealth_NODE_UP:
 		s.Color = show.Good
+		if n.Drain != nil {
+			s.Color = show.Passing
+		}
 	case control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_LATE:
 		s.Color = show.Passing
 	}
@@ -125,11 +140,11 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 		name := fmt.Sprintf("node%d", n.Node)
 		notes.of(n)
 		if n.Info == nil {
-			row(name, state(n.Health), "-", "-", "-", "-", "-", "-", "-", "-")
+			row(name, state(n), "-", "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
 		free, jobs := use(n)
-		row(name, state(n.Health), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+		row(name, state(n), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
 			cmp.Or(n.Info.Scheduler, "-"), cmp.Or(n.Info.Fabric, "-"), n.Info.Kernel, strings.Join(jobs, " "))
 	}
 	if err := t.Flush(); err != nil {
@@ -145,10 +160,10 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 func use(n *control.NodeState) (free int, jobs []string) {
 	for _, core := range n.Cores {
 		switch {
-		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP:
+		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP && n.Drain == nil:
 			free++
 		case core.Job != 0:
-			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, show.Ranges(core.Ranks)))
+			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, nodeset.Ranges(core.Ranks)))
 		}
 	}
 	return free, jobs
@@ -171,6 +186,10 @@ func (l *notes) of(n *control.NodeState) {
 	if n.Remedy != "" {
 		l.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
 	}
+	if n.Drain != nil {
+		text := " " + drained(n.Drain)
+		l.add(n.Node, " is"+text, " are"+text)
+	}
 	if n.Info == nil {
 		return
 	}
@@ -191,6 +210,15 @@ func (l *notes) of(n *control.NodeState) {
 	}
 }
 
+// drained returns the state of a drained node in words: since when, by which user, and why.
+func drained(d *control.Drain) string {
+	text := fmt.Sprintf("%s (since %s, by %s)", drainNames[d.State], time.Unix(0, d.SinceNs).Format(time.DateTime), d.User)
+	if d.Reason == "" {
+		return text
+	}
+	return text + ": " + d.Reason
+}
+
 func (l *notes) add(node uint32, one, several string) {
 	for _, n := range *l {
 		if n.one == one {
@@ -205,7 +233,7 @@ func (n *note) String() string {
 	if len(n.nodes) == 1 {
 		return fmt.Sprintf("node%d%s", n.nodes[0], n.one)
 	}
-	return "node" + show.Ranges(n.nodes) + n.several
+	return "node" + nodeset.Ranges(n.nodes) + n.several
 }
 
 // noise prints how often each application core is interrupted.

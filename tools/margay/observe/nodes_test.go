@@ -3,6 +3,7 @@ package observe_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -37,6 +38,52 @@ node3: it did not register
 `
 	if status != 0 || stdout != want {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
+// A node that is out of service has no free cores. Its state is draining or drained while it is up,
+// and a remark has the reason.
+func TestNodesDrained(t *testing.T) {
+	since := time.Date(2026, 11, 25, 13, 40, 5, 0, time.Local).UnixNano()
+	drain := func(state control.DrainState, reason string) *control.Drain {
+		return &control.Drain{State: state, Reason: reason, User: "op", SinceNs: since}
+	}
+	nodes := &control.Nodes{}
+	for i, d := range []*control.Drain{
+		drain(control.DrainState_DRAIN_DRAINING, "fan"), drain(control.DrainState_DRAIN_DRAINED, "fan"), drain(control.DrainState_DRAIN_DRAINED, ""),
+		drain(control.DrainState_DRAIN_DRAINED, "fan"), nil,
+	} {
+		cores := []*control.CoreUse{{Core: 1}, {Core: 2}}
+		if d.GetState() == control.DrainState_DRAIN_DRAINING {
+			cores[0] = &control.CoreUse{Core: 1, Job: 4, Ranks: []uint32{0}}
+		}
+		nodes.Nodes = append(nodes.Nodes, &control.NodeState{
+			Node: uint32(i), Health: control.NodeHealth_NODE_UP, Drain: d, Cores: cores,
+			Info: &control.NodeInfo{Memory: 64 << 20, Profile: "shared", Kernel: "9.9", Fabric: "tcp"},
+		})
+	}
+	nodes.Nodes[3].Health, nodes.Nodes[3].Reason = control.NodeHealth_NODE_LATE, "it is silent"
+	list := func(args ...string) (status int, stdout, stderr string) {
+		return margaytest.Played(t, func(proto.Message) (proto.Message, error) { return nodes, nil }, args...)
+	}
+	status, stdout, stderr := list("nodes")
+	want := `NODE   STATE     CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC  KERNEL  JOBS
+node0  draining  2      0     64 MiB  shared   -        tcp     9.9     4.0
+node1  drained   2      0     64 MiB  shared   -        tcp     9.9     
+node2  drained   2      0     64 MiB  shared   -        tcp     9.9     
+node3  late      2      0     64 MiB  shared   -        tcp     9.9     
+node4  up        2      2     64 MiB  shared   -        tcp     9.9     
+node0 is draining (since 2026-11-25 13:40:05, by op): fan
+node1,3 are drained (since 2026-11-25 13:40:05, by op): fan
+node2 is drained (since 2026-11-25 13:40:05, by op)
+node3: it is silent
+`
+	if status != 0 || stdout != want {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+	if _, stdout, _ := list("nodes", "--json"); strings.Count(stdout, `"state": "drained"`) != 3 || strings.Count(stdout, `"state": "draining"`) != 1 ||
+		strings.Count(stdout, `"drain": null`) != 1 || !strings.Contains(stdout, `"reason": "fan"`) || !strings.Contains(stdout, `"user": "op"`) {
+		t.Errorf("for programs:\n%s", stdout)
 	}
 }
 

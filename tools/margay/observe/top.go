@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/rates"
+	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -116,7 +117,7 @@ func (a commands) topLines(v *rates.View, width int, order rates.Order) []string
 	lines := []string{fmt.Sprintf("machine %s: %d nodes, %d of %d cores busy, %s messages/s sent, %s arrived, %s extension runs/s",
 		a.Machine, t.Nodes, t.Busy, t.Cores, perSecond(t.Sent), perSecond(t.Arrived), perSecond(t.Runs))}
 	if len(v.Recording) > 0 {
-		lines[0] += ", recording on nodes " + show.Ranges(v.Recording)
+		lines[0] += ", recording on nodes " + nodeset.Ranges(v.Recording)
 	}
 	lines = append(lines, "")
 	lines = append(lines, coreLines(v, width, order)...)

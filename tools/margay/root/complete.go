@@ -105,6 +105,10 @@ func complete(a *command.App, root *cobra.Command) {
 			c.ValidArgsFunction = names(n.jobNames)
 		case "logs":
 			c.ValidArgsFunction = n.completeLogs
+		case "node drain":
+			c.ValidArgsFunction = names(n.nodeNames)
+		case "node resume":
+			c.ValidArgsFunction = names(n.drainedNames)
 		case "machine restart", "machine console":
 			c.ValidArgsFunction = first(names(n.nodeNames))
 		case "ext remove":
@@ -206,10 +210,18 @@ func (n named) jobsThat(ok func(*control.JobSummary) bool) (entries []string) {
 	return entries
 }
 
-func (n named) nodeNames() (entries []string) {
+func (n named) nodeNames() []string {
+	return n.nodesThat(func(*control.NodeState) bool { return true })
+}
+
+func (n named) drainedNames() []string {
+	return n.nodesThat(func(node *control.NodeState) bool { return node.Drain != nil })
+}
+
+func (n named) nodesThat(ok func(*control.NodeState) bool) (entries []string) {
 	nodes, _ := quickly[*control.Nodes](n.App, &control.ListNodes{})
-	for _, node := range nodes.GetNodes() {
-		entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("node%d", node.Node), observe.Health(node.Health)))
+	for _, node := range slices.DeleteFunc(nodes.GetNodes(), func(node *control.NodeState) bool { return !ok(node) }) {
+		entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("node%d", node.Node), observe.State(node)))
 	}
 	return entries
 }

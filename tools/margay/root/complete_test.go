@@ -19,7 +19,8 @@ func answers(question proto.Message) (proto.Message, error) {
 		return &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Command: "./app", Phase: control.JobPhase_JOB_RUNNING}, {Job: 6, Command: "./b", Phase: control.JobPhase_JOB_DONE, ExitCode: 1},
 			{Job: 7, Command: "./c", Detached: true, Phase: control.JobPhase_JOB_DONE}, {Job: 8, Command: "./d", Detached: true, Phase: control.JobPhase_JOB_DONE, ExitCode: 2}}}, nil
 	case *control.ListNodes:
-		return &control.Nodes{Nodes: []*control.NodeState{{Node: 0, Health: control.NodeHealth_NODE_UP}, {Node: 1, Health: control.NodeHealth_NODE_DEAD}}}, nil
+		return &control.Nodes{Nodes: []*control.NodeState{{Node: 0, Health: control.NodeHealth_NODE_UP}, {Node: 1, Health: control.NodeHealth_NODE_DEAD},
+			{Node: 2, Health: control.NodeHealth_NODE_UP, Drain: &control.Drain{State: control.DrainState_DRAIN_DRAINED}}}}, nil
 	case *control.ListExtensions:
 		return &control.Extensions{Extensions: []*control.ExtensionState{{Node: 1, Handle: 3, Name: "edf", Slot: "sched", State: "active"}, {Node: 1, Handle: 2, State: "removed"}}}, nil
 	}
@@ -34,10 +35,12 @@ func TestCompletion(t *testing.T) {
 		"logs|--remove|7|":         "8\t./d, ended (2)",
 		"ps|":                      "5\t./app, running|6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
 		"record|--job|":            "5\t./app, running",
-		"machine|restart|":         "node0\tup|node1\tdead",
+		"machine|restart|":         "node0\tup|node1\tdead|node2\tdrained",
 		"machine|console|node0|":   "",
-		"machine|cores|--node|":    "node0\tup|node1\tdead",
-		"ext|log|--node|":          "node0\tup|node1\tdead",
+		"machine|cores|--node|":    "node0\tup|node1\tdead|node2\tdrained",
+		"node|drain|node0|":        "node1\tdead|node2\tdrained",
+		"node|resume|":             "node2\tdrained",
+		"ext|log|--node|":          "node0\tup|node1\tdead|node2\tdrained",
 		"ext|remove|":              "1.3\tedf of sched",
 		"-m|":                      "m\thosted, 4 nodes, up",
 		"machine|up|--substrate|":  "qemu|hosted",
@@ -45,8 +48,8 @@ func TestCompletion(t *testing.T) {
 		"machine|up|--profile|":    "isolated|sched",
 		"machine|cores|--all|":     "on|off",
 		"run|--stdin|":             "first|all|none",
-		"run|-w|":                  "node0\tup|node1\tdead",
-		"run|--exclude|":           "node0\tup|node1\tdead",
+		"run|-w|":                  "node0\tup|node1\tdead|node2\tdrained",
+		"run|--exclude|":           "node0\tup|node1\tdead|node2\tdrained",
 		"wait|5|":                  "6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
 		"top|--sort|":              "core|cpu|messages|switches|interrupts",
 		"nimble|run|--engine|":     "subroutine|direct|portable|linux|subroutine-calls",

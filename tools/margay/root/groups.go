@@ -18,7 +18,8 @@ var otherNames = map[string]map[string][]string{
 		"kill":   {"rm", "remove", "stop", "cancel", "scancel", "terminate"},
 		"run":    {"srun", "start", "submit", "sbatch", "mpirun", "mpiexec", "launch"},
 		"logs":   {"log", "attach", "output"},
-		"nodes":  {"node", "sinfo", "hosts"},
+		"nodes":  {"sinfo", "hosts"},
+		"node":   {"scontrol"},
 		"top":    {"htop", "watch"},
 		"record": {"trace", "perf"},
 		"ext":    {"extension", "extensions"},
@@ -30,6 +31,10 @@ var otherNames = map[string]map[string][]string{
 		"down":    {"rm", "remove", "delete", "destroy", "stop", "kill", "end"},
 		"console": {"log", "logs"},
 		"restart": {"reboot"},
+	},
+	"margay node": {
+		"drain":  {"down", "offline", "disable", "out", "evict"},
+		"resume": {"undrain", "up", "online", "enable", "in"},
 	},
 	"margay ext": {
 		"list":   {"ls", "ps", "show"},

@@ -54,6 +54,8 @@ func TestSuggestions(t *testing.T) {
 		"insert x.o":       "did you mean margay ext insert?",
 		"up":               "did you mean margay machine up?",
 		"machine ls":       "did you mean margay machine list?",
+		"scontrol update":  "did you mean margay node?",
+		"node down 1":      "did you mean margay node drain?",
 		"machine nodes":    "did you mean margay nodes?",
 		"frob":             "frob: there is no such command (margay --help)",
 		"exec 7 ls":        "exec: there is no such command (margay --help)",

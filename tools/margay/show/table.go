@@ -119,21 +119,3 @@ func paint(line string, states map[int]State, at []int) string {
 	}
 	return string(runes)
 }
-
-// Ranges writes numbers that are in order as ranges.
-func Ranges(numbers []uint32) string {
-	var parts []string
-	for i := 0; i < len(numbers); {
-		j := i
-		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
-			j++
-		}
-		if i == j {
-			parts = append(parts, fmt.Sprint(numbers[i]))
-		} else {
-			parts = append(parts, fmt.Sprintf("%d-%d", numbers[i], numbers[j]))
-		}
-		i = j + 1
-	}
-	return strings.Join(parts, ",")
-}
