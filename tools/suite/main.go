@@ -71,8 +71,8 @@ const (
 // alone are long computations in a single goroutine: random programs, simulated hours, lists of
 // thousands of jobs. The race detector would find nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast|TestListOfManyJobs|TestStateOfLargeJob",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable", "./cluster/serve"},
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast|TestListOfManyJobs|TestStateOfLargeJob|TestDamagedObjects",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/object", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable", "./cluster/serve"},
 }
 
 // agree is one of them with a configurable duration: random programs on which the engines must
@@ -117,8 +117,8 @@ func plan(packages, arm64 []string) [][]step {
 			{name: "sequential", args: append([]string{"-vet=off", plain, "-count=1", "-timeout=5m"}, sequential...)},
 			{name: "agree", env: []string{agreeTime}, args: agree.run()},
 			{name: "peers", dir: "tools/peers", args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
-			// Random proofs are arithmetic in Go, the same on every processor.
-			{name: "arm64", env: []string{"GOARCH=arm64", "CGO_ENABLED=0"}, args: append([]string{"-vet=off", plain, "-timeout=15m", "-skip=^(TestProofsHold|TestOperations)$", "-exec=qemu-aarch64-static"}, arm64...)},
+			// Random proofs and damaged files are computing in Go, the same on every processor.
+			{name: "arm64", env: []string{"GOARCH=arm64", "CGO_ENABLED=0"}, args: append([]string{"-vet=off", plain, "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects)$", "-exec=qemu-aarch64-static"}, arm64...)},
 		},
 	}
 }
