@@ -321,6 +321,74 @@ func (Stream) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{4}
 }
 
+// Phase is one of the phases that serve sees of a job, in order.
+type Phase int32
+
+const (
+	Phase_PHASE_UNKNOWN  Phase = 0
+	Phase_PHASE_QUEUE    Phase = 1 // waiting for cores
+	Phase_PHASE_ALLOCATE Phase = 2
+	Phase_PHASE_RECORD   Phase = 3 // writing the job to the store, before its nodes are asked and before it starts
+	Phase_PHASE_PREPARE  Phase = 4 // from the request Prepare to the last answer
+	Phase_PHASE_LOAD     Phase = 5 // until every node has the files
+	Phase_PHASE_START    Phase = 6 // from the request Start to the last answer
+	Phase_PHASE_RUN      Phase = 7 // until all records are acknowledged, or the job has failed
+	Phase_PHASE_END      Phase = 8 // until the nodes have forgotten the job and its end is recorded
+)
+
+// Enum value maps for Phase.
+var (
+	Phase_name = map[int32]string{
+		0: "PHASE_UNKNOWN",
+		1: "PHASE_QUEUE",
+		2: "PHASE_ALLOCATE",
+		3: "PHASE_RECORD",
+		4: "PHASE_PREPARE",
+		5: "PHASE_LOAD",
+		6: "PHASE_START",
+		7: "PHASE_RUN",
+		8: "PHASE_END",
+	}
+	Phase_value = map[string]int32{
+		"PHASE_UNKNOWN":  0,
+		"PHASE_QUEUE":    1,
+		"PHASE_ALLOCATE": 2,
+		"PHASE_RECORD":   3,
+		"PHASE_PREPARE":  4,
+		"PHASE_LOAD":     5,
+		"PHASE_START":    6,
+		"PHASE_RUN":      7,
+		"PHASE_END":      8,
+	}
+)
+
+func (x Phase) Enum() *Phase {
+	p := new(Phase)
+	*p = x
+	return p
+}
+
+func (x Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_control_proto_enumTypes[5].Descriptor()
+}
+
+func (Phase) Type() protoreflect.EnumType {
+	return &file_control_proto_enumTypes[5]
+}
+
+func (x Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Phase.Descriptor instead.
+func (Phase) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{5}
+}
+
 type NodeHealth int32
 
 const (
@@ -360,11 +428,11 @@ func (x NodeHealth) String() string {
 }
 
 func (NodeHealth) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[5].Descriptor()
+	return file_control_proto_enumTypes[6].Descriptor()
 }
 
 func (NodeHealth) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[5]
+	return &file_control_proto_enumTypes[6]
 }
 
 func (x NodeHealth) Number() protoreflect.EnumNumber {
@@ -373,7 +441,7 @@ func (x NodeHealth) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeHealth.Descriptor instead.
 func (NodeHealth) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 type Switch int32
@@ -409,11 +477,11 @@ func (x Switch) String() string {
 }
 
 func (Switch) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[6].Descriptor()
+	return file_control_proto_enumTypes[7].Descriptor()
 }
 
 func (Switch) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[6]
+	return &file_control_proto_enumTypes[7]
 }
 
 func (x Switch) Number() protoreflect.EnumNumber {
@@ -422,7 +490,7 @@ func (x Switch) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Switch.Descriptor instead.
 func (Switch) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 type Frame struct {
@@ -448,6 +516,7 @@ type Frame struct {
 	//	*Frame_Finish
 	//	*Frame_Forgotten
 	//	*Frame_Prepared
+	//	*Frame_Started
 	//	*Frame_FileChunk
 	//	*Frame_Record
 	//	*Frame_Ack
@@ -692,6 +761,15 @@ func (x *Frame) GetPrepared() *Prepared {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_Prepared); ok {
 			return x.Prepared
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetStarted() *Started {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Started); ok {
+			return x.Started
 		}
 	}
 	return nil
@@ -1130,6 +1208,10 @@ type Frame_Prepared struct {
 	Prepared *Prepared `protobuf:"bytes,32,opt,name=prepared,proto3,oneof"`
 }
 
+type Frame_Started struct {
+	Started *Started `protobuf:"bytes,33,opt,name=started,proto3,oneof"`
+}
+
 type Frame_FileChunk struct {
 	// The traffic of a running job, between nodes, serve and the job's client.
 	FileChunk *FileChunk `protobuf:"bytes,40,opt,name=file_chunk,json=fileChunk,proto3,oneof"`
@@ -1328,6 +1410,8 @@ func (*Frame_Finish) isFrame_Body() {}
 func (*Frame_Forgotten) isFrame_Body() {}
 
 func (*Frame_Prepared) isFrame_Body() {}
+
+func (*Frame_Started) isFrame_Body() {}
 
 func (*Frame_FileChunk) isFrame_Body() {}
 
@@ -2128,6 +2212,7 @@ type Prepare struct {
 	Members       []*Member              `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"` // the job's nodes in tree order: the children of the i-th are 2i+1 and 2i+2
 	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`   // of the job, known to its nodes only
 	Exec          *Exec                  `protobuf:"bytes,6,opt,name=exec,proto3" json:"exec,omitempty"`
+	Files         []byte                 `protobuf:"bytes,7,opt,name=files,proto3" json:"files,omitempty"` // RunRequest.files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2200,6 +2285,13 @@ func (x *Prepare) GetSecret() []byte {
 func (x *Prepare) GetExec() *Exec {
 	if x != nil {
 		return x.Exec
+	}
+	return nil
+}
+
+func (x *Prepare) GetFiles() []byte {
+	if x != nil {
+		return x.Files
 	}
 	return nil
 }
@@ -2513,7 +2605,10 @@ func (x *Exec) GetContents() [][]byte {
 // Prepared is a node's answer to Prepare.
 type Prepared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lacking       []uint32               `protobuf:"varint,1,rep,packed,name=lacking,proto3" json:"lacking,omitempty"` // indexes of the contents that the node lacks
+	Lacking       []uint32               `protobuf:"varint,1,rep,packed,name=lacking,proto3" json:"lacking,omitempty"`               // indexes of the contents that the node lacks
+	Loaded        bool                   `protobuf:"varint,2,opt,name=loaded,proto3" json:"loaded,omitempty"`                        // the node lacks none, and has unpacked Prepare.files: it has all files of the job
+	PrepareNs     int64                  `protobuf:"varint,3,opt,name=prepare_ns,json=prepareNs,proto3" json:"prepare_ns,omitempty"` // how long it has worked on this, without load_ns
+	LoadNs        int64                  `protobuf:"varint,4,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"`          // and how long on the files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2553,6 +2648,27 @@ func (x *Prepared) GetLacking() []uint32 {
 		return x.Lacking
 	}
 	return nil
+}
+
+func (x *Prepared) GetLoaded() bool {
+	if x != nil {
+		return x.Loaded
+	}
+	return false
+}
+
+func (x *Prepared) GetPrepareNs() int64 {
+	if x != nil {
+		return x.PrepareNs
+	}
+	return 0
+}
+
+func (x *Prepared) GetLoadNs() int64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
 }
 
 type Place struct {
@@ -2675,7 +2791,7 @@ func (x *Member) GetAddress() string {
 	return ""
 }
 
-// Start runs a prepared and loaded job. Answer: Done or Error.
+// Start runs a prepared and loaded job. Answer: Started or Error.
 type Start struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2720,6 +2836,50 @@ func (x *Start) GetJob() uint32 {
 	return 0
 }
 
+type Started struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StartNs       int64                  `protobuf:"varint,1,opt,name=start_ns,json=startNs,proto3" json:"start_ns,omitempty"` // how long the node has worked on this
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Started) Reset() {
+	*x = Started{}
+	mi := &file_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Started) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Started) ProtoMessage() {}
+
+func (x *Started) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Started.ProtoReflect.Descriptor instead.
+func (*Started) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Started) GetStartNs() int64 {
+	if x != nil {
+		return x.StartNs
+	}
+	return 0
+}
+
 // Forget ends a job, if need be, and forgets it. Answer: Forgotten when nothing of it is left on the node.
 type Forget struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2730,7 +2890,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2902,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2915,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -2774,7 +2934,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2786,7 +2946,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2799,7 +2959,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -2822,7 +2982,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2994,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +3007,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -2883,13 +3043,14 @@ type Loaded struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	LoadNs        int64                  `protobuf:"varint,3,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // from the first piece of the files to the end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +3062,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +3075,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -2931,6 +3092,13 @@ func (x *Loaded) GetError() *Error {
 	return nil
 }
 
+func (x *Loaded) GetLoadNs() int64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
+}
+
 // JobFault reports that a job cannot go on as it should.
 type JobFault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2942,7 +3110,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2954,7 +3122,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2967,7 +3135,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -2994,7 +3162,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3174,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3187,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3039,7 +3207,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3219,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3232,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3086,7 +3254,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3266,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3279,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3146,7 +3314,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3326,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3339,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -3207,7 +3375,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3387,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3400,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3318,7 +3486,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3498,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3343,7 +3511,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3396,7 +3564,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3408,7 +3576,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3421,7 +3589,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3478,7 +3646,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3658,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3671,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3541,7 +3709,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3721,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3734,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -3615,7 +3783,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3795,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3808,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -3676,7 +3844,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3688,7 +3856,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3701,7 +3869,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -3730,13 +3898,14 @@ type RunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *JobSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	Exec          *Exec                  `protobuf:"bytes,2,opt,name=exec,proto3" json:"exec,omitempty"`
+	Files         []byte                 `protobuf:"bytes,3,opt,name=files,proto3" json:"files,omitempty"` // the archive of the job's files without the data of contents, for nodes that lack none; empty: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3748,7 +3917,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3761,7 +3930,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -3778,18 +3947,26 @@ func (x *RunRequest) GetExec() *Exec {
 	return nil
 }
 
+func (x *RunRequest) GetFiles() []byte {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
 type RunReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Places        []*Place               `protobuf:"bytes,2,rep,name=places,proto3" json:"places,omitempty"`
 	Lacking       []uint32               `protobuf:"varint,3,rep,packed,name=lacking,proto3" json:"lacking,omitempty"` // indexes of the contents (Exec) that some node lacks
+	Loaded        bool                   `protobuf:"varint,4,opt,name=loaded,proto3" json:"loaded,omitempty"`          // every node has all files: the client sends a last FileChunk without data, and the ranks start
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +3978,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +3991,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -3838,6 +4015,13 @@ func (x *RunReply) GetLacking() []uint32 {
 	return nil
 }
 
+func (x *RunReply) GetLoaded() bool {
+	if x != nil {
+		return x.Loaded
+	}
+	return false
+}
+
 // Attach makes the connection the job's client: it gets the unacknowledged records and the later ones. Answer: JobState.
 type Attach struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3849,7 +4033,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +4045,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +4058,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -3901,7 +4085,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4097,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4110,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -3946,7 +4130,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4142,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4155,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -3998,13 +4182,14 @@ type JobState struct {
 	Ranks         []*RankState           `protobuf:"bytes,5,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
+	Times         []*PhaseTime           `protobuf:"bytes,8,rep,name=times,proto3" json:"times,omitempty"`                                 // to the job's client, from the serve that has launched the job: its phases so far, in order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4201,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4214,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4081,6 +4266,82 @@ func (x *JobState) GetUnkept() []*Unkept {
 	return nil
 }
 
+func (x *JobState) GetTimes() []*PhaseTime {
+	if x != nil {
+		return x.Times
+	}
+	return nil
+}
+
+// PhaseTime is how long a job was in a phase, by the clock of serve.
+type PhaseTime struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         Phase                  `protobuf:"varint,1,opt,name=phase,proto3,enum=margay.control.Phase" json:"phase,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,2,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	NodeNs        int64                  `protobuf:"varint,3,opt,name=node_ns,json=nodeNs,proto3" json:"node_ns,omitempty"` // how long the slowest node has worked on it, by its own clock; 0: no node has said
+	Node          uint32                 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`                   // that node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PhaseTime) Reset() {
+	*x = PhaseTime{}
+	mi := &file_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PhaseTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PhaseTime) ProtoMessage() {}
+
+func (x *PhaseTime) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
+func (*PhaseTime) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PhaseTime) GetPhase() Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Phase_PHASE_UNKNOWN
+}
+
+func (x *PhaseTime) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *PhaseTime) GetNodeNs() int64 {
+	if x != nil {
+		return x.NodeNs
+	}
+	return 0
+}
+
+func (x *PhaseTime) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
 type RankState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -4094,7 +4355,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4367,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4380,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4165,7 +4426,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4177,7 +4438,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4190,7 +4451,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 type Nodes struct {
@@ -4202,7 +4463,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4475,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4488,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4256,7 +4517,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4529,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4281,7 +4542,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4372,7 +4633,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4384,7 +4645,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4397,7 +4658,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -4431,7 +4692,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4443,7 +4704,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4456,7 +4717,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -4483,7 +4744,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4756,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4769,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -4539,7 +4800,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4812,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +4825,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -4625,7 +4886,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4637,7 +4898,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4650,7 +4911,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -4776,7 +5037,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4788,7 +5049,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4801,7 +5062,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -4880,7 +5141,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5153,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5166,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -4947,7 +5208,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4959,7 +5220,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4972,7 +5233,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -4998,7 +5259,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5010,7 +5271,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5023,7 +5284,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5046,7 +5307,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5319,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5332,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5119,7 +5380,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5131,7 +5392,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5144,7 +5405,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5169,7 +5430,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5442,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5455,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 type MachineStatus struct {
@@ -5216,7 +5477,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5228,7 +5489,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5241,7 +5502,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -5331,7 +5592,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5604,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5617,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -5375,7 +5636,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5387,7 +5648,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5400,7 +5661,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -5435,7 +5696,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5447,7 +5708,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5460,7 +5721,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -5599,7 +5860,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5611,7 +5872,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5624,7 +5885,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -5687,7 +5948,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +5960,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +5973,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -5740,7 +6001,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +6013,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5765,7 +6026,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -5791,7 +6052,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5803,7 +6064,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5816,7 +6077,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -5841,7 +6102,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5853,7 +6114,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5866,7 +6127,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -5931,7 +6192,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5943,7 +6204,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5956,7 +6217,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -5998,7 +6259,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6010,7 +6271,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6023,7 +6284,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6055,7 +6316,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6067,7 +6328,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6080,7 +6341,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6141,7 +6402,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6153,7 +6414,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6166,7 +6427,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6235,7 +6496,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6247,7 +6508,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6260,7 +6521,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6279,7 +6540,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6552,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6565,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -6324,7 +6585,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6336,7 +6597,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6349,7 +6610,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -6369,7 +6630,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6381,7 +6642,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6394,7 +6655,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -6426,7 +6687,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6438,7 +6699,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6451,7 +6712,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -6510,7 +6771,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6522,7 +6783,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6535,7 +6796,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -6601,7 +6862,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6613,7 +6874,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6626,7 +6887,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -6733,7 +6994,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6745,7 +7006,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6758,7 +7019,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -6801,7 +7062,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6813,7 +7074,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6826,7 +7087,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -6860,7 +7121,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6872,7 +7133,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6885,7 +7146,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -6906,7 +7167,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6918,7 +7179,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6931,7 +7192,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -6954,7 +7215,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6966,7 +7227,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6979,7 +7240,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7013,7 +7274,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7025,7 +7286,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7038,7 +7299,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7052,7 +7313,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xf0\x19\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xa5\x1a\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7075,7 +7336,8 @@ const file_control_proto_rawDesc = "" +
 	"\x06rewind\x18\x1d \x01(\v2\x16.margay.control.RewindH\x00R\x06rewind\x120\n" +
 	"\x06finish\x18\x1e \x01(\v2\x16.margay.control.FinishH\x00R\x06finish\x129\n" +
 	"\tforgotten\x18\x1f \x01(\v2\x19.margay.control.ForgottenH\x00R\tforgotten\x126\n" +
-	"\bprepared\x18  \x01(\v2\x18.margay.control.PreparedH\x00R\bprepared\x12:\n" +
+	"\bprepared\x18  \x01(\v2\x18.margay.control.PreparedH\x00R\bprepared\x123\n" +
+	"\astarted\x18! \x01(\v2\x17.margay.control.StartedH\x00R\astarted\x12:\n" +
 	"\n" +
 	"file_chunk\x18( \x01(\v2\x19.margay.control.FileChunkH\x00R\tfileChunk\x120\n" +
 	"\x06record\x18) \x01(\v2\x16.margay.control.RecordH\x00R\x06record\x12'\n" +
@@ -7184,14 +7446,15 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
-	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\xeb\x01\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\x81\x02\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
-	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\"\xb7\x05\n" +
+	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xb7\x05\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -7227,9 +7490,13 @@ const file_control_proto_rawDesc = "" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
-	"\bcontents\x18\x03 \x03(\fR\bcontents\"$\n" +
+	"\bcontents\x18\x03 \x03(\fR\bcontents\"t\n" +
 	"\bPrepared\x12\x18\n" +
-	"\alacking\x18\x01 \x03(\rR\alacking\"W\n" +
+	"\alacking\x18\x01 \x03(\rR\alacking\x12\x16\n" +
+	"\x06loaded\x18\x02 \x01(\bR\x06loaded\x12\x1d\n" +
+	"\n" +
+	"prepare_ns\x18\x03 \x01(\x03R\tprepareNs\x12\x17\n" +
+	"\aload_ns\x18\x04 \x01(\x03R\x06loadNs\"W\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -7239,7 +7506,9 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x19\n" +
 	"\x05Start\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"\x1a\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"$\n" +
+	"\aStarted\x12\x19\n" +
+	"\bstart_ns\x18\x01 \x01(\x03R\astartNs\"\x1a\n" +
 	"\x06Forget\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\";\n" +
 	"\tForgotten\x12.\n" +
@@ -7248,10 +7517,11 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05files\x18\x02 \x01(\x04R\x05files\x12\x14\n" +
 	"\x05names\x18\x03 \x03(\tR\x05names\x12\x12\n" +
-	"\x04more\x18\x04 \x01(\bR\x04more\"G\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"`\n" +
 	"\x06Loaded\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"I\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x17\n" +
+	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"I\n" +
 	"\bJobFault\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"\x1a\n" +
@@ -7310,15 +7580,17 @@ const file_control_proto_rawDesc = "" +
 	"\x06Signal\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\x05R\x06signal\"c\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\"y\n" +
 	"\n" +
 	"RunRequest\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12(\n" +
-	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\"e\n" +
+	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
+	"\x05files\x18\x03 \x01(\fR\x05files\"}\n" +
 	"\bRunReply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x12\x18\n" +
-	"\alacking\x18\x03 \x03(\rR\alacking\"2\n" +
+	"\alacking\x18\x03 \x03(\rR\alacking\x12\x16\n" +
+	"\x06loaded\x18\x04 \x01(\bR\x06loaded\"2\n" +
 	"\x06Attach\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
 	"\x06output\x18\x02 \x01(\bR\x06output\"\"\n" +
@@ -7326,7 +7598,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
 	"\rOutputRemoved\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x9a\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xcb\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
@@ -7334,7 +7606,13 @@ const file_control_proto_rawDesc = "" +
 	"\texit_code\x18\x04 \x01(\x05R\bexitCode\x12/\n" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
 	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
-	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\"\x8d\x01\n" +
+	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12/\n" +
+	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\"~\n" +
+	"\tPhaseTime\x12+\n" +
+	"\x05phase\x18\x01 \x01(\x0e2\x15.margay.control.PhaseR\x05phase\x12\x17\n" +
+	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x17\n" +
+	"\anode_ns\x18\x03 \x01(\x03R\x06nodeNs\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\rR\x04node\"\x8d\x01\n" +
 	"\tRankState\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -7629,7 +7907,18 @@ const file_control_proto_rawDesc = "" +
 	"\rSTREAM_STDERR\x10\x02\x12\x0f\n" +
 	"\vSTREAM_EXIT\x10\x03\x12\x0e\n" +
 	"\n" +
-	"STREAM_END\x10\x04*[\n" +
+	"STREAM_END\x10\x04*\xa3\x01\n" +
+	"\x05Phase\x12\x11\n" +
+	"\rPHASE_UNKNOWN\x10\x00\x12\x0f\n" +
+	"\vPHASE_QUEUE\x10\x01\x12\x12\n" +
+	"\x0ePHASE_ALLOCATE\x10\x02\x12\x10\n" +
+	"\fPHASE_RECORD\x10\x03\x12\x11\n" +
+	"\rPHASE_PREPARE\x10\x04\x12\x0e\n" +
+	"\n" +
+	"PHASE_LOAD\x10\x05\x12\x0f\n" +
+	"\vPHASE_START\x10\x06\x12\r\n" +
+	"\tPHASE_RUN\x10\a\x12\r\n" +
+	"\tPHASE_END\x10\b*[\n" +
 	"\n" +
 	"NodeHealth\x12\x10\n" +
 	"\fNODE_BOOTING\x10\x00\x12\v\n" +
@@ -7655,217 +7944,223 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
 	(JobPhase)(0),            // 2: margay.control.JobPhase
 	(StdinMode)(0),           // 3: margay.control.StdinMode
 	(Stream)(0),              // 4: margay.control.Stream
-	(NodeHealth)(0),          // 5: margay.control.NodeHealth
-	(Switch)(0),              // 6: margay.control.Switch
-	(*Frame)(nil),            // 7: margay.control.Frame
-	(*Hello)(nil),            // 8: margay.control.Hello
-	(*Welcome)(nil),          // 9: margay.control.Welcome
-	(*Error)(nil),            // 10: margay.control.Error
-	(*Done)(nil),             // 11: margay.control.Done
-	(*Register)(nil),         // 12: margay.control.Register
-	(*Registered)(nil),       // 13: margay.control.Registered
-	(*NodeInfo)(nil),         // 14: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 15: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 16: margay.control.Heartbeat
-	(*LogLine)(nil),          // 17: margay.control.LogLine
-	(*Prepare)(nil),          // 18: margay.control.Prepare
-	(*JobSpec)(nil),          // 19: margay.control.JobSpec
-	(*Exec)(nil),             // 20: margay.control.Exec
-	(*Prepared)(nil),         // 21: margay.control.Prepared
-	(*Place)(nil),            // 22: margay.control.Place
-	(*Member)(nil),           // 23: margay.control.Member
-	(*Start)(nil),            // 24: margay.control.Start
-	(*Forget)(nil),           // 25: margay.control.Forget
-	(*Forgotten)(nil),        // 26: margay.control.Forgotten
-	(*Unkept)(nil),           // 27: margay.control.Unkept
-	(*Loaded)(nil),           // 28: margay.control.Loaded
-	(*JobFault)(nil),         // 29: margay.control.JobFault
-	(*Rewind)(nil),           // 30: margay.control.Rewind
-	(*Finish)(nil),           // 31: margay.control.Finish
-	(*FileChunk)(nil),        // 32: margay.control.FileChunk
-	(*FileTaken)(nil),        // 33: margay.control.FileTaken
-	(*Record)(nil),           // 34: margay.control.Record
-	(*ExitStatus)(nil),       // 35: margay.control.ExitStatus
-	(*Usage)(nil),            // 36: margay.control.Usage
-	(*Ack)(nil),              // 37: margay.control.Ack
-	(*Stdin)(nil),            // 38: margay.control.Stdin
-	(*StdinTaken)(nil),       // 39: margay.control.StdinTaken
-	(*Signal)(nil),           // 40: margay.control.Signal
-	(*RunRequest)(nil),       // 41: margay.control.RunRequest
-	(*RunReply)(nil),         // 42: margay.control.RunReply
-	(*Attach)(nil),           // 43: margay.control.Attach
-	(*RemoveOutput)(nil),     // 44: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 45: margay.control.OutputRemoved
-	(*JobState)(nil),         // 46: margay.control.JobState
-	(*RankState)(nil),        // 47: margay.control.RankState
-	(*ListNodes)(nil),        // 48: margay.control.ListNodes
-	(*Nodes)(nil),            // 49: margay.control.Nodes
-	(*NodeState)(nil),        // 50: margay.control.NodeState
-	(*CoreUse)(nil),          // 51: margay.control.CoreUse
-	(*ListJobs)(nil),         // 52: margay.control.ListJobs
-	(*Jobs)(nil),             // 53: margay.control.Jobs
-	(*WaitingJob)(nil),       // 54: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 55: margay.control.JobSummary
-	(*StoredJob)(nil),        // 56: margay.control.StoredJob
-	(*Kill)(nil),             // 57: margay.control.Kill
-	(*Noise)(nil),            // 58: margay.control.Noise
-	(*NoiseReport)(nil),      // 59: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 60: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 61: margay.control.InterruptRow
-	(*Status)(nil),           // 62: margay.control.Status
-	(*MachineStatus)(nil),    // 63: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 64: margay.control.ListExtensions
-	(*Extensions)(nil),       // 65: margay.control.Extensions
-	(*ExtensionState)(nil),   // 66: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 67: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 68: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 69: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 70: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 71: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 72: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 73: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 74: margay.control.ReadEvents
-	(*Events)(nil),           // 75: margay.control.Events
-	(*ReadClock)(nil),        // 76: margay.control.ReadClock
-	(*Clock)(nil),            // 77: margay.control.Clock
-	(*TakeSamples)(nil),      // 78: margay.control.TakeSamples
-	(*Samples)(nil),          // 79: margay.control.Samples
-	(*NodeSample)(nil),       // 80: margay.control.NodeSample
-	(*CoreSample)(nil),       // 81: margay.control.CoreSample
-	(*RankSample)(nil),       // 82: margay.control.RankSample
-	(*NodeExit)(nil),         // 83: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 84: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 85: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 86: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 87: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 88: margay.control.DutiesSet
-	nil,                      // 89: margay.control.ExtensionLog.AfterEntry
+	(Phase)(0),               // 5: margay.control.Phase
+	(NodeHealth)(0),          // 6: margay.control.NodeHealth
+	(Switch)(0),              // 7: margay.control.Switch
+	(*Frame)(nil),            // 8: margay.control.Frame
+	(*Hello)(nil),            // 9: margay.control.Hello
+	(*Welcome)(nil),          // 10: margay.control.Welcome
+	(*Error)(nil),            // 11: margay.control.Error
+	(*Done)(nil),             // 12: margay.control.Done
+	(*Register)(nil),         // 13: margay.control.Register
+	(*Registered)(nil),       // 14: margay.control.Registered
+	(*NodeInfo)(nil),         // 15: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 16: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 17: margay.control.Heartbeat
+	(*LogLine)(nil),          // 18: margay.control.LogLine
+	(*Prepare)(nil),          // 19: margay.control.Prepare
+	(*JobSpec)(nil),          // 20: margay.control.JobSpec
+	(*Exec)(nil),             // 21: margay.control.Exec
+	(*Prepared)(nil),         // 22: margay.control.Prepared
+	(*Place)(nil),            // 23: margay.control.Place
+	(*Member)(nil),           // 24: margay.control.Member
+	(*Start)(nil),            // 25: margay.control.Start
+	(*Started)(nil),          // 26: margay.control.Started
+	(*Forget)(nil),           // 27: margay.control.Forget
+	(*Forgotten)(nil),        // 28: margay.control.Forgotten
+	(*Unkept)(nil),           // 29: margay.control.Unkept
+	(*Loaded)(nil),           // 30: margay.control.Loaded
+	(*JobFault)(nil),         // 31: margay.control.JobFault
+	(*Rewind)(nil),           // 32: margay.control.Rewind
+	(*Finish)(nil),           // 33: margay.control.Finish
+	(*FileChunk)(nil),        // 34: margay.control.FileChunk
+	(*FileTaken)(nil),        // 35: margay.control.FileTaken
+	(*Record)(nil),           // 36: margay.control.Record
+	(*ExitStatus)(nil),       // 37: margay.control.ExitStatus
+	(*Usage)(nil),            // 38: margay.control.Usage
+	(*Ack)(nil),              // 39: margay.control.Ack
+	(*Stdin)(nil),            // 40: margay.control.Stdin
+	(*StdinTaken)(nil),       // 41: margay.control.StdinTaken
+	(*Signal)(nil),           // 42: margay.control.Signal
+	(*RunRequest)(nil),       // 43: margay.control.RunRequest
+	(*RunReply)(nil),         // 44: margay.control.RunReply
+	(*Attach)(nil),           // 45: margay.control.Attach
+	(*RemoveOutput)(nil),     // 46: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 47: margay.control.OutputRemoved
+	(*JobState)(nil),         // 48: margay.control.JobState
+	(*PhaseTime)(nil),        // 49: margay.control.PhaseTime
+	(*RankState)(nil),        // 50: margay.control.RankState
+	(*ListNodes)(nil),        // 51: margay.control.ListNodes
+	(*Nodes)(nil),            // 52: margay.control.Nodes
+	(*NodeState)(nil),        // 53: margay.control.NodeState
+	(*CoreUse)(nil),          // 54: margay.control.CoreUse
+	(*ListJobs)(nil),         // 55: margay.control.ListJobs
+	(*Jobs)(nil),             // 56: margay.control.Jobs
+	(*WaitingJob)(nil),       // 57: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 58: margay.control.JobSummary
+	(*StoredJob)(nil),        // 59: margay.control.StoredJob
+	(*Kill)(nil),             // 60: margay.control.Kill
+	(*Noise)(nil),            // 61: margay.control.Noise
+	(*NoiseReport)(nil),      // 62: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 63: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 64: margay.control.InterruptRow
+	(*Status)(nil),           // 65: margay.control.Status
+	(*MachineStatus)(nil),    // 66: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 67: margay.control.ListExtensions
+	(*Extensions)(nil),       // 68: margay.control.Extensions
+	(*ExtensionState)(nil),   // 69: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 70: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 71: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 72: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 73: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 74: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 75: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 76: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 77: margay.control.ReadEvents
+	(*Events)(nil),           // 78: margay.control.Events
+	(*ReadClock)(nil),        // 79: margay.control.ReadClock
+	(*Clock)(nil),            // 80: margay.control.Clock
+	(*TakeSamples)(nil),      // 81: margay.control.TakeSamples
+	(*Samples)(nil),          // 82: margay.control.Samples
+	(*NodeSample)(nil),       // 83: margay.control.NodeSample
+	(*CoreSample)(nil),       // 84: margay.control.CoreSample
+	(*RankSample)(nil),       // 85: margay.control.RankSample
+	(*NodeExit)(nil),         // 86: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 87: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 88: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 89: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 90: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 91: margay.control.DutiesSet
+	nil,                      // 92: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	8,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	9,   // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	10,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	11,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	12,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	13,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	16,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	17,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	18,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	24,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	25,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	28,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	29,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	30,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	31,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	26,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	21,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	32,  // 17: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	34,  // 18: margay.control.Frame.record:type_name -> margay.control.Record
-	37,  // 19: margay.control.Frame.ack:type_name -> margay.control.Ack
-	38,  // 20: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	39,  // 21: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	40,  // 22: margay.control.Frame.signal:type_name -> margay.control.Signal
-	33,  // 23: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	41,  // 24: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	42,  // 25: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	43,  // 26: margay.control.Frame.attach:type_name -> margay.control.Attach
-	46,  // 27: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	48,  // 28: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	49,  // 29: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	52,  // 30: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	53,  // 31: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	57,  // 32: margay.control.Frame.kill:type_name -> margay.control.Kill
-	58,  // 33: margay.control.Frame.noise:type_name -> margay.control.Noise
-	59,  // 34: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	62,  // 35: margay.control.Frame.status:type_name -> margay.control.Status
-	63,  // 36: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	44,  // 37: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	45,  // 38: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	64,  // 39: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	65,  // 40: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	67,  // 41: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	73,  // 42: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	69,  // 43: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	70,  // 44: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	74,  // 45: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	75,  // 46: margay.control.Frame.events:type_name -> margay.control.Events
-	76,  // 47: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	77,  // 48: margay.control.Frame.clock:type_name -> margay.control.Clock
-	78,  // 49: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	79,  // 50: margay.control.Frame.samples:type_name -> margay.control.Samples
-	83,  // 51: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	84,  // 52: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	85,  // 53: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	86,  // 54: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	87,  // 55: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	88,  // 56: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 57: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 58: margay.control.Error.code:type_name -> margay.control.Code
-	14,  // 59: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	15,  // 60: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 61: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	14,  // 62: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	19,  // 63: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	22,  // 64: margay.control.Prepare.places:type_name -> margay.control.Place
-	23,  // 65: margay.control.Prepare.members:type_name -> margay.control.Member
-	20,  // 66: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	3,   // 67: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	27,  // 68: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	10,  // 69: margay.control.Loaded.error:type_name -> margay.control.Error
-	10,  // 70: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 71: margay.control.Record.stream:type_name -> margay.control.Stream
-	35,  // 72: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	36,  // 73: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	19,  // 74: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	20,  // 75: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	22,  // 76: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 77: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	10,  // 78: margay.control.JobState.error:type_name -> margay.control.Error
-	47,  // 79: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	27,  // 80: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	35,  // 81: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	50,  // 82: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	5,   // 83: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	14,  // 84: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	51,  // 85: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	55,  // 86: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	54,  // 87: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 88: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	47,  // 89: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	27,  // 90: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	19,  // 91: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	22,  // 92: margay.control.StoredJob.places:type_name -> margay.control.Place
-	23,  // 93: margay.control.StoredJob.members:type_name -> margay.control.Member
-	55,  // 94: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	46,  // 95: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	60,  // 96: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	61,  // 97: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	66,  // 98: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	68,  // 99: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	89,  // 100: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	71,  // 101: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	67,  // 102: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	66,  // 103: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	80,  // 104: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	81,  // 105: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	82,  // 106: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	66,  // 107: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	6,   // 108: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	6,   // 109: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	14,  // 110: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	111, // [111:111] is the sub-list for method output_type
-	111, // [111:111] is the sub-list for method input_type
-	111, // [111:111] is the sub-list for extension type_name
-	111, // [111:111] is the sub-list for extension extendee
-	0,   // [0:111] is the sub-list for field type_name
+	9,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	10,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	11,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	12,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	13,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	14,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	17,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	18,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	19,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	25,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	27,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	30,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	31,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	32,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	33,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	28,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	22,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	26,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	34,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	36,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	39,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	40,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	41,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	42,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	35,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	43,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	44,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	45,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
+	48,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	51,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	52,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	55,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	56,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	60,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
+	61,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
+	62,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	65,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
+	66,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	46,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	47,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	67,  // 40: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	68,  // 41: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	70,  // 42: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	76,  // 43: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	72,  // 44: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	73,  // 45: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	77,  // 46: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	78,  // 47: margay.control.Frame.events:type_name -> margay.control.Events
+	79,  // 48: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	80,  // 49: margay.control.Frame.clock:type_name -> margay.control.Clock
+	81,  // 50: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	82,  // 51: margay.control.Frame.samples:type_name -> margay.control.Samples
+	86,  // 52: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	87,  // 53: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	88,  // 54: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	89,  // 55: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	90,  // 56: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	91,  // 57: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 58: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 59: margay.control.Error.code:type_name -> margay.control.Code
+	15,  // 60: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	16,  // 61: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 62: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	15,  // 63: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	20,  // 64: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	23,  // 65: margay.control.Prepare.places:type_name -> margay.control.Place
+	24,  // 66: margay.control.Prepare.members:type_name -> margay.control.Member
+	21,  // 67: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	3,   // 68: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	29,  // 69: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	11,  // 70: margay.control.Loaded.error:type_name -> margay.control.Error
+	11,  // 71: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 72: margay.control.Record.stream:type_name -> margay.control.Stream
+	37,  // 73: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	38,  // 74: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	20,  // 75: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	21,  // 76: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	23,  // 77: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 78: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	11,  // 79: margay.control.JobState.error:type_name -> margay.control.Error
+	50,  // 80: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	29,  // 81: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	49,  // 82: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	5,   // 83: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	37,  // 84: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	53,  // 85: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	6,   // 86: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	15,  // 87: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	54,  // 88: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	58,  // 89: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	57,  // 90: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 91: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	50,  // 92: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	29,  // 93: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	20,  // 94: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	23,  // 95: margay.control.StoredJob.places:type_name -> margay.control.Place
+	24,  // 96: margay.control.StoredJob.members:type_name -> margay.control.Member
+	58,  // 97: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	48,  // 98: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	63,  // 99: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	64,  // 100: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	69,  // 101: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	71,  // 102: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	92,  // 103: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	74,  // 104: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	70,  // 105: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	69,  // 106: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	83,  // 107: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	84,  // 108: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	85,  // 109: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	69,  // 110: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	7,   // 111: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	7,   // 112: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	15,  // 113: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	114, // [114:114] is the sub-list for method output_type
+	114, // [114:114] is the sub-list for method input_type
+	114, // [114:114] is the sub-list for extension type_name
+	114, // [114:114] is the sub-list for extension extendee
+	0,   // [0:114] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -7891,6 +8186,7 @@ func file_control_proto_init() {
 		(*Frame_Finish)(nil),
 		(*Frame_Forgotten)(nil),
 		(*Frame_Prepared)(nil),
+		(*Frame_Started)(nil),
 		(*Frame_FileChunk)(nil),
 		(*Frame_Record)(nil),
 		(*Frame_Ack)(nil),
@@ -7937,8 +8233,8 @@ func file_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   83,
+			NumEnums:      8,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
