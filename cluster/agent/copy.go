@@ -45,15 +45,18 @@ type copying struct {
 	root     bool    // the files come from serve, which receives the progress
 	parent   id.Node // the only node whose stream is accepted; unused in a root
 	children []id.Node
+	loaded   bool            // this node has the files: pieces are for the nodes below it
 	pieces   chan []byte     // an empty one is the last
+	begun    time.Time       // the arrival of the first piece; used by run only
 	context  context.Context // ends with the copy
 	stop     context.CancelCauseFunc
 	ended    chan struct{} // closed by stopCopy
 }
 
-// startCopy prepares for the files of a job, and forwards them as they arrive.
-func (a *Agent) startCopy(s kernel.JobSpec) {
-	c := &copying{agent: a, job: s.Job, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
+// startCopy prepares for the files of a job, and forwards them as they arrive. A node that has them
+// has loaded.
+func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
+	c := &copying{agent: a, job: s.Job, loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
 	for i, m := range s.Members {
 		if m.Node != a.config.Boot.Node {
@@ -161,7 +164,7 @@ func (a *Agent) stream(from id.Node, service string, conn net.Conn) {
 func (c *copying) run() {
 	defer c.agent.stopCopy(c.job)
 	err := c.pass()
-	if errors.Is(err, errEnded) {
+	if errors.Is(err, errEnded) || c.loaded && err == nil {
 		return
 	}
 	var broken *streamError
@@ -173,6 +176,9 @@ func (c *copying) run() {
 		}
 	}
 	loaded := &control.Loaded{Job: uint32(c.job)}
+	if !c.begun.IsZero() {
+		loaded.LoadNs = int64(time.Since(c.begun))
+	}
 	if err != nil {
 		loaded.Error = c.agent.failure(err)
 	}
@@ -182,9 +188,12 @@ func (c *copying) run() {
 	c.agent.report(loaded)
 }
 
-// pass sends every piece to the job's init and to the children, and waits until the files are
-// unpacked on this node.
+// pass sends every piece to the children and, if this node has not loaded, to the job's init, and
+// waits until the files are unpacked here.
 func (c *copying) pass() error {
+	if c.loaded {
+		return c.copy(io.Discard)
+	}
 	r, w := io.Pipe()
 	loaded := make(chan error, 1)
 	go func() {
@@ -210,6 +219,7 @@ func (c *copying) copy(w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	c.begun = time.Now()
 	// The first piece shows that every node is prepared.
 	outs, err := c.openChildren()
 	defer func() {

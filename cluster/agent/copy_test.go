@@ -222,7 +222,7 @@ func TestCopyStalls(t *testing.T) {
 		defer serve.Close()
 		var told recorder
 		go serve.Serve(func(f *control.Frame) { told.add(f.Message()) })
-		a.startCopy(kernel.JobSpec{Job: 1, Members: []kernel.Member{{Node: 3}}})
+		a.startCopy(kernel.JobSpec{Job: 1, Members: []kernel.Member{{Node: 3}}}, false)
 		time.Sleep(stall - time.Second)
 		a.fileChunk(&control.FileChunk{Job: 1, Data: []byte("a piece that is late, but not too late")})
 		time.Sleep(stall - time.Second)

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		})
 	case *control.Start:
 		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
-			a.answer(ctx, conn, f, func(ctx context.Context) error { return a.node.Start(ctx, id.Job(m.Job)) })
+			a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.start(ctx, id.Job(m.Job)) })
 		})
 	case *control.Forget:
 		a.giveUp(id.Job(m.Job))
@@ -212,16 +213,34 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	for _, member := range m.Members {
 		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})
 	}
+	begun := time.Now()
 	lacking, err := a.node.Prepare(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	a.startCopy(s)
-	answer := new(control.Prepared)
+	answer := &control.Prepared{PrepareNs: int64(time.Since(begun))}
 	for _, i := range lacking {
 		answer.Lacking = append(answer.Lacking, uint32(i))
 	}
+	if len(lacking) == 0 && len(m.Files) > 0 {
+		begun = time.Now()
+		if err := a.node.Load(ctx, s.Job, bytes.NewReader(m.Files)); err != nil {
+			return nil, err
+		}
+		answer.Loaded, answer.LoadNs = true, int64(time.Since(begun))
+	}
+	a.startCopy(s, answer.Loaded)
 	return answer, nil
+}
+
+// start runs the ranks of a job. Every node has its files then: a copy that waits for some is over.
+func (a *Agent) start(ctx context.Context, job id.Job) (*control.Started, error) {
+	a.stopCopy(job)
+	begun := time.Now()
+	if err := a.node.Start(ctx, job); err != nil {
+		return nil, err
+	}
+	return &control.Started{StartNs: int64(time.Since(begun))}, nil
 }
 
 // digests reads the digests of contents.

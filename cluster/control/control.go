@@ -32,6 +32,9 @@ const maxOpening = 64 << 10
 // taken.
 const FileWindow = 2 << 20
 
+// FilesAhead is how many bytes of a job's files a RunRequest carries at most.
+const FilesAhead = 64 << 10
+
 // bodies maps the type of a message to the field of Frame that carries it.
 var bodies = sync.OnceValue(func() map[protoreflect.FullName]protoreflect.FieldDescriptor {
 	fields := new(Frame).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()

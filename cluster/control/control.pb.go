@@ -321,6 +321,74 @@ func (Stream) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{4}
 }
 
+// Phase is one of the phases that serve sees of a job, in order.
+type Phase int32
+
+const (
+	Phase_PHASE_UNKNOWN  Phase = 0
+	Phase_PHASE_QUEUE    Phase = 1 // waiting for cores
+	Phase_PHASE_ALLOCATE Phase = 2
+	Phase_PHASE_RECORD   Phase = 3 // writing the job to the store, before its nodes are asked and before it starts
+	Phase_PHASE_PREPARE  Phase = 4 // from the request Prepare to the last answer
+	Phase_PHASE_LOAD     Phase = 5 // until every node has the files
+	Phase_PHASE_START    Phase = 6 // from the request Start to the last answer
+	Phase_PHASE_RUN      Phase = 7 // until all records are acknowledged, or the job has failed
+	Phase_PHASE_END      Phase = 8 // until the nodes have forgotten the job and its end is recorded
+)
+
+// Enum value maps for Phase.
+var (
+	Phase_name = map[int32]string{
+		0: "PHASE_UNKNOWN",
+		1: "PHASE_QUEUE",
+		2: "PHASE_ALLOCATE",
+		3: "PHASE_RECORD",
+		4: "PHASE_PREPARE",
+		5: "PHASE_LOAD",
+		6: "PHASE_START",
+		7: "PHASE_RUN",
+		8: "PHASE_END",
+	}
+	Phase_value = map[string]int32{
+		"PHASE_UNKNOWN":  0,
+		"PHASE_QUEUE":    1,
+		"PHASE_ALLOCATE": 2,
+		"PHASE_RECORD":   3,
+		"PHASE_PREPARE":  4,
+		"PHASE_LOAD":     5,
+		"PHASE_START":    6,
+		"PHASE_RUN":      7,
+		"PHASE_END":      8,
+	}
+)
+
+func (x Phase) Enum() *Phase {
+	p := new(Phase)
+	*p = x
+	return p
+}
+
+func (x Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_control_proto_enumTypes[5].Descriptor()
+}
+
+func (Phase) Type() protoreflect.EnumType {
+	return &file_control_proto_enumTypes[5]
+}
+
+func (x Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Phase.Descriptor instead.
+func (Phase) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{5}
+}
+
 type DrainState int32
 
 const (
@@ -354,11 +422,11 @@ func (x DrainState) String() string {
 }
 
 func (DrainState) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[5].Descriptor()
+	return file_control_proto_enumTypes[6].Descriptor()
 }
 
 func (DrainState) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[5]
+	return &file_control_proto_enumTypes[6]
 }
 
 func (x DrainState) Number() protoreflect.EnumNumber {
@@ -367,7 +435,7 @@ func (x DrainState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DrainState.Descriptor instead.
 func (DrainState) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 type NodeHealth int32
@@ -409,11 +477,11 @@ func (x NodeHealth) String() string {
 }
 
 func (NodeHealth) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[6].Descriptor()
+	return file_control_proto_enumTypes[7].Descriptor()
 }
 
 func (NodeHealth) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[6]
+	return &file_control_proto_enumTypes[7]
 }
 
 func (x NodeHealth) Number() protoreflect.EnumNumber {
@@ -422,7 +490,7 @@ func (x NodeHealth) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeHealth.Descriptor instead.
 func (NodeHealth) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 type Switch int32
@@ -458,11 +526,11 @@ func (x Switch) String() string {
 }
 
 func (Switch) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[7].Descriptor()
+	return file_control_proto_enumTypes[8].Descriptor()
 }
 
 func (Switch) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[7]
+	return &file_control_proto_enumTypes[8]
 }
 
 func (x Switch) Number() protoreflect.EnumNumber {
@@ -471,7 +539,7 @@ func (x Switch) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Switch.Descriptor instead.
 func (Switch) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 type Frame struct {
@@ -497,6 +565,7 @@ type Frame struct {
 	//	*Frame_Finish
 	//	*Frame_Forgotten
 	//	*Frame_Prepared
+	//	*Frame_Started
 	//	*Frame_FileChunk
 	//	*Frame_Record
 	//	*Frame_Ack
@@ -744,6 +813,15 @@ func (x *Frame) GetPrepared() *Prepared {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_Prepared); ok {
 			return x.Prepared
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetStarted() *Started {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Started); ok {
+			return x.Started
 		}
 	}
 	return nil
@@ -1209,6 +1287,10 @@ type Frame_Prepared struct {
 	Prepared *Prepared `protobuf:"bytes,32,opt,name=prepared,proto3,oneof"`
 }
 
+type Frame_Started struct {
+	Started *Started `protobuf:"bytes,33,opt,name=started,proto3,oneof"`
+}
+
 type Frame_FileChunk struct {
 	// The traffic of a running job, between nodes, serve and the job's client.
 	FileChunk *FileChunk `protobuf:"bytes,40,opt,name=file_chunk,json=fileChunk,proto3,oneof"`
@@ -1419,6 +1501,8 @@ func (*Frame_Finish) isFrame_Body() {}
 func (*Frame_Forgotten) isFrame_Body() {}
 
 func (*Frame_Prepared) isFrame_Body() {}
+
+func (*Frame_Started) isFrame_Body() {}
 
 func (*Frame_FileChunk) isFrame_Body() {}
 
@@ -2225,6 +2309,7 @@ type Prepare struct {
 	Members       []*Member              `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"` // the job's nodes in tree order: the children of the i-th are 2i+1 and 2i+2
 	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`   // of the job, known to its nodes only
 	Exec          *Exec                  `protobuf:"bytes,6,opt,name=exec,proto3" json:"exec,omitempty"`
+	Files         []byte                 `protobuf:"bytes,7,opt,name=files,proto3" json:"files,omitempty"` // RunRequest.files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2297,6 +2382,13 @@ func (x *Prepare) GetSecret() []byte {
 func (x *Prepare) GetExec() *Exec {
 	if x != nil {
 		return x.Exec
+	}
+	return nil
+}
+
+func (x *Prepare) GetFiles() []byte {
+	if x != nil {
+		return x.Files
 	}
 	return nil
 }
@@ -2610,7 +2702,10 @@ func (x *Exec) GetContents() [][]byte {
 // Prepared is a node's answer to Prepare.
 type Prepared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lacking       []uint32               `protobuf:"varint,1,rep,packed,name=lacking,proto3" json:"lacking,omitempty"` // indexes of the contents that the node lacks
+	Lacking       []uint32               `protobuf:"varint,1,rep,packed,name=lacking,proto3" json:"lacking,omitempty"`               // indexes of the contents that the node lacks
+	Loaded        bool                   `protobuf:"varint,2,opt,name=loaded,proto3" json:"loaded,omitempty"`                        // the node lacks none, and has unpacked Prepare.files: it has all files of the job
+	PrepareNs     int64                  `protobuf:"varint,3,opt,name=prepare_ns,json=prepareNs,proto3" json:"prepare_ns,omitempty"` // how long it has worked on this, without load_ns
+	LoadNs        int64                  `protobuf:"varint,4,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"`          // and how long on the files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2650,6 +2745,27 @@ func (x *Prepared) GetLacking() []uint32 {
 		return x.Lacking
 	}
 	return nil
+}
+
+func (x *Prepared) GetLoaded() bool {
+	if x != nil {
+		return x.Loaded
+	}
+	return false
+}
+
+func (x *Prepared) GetPrepareNs() int64 {
+	if x != nil {
+		return x.PrepareNs
+	}
+	return 0
+}
+
+func (x *Prepared) GetLoadNs() int64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
 }
 
 type Place struct {
@@ -2772,7 +2888,7 @@ func (x *Member) GetAddress() string {
 	return ""
 }
 
-// Start runs a prepared and loaded job. Answer: Done or Error.
+// Start runs a prepared and loaded job. Answer: Started or Error.
 type Start struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2817,6 +2933,50 @@ func (x *Start) GetJob() uint32 {
 	return 0
 }
 
+type Started struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StartNs       int64                  `protobuf:"varint,1,opt,name=start_ns,json=startNs,proto3" json:"start_ns,omitempty"` // how long the node has worked on this
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Started) Reset() {
+	*x = Started{}
+	mi := &file_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Started) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Started) ProtoMessage() {}
+
+func (x *Started) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Started.ProtoReflect.Descriptor instead.
+func (*Started) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Started) GetStartNs() int64 {
+	if x != nil {
+		return x.StartNs
+	}
+	return 0
+}
+
 // Forget ends a job, if need be, and forgets it. Answer: Forgotten when nothing of it is left on the node.
 type Forget struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2827,7 +2987,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +2999,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +3012,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -2871,7 +3031,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3043,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3056,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -2919,7 +3079,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3091,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3104,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -2980,13 +3140,14 @@ type Loaded struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	LoadNs        int64                  `protobuf:"varint,3,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // from the first piece of the files to the end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3159,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3172,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -3028,6 +3189,13 @@ func (x *Loaded) GetError() *Error {
 	return nil
 }
 
+func (x *Loaded) GetLoadNs() int64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
+}
+
 // JobFault reports that a job cannot go on as it should.
 type JobFault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3039,7 +3207,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3219,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3232,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -3091,7 +3259,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3103,7 +3271,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3116,7 +3284,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3136,7 +3304,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3316,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3329,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3183,7 +3351,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3363,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3376,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3243,7 +3411,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3423,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3436,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -3304,7 +3472,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3316,7 +3484,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3329,7 +3497,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3415,7 +3583,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3595,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3608,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3493,7 +3661,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3673,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3686,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3575,7 +3743,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +3755,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +3768,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3638,7 +3806,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +3818,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +3831,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -3712,7 +3880,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3892,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3905,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -3773,7 +3941,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3953,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3966,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -3827,13 +3995,14 @@ type RunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *JobSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	Exec          *Exec                  `protobuf:"bytes,2,opt,name=exec,proto3" json:"exec,omitempty"`
+	Files         []byte                 `protobuf:"bytes,3,opt,name=files,proto3" json:"files,omitempty"` // the archive of the job's files without the data of contents, for nodes that lack none; empty: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +4014,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +4027,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -3875,18 +4044,26 @@ func (x *RunRequest) GetExec() *Exec {
 	return nil
 }
 
+func (x *RunRequest) GetFiles() []byte {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
 type RunReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Places        []*Place               `protobuf:"bytes,2,rep,name=places,proto3" json:"places,omitempty"`
 	Lacking       []uint32               `protobuf:"varint,3,rep,packed,name=lacking,proto3" json:"lacking,omitempty"` // indexes of the contents (Exec) that some node lacks
+	Loaded        bool                   `protobuf:"varint,4,opt,name=loaded,proto3" json:"loaded,omitempty"`          // every node has all files: the client sends a last FileChunk without data, and the ranks start
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +4075,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4088,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -3935,6 +4112,13 @@ func (x *RunReply) GetLacking() []uint32 {
 	return nil
 }
 
+func (x *RunReply) GetLoaded() bool {
+	if x != nil {
+		return x.Loaded
+	}
+	return false
+}
+
 // Attach makes the connection the job's client: it gets the unacknowledged records and the later ones. Answer: JobState.
 type Attach struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3946,7 +4130,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4142,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4155,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -3998,7 +4182,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4194,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4207,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4043,7 +4227,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4055,7 +4239,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4068,7 +4252,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4095,13 +4279,14 @@ type JobState struct {
 	Ranks         []*RankState           `protobuf:"bytes,5,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
+	Times         []*PhaseTime           `protobuf:"bytes,8,rep,name=times,proto3" json:"times,omitempty"`                                 // to the job's client, from the serve that has launched the job: its phases so far, in order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4113,7 +4298,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4126,7 +4311,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4178,6 +4363,82 @@ func (x *JobState) GetUnkept() []*Unkept {
 	return nil
 }
 
+func (x *JobState) GetTimes() []*PhaseTime {
+	if x != nil {
+		return x.Times
+	}
+	return nil
+}
+
+// PhaseTime is how long a job was in a phase, by the clock of serve.
+type PhaseTime struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         Phase                  `protobuf:"varint,1,opt,name=phase,proto3,enum=margay.control.Phase" json:"phase,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,2,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	NodeNs        int64                  `protobuf:"varint,3,opt,name=node_ns,json=nodeNs,proto3" json:"node_ns,omitempty"` // how long the slowest node has worked on it, by its own clock; 0: no node has said
+	Node          uint32                 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`                   // that node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PhaseTime) Reset() {
+	*x = PhaseTime{}
+	mi := &file_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PhaseTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PhaseTime) ProtoMessage() {}
+
+func (x *PhaseTime) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
+func (*PhaseTime) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PhaseTime) GetPhase() Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Phase_PHASE_UNKNOWN
+}
+
+func (x *PhaseTime) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *PhaseTime) GetNodeNs() int64 {
+	if x != nil {
+		return x.NodeNs
+	}
+	return 0
+}
+
+func (x *PhaseTime) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
 type RankState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -4191,7 +4452,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4203,7 +4464,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4216,7 +4477,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4262,7 +4523,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4274,7 +4535,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4287,7 +4548,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 type Nodes struct {
@@ -4299,7 +4560,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4572,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4585,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4354,7 +4615,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4366,7 +4627,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4379,7 +4640,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4479,7 +4740,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4752,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4765,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -4546,7 +4807,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4558,7 +4819,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4571,7 +4832,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -4608,7 +4869,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4620,7 +4881,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4633,7 +4894,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -4666,7 +4927,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4678,7 +4939,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4691,7 +4952,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -4711,7 +4972,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +4984,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +4997,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -4756,7 +5017,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4768,7 +5029,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4781,7 +5042,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -4808,7 +5069,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +5081,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4833,7 +5094,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -4864,7 +5125,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4876,7 +5137,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4889,7 +5150,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -4950,7 +5211,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4962,7 +5223,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4975,7 +5236,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -5101,7 +5362,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5113,7 +5374,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5126,7 +5387,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -5205,7 +5466,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5217,7 +5478,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5230,7 +5491,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -5272,7 +5533,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5284,7 +5545,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5297,7 +5558,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -5323,7 +5584,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5335,7 +5596,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5348,7 +5609,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5371,7 +5632,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5383,7 +5644,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5396,7 +5657,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5444,7 +5705,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5456,7 +5717,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5469,7 +5730,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5494,7 +5755,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5506,7 +5767,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5519,7 +5780,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 type MachineStatus struct {
@@ -5542,7 +5803,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5815,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5828,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -5664,7 +5925,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5676,7 +5937,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5689,7 +5950,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -5708,7 +5969,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5720,7 +5981,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5733,7 +5994,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -5768,7 +6029,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5780,7 +6041,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5793,7 +6054,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -5932,7 +6193,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5944,7 +6205,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5957,7 +6218,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6020,7 +6281,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6032,7 +6293,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6045,7 +6306,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -6073,7 +6334,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6085,7 +6346,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6098,7 +6359,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -6124,7 +6385,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6136,7 +6397,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6149,7 +6410,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -6174,7 +6435,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6186,7 +6447,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6199,7 +6460,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -6264,7 +6525,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6276,7 +6537,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6289,7 +6550,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -6331,7 +6592,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6343,7 +6604,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6356,7 +6617,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6388,7 +6649,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6400,7 +6661,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6413,7 +6674,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6474,7 +6735,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6486,7 +6747,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6499,7 +6760,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6568,7 +6829,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6580,7 +6841,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6593,7 +6854,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6612,7 +6873,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6624,7 +6885,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6637,7 +6898,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -6657,7 +6918,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6669,7 +6930,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6682,7 +6943,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -6702,7 +6963,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6714,7 +6975,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6727,7 +6988,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -6759,7 +7020,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6771,7 +7032,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6784,7 +7045,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -6843,7 +7104,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6855,7 +7116,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6868,7 +7129,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -6934,7 +7195,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6946,7 +7207,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6959,7 +7220,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -7066,7 +7327,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7078,7 +7339,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7091,7 +7352,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -7134,7 +7395,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7146,7 +7407,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7159,7 +7420,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -7193,7 +7454,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7466,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7479,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7239,7 +7500,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7251,7 +7512,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7264,7 +7525,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7287,7 +7548,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7299,7 +7560,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7312,7 +7573,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7346,7 +7607,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7358,7 +7619,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7371,7 +7632,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7385,7 +7646,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xb6\x1b\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xeb\x1b\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7408,7 +7669,8 @@ const file_control_proto_rawDesc = "" +
 	"\x06rewind\x18\x1d \x01(\v2\x16.margay.control.RewindH\x00R\x06rewind\x120\n" +
 	"\x06finish\x18\x1e \x01(\v2\x16.margay.control.FinishH\x00R\x06finish\x129\n" +
 	"\tforgotten\x18\x1f \x01(\v2\x19.margay.control.ForgottenH\x00R\tforgotten\x126\n" +
-	"\bprepared\x18  \x01(\v2\x18.margay.control.PreparedH\x00R\bprepared\x12:\n" +
+	"\bprepared\x18  \x01(\v2\x18.margay.control.PreparedH\x00R\bprepared\x123\n" +
+	"\astarted\x18! \x01(\v2\x17.margay.control.StartedH\x00R\astarted\x12:\n" +
 	"\n" +
 	"file_chunk\x18( \x01(\v2\x19.margay.control.FileChunkH\x00R\tfileChunk\x120\n" +
 	"\x06record\x18) \x01(\v2\x16.margay.control.RecordH\x00R\x06record\x12'\n" +
@@ -7521,14 +7783,15 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
-	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\xeb\x01\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\x81\x02\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
-	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\"\xb7\x05\n" +
+	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xb7\x05\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -7564,9 +7827,13 @@ const file_control_proto_rawDesc = "" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
-	"\bcontents\x18\x03 \x03(\fR\bcontents\"$\n" +
+	"\bcontents\x18\x03 \x03(\fR\bcontents\"t\n" +
 	"\bPrepared\x12\x18\n" +
-	"\alacking\x18\x01 \x03(\rR\alacking\"W\n" +
+	"\alacking\x18\x01 \x03(\rR\alacking\x12\x16\n" +
+	"\x06loaded\x18\x02 \x01(\bR\x06loaded\x12\x1d\n" +
+	"\n" +
+	"prepare_ns\x18\x03 \x01(\x03R\tprepareNs\x12\x17\n" +
+	"\aload_ns\x18\x04 \x01(\x03R\x06loadNs\"W\n" +
 	"\x05Place\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -7576,7 +7843,9 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x19\n" +
 	"\x05Start\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"\x1a\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"$\n" +
+	"\aStarted\x12\x19\n" +
+	"\bstart_ns\x18\x01 \x01(\x03R\astartNs\"\x1a\n" +
 	"\x06Forget\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\";\n" +
 	"\tForgotten\x12.\n" +
@@ -7585,10 +7854,11 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05files\x18\x02 \x01(\x04R\x05files\x12\x14\n" +
 	"\x05names\x18\x03 \x03(\tR\x05names\x12\x12\n" +
-	"\x04more\x18\x04 \x01(\bR\x04more\"G\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"`\n" +
 	"\x06Loaded\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"I\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x17\n" +
+	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"I\n" +
 	"\bJobFault\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"\x1a\n" +
@@ -7647,15 +7917,17 @@ const file_control_proto_rawDesc = "" +
 	"\x06Signal\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\x05R\x06signal\"c\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\"y\n" +
 	"\n" +
 	"RunRequest\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12(\n" +
-	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\"e\n" +
+	"\x04exec\x18\x02 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
+	"\x05files\x18\x03 \x01(\fR\x05files\"}\n" +
 	"\bRunReply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x12\x18\n" +
-	"\alacking\x18\x03 \x03(\rR\alacking\"2\n" +
+	"\alacking\x18\x03 \x03(\rR\alacking\x12\x16\n" +
+	"\x06loaded\x18\x04 \x01(\bR\x06loaded\"2\n" +
 	"\x06Attach\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
 	"\x06output\x18\x02 \x01(\bR\x06output\"\"\n" +
@@ -7663,7 +7935,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
 	"\rOutputRemoved\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x9a\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xcb\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
@@ -7671,7 +7943,13 @@ const file_control_proto_rawDesc = "" +
 	"\texit_code\x18\x04 \x01(\x05R\bexitCode\x12/\n" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
 	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
-	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\"\x8d\x01\n" +
+	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12/\n" +
+	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\"~\n" +
+	"\tPhaseTime\x12+\n" +
+	"\x05phase\x18\x01 \x01(\x0e2\x15.margay.control.PhaseR\x05phase\x12\x17\n" +
+	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x17\n" +
+	"\anode_ns\x18\x03 \x01(\x03R\x06nodeNs\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\rR\x04node\"\x8d\x01\n" +
 	"\tRankState\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -7982,7 +8260,18 @@ const file_control_proto_rawDesc = "" +
 	"\rSTREAM_STDERR\x10\x02\x12\x0f\n" +
 	"\vSTREAM_EXIT\x10\x03\x12\x0e\n" +
 	"\n" +
-	"STREAM_END\x10\x04*F\n" +
+	"STREAM_END\x10\x04*\xa3\x01\n" +
+	"\x05Phase\x12\x11\n" +
+	"\rPHASE_UNKNOWN\x10\x00\x12\x0f\n" +
+	"\vPHASE_QUEUE\x10\x01\x12\x12\n" +
+	"\x0ePHASE_ALLOCATE\x10\x02\x12\x10\n" +
+	"\fPHASE_RECORD\x10\x03\x12\x11\n" +
+	"\rPHASE_PREPARE\x10\x04\x12\x0e\n" +
+	"\n" +
+	"PHASE_LOAD\x10\x05\x12\x0f\n" +
+	"\vPHASE_START\x10\x06\x12\r\n" +
+	"\tPHASE_RUN\x10\a\x12\r\n" +
+	"\tPHASE_END\x10\b*F\n" +
 	"\n" +
 	"DrainState\x12\x11\n" +
 	"\rDRAIN_UNKNOWN\x10\x00\x12\x12\n" +
@@ -8013,227 +8302,233 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
+var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
 	(JobPhase)(0),            // 2: margay.control.JobPhase
 	(StdinMode)(0),           // 3: margay.control.StdinMode
 	(Stream)(0),              // 4: margay.control.Stream
-	(DrainState)(0),          // 5: margay.control.DrainState
-	(NodeHealth)(0),          // 6: margay.control.NodeHealth
-	(Switch)(0),              // 7: margay.control.Switch
-	(*Frame)(nil),            // 8: margay.control.Frame
-	(*Hello)(nil),            // 9: margay.control.Hello
-	(*Welcome)(nil),          // 10: margay.control.Welcome
-	(*Error)(nil),            // 11: margay.control.Error
-	(*Done)(nil),             // 12: margay.control.Done
-	(*Register)(nil),         // 13: margay.control.Register
-	(*Registered)(nil),       // 14: margay.control.Registered
-	(*NodeInfo)(nil),         // 15: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 16: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 17: margay.control.Heartbeat
-	(*LogLine)(nil),          // 18: margay.control.LogLine
-	(*Prepare)(nil),          // 19: margay.control.Prepare
-	(*JobSpec)(nil),          // 20: margay.control.JobSpec
-	(*Exec)(nil),             // 21: margay.control.Exec
-	(*Prepared)(nil),         // 22: margay.control.Prepared
-	(*Place)(nil),            // 23: margay.control.Place
-	(*Member)(nil),           // 24: margay.control.Member
-	(*Start)(nil),            // 25: margay.control.Start
-	(*Forget)(nil),           // 26: margay.control.Forget
-	(*Forgotten)(nil),        // 27: margay.control.Forgotten
-	(*Unkept)(nil),           // 28: margay.control.Unkept
-	(*Loaded)(nil),           // 29: margay.control.Loaded
-	(*JobFault)(nil),         // 30: margay.control.JobFault
-	(*Rewind)(nil),           // 31: margay.control.Rewind
-	(*Finish)(nil),           // 32: margay.control.Finish
-	(*FileChunk)(nil),        // 33: margay.control.FileChunk
-	(*FileTaken)(nil),        // 34: margay.control.FileTaken
-	(*Record)(nil),           // 35: margay.control.Record
-	(*ExitStatus)(nil),       // 36: margay.control.ExitStatus
-	(*Usage)(nil),            // 37: margay.control.Usage
-	(*Ack)(nil),              // 38: margay.control.Ack
-	(*Stdin)(nil),            // 39: margay.control.Stdin
-	(*StdinTaken)(nil),       // 40: margay.control.StdinTaken
-	(*Signal)(nil),           // 41: margay.control.Signal
-	(*RunRequest)(nil),       // 42: margay.control.RunRequest
-	(*RunReply)(nil),         // 43: margay.control.RunReply
-	(*Attach)(nil),           // 44: margay.control.Attach
-	(*RemoveOutput)(nil),     // 45: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 46: margay.control.OutputRemoved
-	(*JobState)(nil),         // 47: margay.control.JobState
-	(*RankState)(nil),        // 48: margay.control.RankState
-	(*ListNodes)(nil),        // 49: margay.control.ListNodes
-	(*Nodes)(nil),            // 50: margay.control.Nodes
-	(*NodeState)(nil),        // 51: margay.control.NodeState
-	(*Drain)(nil),            // 52: margay.control.Drain
-	(*CoreUse)(nil),          // 53: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 54: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 55: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 56: margay.control.ResumeNodes
-	(*ListJobs)(nil),         // 57: margay.control.ListJobs
-	(*Jobs)(nil),             // 58: margay.control.Jobs
-	(*WaitingJob)(nil),       // 59: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 60: margay.control.JobSummary
-	(*StoredJob)(nil),        // 61: margay.control.StoredJob
-	(*Kill)(nil),             // 62: margay.control.Kill
-	(*Noise)(nil),            // 63: margay.control.Noise
-	(*NoiseReport)(nil),      // 64: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 65: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 66: margay.control.InterruptRow
-	(*Status)(nil),           // 67: margay.control.Status
-	(*MachineStatus)(nil),    // 68: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 69: margay.control.ListExtensions
-	(*Extensions)(nil),       // 70: margay.control.Extensions
-	(*ExtensionState)(nil),   // 71: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 72: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 73: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 74: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 75: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 76: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 77: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 78: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 79: margay.control.ReadEvents
-	(*Events)(nil),           // 80: margay.control.Events
-	(*ReadClock)(nil),        // 81: margay.control.ReadClock
-	(*Clock)(nil),            // 82: margay.control.Clock
-	(*TakeSamples)(nil),      // 83: margay.control.TakeSamples
-	(*Samples)(nil),          // 84: margay.control.Samples
-	(*NodeSample)(nil),       // 85: margay.control.NodeSample
-	(*CoreSample)(nil),       // 86: margay.control.CoreSample
-	(*RankSample)(nil),       // 87: margay.control.RankSample
-	(*NodeExit)(nil),         // 88: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 89: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 90: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 91: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 92: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 93: margay.control.DutiesSet
-	nil,                      // 94: margay.control.ExtensionLog.AfterEntry
+	(Phase)(0),               // 5: margay.control.Phase
+	(DrainState)(0),          // 6: margay.control.DrainState
+	(NodeHealth)(0),          // 7: margay.control.NodeHealth
+	(Switch)(0),              // 8: margay.control.Switch
+	(*Frame)(nil),            // 9: margay.control.Frame
+	(*Hello)(nil),            // 10: margay.control.Hello
+	(*Welcome)(nil),          // 11: margay.control.Welcome
+	(*Error)(nil),            // 12: margay.control.Error
+	(*Done)(nil),             // 13: margay.control.Done
+	(*Register)(nil),         // 14: margay.control.Register
+	(*Registered)(nil),       // 15: margay.control.Registered
+	(*NodeInfo)(nil),         // 16: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 17: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 18: margay.control.Heartbeat
+	(*LogLine)(nil),          // 19: margay.control.LogLine
+	(*Prepare)(nil),          // 20: margay.control.Prepare
+	(*JobSpec)(nil),          // 21: margay.control.JobSpec
+	(*Exec)(nil),             // 22: margay.control.Exec
+	(*Prepared)(nil),         // 23: margay.control.Prepared
+	(*Place)(nil),            // 24: margay.control.Place
+	(*Member)(nil),           // 25: margay.control.Member
+	(*Start)(nil),            // 26: margay.control.Start
+	(*Started)(nil),          // 27: margay.control.Started
+	(*Forget)(nil),           // 28: margay.control.Forget
+	(*Forgotten)(nil),        // 29: margay.control.Forgotten
+	(*Unkept)(nil),           // 30: margay.control.Unkept
+	(*Loaded)(nil),           // 31: margay.control.Loaded
+	(*JobFault)(nil),         // 32: margay.control.JobFault
+	(*Rewind)(nil),           // 33: margay.control.Rewind
+	(*Finish)(nil),           // 34: margay.control.Finish
+	(*FileChunk)(nil),        // 35: margay.control.FileChunk
+	(*FileTaken)(nil),        // 36: margay.control.FileTaken
+	(*Record)(nil),           // 37: margay.control.Record
+	(*ExitStatus)(nil),       // 38: margay.control.ExitStatus
+	(*Usage)(nil),            // 39: margay.control.Usage
+	(*Ack)(nil),              // 40: margay.control.Ack
+	(*Stdin)(nil),            // 41: margay.control.Stdin
+	(*StdinTaken)(nil),       // 42: margay.control.StdinTaken
+	(*Signal)(nil),           // 43: margay.control.Signal
+	(*RunRequest)(nil),       // 44: margay.control.RunRequest
+	(*RunReply)(nil),         // 45: margay.control.RunReply
+	(*Attach)(nil),           // 46: margay.control.Attach
+	(*RemoveOutput)(nil),     // 47: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 48: margay.control.OutputRemoved
+	(*JobState)(nil),         // 49: margay.control.JobState
+	(*PhaseTime)(nil),        // 50: margay.control.PhaseTime
+	(*RankState)(nil),        // 51: margay.control.RankState
+	(*ListNodes)(nil),        // 52: margay.control.ListNodes
+	(*Nodes)(nil),            // 53: margay.control.Nodes
+	(*NodeState)(nil),        // 54: margay.control.NodeState
+	(*Drain)(nil),            // 55: margay.control.Drain
+	(*CoreUse)(nil),          // 56: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 57: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 58: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 59: margay.control.ResumeNodes
+	(*ListJobs)(nil),         // 60: margay.control.ListJobs
+	(*Jobs)(nil),             // 61: margay.control.Jobs
+	(*WaitingJob)(nil),       // 62: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 63: margay.control.JobSummary
+	(*StoredJob)(nil),        // 64: margay.control.StoredJob
+	(*Kill)(nil),             // 65: margay.control.Kill
+	(*Noise)(nil),            // 66: margay.control.Noise
+	(*NoiseReport)(nil),      // 67: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 68: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 69: margay.control.InterruptRow
+	(*Status)(nil),           // 70: margay.control.Status
+	(*MachineStatus)(nil),    // 71: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 72: margay.control.ListExtensions
+	(*Extensions)(nil),       // 73: margay.control.Extensions
+	(*ExtensionState)(nil),   // 74: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 75: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 76: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 77: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 78: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 79: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 80: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 81: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 82: margay.control.ReadEvents
+	(*Events)(nil),           // 83: margay.control.Events
+	(*ReadClock)(nil),        // 84: margay.control.ReadClock
+	(*Clock)(nil),            // 85: margay.control.Clock
+	(*TakeSamples)(nil),      // 86: margay.control.TakeSamples
+	(*Samples)(nil),          // 87: margay.control.Samples
+	(*NodeSample)(nil),       // 88: margay.control.NodeSample
+	(*CoreSample)(nil),       // 89: margay.control.CoreSample
+	(*RankSample)(nil),       // 90: margay.control.RankSample
+	(*NodeExit)(nil),         // 91: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 92: margay.control.NodeBoot
+	(*NodeUp)(nil),           // 93: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 94: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 95: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 96: margay.control.DutiesSet
+	nil,                      // 97: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	9,   // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	10,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	11,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	12,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	13,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	14,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	17,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	18,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	19,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	25,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	26,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	29,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	30,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	31,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	32,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	27,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	22,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	33,  // 17: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	35,  // 18: margay.control.Frame.record:type_name -> margay.control.Record
-	38,  // 19: margay.control.Frame.ack:type_name -> margay.control.Ack
-	39,  // 20: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	40,  // 21: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	41,  // 22: margay.control.Frame.signal:type_name -> margay.control.Signal
-	34,  // 23: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	42,  // 24: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	43,  // 25: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	44,  // 26: margay.control.Frame.attach:type_name -> margay.control.Attach
-	47,  // 27: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	49,  // 28: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	50,  // 29: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	57,  // 30: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	58,  // 31: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	62,  // 32: margay.control.Frame.kill:type_name -> margay.control.Kill
-	63,  // 33: margay.control.Frame.noise:type_name -> margay.control.Noise
-	64,  // 34: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	67,  // 35: margay.control.Frame.status:type_name -> margay.control.Status
-	68,  // 36: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	45,  // 37: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	46,  // 38: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	54,  // 39: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	55,  // 40: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	56,  // 41: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	69,  // 42: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	70,  // 43: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	72,  // 44: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	78,  // 45: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	74,  // 46: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	75,  // 47: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	79,  // 48: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	80,  // 49: margay.control.Frame.events:type_name -> margay.control.Events
-	81,  // 50: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	82,  // 51: margay.control.Frame.clock:type_name -> margay.control.Clock
-	83,  // 52: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	84,  // 53: margay.control.Frame.samples:type_name -> margay.control.Samples
-	88,  // 54: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	89,  // 55: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	90,  // 56: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	91,  // 57: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	92,  // 58: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	93,  // 59: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 60: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 61: margay.control.Error.code:type_name -> margay.control.Code
-	15,  // 62: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	16,  // 63: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 64: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	15,  // 65: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	20,  // 66: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	23,  // 67: margay.control.Prepare.places:type_name -> margay.control.Place
-	24,  // 68: margay.control.Prepare.members:type_name -> margay.control.Member
-	21,  // 69: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	3,   // 70: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	28,  // 71: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	11,  // 72: margay.control.Loaded.error:type_name -> margay.control.Error
-	11,  // 73: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 74: margay.control.Record.stream:type_name -> margay.control.Stream
-	36,  // 75: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	37,  // 76: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	20,  // 77: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	21,  // 78: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	23,  // 79: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 80: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	11,  // 81: margay.control.JobState.error:type_name -> margay.control.Error
-	48,  // 82: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	28,  // 83: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	36,  // 84: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	51,  // 85: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	6,   // 86: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	15,  // 87: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	53,  // 88: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	52,  // 89: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	5,   // 90: margay.control.Drain.state:type_name -> margay.control.DrainState
-	60,  // 91: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	59,  // 92: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 93: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	48,  // 94: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	28,  // 95: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	20,  // 96: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	23,  // 97: margay.control.StoredJob.places:type_name -> margay.control.Place
-	24,  // 98: margay.control.StoredJob.members:type_name -> margay.control.Member
-	60,  // 99: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	47,  // 100: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	65,  // 101: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	66,  // 102: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	71,  // 103: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	73,  // 104: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	94,  // 105: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	76,  // 106: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	72,  // 107: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	71,  // 108: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	85,  // 109: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	86,  // 110: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	87,  // 111: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	71,  // 112: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	7,   // 113: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	7,   // 114: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	15,  // 115: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	116, // [116:116] is the sub-list for method output_type
-	116, // [116:116] is the sub-list for method input_type
-	116, // [116:116] is the sub-list for extension type_name
-	116, // [116:116] is the sub-list for extension extendee
-	0,   // [0:116] is the sub-list for field type_name
+	10,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	11,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	12,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	13,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	14,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	15,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	18,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	19,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	20,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	26,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	28,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	31,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	32,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	33,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	34,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	29,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	23,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	27,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	35,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	37,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	40,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	41,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	42,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	43,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	36,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	44,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	45,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	46,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
+	49,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	52,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	53,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	60,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	61,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	65,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
+	66,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
+	67,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	70,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
+	71,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	47,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	48,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	57,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	58,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	59,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	72,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	73,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	75,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	81,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	77,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	78,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	82,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	83,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
+	84,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	85,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
+	86,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	87,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
+	91,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	92,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	93,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	94,  // 58: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	95,  // 59: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	96,  // 60: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 61: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 62: margay.control.Error.code:type_name -> margay.control.Code
+	16,  // 63: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	17,  // 64: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 65: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	16,  // 66: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 67: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	24,  // 68: margay.control.Prepare.places:type_name -> margay.control.Place
+	25,  // 69: margay.control.Prepare.members:type_name -> margay.control.Member
+	22,  // 70: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	3,   // 71: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	30,  // 72: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	12,  // 73: margay.control.Loaded.error:type_name -> margay.control.Error
+	12,  // 74: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 75: margay.control.Record.stream:type_name -> margay.control.Stream
+	38,  // 76: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	39,  // 77: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	21,  // 78: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	22,  // 79: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	24,  // 80: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 81: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	12,  // 82: margay.control.JobState.error:type_name -> margay.control.Error
+	51,  // 83: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	30,  // 84: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	50,  // 85: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	5,   // 86: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	38,  // 87: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	54,  // 88: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	7,   // 89: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	16,  // 90: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	56,  // 91: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	55,  // 92: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	6,   // 93: margay.control.Drain.state:type_name -> margay.control.DrainState
+	63,  // 94: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	62,  // 95: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 96: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	51,  // 97: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	30,  // 98: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	21,  // 99: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	24,  // 100: margay.control.StoredJob.places:type_name -> margay.control.Place
+	25,  // 101: margay.control.StoredJob.members:type_name -> margay.control.Member
+	63,  // 102: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	49,  // 103: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	68,  // 104: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	69,  // 105: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	74,  // 106: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	76,  // 107: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	97,  // 108: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	79,  // 109: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	75,  // 110: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	74,  // 111: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	88,  // 112: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	89,  // 113: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	90,  // 114: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	74,  // 115: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	8,   // 116: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	8,   // 117: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	16,  // 118: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	119, // [119:119] is the sub-list for method output_type
+	119, // [119:119] is the sub-list for method input_type
+	119, // [119:119] is the sub-list for extension type_name
+	119, // [119:119] is the sub-list for extension extendee
+	0,   // [0:119] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8259,6 +8554,7 @@ func file_control_proto_init() {
 		(*Frame_Finish)(nil),
 		(*Frame_Forgotten)(nil),
 		(*Frame_Prepared)(nil),
+		(*Frame_Started)(nil),
 		(*Frame_FileChunk)(nil),
 		(*Frame_Record)(nil),
 		(*Frame_Ack)(nil),
@@ -8308,8 +8604,8 @@ func file_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   87,
+			NumEnums:      9,
+			NumMessages:   89,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -3,6 +3,7 @@ package launch
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"debug/elf"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"margay/cluster/control"
 	"margay/cluster/launch/ldso"
 	"margay/cluster/launch/regular"
 	"margay/kernel/abi/archive"
@@ -353,6 +355,41 @@ func digestOf(file *File) (digest archive.Digest, err error) {
 	hash := sha256.New()
 	_, err = io.Copy(hash, io.LimitReader(in, file.Size))
 	return archive.Digest(hash.Sum(nil)), err
+}
+
+// Bounds of the files that go along with the request for a job. Nodes unpack them while the job's
+// client waits for an answer, so large copies are left to the copying that shows its progress.
+const (
+	aheadFiles  = 256     // files and folders
+	aheadCopied = 4 << 20 // bytes of files that are copied into the job's root
+)
+
+// Ahead returns the archive of the files without the data of contents, for nodes that lack none. It
+// is empty when it would be large.
+func (f *Files) Ahead() ([]byte, error) {
+	if len(f.List) > aheadFiles {
+		return nil, nil
+	}
+	var inside, copied int64 // bytes in the archive, and in jobs' roots
+	for _, file := range f.List {
+		switch {
+		case file.content == nil:
+			inside += file.Size
+		case !file.Code:
+			copied += file.Size
+		}
+	}
+	if inside > control.FilesAhead || copied > aheadCopied {
+		return nil, nil
+	}
+	var packed bytes.Buffer
+	if err := f.Archive(&packed, nil, func(int64) {}); err != nil {
+		return nil, err
+	}
+	if packed.Len() > control.FilesAhead {
+		return nil, nil
+	}
+	return packed.Bytes(), nil
 }
 
 // Archive writes the files to w as package archive describes. Contents whose indexes are not in

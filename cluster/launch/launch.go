@@ -6,8 +6,8 @@
 // only when printed, so none is lost.
 //
 // Locks, outermost first: session.printing (held while a record is printed and acknowledged),
-// stdin.mu (held while a piece is sent), session.mu. window.mu and Status.mu are taken last, and
-// held for no other.
+// stdin.mu (held while a piece is sent), session.mu. window.mu, Status.mu and Timing.mu are taken
+// last, and held for no other.
 package launch
 
 import (
@@ -52,6 +52,7 @@ type Options struct {
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
 	Status         *Status
+	Timing         *Timing                // nil: nothing is measured
 	Started        func(job uint32) error // called when the ranks run; an error ends margay run, but no detached job; nil for none
 }
 
@@ -63,6 +64,7 @@ type session struct {
 	stdin   *stdin
 	files   *window
 	job     uint32
+	loaded  bool                   // every node has all files
 	lacking []uint32               // indexes of the contents that some node lacks
 	running chan struct{}          // closed when the ranks run
 	ended   chan *control.JobState // gets the job's last state
@@ -90,9 +92,13 @@ func Run(ctx context.Context, o Options) (int, error) {
 	if o.Exec == nil {
 		o.Exec = new(control.Exec)
 	}
-	o.Exec.Contents = o.Files.Contents()
+	pack := sync.OnceValues(func() (ahead []byte, err error) {
+		o.Exec.Contents = o.Files.Contents()
+		return o.Files.Ahead()
+	})
+	go pack() // while serve is connected to
 	for try := 1; ; try++ {
-		code, err := run(ctx, o)
+		code, err := run(ctx, o, pack)
 		if !errors.Is(err, errSpoilt) || try == launchTries {
 			return code, err
 		}
@@ -120,7 +126,8 @@ func spoilt(err error) error {
 	return err
 }
 
-func run(ctx context.Context, o Options) (int, error) {
+// run is one try. What pack returns goes along with the request for the job (Files.Ahead).
+func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, error) {
 	s := &session{
 		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
 		files: newWindow(control.FileWindow), running: make(chan struct{}),
@@ -141,7 +148,7 @@ func run(ctx context.Context, o Options) (int, error) {
 	defer cancel(nil)
 	early := make(chan []os.Signal, 1)
 	listening.Go(func() { early <- s.early(ctx, cancel) })
-	if err := s.begin(ctx); err != nil {
+	if err := s.begin(ctx, pack); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
@@ -153,7 +160,11 @@ func run(ctx context.Context, o Options) (int, error) {
 			cancel(err)
 		}
 	})
-	go s.sendFiles(ctx)
+	if s.loaded {
+		s.send(&control.FileChunk{Job: s.job, Last: true}) // the ranks wait for it
+	} else {
+		go s.sendFiles(ctx)
+	}
 	code, err := s.wait(ctx)
 	s.printing.Lock()
 	defer s.printing.Unlock()
@@ -167,7 +178,8 @@ func run(ctx context.Context, o Options) (int, error) {
 }
 
 // begin asks for the job.
-func (s *session) begin(ctx context.Context) error {
+func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error {
+	s.Timing.enter(phaseConnect)
 	dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
 	defer cancel()
 	conn, err := client.Dial(dialing, s.Socket)
@@ -176,7 +188,14 @@ func (s *session) begin(ctx context.Context) error {
 	}
 	s.conn = conn
 	go conn.Serve(s.handle)
-	answer, err := conn.Call(ctx, &control.RunRequest{Spec: s.Spec, Exec: s.Exec})
+	s.Timing.enter(phaseCollect)
+	ahead, err := pack()
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	s.Timing.enter(phaseMessages)
+	answer, err := conn.Call(ctx, &control.RunRequest{Spec: s.Spec, Exec: s.Exec, Files: ahead})
 	reply, ok := answer.(*control.RunReply)
 	switch {
 	case lost(conn, err):
@@ -188,7 +207,7 @@ func (s *session) begin(ctx context.Context) error {
 		conn.Close()
 		return spoilt(err)
 	}
-	s.job, s.lacking = reply.Job, reply.Lacking
+	s.job, s.loaded, s.lacking = reply.Job, reply.Loaded, reply.Lacking
 	s.printing.Lock()
 	err = s.printer.files.open(reply.Job, reply.Places)
 	s.printing.Unlock()
@@ -199,6 +218,9 @@ func (s *session) begin(ctx context.Context) error {
 	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
 	if all := len(s.Exec.GetContents()); all > 0 {
 		s.Status.Logf("job %d: its nodes have %d of %d files of at least %d KiB already", reply.Job, all-len(reply.Lacking), all, archive.MinSize>>10)
+	}
+	if reply.Loaded {
+		s.Status.Logf("job %d: its nodes have loaded all files", reply.Job)
 	}
 	return nil
 }
@@ -407,6 +429,7 @@ func (s *session) handle(f *control.Frame) {
 }
 
 func (s *session) state(m *control.JobState) {
+	s.Timing.measured(m.Job, m.Times)
 	switch m.Phase {
 	case control.JobPhase_JOB_RUNNING:
 		s.mu.Lock()

@@ -210,16 +210,24 @@ func TestOutputIsGone(t *testing.T) {
 	}
 }
 
+// No job is asked for with a small file that cannot be read. A large one is read later.
 func TestFileIsGone(t *testing.T) {
-	s := serveTo(t, func(c *talk) {
-		_, f := expect[*control.RunRequest](c)
-		c.Answer(f, &control.RunReply{Job: 5}, nil)
-		expect[*control.Ack](c)
-	})
-	l := newLauncher(t, s, 1)
-	l.Files.List[0].Path = "/no/such/program"
-	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("status %d, %v", code, err)
+	for size, asked := range map[int64]bool{100: false, control.FilesAhead + 1: true} {
+		s := serveTo(t, func(c *talk) {
+			_, f := expect[*control.RunRequest](c)
+			if (f != nil) != asked {
+				t.Errorf("a job with a file of %d bytes is asked for: %v", size, f != nil)
+			}
+			if f != nil {
+				c.Answer(f, &control.RunReply{Job: 5}, nil)
+				expect[*control.Ack](c)
+			}
+		})
+		l := newLauncher(t, s, 1)
+		l.Files.List[0].Path, l.Files.List[0].Size = "/no/such/program", size
+		if code, err := l.run(t); code != ExitMargay || !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("status %d, %v", code, err)
+		}
 	}
 }
 

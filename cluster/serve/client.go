@@ -139,35 +139,41 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	case <-c.conn.Done():
 		return
 	}
+	if len(m.Files) > control.FilesAhead {
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest with files of %d bytes, at most %d go along", len(m.Files), control.FilesAhead))
+		return
+	}
 	m.Spec.Command = commandLine(m.Exec)
 	slices.Sort(m.Spec.Only)
 	slices.Sort(m.Spec.Without)
+	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // the end of the connection must be seen meanwhile
 		s.running.Go(func() {
 			j, err := s.enqueue(m.Spec, c.conn)
-			c.created(f, m, j, err)
+			c.created(f, m, asked, j, err)
 		})
 		return
 	}
 	j, err := s.admit(m.Spec, c.conn)
-	c.created(f, m, j, err)
+	c.created(f, m, asked, j, err)
 }
 
-// created launches a job that the client has asked for, or says why there is none.
-func (c *client) created(f *control.Frame, m *control.RunRequest, j *job, err error) {
+// created launches a job that the client asked for at a time, or says why there is none.
+func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Time, j *job, err error) {
 	s := c.server
 	if err != nil {
 		c.conn.Answer(f, nil, err)
 		return
 	}
 	s.mu.Lock()
+	j.phases.asked(asked)
 	c.jobs = append(c.jobs, j)
 	if c.left {
 		s.clientGone(j)
 	}
 	s.mu.Unlock()
 	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
-	s.running.Go(func() { s.launch(j, m.Exec, f, c.conn) })
+	s.running.Go(func() { s.launch(j, m, f, c.conn) })
 }
 
 // attach makes the connection the client of a job that has lost its own, or reads a detached job's output.
@@ -212,13 +218,22 @@ func (c *client) replay(f *control.Frame, job uint32) {
 	}
 }
 
-// fileChunk passes a piece of a job's files to its first node.
+// fileChunk passes a piece of a job's files to its first node. When no node needs files, the last piece says that the client knows that.
 func (c *client) fileChunk(m *control.FileChunk) {
 	s := c.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if j := s.jobs[m.Job]; j != nil && j.client == c.conn && !j.finishing {
+	j := s.jobs[m.Job]
+	switch {
+	case j == nil || j.client != c.conn || j.finishing:
+	case !j.present:
 		s.nodes[j.members[0].Node].send(m)
+	case m.Last && j.phase == control.JobPhase_JOB_PREPARED:
+		select {
+		case <-j.loaded:
+		default:
+			close(j.loaded)
+		}
 	}
 }
 

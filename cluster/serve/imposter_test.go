@@ -107,17 +107,19 @@ func TestWordsAboutJobsOfOthers(t *testing.T) {
 // A node of a job speaks for itself and the ranks that it has.
 func TestNodeSpeaksForItself(t *testing.T) {
 	fault := control.FromError(control.Failf(control.Code_CODE_FAILED, "said by an imposter").At(0).Of(1))
-	cases := map[string]func(n *playedNode, job uint32){
-		"fault":  func(n *playedNode, job uint32) { n.tell(&control.JobFault{Job: job, Error: fault}) },
-		"loaded": func(n *playedNode, job uint32) { n.tell(&control.Loaded{Job: job, Error: fault}) },
+	cases := map[string]func(c *playedClient, n *playedNode){
+		"fault": func(c *playedClient, n *playedNode) { n.tell(&control.JobFault{Job: c.run(spec(4)), Error: fault}) },
+		"loaded": func(c *playedClient, n *playedNode) {
+			reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(4)})
+			n.tell(&control.Loaded{Job: reply.Job, Error: fault})
+		},
 	}
 	for name, say := range cases {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				m := up(t, 2)
 				c := m.client()
-				job := c.run(spec(4))
-				say(m.played[1], job)
+				say(c, m.played[1])
 				if state := c.ended(); state.Error.Err().Error() != "node1: said by an imposter" {
 					t.Errorf("it ended as %v", state)
 				}

@@ -30,7 +30,9 @@ type job struct {
 	limit     limit            // of the time that it runs
 	failed    chan struct{}    // closed when failure is set
 	loading   map[uint32]bool  // nodes that do not have all files yet
+	present   bool             // no node needs files: loaded is closed when the client knows that
 	loaded    chan struct{}    // closed when loading is empty
+	phases    phases
 	records   *records.Relay
 	told      told
 	noted     map[uint32]bool // nodes whose records are recorded as complete
@@ -170,7 +172,16 @@ func (j *job) state() *control.JobState {
 // tellClient sends the job's state to its client. The caller holds Server.mu.
 func (j *job) tellClient() {
 	if j.client != nil {
-		_ = j.client.Send(fitState(j.state()))
+		m := j.state()
+		m.Times = j.phases.list()
+		_ = j.client.Send(fitState(m))
+	}
+}
+
+// enter begins the next phase of the job's launch, unless the job ends. The caller holds Server.mu.
+func (j *job) enter(phase control.Phase) {
+	if !j.finishing {
+		j.phases.enter(phase)
 	}
 }
 
@@ -507,6 +518,10 @@ func (s *Server) finish(j *job) {
 	if j.finishing {
 		return
 	}
+	if j.phases.phase == control.Phase_PHASE_START { // the ranks have ended before all nodes have answered
+		j.enter(control.Phase_PHASE_RUN)
+	}
+	j.enter(control.Phase_PHASE_END)
 	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete()
 	j.phase = control.JobPhase_JOB_ENDING
 	s.save(j) // a serve that is killed now does not find that the nodes have lost it
@@ -529,6 +544,7 @@ func (s *Server) finish(j *job) {
 		if s.save(j); j.unsaved != nil {
 			s.ended[j.number] = j
 		}
+		j.phases.enter(control.Phase_PHASE_UNKNOWN)
 		if j.spool != nil {
 			j.spool.close()
 		}

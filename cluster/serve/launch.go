@@ -18,11 +18,12 @@ import (
 	"margay/cluster/control"
 )
 
-// Bounds of what nodes are asked to do.
+// Bounds of what nodes and clients are asked to do.
 const (
 	prepareTimeout = 30 * time.Second
 	startTimeout   = 30 * time.Second
 	forgetTimeout  = 10 * time.Second
+	clientTimeout  = 30 * time.Second // for the client's word that it knows the job
 )
 
 // admit creates a job. When there is no room for it, but would be with nodes that are late or jobs that are ending, it waits for
@@ -107,16 +108,18 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
 			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
+	phases := measure(time.Now())
 	places := allocate(s.offersFor(spec), shapeOf(spec))
 	if places == nil {
 		return nil, s.noRoom(spec)
 	}
+	phases.enter(control.Phase_PHASE_RECORD)
 	number, err := s.store.nextJob()
 	if err != nil {
 		return nil, s.onDisk(err)
 	}
 	j := newJob(number, spec, places)
-	j.client = client
+	j.client, j.phases = client, phases
 	j.phase = control.JobPhase_JOB_PREPARED
 	last := -1
 	for _, p := range places {
@@ -242,12 +245,17 @@ func (s *Server) arches() (up int, arches []string) {
 }
 
 // launch brings a job from its creation to running. Any failure ends it; the client learns the reason from the job's state.
-func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, client *control.Conn) {
+func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, client *control.Conn) {
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // it never fails
-	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: exec}
-	lacking := newUnion(len(exec.GetContents()))
-	if !s.step(j, prepareTimeout, prepare, lacking.add) {
+	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: m.Exec, Files: m.Files}
+	lacking := newUnion(len(m.Exec.GetContents()))
+	s.enterPhase(j, control.Phase_PHASE_PREPARE)
+	prepared := s.step(j, prepareTimeout, prepare, func(q *question, answer proto.Message) {
+		lacking.add(answer)
+		s.nodePrepared(j, q.node, answer)
+	})
+	if !prepared {
 		select {
 		case <-j.done: // its cores are free when the client hears of it
 			client.Answer(request, nil, j.failure)
@@ -255,22 +263,84 @@ func (s *Server) launch(j *job, exec *control.Exec, request *control.Frame, clie
 		}
 		return
 	}
-	client.Answer(request, &control.RunReply{Job: j.number, Places: j.places, Lacking: lacking.list()}, nil)
-	select {
-	case <-j.loaded:
-	case <-j.failed:
-		return
-	case <-s.context.Done():
+	present := s.allPresent(j)
+	client.Answer(request, &control.RunReply{Job: j.number, Places: j.places, Lacking: lacking.list(), Loaded: present}, nil)
+	if !s.loaded(j, present) {
 		return
 	}
-	if !s.runs(j) || !s.step(j, startTimeout, &control.Start{Job: j.number}, nil) {
+	started := func(q *question, answer proto.Message) {
+		if m, ok := answer.(*control.Started); ok {
+			s.worked(j, control.Phase_PHASE_START, q.node, m.StartNs)
+		}
+	}
+	if !s.runs(j) || !s.step(j, startTimeout, &control.Start{Job: j.number}, started) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.jobs[j.number] == j {
+		j.enter(control.Phase_PHASE_RUN)
 		j.tellClient()
 	}
+}
+
+// loaded waits until every node has a job's files, and reports false when the job has ended before. When all were present, the client must
+// answer soon; otherwise the nodes watch over the files.
+func (s *Server) loaded(j *job, present bool) bool {
+	var late <-chan time.Time
+	if present {
+		late = time.After(clientTimeout)
+	}
+	select {
+	case <-j.loaded:
+		return true
+	case <-j.failed:
+	case <-s.context.Done():
+	case <-late:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "its margay run has not answered for %v", clientTimeout))
+	}
+	return false
+}
+
+// nodePrepared takes a node's answer to Prepare.
+func (s *Server) nodePrepared(j *job, node uint32, answer proto.Message) {
+	m, ok := answer.(*control.Prepared)
+	if !ok {
+		return
+	}
+	s.worked(j, control.Phase_PHASE_PREPARE, node, m.PrepareNs)
+	s.worked(j, control.Phase_PHASE_LOAD, node, m.LoadNs)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m.Loaded {
+		delete(j.loading, node)
+	}
+}
+
+// allPresent begins the loading of a job, and reports whether all its nodes have its files already. Then it waits for the client alone: one
+// that does not know the job's number would ask for the job once more when its connection is lost, so no rank may run before.
+func (s *Server) allPresent(j *job) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.enter(control.Phase_PHASE_LOAD)
+	j.present = len(j.loading) == 0
+	return j.present
+}
+
+// enterPhase is job.enter for a caller that does not hold Server.mu.
+func (s *Server) enterPhase(j *job, phase control.Phase) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.enter(phase)
+}
+
+// worked is phases.worked for a caller that does not hold Server.mu.
+func (s *Server) worked(j *job, phase control.Phase, node uint32, took int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.phases.worked(phase, node, took)
 }
 
 // runs records that a job is running, before its nodes are asked: its ranks may say something before every node has answered.
@@ -283,18 +353,20 @@ func (s *Server) runs(j *job) bool {
 	}
 	j.phase = control.JobPhase_JOB_RUNNING
 	j.limit = limitOf(j.spec, time.Now())
+	j.enter(control.Phase_PHASE_RECORD)
 	if s.save(j); j.unsaved != nil {
 		j.phase = control.JobPhase_JOB_PREPARED
 		s.fail(j, toFailure(j.unsaved))
 		return false
 	}
+	j.enter(control.Phase_PHASE_START)
 	s.keepLimit(j)
 	return true
 }
 
 // step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed. answered, if it is
 // not nil, receives each answer, and nil for a node without one.
-func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(proto.Message)) bool {
+func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(*question, proto.Message)) bool {
 	s.mu.Lock()
 	if j.finishing { // a node that has forgotten the job would get it again, and keep it
 		s.mu.Unlock()
@@ -305,7 +377,7 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answ
 	refused := s.failIfRefused(j)
 	s.answers(asked, timeout, func(q *question, answer proto.Message, err error) {
 		if answered != nil {
-			answered(answer)
+			answered(q, answer)
 		}
 		refused(q, answer, err)
 	})
@@ -350,8 +422,12 @@ func (s *Server) answers(asked []*question, timeout time.Duration, answered func
 	waiting.Wait()
 }
 
-// nodeLoaded takes a node's word that it has a job's files, or why not. The caller holds Server.mu.
+// nodeLoaded takes a node's word that it has a job's files, or why not. When all nodes have them, a node that could not pass them on to
+// another one has nothing to say. The caller holds Server.mu.
 func (s *Server) nodeLoaded(j *job, n *node, m *control.Loaded) {
+	if len(j.loading) == 0 {
+		return
+	}
 	if m.Error != nil {
 		s.fail(j, j.blame(n.number, m.Error.Err()))
 		return
@@ -359,6 +435,7 @@ func (s *Server) nodeLoaded(j *job, n *node, m *control.Loaded) {
 	if !j.loading[n.number] {
 		return
 	}
+	j.phases.worked(control.Phase_PHASE_LOAD, n.number, m.LoadNs)
 	delete(j.loading, n.number)
 	if len(j.loading) == 0 {
 		close(j.loaded)

@@ -167,7 +167,7 @@ func (h *history) play() {
 // request asks for a job.
 func (h *history) request() {
 	for i := range h.config.Nodes {
-		h.nodes = append(h.nodes, &actor{story: h.story, number: uint32(i)})
+		h.nodes = append(h.nodes, &actor{story: h.story, number: uint32(i), present: h.rng.IntN(2) == 0})
 		h.connect(h.nodes[i])
 	}
 	s := spec(1 + uint32(h.rng.IntN(4)))
@@ -176,7 +176,7 @@ func (h *history) request() {
 	h.client = &follower{story: h.story, reader: records.NewReader(), detached: s.Detach}
 	h.client.links = []*link{h.dial(h.server.serveLocal, &control.Hello{Role: control.Role_ROLE_CLIENT})}
 	h.story.opened()
-	h.client.link().call(&control.RunRequest{Spec: s})
+	h.client.link().call(&control.RunRequest{Spec: s, Files: []byte("files")})
 }
 
 // killLaunch has the user end the job at any time of its launch, in which nodes may be away. Nothing of it is left.

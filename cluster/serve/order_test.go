@@ -12,7 +12,9 @@ import (
 // A node is asked nothing about a job after it was to forget it: it would have the job for ever.
 func TestNothingFollowsForget(t *testing.T) {
 	for name, launch := range map[string]func(m *machine, j *job, client *control.Conn){
-		"prepare": func(m *machine, j *job, client *control.Conn) { m.server.launch(j, nil, new(control.Frame), client) },
+		"prepare": func(m *machine, j *job, client *control.Conn) {
+			m.server.launch(j, new(control.RunRequest), new(control.Frame), client)
+		},
 		"start": func(m *machine, j *job, _ *control.Conn) {
 			m.server.step(j, startTimeout, &control.Start{Job: j.number}, nil)
 		},

@@ -21,6 +21,8 @@ type actor struct {
 	job    uint32
 	hosts  bool // the node has the job
 
+	present bool // it has the files of the job already
+
 	running []uint32 // ranks that have not ended
 	open    []uint32 // ranks that have ended, and whose children still write
 	lines   int
@@ -107,7 +109,12 @@ func (a *actor) take(f *control.Frame) {
 				a.running = append(a.running, p.Rank)
 			}
 		}
-		a.link.send(&control.Loaded{Job: m.Job})
+		if a.present && len(m.Files) > 0 {
+			answer = &control.Prepared{Loaded: true}
+		} else {
+			answer = new(control.Prepared)
+			a.link.send(&control.Loaded{Job: m.Job})
+		}
 	case *control.Ack:
 		a.journal.Ack(m.Seq)
 		a.acked = max(a.acked, m.Seq)
@@ -180,7 +187,9 @@ func (c *follower) take(f *control.Frame) error {
 	}
 	switch m := f.Message().(type) {
 	case *control.RunReply:
-		c.job = m.Job
+		if c.job = m.Job; c.link().open() {
+			c.link().send(&control.FileChunk{Job: m.Job, Last: true})
+		}
 	case *control.Record:
 		if c.reader.Next(m.Node, m.Seq) {
 			if err := c.story.saw(m); err != nil {

@@ -30,7 +30,7 @@ func TestContentsStay(t *testing.T) {
 		if run("4 of 4 files") {
 			t.Error("the nodes have a file before any job has brought it")
 		}
-		had := func() bool { return run("4 of 4 files") }
+		had := func() bool { return run("4 of 4 files") && run("its nodes have loaded all files") }
 		eventually(t, "files that stay", had, func() string { return fmt.Sprint(m.listNodes()) })
 		for _, node := range []string{"0", "1"} {
 			if r := m.margay("machine", "restart", node); r.code != 0 {

@@ -9,8 +9,9 @@
 // with the same code share its memory, so none can change it.
 //
 // margay run names the digests in its request for the job, at most MaxContents, and learns which of
-// them some node lacks. A digest is only as good as the data: a node that keeps a file computes the
-// digest itself.
+// them some node lacks. If it is small, an archive without the data of all of them comes with the
+// request, for nodes that lack none. A digest is only as good as the data: a node that keeps a file
+// computes the digest itself.
 package archive
 
 import (

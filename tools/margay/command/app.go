@@ -33,7 +33,8 @@ type App struct {
 	Verbose        bool
 	Quiet          bool
 	Color          show.When
-	Version        string // of this build
+	Version        string    // of this build
+	Began          time.Time // this command
 }
 
 // Dir returns the folder of the machine.

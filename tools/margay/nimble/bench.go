@@ -32,10 +32,7 @@ func (a commands) nimbleBenchCommand() *cobra.Command {
 	var only string
 	var rounds int
 	var stops time.Duration
-	var names []string
-	for _, p := range bench.Programs() {
-		names = append(names, p.Name)
-	}
+	names := bench.Names()
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "bench [PROGRAM...]",
 		Short: "Measure the engines that are here",

@@ -40,7 +40,7 @@ var enumerated = map[string]map[string][]string{
 		"cores":     {"1", "2", "3", "all"},
 	},
 	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},
-	"run":           {"stdin": {"first", "all", "none"}},
+	"run":           {"stdin": {"first", "all", "none"}, "timing": {"table", "json"}},
 	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
 	"top":           {"sort": orderNames()},
 	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -51,8 +52,9 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 // execute executes one command, prints its error and returns the exit status.
 func execute(ctx context.Context, version string, args []string, stdin io.Reader, stdout, stderr io.Writer) *command.ExitStatus {
+	began := time.Now()
 	out := &command.Output{Writer: stdout}
-	root := newRoot(&command.App{Stdin: stdin, Stdout: out, Stderr: stderr, Version: version})
+	root := newRoot(&command.App{Stdin: stdin, Stdout: out, Stderr: stderr, Version: version, Began: began})
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
