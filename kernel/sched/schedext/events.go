@@ -179,7 +179,7 @@ func (e *Enforcer) starves(c *core) bool {
 	state, now := e.skeleton.core(c.cpu), clock.Monotonic()
 	for _, t := range c.order {
 		p := &state.Places[t.place]
-		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(e.starvationLimit(c)) {
+		if p.Serial == t.owner.Serial && slot.TaskState(p.State) == slot.Ready && now > p.Since+uint64(e.starvationLimit(c))+state.Stood-p.Stood {
 			return true
 		}
 	}

@@ -24,6 +24,7 @@
 #define SHARE (4 * MILLISECOND)         /* slice of a thread while others of its process wait */
 #define STOPPING MILLISECOND            /* slice of a thread that must run to be stopped */
 #define WORK (MILLISECOND / 2)          /* longest run of a policy */
+#define STILL (100 * MILLISECOND)       /* a decision that is so late was impossible before */
 #define PATIENCE 4                      /* longer runs in a row that are a fault: the host may pause */
 
 #define MAX_CPUS 512
@@ -65,6 +66,7 @@ struct place {
 	__u64 ran;
 	__u64 since;   /* start of state */
 	__u64 spent;   /* core.spent at that time */
+	__u64 stood;   /* core.stood at that time */
 	__u64 end;     /* value of ran at the end of its quantum, or MARGAY_INFINITE */
 	__s64 overrun; /* of its turns, deducted from later quanta */
 };
@@ -81,6 +83,8 @@ struct core {
 	__u64 mark;   /* time up to which processor time is counted */
 	__u64 spent;  /* processor time of all tasks */
 	__u64 served; /* last time a stranger ran */
+	__u64 due;    /* the end of the slice, when the core must decide again; or MARGAY_INFINITE */
+	__u64 stood;  /* time in which it could not decide, because the machine stood still */
 	__u64 switches;
 	__u64 asked;
 	__u64 rescues;
@@ -241,7 +245,23 @@ static inline_always void become(struct core *c, struct place *p, __u32 state)
 		p->state = state;
 		p->since = c->now;
 		p->spent = c->spent;
+		p->stood = c->stood;
 	}
+}
+
+/* stand measures for how long the core could not decide although a decision was due. The host of a
+ * virtual machine may stop it. No task waits because of a policy in that time. */
+static inline_always void stand(struct core *c)
+{
+	if (c->due && c->now > c->due && c->now - c->due > STILL)
+		c->stood += c->now - c->due;
+	c->due = MARGAY_INFINITE;
+}
+
+/* patience returns the time until which a ready task of the core may be kept waiting. */
+static inline_always __u64 patience(struct here *h, struct place *p)
+{
+	return p->since + h->g->starvation_limit + h->c->stood - p->stood;
 }
 
 /* switched reports the task that has the core, if it has changed and switches are watched. */
@@ -301,6 +321,7 @@ part int look(__u32 cpu, __u32 prev)
 			p->state = MARGAY_BLOCKED;
 			p->since = c->now;
 			p->spent = c->spent;
+			p->stood = c->stood;
 			c->hold &= ~bit;
 			c->woken |= bit;
 		}
@@ -395,13 +416,15 @@ part __u64 give(__u32 cpu, __u32 at)
 		struct place *p = place(&h, i);
 		if (i == at || !(c->ready >> i & 1) || p->state != MARGAY_READY)
 			continue;
-		__u64 end = p->since + h.g->starvation_limit;
+		__u64 end = patience(&h, p);
 		__u64 left = end > c->now ? end - c->now : 0;
 		if (left < slice)
 			slice = left;
 	}
 	if (slice < SHORTEST)
 		slice = SHORTEST;
+	if (slice != SCX_SLICE_INF)
+		c->due = c->now + slice;
 	if (at != c->current) {
 		if (c->current < MARGAY_TASKS) {
 			struct place *p = place(&h, c->current);
@@ -485,12 +508,12 @@ part __u32 starved(__u32 cpu)
 		return NONE;
 	struct core *c = h.c;
 	__u32 found = NONE;
-	__u64 since = c->now - h.g->starvation_limit;
+	__u64 end = c->now;
 
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
-		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(place(&h, i)->since - since) <= 0) {
+		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(patience(&h, place(&h, i)) - end) <= 0) {
 			found = i;
-			since = place(&h, i)->since;
+			end = patience(&h, place(&h, i));
 		}
 	if (found >= MARGAY_TASKS)
 		return NONE;
@@ -679,6 +702,7 @@ SEC("struct_ops/dispatch") int dispatch(__u64 *ctx)
 	__u32 prev_at = prepare(&h, prev);
 
 	h.c->now = time_ns();
+	stand(h.c);
 	h.c->again = 0;
 	charge(&h, h.c->now);
 	look(cpu, prev_at);

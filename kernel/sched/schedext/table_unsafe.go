@@ -44,6 +44,7 @@ const (
 type coreState struct {
 	Order, Ready, Hold, Woken, Blocked uint64
 	Now, Until, Mark, Spent, Served    uint64
+	Due, Stood                         uint64
 	Switches, Asked, Rescues, Lost     uint64
 	Current, Runner, Alone             uint32
 	Decider, Epoch, Guest, Again, Told uint32
@@ -57,6 +58,7 @@ type placeState struct {
 	Ran     uint64
 	Since   uint64
 	Spent   uint64
+	Stood   uint64
 	End     uint64
 	Overrun int64
 }
