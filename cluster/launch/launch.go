@@ -81,10 +81,11 @@ type session struct {
 }
 
 // launchTries is how often a job is asked for whose launch is spoilt. Between two tries is a pause,
-// which grows.
+// which grows. One that was spoilt after launchWell, for example in the queue, is the first again.
 const (
 	launchTries = 5
 	launchPause = 100 * time.Millisecond
+	launchWell  = 5 * time.Second
 )
 
 // Run runs a job and returns its exit status. The error describes any failure, including a rank's.
@@ -98,9 +99,16 @@ func Run(ctx context.Context, o Options) (int, error) {
 	})
 	go pack() // while serve is connected to
 	for try := 1; ; try++ {
+		begin := time.Now()
 		code, err := run(ctx, o, pack)
-		if !errors.Is(err, errSpoilt) || try == launchTries {
+		if !errors.Is(err, errSpoilt) {
 			return code, err
+		}
+		if time.Since(begin) >= launchWell {
+			try = 1
+		}
+		if try == launchTries {
+			return code, fmt.Errorf("%w; given up after %d tries", err, try)
 		}
 		again := "starting it again"
 		if o.Spec.WaitMs != 0 {

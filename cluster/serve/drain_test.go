@@ -80,7 +80,7 @@ func TestDrain(t *testing.T) {
 		four := spec(4)
 		four.PerNode = 2
 		other.refused(&control.RunRequest{Spec: four}, control.Code_CODE_NO_ROOM, "but 0 of 1 have that; a larger --ppn needs fewer nodes; job 2 has the others, and jobs do not share cores; node1 is drained: disk?swap (2 of 2")
-		other.refused(&control.RunRequest{Spec: on(four, 1)}, control.Code_CODE_NO_ROOM, "4 ranks, 2 on a node: no such node is up and in service; job 2 has")
+		other.refused(&control.RunRequest{Spec: on(four, 1)}, control.Code_CODE_NO_ROOM, "4 ranks, 2 on a node: no such node is up and in service; node1 is drained: disk?swap (2 of 2")
 	})
 }
 

@@ -196,7 +196,7 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 			spec.Path, spec.Arch, s.config.Machine, strings.Join(arches, " and "))
 	}
 	text := shapeOf(spec).lacks(s.offersFor(spec))
-	if holders := s.holders(); len(holders) == 1 {
+	if holders := s.holders(spec); len(holders) == 1 {
 		text += fmt.Sprintf("; job %d has the others, and jobs do not share cores", holders[0])
 	} else if len(holders) > 1 {
 		text += fmt.Sprintf("; jobs %s have the others, and jobs do not share cores", numbers(holders))
@@ -204,11 +204,12 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.nodes))
 }
 
-// holders lists the jobs that have cores of nodes that are in service, in order. The caller holds Server.mu.
-func (s *Server) holders() (jobs []uint32) {
+// holders lists the jobs that have cores of nodes in service that a job may use, in order. The caller holds Server.mu.
+func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
+	shape := shapeOf(spec)
 	for _, n := range s.nodes {
 		for _, use := range n.uses {
-			if n.inService() && !slices.Contains(jobs, use.job) {
+			if n.inService() && shape.mayUse(n.number) && !slices.Contains(jobs, use.job) {
 				jobs = append(jobs, use.job)
 			}
 		}

@@ -143,7 +143,7 @@ func (s *Server) waitsFor(w *waiting) string {
 		return fmt.Sprintf("waiting for cores, behind %s that came first", count(n, "job"))
 	}
 	text := "waiting for cores: " + shapeOf(w.spec).lacks(s.offersFor(w.spec))
-	if holders := s.holders(); len(holders) > 0 {
+	if holders := s.holders(w.spec); len(holders) > 0 {
 		text += fmt.Sprintf("; %s %s the others", agree(len(holders), "job", "jobs")+" "+numbers(holders), agree(len(holders), "has", "have"))
 	}
 	return text + s.outOfService(w.spec)

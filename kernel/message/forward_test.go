@@ -295,7 +295,7 @@ func TestForwardAndRestart(t *testing.T) {
 		<-way.waits
 		j.restart(1)
 		close(way.release)
-		j.fault("1 messages that were being forwarded were lost when the node kernel of node1 was started again")
+		j.fault("messages in forwarding (1) were lost when the node kernel of node1 was started again")
 	})
 }
 

@@ -109,7 +109,7 @@ func (j *Job) mend() {
 		r.endpoint.RouseAll()
 	}
 	if n := *c.flow.Forwarding; n != 0 {
-		j.fault("%d messages that were being forwarded were lost when the node kernel of node%d was started again", n, j.engine.config.Self)
+		j.fault("messages in forwarding (%d) were lost when the node kernel of node%d was started again", n, j.engine.config.Self)
 	}
 }
 

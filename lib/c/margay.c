@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -43,6 +44,8 @@ static struct {
 	int upcall_doorbell;
 	int rung; /* the doorbell's bytes have not been read yet */
 	int finalized;
+	int forked;    /* this process is a child of the one that has joined */
+	int abandoned; /* a barrier that this rank had entered */
 	char *area;
 	uint32_t call; /* number of the last request */
 	uint64_t tail; /* of the send ring: this side's own position */
@@ -100,6 +103,8 @@ int margay_in_no_job(void)
 {
 	if (self.finalized)
 		return fail("the job is finalized");
+	if (self.forked)
+		return fail("a forked process does not have its parent's place in the job");
 	return self.area ? 0 : fail("margay_init has not been called");
 }
 
@@ -261,6 +266,8 @@ static int meet_neighbours(void)
 	return 0;
 }
 
+static void forked(void) { self.forked = 1; }
+
 int margay_init(void)
 {
 	const char *text = getenv("MARGAY_FD");
@@ -290,6 +297,11 @@ int margay_init(void)
 	self.peer_doorbell = files[4];
 	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
 		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
+	if (atomic_exchange(word32(WIRE_JOINED), 1)) {
+		self.area = NULL;
+		return fail("another process of this rank has joined the job: one process of each rank can, once");
+	}
+	pthread_atfork(NULL, NULL, forked);
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
 	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
 	self.upcall_head = atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_HEAD));
@@ -1257,6 +1269,13 @@ static int all_quiet(uint64_t number)
 	return quiet;
 }
 
+/* abandon notes that this rank does not wait any longer in a barrier that it has entered. */
+static int abandon(void)
+{
+	self.abandoned = 1;
+	return -1;
+}
+
 /* meet enters a barrier on the board and waits for the other ranks, which are all on this node.
  * It returns 1 if that completes the barrier and 0 if all of them must enter one of the node
  * kernel. */
@@ -1273,7 +1292,7 @@ static int meet(int timeout_ms)
 				wake_local(local);
 	}
 	if (wait_until(all_met, number, timeout_ms) < 0)
-		return -1;
+		return abandon();
 	return all_quiet(number);
 }
 
@@ -1282,6 +1301,8 @@ int margay_barrier(int timeout_ms)
 	if (no_job() != 0)
 		return -1;
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
+	if (self.abandoned)
+		return fail("an earlier barrier was abandoned: the job has no barriers any more");
 	if (margay_in_drain(timeout_ms) != 0)
 		return -1;
 	int met = margay_nodes() == 1 ? meet(margay_in_left(deadline)) : 0;
@@ -1295,7 +1316,7 @@ int margay_barrier(int timeout_ms)
 		if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 			ring();
 		if (wait_until(is_released, number, margay_in_left(deadline)) < 0)
-			return -1;
+			return abandon();
 	}
 	margay_poll(); /* messages that arrived since the last poll */
 	return 0;

@@ -43,7 +43,9 @@ extern "C" {
 #define MARGAY_MAX_PAYLOAD 1024 /* bytes of a message's payload */
 #define MARGAY_MAX_HANDLERS 256
 
-/* margay_init joins this process to its job. All ranks of a job must call it, or none. */
+/* margay_init joins this process to its job. All ranks of a job must call it, or none. One process
+ * of each rank can, once: a process that it forks cannot use the library, nor can a second program
+ * that a rank starts. */
 int margay_init(void);
 
 /* margay_finalize ends this rank's part in the job: it is the last barrier. After it has returned

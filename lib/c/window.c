@@ -316,6 +316,10 @@ void *margay_window(int number, size_t size)
 	if (check(&a) != 0)
 		return NULL;
 	struct window *w = find(number, a.rank);
+	if (size == 0) {
+		margay_in_fail("window %d of 0 bytes: a window has 1 byte at least", number);
+		return NULL;
+	}
 	if (w && size > w->size) {
 		margay_in_fail("window %d has %zu bytes, not %zu", number, w->size, size);
 		return NULL;

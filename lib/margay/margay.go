@@ -61,6 +61,10 @@ var (
 	ErrClosed = errors.New("margay: the job is finalized")
 	// ErrGone reports that the node kernel has closed the connection for good.
 	ErrGone = errors.New("margay: the node kernel is gone")
+	// ErrJoined is the error of Init in a second process of a rank.
+	ErrJoined = errors.New("another process of this rank has joined the job: one process of each rank can, once")
+	// ErrAbandoned is the error of Barrier after one that ctx ended while other ranks were awaited.
+	ErrAbandoned = errors.New("margay: an earlier barrier was abandoned: the job has no barriers any more")
 	// ErrNotFound, ErrRefused, ErrNoRoom and ErrVersion are the reasons of the node kernel's
 	// refusals.
 	ErrNotFound = errors.New("not found")
@@ -102,7 +106,8 @@ type Job struct {
 
 	finalized atomic.Bool // changed under handling and sending: nothing is sent or handled after that
 
-	interrupting sync.Once // Upcalls has been called
+	interrupting sync.Once   // Upcalls has been called
+	abandoned    atomic.Bool // a barrier that this rank had entered
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -122,7 +127,8 @@ type Message struct {
 	Payload []byte // valid until the handler returns
 }
 
-// Init joins this process to its job. All ranks of a job must call it, or none.
+// Init joins this process to its job. All ranks of a job must call it, or none. One process of each
+// rank can, once: not a second program that the rank starts.
 func Init() (*Job, error) {
 	fd, err := strconv.Atoi(os.Getenv(wire.EnvFD))
 	if err != nil || fd < 0 {
@@ -190,6 +196,9 @@ func (j *Job) openMemory(area, board *os.File) error {
 	}
 	if j.LocalRank() >= j.LocalSize() {
 		return fmt.Errorf("local rank %d of %d", j.LocalRank(), j.LocalSize())
+	}
+	if j.area.Joined().Swap(1) != 0 {
+		return ErrJoined
 	}
 	j.out = wire.NewOutlet(j.area, j.board, j.Size())
 	j.in = wire.NewInlet(j.area, j.board, j.header)

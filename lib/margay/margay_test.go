@@ -52,6 +52,13 @@ func rank(mode []string) error {
 	case "nowhere":
 		fmt.Println(job.Send(ctx, 3, 0, [2]uint64{}, nil))
 		fmt.Println(job.Send(ctx, 0, 256, [2]uint64{}, nil))
+		_, err := job.Window(1, 0)
+		fmt.Println(err)
+		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		if job.Barrier(ctx) != nil {
+			fmt.Println(job.Barrier(context.Background()))
+		}
 	case "echo":
 		return echo(ctx, job)
 	case "flood":

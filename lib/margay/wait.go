@@ -165,10 +165,13 @@ func (j *Job) answer() {
 
 // Barrier handles messages until every rank of the job has called it as often as this one. When it
 // returns, all messages that any rank sent to this one before entering the barrier have been
-// handled, unless ctx has ended.
+// handled, unless ctx has ended. The job can then no longer use barriers.
 func (j *Job) Barrier(ctx context.Context) error {
 	if j.finalized.Load() {
 		return ErrClosed
+	}
+	if j.abandoned.Load() {
+		return ErrAbandoned
 	}
 	if err := j.drain(ctx); err != nil {
 		return err
@@ -187,6 +190,7 @@ func (j *Job) Barrier(ctx context.Context) error {
 		j.ring()
 	}
 	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
+		j.abandoned.Store(true)
 		return err
 	}
 	j.Poll() // messages that arrived since the last poll
@@ -204,8 +208,12 @@ func (j *Job) meet(ctx context.Context) (done bool, err error) {
 		arrived = j.board.Arrived(arrived, number)
 		return arrived == j.LocalSize()
 	})
-	if err != nil || !j.board.Quiet(number) {
+	if err != nil {
+		j.abandoned.Store(true)
 		return false, err
+	}
+	if !j.board.Quiet(number) {
+		return false, nil
 	}
 	j.Poll() // messages that arrived since the last poll
 	return true, nil

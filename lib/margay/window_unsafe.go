@@ -42,6 +42,9 @@ func (j *Job) Window(number, size int) ([]byte, error) {
 	if err := j.checkPlace(p); err != nil {
 		return nil, err
 	}
+	if size < 1 {
+		return nil, fmt.Errorf("margay: window %d of %d bytes: a window has 1 byte at least", number, size)
+	}
 	memory, err := j.mapWindow(window{number, j.Rank()}, size)
 	if err != nil {
 		return nil, err

@@ -362,7 +362,8 @@ func payload(i int) []byte {
 // the library fails:
 //
 //	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
-//	nowhere     sends a message to rank 3 and one for handler 256, and prints the error of each
+//	nowhere     sends a message to rank 3 and one for handler 256, makes window 1 of 0 bytes, and enters a barrier with a time-out
+//	            of 50 ms and another one, and prints the error of each but the first barrier
 //	echo        sends each message for handler 1 back to its source, for handler 2, with 1 added to its second argument, until
 //	            one for handler 3 comes; then it enters a barrier, finalizes and ends
 //	flood N     sends N messages to rank 0, for handler 7, with the arguments i and ^i and a payload of i modulo 1025 bytes,
@@ -414,7 +415,8 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("nowhere", func(t *testing.T) {
 		k := Start(t, program, "nowhere")
 		k.Greet()
-		const want = "there is no rank 3, but ranks 0 to 2\nthere is no handler 256, but handlers 0 to 255"
+		const want = "there is no rank 3, but ranks 0 to 2\nthere is no handler 256, but handlers 0 to 255\n" +
+			"window 1 of 0 bytes: a window has 1 byte at least\nan earlier barrier was abandoned: the job has no barriers any more"
 		if out, _ := k.Ended(0); strings.ReplaceAll(out, "margay: ", "") != want {
 			t.Errorf("it says %s", out)
 		}
@@ -442,6 +444,14 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 		}
 		k.Greet()
 		if _, text := k.Ended(1); !strings.Contains(text, "area") || !strings.Contains(text, fmt.Sprint("of version ", wire.Version)) {
+			t.Errorf("it says %s", text)
+		}
+	})
+	t.Run("another process", func(t *testing.T) {
+		k := Start(t, program, "who")
+		k.area.Joined().Store(1)
+		k.Greet()
+		if _, text := k.Ended(1); !strings.Contains(text, "another process of this rank has joined the job") {
 			t.Errorf("it says %s", text)
 		}
 	})

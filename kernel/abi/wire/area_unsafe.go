@@ -65,6 +65,9 @@ func (a *Area) NodeOf(rank uint32) uint32 {
 // Entered counts the barriers that the rank has entered. The rank writes it.
 func (a *Area) Entered() *atomic.Uint64 { return a.word64(offEntered) }
 
+// Joined is 1 when a process of the rank has joined. The rank writes it.
+func (a *Area) Joined() *atomic.Uint32 { return a.word32(offJoined) }
+
 // Released counts the barriers that are complete. The node kernel writes it.
 func (a *Area) Released() *atomic.Uint64 { return a.word64(offReleased) }
 

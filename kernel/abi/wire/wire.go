@@ -8,7 +8,9 @@
 // environment variable MARGAY_FD names. It sends a Request with OpHello and its Version; the Reply
 // brings five descriptors: the rank's area (shared memory), its ends of the doorbell and of the
 // upcall doorbell, which are stream sockets, the board (shared memory) and its own peer doorbell,
-// an eventfd. Later requests go the same way, one at a time. A side rings by sending a byte without
+// an eventfd. The process changes the area's joined word from 0 to 1; if it is 1, another process
+// of the rank has used the rings, and what that one knew of them is lost, so this one must not.
+// Later requests go the same way, one at a time. A side rings by sending a byte without
 // waiting, and sleeps by reading; each has its own end, so neither can block the other.
 //
 // # The area
@@ -168,6 +170,7 @@ const (
 	offUpcall    = 52 // offset of the upcall ring
 
 	offEntered  = 64  // barriers that the rank has entered; written by the rank
+	offJoined   = 72  // u32: 1 when a process of the rank has joined; written by the rank
 	offReleased = 128 // barriers that are complete; written by the node kernel
 
 	// Written by the node kernel, seldom.

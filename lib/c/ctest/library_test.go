@@ -19,7 +19,15 @@ func TestContract(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranktest.Suite(t, check.Seed(t), command(build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...)))
+	program := command(build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...))
+	ranktest.Suite(t, check.Seed(t), program)
+	t.Run("forked", func(t *testing.T) {
+		k := ranktest.Start(t, program, "forked")
+		k.Greet()
+		if out, _ := k.Ended(0); out != "a forked process does not have its parent's place in the job" {
+			t.Errorf("it says %s", out)
+		}
+	})
 }
 
 // command returns commands that run a program.

@@ -31,7 +31,7 @@ var same = map[string]string{
 	"offMagic": "WIRE_OFF_MAGIC", "offVersion": "WIRE_OFF_VERSION", "offJob": "WIRE_JOB", "offRank": "WIRE_RANK", "offSize": "WIRE_SIZE",
 	"offNode": "WIRE_NODE", "offLocalRank": "WIRE_LOCAL_RANK", "offLocalSize": "WIRE_LOCAL_SIZE", "offNodes": "WIRE_NODES",
 	"offTable": "WIRE_TABLE", "offSend": "WIRE_SEND", "offReceive": "WIRE_RECEIVE", "offRingSize": "WIRE_RING_BYTES",
-	"offEntered": "WIRE_ENTERED", "offReleased": "WIRE_RELEASED", "offSendControl": "WIRE_SEND_CONTROL", "offReceiveControl": "WIRE_RECEIVE_CONTROL",
+	"offEntered": "WIRE_ENTERED", "offJoined": "WIRE_JOINED", "offReleased": "WIRE_RELEASED", "offSendControl": "WIRE_SEND_CONTROL", "offReceiveControl": "WIRE_RECEIVE_CONTROL",
 	"offUpcall": "WIRE_UPCALL", "offUpcallControl": "WIRE_UPCALL_CONTROL",
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 

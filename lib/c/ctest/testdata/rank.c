@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "margay.h"
 
@@ -226,6 +228,18 @@ int main(int argc, char **argv)
 			puts(margay_error());
 		if (margay_send(0, 256, 0, 0, NULL, 0) < 0)
 			puts(margay_error());
+		if (!margay_window(1, 0))
+			puts(margay_error());
+		if (margay_barrier(50) < 0 && margay_barrier(50) < 0)
+			puts(margay_error());
+	} else if (strcmp(argv[1], "forked") == 0) {
+		pid_t child = fork();
+		if (child == 0) {
+			says(margay_send(0, 1, 0, 0, NULL, 0) == -1);
+			return 0;
+		}
+		check(waitpid(child, NULL, 0) == child ? 0 : -1);
+		check(margay_send(0, 1, 0, 0, NULL, 0));
 	} else if (strcmp(argv[1], "who") == 0) {
 		printf("%d %d %d %d %d %d %d", margay_job(), margay_rank(), margay_size(), margay_node(), margay_nodes(), margay_local_rank(),
 		       margay_local_size());
