@@ -53,6 +53,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 		return nil, err
 	}
 	answer := new(control.NodesDrained)
+	var changed []uint32
 	drains := make(map[uint32]*control.Drain)
 	now := time.Now().UnixNano()
 	for _, number := range nodes {
@@ -68,11 +69,15 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 			d.SinceNs = n.drain.SinceNs
 		}
 		drains[number] = d
+		changed = append(changed, number)
+	}
+	if len(changed) == 0 {
+		return answer, nil
 	}
 	if err := s.setDrains(drains); err != nil {
 		return nil, err
 	}
-	s.config.Log("%s: drained by %s%s", nodeset.Condense(nodes), printable.Line(m.User), because(printable.Line(m.Reason)))
+	s.config.Log("%s: drained by %s%s", nodeset.Condense(changed), printable.Line(m.User), because(printable.Line(m.Reason)))
 	return answer, nil
 }
 

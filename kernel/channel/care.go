@@ -104,7 +104,7 @@ func (t *Table) LastOf(local int) (all []Last) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, f := range t.fars {
-		if f.Local == local && f.end != nil {
+		if f.Local == local && t.ended[local] {
 			all = append(all, Last{f.Rank, f.in.Arrived().Load()})
 		}
 	}
@@ -115,7 +115,7 @@ func (t *Table) LastOf(local int) (all []Last) {
 func (t *Table) LastFar(local int, last Last) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f := t.farOf(local, last.Rank); f != nil {
+	if f := t.farOf(local, last.Rank); f != nil && (f.last == nil || last.Bytes < *f.last) {
 		f.last = &last.Bytes
 	}
 }

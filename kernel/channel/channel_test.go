@@ -27,9 +27,14 @@ func ranksOf(t *testing.T, n int) (ranks []Rank) {
 
 func open(t *testing.T, ranks int) (*Table, kept) {
 	t.Helper()
+	return openWith(t, ranks, nil)
+}
+
+func openWith(t *testing.T, ranks int, remote *Remote) (*Table, kept) {
+	t.Helper()
 	before := check.Descriptors(t)
 	k := make(kept)
-	table, err := New(Config{Ranks: ranksOf(t, ranks), Keeper: k, Log: t.Logf})
+	table, err := New(Config{Ranks: ranksOf(t, ranks), Remote: remote, Keeper: k, Log: t.Logf})
 	if err != nil {
 		t.Fatal(err)
 	}

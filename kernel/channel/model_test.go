@@ -28,6 +28,9 @@ func (k kept) Keep(item keep.Item) error {
 		}
 		c.Files = append(c.Files, d)
 	}
+	if before := k[item.Name]; before != nil {
+		before.CloseFiles()
+	}
 	k[item.Name] = &c
 	return nil
 }

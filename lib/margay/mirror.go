@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"time"
 
@@ -26,8 +27,12 @@ type mirrors struct {
 	start  time.Time
 	buffer []byte // of datagrams
 	arm    chan struct{}
-	quit   int // eventfd that ends the goroutine that waits for datagrams
+	again  int           // eventfd that has watch look again at what it waits for
+	polled time.Duration // until when watch waits at most; noTime: for ever
 }
+
+// noTime is later than any time.
+const noTime = math.MaxInt64
 
 // far is this rank's end of the mirrored channels with another rank.
 type far struct {
@@ -38,7 +43,7 @@ type far struct {
 }
 
 func (j *Job) initMirrors() {
-	j.mirrors = mirrors{socket: -1, quit: -1, number: make([]*far, j.Size()), to: make([]*far, j.Size()), start: time.Now(), buffer: make([]byte, mirror.Most), arm: make(chan struct{}, 1)}
+	j.mirrors = mirrors{socket: -1, again: -1, number: make([]*far, j.Size()), to: make([]*far, j.Size()), start: time.Now(), buffer: make([]byte, mirror.Most), arm: make(chan struct{}, 1)}
 }
 
 // openMirror takes the mirrored channels that the node kernel describes. The caller holds
@@ -70,28 +75,31 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 // openSocket takes the rank's socket and begins to wait for datagrams while the rank sleeps.
 func (j *Job) openSocket(socket *os.File) (err error) {
 	m := &j.mirrors
-	if m.quit, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+	if m.again, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
 		return fmt.Errorf("make an event: %w", err)
 	}
 	if m.socket, err = unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		unix.Close(m.quit)
+		unix.Close(m.again)
 		return fmt.Errorf("duplicate a socket: %w", err)
 	}
-	go j.watch(m.socket, m.quit)
+	go j.watch(m.socket, m.again)
 	return nil
 }
 
 // watch wakes goroutines that sleep when there are datagrams, and when one must be sent again. It
 // waits outside the Go runtime's poller, which would wake a thread for each datagram that a polling
 // rank takes.
-func (j *Job) watch(socket, quit int) {
+func (j *Job) watch(socket, again int) {
 	defer unix.Close(socket)
-	defer unix.Close(quit)
+	defer unix.Close(again)
 	for !j.finalized.Load() {
 		<-j.mirrors.arm
-		p := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}, {Fd: int32(quit), Events: unix.POLLIN}}
-		for {
-			if _, err := unix.Poll(p, j.untilDue()); err != unix.EINTR {
+		for !j.finalized.Load() {
+			p := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}, {Fd: int32(again), Events: unix.POLLIN}}
+			_, err := unix.Poll(p, j.untilDue())
+			if p[1].Revents != 0 {
+				_, _ = unix.Read(again, make([]byte, len(one)))
+			} else if err != unix.EINTR {
 				break
 			}
 		}
@@ -106,13 +114,20 @@ func (j *Job) watch(socket, quit int) {
 func (j *Job) untilDue() int {
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	next, now := -1, j.mirrors.now()
-	for _, f := range j.mirrors.ends {
+	m := &j.mirrors
+	if m.polled = m.due(); m.polled == noTime {
+		return -1
+	}
+	return int(max(m.polled-m.now()+time.Millisecond-1, 0) / time.Millisecond)
+}
+
+// due returns when the next datagram must be sent again; noTime: never. The caller holds
+// Job.sending.
+func (m *mirrors) due() time.Duration {
+	next := time.Duration(noTime)
+	for _, f := range m.ends {
 		if due := f.Due(); due != 0 {
-			wait := int(max(due-now+time.Millisecond-1, 0) / time.Millisecond)
-			if next < 0 || wait < next {
-				next = wait
-			}
+			next = min(next, due)
 		}
 	}
 	return next
@@ -126,10 +141,11 @@ func (m *mirrors) armWatch() {
 	}
 }
 
-// closeMirrors ends watch, which closes the socket. The caller holds Job.sending.
+// closeMirrors ends watch, which closes the socket. The caller holds Job.sending and has set
+// Job.finalized.
 func (j *Job) closeMirrors() {
 	if m := &j.mirrors; m.socket >= 0 {
-		_, _ = unix.Write(m.quit, one)
+		_, _ = unix.Write(m.again, one)
 		m.armWatch()
 	}
 }
@@ -182,7 +198,8 @@ func (m *mirrors) arrive(b []byte, from address) {
 	}
 }
 
-// hurry sends acknowledgements that wait for data, before the rank sleeps.
+// hurry sends acknowledgements that wait for data, before the rank sleeps, and has watch wake it in
+// time.
 func (j *Job) hurry() {
 	j.sending.Lock()
 	defer j.sending.Unlock()
@@ -193,6 +210,10 @@ func (j *Job) hurry() {
 	for _, f := range m.ends {
 		f.Hurry()
 		m.transmit(f, m.now())
+	}
+	if due := m.due(); due < m.polled {
+		m.polled = due
+		_, _ = unix.Write(m.again, one)
 	}
 }
 

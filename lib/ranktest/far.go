@@ -283,17 +283,30 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 	f.settles(c.message())
 }
 
-// sleeps: a rank that sleeps sends again what was lost, without a node kernel.
+// sleeps: a rank that sleeps sends again what was lost, without a node kernel, whether a datagram
+// or the doorbell has woken it before.
 func (f *far) sleeps(c *talk) {
 	f.t.Helper()
-	f.careless = true
-	f.Await("sleep", f.Waiting)
-	c.send()
-	f.loss = 100
-	enough := f.came + 4
-	f.Await("retransmissions", func() bool { f.poll(); return f.came >= enough })
-	f.loss, f.careless = 0, false
-	f.Await("echo", c.receive)
+	direct := c.pass
+	for _, pass := range []func(wire.Record) bool{direct, f.passNodeKernels, direct, f.passNodeKernels} {
+		f.Await("acknowledgements", func() bool { f.poll(); return f.theirOut.Position().Load() == f.theirOut.Acked().Load() })
+		f.Await("sleep", f.Waiting)
+		f.careless = true
+		c.pass = pass
+		c.send()
+		f.loss = 100
+		enough := f.came + 4
+		f.Await("retransmissions", func() bool { f.poll(); return f.came >= enough })
+		f.loss, f.careless = 0, false
+		f.Await("echo", c.receive)
+	}
+	c.pass = direct
+}
+
+// passNodeKernels sends the rank a message as its node kernel does.
+func (f *far) passNodeKernels(r wire.Record) bool {
+	r.Peer, r.Node = 0, 0
+	return f.Push(r)
 }
 
 // stranger sends the rank datagrams that are not its peer's.
