@@ -137,17 +137,18 @@ func surroundings() {
 }
 
 // eat allocates memory until none is left, on rank 0 only. It allocates from Linux directly and
-// frees the last piece, because Go crashes when it gets no memory.
+// frees a reserve at the end, because Go crashes when it gets no memory, and takes several MiB at
+// once.
 func eat() error {
 	fmt.Println("eating")
 	if os.Getenv("MARGAY_RANK") != "0" {
 		time.Sleep(time.Hour)
 	}
-	last, err := unix.MmapPtr(-1, 0, nil, piece, unix.PROT_WRITE, populated)
-	for next := last; err == nil; next, err = unix.MmapPtr(-1, 0, nil, piece, unix.PROT_WRITE, populated) {
-		last = next
+	reserve, err := unix.MmapPtr(-1, 0, nil, 16*piece, unix.PROT_WRITE, populated)
+	for err == nil {
+		_, err = unix.MmapPtr(-1, 0, nil, piece, unix.PROT_WRITE, populated)
 	}
-	return errors.Join(err, unix.MunmapPtr(last, piece))
+	return errors.Join(err, unix.MunmapPtr(reserve, 16*piece))
 }
 
 // What eat takes at once.
