@@ -129,7 +129,7 @@ func connect(t *testing.T, number id.Node, name string) *connected {
 // A node reaches the nodes of its jobs: frames go to their engines, streams to what Join was given,
 // and the end of a connection is reported.
 func TestJoin(t *testing.T) {
-	for _, name := range []string{node.TCP, node.TrustedTCP, node.UDP, node.TrustedUDP} {
+	for _, name := range node.Fabrics {
 		t.Run(name, func(t *testing.T) { testJoin(t, name) })
 	}
 }

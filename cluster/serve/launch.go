@@ -311,10 +311,10 @@ func (s *Server) nodePrepared(j *job, node uint32, answer proto.Message) {
 	if !ok {
 		return
 	}
-	s.worked(j, control.Phase_PHASE_PREPARE, node, m.PrepareNs)
-	s.worked(j, control.Phase_PHASE_LOAD, node, m.LoadNs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	j.phases.worked(control.Phase_PHASE_PREPARE, node, m.PrepareNs)
+	j.phases.worked(control.Phase_PHASE_LOAD, node, m.LoadNs)
 	if m.Loaded {
 		delete(j.loading, node)
 	}

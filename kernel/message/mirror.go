@@ -257,11 +257,11 @@ func (j *Job) remind() {
 	}
 }
 
-// sendLast notifies a member of what a local rank that has ended had received through mirrored channels.
-func (j *Job) sendLast(member int, r *rank) {
+// sendLast notifies the nodes of ranks on which to returns true of what a local rank that has ended had received from these.
+func (j *Job) sendLast(r *rank, to func(id.Rank) bool) {
 	for _, last := range j.channels.LastOf(r.index) {
-		if j.place[last.Rank] == member {
-			j.send(member, j.newFrame(frame.Last, uint64(r.number)|uint64(last.Rank)<<32, last.Bytes))
+		if to(last.Rank) {
+			j.send(j.place[last.Rank], j.newFrame(frame.Last, uint64(r.number)|uint64(last.Rank)<<32, last.Bytes))
 		}
 	}
 }
@@ -278,7 +278,7 @@ func (j *Job) resumeFar(member int) {
 	if j.remotes()[member] {
 		j.sendPath(member)
 		for _, r := range j.local {
-			j.sendLast(member, r)
+			j.sendLast(r, j.on(member))
 		}
 	}
 	for _, p := range j.channels.Far(true) {

@@ -280,9 +280,7 @@ func (r *rank) farewell() {
 	j.leaves(r)
 	j.gather()
 	if inUse { // otherwise the news follow when a rank begins to use messages (Job.join)
-		for member := range j.remotes() {
-			j.sendLast(member, r)
-		}
+		j.sendLast(r, func(id.Rank) bool { return true })
 		j.sendAll(frame.Ended, uint64(r.number), entered)
 	}
 }

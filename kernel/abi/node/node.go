@@ -55,8 +55,8 @@ const (
 	TrustedUDP = "udp-trusted" // the same, and datagrams of ranks, neither encrypted nor authenticated
 )
 
-// fabrics are all of them.
-var fabrics = []string{TCP, TrustedTCP, UDP, TrustedUDP}
+// Fabrics are all of them.
+var Fabrics = []string{TCP, TrustedTCP, UDP, TrustedUDP}
 
 // maxSize bounds the file, in bytes.
 const maxSize = 8 << 20
@@ -106,10 +106,10 @@ func TrustsWire(fabric string) bool { return fabric == TrustedTCP || fabric == T
 
 // CheckFabric returns an error that lists the fabrics unless name is one of them.
 func CheckFabric(name string) error {
-	if slices.Contains(fabrics, name) {
+	if slices.Contains(Fabrics, name) {
 		return nil
 	}
-	return fmt.Errorf("there is no fabric %q: use %s or %s", name, strings.Join(fabrics[:len(fabrics)-1], ", "), fabrics[len(fabrics)-1])
+	return fmt.Errorf("there is no fabric %q: use %s or %s", name, strings.Join(Fabrics[:len(Fabrics)-1], ", "), Fabrics[len(Fabrics)-1])
 }
 
 // Read reads and checks the file at path.

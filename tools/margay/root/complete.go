@@ -28,7 +28,7 @@ import (
 const completionTimeout = time.Second
 
 // fabrics are the values of --fabric.
-var fabrics = []string{machine.FabricAuto, node.TCP, node.TrustedTCP, node.UDP, node.TrustedUDP}
+var fabrics = append([]string{machine.FabricAuto}, node.Fabrics...)
 
 // enumerated are the values of flags that take one of a few, by the command and the flag.
 var enumerated = map[string]map[string][]string{
