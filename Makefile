@@ -6,8 +6,11 @@ SHELL := /bin/bash
 # The compiled extensions are made by ext/Makefile alone, whatever times a checkout gave to files.
 MAKEFLAGS += --no-builtin-rules
 
+# Paths of the checkout stay out of what Go compiles, so every step, and other checkouts, can use what one has compiled.
+export GOFLAGS := -trimpath
+
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-GOFLAGS_NODE := -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+GOFLAGS_NODE := -ldflags '-s -w -X main.version=$(VERSION)'
 GO_STATIC := CGO_ENABLED=0 go
 ifeq ($(origin CC),default)
 CC := gcc
@@ -38,7 +41,7 @@ run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on i
 
 .PHONY: test
 test: deps build ## run every test, those that boot virtual machines included
-	@go run ./tools/suite $(ARM64_PACKAGES)
+	@$(GO_STATIC) run ./tools/suite $(ARM64_PACKAGES)
 
 .PHONY: test-quick
 test-quick: build ## run the tests that need no virtual machine and no machine of Margay, for daily work
@@ -116,16 +119,16 @@ bin/jobinit: FORCE
 	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/jobinit
 
 bin/peers: FORCE
-	@$(GO_STATIC) build -C tools/peers -trimpath -o $(CURDIR)/$@ .
+	@$(GO_STATIC) build -C tools/peers -o $(CURDIR)/$@ .
 
 bin/hello: FORCE
-	@$(GO_STATIC) build -trimpath -o $@ ./examples/hello/go
+	@$(GO_STATIC) build -o $@ ./examples/hello/go
 
 bin/histogram: FORCE
-	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/go
+	@$(GO_STATIC) build -o $@ ./examples/histogram/go
 
 bin/plain: FORCE
-	@$(GO_STATIC) build -trimpath -o $@ ./examples/histogram/plain
+	@$(GO_STATIC) build -o $@ ./examples/histogram/plain
 
 bin/margay.o bin/collective.o bin/window.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/channel.h lib/c/far.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h
 	@mkdir -p bin

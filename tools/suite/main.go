@@ -71,7 +71,7 @@ const (
 // alone are long computations in a single goroutine: random programs, simulated hours, lists of
 // thousands of jobs. The race detector would find nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast|TestListOfManyJobs|TestStateOfLargeJob|TestDamagedObjects",
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast|TestListOfManyJobs|TestStateOfLargeJob|TestDamagedObjects|TestDrainModel",
 	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/object", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable", "./cluster/serve"},
 }
 
@@ -79,7 +79,7 @@ var alone = computing{
 // agree. tools/soak gives it more time.
 var agree = computing{"TestAgreesWithPortable", []string{"./nimble/engine/direct", "./nimble/engine/subroutine"}}
 
-const agreeTime = "MARGAY_AGREE=20s"
+const agreeTime = "MARGAY_AGREE=10s"
 
 // computing names tests, separated by |, and their packages.
 type computing struct {
@@ -100,25 +100,28 @@ func (c computing) run() []string {
 }
 
 // plan returns lists of steps. The lists run in parallel and the steps of a list in order, so that
-// a small host never has many more computing processes than CPUs. Vet is off, because make check
-// vets more strictly. Results with the race detector are not cached, because some tests start
-// programs that go test does not know as inputs.
+// a small host never has many more computing processes than CPUs. What computes comes first beside
+// the guests, which mostly wait, and the machines run beside the tests with the race detector. Vet
+// is off, because make check vets more strictly. Results with the race detector are not cached,
+// because some tests start programs that go test does not know as inputs.
 func plan(packages, arm64 []string) [][]step {
+	// Like make check and make build, so that nothing is compiled twice.
+	plainly := []string{"CGO_ENABLED=0"}
 	return [][]step{
 		{
-			// -count=1 disables the cache: go test does not know the programs that these tests
-			// start.
-			{name: "guests", args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
-			{name: "machines", args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
-		},
-		{
-			{name: "race", args: append([]string{"-vet=off", plain, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
-			{name: "alone", args: alone.run()},
-			{name: "sequential", args: append([]string{"-vet=off", plain, "-count=1", "-timeout=5m"}, sequential...)},
-			{name: "agree", env: []string{agreeTime}, args: agree.run()},
+			{name: "alone", env: plainly, args: alone.run()},
+			{name: "sequential", env: plainly, args: append([]string{"-vet=off", plain, "-count=1", "-timeout=5m"}, sequential...)},
+			{name: "agree", env: append([]string{agreeTime}, plainly...), args: agree.run()},
 			{name: "peers", dir: "tools/peers", args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
 			// Random proofs and damaged files are computing in Go, the same on every processor.
-			{name: "arm64", env: []string{"GOARCH=arm64", "CGO_ENABLED=0"}, args: append([]string{"-vet=off", plain, "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects)$", "-exec=qemu-aarch64-static"}, arm64...)},
+			{name: "arm64", env: append([]string{"GOARCH=arm64"}, plainly...), args: append([]string{"-vet=off", plain, "-short", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects)$", "-exec=qemu-aarch64-static"}, arm64...)},
+			// -count=1 disables the cache: go test does not know the programs that these tests
+			// start.
+			{name: "machines", env: plainly, args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
+		},
+		{
+			{name: "guests", env: plainly, args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
+			{name: "race", args: append([]string{"-vet=off", plain, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
 		},
 	}
 }

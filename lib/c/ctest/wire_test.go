@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"go/ast"
+	gobuild "go/build"
 	"go/constant"
 	"go/importer"
 	"go/parser"
@@ -105,6 +106,11 @@ func goNumbers(t *testing.T) map[string]string {
 		}
 		files = append(files, f)
 	}
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gobuild.Default.GOROOT = strings.TrimSpace(string(root)) // with -trimpath, only the command knows it
 	config := types.Config{Importer: importer.Default()}
 	p, err := config.Check("wire", fset, files, nil)
 	if err != nil {
