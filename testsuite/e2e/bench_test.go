@@ -14,7 +14,7 @@ import (
 // Each way in which a message gets to its handler is measured, and nothing disturbs what computes meanwhile.
 func TestBenchSched(t *testing.T) {
 	use(t, "hosted") // or it is skipped
-	r := start(t, nil, "bench", "sched", "--substrate", "hosted", "--messages", "20", "--rounds", "1", "--json").wait()
+	r := start(t, nil, "bench", "sched", "--substrate", "hosted", "--messages", "6", "--rounds", "1", "--json").wait()
 	if r.code != 0 {
 		t.Fatal(r)
 	}
@@ -38,7 +38,7 @@ func TestBenchSched(t *testing.T) {
 	}
 	got := make(map[string]bool)
 	for _, l := range figures.Latencies {
-		if l.Place != "hosted" || l.DeliveredBy == "" || l.Messages != 20 || l.P50 == 0 || l.P99 < l.P50 || l.SentP50 < l.P50 {
+		if l.Place != "hosted" || l.DeliveredBy == "" || l.Messages != 6 || l.P50 == 0 || l.P99 < l.P50 || l.SentP50 < l.P50 {
 			t.Errorf("%+v", l)
 		}
 		got[l.Mechanism+", "+l.Policy] = true
@@ -64,7 +64,7 @@ func TestBenchSched(t *testing.T) {
 func TestLatency(t *testing.T) {
 	m := use(t, "hosted")
 	program := filepath.Join(bin, "latency")
-	r := m.run(0, "-n", "2", program, "20", "100")
+	r := m.run(0, "-n", "2", program, "4", "100")
 	for _, mechanism := range []string{"polling", "blocking receive", "signal into its own computing", "beside computing   Linux"} {
 		var times [4]float64
 		_, rest, found := strings.Cut(r.stdout, mechanism)

@@ -11,7 +11,7 @@ import (
 
 // The examples that a newcomer runs end well each time, with more ranks than the host has CPUs.
 func TestExamples(t *testing.T) {
-	examples(t, 20)
+	examples(t, 8)
 }
 
 func examples(t *testing.T, times int) {
@@ -58,7 +58,7 @@ func examples(t *testing.T, times int) {
 
 // So does the one that measures, which shares cores and inserts extensions: four jobs of three ranks at once.
 func TestLatencyEndsWell(t *testing.T) {
-	latencyEndsWell(t, 5)
+	latencyEndsWell(t, 3)
 }
 
 func latencyEndsWell(t *testing.T, rounds int) {

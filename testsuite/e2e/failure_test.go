@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -182,6 +183,19 @@ func (m *machine) nodeKernels() (found []int) {
 	return found
 }
 
+// killOne kills one of the probe's ranks on this machine that do something. Other tests' machines may have such ranks, too.
+func (m *machine) killOne(what string) {
+	m.t.Helper()
+	below := m.processes()
+	for _, pid := range pids(m.t, probe()+" "+what) {
+		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "probe\n" && slices.Contains(below, pid) {
+			kill(m.t, pid)
+			return
+		}
+	}
+	m.t.Fatalf("no rank of this machine does %s", what)
+}
+
 // nodeKernelsOf returns the grandchildren of a holder called kernel.
 func nodeKernelsOf(t testing.TB, holder int) (found []int) {
 	t.Helper()
@@ -284,12 +298,7 @@ func TestKilledBetweenNeighbours(t *testing.T) {
 	}
 	c = m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", "1000000", "1")
 	c.awaitOutput("playing\n")
-	for _, pid := range pids(t, probe()+" pingpong") {
-		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "probe\n" {
-			kill(t, pid)
-			break
-		}
-	}
+	m.killOne("pingpong")
 	if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "was killed by SIGKILL") {
 		t.Error(r)
 	}

@@ -44,7 +44,7 @@ func TestUpcalls(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		n := 20_000
 		if m.hosted() {
-			n = 1_000_000
+			n = 300_000
 		}
 		r := upcallJob(t, m, program, n, 0).wait()
 		if !isWhole(r, n) {
