@@ -11,7 +11,7 @@ import (
 
 // The examples that a newcomer runs end well each time, with more ranks than the host has CPUs.
 func TestExamples(t *testing.T) {
-	examples(t, 8)
+	examples(t, 20)
 }
 
 func examples(t *testing.T, times int) {
