@@ -183,7 +183,7 @@ func (d Dir) check() error {
 			if c != empty {
 				return nil
 			}
-			err = &foreignError{string(d), "it is empty"}
+			return d.missing() // machine up would take it, and machine down leaves one for a moment
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {

@@ -241,7 +241,7 @@ func TestLookingIsNotHolding(t *testing.T) {
 	<-stopped
 }
 
-// Looking whether a machine is being made is not in the way of who makes it.
+// Looking for a machine is not in the way of who makes it, and finds a machine or none, never somebody else's folder.
 func TestLookWhileMaking(t *testing.T) {
 	base(t)
 	d, err := DirOf("m")
@@ -260,6 +260,11 @@ func TestLookWhileMaking(t *testing.T) {
 					return
 				default:
 					d.BeingMade()
+					var foreign *foreignError
+					if _, err := d.ReadSpec(); !errors.Is(err, ErrNoMachine) || errors.As(err, &foreign) {
+						t.Errorf("while the machine comes and goes: %v", err)
+						return
+					}
 				}
 			}
 		})

@@ -179,6 +179,19 @@ const (
 
 // open opens the folder of a machine without following a link. The error is fs.ErrNotExist or a foreignError where there is no such folder.
 func (b *machines) open(name string) (*os.Root, condition, error) {
+	for range 100 {
+		// A machine of this name may be removed and another one made between two looks.
+		if root, c, err := b.look(name); !errors.Is(err, errExchanged) {
+			return root, c, err
+		}
+	}
+	return nil, 0, &foreignError{filepath.Join(b.path, name), "it is being exchanged"}
+}
+
+// errExchanged reports that a folder is no longer the one that was looked at.
+var errExchanged = errors.New("another folder is in its place")
+
+func (b *machines) look(name string) (*os.Root, condition, error) {
 	path := filepath.Join(b.path, name)
 	info, err := b.root.Lstat(name)
 	if err != nil {
@@ -193,7 +206,7 @@ func (b *machines) open(name string) (*os.Root, condition, error) {
 	}
 	opened, err := root.Stat(".")
 	if err == nil && !os.SameFile(info, opened) {
-		err = &foreignError{path, "it is being exchanged"}
+		err = errExchanged
 	}
 	var c condition
 	if err == nil {
@@ -223,6 +236,8 @@ func recognise(root *os.Root, path string) (condition, error) {
 		return begun, nil
 	case err == nil:
 		err = errors.New("it has another text")
+	case errors.Is(err, fs.ErrNotExist) && slices.Contains(names, markerName):
+		return recognise(root, path) // it has just been removed
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, &foreignError{path, fmt.Sprintf("it lacks the file %s, which every machine has", markerName)}
 	}
