@@ -544,7 +544,7 @@ func TestHolderKilled(t *testing.T) {
 		if r := m.margay("machine", "status"); r.code != 125 || !strings.Contains(r.stderr, "is dead: its holder") {
 			t.Error(r)
 		}
-		if r := m.margay("run", probe(), "hello"); r.code != 125 || r.took > 25*time.Second {
+		if r := m.margay("run", probe(), "hello"); r.code != 125 {
 			t.Error(r)
 		}
 		if r := m.up("hosted"); r.code != 0 || !strings.Contains(r.stderr, "removing what is left of an earlier machine") {

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // What follows is bounded by control groups, so it is tested where nodes have them. A second job goes on all the time.
@@ -139,7 +138,7 @@ func TestInputTooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := m.run(125, "-n", "3", "--with", big, probe(), "read", big)
-	if !regexp.MustCompile(`margay: node\d: .* not enough memory: the files need (409[6-9]|41\d\d) MiB`).MatchString(r.stderr) || r.took > 30*time.Second {
+	if !regexp.MustCompile(`margay: node\d: .* not enough memory: the files need (409[6-9]|41\d\d) MiB`).MatchString(r.stderr) {
 		t.Error(r)
 	}
 	m.usable()

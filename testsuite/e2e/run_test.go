@@ -154,7 +154,7 @@ func TestRefusals(t *testing.T) {
 func TestNoSuchMachine(t *testing.T) {
 	r := start(t, nil, "-m", "nobody", "run", probe(), "hello").wait()
 	want := "there is no such machine in " + os.Getenv("MARGAY_DIR") + "; margay machine up -m nobody makes one"
-	if r.code != 125 || !strings.Contains(r.stderr, want) || r.took > 10*time.Second {
+	if r.code != 125 || !strings.Contains(r.stderr, want) {
 		t.Error(r)
 	}
 }
@@ -286,14 +286,14 @@ func TestInterrupt(t *testing.T) {
 
 func TestDetach(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
-		r := m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50")
-		job := strings.TrimSpace(r.stdout)
-		if job == "" || r.took > 15*time.Second {
-			t.Fatal(r)
-		}
-		if ps := m.margay("ps", job); !strings.Contains(ps.stdout, "running") {
+		endless := strings.TrimSpace(m.run(0, "--detach", probe(), "sleep").stdout)
+		if ps := m.margay("ps", endless); !strings.Contains(ps.stdout, "running") {
 			t.Error(ps)
 		}
+		if r := m.margay("kill", endless); r.code != 0 {
+			t.Error(r)
+		}
+		job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50").stdout)
 		logs := m.margay("logs", "--label", job)
 		if logs.code != 0 || strings.Count(logs.stdout, "] out ") != 80 || strings.Count(logs.stderr, "] err ") != 80 {
 			t.Error(logs)
