@@ -123,21 +123,18 @@ func (j *Job) checkAccess(r *Request) error {
 	if r.counts {
 		word.offset = r.event
 	}
-	if (r.counts || r.isAtomic()) && word.offset%8 != 0 {
+	if (r.counts || r.kind.Atomic()) && word.offset%8 != 0 {
 		return word.refused(wire.RemoteOutside)
 	}
 	return nil
 }
-
-// isAtomic reports whether the request is an atomic access.
-func (r *Request) isAtomic() bool { return r.kind == wire.RemoteAdd || r.kind == wire.RemoteSwap }
 
 // isNear reports whether a place is in a window of this node.
 func (j *Job) isNear(p place) bool { return j.NodeOf(p.rank) == j.Node() }
 
 // enqueue starts a request on a window of another node.
 func (j *Job) enqueue(r *Request) {
-	if r.isAtomic() {
+	if r.kind.Atomic() {
 		r.rest = words(r.kind, r.values)
 	}
 	if len(r.rest) == 0 && !r.countEvent() {
@@ -152,7 +149,7 @@ func (j *Job) enqueue(r *Request) {
 
 // accessNear carries out a request on a window of this node.
 func (j *Job) accessNear(r *Request) error {
-	if r.isAtomic() {
+	if r.kind.Atomic() {
 		old, err := j.accessWord(r.kind, r.place, r.values)
 		if err == nil && r.old != nil {
 			*r.old = old

@@ -101,24 +101,10 @@ func (r *regions) serve(request wire.Record, target int, node uint32) wire.Recor
 	case q.Kind == wire.RemoteGet:
 		data = slices.Clone(memory[q.Offset:][:q.Length])
 	default:
-		data = atomically(memory[q.Offset:], q.Kind, request.Payload)
+		data = binary.LittleEndian.AppendUint64(nil, q.Kind.Access(wordOf(memory[q.Offset:]), request.Payload))
 	}
 	answer.Length = uint16(len(data))
 	return wire.Record{Handler: wire.HandlerRemote, Args: answer.Args(), Payload: data}
-}
-
-// atomically makes an access to the word at the beginning of memory, and returns the old one.
-func atomically(memory []byte, kind wire.RemoteKind, payload []byte) []byte {
-	word, value := wordOf(memory), binary.LittleEndian.Uint64(payload)
-	if kind == wire.RemoteAdd {
-		return binary.LittleEndian.AppendUint64(nil, word.Add(value)-value)
-	}
-	for {
-		old := word.Load()
-		if old != value || word.CompareAndSwap(value, binary.LittleEndian.Uint64(payload[8:])) {
-			return binary.LittleEndian.AppendUint64(nil, old)
-		}
-	}
 }
 
 // Windows: ranks that run the programs in turn use each other's windows. Each rank compares what it
