@@ -262,6 +262,25 @@ func (t *Table) Far(incomplete bool) (pairs []Pair) {
 	return pairs
 }
 
+// Peering is mirrored channels whose ends are both known.
+type Peering struct {
+	Pair
+	Own, Peer Meeting
+	Address   netip.AddrPort // of the other rank's socket
+}
+
+// Peerings returns all mirrored channels whose ends are both known.
+func (t *Table) Peerings() (all []Peering) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if f.Place >= 0 {
+			all = append(all, Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t)})
+		}
+	}
+	return all
+}
+
 // Pair names a local rank, by its index, and a rank of another node.
 type Pair struct {
 	Local int

@@ -203,6 +203,7 @@ func (j *Job) openMemory(area, board *os.File) error {
 	j.out = wire.NewOutlet(j.area, j.board, j.Size())
 	j.in = wire.NewInlet(j.area, j.board, j.header)
 	j.initMirrors()
+	j.remote.passing = make([]int, j.Size())
 	j.streams = collective.NewStreams(j.Size())
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
@@ -286,14 +287,14 @@ func (j *Job) poll() (n int, advanced bool) {
 	if j.finalized.Load() || !j.fetchAll() {
 		return 0, false
 	}
-	j.receive()
+	answered := j.receive()
 	for {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
 		}
 		if !j.handle(&record, ok, err) {
-			return n, j.advance()
+			return n, j.advance() || answered
 		}
 		n++
 	}

@@ -207,19 +207,34 @@ func (r *Request) countEvent() bool {
 	return true
 }
 
+// flight returns the flight of a message about a piece of rest, and the message's data. The caller
+// holds Job.handling.
+func (r *Request) flight(piece []byte) (f flight, data []byte) {
+	f = flight{operation: r.answers, place: r.place, length: 8, old: r.old}
+	switch r.kind {
+	case wire.RemotePut:
+		f.length = 0
+	case wire.RemoteGet:
+		f.length, f.to = len(piece), piece
+		return f, nil
+	}
+	return f, piece
+}
+
+// sent notes that a message about a piece of rest is sent. The caller holds Job.handling.
+func (r *Request) sent(piece []byte) {
+	r.answers.left++
+	r.rest = r.rest[len(piece):]
+	r.place.offset += len(piece)
+}
+
 // post sends the next message in a slot, and reports whether there was room. The caller holds
 // Job.handling.
 func (r *Request) post(slot int) (bool, error) {
 	s := &r.job.remote.slots[slot]
 	piece := r.rest[:min(len(r.rest), MaxPayload)]
-	f := flight{operation: r.answers, generation: s.generation + 1, place: r.place, length: 8, old: r.old}
-	payload := piece
-	switch r.kind {
-	case wire.RemotePut:
-		f.length = 0
-	case wire.RemoteGet:
-		f.length, f.to, payload = len(piece), piece, nil
-	}
+	f, payload := r.flight(piece)
+	f.generation = s.generation + 1
 	q := wire.Remote{
 		Kind: r.kind, Length: uint16(len(piece)), Token: uint32(slot) | uint32(f.generation)<<16,
 		Window: uint8(r.place.window), Offset: uint64(r.place.offset),
@@ -229,9 +244,8 @@ func (r *Request) post(slot int) (bool, error) {
 		return false, err
 	}
 	*s = f
-	r.answers.left++
-	r.rest = r.rest[len(piece):]
-	r.place.offset += len(piece)
+	r.job.remote.passing[r.place.rank]++
+	r.sent(piece)
 	return true, nil
 }
 
@@ -280,13 +294,23 @@ func (r *Request) Abandon() {
 func (j *Job) withdraw(r *Request) {
 	r.queued = false
 	j.remote.queue = slices.DeleteFunc(j.remote.queue, func(q *Request) bool { return q == r })
-	for i := range j.remote.slots {
-		if f := &j.remote.slots[i]; f.operation == &r.own {
+	j.abandon(j.remote.slots[:], &r.own)
+	for _, f := range j.mirrors.ends {
+		if f.direct != nil {
+			j.abandon(f.direct.flights[:], &r.own)
+		}
+	}
+	r.own.left = 0
+}
+
+// abandon keeps answers away from an operation and its memory. The caller holds Job.handling.
+func (j *Job) abandon(flights []flight, o *operation) {
+	for i := range flights {
+		if f := &flights[i]; f.operation == o {
 			f.operation, f.to, f.old = &j.remote.abandoned, nil, nil
 			j.remote.abandoned.left++
 		}
 	}
-	r.own.left = 0
 }
 
 // WaitAll handles messages until all requests, which are of one job, are complete, or until ctx

@@ -207,6 +207,12 @@ func ParseAnswer(b []byte) (a Answer, data []byte, err error) {
 	}, data, nil
 }
 
+// Replaces reports whether an answer says all that an earlier one to the same rank says: both have no
+// data, and are about windows of one rank.
+func Replaces(answer, earlier []byte) bool {
+	return len(answer) == AnswerSize && len(earlier) == AnswerSize && string(answer[8:12]) == string(earlier[8:12])
+}
+
 // status returns how a request, of the last Outstanding that were carried out, went.
 func (a *Answer) status(number uint64) wire.RemoteStatus {
 	bit := uint64(1) << (number % 64)
