@@ -120,8 +120,8 @@ var ErrDatagram = errors.New("onesided: malformed datagram")
 // Is reports whether a datagram is of this package and not of package mirror.
 func Is(b []byte) bool { return len(b) >= 2 && binary.LittleEndian.Uint16(b) == magic }
 
-// append appends the header of a request to b.
-func (q *Request) append(b []byte) []byte {
+// Append appends the header of a request to b.
+func (q *Request) Append(b []byte) []byte {
 	le := binary.LittleEndian
 	b = le.AppendUint16(b, magic)
 	b = append(b, version, byte(q.Kind))
@@ -173,8 +173,8 @@ func ParseRequest(b []byte) (q Request, data []byte, err error) {
 	return q, data, nil
 }
 
-// append appends the answer to b.
-func (a *Answer) append(b, data []byte) []byte {
+// Append appends the answer to b.
+func (a *Answer) Append(b, data []byte) []byte {
 	le := binary.LittleEndian
 	b = le.AppendUint16(b, magic)
 	b = append(b, version, byte(wire.RemoteReply))

@@ -71,7 +71,7 @@ func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory fu
 	}
 	a.Done, a.NoWindow, a.Outside = j.words[wordDone].Load(), j.words[wordNoWindow].Load(), j.words[wordOutside].Load()
 	if a.Gap || a.status(q.Number) != wire.RemoteOK {
-		return a.append(b, nil), changed
+		return a.Append(b, nil), changed
 	}
 	switch {
 	case q.Kind == wire.RemoteGet:
@@ -80,14 +80,14 @@ func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory fu
 			return b, changed // the number was another request's: the requester breaks the rules
 		}
 		a.Number = q.Number
-		return a.append(b, window[q.Offset:][:q.Length]), changed
+		return a.Append(b, window[q.Offset:][:q.Length]), changed
 	case q.Kind.Atomic():
 		a.Number = q.Number
 		var old [8]byte
 		binary.LittleEndian.PutUint64(old[:], j.words[firstResult+q.Number%Outstanding].Load())
-		return a.append(b, old[:]), changed
+		return a.Append(b, old[:]), changed
 	}
-	return a.append(b, nil), changed
+	return a.Append(b, nil), changed
 }
 
 // within reports whether a request is all in a window.

@@ -372,17 +372,17 @@ func TestDue(t *testing.T) {
 // Numbers, memory and a journal of a hostile rank are no more than its own.
 func FuzzRequest(f *testing.F) {
 	q := Request{Kind: wire.RemoteGet, Length: MaxData, Number: 1, Offset: 1<<64 - 1}
-	f.Add(q.append(nil), uint64(0))
+	f.Add(q.Append(nil), uint64(0))
 	q.Kind, q.Length = wire.RemoteAdd, 8
-	f.Add(append(q.append(nil), make([]byte, 8)...), uint64(1)<<63)
+	f.Add(append(q.Append(nil), make([]byte, 8)...), uint64(1)<<63)
 	q.Kind, q.Length, q.Number, q.Offset = wire.RemotePut, 3, 1<<64-1, 6
-	f.Add(append(q.append(nil), 1, 2, 3), uint64(1<<64-1))
+	f.Add(append(q.Append(nil), 1, 2, 3), uint64(1<<64-1))
 	f.Fuzz(func(t *testing.T, b []byte, done uint64) {
 		q, data, err := ParseRequest(b)
 		if err != nil {
 			return
 		}
-		if again := append(q.append(nil), data...); !bytes.Equal(again, b) {
+		if again := append(q.Append(nil), data...); !bytes.Equal(again, b) {
 			t.Fatalf("%x becomes %x", b, again)
 		}
 		j, err := OpenJournal(make([]byte, JournalSize))
@@ -405,14 +405,14 @@ func FuzzRequest(f *testing.F) {
 // A requester takes any answer, as a hostile node sends it, and completes nothing twice.
 func FuzzAnswer(f *testing.F) {
 	a := Answer{Gap: true, Number: 2, Done: 3, NoWindow: 1 << 63, Outside: 4}
-	f.Add(a.append(nil, make([]byte, 8)))
-	f.Add((&Answer{Done: 1<<64 - 1}).append(nil, nil))
+	f.Add(a.Append(nil, make([]byte, 8)))
+	f.Add((&Answer{Done: 1<<64 - 1}).Append(nil, nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, data, err := ParseAnswer(b)
 		if err != nil {
 			return
 		}
-		if again := a.append(nil, data); !bytes.Equal(again, b) {
+		if again := a.Append(nil, data); !bytes.Equal(again, b) {
 			t.Fatalf("%x becomes %x", b, again)
 		}
 		r := NewRequester(Peer{Largest: 1088})

@@ -79,7 +79,7 @@ func (r *Requester) Add(q Request, data []byte) (number uint64) {
 	}
 	q.Pair, q.Key, q.Number = r.peer.Pair, r.peer.Key, r.next
 	at := r.next % Outstanding
-	b := q.append(r.buffer[at*Most:][:0:Most])
+	b := q.Append(r.buffer[at*Most:][:0:Most])
 	s := slot{datagram: append(b, data...), kind: q.Kind}
 	switch {
 	case q.Kind == wire.RemoteGet:
