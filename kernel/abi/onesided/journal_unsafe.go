@@ -71,7 +71,7 @@ func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory fu
 	}
 	a.Done, a.NoWindow, a.Outside = j.words[wordDone].Load(), j.words[wordNoWindow].Load(), j.words[wordOutside].Load()
 	if a.Gap || a.status(q.Number) != wire.RemoteOK {
-		return a.Append(b, nil), changed
+		return a.Append(b, nil), false
 	}
 	switch {
 	case q.Kind == wire.RemoteGet:
