@@ -1,5 +1,5 @@
-// Package train sends and receives several UDP datagrams by one system call: UDP_SEGMENT and UDP_GRO
-// of Linux, which carry datagrams of one length, of which the last may be shorter.
+// Package train sends and receives several UDP datagrams by one system call: UDP_SEGMENT and
+// UDP_GRO of Linux. They carry datagrams of one length; the last may be shorter.
 package train
 
 import (
@@ -51,8 +51,8 @@ func refused(err error) bool {
 	return false
 }
 
-// segment returns the control data that make Linux cut what is sent into datagrams of a length
-// (udp(7), cmsg(3)).
+// segment returns the control data by which Linux cuts a train into datagrams of a length (udp(7),
+// cmsg(3)).
 func segment(length int) []byte {
 	b := make([]byte, unix.CmsgSpace(2))
 	binary.NativeEndian.PutUint64(b, uint64(unix.CmsgLen(2)))

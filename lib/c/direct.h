@@ -64,8 +64,8 @@ static inline int direct_room(const struct direct *d, int kind)
 	return d->next - d->first < ONESIDED_OUTSTANDING && (kind == WIRE_REMOTE_GET || d->gets == 0);
 }
 
-/* direct_add adds a request for which there is room, and returns its number; 0: there is no
- * memory. */
+/* direct_add adds a request, and returns its number; 0: there is no memory. There must be room for
+ * the request. */
 static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length)
 {
 	struct direct_slot *s = &d->slots[d->next % ONESIDED_OUTSTANDING];

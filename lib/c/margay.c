@@ -555,8 +555,8 @@ struct direct *margay_in_direct(int rank, int *allowed)
 	return &f->direct;
 }
 
-/* send_train sends datagrams of one length, of which the last may be shorter, and reports whether
- * Linux sends trains on this way. */
+/* send_train sends datagrams of one length, but the last may be shorter, and reports whether Linux
+ * sends trains on this way. */
 static int send_train(struct iovec *train, int n, struct sockaddr_in *to)
 {
 	union {

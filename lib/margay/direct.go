@@ -93,8 +93,8 @@ func (m *mirrors) request(d *direct) {
 	}
 }
 
-// takeAnswer takes a datagram from a node kernel, which may be a stranger's, and reports whether it has
-// answered a request. The caller holds Job.handling and Job.sending.
+// takeAnswer takes a datagram from a node kernel, which may be a stranger's, and reports whether it
+// has answered a request. The caller holds Job.handling and Job.sending.
 func (j *Job) takeAnswer(b []byte, from address) (some bool) {
 	a, data, err := onesided.ParseAnswer(b)
 	if err != nil || int(a.Source) != j.Rank() || int(a.Target) >= j.Size() {

@@ -2,7 +2,7 @@
 // the node kernel of the window, without the node kernel of the rank. A request is a datagram that
 // the rank sends from its socket for mirrored channels (package mirror), and so is its answer.
 //
-// Requester is the protocol of the rank, and Journal that of the node kernel, both as state
+// Requester is the rank's side of the protocol, and Journal the node kernel's, both as state
 // machines without I/O: datagrams and the time are passed in, and datagrams that are due come out.
 // A rank has one Requester for each rank of another node whose windows it uses.
 //
@@ -40,8 +40,8 @@
 //	48 u64 the same: it was refused because it is not all in the window, or not aligned
 //	56 data of a get, or the word that was there before an atomic access
 //
-// Both sides compare the source address of a datagram and its key with what their node kernels have
-// told each other. So a rank can speak for itself only.
+// Both sides compare the source address of a datagram and its key with those that their node
+// kernels have exchanged. So a rank can speak for itself only.
 //
 // # Reliability
 //
@@ -103,7 +103,7 @@ type Request struct {
 	Offset uint64
 }
 
-// Answer tells a requester how far its requests are carried out.
+// Answer says how far the requests of a requester are carried out.
 type Answer struct {
 	Pair
 	Gap      bool // a request is missing
@@ -207,8 +207,8 @@ func ParseAnswer(b []byte) (a Answer, data []byte, err error) {
 	}, data, nil
 }
 
-// Replaces reports whether an answer says all that an earlier one to the same rank says: both have no
-// data, and are about windows of one rank.
+// Replaces reports whether an answer says all that an earlier one to the same rank says: both have
+// no data, and are about windows of one rank.
 func Replaces(answer, earlier []byte) bool {
 	return len(answer) == AnswerSize && len(earlier) == AnswerSize && string(answer[8:12]) == string(earlier[8:12])
 }

@@ -55,7 +55,7 @@ func (j *Journal) Pair() (p Pair, ok bool) {
 func (j *Journal) Doubtful() bool { return j.words[wordIntent].Load() > j.words[wordDone].Load() }
 
 // Carry carries out a request of the pair and appends the answer to b, or nothing if the request is
-// too old to be of interest. key is that of the requester's end. memory returns the memory of a
+// too old to be of interest. key is the key of the requester's end. memory returns the memory of a
 // window, nil if there is none. changed reports whether an event may have been counted.
 func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (answer []byte, changed bool) {
 	done := j.words[wordDone].Load()

@@ -1,5 +1,5 @@
-/* The datagrams of one-sided operations, version 1, and the bounds of their protocol: the Go package
- * beside this header, in C. Numbers in datagrams are little-endian. */
+/* The datagrams of one-sided operations, version 1, and the bounds of their protocol: the Go
+ * package beside this header, in C. Numbers in datagrams are little-endian. */
 #ifndef MARGAY_ONESIDED_H
 #define MARGAY_ONESIDED_H
 

@@ -71,8 +71,8 @@ func (r *Requester) Room(kind wire.RemoteKind) bool {
 	return r.next-r.first < Outstanding && (kind == wire.RemoteGet || r.gets == 0)
 }
 
-// Add adds a request for which there is room, and returns its number. It uses Kind, Window, Length
-// and Offset of q. The data, of at most Piece bytes, are copied.
+// Add adds a request, and returns its number. There must be room for it. It uses Kind, Window,
+// Length and Offset of q. The data, of at most Piece bytes, are copied.
 func (r *Requester) Add(q Request, data []byte) (number uint64) {
 	if r.buffer == nil {
 		r.buffer = make([]byte, Outstanding*Most)
