@@ -67,6 +67,7 @@ static struct {
 	uint32_t known;    /* channels that were fetched */
 	int datagrams;     /* socket of the mirrored channels, -1: there are none */
 	struct far **fars; /* by rank */
+	unsigned answers;  /* about windows that have come by datagrams */
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
@@ -610,8 +611,10 @@ static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
 	if (!direct_parse(&a, b, n) || a.source != (uint32_t)margay_rank() || a.target >= (uint32_t)margay_size())
 		return 1;
 	struct far *f = self.fars[a.target];
-	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr)
+	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr) {
 		direct_arrive(&f->direct, &a, b + sizeof a, now_ns(), margay_in_land);
+		self.answers++;
+	}
 	return 1;
 }
 
@@ -1259,6 +1262,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 	int n = 0, was = mask(), there = 1, rung = 1;
 	struct pace pace = {0};
 	for (;;) {
+		unsigned answers = self.answers;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
 		if (there_is && (!more || n % DATAGRAMS_EACH == 0)) {
 			receive_datagrams();
@@ -1272,7 +1276,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone") - 1;
 			break;
 		}
-		if (more) {
+		if (more || answers != self.answers) {
 			pace = (struct pace){0};
 			continue;
 		}

@@ -263,11 +263,17 @@ func (j *Job) Handle(number int, f func(Message)) {
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after
 // Finalize.
 func (j *Job) Poll() int {
-	n, advanced := j.poll()
+	n, _ := j.progress()
+	return n
+}
+
+// progress is Poll, and reports whether it has advanced one-sided operations.
+func (j *Job) progress() (n int, advanced bool) {
+	n, advanced = j.poll()
 	if n > 0 || advanced {
 		j.announce()
 	}
-	return n
+	return n, advanced
 }
 
 // announce wakes the waiting goroutines after messages have been handled.
@@ -281,7 +287,7 @@ func (j *Job) announce() {
 	j.changed.Broadcast()
 }
 
-// poll is Poll, and reports whether it has advanced one-sided operations.
+// poll is progress, but wakes no goroutine.
 func (j *Job) poll() (n int, advanced bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()

@@ -103,7 +103,7 @@ func rank(mode []string) error {
 	case "windows":
 		return windows(ctx, job, mode[1], mode[2])
 	case "unharmed":
-		return unharmed(context.Background(), job, mode[1])
+		return unharmed(context.Background(), job, mode[1], mode[2])
 	case "pending":
 		return pending(ctx, job)
 	case "collect":

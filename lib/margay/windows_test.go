@@ -6,10 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strconv"
-	"sync/atomic"
+	"time"
 
 	"margay/lib/margay"
 )
@@ -76,9 +74,13 @@ func newAccesses(ctx context.Context, job *margay.Job, seed uint64) (*accesses, 
 }
 
 // unharmed makes accesses by datagrams, as the end-to-end tests need it: it prints "playing RANK"
-// when none passes the node kernel of this node any more, and goes on until the end of its input.
-func unharmed(ctx context.Context, job *margay.Job, seed string) error {
+// when none passes the node kernel of this node any more, and goes on for some seconds.
+func unharmed(ctx context.Context, job *margay.Job, seed, seconds string) error {
 	s, err := strconv.ParseUint(seed, 10, 64)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(seconds)
 	if err != nil {
 		return err
 	}
@@ -97,12 +99,7 @@ func unharmed(ctx context.Context, job *margay.Job, seed string) error {
 		return err
 	}
 	fmt.Println("playing", job.Rank())
-	var over atomic.Bool
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		over.Store(true)
-	}()
-	for i := 0; !over.Load(); i++ {
+	for i, end := 0, time.Now().Add(time.Duration(n)*time.Second); time.Now().Before(end); i++ {
 		if err := a.access(i); err != nil {
 			return fmt.Errorf("access %d: %w", i, err)
 		}

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -138,13 +137,7 @@ func TestOperationsOutliveNodeKernels(t *testing.T) {
 // operationsAndKills kills each node kernel of a machine twice while four ranks make accesses.
 func (m *machine) operationsAndKills(program string, seed uint64) result {
 	m.t.Helper()
-	input, end, err := os.Pipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer input.Close()
-	c := start(m.t, func(cmd *exec.Cmd) { cmd.Stdin = input }, "-m", m.name, "run", "-n", "4", "-N", "4", "--stdin", "all",
-		program, "rank", "unharmed", fmt.Sprint(seed))
+	c := m.start("run", "-n", "4", "-N", "4", program, "rank", "unharmed", fmt.Sprint(seed), "2")
 	c.awaitRanks("playing", 4)
 	for range 2 {
 		for _, kernel := range m.nodeKernels() {
@@ -152,8 +145,6 @@ func (m *machine) operationsAndKills(program string, seed uint64) result {
 			time.Sleep(100 * time.Millisecond) // of accesses
 		}
 	}
-	m.nodeKernels()
-	end.Close()
 	return c.wait()
 }
 
