@@ -67,10 +67,10 @@ static struct {
 	uint32_t known;    /* channels that were fetched */
 	int datagrams;     /* socket of the mirrored channels, -1: there are none */
 	struct far **fars; /* by rank */
-	unsigned answers;  /* about windows that have come by datagrams */
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
+	unsigned answers; /* about windows that have come by datagrams */
 	uint64_t barriers; /* that this rank has entered on the board */
 	int arrived;       /* local ranks before this one are known to have entered the last of them */
 

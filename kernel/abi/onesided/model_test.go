@@ -247,7 +247,7 @@ func (m *model) step(asks bool) bool {
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	finished, doubtful, kills := 0, 0, 0
-	for round := range uint64(100) {
+	for round := range uint64(50) {
 		m := newModel(t, rand.New(rand.NewPCG(seed, round)))
 		m.kills = round%2 == 0
 		goOn := true
