@@ -10,13 +10,14 @@
 package window
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -63,7 +64,7 @@ type Server struct {
 	memory   *memory.Memory // journals
 	receiver *train.Receiver
 	sender   *train.Sender
-	closed   atomic.Bool
+	over     int // eventfd: the server is closed
 	thread   sync.WaitGroup
 
 	mu       sync.Mutex
@@ -89,7 +90,10 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := newServer(c, f, port)
+	s, err := newServer(c, f, port)
+	if err != nil {
+		return nil, err
+	}
 	if s.memory, err = memory.Create("windows", Limit*onesided.JournalSize); err != nil {
 		s.Close()
 		return nil, err
@@ -117,7 +121,10 @@ func Adopt(c Config, items map[string]*keep.Item) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := newServer(c, f, port)
+	s, err := newServer(c, f, port)
+	if err != nil {
+		return nil, err
+	}
 	if s.memory, err = item.Memory(1, Limit*onesided.JournalSize); err != nil {
 		s.Close()
 		return nil, err
@@ -136,12 +143,18 @@ func Adopt(c Config, items map[string]*keep.Item) (*Server, error) {
 	return s, nil
 }
 
-func newServer(c Config, socket *os.File, port uint16) *Server {
+// newServer makes a server without journals. The socket is the server's.
+func newServer(c Config, socket *os.File, port uint16) (*Server, error) {
+	over, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("make an event: %w", err)
+	}
 	fd := int(socket.Fd())
 	return &Server{
-		config: c, socket: socket, port: port, receiver: train.NewReceiver(fd), sender: train.NewSender(fd),
+		config: c, socket: socket, port: port, over: over, receiver: train.NewReceiver(fd), sender: train.NewSender(fd),
 		clients: make(map[onesided.Pair]*client), buffer: make([]byte, 0, onesided.Outstanding*onesided.Most),
-	}
+	}, nil
 }
 
 // journal opens the n-th journal.
@@ -183,13 +196,16 @@ func (s *Server) Admit(c Client) {
 func (s *Server) serve() {
 	runtime.LockOSThread() // it ends with this goroutine
 	for {
-		datagrams, from, err := s.receiver.Receive(0)
-		switch {
-		case s.closed.Load():
+		p := []unix.PollFd{{Fd: int32(s.socket.Fd()), Events: unix.POLLIN}, {Fd: int32(s.over), Events: unix.POLLIN}}
+		_, err := unix.Poll(p, -1)
+		if p[1].Revents != 0 {
 			return
-		case errors.Is(err, unix.EINTR):
+		}
+		datagrams, from, received := s.receiver.Receive(unix.MSG_DONTWAIT)
+		if err = cmp.Or(err, received); errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
 			continue
-		case err != nil:
+		}
+		if err != nil {
 			s.config.Fault("receive requests about windows: %v", err)
 			return
 		}
@@ -267,10 +283,9 @@ func (s *Server) send(to *unix.SockaddrInet4) {
 // Close ends the server and waits until it uses no memory of a window any more. The socket of the
 // keeper stays open.
 func (s *Server) Close() {
-	s.closed.Store(true)
-	// An empty datagram ends the wait for one. If there is no room for it, there is no wait.
-	train.NewSender(int(s.socket.Fd())).Send([][]byte{{}}, &unix.SockaddrInet4{Addr: s.config.Self.As4(), Port: int(s.port)})
+	_, _ = unix.Write(s.over, []byte{1, 7: 0}) // there is room
 	s.thread.Wait()
+	unix.Close(s.over)
 	s.socket.Close()
 	if s.memory != nil {
 		s.memory.Close()
