@@ -19,7 +19,7 @@ const (
 // Sender sends trains from a socket. It is not safe for concurrent use.
 type Sender struct {
 	socket int
-	alone  bool // Linux refuses trains on the way that was used last
+	alone  bool // Linux has refused a train
 }
 
 // NewSender returns a sender. The socket stays the caller's.

@@ -43,7 +43,8 @@ func (j *Job) windowPort() uint16 {
 	return j.windows.Port()
 }
 
-// admitClients lets the rank at the other end of mirrored channels use the windows of the local one.
+// admitClients lets the rank at the other end of mirrored channels use the windows of the local
+// one.
 func (j *Job) admitClients() {
 	j.opening.Lock()
 	defer j.opening.Unlock()

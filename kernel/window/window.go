@@ -39,8 +39,8 @@ const Limit = channel.MirrorLimit
 type Config struct {
 	Self   netip.Addr // of this node, IPv4
 	Keeper keep.Keeper
-	// Memory returns the memory of a window of a rank of this node, nil if there is none. The memory
-	// stays there until the server is closed.
+	// Memory returns the memory of a window of a rank of this node, nil if there is none. It must
+	// stay mapped until the server is closed.
 	Memory func(rank id.Rank, window uint8) []byte
 	// Changed is called when an event of a rank may have been counted. It must not wait.
 	Changed func(rank id.Rank)
@@ -77,7 +77,7 @@ type Server struct {
 	changed []id.Rank
 }
 
-// client is a Client and what is known of its requests.
+// client is a Client with the state of its requests.
 type client struct {
 	Client
 	journal *onesided.Journal

@@ -145,7 +145,7 @@ func (a *asker) ask(n *node, kind wire.RemoteKind, window uint8, offset int, len
 	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data)
 }
 
-// poll sends what is due and takes answers.
+// poll sends the requests that are due and takes answers.
 func (a *asker) poll(n *node) {
 	a.t.Helper()
 	to := &unix.SockaddrInet4{Addr: here.As4(), Port: int(n.server.Port())}
@@ -229,7 +229,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// What is not in a window is refused and changes nothing, and a window may come later.
+// Requests outside a window are refused and change nothing, and a window may come later.
 func TestRefused(t *testing.T) {
 	n := newNode(t)
 	a := n.asker(1, 3)
@@ -275,7 +275,7 @@ func TestRefused(t *testing.T) {
 }
 
 // Requests that are forged, of a pair that was not admitted, from another port, or with another
-// key, have neither effect nor answer, and a flood of them keeps nobody out.
+// key, have neither effect nor answer, and a flood of them stops no other rank.
 func TestForged(t *testing.T) {
 	n := newNode(t)
 	a, honest, stranger := n.asker(1, 3), n.asker(2, 3), n.asker(7, 8)
