@@ -30,9 +30,10 @@ type Remote struct {
 
 // Meeting is what one node says to another about a rank's end of mirrored channels.
 type Meeting struct {
-	Number uint32
-	Key    uint64
-	Port   uint16
+	Number  uint32
+	Key     uint64
+	Port    uint16
+	Windows uint16 // UDP port of that node kernel for package onesided; 0: it has none
 }
 
 // far is a pair of mirrored channels of a local rank with one of another node.
@@ -201,7 +202,7 @@ func (f *far) fetch(t *Table) (got Fetched, err error) {
 	address := remote.Addresses[f.Rank].As4()
 	got.Mirror = &wire.Mirror{
 		Rank: uint32(f.Rank), Number: f.Own.Number, Key: f.Own.Key, PeerNumber: f.Peer.Number, PeerKey: f.Peer.Key,
-		Address: binary.BigEndian.Uint32(address[:]), Port: f.Peer.Port, Largest: uint16(remote.Largest),
+		Address: binary.BigEndian.Uint32(address[:]), Port: f.Peer.Port, Largest: uint16(remote.Largest), Windows: f.Peer.Windows,
 	}
 	if got.Memory, err = keep.File(f.memory); err != nil {
 		return got, err
@@ -259,6 +260,25 @@ func (t *Table) Far(incomplete bool) (pairs []Pair) {
 		}
 	}
 	return pairs
+}
+
+// Peering is mirrored channels whose ends are both known.
+type Peering struct {
+	Pair
+	Own, Peer Meeting
+	Address   netip.AddrPort // of the other rank's socket
+}
+
+// Peerings returns all mirrored channels whose ends are both known.
+func (t *Table) Peerings() (all []Peering) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.fars {
+		if f.Place >= 0 {
+			all = append(all, Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t)})
+		}
+	}
+	return all
 }
 
 // Pair names a local rank, by its index, and a rank of another node.

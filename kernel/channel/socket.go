@@ -38,10 +38,11 @@ func (t *Table) socket(local int) (*socket, error) {
 	if t.sockets[local] != nil {
 		return t.sockets[local], nil
 	}
-	s, err := openSocket(t.config.Remote.Self)
+	f, port, err := OpenSocket(t.config.Remote.Self)
 	if err != nil {
 		return nil, err
 	}
+	s := &socket{file: f, port: port}
 	if err := t.config.Keeper.Keep(keep.Item{Name: socketItem(local), Files: []*os.File{s.file}}); err != nil {
 		s.file.Close()
 		return nil, err
@@ -50,30 +51,31 @@ func (t *Table) socket(local int) (*socket, error) {
 	return s, nil
 }
 
-// openSocket opens a UDP socket of this node for a rank. It is bound to a port by its number: from a port that Linux has chosen, the
-// rank could move the socket to another one. It blocks: all use it with MSG_DONTWAIT, and Go would poll
-// a descriptor that does not block, in node kernel and job init, which then wake for each datagram.
-func openSocket(self netip.Addr) (*socket, error) {
+// OpenSocket opens a UDP socket of this node and returns its port. A rank's is bound to a port by
+// its number: from a port that Linux has chosen, the rank could move the socket to another one. It
+// blocks: ranks use it with MSG_DONTWAIT, and Go would poll a descriptor that does not block, in
+// node kernel and job init, which then wake for each datagram.
+func OpenSocket(self netip.Addr) (f *os.File, port uint16, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("make a socket: %w", err)
+		return nil, 0, fmt.Errorf("make a socket: %w", err)
 	}
-	s := &socket{file: os.NewFile(uintptr(fd), "socket")}
+	f = os.NewFile(uintptr(fd), "socket")
 	for range 100 {
-		s.port = uint16(firstPort + rand.IntN(ports))
-		if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: self.As4(), Port: int(s.port)}); !errors.Is(err, unix.EADDRINUSE) {
+		port = uint16(firstPort + rand.IntN(ports))
+		if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: self.As4(), Port: int(port)}); !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}
 	if err != nil {
-		s.file.Close()
-		return nil, fmt.Errorf("bind a socket to %s: %w", self, err)
+		f.Close()
+		return nil, 0, fmt.Errorf("bind a socket to %s: %w", self, err)
 	}
 	// With less room more datagrams are lost, and nothing else. An ordinary user gets less.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketRoom) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, socketRoom)
 	}
-	return s, nil
+	return f, port, nil
 }
 
 // adoptSocket takes up the socket that was kept for a local rank, if there is one.
@@ -81,24 +83,32 @@ func (t *Table) adoptSocket(local int, item *keep.Item) error {
 	if item == nil {
 		return nil
 	}
-	if len(item.Files) != 1 {
-		return fmt.Errorf("%s: %d files", item.Name, len(item.Files))
-	}
-	f, err := keep.Duplicate(item.Files[0].Fd(), "socket")
+	f, port, err := AdoptSocket(item)
 	if err != nil {
 		return err
 	}
-	t.sockets[local] = &socket{file: f}
-	name, err := unix.Getsockname(int(f.Fd()))
-	if err != nil {
-		return fmt.Errorf("%s: %w", item.Name, err)
-	}
-	address, ok := name.(*unix.SockaddrInet4)
-	if !ok {
-		return fmt.Errorf("%s: it is no socket of IPv4", item.Name)
-	}
-	t.sockets[local].port = uint16(address.Port)
+	t.sockets[local] = &socket{file: f, port: port}
 	return nil
+}
+
+// AdoptSocket takes up the socket that is the first file of an item, and returns its port.
+func AdoptSocket(item *keep.Item) (f *os.File, port uint16, err error) {
+	if len(item.Files) == 0 {
+		return nil, 0, fmt.Errorf("%s: no files", item.Name)
+	}
+	if f, err = keep.Duplicate(item.Files[0].Fd(), "socket"); err != nil {
+		return nil, 0, err
+	}
+	name, err := unix.Getsockname(int(f.Fd()))
+	address, ok := name.(*unix.SockaddrInet4)
+	if err == nil && !ok {
+		err = errors.New("it is no socket of IPv4")
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, fmt.Errorf("%s: %w", item.Name, err)
+	}
+	return f, uint16(address.Port), nil
 }
 
 // send sends a datagram. One that Linux does not take is lost, like any other.

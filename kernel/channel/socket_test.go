@@ -11,16 +11,16 @@ import (
 // Go polls a descriptor that does not block: node kernel and job init, which keep the socket, would
 // wake for each datagram that passes it.
 func TestSocketIsNotPolled(t *testing.T) {
-	s, err := openSocket(netip.MustParseAddr("127.0.0.1"))
+	s, _, err := OpenSocket(netip.MustParseAddr("127.0.0.1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.file.Close()
-	flags, err := unix.FcntlInt(s.file.Fd(), unix.F_GETFL, 0)
+	defer s.Close()
+	flags, err := unix.FcntlInt(s.Fd(), unix.F_GETFL, 0)
 	if err != nil || flags&unix.O_NONBLOCK != 0 {
 		t.Errorf("flags of the socket %#x, %v", flags, err)
 	}
-	if err := s.file.SetDeadline(time.Now()); err == nil {
+	if err := s.SetDeadline(time.Now()); err == nil {
 		t.Error("the runtime polls the socket")
 	}
 }

@@ -7,8 +7,9 @@
 // as they are, and most of them take a channel and never come here (package channel). On the
 // target's node the message extensions of the job decide about the message (package extension): it
 // is finished, or it goes into a ring of the target, or on to another rank. Messages between the
-// libraries pass no extension. Requests about windows are carried out here, in the memory of the
-// region, and forwarded to their source as answers.
+// libraries pass no extension. Requests about windows that come as messages are carried out here,
+// in the memory of the region, and forwarded to their source as answers; most of them come as
+// datagrams (package window).
 // Barriers (package collective) end when all messages from before them have arrived.
 //
 // Engine has the messages of a node, Job the messages of one job, and rank sends for one rank.
@@ -27,13 +28,14 @@
 //
 // # Locks
 //
-// Outermost first: Engine.spinning (held while the spinner begins or ends), Job.pathing (held while
-// the paths of messages are published), Job.sending (held while frames of messages are numbered and
-// queued), receiver.mu (held while messages are given to extensions and ranks), Endpoint.mu,
-// Job.mu. Job.mu guards the state machines of the job, Flow and Barrier, and is held for no call
-// that waits. Frames without messages are sent with no lock but Job.sending and receiver.mu held:
-// sending them never waits. Engine.mu guards the table of jobs and the transport. It is taken last,
-// and held for no other, like the locks of package channel.
+// Outermost first: Job.opening (held while the server of windows is made), Engine.spinning (held
+// while the spinner begins or ends), Job.pathing (held while the paths of messages are published),
+// Job.sending (held while frames of messages are numbered and queued), receiver.mu (held while
+// messages are given to extensions and ranks), Endpoint.mu, Job.mu. Job.mu guards the state
+// machines of the job, Flow and Barrier, and is held for no call that waits. Frames without
+// messages are sent with no lock but Job.sending and receiver.mu held: sending them never waits.
+// Engine.mu guards the table of jobs and the transport. It is taken last, and held for no other,
+// like the locks of package channel.
 package message
 
 import (

@@ -18,6 +18,7 @@ import (
 	"margay/kernel/keep"
 	"margay/kernel/record"
 	"margay/kernel/untrusted"
+	"margay/kernel/window"
 	"margay/nimble/memory"
 )
 
@@ -36,6 +37,10 @@ type Job struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	faults  sync.Once
+
+	opening   sync.Mutex
+	windows   *window.Server // nil until there are mirrored channels
+	noWindows bool           // there will be none
 
 	pathing  sync.Mutex // held while the paths of messages are published
 	sending  sync.Mutex
@@ -132,6 +137,9 @@ func (j *Job) Close() {
 // release gives back what the job has.
 func (j *Job) release() {
 	j.cancel()
+	if j.windows != nil {
+		j.windows.Close()
+	}
 	for _, r := range j.local {
 		r.endpoint.Close()
 	}

@@ -190,7 +190,7 @@ func (j *Job) meet(local int, target id.Rank) {
 	}
 	member := j.place[target]
 	j.sendPath(member)
-	m := frame.Meeting{Source: j.config.Local[local], Target: target, Number: own.Number, Key: own.Key, Port: own.Port, Lacks: !complete}
+	m := frame.Meeting{Source: j.config.Local[local], Target: target, Number: own.Number, Key: own.Key, Port: own.Port, Windows: j.windowPort(), Lacks: !complete}
 	j.send(member, frame.AppendMeeting(j.newFrame(frame.Meet), m))
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -210,10 +210,12 @@ func (j *Job) meeting(member int, m frame.Meeting) {
 	if _, _, ok := j.channels.Meet(r.index, m.Source); !ok {
 		return
 	}
-	if err := j.channels.Met(r.index, m.Source, channel.Meeting{Number: m.Number, Key: m.Key, Port: m.Port}); err != nil {
+	if err := j.channels.Met(r.index, m.Source, channel.Meeting{Number: m.Number, Key: m.Key, Port: m.Port, Windows: m.Windows}); err != nil {
 		j.engine.config.Log("job %d: mirrored channels of ranks %d and %d: %v", j.config.Job, m.Target, m.Source, err)
 		return
 	}
+	j.windowPort()
+	j.admitClients()
 	j.mu.Lock()
 	open := j.mirroring.open[member]
 	j.mu.Unlock()

@@ -76,6 +76,9 @@ func (j *Job) adopt(items []*keep.Item) error {
 	if err := j.reportAgain(byName[keptFault]); err != nil {
 		return err
 	}
+	if err := j.adoptWindows(byName); err != nil {
+		return err
+	}
 	j.mend()
 	j.adoptFar()
 	return nil

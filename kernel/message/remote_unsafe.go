@@ -28,7 +28,7 @@ func (j *Job) serve(begin id.Time, a arrival, m *frame.Message) bool {
 	answer := wire.Remote{Token: q.Token, Kind: wire.RemoteReply, Window: q.Window, Offset: q.Offset}
 	data, status := j.access(q, m)
 	answer.Status, answer.Length = status, uint16(len(data))
-	if status == wire.RemoteOK && (q.Kind == wire.RemoteAdd || q.Kind == wire.RemoteSwap) {
+	if status == wire.RemoteOK && q.Kind.Atomic() {
 		a.rank.endpoint.RouseSleeper()
 	}
 	reply := *m
@@ -56,15 +56,5 @@ func (j *Job) access(q wire.Remote, m *frame.Message) ([]byte, wire.RemoteStatus
 		return b[q.Offset:][:q.Length], wire.RemoteOK
 	}
 	word := (*atomic.Uint64)(unsafe.Pointer(&b[q.Offset]))
-	value := binary.LittleEndian.Uint64(m.Payload)
-	if q.Kind == wire.RemoteAdd {
-		return binary.LittleEndian.AppendUint64(nil, word.Add(value)-value), wire.RemoteOK
-	}
-	stored := binary.LittleEndian.Uint64(m.Payload[8:])
-	for {
-		old := word.Load()
-		if old != value || word.CompareAndSwap(value, stored) {
-			return binary.LittleEndian.AppendUint64(nil, old), wire.RemoteOK
-		}
-	}
+	return binary.LittleEndian.AppendUint64(nil, q.Kind.Access(word, m.Payload)), wire.RemoteOK
 }

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 
 #include "channel.h"
+#include "direct.h"
 #include "mirror.h"
 
 /* flight is a datagram with data that is on its way. */
@@ -23,6 +24,7 @@ struct far {
 	uint64_t own_key;           /* of this end */
 	size_t most;                /* bytes of data in a datagram */
 	struct channel out, in;
+	struct direct direct;       /* to the windows of the rank at the other end */
 
 	/* Of the ring to the other end. */
 	uint64_t sent;  /* the data before are on their way, or acknowledged */

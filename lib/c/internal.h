@@ -25,6 +25,20 @@ int margay_in_left(int64_t deadline);
  * -1 after the time-out and -2 when the node kernel is gone. */
 int margay_in_wait(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms);
 
+/* margay_in_mask keeps upcalls out of this library's own work, and returns the previous state for
+ * margay_in_unmask. */
+int margay_in_mask(void);
+void margay_in_unmask(int was);
+
+/* margay_in_direct returns the way to the windows of a rank of another node by datagrams, NULL if
+ * there is none, and whether it may be used now. margay_in_ask sends the requests that are due. */
+struct direct;
+struct direct *margay_in_direct(int rank, int *allowed);
+void margay_in_ask(struct direct *d);
+
+/* margay_in_land takes the answer of a request of a direct. */
+void margay_in_land(struct direct *d, uint64_t number, int status, const char *data);
+
 /* margay_in_post and margay_in_send are margay_post and margay_send to any handler, in a job, with
  * valid arguments. */
 int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);

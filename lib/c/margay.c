@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/udp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -30,6 +32,8 @@
 #define fail margay_in_fail
 #define no_job margay_in_no_job
 #define now_ns margay_in_now
+#define mask margay_in_mask
+#define unmask margay_in_unmask
 #define wait_until margay_in_wait
 
 /* The signal of upcalls is never lost, is ignored by default, and is hardly used otherwise. */
@@ -66,6 +70,7 @@ static struct {
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
+	unsigned answers; /* about windows that have come by datagrams */
 	uint64_t barriers; /* that this rank has entered on the board */
 	int arrived;       /* local ranks before this one are known to have entered the last of them */
 
@@ -442,7 +447,7 @@ static size_t send_room(void)
 
 /* mask masks upcalls and returns the previous state, for unmask. It keeps them out of this
  * library's own work. */
-static int mask(void)
+int mask(void)
 {
 	int was = self.masked;
 	self.masked = 1;
@@ -453,7 +458,7 @@ static int mask(void)
 static void interruptible(void);
 
 /* unmask restores the state before mask, and handles an upcall that arrived since. */
-static void unmask(int was)
+void unmask(int was)
 {
 	atomic_signal_fence(memory_order_seq_cst);
 	self.masked = was;
@@ -498,11 +503,18 @@ static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *
 static void handle(const struct margay_am *message);
 static void die(const char *format, int a, int b, int c);
 
+/* may_pass_by reports whether messages to the rank of a channel may pass no node kernel when the
+ * messages before are settled. */
+static int may_pass_by(struct channel *c)
+{
+	return (atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) && !atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED));
+}
+
 /* takes_channel reports whether a message to a handler takes a channel, which may be NULL. Node
- * kernels carry out requests about windows of other nodes. */
+ * kernels carry out requests about windows of other nodes (window.c). */
 static int takes_channel(struct channel *c, int handler)
 {
-	if (!c || (c->local < 0 && handler == WIRE_HANDLER_REMOTE) || !(atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) || atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED)))
+	if (!c || (c->local < 0 && handler == WIRE_HANDLER_REMOTE) || !may_pass_by(c))
 		return 0;
 	_Atomic uint64_t *settled = c->local < 0 ? channel_word64(c, WIRE_CHANNEL_SETTLED) : word64(WIRE_SETTLED);
 	if (c->through && atomic_load(settled) < c->kernel)
@@ -535,6 +547,77 @@ static void transmit(struct far *f)
 			continue;
 }
 
+struct direct *margay_in_direct(int rank, int *allowed)
+{
+	struct far *f = self.fars[rank];
+	if (!f || !f->direct.address.sin_port)
+		return NULL;
+	*allowed = may_pass_by(&f->out);
+	return &f->direct;
+}
+
+/* send_train sends datagrams of one length, but the last may be shorter, and reports whether Linux
+ * sends trains on this way. */
+static int send_train(struct iovec *train, int n, struct sockaddr_in *to)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(uint16_t))];
+	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof(uint16_t))}};
+	uint16_t length = train[0].iov_len;
+	struct msghdr m = {.msg_name = to, .msg_namelen = sizeof *to, .msg_iov = train, .msg_iovlen = n, .msg_control = &control,
+			   .msg_controllen = sizeof control};
+	memcpy(CMSG_DATA(&control.header), &length, sizeof length);
+	if (sendmsg(self.datagrams, &m, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
+		return 1;
+	return errno != EINVAL && errno != EIO && errno != EMSGSIZE && errno != EOPNOTSUPP && errno != ENOPROTOOPT;
+}
+
+/* ask_due sends the requests of a direct that are due. Datagrams that Linux does not take are lost,
+ * like any others. The caller has masked upcalls. */
+static void ask_due(struct direct *d)
+{
+	static struct iovec train[ONESIDED_OUTSTANDING];
+	static int alone; /* Linux refuses trains */
+	int64_t now = now_ns();
+	for (int n; (n = direct_emit(d, train, now)) > 0;) {
+		if (n > 1 && !alone && send_train(train, n, &d->address))
+			continue;
+		alone |= n > 1;
+		for (int i = 0; i < n; i++)
+			if (sendto(self.datagrams, train[i].iov_base, train[i].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL,
+				   (struct sockaddr *)&d->address, sizeof d->address) < 0)
+				continue;
+	}
+}
+
+void margay_in_ask(struct direct *d)
+{
+	int was = mask();
+	ask_due(d);
+	unmask(was);
+}
+
+/* take_answer takes n bytes from an address if they are an answer about a window, and reports
+ * whether they are none of a mirrored channel's. */
+static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
+{
+	uint16_t magic = 0;
+	struct onesided_answer a;
+	if (n >= sizeof magic)
+		memcpy(&magic, b, sizeof magic);
+	if (magic != ONESIDED_MAGIC)
+		return 0;
+	if (!direct_parse(&a, b, n) || a.source != (uint32_t)margay_rank() || a.target >= (uint32_t)margay_size())
+		return 1;
+	struct far *f = self.fars[a.target];
+	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr) {
+		direct_arrive(&f->direct, &a, b + sizeof a, now_ns(), margay_in_land);
+		self.answers++;
+	}
+	return 1;
+}
+
 /* receive_datagrams takes the datagrams that have come, and sends those that are due. Strangers may
  * have sent some. The caller has masked upcalls. */
 static void receive_datagrams(void)
@@ -547,15 +630,20 @@ static void receive_datagrams(void)
 		ssize_t n = recvfrom(self.datagrams, b, sizeof b, MSG_DONTWAIT, (struct sockaddr *)&from, &size);
 		if (n < 0)
 			break;
+		if (take_answer(b, n, &from))
+			continue;
 		if (!far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 			continue;
 		struct far *f = self.numbers[h.number];
 		if (f && h.key == f->own_key && from.sin_addr.s_addr == f->address.sin_addr.s_addr && from.sin_port == f->address.sin_port)
 			far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
 	}
-	for (uint32_t i = 0; i < self.end_count; i++)
+	for (uint32_t i = 0; i < self.end_count; i++) {
 		if (far_busy(self.ends[i]))
 			transmit(self.ends[i]);
+		if (!direct_idle(&self.ends[i]->direct))
+			ask_due(&self.ends[i]->direct);
+	}
 }
 
 /* hurry sends acknowledgements that wait for data, before the rank sleeps. */
@@ -565,11 +653,12 @@ static void hurry(void)
 		struct far *f = self.ends[i];
 		f->hurry |= f->owed > 0;
 		transmit(f);
+		ask_due(&f->direct);
 	}
 }
 
 /* has_settled reports whether all messages in mirrored channels have arrived, but for those to
- * ranks that have ended. */
+ * ranks that have ended, and all requests by datagrams are answered. */
 static int has_settled(int n, uint64_t arg)
 {
 	(void)n;
@@ -577,6 +666,8 @@ static int has_settled(int n, uint64_t arg)
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		struct far *f = self.ends[i];
 		if (!far_quiet(f) && atomic_load(channel_word(&f->out, WIRE_CHANNEL_CLOSED)) != WIRE_CHANNEL_ENDED)
+			return 0;
+		if (!direct_idle(&f->direct))
 			return 0;
 	}
 	return 1;
@@ -653,6 +744,12 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 	f->key = reply->values[5];
 	f->most = (largest - sizeof(struct mirror_header)) & ~(size_t)7;
 	f->window = MIRROR_FIRST_WINDOW;
+	direct_open(&f->direct, largest);
+	f->direct.address = f->address;
+	f->direct.address.sin_port = htons(reply->values[7]);
+	f->direct.source = margay_rank();
+	f->direct.target = rank;
+	f->direct.key = f->key;
 	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1};
 	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
 	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
@@ -1119,9 +1216,11 @@ static int64_t next_due(void)
 {
 	int64_t next = -1;
 	for (uint32_t i = 0; i < self.end_count; i++) {
-		int64_t due = far_due(self.ends[i]);
+		int64_t due = far_due(self.ends[i]), ask = direct_due(&self.ends[i]->direct);
 		if (due && (next < 0 || due < next))
 			next = due;
+		if (ask && (next < 0 || ask < next))
+			next = ask;
 	}
 	return next;
 }
@@ -1163,6 +1262,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 	int n = 0, was = mask(), there = 1, rung = 1;
 	struct pace pace = {0};
 	for (;;) {
+		unsigned answers = self.answers;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
 		if (there_is && (!more || n % DATAGRAMS_EACH == 0)) {
 			receive_datagrams();
@@ -1176,7 +1276,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone") - 1;
 			break;
 		}
-		if (more) {
+		if (more || answers != self.answers) {
 			pace = (struct pace){0};
 			continue;
 		}

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "direct.h"
 #include "internal.h"
 #include "wire.h"
 
@@ -57,6 +58,8 @@ struct request {
 
 static struct {
 	struct slot slots[SLOTS];
+	int passing;                /* slots in use */
+	int asked;                  /* requests by datagrams in flight */
 	struct operation puts;      /* of puts without a request */
 	struct operation abandoned; /* what no request awaits any more */
 	struct request *first;      /* the queue: requests that are not all sent */
@@ -74,6 +77,20 @@ static int refuse(const struct access *a, int status)
 	return margay_in_fail("window %d of rank %d at %llu: %s", a->window, a->rank, (unsigned long long)a->offset, reasons[status]);
 }
 
+/* land takes the answer of a message in flight. */
+static void land(struct slot *s, int status, const char *data)
+{
+	if (status && !s->operation->failed) {
+		s->operation->failed = 1;
+		snprintf(s->operation->why, sizeof s->operation->why, "window %d of rank %d at %llu: %s", s->window, s->rank,
+			 (unsigned long long)s->offset, reasons[status]);
+	} else if (!status && s->to) {
+		memcpy(s->to, data, s->length);
+	}
+	s->operation->left--;
+	s->operation = NULL;
+}
+
 int margay_in_answer(const struct margay_am *m)
 {
 	uint32_t token = m->args[0];
@@ -83,16 +100,15 @@ int margay_in_answer(const struct margay_am *m)
 		return -1;
 	if (!s->operation || s->generation != token >> 16 || (status == 0 && m->length != s->length))
 		return -1;
-	if (status && !s->operation->failed) {
-		s->operation->failed = 1;
-		snprintf(s->operation->why, sizeof s->operation->why, "window %d of rank %d at %llu: %s", s->window, s->rank,
-			 (unsigned long long)s->offset, reasons[status]);
-	} else if (!status && s->to) {
-		memcpy(s->to, m->payload, s->length);
-	}
-	s->operation->left--;
-	s->operation = NULL;
+	state.passing--;
+	land(s, status, m->payload);
 	return 0;
+}
+
+void margay_in_land(struct direct *d, uint64_t number, int status, const char *data)
+{
+	state.asked--;
+	land(&((struct slot *)d->flights)[number % ONESIDED_OUTSTANDING], status, data);
 }
 
 static struct slot *free_slot(void)
@@ -147,19 +163,19 @@ static int count_event(struct request *r)
 	return 1;
 }
 
-/* post_next sends the next message of a request in a slot and returns 1, 0 without room for it. */
-static int post_next(struct request *r, struct slot *s)
+/* flight_of describes the next message of a request, of n bytes. */
+static struct slot flight_of(const struct request *r, uint16_t generation, size_t n)
 {
-	size_t n = r->rest < MARGAY_MAX_PAYLOAD ? r->rest : MARGAY_MAX_PAYLOAD;
 	size_t answer = r->kind == WIRE_REMOTE_GET ? n : r->kind == WIRE_REMOTE_PUT ? 0 : sizeof(uint64_t);
-	uint16_t generation = s->generation + 1;
-	uint64_t args = (uint32_t)(s - state.slots) | (uint64_t)generation << 16 | (uint64_t)r->kind << 32 | (uint64_t)r->at.window << 40 |
-			(uint64_t)n << 48;
-	int sent = margay_in_post(r->at.rank, WIRE_HANDLER_REMOTE, args, r->at.offset, r->from ? r->from : (char *)r->words,
-				  r->kind == WIRE_REMOTE_GET ? 0 : n);
-	if (sent <= 0)
-		return sent;
-	*s = (struct slot){r->answers, generation, r->at.rank, r->at.window, r->at.offset, r->to, answer};
+	return (struct slot){r->answers, generation, r->at.rank, r->at.window, r->at.offset, r->to, answer};
+}
+
+/* source_of returns the data of the next message. */
+static const char *source_of(const struct request *r) { return r->from ? r->from : (const char *)r->words; }
+
+/* sent notes that a message of n bytes is sent. */
+static void sent(struct request *r, size_t n)
+{
 	r->answers->left++;
 	r->at.offset += n;
 	r->rest -= n;
@@ -167,7 +183,78 @@ static int post_next(struct request *r, struct slot *s)
 		r->from += n;
 	if (r->kind == WIRE_REMOTE_GET)
 		r->to += n;
+}
+
+/* post_next sends the next message of a request in a slot and returns 1, 0 without room for it. */
+static int post_next(struct request *r, struct slot *s)
+{
+	size_t n = r->rest < MARGAY_MAX_PAYLOAD ? r->rest : MARGAY_MAX_PAYLOAD;
+	uint16_t generation = s->generation + 1;
+	uint64_t args = (uint32_t)(s - state.slots) | (uint64_t)generation << 16 | (uint64_t)r->kind << 32 | (uint64_t)r->at.window << 40 |
+			(uint64_t)n << 48;
+	int posted = margay_in_post(r->at.rank, WIRE_HANDLER_REMOTE, args, r->at.offset, source_of(r), r->kind == WIRE_REMOTE_GET ? 0 : n);
+	if (posted <= 0)
+		return posted;
+	*s = flight_of(r, generation, n);
+	state.passing++;
+	sent(r, n);
 	return 1;
+}
+
+/* ask adds as much of a request to a direct as there is room for, and returns 1, 0 without room. */
+static int ask(struct request *r, struct direct *d)
+{
+	int some = 0;
+	if (!d->flights && !(d->flights = calloc(ONESIDED_OUTSTANDING, sizeof(struct slot))))
+		return margay_in_fail("no memory");
+	while (r->rest && direct_room(d, r->kind)) {
+		size_t n = r->rest < d->piece ? r->rest : d->piece;
+		uint64_t number = direct_add(d, r->kind, r->at.window, r->at.offset, source_of(r), n);
+		if (!number)
+			return margay_in_fail("no memory");
+		((struct slot *)d->flights)[number % ONESIDED_OUTSTANDING] = flight_of(r, 0, n);
+		state.asked++;
+		sent(r, n);
+		some = 1;
+	}
+	return some;
+}
+
+/* passes reports whether messages to a rank are in flight through the node kernels. */
+static int passes(int rank)
+{
+	for (int i = 0; state.passing && i < SLOTS; i++)
+		if (state.slots[i].operation && state.slots[i].rank == rank)
+			return 1;
+	return 0;
+}
+
+/* send_next sends some of a request and returns 1, 0 if it has to wait. Requests to a rank change
+ * between datagrams and the node kernels only when all before are answered, so that they take
+ * effect in order. *fresh is a direct with requests that were not sent, or NULL. */
+static int send_next(struct request *r, struct direct **fresh)
+{
+	int allowed = 0;
+	struct direct *d = margay_in_direct(r->at.rank, &allowed);
+	if (*fresh && *fresh != d) {
+		margay_in_ask(*fresh);
+		*fresh = NULL;
+	}
+	if (d && allowed) {
+		int was = margay_in_mask(), some = passes(r->at.rank) ? 0 : ask(r, d);
+		margay_in_unmask(was);
+		if (some > 0)
+			*fresh = d;
+		return some;
+	}
+	struct slot *s = free_slot();
+	if (!s || (d && !direct_idle(d)))
+		return 0;
+	for (;;) {
+		int posted = post_next(r, s);
+		if (posted || !margay_in_room(r->at.rank, WIRE_HANDLER_REMOTE, MARGAY_MAX_PAYLOAD))
+			return posted;
+	}
 }
 
 /* fail_request makes the last error the error of a request. */
@@ -179,20 +266,18 @@ static void fail_request(struct request *r)
 
 void margay_in_progress(void)
 {
-	struct request *r;
-	struct slot *s;
-	while ((r = state.first) && (s = free_slot())) {
-		int sent = post_next(r, s);
-		if (sent == 0) {
-			if (!margay_in_room(r->at.rank, WIRE_HANDLER_REMOTE, MARGAY_MAX_PAYLOAD))
-				return;
-			continue;
-		}
-		if (sent < 0)
+	struct direct *fresh = NULL;
+	for (struct request *r; (r = state.first);) {
+		int done = send_next(r, &fresh);
+		if (done == 0)
+			break;
+		if (done < 0)
 			fail_request(r);
-		if (sent < 0 || (r->rest == 0 && !count_event(r)))
+		if (done < 0 || (r->rest == 0 && !count_event(r)))
 			dequeue(r);
 	}
+	if (fresh)
+		margay_in_ask(fresh);
 }
 
 static int is_drained(int n, uint64_t arg)
@@ -204,15 +289,27 @@ static int is_drained(int n, uint64_t arg)
 
 int margay_in_drain(int timeout_ms) { return state.first && margay_in_wait(is_drained, 0, timeout_ms) < 0 ? -1 : 0; }
 
-/* abandon keeps answers away from an operation and its memory. */
-static void abandon(struct operation *o)
+/* abandon_in keeps the answers of n messages away from an operation and its memory. */
+static void abandon_in(struct slot *slots, int n, const struct operation *o)
 {
-	for (int i = 0; i < SLOTS; i++) {
-		if (state.slots[i].operation != o)
+	for (int i = 0; i < n; i++) {
+		if (slots[i].operation != o)
 			continue;
-		state.slots[i].operation = &state.abandoned;
-		state.slots[i].to = NULL;
+		slots[i].operation = &state.abandoned;
+		slots[i].to = NULL;
 		state.abandoned.left++;
+	}
+}
+
+/* abandon keeps answers away from an operation and its memory. */
+static void abandon(const struct operation *o)
+{
+	int allowed;
+	abandon_in(state.slots, SLOTS, o);
+	for (int rank = 0; state.asked && rank < margay_size(); rank++) {
+		struct direct *d = margay_in_direct(rank, &allowed);
+		if (d && d->flights)
+			abandon_in(d->flights, ONESIDED_OUTSTANDING, o);
 	}
 }
 
@@ -630,7 +727,7 @@ static int is_quiet(int n, uint64_t arg)
 	for (int i = 0; i < SLOTS; i++)
 		if (state.slots[i].operation)
 			return 0;
-	return !state.first;
+	return !state.first && !state.asked;
 }
 
 int margay_quiet(int timeout_ms)

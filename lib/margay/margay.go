@@ -12,8 +12,9 @@
 // A message to another node is written to memory shared with the node kernel; a system call is made
 // only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
 // with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
-// another node is a datagram to its rank. Both pass the node kernels instead while an extension, a
-// recording or a scheduler must see them. A call that waits spins and yields for about a
+// another node is a datagram to its rank, and an operation on a window there one to its node
+// kernel. All pass the node kernels instead while an extension, a recording or a scheduler must see
+// them. A call that waits spins and yields for about a
 // millisecond before it sleeps.
 //
 // Messages from one rank to another arrive in order, each exactly once: a loss ends the job. Unless
@@ -203,6 +204,7 @@ func (j *Job) openMemory(area, board *os.File) error {
 	j.out = wire.NewOutlet(j.area, j.board, j.Size())
 	j.in = wire.NewInlet(j.area, j.board, j.header)
 	j.initMirrors()
+	j.remote.passing = make([]int, j.Size())
 	j.streams = collective.NewStreams(j.Size())
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
@@ -261,11 +263,17 @@ func (j *Job) Handle(number int, f func(Message)) {
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after
 // Finalize.
 func (j *Job) Poll() int {
-	n, advanced := j.poll()
+	n, _ := j.progress()
+	return n
+}
+
+// progress is Poll, and reports whether it has advanced one-sided operations.
+func (j *Job) progress() (n int, advanced bool) {
+	n, advanced = j.poll()
 	if n > 0 || advanced {
 		j.announce()
 	}
-	return n
+	return n, advanced
 }
 
 // announce wakes the waiting goroutines after messages have been handled.
@@ -279,21 +287,21 @@ func (j *Job) announce() {
 	j.changed.Broadcast()
 }
 
-// poll is Poll, and reports whether it has advanced one-sided operations.
+// poll is progress, but wakes no goroutine.
 func (j *Job) poll() (n int, advanced bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	if j.finalized.Load() || !j.fetchAll() {
 		return 0, false
 	}
-	j.receive()
+	answered := j.receive()
 	for {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
 		}
 		if !j.handle(&record, ok, err) {
-			return n, j.advance()
+			return n, j.advance() || answered
 		}
 		n++
 	}

@@ -102,6 +102,8 @@ func rank(mode []string) error {
 		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
 	case "windows":
 		return windows(ctx, job, mode[1], mode[2])
+	case "unharmed":
+		return unharmed(context.Background(), job, mode[1], mode[2])
 	case "pending":
 		return pending(ctx, job)
 	case "collect":

@@ -10,7 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/train"
 	"margay/kernel/abi/mirror"
+	"margay/kernel/abi/onesided"
 	"margay/kernel/abi/wire"
 )
 
@@ -22,6 +24,7 @@ const datagramsEach = 64
 type mirrors struct {
 	socket int    // -1: there is none
 	ends   []*far // in the order of fetching
+	trains *train.Sender
 	number []*far // by the number of this end, nil: it was not fetched
 	to     []*far // by rank
 	start  time.Time
@@ -40,6 +43,7 @@ type far struct {
 	out     *wire.Channel
 	key     uint64
 	address address
+	direct  *direct // nil: requests about windows pass the node kernels
 }
 
 func (j *Job) initMirrors() {
@@ -63,7 +67,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 	}
 	f := &far{
 		End: mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
-		out: out, key: m.Key, address: newAddress(m.Address, m.Port),
+		out: out, key: m.Key, address: newAddress(m.Address, m.Port), direct: j.newDirect(&m),
 	}
 	j.mirrors.ends = append(j.mirrors.ends, f)
 	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
@@ -82,6 +86,7 @@ func (j *Job) openSocket(socket *os.File) (err error) {
 		unix.Close(m.again)
 		return fmt.Errorf("duplicate a socket: %w", err)
 	}
+	m.trains = train.NewSender(m.socket)
 	go j.watch(m.socket, m.again)
 	return nil
 }
@@ -129,6 +134,12 @@ func (m *mirrors) due() time.Duration {
 		if due := f.Due(); due != 0 {
 			next = min(next, due)
 		}
+		if f.direct == nil {
+			continue
+		}
+		if due := f.direct.Due(); due != 0 {
+			next = min(next, due)
+		}
 	}
 	return next
 }
@@ -164,12 +175,12 @@ func (m *mirrors) transmit(f *far, now time.Duration) {
 	}
 }
 
-// receive takes the datagrams that have come, and sends those that are due. The caller holds
-// Job.handling.
-func (j *Job) receive() {
+// receive takes the datagrams that have come, and sends those that are due. It reports whether a
+// one-sided operation was answered. The caller holds Job.handling.
+func (j *Job) receive() (some bool) {
 	m := &j.mirrors
 	if len(m.ends) == 0 {
-		return
+		return false
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
@@ -178,13 +189,21 @@ func (j *Job) receive() {
 		if !ok {
 			break
 		}
+		if onesided.Is(b) {
+			some = j.takeAnswer(b, from) || some
+			continue
+		}
 		m.arrive(b, from)
 	}
 	for _, f := range m.ends {
 		if f.Busy() {
 			m.transmit(f, m.now())
 		}
+		if f.direct != nil && !f.direct.Idle() {
+			m.request(f.direct)
+		}
 	}
+	return some
 }
 
 // arrive takes a datagram, which may be a stranger's.
@@ -210,6 +229,9 @@ func (j *Job) hurry() {
 	for _, f := range m.ends {
 		f.Hurry()
 		m.transmit(f, m.now())
+		if f.direct != nil {
+			m.request(f.direct)
+		}
 	}
 	if due := m.due(); due < m.polled {
 		m.polled = due
@@ -217,13 +239,17 @@ func (j *Job) hurry() {
 	}
 }
 
-// settle handles messages until all messages in mirrored channels have arrived.
+// settle handles messages until all messages in mirrored channels have arrived, and all requests by
+// datagrams are answered.
 func (j *Job) settle(ctx context.Context) error {
 	return j.await(ctx, func(int) bool {
 		j.sending.Lock()
 		defer j.sending.Unlock()
 		for _, f := range j.mirrors.ends {
 			if !f.Quiet() && f.out.Closed().Load() != wire.ChannelEnded {
+				return false
+			}
+			if f.direct != nil && !f.direct.Idle() {
 				return false
 			}
 		}

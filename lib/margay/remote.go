@@ -25,6 +25,9 @@ const slots = 64
 // remote is the started accesses to windows of other nodes. Job.handling guards it.
 type remote struct {
 	slots       [slots]flight
+	passing     []int      // by rank: messages in flight through the node kernels
+	asked       int        // requests by datagrams in flight
+	news        bool       // some of them were not sent
 	queue       []*Request // accesses that are not all sent, in the order of starting
 	puts        operation  // of puts without a request, since Quiet
 	abandoned   operation  // what no request awaits any more
@@ -66,17 +69,25 @@ func (j *Job) answered(r *wire.Record) error {
 	case a.Kind != wire.RemoteReply || int(r.Peer) != j.Rank() || f.operation == nil || uint32(f.generation) != a.Token>>16,
 		a.Status == wire.RemoteOK && int(a.Length) != f.length:
 		return fmt.Errorf("%w: an answer to no question", wire.ErrRemote)
-	case a.Status == wire.RemoteOK:
-		copy(f.to, r.Payload)
+	}
+	j.remote.passing[f.place.rank]--
+	f.land(a.Status, r.Payload)
+	return nil
+}
+
+// land takes the answer of a message in flight. The caller holds Job.handling.
+func (f *flight) land(status wire.RemoteStatus, data []byte) {
+	switch {
+	case status == wire.RemoteOK:
+		copy(f.to, data)
 		if f.old != nil {
-			*f.old = binary.LittleEndian.Uint64(r.Payload)
+			*f.old = binary.LittleEndian.Uint64(data)
 		}
 	case f.operation.failed == nil:
-		f.operation.failed = f.place.refused(a.Status)
+		f.operation.failed = f.place.refused(status)
 	}
 	f.operation.left--
 	*f = flight{generation: f.generation}
-	return nil
 }
 
 // locked returns done as a condition of wait, with Job.handling held.
@@ -93,27 +104,43 @@ func (j *Job) locked(done func() bool) func(int) bool {
 // Job.handling.
 func (j *Job) advance() (some bool) {
 	for len(j.remote.queue) > 0 {
-		slot := slices.IndexFunc(j.remote.slots[:], func(f flight) bool { return f.operation == nil })
-		if slot < 0 {
-			return some
-		}
 		r := j.remote.queue[0]
-		ok, err := r.post(slot)
-		switch {
-		case err != nil:
-			r.own.failed = err
-		case !ok && j.awaitsRoom(r.place.rank):
-			return some
-		case !ok:
-			continue
+		ok, err := j.advanceOne(r)
+		if !ok && err == nil {
+			break
 		}
-		some = true
+		if some = true; err != nil {
+			r.own.failed = err
+		}
 		if err != nil || len(r.rest) == 0 && !r.countEvent() {
 			j.remote.queue = slices.Delete(j.remote.queue, 0, 1)
 			r.queued = false
 		}
 	}
+	if j.remote.news {
+		j.sendAsked()
+	}
 	return some
+}
+
+// advanceOne sends some of an access, and reports false if it has to wait.
+func (j *Job) advanceOne(r *Request) (bool, error) {
+	d, wait := j.way(r.place.rank)
+	switch {
+	case wait:
+		return false, nil
+	case d != nil:
+		return r.ask(d)
+	}
+	slot := slices.IndexFunc(j.remote.slots[:], func(f flight) bool { return f.operation == nil })
+	if slot < 0 {
+		return false, nil
+	}
+	for {
+		if ok, err := r.post(slot); ok || err != nil || j.awaitsRoom(r.place.rank) {
+			return ok, err
+		}
+	}
 }
 
 // awaitsRoom reports whether there is no room for a request to a rank, and awaits it.
@@ -130,5 +157,5 @@ func (j *Job) drain(ctx context.Context) error {
 
 // quiet reports whether no message is queued or in flight. The caller holds Job.handling.
 func (j *Job) quiet() bool {
-	return len(j.remote.queue) == 0 && !slices.ContainsFunc(j.remote.slots[:], func(f flight) bool { return f.operation != nil })
+	return len(j.remote.queue) == 0 && j.remote.asked == 0 && !slices.ContainsFunc(j.remote.slots[:], func(f flight) bool { return f.operation != nil })
 }

@@ -123,21 +123,18 @@ func (j *Job) checkAccess(r *Request) error {
 	if r.counts {
 		word.offset = r.event
 	}
-	if (r.counts || r.isAtomic()) && word.offset%8 != 0 {
+	if (r.counts || r.kind.Atomic()) && word.offset%8 != 0 {
 		return word.refused(wire.RemoteOutside)
 	}
 	return nil
 }
-
-// isAtomic reports whether the request is an atomic access.
-func (r *Request) isAtomic() bool { return r.kind == wire.RemoteAdd || r.kind == wire.RemoteSwap }
 
 // isNear reports whether a place is in a window of this node.
 func (j *Job) isNear(p place) bool { return j.NodeOf(p.rank) == j.Node() }
 
 // enqueue starts a request on a window of another node.
 func (j *Job) enqueue(r *Request) {
-	if r.isAtomic() {
+	if r.kind.Atomic() {
 		r.rest = words(r.kind, r.values)
 	}
 	if len(r.rest) == 0 && !r.countEvent() {
@@ -152,7 +149,7 @@ func (j *Job) enqueue(r *Request) {
 
 // accessNear carries out a request on a window of this node.
 func (j *Job) accessNear(r *Request) error {
-	if r.isAtomic() {
+	if r.kind.Atomic() {
 		old, err := j.accessWord(r.kind, r.place, r.values)
 		if err == nil && r.old != nil {
 			*r.old = old
@@ -210,19 +207,34 @@ func (r *Request) countEvent() bool {
 	return true
 }
 
+// flight returns the flight of a message about a piece of rest, and the message's data. The caller
+// holds Job.handling.
+func (r *Request) flight(piece []byte) (f flight, data []byte) {
+	f = flight{operation: r.answers, place: r.place, length: 8, old: r.old}
+	switch r.kind {
+	case wire.RemotePut:
+		f.length = 0
+	case wire.RemoteGet:
+		f.length, f.to = len(piece), piece
+		return f, nil
+	}
+	return f, piece
+}
+
+// sent notes that a message about a piece of rest is sent. The caller holds Job.handling.
+func (r *Request) sent(piece []byte) {
+	r.answers.left++
+	r.rest = r.rest[len(piece):]
+	r.place.offset += len(piece)
+}
+
 // post sends the next message in a slot, and reports whether there was room. The caller holds
 // Job.handling.
 func (r *Request) post(slot int) (bool, error) {
 	s := &r.job.remote.slots[slot]
 	piece := r.rest[:min(len(r.rest), MaxPayload)]
-	f := flight{operation: r.answers, generation: s.generation + 1, place: r.place, length: 8, old: r.old}
-	payload := piece
-	switch r.kind {
-	case wire.RemotePut:
-		f.length = 0
-	case wire.RemoteGet:
-		f.length, f.to, payload = len(piece), piece, nil
-	}
+	f, payload := r.flight(piece)
+	f.generation = s.generation + 1
 	q := wire.Remote{
 		Kind: r.kind, Length: uint16(len(piece)), Token: uint32(slot) | uint32(f.generation)<<16,
 		Window: uint8(r.place.window), Offset: uint64(r.place.offset),
@@ -232,9 +244,8 @@ func (r *Request) post(slot int) (bool, error) {
 		return false, err
 	}
 	*s = f
-	r.answers.left++
-	r.rest = r.rest[len(piece):]
-	r.place.offset += len(piece)
+	r.job.remote.passing[r.place.rank]++
+	r.sent(piece)
 	return true, nil
 }
 
@@ -283,13 +294,23 @@ func (r *Request) Abandon() {
 func (j *Job) withdraw(r *Request) {
 	r.queued = false
 	j.remote.queue = slices.DeleteFunc(j.remote.queue, func(q *Request) bool { return q == r })
-	for i := range j.remote.slots {
-		if f := &j.remote.slots[i]; f.operation == &r.own {
+	j.abandon(j.remote.slots[:], &r.own)
+	for _, f := range j.mirrors.ends {
+		if f.direct != nil {
+			j.abandon(f.direct.flights[:], &r.own)
+		}
+	}
+	r.own.left = 0
+}
+
+// abandon keeps answers away from an operation and its memory. The caller holds Job.handling.
+func (j *Job) abandon(flights []flight, o *operation) {
+	for i := range flights {
+		if f := &flights[i]; f.operation == o {
 			f.operation, f.to, f.old = &j.remote.abandoned, nil, nil
 			j.remote.abandoned.left++
 		}
 	}
-	r.own.left = 0
 }
 
 // WaitAll handles messages until all requests, which are of one job, are complete, or until ctx

@@ -89,12 +89,12 @@ func (j *Job) await(ctx context.Context, done func(handled int) bool) error {
 func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *int) bool {
 	var p pace
 	for {
-		n := j.Poll()
+		n, advanced := j.progress()
 		*handled += n
 		if done(*handled) {
 			return true
 		}
-		if n > 0 {
+		if n > 0 || advanced {
 			p = pace{}
 		}
 		if !p.wait(ctx, j.area.Path().Load()) {

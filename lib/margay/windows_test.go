@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"margay/lib/margay"
 )
@@ -42,14 +43,8 @@ func windows(ctx context.Context, job *margay.Job, seed, count string) error {
 	if err != nil {
 		return err
 	}
-	a := &accesses{ctx: ctx, job: job, random: s + uint64(job.Rank()), words: job.Size()*part + (passed+7)/8*8}
-	for range job.Size() {
-		a.copies = append(a.copies, make([]byte, part))
-	}
-	if _, err := job.Window(0, a.words+24); err != nil {
-		return err
-	}
-	if err := job.Barrier(ctx); err != nil {
+	a, err := newAccesses(ctx, job, s)
+	if err != nil {
 		return err
 	}
 	for i := range n {
@@ -58,6 +53,58 @@ func windows(ctx context.Context, job *margay.Job, seed, count string) error {
 		}
 	}
 	for _, f := range []func() error{a.compare, a.count, a.ring, a.wrong, a.started, a.startedEvent} {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	fmt.Println("whole")
+	return job.Finalize(ctx)
+}
+
+// newAccesses makes the window of this rank, and waits for the other ranks' windows.
+func newAccesses(ctx context.Context, job *margay.Job, seed uint64) (*accesses, error) {
+	a := &accesses{ctx: ctx, job: job, random: seed + uint64(job.Rank()), words: job.Size()*part + (passed+7)/8*8}
+	for range job.Size() {
+		a.copies = append(a.copies, make([]byte, part))
+	}
+	if _, err := job.Window(0, a.words+24); err != nil {
+		return nil, err
+	}
+	return a, job.Barrier(ctx)
+}
+
+// unharmed makes accesses by datagrams, as the end-to-end tests need it: it prints "playing RANK"
+// when none passes the node kernel of this node any more, and goes on for some seconds.
+func unharmed(ctx context.Context, job *margay.Job, seed, seconds string) error {
+	s, err := strconv.ParseUint(seed, 10, 64)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(seconds)
+	if err != nil {
+		return err
+	}
+	a, err := newAccesses(ctx, job, s)
+	if err != nil {
+		return err
+	}
+	for rank := range job.Size() {
+		for job.NodeOf(rank) != job.Node() && !job.Direct(rank) {
+			if err := job.Get(ctx, rank, 0, 0, make([]byte, 1)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("playing", job.Rank())
+	for i, end := 0, time.Now().Add(time.Duration(n)*time.Second); time.Now().Before(end); i++ {
+		if err := a.access(i); err != nil {
+			return fmt.Errorf("access %d: %w", i, err)
+		}
+	}
+	for _, f := range []func() error{a.compare, a.count} {
 		if err := f(); err != nil {
 			return err
 		}

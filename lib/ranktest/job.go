@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +53,9 @@ type job struct {
 	ranks   []*Kernel
 	entered uint64 // barriers that are complete
 	regions *regions
-	answers map[int]*wire.Record // by rank: to its last request about a window, until there is room
+	direct  atomic.Pointer[directs] // nil: all requests about windows pass the node kernels
+	step    func()                  // if it is not nil, called again and again
+	answers map[int]*wire.Record    // by rank: to its last request about a window, until there is room
 }
 
 // startJob starts a job of ranks that run the programs in turn, with one mode, and greets them.
@@ -77,7 +80,7 @@ func startJob(t *testing.T, size int, programs []Program, mode ...string) *job {
 		k := startIn(t, node, header, nodes, programs[rank%len(programs)], mode...)
 		k.area.Path().Store(wire.PathYield)
 		k.Greet()
-		go j.regions.answer(k, nodes[rank])
+		go j.answer(k, nodes[rank], rank)
 		j.ranks = append(j.ranks, k)
 	}
 	return j
@@ -86,6 +89,9 @@ func startJob(t *testing.T, size int, programs []Program, mode ...string) *job {
 // carry takes messages from the ranks to their targets, and lets ranks out of barriers.
 func (j *job) carry() {
 	j.t.Helper()
+	if j.step != nil {
+		j.step()
+	}
 	entered := ^uint64(0)
 	for rank, k := range j.ranks {
 		for j.carryOne(rank, k) {

@@ -24,8 +24,9 @@ type regions struct {
 	memory map[string][]byte
 }
 
-// answer answers the requests of a rank for regions until the rank has ended.
-func (r *regions) answer(k *Kernel, node uint32) {
+// answer answers the requests of a rank for regions, doorbells and channels until the rank has
+// ended.
+func (j *job) answer(k *Kernel, node uint32, rank int) {
 	buf := make([]byte, wire.MaxRequest+1)
 	for {
 		n, err := k.socket.Read(buf)
@@ -36,9 +37,11 @@ func (r *regions) answer(k *Kernel, node uint32) {
 		reply, files := wire.Reply{Status: wire.StatusInvalid}, []*os.File(nil)
 		switch {
 		case err == nil && q.Op == wire.OpRegion:
-			reply, files = r.region(fmt.Sprint(node, " ", q.Name), int(q.Value))
+			reply, files = j.regions.region(fmt.Sprint(node, " ", q.Name), int(q.Value))
 		case err == nil && q.Op == wire.OpDoorbell:
 			reply, files = wire.Reply{}, []*os.File{k.bells[q.Value]}
+		case err == nil && q.Op == wire.OpChannel:
+			reply, files = j.direct.Load().fetch(rank, q.Value) // which is there before the rank knows of it
 		}
 		reply.Call = q.Call
 		// It fails when the rank has ended.
@@ -101,24 +104,10 @@ func (r *regions) serve(request wire.Record, target int, node uint32) wire.Recor
 	case q.Kind == wire.RemoteGet:
 		data = slices.Clone(memory[q.Offset:][:q.Length])
 	default:
-		data = atomically(memory[q.Offset:], q.Kind, request.Payload)
+		data = binary.LittleEndian.AppendUint64(nil, q.Kind.Access(wordOf(memory[q.Offset:]), request.Payload))
 	}
 	answer.Length = uint16(len(data))
 	return wire.Record{Handler: wire.HandlerRemote, Args: answer.Args(), Payload: data}
-}
-
-// atomically makes an access to the word at the beginning of memory, and returns the old one.
-func atomically(memory []byte, kind wire.RemoteKind, payload []byte) []byte {
-	word, value := wordOf(memory), binary.LittleEndian.Uint64(payload)
-	if kind == wire.RemoteAdd {
-		return binary.LittleEndian.AppendUint64(nil, word.Add(value)-value)
-	}
-	for {
-		old := word.Load()
-		if old != value || word.CompareAndSwap(value, binary.LittleEndian.Uint64(payload[8:])) {
-			return binary.LittleEndian.AppendUint64(nil, old)
-		}
-	}
 }
 
 // Windows: ranks that run the programs in turn use each other's windows. Each rank compares what it
@@ -131,13 +120,25 @@ func atomically(memory []byte, kind wire.RemoteKind, payload []byte) []byte {
 func Windows(t *testing.T, seed uint64, programs ...Program) {
 	for _, size := range []int{1, 2, 4} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			j := startJob(t, size, programs, "windows", fmt.Sprint(seed), "200")
-			for rank, output := range j.finish() {
-				if output != "whole" {
-					t.Errorf("rank %d says %q", rank, output)
-				}
-			}
+			whole(startJob(t, size, programs, "windows", fmt.Sprint(seed), "200"))
 		})
+	}
+	t.Run("by datagrams", func(t *testing.T) {
+		j := startJob(t, 4, programs, "windows", fmt.Sprint(seed), "200")
+		byDatagrams(j, seed)
+		if whole(j); j.direct.Load().served.Load() == 0 {
+			t.Error("no datagram has come")
+		}
+	})
+}
+
+// whole finishes the job of mode windows.
+func whole(j *job) {
+	j.t.Helper()
+	for rank, output := range j.finish() {
+		if output != "whole" {
+			j.t.Errorf("rank %d says %q", rank, output)
+		}
 	}
 }
 

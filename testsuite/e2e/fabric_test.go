@@ -115,6 +115,39 @@ func (m *machine) killedMeanwhile() {
 	}
 }
 
+// Operations on windows of other nodes take effect exactly once while the node kernels are killed
+// that carry them out, again and again. A job that cannot know it about one of them ends.
+func TestOperationsOutliveNodeKernels(t *testing.T) {
+	_, inGo := operationPrograms(t)
+	seed := check.Seed(t)
+	inTurns(t, turnOf{"wire", expect("own"), func(t *testing.T, _ *machine) {
+		m := up(t, "hosted", 4, 2, "--fabric", "udp-trusted")
+		const doubt = "it is not known whether an atomic access"
+		r := m.operationsAndKills(inGo, seed)
+		for try := 0; try < 3 && r.code == 125 && strings.Contains(r.stderr, doubt); try++ {
+			t.Log(r)
+			r = m.operationsAndKills(inGo, seed)
+		}
+		if r.code != 0 || strings.Count(r.stdout, "whole\n") != 4 {
+			t.Error(r)
+		}
+	}})
+}
+
+// operationsAndKills kills each node kernel of a machine twice while four ranks make accesses.
+func (m *machine) operationsAndKills(program string, seed uint64) result {
+	m.t.Helper()
+	c := m.start("run", "-n", "4", "-N", "4", program, "rank", "unharmed", fmt.Sprint(seed), "2")
+	c.awaitRanks("playing", 4)
+	for range 2 {
+		for _, kernel := range m.nodeKernels() {
+			kill(m.t, kernel)
+			time.Sleep(100 * time.Millisecond) // of accesses
+		}
+	}
+	return c.wait()
+}
+
 // What a rank tries with the socket of its mirrored channels is refused, and what it sends by it harms neither the job beside it nor
 // the node kernels. A rank that writes nonsense into its mirrored channels harms its own job.
 func TestAttackerOfWire(t *testing.T) {

@@ -21,7 +21,8 @@
 //	                come to where it forwarded them
 //	8 meeting       16 u32 rank of the sender, 20 u32 rank of the receiver, which have mirrored
 //	                channels (package mirror), 24 u32 number of the first one's end, 28 u16 its UDP
-//	                port, 30 u16 1 if the sender lacks the other end, else 0, 32 u64 key of its end
+//	                port, 30 u16 1 if the sender lacks the other end, else 0, 32 u64 key of its end,
+//	                40 u64 UDP port of the sender for package onesided, 0 if it has none
 //	9 path          16 u64 a number, odd if the sender allows mirrored channels to its ranks
 //	10 path seen    16 u64 number of the last path frame that the sender of this one obeys
 //	11 settle       16 u64 any: asks, behind messages, for the next
@@ -54,6 +55,7 @@ package frame
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
@@ -117,10 +119,11 @@ type Meeting struct {
 	Key            uint64  // the same
 	Port           uint16  // UDP port of the rank's socket
 	Lacks          bool    // the sender does not know the other end
+	Windows        uint16  // UDP port of the sender for package onesided; 0: it has none
 }
 
 // meetingSize is the size of a meeting in a frame, in bytes.
-const meetingSize = 24
+const meetingSize = 32
 
 // AppendMeeting appends a meeting to a frame.
 func AppendMeeting(b []byte, m Meeting) []byte {
@@ -133,7 +136,8 @@ func AppendMeeting(b []byte, m Meeting) []byte {
 		lacks = 1
 	}
 	b = binary.LittleEndian.AppendUint16(b, lacks)
-	return binary.LittleEndian.AppendUint64(b, m.Key)
+	b = binary.LittleEndian.AppendUint64(b, m.Key)
+	return binary.LittleEndian.AppendUint64(b, uint64(m.Windows))
 }
 
 // parseMeeting reads a meeting.
@@ -142,12 +146,13 @@ func parseMeeting(b []byte) (m Meeting, err error) {
 		return m, err
 	}
 	lacks := binary.LittleEndian.Uint16(b[14:])
-	if lacks > 1 {
-		return m, fmt.Errorf("meeting with flags %#x", lacks)
+	windows := binary.LittleEndian.Uint64(b[24:])
+	if lacks > 1 || windows > math.MaxUint16 {
+		return m, fmt.Errorf("meeting with flags %#x, port %#x", lacks, windows)
 	}
 	return Meeting{
 		Source: id.Rank(binary.LittleEndian.Uint32(b)), Target: id.Rank(binary.LittleEndian.Uint32(b[4:])), Number: binary.LittleEndian.Uint32(b[8:]),
-		Port: binary.LittleEndian.Uint16(b[12:]), Lacks: lacks == 1, Key: binary.LittleEndian.Uint64(b[16:]),
+		Port: binary.LittleEndian.Uint16(b[12:]), Lacks: lacks == 1, Key: binary.LittleEndian.Uint64(b[16:]), Windows: uint16(windows),
 	}, nil
 }
 

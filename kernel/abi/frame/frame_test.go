@@ -53,7 +53,7 @@ func goodFrames() map[string]*Frame {
 		"released":     {Kind: Released, Job: job, Key: key, Number: 1<<64 - 1},
 		"acknowledged": {Kind: Acknowledged, Job: job, Key: key, Number: 1},
 		"joined":       {Kind: Joined, Job: job, Key: key},
-		"meeting":      {Kind: Meet, Job: job, Key: key, Meeting: Meeting{1, 1<<32 - 1, 3, 1<<64 - 4, 5, true}},
+		"meeting":      {Kind: Meet, Job: job, Key: key, Meeting: Meeting{1, 1<<32 - 1, 3, 1<<64 - 4, 5, true, 1<<16 - 1}},
 		"path":         {Kind: Path, Job: job, Key: key, Number: 3},
 		"path seen":    {Kind: PathSeen, Job: job, Key: key, Number: 3},
 		"settle":       {Kind: Settle, Job: job, Key: key, Number: 3},

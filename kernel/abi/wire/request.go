@@ -96,7 +96,8 @@ type Reply struct {
 // Mirror is what a rank gets to know of the mirrored channels that it shares with a rank of another
 // node, a pair. In the values of a reply:
 //
-//	0 the other rank, 1 2, 2 Number, 3 PeerNumber, 4 Key, 5 PeerKey, 6 Largest in bits 0 to 15, Port in 16 to 31, Address in 32 to 63
+//	0 the other rank, 1 2, 2 Number, 3 PeerNumber, 4 Key, 5 PeerKey, 6 Largest in bits 0 to 15, Port in 16 to 31, Address in 32 to 63,
+//	7 Windows
 type Mirror struct {
 	Rank               uint32
 	Number, PeerNumber uint32 // of this end and of the other one, in the datagrams to them
@@ -104,6 +105,7 @@ type Mirror struct {
 	Address            uint32 // IPv4 address of the other end
 	Port               uint16 // UDP port of the other end
 	Largest            uint16 // bytes of the largest datagram
+	Windows            uint16 // UDP port of the other rank's node kernel for package onesided; 0: it has none
 }
 
 // mirrorValue is Values[1] of a Mirror.
@@ -112,7 +114,7 @@ const mirrorValue = 2
 // Values returns the values of a reply that carry m.
 func (m Mirror) Values() [8]uint64 {
 	return [8]uint64{uint64(m.Rank), mirrorValue, uint64(m.Number), uint64(m.PeerNumber), m.Key, m.PeerKey,
-		uint64(m.Address)<<32 | uint64(m.Port)<<16 | uint64(m.Largest)}
+		uint64(m.Address)<<32 | uint64(m.Port)<<16 | uint64(m.Largest), uint64(m.Windows)}
 }
 
 // MirrorOf returns the Mirror in the values of a reply to OpChannel, and whether there is one.
@@ -120,6 +122,7 @@ func MirrorOf(values [8]uint64) (m Mirror, ok bool) {
 	return Mirror{
 		Rank: uint32(values[0]), Number: uint32(values[2]), PeerNumber: uint32(values[3]), Key: values[4], PeerKey: values[5],
 		Address: uint32(values[6] >> 32), Port: uint16(values[6] >> 16), Largest: uint16(values[6]),
+		Windows: uint16(values[7]),
 	}, values[1] == mirrorValue
 }
 

@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 )
 
 // Handlers from MaxHandlers on belong to the libraries. An application can neither send to them nor
@@ -141,8 +143,9 @@ func ParseCall(args [2]uint64, payload, size int) (Call, error) {
 // Windows are regions by which other ranks reach a rank's memory. A rank makes one by a request for
 // the region of its name (WindowName); a job has at most MaxWindows for each rank, and as many
 // regions on a node as any job. A rank of the same node maps it by the same request. One of another
-// node sends a message of HandlerRemote to the window's rank, and the target's node kernel carries
-// out the request in the memory, without that rank, and forwards the answer to the source, as a
+// node sends a datagram to the target's node kernel (package onesided), or if it cannot, a message
+// of HandlerRemote to the window's rank. The target's node kernel carries out the request in the
+// memory, without that rank, and answers the datagram, or forwards the answer to the source, as a
 // message of HandlerRemote from itself.
 const MaxWindows = 256
 
@@ -160,6 +163,24 @@ const (
 	RemoteSwap  RemoteKind = 4 // u64 expected, u64 to be stored if it is there; wakes as RemoteAdd
 	RemoteReply RemoteKind = 5 // the data of a get; the u64 that was there before an add or a swap; nothing for a put
 )
+
+// Atomic reports whether a request of the kind is an atomic access to a word.
+func (k RemoteKind) Atomic() bool { return k == RemoteAdd || k == RemoteSwap }
+
+// Access makes the atomic access of a request with such a payload, and returns the word that was
+// there before.
+func (k RemoteKind) Access(word *atomic.Uint64, payload []byte) (old uint64) {
+	value := binary.LittleEndian.Uint64(payload)
+	if k == RemoteAdd {
+		return word.Add(value) - value
+	}
+	stored := binary.LittleEndian.Uint64(payload[8:])
+	for {
+		if old = word.Load(); old != value || word.CompareAndSwap(value, stored) {
+			return old
+		}
+	}
+}
 
 // RemoteStatus says in an answer how a request went.
 type RemoteStatus uint8
@@ -223,7 +244,7 @@ func ParseRemote(args [2]uint64, payload int) (Remote, error) {
 // Within reports whether a request is within a window of so many bytes.
 func (r Remote) Within(size int) bool {
 	length := uint64(r.Length)
-	if r.Kind == RemoteAdd || r.Kind == RemoteSwap {
+	if r.Kind.Atomic() {
 		if length = 8; r.Offset%8 != 0 {
 			return false
 		}

@@ -127,7 +127,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 5
+const Version = 6
 
 // Names in a rank's environment.
 const (

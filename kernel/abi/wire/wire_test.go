@@ -255,7 +255,7 @@ func FuzzDecodeRequest(f *testing.F) {
 // A description of mirrored channels comes through a reply as it was, and no other reply is taken
 // for one.
 func TestMirrorValues(t *testing.T) {
-	want := Mirror{Rank: 1<<32 - 1, Number: 2, PeerNumber: 1<<32 - 3, Key: 1<<64 - 4, PeerKey: 5, Address: 0x0a420100, Port: 1<<16 - 6, Largest: 9000}
+	want := Mirror{Rank: 1<<32 - 1, Number: 2, PeerNumber: 1<<32 - 3, Key: 1<<64 - 4, PeerKey: 5, Address: 0x0a420100, Port: 1<<16 - 6, Largest: 9000, Windows: 1<<16 - 7}
 	if got, ok := MirrorOf(want.Values()); !ok || got != want {
 		t.Errorf("%+v became %+v", want, got)
 	}

@@ -159,7 +159,7 @@ func build(t *testing.T, source string, more ...string) (program string) {
 	if err := os.WriteFile(program+".c", []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-o", program, program + ".c"}, more...)
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-I", "../../../kernel/abi/onesided", "-o", program, program + ".c"}, more...)
 	if out, err := exec.Command(compiler(t), args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}

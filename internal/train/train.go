@@ -1,0 +1,120 @@
+// Package train sends and receives several UDP datagrams by one system call: UDP_SEGMENT and
+// UDP_GRO of Linux. They carry datagrams of one length; the last may be shorter.
+package train
+
+import (
+	"encoding/binary"
+	"errors"
+	"iter"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of a train.
+const (
+	Most  = 64    // datagrams
+	Bytes = 60000 // without headers
+)
+
+// Sender sends trains from a socket. It is not safe for concurrent use.
+type Sender struct {
+	socket int
+	alone  bool // Linux has refused a train
+}
+
+// NewSender returns a sender. The socket stays the caller's.
+func NewSender(socket int) *Sender { return &Sender{socket: socket} }
+
+// Send sends at most Most datagrams of at most Bytes together: of one length, but the last may be
+// shorter. Datagrams that Linux does not take are lost, like any others. It never waits.
+func (s *Sender) Send(datagrams [][]byte, to *unix.SockaddrInet4) {
+	const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
+	if len(datagrams) > 1 && !s.alone {
+		_, err := unix.SendmsgBuffers(s.socket, datagrams, segment(len(datagrams[0])), to, flags)
+		if !refused(err) {
+			return
+		}
+		s.alone = true
+	}
+	for _, b := range datagrams {
+		_ = unix.Sendto(s.socket, b, flags, to)
+	}
+}
+
+// refused reports whether an error of sending says that there are no trains on this way.
+func refused(err error) bool {
+	for _, e := range []error{unix.EINVAL, unix.EIO, unix.EMSGSIZE, unix.EOPNOTSUPP, unix.ENOPROTOOPT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// segment returns the control data by which Linux cuts a train into datagrams of a length (udp(7),
+// cmsg(3)).
+func segment(length int) []byte {
+	b := make([]byte, unix.CmsgSpace(2))
+	binary.NativeEndian.PutUint64(b, uint64(unix.CmsgLen(2)))
+	binary.NativeEndian.PutUint32(b[8:], unix.SOL_UDP)
+	binary.NativeEndian.PutUint32(b[12:], unix.UDP_SEGMENT)
+	binary.NativeEndian.PutUint16(b[unix.CmsgLen(0):], uint16(length))
+	return b
+}
+
+// Receiver receives trains from a socket. It is not safe for concurrent use.
+type Receiver struct {
+	socket          int
+	buffer, control []byte
+}
+
+// NewReceiver returns a receiver. The socket stays the caller's. Where Linux does not receive
+// trains, each datagram comes alone.
+func NewReceiver(socket int) *Receiver {
+	_ = unix.SetsockoptInt(socket, unix.SOL_UDP, unix.UDP_GRO, 1)
+	return &Receiver{socket, make([]byte, 1<<16), make([]byte, unix.CmsgSpace(4))}
+}
+
+// Receive waits for the next train, unless flags say otherwise (recvmsg(2)), and returns its
+// datagrams, which are valid until the next call, and where they come from.
+func (r *Receiver) Receive(flags int) (datagrams iter.Seq[[]byte], from *unix.SockaddrInet4, err error) {
+	n, c, _, name, err := unix.Recvmsg(r.socket, r.buffer, r.control, flags)
+	if err != nil {
+		return nil, nil, err
+	}
+	from, ok := name.(*unix.SockaddrInet4)
+	if !ok {
+		n, from = 0, new(unix.SockaddrInet4)
+	}
+	return split(r.buffer[:n], length(r.control[:c])), from, nil
+}
+
+// length returns the length of the datagrams that control data name, 0 if there is one datagram.
+func length(control []byte) int {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return 0
+	}
+	for _, m := range messages {
+		if m.Header.Level == unix.SOL_UDP && m.Header.Type == unix.UDP_GRO && len(m.Data) >= 4 {
+			return int(binary.NativeEndian.Uint32(m.Data))
+		}
+	}
+	return 0
+}
+
+// split cuts a train into its datagrams.
+func split(b []byte, length int) iter.Seq[[]byte] {
+	if length <= 0 {
+		length = max(len(b), 1)
+	}
+	return func(yield func([]byte) bool) {
+		for len(b) > 0 {
+			n := min(length, len(b))
+			if !yield(b[:n:n]) {
+				return
+			}
+			b = b[n:]
+		}
+	}
+}

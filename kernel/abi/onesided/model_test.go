@@ -1,0 +1,433 @@
+package onesided
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"margay/internal/check"
+	"margay/kernel/abi/wire"
+)
+
+// The window of the model: a word that all count in, and a part for each rank.
+const (
+	sources = 2
+	part    = 64
+	offset  = 8
+	size    = offset + sources*part
+)
+
+// op is what a rank has asked for.
+type op struct {
+	kind   wire.RemoteKind
+	status wire.RemoteStatus
+	want   []byte // of a get
+}
+
+// source is a rank that asks.
+type source struct {
+	r        *Requester
+	key      uint64
+	mine     []byte // what its part of the window must hold
+	asked    map[uint64]op
+	started  int
+	finished int
+}
+
+// killed is the panic of a node kernel that is killed.
+type killed struct{}
+
+// onWay is a datagram on its way.
+type onWay struct {
+	to int // source; -1: the node kernel
+	at time.Duration
+	b  []byte
+}
+
+// model is ranks, a node kernel with its window, and a network that loses, repeats and reorders.
+type model struct {
+	t        testing.TB
+	random   *rand.Rand
+	sources  []*source
+	memory   []byte // of the journals
+	journals []*Journal
+	window   []byte
+	network  []onWay
+	now      time.Duration
+	lossy    bool
+	kills    bool
+	killed   int
+	olds     []uint64 // what atomic accesses have found
+}
+
+func newModel(t testing.TB, random *rand.Rand) *model {
+	m := &model{t: t, random: random, lossy: true, window: make([]byte, size), memory: make([]byte, sources*JournalSize)}
+	for i := range sources {
+		p := Peer{Pair: Pair{uint32(i), 7}, Key: random.Uint64(), Largest: []int{1088, 1372, 9000}[random.IntN(3)]}
+		m.sources = append(m.sources, &source{r: NewRequester(p), key: random.Uint64(), mine: make([]byte, part), asked: make(map[uint64]op)})
+	}
+	m.start()
+	for i, j := range m.journals {
+		j.Begin(Pair{uint32(i), 7})
+	}
+	return m
+}
+
+// start starts the node kernel, and reports whether the job may go on.
+func (m *model) start() bool {
+	m.journals = nil
+	doubtful := false
+	for i := range sources {
+		j, err := OpenJournal(m.memory[i*JournalSize:][:JournalSize])
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		j.step = func() {
+			if m.kills && m.random.IntN(300) == 0 {
+				panic(killed{})
+			}
+		}
+		doubtful = doubtful || j.Doubtful()
+		m.journals = append(m.journals, j)
+	}
+	return !doubtful
+}
+
+// ask starts a random request of a rank if there is room.
+func (m *model) ask(i int) {
+	s := m.sources[i]
+	q := Request{Kind: wire.RemoteKind(1 + m.random.IntN(4))}
+	if q.Kind == wire.RemoteGet && m.random.IntN(4) > 0 { // after which only gets have room
+		return
+	}
+	if !s.r.Room(q.Kind) {
+		return
+	}
+	var data []byte
+	o := op{kind: q.Kind}
+	at := m.random.IntN(part)
+	refused := m.random.IntN(12)
+	switch q.Kind {
+	case wire.RemotePut, wire.RemoteGet:
+		q.Offset, q.Length = uint64(offset+i*part+at), uint16(1+m.random.IntN(part-at))
+		if q.Kind == wire.RemoteGet {
+			o.want = slices.Clone(s.mine[at:][:q.Length])
+			break
+		}
+		for range q.Length {
+			data = append(data, byte(m.random.Uint32()))
+		}
+		if refused > 1 {
+			copy(s.mine[at:], data)
+		}
+	case wire.RemoteAdd:
+		data = binary.LittleEndian.AppendUint64(nil, 1)
+		q.Length = 8
+	case wire.RemoteSwap: // of a word that is never there
+		data = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 1<<63), 5)
+		q.Length = 16
+	}
+	switch refused {
+	case 0:
+		q.Window, o.status = 1, wire.RemoteNoWindow
+	case 1:
+		q.Offset, o.status = size+8, wire.RemoteOutside
+	}
+	s.asked[s.r.Add(q, data)] = o
+	s.started++
+}
+
+// transmit sends a datagram.
+func (m *model) transmit(to int, b []byte) {
+	if len(b) > Most {
+		m.t.Fatalf("a datagram has %d bytes", len(b))
+	}
+	for copies := 1; copies > 0; copies-- {
+		delay := 20 * time.Microsecond
+		if m.lossy {
+			if m.random.IntN(5) == 0 {
+				continue
+			}
+			if m.random.IntN(10) == 0 {
+				copies++
+			}
+			delay = time.Duration(m.random.IntN(3000)) * time.Microsecond
+		}
+		m.network = append(m.network, onWay{to, m.now + delay, bytes.Clone(b)})
+	}
+}
+
+// serve has the node kernel take a request. It reports false if the job must end.
+func (m *model) serve(b []byte) (goOn bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			if _, ok := p.(killed); !ok {
+				panic(p)
+			}
+			m.killed++
+			goOn = m.start()
+		}
+	}()
+	q, data, err := ParseRequest(b)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	answer, _ := m.journals[q.Source].Carry(nil, &q, data, m.sources[q.Source].key, func(window uint8) []byte {
+		if window > 0 {
+			return nil
+		}
+		return m.window
+	})
+	if len(answer) > 0 {
+		m.transmit(int(q.Source), answer)
+	}
+	return true
+}
+
+// complete takes the outcome of a request.
+func (m *model) complete(i int) func(uint64, wire.RemoteStatus, []byte) {
+	s := m.sources[i]
+	return func(number uint64, status wire.RemoteStatus, data []byte) {
+		o, ok := s.asked[number]
+		delete(s.asked, number)
+		switch {
+		case !ok:
+			m.t.Fatalf("request %d of rank %d is answered twice", number, i)
+		case status != o.status:
+			m.t.Fatalf("request %d of rank %d has status %d, not %d", number, i, status, o.status)
+		case status == wire.RemoteOK && o.kind == wire.RemoteGet && !bytes.Equal(data, o.want):
+			m.t.Fatalf("rank %d gets %x, not %x", i, data, o.want)
+		case status == wire.RemoteOK && o.kind == wire.RemoteAdd:
+			m.olds = append(m.olds, binary.LittleEndian.Uint64(data))
+		}
+		s.finished++
+	}
+}
+
+// step passes some time. It reports false if the job must end.
+func (m *model) step(asks bool) bool {
+	m.now += time.Duration(m.random.IntN(200)) * time.Microsecond
+	slices.SortStableFunc(m.network, func(a, b onWay) int { return int(a.at - b.at) })
+	for len(m.network) > 0 && m.network[0].at <= m.now {
+		w := m.network[0]
+		m.network = m.network[1:]
+		if w.to < 0 {
+			if !m.serve(w.b) {
+				return false
+			}
+			continue
+		}
+		a, data, err := ParseAnswer(w.b)
+		if err != nil || a.Key != m.sources[w.to].key {
+			m.t.Fatal(a, err)
+		}
+		m.sources[w.to].r.Arrive(&a, data, m.now, m.complete(w.to))
+	}
+	for i, s := range m.sources {
+		for n := m.random.IntN(5); asks && n > 0; n-- {
+			m.ask(i)
+		}
+		for train := s.r.Emit(m.now); len(train) > 0; train = s.r.Emit(m.now) {
+			for k, b := range train {
+				if len(b) > len(train[0]) || k+1 < len(train) && len(b) < len(train[0]) {
+					m.t.Fatalf("datagram %d of a train has %d bytes, the first %d", k, len(b), len(train[0]))
+				}
+				m.transmit(-1, b)
+			}
+		}
+	}
+	return true
+}
+
+// Each request takes effect once and in order, and is answered once, whatever the network does and
+// wherever the node kernel is killed. The job ends only when it was killed in an atomic access.
+func TestModel(t *testing.T) {
+	seed := check.Seed(t)
+	finished, doubtful, kills := 0, 0, 0
+	for round := range uint64(50) {
+		m := newModel(t, rand.New(rand.NewPCG(seed, round)))
+		m.kills = round%2 == 0
+		goOn := true
+		for n := 0; n < 4000 && goOn; n++ {
+			goOn = m.step(true)
+		}
+		kills += m.killed
+		if !goOn {
+			doubtful++
+			if m.killed == 0 {
+				t.Fatal("the job ends although the node kernel was not killed")
+			}
+			continue
+		}
+		m.lossy, m.kills = false, false
+		for steps := 0; slices.ContainsFunc(m.sources, func(s *source) bool { return !s.r.Idle() }); steps++ {
+			if m.step(false); steps > 20000 {
+				t.Fatalf("round %d: requests are not answered", round)
+			}
+		}
+		m.agree(round)
+		finished++
+	}
+	t.Logf("%d rounds to the end, %d ended by doubt, %d kills", finished, doubtful, kills)
+}
+
+// Wherever a node kernel is killed in a request, the next one carries out what was not, and knows
+// when it does not know.
+func TestKilledAtEachStep(t *testing.T) {
+	for _, kind := range []wire.RemoteKind{wire.RemotePut, wire.RemoteGet, wire.RemoteAdd, wire.RemoteSwap} {
+		data := map[wire.RemoteKind][]byte{wire.RemotePut: make([]byte, 16), wire.RemoteAdd: {3, 7: 0}, wire.RemoteSwap: {0, 8: 3, 15: 0}}[kind]
+		if kind == wire.RemotePut {
+			data[0] = 3
+		}
+		q := Request{Kind: kind, Length: uint16(max(len(data), 8)), Number: 1}
+		for at := 0; ; at++ {
+			window, memory := make([]byte, 16), make([]byte, JournalSize)
+			carry := func(step func()) (answer []byte) {
+				j, err := OpenJournal(memory)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if j.step = step; j.Doubtful() {
+					return nil
+				}
+				answer, _ = j.Carry(nil, &q, data, 0, func(uint8) []byte { return window })
+				return answer
+			}
+			left, was := at, false
+			func() {
+				defer func() { was = recover() != nil }()
+				carry(func() {
+					if left--; left < 0 {
+						panic(killed{})
+					}
+				})
+			}()
+			j, _ := OpenJournal(memory)
+			answer := carry(nil)
+			if doubtful := was && kind.Atomic() && j.words[wordDone].Load() == 0; doubtful != (answer == nil) {
+				t.Errorf("kind %d, killed after change %d: doubtful %v, answered %x", kind, at, doubtful, answer)
+			}
+			if answer != nil && kind != wire.RemoteGet && window[0] != 3 {
+				t.Errorf("kind %d, killed after change %d: the window has %x", kind, at, window)
+			}
+			if !was {
+				break
+			}
+		}
+	}
+}
+
+// agree compares the memory with what was asked for, when all is answered.
+func (m *model) agree(round uint64) {
+	slices.Sort(m.olds)
+	for i, old := range m.olds {
+		if old != uint64(i) {
+			m.t.Fatalf("round %d: atomic access %d has found %d", round, i, old)
+		}
+	}
+	if n := binary.LittleEndian.Uint64(m.window); n != uint64(len(m.olds)) {
+		m.t.Fatalf("round %d: %d is counted, %d accesses were answered", round, n, len(m.olds))
+	}
+	for i, s := range m.sources {
+		if len(s.asked) > 0 || s.started != s.finished || s.started < 20 {
+			m.t.Fatalf("round %d: rank %d has asked %d times and has %d answers", round, i, s.started, s.finished)
+		}
+		if !bytes.Equal(m.window[offset+i*part:][:part], s.mine) {
+			m.t.Fatalf("round %d: the part of rank %d is another one", round, i)
+		}
+	}
+}
+
+// A datagram that is lost is sent again when it is due, and at once when a later one was seen.
+func TestDue(t *testing.T) {
+	r := NewRequester(Peer{Largest: 1372})
+	if r.Due() != 0 || len(r.Emit(0)) != 0 {
+		t.Errorf("due at %v, before there is anything to send", r.Due())
+	}
+	put := Request{Kind: wire.RemotePut, Length: 1}
+	r.Add(put, []byte{1})
+	r.Add(put, []byte{2})
+	if n := len(r.Emit(0)); n != 2 {
+		t.Errorf("%d datagrams", n)
+	}
+	if due := r.Due(); due < leastTimeout || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 {
+		t.Errorf("due at %v", due)
+	}
+	now := r.Due() / 2
+	none := func(uint64, wire.RemoteStatus, []byte) { t.Error("a request is answered") }
+	r.Arrive(&Answer{Gap: true}, nil, now, none)
+	if n := len(r.Emit(now)); n != 2 {
+		t.Errorf("%d datagrams after a gap", n)
+	}
+	r.Arrive(&Answer{Gap: true}, nil, now, none)
+	r.Arrive(&Answer{Done: 3}, nil, now, none)
+	if n := len(r.Emit(now)); n != 0 {
+		t.Errorf("%d datagrams after the same gap", n)
+	}
+}
+
+// Numbers, memory and a journal of a hostile rank are no more than its own.
+func FuzzRequest(f *testing.F) {
+	q := Request{Kind: wire.RemoteGet, Length: MaxData, Number: 1, Offset: 1<<64 - 1}
+	f.Add(q.Append(nil), uint64(0))
+	q.Kind, q.Length = wire.RemoteAdd, 8
+	f.Add(append(q.Append(nil), make([]byte, 8)...), uint64(1)<<63)
+	q.Kind, q.Length, q.Number, q.Offset = wire.RemotePut, 3, 1<<64-1, 6
+	f.Add(append(q.Append(nil), 1, 2, 3), uint64(1<<64-1))
+	f.Fuzz(func(t *testing.T, b []byte, done uint64) {
+		q, data, err := ParseRequest(b)
+		if err != nil {
+			return
+		}
+		if again := append(q.Append(nil), data...); !bytes.Equal(again, b) {
+			t.Fatalf("%x becomes %x", b, again)
+		}
+		j, err := OpenJournal(make([]byte, JournalSize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.words[wordDone].Store(done)
+		for range 2 {
+			answer, _ := j.Carry(nil, &q, data, 1, func(window uint8) []byte { return make([]byte, window) })
+			if len(answer) == 0 {
+				continue
+			}
+			if a, _, err := ParseAnswer(answer); err != nil || a.Pair != q.Pair || a.Key != 1 {
+				t.Fatal(a, err)
+			}
+		}
+	})
+}
+
+// A requester takes any answer, as a hostile node sends it, and completes nothing twice.
+func FuzzAnswer(f *testing.F) {
+	a := Answer{Gap: true, Number: 2, Done: 3, NoWindow: 1 << 63, Outside: 4}
+	f.Add(a.Append(nil, make([]byte, 8)))
+	f.Add((&Answer{Done: 1<<64 - 1}).Append(nil, nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, data, err := ParseAnswer(b)
+		if err != nil {
+			return
+		}
+		if again := a.Append(nil, data); !bytes.Equal(again, b) {
+			t.Fatalf("%x becomes %x", b, again)
+		}
+		r := NewRequester(Peer{Largest: 1088})
+		r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1})
+		r.Add(Request{Kind: wire.RemoteAdd, Length: 8}, make([]byte, 8))
+		r.Emit(0)
+		seen := make(map[uint64]bool)
+		for range 2 {
+			r.Arrive(&a, data, 1, func(number uint64, _ wire.RemoteStatus, data []byte) {
+				if seen[number] || number == 0 || number > 2 {
+					t.Fatalf("request %d is answered", number)
+				}
+				seen[number] = true
+			})
+		}
+		r.Emit(time.Second)
+	})
+}
