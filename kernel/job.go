@@ -442,7 +442,7 @@ func (j *job) Gone() {
 	lost := j.phase == Running || j.phase == Ended
 	j.node.mu.Unlock()
 	if lost {
-		j.node.config.Sink.Fault(j.spec.Job, fmt.Errorf("the job's processes were ended from outside: %w", task.ErrGone))
+		j.node.config.Sink.Fault(j.spec.Job, j.container.Why())
 	}
 }
 
