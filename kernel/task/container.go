@@ -33,9 +33,10 @@ const sendWait = 20 * time.Second
 
 // Host is what a node offers for its jobs.
 type Host struct {
-	JobInit []string     // command that becomes a job init; it is given "group" as a further argument when Cgroups is there
+	JobInit []string     // command that becomes a job init; further arguments are WithGroup and Ahead
 	Cgroups *cgroup.Tree // nil where no control groups can be had
 	UserNS  bool         // this node has a single user id: each job gets a user namespace to have another
+	User    func() int   // chooses the user id of a job whose init is started ahead, where there is UserNS
 	Log     func(format string, args ...any)
 }
 
@@ -65,12 +66,17 @@ type Container struct {
 	out  *outbox.Outbox // of conn
 	pid  int            // of the job init, in this node's PID namespace
 
+	group string // name of the job's control group, where there are control groups
+	pool  *Pool  // that is notified of the launch; nil: none
+
 	adopted State // what the init said when it was adopted
 
 	unkept Unkept // set before gone is closed
 
-	mu     sync.Mutex
-	reason error // why giveUp has killed the init
+	mu       sync.Mutex
+	reason   error // why giveUp has killed the init
+	launched bool  // the pool knows that the launch is over
+	over     bool  // the pool knows that the job is over
 
 	replies chan link.Message // answers to requests
 	asking  sync.Mutex        // one request at a time
@@ -79,27 +85,24 @@ type Container struct {
 
 // notes are the words that are kept with a job's link for the next node kernel.
 type notes struct {
-	Job id.Job
-	PID int
+	Job   id.Job
+	PID   int
+	Group string
 }
 
 // New makes the init of a job and its empty root. On an error nothing is left.
 func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
-	near, far, err := link.Pair()
-	if err != nil {
-		return nil, err
+	group := groupName(spec.Job)
+	if host.Cgroups != nil {
+		if _, err := host.Cgroups.Create(group, spec.limits()); err != nil {
+			return nil, err
+		}
 	}
-	c := &Container{spec: spec, host: host, conn: near, replies: make(chan link.Message, 1), gone: make(chan struct{})}
-	c.openOutbox()
-	cmd, err := c.spawn(far)
-	far.Close() // the end of the last other holder is the end of the link
+	p, err := host.spawn(group, spec.UID)
 	if err != nil {
-		near.Close()
-		c.removeGroup()
-		return nil, err
+		return nil, errors.Join(fmt.Errorf("task: job %d: %w", spec.Job, err), host.removeGroup(group))
 	}
-	c.pid = cmd.Process.Pid
-	go cmd.Wait()
+	c := newContainer(host, spec, p)
 	go c.listen(h)
 	if err := c.create(ctx); err != nil {
 		c.End()
@@ -108,20 +111,36 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 	return c, nil
 }
 
-// create makes the init build the job's root. The strings of the ranks are sent first, in pieces,
-// and are not kept here.
+func newContainer(host Host, spec Spec, p *initProcess) *Container {
+	c := &Container{
+		spec: spec, host: host, conn: p.conn, pid: p.pid, group: p.group,
+		replies: make(chan link.Message, 1), gone: make(chan struct{}),
+	}
+	c.openOutbox()
+	return c
+}
+
+// create makes the init build the job's root.
 func (c *Container) create(ctx context.Context) error {
-	body, packed, err := c.spec.pack()
+	m, packed, err := c.spec.pack()
 	if err != nil {
 		return fmt.Errorf("task: job %d: %w", c.spec.Job, err)
 	}
+	if err := c.describe(ctx, packed); err != nil {
+		return c.failed(ctx, Create, err)
+	}
+	return c.ask(ctx, m)
+}
+
+// describe sends the strings of the ranks, in pieces. They are not kept here.
+func (c *Container) describe(ctx context.Context, packed []byte) error {
 	c.spec.Exec = Exec{}
 	for piece := range slices.Chunk(packed, link.MaxPayload) {
 		if err := c.out.Send(ctx, link.Message{Kind: Strings, Payload: piece}); err != nil {
-			return c.failed(ctx, Create, err)
+			return err
 		}
 	}
-	return c.ask(ctx, link.New(Create, body))
+	return nil
 }
 
 // Adopt takes over the init of a job that an earlier node kernel made, from what Kept gave. It also
@@ -138,7 +157,7 @@ func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep
 	if err != nil {
 		return nil, nil, err
 	}
-	c := &Container{host: host, conn: conn, pid: n.PID, replies: make(chan link.Message, 1), gone: make(chan struct{})}
+	c := &Container{host: host, conn: conn, pid: n.PID, group: n.Group, replies: make(chan link.Message, 1), gone: make(chan struct{})}
 	items, err := c.resync(ctx)
 	if err != nil {
 		conn.Close()
@@ -214,7 +233,7 @@ func (c *Container) resync(ctx context.Context) ([]*keep.Item, error) {
 
 // Kept is what PID 1 should keep of this container, for Adopt. Its file is the caller's to close.
 func (c *Container) Kept(name string) (keep.Item, error) {
-	words, err := json.Marshal(notes{Job: c.spec.Job, PID: c.pid})
+	words, err := json.Marshal(notes{Job: c.spec.Job, PID: c.pid, Group: c.group})
 	if err != nil {
 		return keep.Item{}, err
 	}
@@ -293,7 +312,13 @@ func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
 }
 
 // Start runs the job's ranks.
-func (c *Container) Start(ctx context.Context) error { return c.ask(ctx, link.New(Start, nil)) }
+func (c *Container) Start(ctx context.Context) error {
+	err := c.ask(ctx, link.New(Start, nil))
+	if err == nil {
+		c.reportLaunch()
+	}
+	return err
+}
 
 // Signal sends sig to the process group of one rank, or of AllRanks.
 func (c *Container) Signal(rank int, sig unix.Signal) error {
@@ -334,8 +359,8 @@ func (c *Container) Unkept() Unkept { return c.unkept }
 // Done is closed when the job's init has ended.
 func (c *Container) Done() <-chan struct{} { return c.gone }
 
-// Why returns the reason why the job's init has ended, if that was not asked for. It may be called
-// when the handler was told that the init is gone.
+// Why returns the reason why the job's init has ended without a request to end. It may be called
+// by a handler's Gone, and after it.
 func (c *Container) Why() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -347,6 +372,7 @@ func (c *Container) Why() error {
 
 // End kills everything of the job on this node and waits until it is gone.
 func (c *Container) End() error {
+	defer c.reportEnd()
 	// An init that does not listen any more is killed below.
 	_ = c.out.Put(link.New(Quit, nil))
 	select {
@@ -358,14 +384,7 @@ func (c *Container) End() error {
 		}
 		<-c.gone
 	}
-	return c.removeGroup()
-}
-
-func (c *Container) removeGroup() error {
-	if c.host.Cgroups == nil {
-		return nil
-	}
-	return c.host.Cgroups.Job(groupName(c.spec.Job)).Remove(endWait)
+	return c.host.removeGroup(c.group)
 }
 
 // listen reads what the init says and ends when the init does.
@@ -449,7 +468,7 @@ func (c *Container) explain(s *Status) {
 // outOfMemory says for people that memory was the reason why something of the job was killed,
 // nothing if it was not.
 func (c *Container) outOfMemory() string {
-	if c.host.Cgroups == nil || c.host.Cgroups.Job(groupName(c.spec.Job)).OOMKills() == 0 {
+	if c.host.Cgroups == nil || c.host.Cgroups.Job(c.group).OOMKills() == 0 {
 		return ""
 	}
 	return fmt.Sprintf("out of memory (the job's limit on this node is %d MiB)", c.spec.Memory>>20)
@@ -477,17 +496,7 @@ func (c *Container) ask(ctx context.Context, m link.Message) error {
 	}
 	select {
 	case reply := <-c.replies:
-		if reply.Kind == Failed {
-			e := new(StartError)
-			if err := reply.Decode(e); err != nil {
-				return err
-			}
-			return e
-		}
-		if reply.Kind != m.Kind {
-			return fmt.Errorf("task: %q was answered by %q", m.Kind, reply.Kind)
-		}
-		return nil
+		return answered(m.Kind, reply)
 	case <-c.gone:
 		return c.lost(m.Kind, ErrGone)
 	case <-ctx.Done():
@@ -495,7 +504,22 @@ func (c *Container) ask(ctx context.Context, m link.Message) error {
 	}
 }
 
-// failed explains an error of a request by the end of ctx, or by that of the init.
+// answered returns the error in the answer to a request.
+func answered(kind string, reply link.Message) error {
+	if reply.Kind == Failed {
+		e := new(StartError)
+		if err := reply.Decode(e); err != nil {
+			return err
+		}
+		return e
+	}
+	if reply.Kind != kind {
+		return fmt.Errorf("task: %q was answered by %q", kind, reply.Kind)
+	}
+	return nil
+}
+
+// failed explains an error of a request by the end of ctx, or by the end of the init.
 func (c *Container) failed(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("task: %s of job %d: %w", op, c.spec.Job, context.Cause(ctx))
@@ -505,9 +529,15 @@ func (c *Container) failed(ctx context.Context, op string, err error) error {
 
 // bound applies ctx to reads of the link until the returned function is called.
 func (c *Container) bound(ctx context.Context) func() {
-	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	set := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		c.conn.SetReadDeadline(time.Unix(1, 0))
+		close(set)
+	})
 	return func() {
-		stop()
+		if !stop() {
+			<-set
+		}
 		c.conn.SetReadDeadline(time.Time{})
 	}
 }

@@ -41,7 +41,7 @@ func run(m *testing.M) int {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "jobinit":
-			if err := jobinit.Main(len(os.Args) > 2); err != nil {
+			if err := jobinit.Main(os.Args[2:]...); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
 			}

@@ -8,3 +8,14 @@ func (c *Container) PID() int { return c.pid }
 
 // InitEnv is the environment of a job init.
 var InitEnv = initEnv
+
+// Spare returns the process id of the pool's spare, when it waits for its job; otherwise 0.
+func (p *Pool) Spare() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.spare == nil || !p.machine.Waits() {
+		return 0
+	}
+	return p.spare.pid
+}
+
