@@ -18,4 +18,3 @@ func (p *Pool) Spare() int {
 	}
 	return p.spare.pid
 }
-
