@@ -18,8 +18,8 @@ import (
 // launch does not wait until namespaces and mounts are made (package spare decides when). A spare
 // becomes the init of one job, and ends with it. If it cannot be used, the job gets a fresh init.
 //
-// A spare has a control group of its own, which becomes the job's: moving a process between groups
-// takes Linux longer than everything else here.
+// A spare has a control group of its own, which becomes the job's: Linux waits for all CPUs when it
+// moves a process between groups.
 //
 // It is safe for concurrent use.
 type Pool struct {
