@@ -113,7 +113,7 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 
 func newContainer(host Host, spec Spec, p *initProcess) *Container {
 	c := &Container{
-		spec: spec, host: host, conn: p.conn, pid: p.pid, group: p.group,
+		spec: spec, host: host, conn: p.conn, pid: p.process.Pid, group: p.group,
 		replies: make(chan link.Message, 1), gone: make(chan struct{}),
 	}
 	c.openOutbox()

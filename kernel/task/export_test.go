@@ -16,5 +16,12 @@ func (p *Pool) Spare() int {
 	if p.spare == nil || !p.machine.Waits() {
 		return 0
 	}
-	return p.spare.pid
+	return p.spare.process.Pid
+}
+
+// Failures returns how many spares in a row could not be used.
+func (p *Pool) Failures() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.machine.Failures()
 }

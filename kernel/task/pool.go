@@ -1,7 +1,6 @@
 package task
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"margay/kernel/link"
 	"margay/kernel/task/spare"
 )
 
@@ -39,6 +37,10 @@ type Pool struct {
 // answerWait bounds how long a launch waits for a spare: one that is stopped, or starved, is
 // replaced by a fresh init.
 const answerWait = time.Second
+
+// errNoAnswer reports a spare that has not answered. Other errors are of the job, and say nothing
+// about the next spare.
+var errNoAnswer = errors.New("it does not answer")
 
 // closeWait bounds how long Close waits for killed spares.
 const closeWait = time.Second
@@ -155,7 +157,7 @@ func (p *Pool) fromSpare(ctx context.Context, spec Spec, h Handler) (*Container,
 		return nil, nil
 	}
 	c, err := s.become(ctx, p.host, spec)
-	p.event(func(now time.Time) { p.machine.Used(now, err == nil) })
+	p.event(func(now time.Time) { p.machine.Used(now, !errors.Is(err, errNoAnswer)) })
 	if err == nil {
 		go c.listen(h)
 		return c, nil
@@ -178,25 +180,30 @@ func (i *initProcess) become(ctx context.Context, host Host, spec Spec) (*Contai
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, answerWait, errors.New("it does not answer"))
+	ctx, cancel := context.WithTimeout(ctx, answerWait)
 	defer cancel()
 	c := newContainer(host, spec, i)
 	m, packed, err := c.spec.pack()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.describe(ctx, packed); err != nil {
-		return nil, err
-	}
-	if err := c.out.Send(ctx, m); err != nil {
-		return nil, err
-	}
-	defer c.bound(ctx)()
-	reply, err := c.conn.Recv()
+	reply, err := c.introduce(ctx, m, packed)
 	if err != nil {
-		return nil, cmp.Or(context.Cause(ctx), err)
+		return nil, fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
 	return c, answered(Create, reply)
+}
+
+// introduce sends a job to a spare and returns the answer.
+func (c *Container) introduce(ctx context.Context, m link.Message, packed []byte) (reply link.Message, err error) {
+	if err := c.describe(ctx, packed); err != nil {
+		return reply, err
+	}
+	if err := c.out.Send(ctx, m); err != nil {
+		return reply, err
+	}
+	defer c.bound(ctx)()
+	return c.conn.Recv()
 }
 
 // discard kills an init without a job, and removes its control group.
@@ -204,7 +211,7 @@ func (i *initProcess) discard(host Host) {
 	select {
 	case <-i.ended:
 	default:
-		_ = unix.Kill(i.pid, unix.SIGKILL) // it may end at this moment
+		_ = i.process.Kill() // it may end at this moment
 	}
 	<-i.ended
 	i.conn.Close()

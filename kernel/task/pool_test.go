@@ -105,6 +105,24 @@ func TestPool(t *testing.T) {
 	}
 }
 
+// A job that is at fault itself does not keep the next one from a spare.
+func TestSpareOfFaultyJob(t *testing.T) {
+	p := pool(t, host(t))
+	last := 0
+	for range 2 {
+		last = awaitSpare(t, p, last)
+		s := spec(1, "hello")
+		s.Dir = "/etc/passwd/home"
+		var start *task.StartError
+		if _, err := p.New(t.Context(), s, newEvents()); !errors.As(err, &start) {
+			t.Errorf("a job in a folder that cannot be: %v", err)
+		}
+		if failures := p.Failures(); failures > 0 {
+			t.Errorf("%d spares were at fault", failures)
+		}
+	}
+}
+
 // A job gets a fresh init when the spare cannot be used, and the spare ends.
 func TestUnusableSpare(t *testing.T) {
 	for name, signal := range map[string]unix.Signal{"stopped": unix.SIGSTOP, "killed": unix.SIGKILL} {

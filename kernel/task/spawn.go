@@ -17,12 +17,12 @@ import (
 
 // initProcess is a job init that this node kernel has started.
 type initProcess struct {
-	conn  *link.Conn
-	pid   int
-	group string        // name of its control group, where there are control groups
-	user  int           // in a user namespace: the only user id
-	ended chan struct{} // closed when it has ended and is reaped
-	taken chan struct{} // closed when it was started ahead and a launch gets it
+	conn    *link.Conn
+	process *os.Process
+	group   string        // name of its control group, where there are control groups
+	user    int           // in a user namespace: the only user id
+	ended   chan struct{} // closed when it has ended and is reaped
+	taken   chan struct{} // closed when it was started ahead and a launch gets it
 }
 
 // spawn starts a job init in the control group called group, if there are control groups. In a user
@@ -59,7 +59,7 @@ func (h Host) spawn(group string, user int, words ...string) (*initProcess, erro
 		near.Close()
 		return nil, fmt.Errorf("task: start a job init: %w", err)
 	}
-	p := &initProcess{conn: near, pid: cmd.Process.Pid, group: group, user: user, ended: make(chan struct{}), taken: make(chan struct{})}
+	p := &initProcess{conn: near, process: cmd.Process, group: group, user: user, ended: make(chan struct{}), taken: make(chan struct{})}
 	go func() {
 		cmd.Wait()
 		close(p.ended)

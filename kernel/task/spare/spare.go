@@ -119,6 +119,9 @@ func (m *Machine) Died(now time.Time, s Serial) {
 // Waits reports whether a spare is ready.
 func (m *Machine) Waits() bool { return m.state == ready }
 
+// Failures returns how many spares in a row could not be used.
+func (m *Machine) Failures() int { return m.failures }
+
 // Close ends the machine: it starts no spare again.
 func (m *Machine) Close() { m.closed = true }
 
