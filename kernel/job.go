@@ -136,10 +136,13 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 		return fmt.Errorf("job %d: %w", s.Job, err)
 	}
 	t.UID, t.GID = j.uid, j.uid
-	if j.container, err = task.New(ctx, n.host, t, j); err != nil {
+	if j.container, err = n.inits.New(ctx, t, j); err != nil {
 		n.remove(s.Job)
 		return fmt.Errorf("job %d: %w", s.Job, err)
 	}
+	n.mu.Lock()
+	j.uid = j.container.Spec().UID
+	n.mu.Unlock()
 	if err := n.keepJob(j); err != nil {
 		return errors.Join(err, j.end())
 	}
@@ -442,7 +445,7 @@ func (j *job) Gone() {
 	lost := j.phase == Running || j.phase == Ended
 	j.node.mu.Unlock()
 	if lost {
-		j.node.config.Sink.Fault(j.spec.Job, fmt.Errorf("the job's processes were ended from outside: %w", task.ErrGone))
+		j.node.config.Sink.Fault(j.spec.Job, j.container.Why())
 	}
 }
 

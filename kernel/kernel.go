@@ -101,6 +101,7 @@ type Node struct {
 	cores  []hardware.Core // all, the system's first
 	info   Info
 	host   task.Host
+	inits  *task.Pool // that jobs' inits come from
 
 	hugePages error // why there are none on request; nil: there are
 
@@ -120,9 +121,10 @@ type Node struct {
 	handing    sync.Mutex                // held while a task that waits for the scheduler comes, goes, or is given to it; taken before mu
 	policies   atomic.Bool               // there is a sched extension, or was one
 
-	mu        sync.Mutex
-	jobs      map[id.Job]*job
-	transport fabric.Transport // nil until Join
+	mu         sync.Mutex
+	jobs       map[id.Job]*job
+	spareUsers id.Job           // how many spareUser has chosen
+	transport  fabric.Transport // nil until Join
 }
 
 // Info is what a node found out about itself.
@@ -152,6 +154,7 @@ func New(c Config) (*Node, error) {
 	}
 	n.findPages()
 	n.findLimits()
+	n.inits = task.NewPool(n.host)
 	n.info.Kernel = release()
 	var err error
 	if n.extensions, err = extension.NewManager(c.Engine, len(n.cores), c.Log); err != nil {
@@ -279,7 +282,7 @@ func (n *Node) findLimits() {
 		n.info.Limits = "rlimit"
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("memory and process limits of whole jobs: %v; each process has resource limits, of the memory an even part", err))
 	}
-	n.host.UserNS = singleUser()
+	n.host.UserNS, n.host.User = singleUser(), n.spareUser
 	if !n.ownLinux() {
 		n.info.Lacks = append(n.info.Lacks, sharedLinux)
 	}
@@ -319,7 +322,7 @@ func (n *Node) Info() Info {
 }
 
 // Adopt takes over what an earlier node kernel has left with PID 1: its jobs, and its listening socket, which is returned
-// when there is one. It is to be called once, before anything else is asked of the node.
+// when there is one. From then on it keeps a job init ahead of its job. It is to be called once, before anything else is asked of the node.
 func (n *Node) Adopt() (listener *os.File, err error) {
 	defer n.config.Link.SetDeadline(time.Time{})
 	n.config.Link.SetDeadline(time.Now().Add(adoptTimeout))
@@ -350,6 +353,7 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 				return listener, err
 			}
 			n.openContents(contents)
+			n.inits.Open()
 			return listener, nil
 		case item == nil:
 			m.CloseFiles()
@@ -407,7 +411,9 @@ func (n *Node) KeepListener(f *os.File) error {
 }
 
 // PowerOff has PID 1 turn the node off.
-func (n *Node) PowerOff() error { return n.config.Link.Send(link.New(pid1.PowerOff, nil)) }
+func (n *Node) PowerOff() error {
+	return errors.Join(n.inits.Close(), n.config.Link.Send(link.New(pid1.PowerOff, nil)))
+}
 
 // Noise counts for d what interrupts each application core.
 func (n *Node) Noise(ctx context.Context, d time.Duration) ([]CoreNoise, error) {

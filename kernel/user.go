@@ -36,13 +36,25 @@ func userOf(c node.Config, job id.Job, taken func(uid int) bool) int {
 }
 
 // chooseUser gives a job that has just been entered in the table its user id. The caller holds n.mu.
-func (n *Node) chooseUser(j *job) {
-	j.uid = userOf(n.config.Boot, j.spec.Job, func(uid int) bool {
+func (n *Node) chooseUser(j *job) { j.uid = n.userFor(j.spec.Job) }
+
+// userFor chooses a user id that no job here has. The caller holds n.mu.
+func (n *Node) userFor(number id.Job) int {
+	return userOf(n.config.Boot, number, func(uid int) bool {
 		for _, other := range n.jobs {
-			if other != j && other.uid == uid {
+			if other.uid == uid {
 				return true
 			}
 		}
 		return false
 	})
+}
+
+// spareUser chooses the user id of a job whose number is not known yet, on a node where user ids are
+// only names in the job's own user namespace: a job that comes before it may get the same one.
+func (n *Node) spareUser() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.spareUsers++
+	return n.userFor(^id.Job(0) - n.spareUsers)
 }

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -152,10 +153,12 @@ func askVersion(ctx context.Context, path string) (Version, error) {
 	return parseVersion(string(out))
 }
 
-var versionPattern = regexp.MustCompile(`(?m)^QEMU emulator version (\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
+var versionPattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^QEMU emulator version (\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
+})
 
 func parseVersion(out string) (Version, error) {
-	m := versionPattern.FindStringSubmatch(out)
+	m := versionPattern().FindStringSubmatch(out)
 	if m == nil {
 		return Version{}, fmt.Errorf("not a QEMU: its version reads %.80q", out)
 	}

@@ -132,6 +132,7 @@ func (s *Server) setDrains(drains map[uint32]*control.Drain) error {
 	for number, d := range drains {
 		s.nodes[number].drain = d
 	}
+	s.hinder(s.queue...)
 	s.roomChanged()
 	return nil
 }
@@ -192,10 +193,11 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 // shownReasons bounds how many reasons of drained nodes an error names.
 const shownReasons = 3
 
-// hinder notes which jobs of the queue do not fit as long as nodes are drained. The caller holds Server.mu.
-func (s *Server) hinder() {
+// hinder notes which of the given jobs of the queue do not fit as long as nodes are drained. That changes when nodes are drained, resumed
+// or describe themselves, and not when a job gets cores or leaves them. The caller holds Server.mu.
+func (s *Server) hinder(jobs ...*waiting) {
 	drained := slices.ContainsFunc(s.nodes, func(n *node) bool { return n.drain != nil })
-	for _, w := range s.queue {
+	for _, w := range jobs {
 		w.hindered = false
 		if drained {
 			offers, known := s.whole(w.spec.Arch, func(n *node) bool { return n.drain == nil })

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -216,6 +217,40 @@ func TestDrainBeforeAllRegister(t *testing.T) {
 		must[*control.NodesDrained](operator, order("", 2))
 		started(t, one)
 		waits(t, four)
+	})
+}
+
+// A node that registers, or changes its cores, can be the news that a job does not fit without drained nodes: it holds up no others then.
+func TestDrainAndNewsOfNodes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 3)
+		m.played[0].connect()
+		m.played[1].connect()
+		operator, large, small := m.client(), m.client(), m.client()
+		must[*control.NodesDrained](operator, order("", 1))
+		five := large.begin(&control.RunRequest{Spec: patient(5)})
+		one := small.begin(&control.RunRequest{Spec: patient(1)})
+		waits(t, one)
+		m.played[2].connect()
+		started(t, one)
+		waits(t, five)
+	})
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		operator, large, small := m.client(), m.client(), m.client()
+		must[*control.NodesDrained](operator, order("", 1))
+		has := func(cores ...uint32) {
+			m.played[0].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: &control.NodeInfo{Arch: runtime.GOARCH, Cores: cores}}}
+			must[*control.Done](operator, &control.SetDuties{Node: 0})
+		}
+		has(1, 2, 3)
+		m.client().run(spec(1))
+		three := large.begin(&control.RunRequest{Spec: patient(3)})
+		one := small.begin(&control.RunRequest{Spec: patient(1)})
+		waits(t, one)
+		has(1, 2)
+		started(t, one)
+		waits(t, three)
 	})
 }
 

@@ -246,5 +246,6 @@ func (s *Server) changed(n *node, info *control.NodeInfo) {
 		return
 	}
 	n.info, n.unsaved = info, true
+	s.hinder(s.queue...)
 	s.roomChanged()
 }

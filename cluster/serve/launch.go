@@ -87,7 +87,6 @@ func (s *Server) expected(spec *control.JobSpec) string {
 
 // roomChanged has jobs that wait for room look again. The caller holds Server.mu.
 func (s *Server) roomChanged() {
-	s.hinder()
 	close(s.room)
 	s.room = make(chan struct{})
 }

@@ -216,6 +216,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32(s.config.Timing.Heartbeat.Milliseconds())}, nil)
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
+	s.hinder(s.queue...)
 	n.free = m.Info.Memory
 	if again {
 		n.deeds.Printf("node%d is back", n.number)

@@ -125,7 +125,7 @@ func (s *Server) join(w *waiting) error {
 		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %s, when the whole machine is free", shape.lacks(whole))
 	}
 	s.queue = append(s.queue, w)
-	s.hinder()
+	s.hinder(w)
 	return nil
 }
 

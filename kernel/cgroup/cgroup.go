@@ -9,6 +9,7 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -83,9 +84,6 @@ func (t *Tree) Create(name string, l Limits) (*Job, error) {
 	if name == systemLeaf || name == "." || !filepath.IsLocal(name) || strings.Contains(name, "/") {
 		return nil, fmt.Errorf("cgroup: %q is not the name of a job", name)
 	}
-	if l.Memory < 0 || l.Pids < 0 {
-		return nil, fmt.Errorf("cgroup: limits %+v of %s are negative", l, name)
-	}
 	j := t.Job(name)
 	if _, err := os.Stat(j.path); err == nil {
 		if err := j.Remove(time.Second); err != nil {
@@ -95,31 +93,52 @@ func (t *Tree) Create(name string, l Limits) (*Job, error) {
 	if err := os.Mkdir(j.path, 0o755); err != nil {
 		return nil, fmt.Errorf("cgroup: make group: %w", err)
 	}
-	if err := j.limit(l); err != nil {
+	if err := cmp.Or(j.divide(), j.Limit(l)); err != nil {
 		return nil, errors.Join(err, j.Remove(time.Second))
 	}
 	return j, nil
+}
+
+// Sweep removes the groups without processes whose names have the given prefix.
+func (t *Tree) Sweep(prefix string) {
+	groups, _ := filepath.Glob(filepath.Join(t.base, prefix+"*"))
+	for _, group := range groups {
+		events, err := os.ReadFile(filepath.Join(group, "cgroup.events"))
+		if err == nil && strings.Contains(string(events), "populated 0") {
+			_ = t.Job(filepath.Base(group)).remove() // processes may have come
+		}
+	}
 }
 
 // Job returns the group of the job called name, which Create made, in this process or an earlier
 // one.
 func (t *Tree) Job(name string) *Job { return &Job{path: filepath.Join(t.base, name)} }
 
-func (j *Job) limit(l Limits) error {
-	if l.Memory > 0 {
-		if err := write(j.path, "memory.max", strconv.FormatInt(l.Memory, 10)); err != nil {
-			return err
-		}
-		if err := write(j.path, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
+// divide makes the leaves of the job's group.
+func (j *Job) divide() error {
 	if err := write(j.path, "cgroup.subtree_control", "+"+strings.Join(controllers, " +")); err != nil {
 		return err
 	}
 	for _, leaf := range []string{"init", "ranks"} {
 		if err := os.Mkdir(filepath.Join(j.path, leaf), 0o755); err != nil {
 			return fmt.Errorf("cgroup: make group: %w", err)
+		}
+	}
+	ranks := filepath.Join(j.path, "ranks")
+	return write(ranks, "memory.oom.group", "1")
+}
+
+// Limit sets the limits of a group that has none yet, and makes the groups of its ranks.
+func (j *Job) Limit(l Limits) error {
+	if l.Memory < 0 || l.Pids < 0 {
+		return fmt.Errorf("cgroup: limits %+v are negative", l)
+	}
+	if l.Memory > 0 {
+		if err := write(j.path, "memory.max", strconv.FormatInt(l.Memory, 10)); err != nil {
+			return err
+		}
+		if err := write(j.path, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
 	ranks := filepath.Join(j.path, "ranks")
@@ -138,7 +157,7 @@ func (j *Job) limit(l Limits) error {
 			return fmt.Errorf("cgroup: make group: %w", err)
 		}
 	}
-	return write(ranks, "memory.oom.group", "1")
+	return nil
 }
 
 // rankPrefix begins the names of the groups of ranks.

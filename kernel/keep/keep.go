@@ -35,9 +35,13 @@ type Keeper interface {
 	Drop(name string) error
 }
 
+// Sender sends a message: a link.Conn, or what stands before one. The message's files are the
+// caller's again when Send returns.
+type Sender interface{ Send(link.Message) error }
+
 // Keep leaves an item with the process at the other end of c, replacing one of the same name. The
 // caller's files stay its own.
-func Keep(c *link.Conn, item Item) error {
+func Keep(c Sender, item Item) error {
 	m := link.New(kindKeep, item)
 	m.Files = item.Files
 	return c.Send(m)
@@ -45,7 +49,7 @@ func Keep(c *link.Conn, item Item) error {
 
 // Drop makes the other end forget the item called name and all items whose names start with name
 // and a slash.
-func Drop(c *link.Conn, name string) error {
+func Drop(c Sender, name string) error {
 	return c.Send(link.New(kindDrop, Item{Name: name}))
 }
 

@@ -12,6 +12,7 @@ package link
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -137,6 +138,36 @@ func (c *Conn) Send(m Message) error {
 		return fmt.Errorf("link: send %q: %w", m.Kind, closed(err))
 	}
 	return nil
+}
+
+// TrySend sends m if the socket has room for it now, and reports whether it has. The files stay the
+// caller's.
+func (c *Conn) TrySend(m Message) (sent bool, err error) {
+	packet, err := encode(m)
+	if err != nil {
+		return false, err
+	}
+	raw, err := c.socket.SyscallConn()
+	if err != nil {
+		return false, fmt.Errorf("link: send %q: %w", m.Kind, closed(err))
+	}
+	oob := rights.Encode(m.Files...)
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			failed = unix.Sendmsg(int(fd), packet, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			if failed != unix.EINTR {
+				return
+			}
+		}
+	})
+	if err == nil && failed == unix.EAGAIN {
+		return false, nil
+	}
+	if err = cmp.Or(err, failed); err != nil {
+		return false, fmt.Errorf("link: send %q: %w", m.Kind, closed(err))
+	}
+	return true, nil
 }
 
 // Recv waits for the next message, at most until the read deadline. It returns io.EOF when every

@@ -18,6 +18,7 @@ import (
 	"margay/kernel/cgroup"
 	"margay/kernel/keep"
 	"margay/kernel/link"
+	"margay/kernel/task/outbox"
 )
 
 // ErrGone reports that the job's init has ended, and with it everything of the job on this node.
@@ -26,11 +27,16 @@ var ErrGone = errors.New("the job's init has ended")
 // endWait bounds how long End waits before it takes stronger means.
 const endWait = 5 * time.Second
 
+// sendWait bounds how long a message to a job's init waits for room, unless its sender has a bound
+// of its own.
+const sendWait = 20 * time.Second
+
 // Host is what a node offers for its jobs.
 type Host struct {
-	JobInit []string     // command that becomes a job init; it is given "group" as a further argument when Cgroups is there
+	JobInit []string     // command that becomes a job init; further arguments are WithGroup and Ahead
 	Cgroups *cgroup.Tree // nil where no control groups can be had
 	UserNS  bool         // this node has a single user id: each job gets a user namespace to have another
+	User    func() int   // chooses the user id of a job whose init is started ahead, where there is UserNS
 	Log     func(format string, args ...any)
 }
 
@@ -56,12 +62,21 @@ type Handler interface {
 type Container struct {
 	spec Spec
 	host Host
-	conn *link.Conn
-	pid  int // of the job init, in this node's PID namespace
+	conn *link.Conn     // messages to the init pass out
+	out  *outbox.Outbox // of conn
+	pid  int            // of the job init, in this node's PID namespace
+
+	group string // name of the job's control group, where there are control groups
+	pool  *Pool  // that is notified of the launch; nil: none
 
 	adopted State // what the init said when it was adopted
 
 	unkept Unkept // set before gone is closed
+
+	mu       sync.Mutex
+	reason   error // why giveUp has killed the init
+	launched bool  // the pool knows that the launch is over
+	over     bool  // the pool knows that the job is over
 
 	replies chan link.Message // answers to requests
 	asking  sync.Mutex        // one request at a time
@@ -70,26 +85,24 @@ type Container struct {
 
 // notes are the words that are kept with a job's link for the next node kernel.
 type notes struct {
-	Job id.Job
-	PID int
+	Job   id.Job
+	PID   int
+	Group string
 }
 
 // New makes the init of a job and its empty root. On an error nothing is left.
 func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
-	near, far, err := link.Pair()
-	if err != nil {
-		return nil, err
+	group := groupName(spec.Job)
+	if host.Cgroups != nil {
+		if _, err := host.Cgroups.Create(group, spec.limits()); err != nil {
+			return nil, err
+		}
 	}
-	c := &Container{spec: spec, host: host, conn: near, replies: make(chan link.Message, 1), gone: make(chan struct{})}
-	cmd, err := c.spawn(far)
-	far.Close() // the end of the last other holder is the end of the link
+	p, err := host.spawn(group, spec.UID)
 	if err != nil {
-		near.Close()
-		c.removeGroup()
-		return nil, err
+		return nil, errors.Join(fmt.Errorf("task: job %d: %w", spec.Job, err), host.removeGroup(group))
 	}
-	c.pid = cmd.Process.Pid
-	go cmd.Wait()
+	c := newContainer(host, spec, p)
 	go c.listen(h)
 	if err := c.create(ctx); err != nil {
 		c.End()
@@ -98,27 +111,36 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 	return c, nil
 }
 
-// create makes the init build the job's root. The strings of the ranks are sent first, in pieces,
-// and are not kept here.
+func newContainer(host Host, spec Spec, p *initProcess) *Container {
+	c := &Container{
+		spec: spec, host: host, conn: p.conn, pid: p.process.Pid, group: p.group,
+		replies: make(chan link.Message, 1), gone: make(chan struct{}),
+	}
+	c.openOutbox()
+	return c
+}
+
+// create makes the init build the job's root.
 func (c *Container) create(ctx context.Context) error {
-	body, packed, err := c.spec.pack()
+	m, packed, err := c.spec.pack()
 	if err != nil {
 		return fmt.Errorf("task: job %d: %w", c.spec.Job, err)
 	}
+	if err := c.describe(ctx, packed); err != nil {
+		return c.failed(ctx, Create, err)
+	}
+	return c.ask(ctx, m)
+}
+
+// describe sends the strings of the ranks, in pieces. They are not kept here.
+func (c *Container) describe(ctx context.Context, packed []byte) error {
 	c.spec.Exec = Exec{}
-	stop := context.AfterFunc(ctx, func() { c.conn.SetWriteDeadline(time.Unix(1, 0)) })
 	for piece := range slices.Chunk(packed, link.MaxPayload) {
-		if err = c.conn.Send(link.Message{Kind: Strings, Payload: piece}); err != nil {
-			break
+		if err := c.out.Send(ctx, link.Message{Kind: Strings, Payload: piece}); err != nil {
+			return err
 		}
 	}
-	if !stop() {
-		return fmt.Errorf("task: %s of job %d: %w", Create, c.spec.Job, context.Cause(ctx))
-	}
-	if err != nil {
-		return c.lost(Strings, err)
-	}
-	return c.ask(ctx, link.New(Create, body))
+	return nil
 }
 
 // Adopt takes over the init of a job that an earlier node kernel made, from what Kept gave. It also
@@ -135,13 +157,45 @@ func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep
 	if err != nil {
 		return nil, nil, err
 	}
-	c := &Container{host: host, conn: conn, pid: n.PID, replies: make(chan link.Message, 1), gone: make(chan struct{})}
+	c := &Container{host: host, conn: conn, pid: n.PID, group: n.Group, replies: make(chan link.Message, 1), gone: make(chan struct{})}
 	items, err := c.resync(ctx)
 	if err != nil {
 		conn.Close()
 		return nil, nil, fmt.Errorf("task: adopt job %d: %w", n.Job, err)
 	}
+	c.openOutbox()
 	return c, items, nil
+}
+
+// inputWindow is the most standard input that is under way to a rank, in bytes.
+const inputWindow = 256 << 10
+
+// openOutbox gives the container what its messages to the init pass. It has room for all standard
+// input that may be under way.
+func (c *Container) openOutbox() {
+	l := outbox.Default
+	for _, r := range c.spec.Ranks {
+		if r.Stdin {
+			l.Bytes += inputWindow
+		}
+	}
+	c.out = outbox.New(c.conn, l, c.giveUp)
+}
+
+// giveUp kills an init that does not take its messages.
+func (c *Container) giveUp(reason error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.gone:
+		return
+	default:
+	}
+	if c.reason == nil {
+		c.reason = reason
+		c.host.Log("job %d: killing its init %d: %v", c.spec.Job, c.pid, reason)
+		_ = unix.Kill(c.pid, unix.SIGKILL) // it may have ended a moment ago
+	}
 }
 
 // Follow starts an adopted container: h then receives its events. It must be called once.
@@ -179,7 +233,7 @@ func (c *Container) resync(ctx context.Context) ([]*keep.Item, error) {
 
 // Kept is what PID 1 should keep of this container, for Adopt. Its file is the caller's to close.
 func (c *Container) Kept(name string) (keep.Item, error) {
-	words, err := json.Marshal(notes{Job: c.spec.Job, PID: c.pid})
+	words, err := json.Marshal(notes{Job: c.spec.Job, PID: c.pid, Group: c.group})
 	if err != nil {
 		return keep.Item{}, err
 	}
@@ -198,10 +252,30 @@ func (c *Container) Adopted() State { return c.adopted }
 
 // Keep leaves an item with the job's init, for ranks to inherit and for the next node kernel to
 // find.
-func (c *Container) Keep(item keep.Item) error { return keep.Keep(c.conn, item) }
+func (c *Container) Keep(item keep.Item) error { return keep.Keep(sender{c}, item) }
 
 // Drop makes the job's init forget an item.
-func (c *Container) Drop(name string) error { return keep.Drop(c.conn, name) }
+func (c *Container) Drop(name string) error { return keep.Drop(sender{c}, name) }
+
+// sender sends the messages that must be in the socket when they are sent, so that they outlive the
+// node kernel.
+type sender struct{ *Container }
+
+func (s sender) Send(m link.Message) error {
+	ctx, cancel := context.WithTimeout(context.Background(), sendWait)
+	defer cancel()
+	return s.out.Send(ctx, m)
+}
+
+// put sends a message without waiting. An init that lets too many of them wait is killed, because
+// none may be lost.
+func (c *Container) put(m link.Message) error {
+	err := c.out.Put(m)
+	if errors.Is(err, outbox.ErrFull) {
+		c.giveUp(err)
+	}
+	return err
+}
 
 // Give passes files to the init that the job's archive names by their digests alone, before Unpack.
 // The files are open for reading and stay the caller's. They are in folder, unless that is empty.
@@ -210,7 +284,7 @@ func (c *Container) Give(folder string, digests []archive.Digest, files []*os.Fi
 		n := min(len(files), link.MaxFiles)
 		m := link.New(Contents, ContentsBody{digests[:n], folder})
 		m.Files = files[:n]
-		if err := c.conn.Send(m); err != nil {
+		if err := (sender{c}).Send(m); err != nil {
 			return c.lost(Contents, err)
 		}
 		digests, files = digests[n:], files[n:]
@@ -224,8 +298,8 @@ func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
 	for {
 		n, err := io.ReadFull(r, buf)
 		if n > 0 {
-			if err := c.conn.Send(link.Message{Kind: Unpack, Payload: buf[:n]}); err != nil {
-				return c.lost(Unpack, err)
+			if err := c.out.Send(ctx, link.Message{Kind: Unpack, Payload: buf[:n]}); err != nil {
+				return c.failed(ctx, Unpack, err)
 			}
 		}
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
@@ -238,11 +312,17 @@ func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
 }
 
 // Start runs the job's ranks.
-func (c *Container) Start(ctx context.Context) error { return c.ask(ctx, link.New(Start, nil)) }
+func (c *Container) Start(ctx context.Context) error {
+	err := c.ask(ctx, link.New(Start, nil))
+	if err == nil {
+		c.reportLaunch()
+	}
+	return err
+}
 
 // Signal sends sig to the process group of one rank, or of AllRanks.
 func (c *Container) Signal(rank int, sig unix.Signal) error {
-	return c.conn.Send(link.New(Signal, SignalBody{Rank: rank, Signal: sig}))
+	return c.put(link.New(Signal, SignalBody{Rank: rank, Signal: sig}))
 }
 
 // Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler
@@ -253,7 +333,7 @@ func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) er
 		data = data[len(piece):]
 		m := link.New(Input, InputBody{Rank: rank, Offset: offset, EOF: eof && len(data) == 0})
 		m.Payload = piece
-		if err := c.conn.Send(m); err != nil {
+		if err := c.put(m); err != nil {
 			return err
 		}
 		offset += uint64(len(piece))
@@ -264,14 +344,14 @@ func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) er
 }
 
 // Ack lets the init forget the records up to seq.
-func (c *Container) Ack(seq uint64) error { return c.conn.Send(link.New(Ack, AckBody{Seq: seq})) }
+func (c *Container) Ack(seq uint64) error { return c.put(link.New(Ack, AckBody{Seq: seq})) }
 
 // Finish ends the processes that the ranks have left behind, once all ranks have ended here. The
 // last record follows, if it has not been sent.
-func (c *Container) Finish() error { return c.conn.Send(link.New(Finish, nil)) }
+func (c *Container) Finish() error { return c.put(link.New(Finish, nil)) }
 
 // Rewind resends every unacknowledged record and all input positions.
-func (c *Container) Rewind() error { return c.conn.Send(link.New(Rewind, nil)) }
+func (c *Container) Rewind() error { return c.put(link.New(Rewind, nil)) }
 
 // Unkept returns the files that have vanished with the job. It may be called after End.
 func (c *Container) Unkept() Unkept { return c.unkept }
@@ -279,11 +359,22 @@ func (c *Container) Unkept() Unkept { return c.unkept }
 // Done is closed when the job's init has ended.
 func (c *Container) Done() <-chan struct{} { return c.gone }
 
+// Why returns the reason why the job's init has ended without a request to end. It may be called
+// by a handler's Gone, and after it.
+func (c *Container) Why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reason != nil {
+		return fmt.Errorf("the job's init on this node was killed: %w: %w", c.reason, ErrGone)
+	}
+	return fmt.Errorf("the job's processes were ended from outside: %w", ErrGone)
+}
+
 // End kills everything of the job on this node and waits until it is gone.
 func (c *Container) End() error {
-	c.conn.SetWriteDeadline(time.Now().Add(endWait / 5))
+	defer c.reportEnd()
 	// An init that does not listen any more is killed below.
-	_ = c.conn.Send(link.New(Quit, nil))
+	_ = c.out.Put(link.New(Quit, nil))
 	select {
 	case <-c.gone:
 	case <-time.After(endWait):
@@ -293,14 +384,7 @@ func (c *Container) End() error {
 		}
 		<-c.gone
 	}
-	return c.removeGroup()
-}
-
-func (c *Container) removeGroup() error {
-	if c.host.Cgroups == nil {
-		return nil
-	}
-	return c.host.Cgroups.Job(groupName(c.spec.Job)).Remove(endWait)
+	return c.host.removeGroup(c.group)
 }
 
 // listen reads what the init says and ends when the init does.
@@ -384,7 +468,7 @@ func (c *Container) explain(s *Status) {
 // outOfMemory says for people that memory was the reason why something of the job was killed,
 // nothing if it was not.
 func (c *Container) outOfMemory() string {
-	if c.host.Cgroups == nil || c.host.Cgroups.Job(groupName(c.spec.Job)).OOMKills() == 0 {
+	if c.host.Cgroups == nil || c.host.Cgroups.Job(c.group).OOMKills() == 0 {
 		return ""
 	}
 	return fmt.Sprintf("out of memory (the job's limit on this node is %d MiB)", c.spec.Memory>>20)
@@ -407,34 +491,53 @@ func (c *Container) lost(op string, err error) error {
 func (c *Container) ask(ctx context.Context, m link.Message) error {
 	c.asking.Lock()
 	defer c.asking.Unlock()
-	if err := c.conn.Send(m); err != nil {
-		return c.lost(m.Kind, err)
+	if err := c.out.Send(ctx, m); err != nil {
+		return c.failed(ctx, m.Kind, err)
 	}
 	select {
 	case reply := <-c.replies:
-		if reply.Kind == Failed {
-			e := new(StartError)
-			if err := reply.Decode(e); err != nil {
-				return err
-			}
-			return e
-		}
-		if reply.Kind != m.Kind {
-			return fmt.Errorf("task: %q was answered by %q", m.Kind, reply.Kind)
-		}
-		return nil
+		return answered(m.Kind, reply)
 	case <-c.gone:
 		return c.lost(m.Kind, ErrGone)
 	case <-ctx.Done():
-		return fmt.Errorf("task: %s of job %d: %w", m.Kind, c.spec.Job, context.Cause(ctx))
+		return c.failed(ctx, m.Kind, context.Cause(ctx))
 	}
+}
+
+// answered returns the error in the answer to a request.
+func answered(kind string, reply link.Message) error {
+	if reply.Kind == Failed {
+		e := new(StartError)
+		if err := reply.Decode(e); err != nil {
+			return err
+		}
+		return e
+	}
+	if reply.Kind != kind {
+		return fmt.Errorf("task: %q was answered by %q", kind, reply.Kind)
+	}
+	return nil
+}
+
+// failed explains an error of a request by the end of ctx, or by the end of the init.
+func (c *Container) failed(ctx context.Context, op string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("task: %s of job %d: %w", op, c.spec.Job, context.Cause(ctx))
+	}
+	return c.lost(op, err)
 }
 
 // bound applies ctx to reads of the link until the returned function is called.
 func (c *Container) bound(ctx context.Context) func() {
-	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	set := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		c.conn.SetReadDeadline(time.Unix(1, 0))
+		close(set)
+	})
 	return func() {
-		stop()
+		if !stop() {
+			<-set
+		}
 		c.conn.SetReadDeadline(time.Time{})
 	}
 }

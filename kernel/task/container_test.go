@@ -29,6 +29,7 @@ import (
 	"margay/kernel/link"
 	"margay/kernel/task"
 	"margay/kernel/task/jobinit"
+	"margay/kernel/task/outbox"
 )
 
 // The test binary is its own job init, and its own application: in a job it is /bin/app.
@@ -40,7 +41,7 @@ func run(m *testing.M) int {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "jobinit":
-			if err := jobinit.Main(len(os.Args) > 2); err != nil {
+			if err := jobinit.Main(os.Args[2:]...); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
 			}
@@ -598,5 +599,25 @@ func TestAdopt(t *testing.T) {
 	}
 	if err := c2.End(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// An init that takes no messages is killed, with the reason, and no message waits for it.
+func TestStoppedInit(t *testing.T) {
+	e := newEvents()
+	c := start(t, spec(1, "sleep"), e)
+	if err := unix.Kill(c.PID(), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for n := uint64(0); err == nil && n < 1<<20; n++ {
+		err = c.Ack(0)
+	}
+	if !errors.Is(err, outbox.ErrFull) {
+		t.Errorf("a message too many: %v", err)
+	}
+	e.await(t, "end of the init", e.isGone)
+	if err := c.Why(); !errors.Is(err, outbox.ErrFull) || !errors.Is(err, task.ErrGone) {
+		t.Errorf("the reason is %v", err)
 	}
 }

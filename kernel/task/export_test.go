@@ -8,3 +8,20 @@ func (c *Container) PID() int { return c.pid }
 
 // InitEnv is the environment of a job init.
 var InitEnv = initEnv
+
+// Spare returns the process id of the pool's spare, when it waits for its job; otherwise 0.
+func (p *Pool) Spare() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.spare == nil || !p.machine.Waits() {
+		return 0
+	}
+	return p.spare.process.Pid
+}
+
+// Failures returns how many spares in a row could not be used.
+func (p *Pool) Failures() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.machine.Failures()
+}

@@ -43,7 +43,7 @@ func (c *Container) rankProcess(m link.Message) (p RankProcess, err error) {
 		return p, fmt.Errorf("task: process of rank %d: %w", body.Rank, err)
 	}
 	if c.host.Cgroups != nil {
-		p.Group = c.host.Cgroups.Job(groupName(c.spec.Job)).Rank(body.Rank)
+		p.Group = c.host.Cgroups.Job(c.group).Rank(body.Rank)
 	}
 	return p, nil
 }

@@ -12,11 +12,27 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
+	"margay/kernel/link"
 )
 
-// spawn starts the job init, with far as its end of the link.
-func (c *Container) spawn(far *os.File) (*exec.Cmd, error) {
-	cmd := exec.Command(c.host.JobInit[0], c.host.JobInit[1:]...)
+// initProcess is a job init that this node kernel has started.
+type initProcess struct {
+	conn    *link.Conn
+	process *os.Process
+	group   string        // name of its control group, where there are control groups
+	user    int           // in a user namespace: the only user id
+	ended   chan struct{} // closed when it has ended and is reaped
+	taken   chan struct{} // closed when it was started ahead and a launch gets it
+}
+
+// spawn starts a job init in the control group called group, if there are control groups. In a user
+// namespace of its own it is the given user. The words are arguments for it.
+func (h Host) spawn(group string, user int, words ...string) (*initProcess, error) {
+	near, far, err := link.Pair()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(h.JobInit[0], h.JobInit[1:]...)
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{far}
 	cmd.Env = initEnv()
@@ -24,29 +40,52 @@ func (c *Container) spawn(far *os.File) (*exec.Cmd, error) {
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWUTS,
 		Setsid:     true,
 	}
-	if c.host.UserNS {
+	if h.UserNS {
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: c.spec.UID, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: c.spec.GID, HostID: os.Getgid(), Size: 1}}
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: user, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: user, HostID: os.Getgid(), Size: 1}}
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP, unix.CAP_KILL,
 			unix.CAP_CHOWN, unix.CAP_FOWNER, unix.CAP_DAC_OVERRIDE, unix.CAP_SYS_CHROOT}
 	}
-	if c.host.Cgroups != nil {
-		init, ranks, err := c.group()
-		if err != nil {
-			return nil, err
-		}
-		defer init.Close()
-		defer ranks.Close()
-		cmd.Args = append(cmd.Args, "group")
-		cmd.ExtraFiles = append(cmd.ExtraFiles, ranks)
-		cmd.SysProcAttr.UseCgroupFD = true
-		cmd.SysProcAttr.CgroupFD = int(init.Fd())
+	err = h.join(cmd, group)
+	if err == nil {
+		cmd.Args = append(cmd.Args, words...)
+		err = cmd.Start()
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("task: start init of job %d: %w", c.spec.Job, err)
+	for _, f := range cmd.ExtraFiles {
+		f.Close() // far, too: the end of the last other holder is the end of the link
 	}
-	return cmd, nil
+	if err != nil {
+		near.Close()
+		return nil, fmt.Errorf("task: start a job init: %w", err)
+	}
+	p := &initProcess{conn: near, process: cmd.Process, group: group, user: user, ended: make(chan struct{}), taken: make(chan struct{})}
+	go func() {
+		cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// join puts a command into the leaf "init" of a control group, with a descriptor of "ranks".
+func (h Host) join(cmd *exec.Cmd, group string) error {
+	if h.Cgroups == nil {
+		return nil
+	}
+	init, err := h.Cgroups.Job(group).Init()
+	if err != nil {
+		return err
+	}
+	ranks, err := h.Cgroups.Job(group).Ranks()
+	if err != nil {
+		init.Close()
+		return err
+	}
+	cmd.Args = append(cmd.Args, WithGroup)
+	cmd.ExtraFiles = append(cmd.ExtraFiles, ranks, init) // the job init has no use for the second one, and closes it
+	cmd.SysProcAttr.UseCgroupFD = true
+	cmd.SysProcAttr.CgroupFD = int(init.Fd())
+	return nil
 }
 
 // initEnv is the environment of a job init: variables of Go's runtime.
@@ -61,25 +100,23 @@ func initEnv() []string {
 	return env
 }
 
-// group makes the job's control group and opens the two parts of it.
-func (c *Container) group() (init, ranks *os.File, err error) {
-	limits := cgroup.Limits{Memory: c.spec.Memory, Pids: c.spec.Pids}
-	for _, r := range c.spec.Ranks {
-		limits.Cores = append(limits.Cores, r.Cores...)
-		limits.Ranks = append(limits.Ranks, r.Rank)
+// limits returns what bounds the control group of a job.
+func (s Spec) limits() cgroup.Limits {
+	l := cgroup.Limits{Memory: s.Memory, Pids: s.Pids}
+	for _, r := range s.Ranks {
+		l.Cores = append(l.Cores, r.Cores...)
+		l.Ranks = append(l.Ranks, r.Rank)
 	}
-	group, err := c.host.Cgroups.Create(groupName(c.spec.Job), limits)
-	if err != nil {
-		return nil, nil, err
-	}
-	if init, err = group.Init(); err != nil {
-		return nil, nil, err
-	}
-	if ranks, err = group.Ranks(); err != nil {
-		init.Close()
-		return nil, nil, err
-	}
-	return init, ranks, nil
+	return l
 }
 
+// groupName is the name of a job's control group if its init was not started ahead.
 func groupName(job id.Job) string { return "job-" + strconv.FormatUint(uint64(job), 10) }
+
+// removeGroup kills all that is in a control group, and removes it.
+func (h Host) removeGroup(group string) error {
+	if h.Cgroups == nil {
+		return nil
+	}
+	return h.Cgroups.Job(group).Remove(endWait)
+}

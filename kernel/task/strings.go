@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+
+	"margay/kernel/link"
 )
 
 // Exec is what the ranks of a job execute. Its strings are what execve takes: bytes in no encoding,
@@ -27,17 +29,16 @@ type CreateBody struct {
 }
 
 // pack returns the request for the job's init, and the strings that go ahead of it.
-func (s Spec) pack() (CreateBody, []byte, error) {
-	var packed []byte
+func (s Spec) pack() (create link.Message, packed []byte, err error) {
 	for _, list := range [][]string{{s.Path, s.Dir}, s.Argv, s.Env} {
 		for _, text := range list {
 			if strings.IndexByte(text, 0) >= 0 {
-				return CreateBody{}, nil, fmt.Errorf("argument, variable or path %.40q has a NUL byte, which ends it for Linux", text)
+				return create, nil, fmt.Errorf("argument, variable or path %.40q has a NUL byte, which ends it for Linux", text)
 			}
 			packed = append(append(packed, text...), 0)
 		}
 	}
-	return CreateBody{Spec: s, Arguments: len(s.Argv), Variables: len(s.Env)}, packed, nil
+	return link.New(Create, CreateBody{Spec: s, Arguments: len(s.Argv), Variables: len(s.Env)}), packed, nil
 }
 
 // Unpack returns the specification with its Exec, of the payload of all Strings.

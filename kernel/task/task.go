@@ -6,6 +6,10 @@
 // kernel is with that init: the processes, their unacknowledged output, their exit statuses, their
 // shared memory. When the init ends, the kernel ends everything in its PID namespace, so nothing of
 // a job can be left behind.
+//
+// Locks: Pool.mu guards the spare. Container.asking is held during a request to a job init, and
+// Container.mu guards the flags of the container's end. Only the outbox's lock is taken under
+// Container.asking, and none under the others.
 package task
 
 import (
@@ -160,9 +164,16 @@ const (
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
 	Output   = "record"   // from the init: Record and payload
+	Staged   = "staged"   // from an init that was started ahead: it waits for its job
 	Left     = "left"     // from the init: Unkept, before its end
 	Failed   = "failed"   // from the init: StartError
 	Quit     = "end"      // kill everything and be gone; answered by the end of the link
+)
+
+// Words that follow the command of a job init.
+const (
+	WithGroup = "group" // it has a descriptor of the control group of the job's ranks
+	Ahead     = "ahead" // it has no job yet: it prepares the part that all jobs have in common, sends Staged, and waits
 )
 
 // State is a job init's message to a new node kernel.

@@ -330,9 +330,9 @@ type leftovers struct {
 
 // within reports whether nothing has been added. Linux counts the memory of a guest for each processor, and adds that up now and
 // then; it keeps some dead groups whose memory a processor has put aside for the next use; a node kernel has now and then a thread
-// more. What one of the jobs here leaves, or all that only look, is more than that.
+// more, and has started a job init ahead or not yet. What one of the jobs here leaves, or all that only look, is more than that.
 func (l leftovers) within(before leftovers) bool {
-	return l.processes <= before.processes && l.threads <= before.threads+4 && l.mounts <= before.mounts && l.memories <= before.memories &&
+	return l.processes <= before.processes && l.threads <= before.threads+9 && l.mounts <= before.mounts && l.memories <= before.memories &&
 		l.groups <= before.groups+16 && l.shared <= before.shared+256
 }
 
@@ -346,6 +346,7 @@ func (m *machine) remains() (l leftovers) {
 		}
 		return l
 	}
+	m.spares()
 	namespaces := make(map[string]bool)
 	for _, pid := range m.processes() {
 		l.processes++

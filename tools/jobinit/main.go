@@ -1,10 +1,10 @@
 // Command jobinit is the init of one job on one node, PID 1 of the job's namespaces:
 //
-//	jobinit VERSION [group]
+//	jobinit VERSION [group] [ahead]
 //
 // VERSION is the version of the node kernel that starts it. Descriptor 3 is the link to the node
-// kernel, and with group descriptor 4 is the control group of the job's ranks. See package
-// kernel/task/jobinit. Users do not start it: nodes do, from node.JobInit.
+// kernel, and with group descriptor 4 is the control group of the job's ranks. With ahead, the job
+// comes later. See package kernel/task/jobinit. Users do not start it: nodes do, from node.JobInit.
 //
 // It is apart from nodekernel because each job starts it on each of its nodes, and a program starts
 // faster with fewer packages.
@@ -31,11 +31,11 @@ func main() {
 // run refuses to be started by any process but a node kernel of this build: at the end of a job,
 // the init kills every process that it sees.
 func run(pid int, args []string) error {
-	if pid != 1 || len(args) < 1 || len(args) > 2 {
+	if pid != 1 || len(args) < 1 || len(args) > 3 {
 		return errors.New("it is the first process of a job; node kernels start it")
 	}
 	if args[0] != version {
 		return fmt.Errorf("version %s was started by a node kernel of version %s; use the jobinit and the nodekernel of one build", version, args[0])
 	}
-	return jobinit.Main(len(args) == 2)
+	return jobinit.Main(args[1:]...)
 }

@@ -15,7 +15,7 @@ func TestRefused(t *testing.T) {
 	}{
 		{2, []string{version}, "node kernels start it"},
 		{1, nil, "node kernels start it"},
-		{1, []string{version, "group", "more"}, "node kernels start it"},
+		{1, []string{version, "group", "ahead", "more"}, "node kernels start it"},
 		{1, []string{"v9", "group"}, "version unknown was started by a node kernel of version v9; use the jobinit and the nodekernel of one build"},
 	} {
 		if err := run(k.pid, k.args); err == nil || !strings.Contains(err.Error(), k.want) {

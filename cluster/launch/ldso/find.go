@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // loader is what the loaders of the C libraries do not have in common.
@@ -99,7 +100,7 @@ func (w *walk) expandAll(list []string, by *loaded) iter.Seq[string] {
 const listWork = 16
 
 // tokens are what stands for something else in paths.
-var tokens = regexp.MustCompile(`\$(\{[A-Za-z_]+\}|[A-Za-z_]+)`)
+var tokens = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\$(\{[A-Za-z_]+\}|[A-Za-z_]+)`) })
 
 // expand replaces the tokens in a path that a file names: $ORIGIN, $PLATFORM and $LIB. A loader was
 // built for one meaning of $LIB; all that are in use are tried. A result longer than a path can
@@ -116,7 +117,7 @@ func (w *walk) expand(path string, by *loaded) iter.Seq[string] {
 		for _, lib := range libFolders(w.needs.Machine) {
 			meaning := map[string]string{"ORIGIN": by.origin(), "PLATFORM": machineNames[w.needs.Machine], "LIB": lib}
 			size := 0
-			text := tokens.ReplaceAllStringFunc(path, func(token string) string {
+			text := tokens().ReplaceAllStringFunc(path, func(token string) string {
 				text, ok := meaning[strings.Trim(token, "${}")]
 				if !ok {
 					return token

@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,6 +51,7 @@ const (
 
 type initProcess struct {
 	conn    *link.Conn
+	stage   stage
 	group   *os.File // control group for the ranks, or nil
 	strings []byte   // of the job's Exec, until its specification comes
 	spec    task.Spec
@@ -62,6 +64,8 @@ type initProcess struct {
 	ranks map[id.Rank]*rank
 	pids  map[int]*rank // those still running
 
+	first *link.Message // received by awaitJob; nil when it is handled
+
 	brought   brought
 	held      map[archive.Digest]*os.File // that the node had already; closed when all files are unpacked
 	mounted   string                      // the folder where the node has them; empty: nowhere
@@ -69,8 +73,9 @@ type initProcess struct {
 	unpacked  chan error
 }
 
-// Main runs the init of a job. It returns when the job is over; the process must end then.
-func Main(hasGroup bool) error {
+// Main runs the init of a job. It returns when the job is over; the process must end then. Words
+// are task.WithGroup and task.Ahead, as they apply.
+func Main(words ...string) error {
 	// The init outlives what a signal asks for. They are caught, not ignored, because the ranks
 	// would inherit that.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
@@ -89,8 +94,17 @@ func Main(hasGroup bool) error {
 		pids:   make(map[int]*rank),
 		held:   make(map[archive.Digest]*os.File),
 	}
-	if hasGroup {
+	if slices.Contains(words, task.WithGroup) {
 		in.group = os.NewFile(GroupFD, "group")
+	}
+	in.stage.err = in.stage.set()
+	if slices.Contains(words, task.Ahead) {
+		switch err := in.awaitJob(); {
+		case errors.Is(err, io.EOF):
+			return nil // the node kernel has ended, or needs no spare
+		case err != nil:
+			return err
+		}
 	}
 	go reap.All(in.ended)
 	go in.report()
@@ -110,7 +124,7 @@ func Main(hasGroup bool) error {
 // and all keepers of its link have ended.
 func (in *initProcess) obey() error {
 	for {
-		m, err := in.conn.Next()
+		m, err := in.next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -185,8 +199,8 @@ func (in *initProcess) create(m link.Message) error {
 	if err := unix.Sethostname([]byte(in.spec.Hostname)); err != nil {
 		return failure("set host name", err)
 	}
-	if err := loopbackUp(); err != nil {
-		return err
+	if in.stage.err != nil {
+		return in.stage.err
 	}
 	if err := makeRoot(in.spec); err != nil {
 		return err
@@ -247,7 +261,7 @@ func (in *initProcess) unpackEnd() error {
 }
 
 func (in *initProcess) start() error {
-	if err := enterRoot(in.spec); err != nil {
+	if err := in.stage.enter(in.spec); err != nil {
 		return err
 	}
 	if err := in.spawn(); err != nil {

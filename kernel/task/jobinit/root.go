@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,39 +17,19 @@ import (
 // tests run on. Each job has its own mount namespace, so all use the same one.
 const mountPoint = "/tmp"
 
-// devices are the device files a job sees.
-var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
-
-// hidden are the files of /proc with data of other jobs, which Linux does not separate by
-// namespaces.
-var hidden = []string{"locks", "key-users"}
-
-// makeRoot mounts the job's RAM disk and makes the folders that every job has. Nothing else is
-// mounted yet, so an archive unpacked into it can reach nothing but the RAM disk.
+// makeRoot gives the empty RAM disk its bounds and the files that every job has. Nothing else is
+// mounted in it yet, so an archive unpacked into it can reach nothing but the RAM disk.
 func makeRoot(s task.Spec) error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return failure("make mounts private", err)
-	}
-	options := "mode=755"
 	if s.RAMDisk > 0 {
-		options += room(s.RAMDisk)
-	}
-	if err := unix.Mount("job", mountPoint, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		return failure("mount RAM disk", err)
+		if err := unix.Mount("", mountPoint, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, room(s.RAMDisk)); err != nil {
+			return failure("bound RAM disk", err)
+		}
 	}
 	root, err := os.OpenRoot(mountPoint)
 	if err != nil {
 		return failure("open RAM disk", err)
 	}
 	defer root.Close()
-	for _, dir := range []string{"dev", "etc", "proc", "tmp"} {
-		if err := root.Mkdir(dir, 0o755); err != nil {
-			return failure("make root", err)
-		}
-	}
-	if err := root.Chmod("tmp", fs.ModeSticky|0o777); err != nil {
-		return failure("make root", err)
-	}
 	passwd := fmt.Sprintf("root:x:0:0:root:/:/bin/false\n%s:x:%d:%d::%s:/bin/sh\n", s.User, s.UID, s.GID, s.Dir)
 	group := fmt.Sprintf("root:x:0:\n%s:x:%d:\n", s.User, s.GID)
 	for name, text := range map[string]string{"etc/passwd": passwd, "etc/group": group, "etc/hostname": s.Hostname + "\n"} {
@@ -68,7 +47,7 @@ const inodeBytes = 4096
 // room is what bounds a RAM disk: its bytes, and the number of its files, which take memory of
 // Linux when they are empty, too.
 func room(bytes int64) string {
-	return fmt.Sprintf(",size=%d,nr_inodes=%d", bytes, max(1, bytes/inodeBytes))
+	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(1, bytes/inodeBytes))
 }
 
 // makeDir creates dir and its missing parents, and makes the job their owner.
@@ -93,56 +72,6 @@ func makeDir(root *os.Root, dir string, uid, gid int) error {
 	return nil
 }
 
-// enterRoot mounts what the kernel provides over the RAM disk, and makes the RAM disk the root of
-// this process and of all that it will start.
-func enterRoot(s task.Spec) error {
-	dev := filepath.Join(mountPoint, "dev")
-	if err := unix.Mount("dev", dev, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"+room(64<<10)); err != nil {
-		return failure("mount /dev", err)
-	}
-	for _, name := range devices {
-		if err := bindDevice(name, filepath.Join(dev, name)); err != nil {
-			return failure("bind /dev/"+name, err)
-		}
-	}
-	for name, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"} {
-		if err := os.Symlink(target, filepath.Join(dev, name)); err != nil {
-			return failure("make /dev", err)
-		}
-	}
-	shm := filepath.Join(dev, "shm")
-	if err := os.Mkdir(shm, 0o755); err != nil {
-		return failure("make /dev", err)
-	}
-	options := "mode=1777"
-	if s.Memory > 0 {
-		options += room(s.Memory)
-	}
-	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		return failure("mount /dev/shm", err)
-	}
-	proc := filepath.Join(mountPoint, "proc")
-	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return failure("mount /proc", err)
-	}
-	for _, name := range hidden {
-		err := unix.Mount(filepath.Join(dev, "null"), filepath.Join(proc, name), "", unix.MS_BIND, "")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // not every Linux has them
-			return failure("hide /proc/"+name, err)
-		}
-	}
-	return pivot()
-}
-
-func bindDevice(name, target string) error {
-	f, err := os.Create(target)
-	if err != nil {
-		return err
-	}
-	f.Close()
-	return unix.Mount("/dev/"+name, target, "", unix.MS_BIND, "")
-}
-
 // pivot exchanges the root for the RAM disk and lets go of the old one.
 func pivot() error {
 	if err := os.Chdir(mountPoint); err != nil {
@@ -155,24 +84,6 @@ func pivot() error {
 		return failure("let go of the node's root", err)
 	}
 	return os.Chdir("/")
-}
-
-// loopbackUp turns on the loopback device of the job's network namespace, the only one it has.
-func loopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return failure("turn on loopback", err)
-	}
-	defer unix.Close(fd)
-	req, err := unix.NewIfreq("lo")
-	if err != nil {
-		return failure("turn on loopback", err)
-	}
-	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req); err != nil {
-		return failure("turn on loopback", err)
-	}
-	return nil
 }
 
 // failure makes the error for the node kernel.

@@ -182,12 +182,12 @@ func about(line string) bool {
 	return false
 }
 
-var insn = regexp.MustCompile(`\binsn (\d+)`)
+var insn = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\binsn (\d+)`) })
 
 // inProgram replaces the index of an instruction in the translation by its slot
 // in the program, or by "added insn".
 func (t *translator) inProgram(line string) string {
-	return insn.ReplaceAllStringFunc(line, func(text string) string {
+	return insn().ReplaceAllStringFunc(line, func(text string) string {
 		n, err := strconv.Atoi(strings.TrimPrefix(text, "insn "))
 		if slot := slices.Index(t.at, n); err == nil && slot >= 0 {
 			return fmt.Sprintf("insn=%d", slot)

@@ -17,7 +17,7 @@ func TestRunInDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run, _, err := newRoot(new(command.App)).Find([]string{"run"})
+	run, _, err := newRoot(new(command.App), nil).Find([]string{"run"})
 	if err != nil {
 		t.Fatal(err)
 	}

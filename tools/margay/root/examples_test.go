@@ -21,7 +21,7 @@ var (
 // with its flags.
 func TestExamples(t *testing.T) {
 	called := 0
-	walk(newRoot(new(command.App)), func(c *cobra.Command) {
+	walk(newRoot(new(command.App), nil), func(c *cobra.Command) {
 		if c.HasAvailableSubCommands() && c.HasParent() || c.Hidden {
 			return
 		}
@@ -39,7 +39,7 @@ func TestExamples(t *testing.T) {
 					continue
 				}
 				called++
-				example, rest, err := newRoot(new(command.App)).Find(words[1:])
+				example, rest, err := newRoot(new(command.App), nil).Find(words[1:])
 				if err == nil {
 					err = example.ParseFlags(rest)
 				}

@@ -16,7 +16,7 @@ import (
 func TestNothingSucceedsAtNothing(t *testing.T) {
 	t.Setenv("MARGAY_DIR", t.TempDir())
 	groups, leaves := 0, 0
-	root.Walk(root.NewRoot(&command.App{Stdin: strings.NewReader(""), Stdout: new(bytes.Buffer), Stderr: new(bytes.Buffer)}), func(c *cobra.Command) {
+	root.Walk(root.NewRoot(&command.App{Stdin: strings.NewReader(""), Stdout: new(bytes.Buffer), Stderr: new(bytes.Buffer)}, nil), func(c *cobra.Command) {
 		path := strings.Fields(c.CommandPath())[1:]
 		lines := [][]string{append(path, "frobnicate"), append(path, "--frobnicate"), append(path, "frobnicate", "1", "2", "3")}
 		if c.HasSubCommands() {

@@ -14,7 +14,7 @@ import (
 // Help fits 80 columns where there is no terminal. Examples are lines to copy, and stay whole.
 func TestHelpFits(t *testing.T) {
 	var out bytes.Buffer
-	root := newRoot(&command.App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out})
+	root := newRoot(&command.App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out}, nil)
 	walk(root, func(c *cobra.Command) {
 		out.Reset()
 		if err := c.Help(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"margay/tools/margay/bench/fabric"
@@ -85,12 +86,12 @@ func (m *MPI) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.Version = cmp.Or(versionNumber.FindString(text), "unknown")
+	m.Version = cmp.Or(versionNumber().FindString(text), "unknown")
 	return nil
 }
 
 // versionNumber finds the version in the answer to --version.
-var versionNumber = regexp.MustCompile(`\d+\.\d+(\.\d+)?`)
+var versionNumber = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\d+\.\d+(\.\d+)?`) })
 
 func (m *MPI) script(name string) string { return filepath.Join(m.dir, name) }
 

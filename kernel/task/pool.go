@@ -1,0 +1,308 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"margay/kernel/link"
+	"margay/kernel/task/spare"
+)
+
+// Pool makes the containers of a node. It keeps one job init ahead of its job, a spare, so that a
+// launch does not wait until namespaces and mounts are made (package spare decides when). A spare
+// becomes the init of one job, and ends with it. If it cannot be used, the job gets a fresh init.
+//
+// A spare has a control group of its own, which becomes the job's: Linux waits for all CPUs when it
+// moves a process between groups.
+//
+// It is safe for concurrent use.
+type Pool struct {
+	host Host
+
+	mu      sync.Mutex
+	machine *spare.Machine
+	opened  bool
+	number  spare.Serial // of the spare that is wanted; 0: none
+	spare   *initProcess // with that number; nil: it is being started
+	timer   *time.Timer  // of the machine's next step; nil: none
+
+	starts chan spare.Serial // to the spawner
+	all    sync.WaitGroup    // the spawner and the watchers of spares
+}
+
+// answerWait bounds how long a launch waits for a spare: one that is stopped, or starved, is
+// replaced by a fresh init.
+const answerWait = time.Second
+
+// errNoAnswer reports a spare that has not answered. Other errors are of the job, and say nothing
+// about the next spare.
+var errNoAnswer = errors.New("it does not answer")
+
+// closeWait bounds how long Close waits for killed spares.
+const closeWait = time.Second
+
+// spareGroups begins the names of the control groups of spares.
+const spareGroups = "ahead-"
+
+// NewPool returns a pool that starts no spare before Open.
+func NewPool(host Host) *Pool {
+	return &Pool{host: host, machine: spare.New(spare.Default), starts: make(chan spare.Serial, 1)}
+}
+
+// Open begins to keep a spare. It also removes what the spares of an earlier node kernel have left.
+func (p *Pool) Open() {
+	if p.host.Cgroups != nil {
+		p.host.Cgroups.Sweep(spareGroups)
+	}
+	p.all.Go(p.spawner)
+	p.event(func(time.Time) { p.opened = true })
+}
+
+// Close ends the spare. Containers stay, and are no longer made from spares.
+func (p *Pool) Close() error {
+	p.event(func(time.Time) { p.machine.Close() })
+	p.mu.Lock()
+	if p.opened {
+		p.opened = false
+		close(p.starts)
+	}
+	p.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		p.all.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(closeWait):
+		return errors.New("task: a job init that was started ahead does not end")
+	}
+}
+
+// event passes an event to the machine and does what it asks for.
+func (p *Pool) event(f func(now time.Time)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(time.Now())
+	p.step()
+}
+
+// step does what the machine asks for. The caller holds p.mu.
+func (p *Pool) step() {
+	if !p.opened {
+		return
+	}
+	a := p.machine.Step(time.Now())
+	if a.Kill != 0 {
+		p.discard()
+	}
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
+	}
+	if !a.Wake.IsZero() {
+		p.timer = time.AfterFunc(time.Until(a.Wake), func() { p.event(func(time.Time) {}) })
+	}
+	if a.Start == 0 {
+		return
+	}
+	p.number = a.Start
+	select {
+	case p.starts <- a.Start:
+	default: // the spawner still waits for Linux to start the last one, which is 30 s late
+		p.number = 0
+		p.machine.Died(time.Now(), a.Start)
+		p.step()
+	}
+}
+
+// discard ends the spare, which no launch gets. The caller holds p.mu.
+func (p *Pool) discard() {
+	if s := p.spare; s != nil {
+		p.all.Go(func() { s.discard(p.host) })
+	}
+	p.number, p.spare = 0, nil
+}
+
+// New is New of this package, with a spare if there is one.
+func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error) {
+	c, err := p.fromSpare(ctx, spec, h)
+	if c == nil && err == nil {
+		c, err = New(ctx, p.host, spec, h)
+	}
+	if err != nil {
+		p.event(func(time.Time) { p.machine.Ended(true) })
+		return nil, err
+	}
+	c.pool = p
+	return c, nil
+}
+
+// fromSpare makes a container of the spare. It returns none if there is no spare, or if the spare
+// could not be used, and an error if ctx has ended.
+func (p *Pool) fromSpare(ctx context.Context, spec Spec, h Handler) (*Container, error) {
+	var s *initProcess
+	p.event(func(time.Time) {
+		if p.machine.Launch() != 0 {
+			s, p.spare, p.number = p.spare, nil, 0
+			close(s.taken)
+		}
+	})
+	if s == nil {
+		return nil, nil
+	}
+	c, err := s.become(ctx, p.host, spec)
+	p.event(func(now time.Time) { p.machine.Used(now, !errors.Is(err, errNoAnswer)) })
+	if err == nil {
+		go c.listen(h)
+		return c, nil
+	}
+	go s.discard(p.host)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("task: %s of job %d: %w", Create, spec.Job, context.Cause(ctx))
+	}
+	p.host.Log("job %d gets a fresh init, since the one that was started ahead cannot be used: %v", spec.Job, err)
+	return nil, nil
+}
+
+// become makes a spare the init of a job. Nothing reads its link until it has answered.
+func (i *initProcess) become(ctx context.Context, host Host, spec Spec) (*Container, error) {
+	if host.UserNS {
+		spec.UID, spec.GID = i.user, i.user
+	}
+	if host.Cgroups != nil {
+		if err := host.Cgroups.Job(i.group).Limit(spec.limits()); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	c := newContainer(host, spec, i)
+	m, packed, err := c.spec.pack()
+	if err != nil {
+		return nil, err
+	}
+	reply, err := c.introduce(ctx, m, packed)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoAnswer, err)
+	}
+	return c, answered(Create, reply)
+}
+
+// introduce sends a job to a spare and returns the answer.
+func (c *Container) introduce(ctx context.Context, m link.Message, packed []byte) (reply link.Message, err error) {
+	if err := c.describe(ctx, packed); err != nil {
+		return reply, err
+	}
+	if err := c.out.Send(ctx, m); err != nil {
+		return reply, err
+	}
+	defer c.bound(ctx)()
+	return c.conn.Recv()
+}
+
+// discard kills an init without a job, and removes its control group.
+func (i *initProcess) discard(host Host) {
+	select {
+	case <-i.ended:
+	default:
+		_ = i.process.Kill() // it may end at this moment
+	}
+	<-i.ended
+	i.conn.Close()
+	if err := host.removeGroup(i.group); err != nil {
+		host.Log("a job init that was started ahead: %v", err)
+	}
+}
+
+// spawner starts spares. It is one thread: a spare that has no job yet ends with the thread that
+// started it.
+func (p *Pool) spawner() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for number := range p.starts {
+		i, err := p.host.ahead()
+		if err != nil {
+			p.host.Log("start a job init ahead: %v", err)
+			p.event(func(now time.Time) { p.machine.Died(now, number) })
+			continue
+		}
+		p.event(func(time.Time) {
+			if p.number == number {
+				p.spare = i
+				p.all.Go(func() { p.watch(number, i) })
+			} else { // it was given up
+				p.all.Go(func() { i.discard(p.host) })
+			}
+		})
+	}
+}
+
+// ahead starts a job init that waits for its job.
+func (h Host) ahead() (*initProcess, error) {
+	group := fmt.Sprint(spareGroups, time.Now().UnixNano())
+	if h.Cgroups != nil {
+		if _, err := h.Cgroups.Create(group, Spec{}.limits()); err != nil {
+			return nil, err
+		}
+	}
+	user := 0
+	if h.UserNS {
+		user = h.User()
+	}
+	i, err := h.spawn(group, user, Ahead)
+	if err != nil {
+		return nil, errors.Join(err, h.removeGroup(group))
+	}
+	return i, nil
+}
+
+// watch reports when a spare waits for its job, and when it ends before it gets one.
+func (p *Pool) watch(number spare.Serial, i *initProcess) {
+	m, err := i.conn.Recv() // a spare that takes too long is killed
+	m.CloseFiles()
+	if err == nil && m.Kind == Staged {
+		p.event(func(now time.Time) { p.machine.Ready(now, number) })
+	}
+	select {
+	case <-i.taken:
+		return
+	case <-i.ended:
+	}
+	p.event(func(now time.Time) {
+		if p.number == number {
+			p.host.Log("a job init that was started ahead has ended")
+			p.discard()
+			p.machine.Died(now, number)
+		}
+	})
+}
+
+// reportLaunch notifies the pool that the ranks of the job have started.
+func (c *Container) reportLaunch() {
+	if p := c.pool; p != nil && c.first(&c.launched) {
+		p.event(p.machine.Launched)
+	}
+}
+
+// reportEnd notifies the pool that nothing of the job is left.
+func (c *Container) reportEnd() {
+	if p := c.pool; p != nil && c.first(&c.over) {
+		launching := c.first(&c.launched)
+		p.event(func(time.Time) { p.machine.Ended(launching) })
+	}
+}
+
+// first sets a flag and reports whether it was unset.
+func (c *Container) first(flag *bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := *flag
+	*flag = true
+	return !was
+}
