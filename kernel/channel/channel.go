@@ -9,6 +9,7 @@
 package channel
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -43,10 +44,11 @@ type Rank struct {
 
 // Config is what a table needs.
 type Config struct {
-	Ranks  []Rank  // by local rank
-	Remote *Remote // nil: there are no mirrored channels
-	Keeper keep.Keeper
-	Log    func(format string, args ...any)
+	Ranks   []Rank    // by local rank
+	Remote  *Remote   // nil: there are no mirrored channels
+	Leaders []id.Rank // the lowest rank of each node of the job, in ascending order
+	Keeper  keep.Keeper
+	Log     func(format string, args ...any)
 }
 
 // Table has the channels of a job on this node. It is safe for concurrent use, but for Speak. Local ranks are indices into
@@ -66,6 +68,7 @@ type Table struct {
 	made    int // pairs and fars that ranks fetch, in this order
 	fars    []*far
 	sockets []*socket // by local rank; nil: it has none
+	bound   uint64    // that was published last; 0: none
 }
 
 // pair is a channel between two ranks.
@@ -316,6 +319,25 @@ func (t *Table) Board() (*os.File, error) { return keep.File(t.memory) }
 func (t *Table) SetPath(bits uint32) {
 	for _, r := range t.config.Ranks {
 		r.Area.Path().Store(bits)
+	}
+}
+
+// Decided returns the number of the last barrier on the boards of which the part of this node is done.
+// It may be anything.
+func (t *Table) Decided() uint64 { return t.board.Decided() }
+
+// Bound lets the ranks complete no barriers with a number or a higher one on the board; 0 changes nothing.
+func (t *Table) Bound(number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if number == 0 {
+		return
+	}
+	if t.bound = min(number, cmp.Or(t.bound, number)); t.bound < number {
+		return
+	}
+	for _, r := range t.config.Ranks {
+		r.Area.Bound().Swap(number)
 	}
 }
 

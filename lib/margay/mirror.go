@@ -37,6 +37,7 @@ const noTime = math.MaxInt64
 // far is this rank's end of the mirrored channels with another rank.
 type far struct {
 	*mirror.End
+	rank    int // at the other end
 	out     *wire.Channel
 	key     uint64
 	address address
@@ -63,7 +64,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 	}
 	f := &far{
 		End: mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
-		out: out, key: m.Key, address: newAddress(m.Address, m.Port),
+		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port),
 	}
 	j.mirrors.ends = append(j.mirrors.ends, f)
 	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
@@ -217,18 +218,43 @@ func (j *Job) hurry() {
 	}
 }
 
-// settle handles messages until all messages in mirrored channels have arrived.
+// settle handles messages until all messages that were sent through mirrored channels have arrived,
+// those of goroutines that send meanwhile excepted.
 func (j *Job) settle(ctx context.Context) error {
+	wait := j.unsettled()
+	if len(wait) == 0 {
+		return nil
+	}
 	return j.await(ctx, func(int) bool {
 		j.sending.Lock()
 		defer j.sending.Unlock()
-		for _, f := range j.mirrors.ends {
-			if !f.Quiet() && f.out.Closed().Load() != wire.ChannelEnded {
+		for f, position := range wait {
+			if !f.Reached(position) && f.out.Closed().Load() != wire.ChannelEnded {
 				return false
 			}
 		}
 		return true
 	})
+}
+
+// unsettled returns the ends with messages that have not arrived, with the position behind them, and
+// has the other ends answer at once.
+func (j *Job) unsettled() (wait map[*far]uint64) {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	m := &j.mirrors
+	for _, f := range m.ends {
+		if f.Reached(j.out.Spoken(f.rank)) {
+			continue
+		}
+		if wait == nil {
+			wait = make(map[*far]uint64)
+		}
+		wait[f] = j.out.Spoken(f.rank)
+		f.Ask()
+		m.transmit(f, m.now())
+	}
+	return wait
 }
 
 // newAddress returns the address of an IPv4 address and a port.

@@ -102,7 +102,7 @@ func (j *Job) advance() (some bool) {
 		switch {
 		case err != nil:
 			r.own.failed = err
-		case !ok && j.awaitsRoom(r.place.rank):
+		case !ok && j.awaitsRoom(r.place.rank, wire.HandlerRemote, MaxPayload):
 			return some
 		case !ok:
 			continue
@@ -116,16 +116,23 @@ func (j *Job) advance() (some bool) {
 	return some
 }
 
-// awaitsRoom reports whether there is no room for a request to a rank, and awaits it.
-func (j *Job) awaitsRoom(rank int) bool {
+// awaitsRoom reports whether there is no room for a message to a handler of a rank, and awaits it.
+func (j *Job) awaitsRoom(rank int, handler uint16, payload int) bool {
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	return j.out.Wait(uint32(rank), wire.HandlerRemote, MaxPayload)
+	return j.out.Wait(uint32(rank), handler, payload)
 }
 
-// drain waits until all started accesses are sent.
+// drain waits until all accesses that were started before are sent. Those that goroutines start
+// meanwhile do not count.
 func (j *Job) drain(ctx context.Context) error {
-	return j.waitRemote(ctx, func() bool { return len(j.remote.queue) == 0 })
+	j.handling.Lock()
+	queue := slices.Clone(j.remote.queue)
+	j.handling.Unlock()
+	if len(queue) == 0 {
+		return nil
+	}
+	return j.waitRemote(ctx, func() bool { return !slices.ContainsFunc(queue, func(r *Request) bool { return r.queued }) })
 }
 
 // quiet reports whether no message is queued or in flight. The caller holds Job.handling.

@@ -58,7 +58,7 @@ func startFar(t *testing.T, seed uint64, program Program, mode ...string) *far {
 	f.theirs, f.theirAddress = datagrams(t)
 	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
 	f.openPairs()
-	f.setPath(wire.PathDirect)
+	f.setPath(wire.PathDirect | wire.PathMeet)
 	f.Greet()
 	f.area.Channels().Store(1)
 	f.ring()
