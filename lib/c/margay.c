@@ -1380,12 +1380,19 @@ static int send_notes(void)
 	return verdict;
 }
 
+/* is_bounded reports whether a leader has ended whose part in a barrier is missing. */
+static int is_bounded(uint64_t number)
+{
+	uint64_t bound = atomic_load(word64(WIRE_BOUND));
+	return bound && number >= bound;
+}
+
 /* lead advances the exchange about a barrier when all local ranks have entered it, and returns the
  * verdict, 0 while there is none. */
 static int lead(uint64_t number)
 {
 	if (self.exchange.number < number) {
-		if (!all_met(0, number))
+		if (!all_met(0, number) || is_bounded(number))
 			return 0;
 		exchange_begin(&self.exchange, number, inside(number));
 	}
@@ -1396,7 +1403,7 @@ static int lead(uint64_t number)
  * leader has ended whose part in it is missing, it is that of the node kernels. */
 static int look(uint64_t number)
 {
-	uint64_t word, bound = atomic_load(word64(WIRE_BOUND));
+	uint64_t word;
 	int verdict = 0;
 	if (margay_nodes() == 1)
 		return all_met(0, number) ? inside(number) : 0;
@@ -1407,7 +1414,7 @@ static int look(uint64_t number)
 		if (word >> WIRE_BARRIER_SHIFT >= number)
 			verdict = word >> WIRE_BARRIER_SHIFT > number ? WIRE_VERDICT_QUIET : word & ((1 << WIRE_BARRIER_SHIFT) - 1);
 	}
-	return !verdict && bound && number >= bound ? WIRE_VERDICT_LOUD : verdict;
+	return !verdict && is_bounded(number) ? WIRE_VERDICT_LOUD : verdict;
 }
 
 static int is_decided(int n, uint64_t arg)

@@ -140,6 +140,12 @@ func (j *Job) look(number uint64) func() wire.Verdict {
 	return func() wire.Verdict { return j.within(number, j.lead(number, met)) }
 }
 
+// bounded reports whether a leader has ended whose part in a barrier is missing.
+func (j *Job) bounded(number uint64) bool {
+	bound := j.area.Bound().Load()
+	return bound != 0 && number >= bound
+}
+
 // inside returns the verdict about a barrier that all ranks of this node have entered, as far as
 // they know.
 func (j *Job) inside(number uint64) wire.Verdict {
@@ -152,7 +158,7 @@ func (j *Job) inside(number uint64) wire.Verdict {
 // within returns the verdict v about a barrier, but VerdictLoud instead of none if a leader has
 // ended whose part in it is missing.
 func (j *Job) within(number uint64, v wire.Verdict) wire.Verdict {
-	if bound := j.area.Bound().Load(); v == 0 && bound != 0 && number >= bound {
+	if v == 0 && j.bounded(number) {
 		return wire.VerdictLoud
 	}
 	return v
@@ -165,7 +171,7 @@ func (j *Job) lead(number uint64, met func() bool) wire.Verdict {
 	defer j.handling.Unlock()
 	e := j.barriers.exchange
 	if e.Begun() < number {
-		if !met() {
+		if !met() || j.bounded(number) {
 			return 0
 		}
 		e.Begin(number, j.inside(number))

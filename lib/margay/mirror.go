@@ -63,7 +63,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 		}
 	}
 	f := &far{
-		End: mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
+		End:  mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
 		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port),
 	}
 	j.mirrors.ends = append(j.mirrors.ends, f)
