@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -284,14 +285,72 @@ func TestKilledBetweenNeighbours(t *testing.T) {
 	}
 	c = m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", "1000000", "1")
 	c.awaitOutput("playing\n")
-	for _, pid := range pids(t, probe()+" pingpong") {
-		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "probe\n" {
-			kill(t, pid)
-			break
-		}
-	}
+	kill(t, m.ranks("pingpong")[0])
 	if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "was killed by SIGKILL") {
 		t.Error(r)
+	}
+	m.usable()
+}
+
+// ranks returns the pids of the ranks on the machine's hosted nodes that run the probe in a mode, by rank.
+func (m *machine) ranks(mode string) (found []int) {
+	m.t.Helper()
+	holder, _ := m.status()
+	by := make(map[int]int)
+	for _, pid := range pids(m.t, probe()+" "+mode) {
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		_, rest, ok := strings.Cut("\x00"+string(environment), "\x00MARGAY_RANK=")
+		number, _, _ := strings.Cut(rest, "\x00")
+		rank, err := strconv.Atoi(number)
+		if string(name) == "probe\n" && ok && err == nil && descends(pid, holder) {
+			by[rank] = pid
+		}
+	}
+	for rank := range len(by) {
+		found = append(found, by[rank])
+	}
+	return found
+}
+
+// descends reports whether a process is a descendant of another.
+func descends(pid, of int) bool {
+	for ; pid > 1; pid = parent(pid) {
+		if pid == of {
+			return true
+		}
+	}
+	return false
+}
+
+// Ranks of several nodes meet without their node kernels: killed ones hold up no barrier and lose none. When a rank is killed, be it
+// the leader of its node or not, the others, which wait for it, end with it.
+func TestKilledWhileRanksMeet(t *testing.T) {
+	m := use(t, "hosted")
+	m.awaitUp()
+	const meetings = 600
+	c := m.start("run", "-n", "8", "-N", "4", probe(), "meet", fmt.Sprint(meetings), "5")
+	c.awaitOutput("meeting\n")
+	for range 2 {
+		for _, kernel := range m.nodeKernels() {
+			kill(t, kernel)
+		}
+		m.awaitUp()
+	}
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, fmt.Sprintf("has met %d times", meetings)) != 8 {
+		t.Error(r)
+	}
+	for _, victim := range []int{2, 5} {
+		c := m.start("run", "-n", "8", "-N", "4", probe(), "meet", "1000000", "1")
+		c.awaitOutput("meeting\n")
+		ranks := m.ranks("meet")
+		if len(ranks) != 8 {
+			t.Fatalf("the ranks are %v", ranks)
+		}
+		kill(t, ranks[victim])
+		if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "was killed by SIGKILL") {
+			t.Error(r)
+		}
 	}
 	m.usable()
 }
@@ -500,9 +559,11 @@ func TestRankNeverJoins(t *testing.T) {
 
 func TestRankLeavesOthersInABarrier(t *testing.T) {
 	m := use(t, "hosted")
-	r := m.run(125, "-n", "6", probe(), "leave", "5")
-	if !strings.Contains(r.stderr, "rank 5 on node2 has ended, but rank ") {
-		t.Error(r)
+	for _, rank := range []string{"4", "5"} { // the leader of its node, and another one
+		r := m.run(125, "-n", "6", probe(), "leave", rank)
+		if !strings.Contains(r.stderr, "rank "+rank+" on node2 has ended, but rank ") {
+			t.Error(r)
+		}
 	}
 }
 
