@@ -9,7 +9,6 @@
 package channel
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -68,7 +67,6 @@ type Table struct {
 	made    int // pairs and fars that ranks fetch, in this order
 	fars    []*far
 	sockets []*socket // by local rank; nil: it has none
-	bound   uint64    // that was published last; 0: none
 }
 
 // pair is a channel between two ranks.
@@ -326,18 +324,15 @@ func (t *Table) SetPath(bits uint32) {
 // It may be anything.
 func (t *Table) Decided() uint64 { return t.board.Decided() }
 
-// Bound lets the ranks complete no barriers with a number or a higher one on the board; 0 changes nothing.
+// Bound lets the ranks complete no barriers with a number or a higher one on the board; 0 changes nothing. The words of the areas,
+// which outlive the node kernel, are never raised again.
 func (t *Table) Bound(number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if number == 0 {
-		return
-	}
-	if t.bound = min(number, cmp.Or(t.bound, number)); t.bound < number {
-		return
-	}
 	for _, r := range t.config.Ranks {
-		r.Area.Bound().Swap(number)
+		if old := r.Area.Bound().Load(); number != 0 && (old == 0 || old > number) {
+			r.Area.Bound().Store(number)
+		}
 	}
 }
 
