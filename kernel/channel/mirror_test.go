@@ -63,7 +63,7 @@ func TestBound(t *testing.T) {
 			}
 		}
 	}
-	table.board.Decide(5, wire.VerdictQuiet)
+	table.board.Decide(5, wire.OutcomeQuiet)
 	if n := table.Decided(); n != 5 {
 		t.Errorf("barrier %d is decided", n)
 	}

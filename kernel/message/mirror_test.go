@@ -304,12 +304,12 @@ func TestBound(t *testing.T) {
 	if n := a.area.Bound().Load(); n != 0 {
 		t.Errorf("barriers are bounded by %d while all leaders live", n)
 	}
-	b.board.Decide(3, wire.VerdictQuiet)
+	b.board.Decide(3, wire.OutcomeQuiet)
 	j.nodes[1].job.Ended(1)
 	for _, f := range []*farRank{a, b} {
 		check.Await(t, "bound", func() bool { return f.area.Bound().Load() == 4 })
 	}
-	b.board.Decide(9, wire.VerdictQuiet)
+	b.board.Decide(9, wire.OutcomeQuiet)
 	j.restart(1)
 	j.nodes[1].job.Ended(1)
 	j.restart(0)

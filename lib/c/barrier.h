@@ -1,4 +1,4 @@
-/* barrier.h: which barriers are tried on the boards, and the exchange of verdicts between the
+/* barrier.h: which barriers are tried on the boards, and the exchange of outcomes between the
  * leaders of nodes, in C (kernel/abi/wire, Turns; lib/collective, Exchange). The other leaders may
  * send anything at any time. */
 #ifndef MARGAY_BARRIER_H
@@ -42,9 +42,9 @@ struct exchange {
 	int count, place, rounds;
 
 	uint64_t number; /* of the last barrier that was begun */
-	int verdict;     /* that this leader knows so far */
+	int outcome;     /* that this leader knows so far */
 	int sent;        /* rounds of it in which the note was sent */
-	int taken;       /* rounds of it whose notes are part of verdict */
+	int taken;       /* rounds of it whose notes are part of outcome */
 
 	/* By the number's lowest bit and the round: what has come for the last barrier and the next
 	 * one; 0: nothing. */
@@ -65,17 +65,17 @@ static inline void exchange_take(struct exchange *e)
 		int v = e->came[e->number & 1][e->taken];
 		if (!v)
 			return;
-		if (e->verdict < v)
-			e->verdict = v;
+		if (e->outcome < v)
+			e->outcome = v;
 	}
 }
 
 /* exchange_begin begins the next barrier, which the ranks of this node have entered so. */
-static inline void exchange_begin(struct exchange *e, uint64_t number, int verdict)
+static inline void exchange_begin(struct exchange *e, uint64_t number, int outcome)
 {
 	memset(e->came[(number + 1) & 1], 0, sizeof e->came[0]);
 	e->number = number;
-	e->verdict = verdict;
+	e->outcome = outcome;
 	e->sent = e->taken = 0;
 }
 
@@ -83,16 +83,16 @@ static inline void exchange_begin(struct exchange *e, uint64_t number, int verdi
 static inline int exchange_arrive(struct exchange *e, int source, const uint64_t args[2], size_t payload)
 {
 	uint64_t number = args[0];
-	int round = args[1] & 0xff, verdict = args[1] >> 8 & 0xff;
+	int round = args[1] & 0xff, outcome = args[1] >> 8 & 0xff;
 	if (!e->leaders || args[1] >> 16 || payload || !number || number > e->number + 1 || round >= e->rounds)
 		return -1;
-	if (verdict < WIRE_VERDICT_QUIET || verdict > WIRE_VERDICT_ABANDONED || exchange_at(e, -((int64_t)1 << round)) != source)
+	if (outcome < WIRE_OUTCOME_QUIET || outcome > WIRE_OUTCOME_ABANDONED || exchange_at(e, -((int64_t)1 << round)) != source)
 		return -1;
 	if (number < e->number)
 		return 0; /* a second time */
 	unsigned char *came = &e->came[number & 1][round];
 	if (!*came)
-		*came = verdict;
+		*came = outcome;
 	exchange_take(e);
 	return 0;
 }
@@ -101,10 +101,10 @@ static inline int exchange_arrive(struct exchange *e, int source, const uint64_t
  * there is none at present. */
 static inline int exchange_next(const struct exchange *e, uint64_t args[2])
 {
-	if (e->sent == e->rounds || (e->sent > e->taken && e->verdict != WIRE_VERDICT_ABANDONED))
+	if (e->sent == e->rounds || (e->sent > e->taken && e->outcome != WIRE_OUTCOME_ABANDONED))
 		return -1;
 	args[0] = e->number;
-	args[1] = (uint64_t)e->sent | (uint64_t)e->verdict << 8;
+	args[1] = (uint64_t)e->sent | (uint64_t)e->outcome << 8;
 	return exchange_at(e, (int64_t)1 << e->sent);
 }
 
@@ -115,12 +115,12 @@ static inline void exchange_sent(struct exchange *e)
 	exchange_take(e);
 }
 
-/* exchange_decided returns the verdict about the last barrier that was begun, 0 while there is
+/* exchange_decided returns the outcome about the last barrier that was begun, 0 while there is
  * none. An abandoned barrier is decided when all notes are sent. */
 static inline int exchange_decided(const struct exchange *e)
 {
-	if (e->taken == e->rounds || (e->sent == e->rounds && e->verdict == WIRE_VERDICT_ABANDONED))
-		return e->verdict;
+	if (e->taken == e->rounds || (e->sent == e->rounds && e->outcome == WIRE_OUTCOME_ABANDONED))
+		return e->outcome;
 	return 0;
 }
 
@@ -129,8 +129,8 @@ static inline int exchange_decided(const struct exchange *e)
 static inline void exchange_abandon(struct exchange *e, uint64_t number)
 {
 	if (e->number != number)
-		exchange_begin(e, number, WIRE_VERDICT_ABANDONED);
-	e->verdict = WIRE_VERDICT_ABANDONED;
+		exchange_begin(e, number, WIRE_OUTCOME_ABANDONED);
+	e->outcome = WIRE_OUTCOME_ABANDONED;
 }
 
 #endif

@@ -1327,20 +1327,20 @@ static int all_met(int n, uint64_t number)
 	return self.arrived == margay_local_size();
 }
 
-/* inside returns the verdict about a barrier that all local ranks have entered, as far as they
+/* inside returns the outcome about a barrier that all local ranks have entered, as far as they
  * know. A rank that is at a later barrier has left this one. If a rank had not been quiet, it would
  * still wait for all others. */
 static int inside(uint64_t number)
 {
-	int verdict = WIRE_VERDICT_QUIET;
+	int outcome = WIRE_OUTCOME_QUIET;
 	for (int local = 0; local < margay_local_size(); local++) {
 		uint64_t word = atomic_load(board_word(local, number));
 		if (word >> WIRE_BARRIER_SHIFT > number)
-			return WIRE_VERDICT_QUIET;
+			return WIRE_OUTCOME_QUIET;
 		if (word & WIRE_BARRIER_LOUD)
-			verdict = WIRE_VERDICT_LOUD;
+			outcome = WIRE_OUTCOME_LOUD;
 	}
-	return verdict;
+	return outcome;
 }
 
 /* wake_asleep wakes a local rank if it sleeps. */
@@ -1356,7 +1356,7 @@ static void wake_node(void)
 		wake_asleep(local);
 }
 
-/* send_notes sends the notes that are due, and publishes and returns the verdict, 0 while there is
+/* send_notes sends the notes that are due, and publishes and returns the outcome, 0 while there is
  * none. A leader that has ended needs no note. */
 static int send_notes(void)
 {
@@ -1372,12 +1372,12 @@ static int send_notes(void)
 		else if (sent < 0 || !margay_in_room(to, WIRE_HANDLER_BARRIER, 0))
 			return 0;
 	}
-	int verdict = exchange_decided(e);
-	if (verdict) {
-		atomic_store((_Atomic uint64_t *)(self.board + WIRE_BOARD_VERDICT), e->number << WIRE_BARRIER_SHIFT | verdict);
+	int outcome = exchange_decided(e);
+	if (outcome) {
+		atomic_store((_Atomic uint64_t *)(self.board + WIRE_BOARD_OUTCOME), e->number << WIRE_BARRIER_SHIFT | outcome);
 		wake_node();
 	}
-	return verdict;
+	return outcome;
 }
 
 /* is_bounded reports whether a leader has ended whose part in a barrier is missing. */
@@ -1388,7 +1388,7 @@ static int is_bounded(uint64_t number)
 }
 
 /* lead advances the exchange about a barrier when all local ranks have entered it, and returns the
- * verdict, 0 while there is none. */
+ * outcome, 0 while there is none. */
 static int lead(uint64_t number)
 {
 	if (self.exchange.number < number) {
@@ -1399,30 +1399,30 @@ static int lead(uint64_t number)
 	return send_notes();
 }
 
-/* look returns the verdict about a barrier that this rank has entered, 0 while there is none. If a
+/* look returns the outcome about a barrier that this rank has entered, 0 while there is none. If a
  * leader has ended whose part in it is missing, it is that of the node kernels. */
 static int look(uint64_t number)
 {
 	uint64_t word;
-	int verdict = 0;
+	int outcome = 0;
 	if (margay_nodes() == 1)
 		return all_met(0, number) ? inside(number) : 0;
 	if (self.exchange.leaders) {
-		verdict = lead(number);
+		outcome = lead(number);
 	} else {
-		word = atomic_load((_Atomic uint64_t *)(self.board + WIRE_BOARD_VERDICT));
+		word = atomic_load((_Atomic uint64_t *)(self.board + WIRE_BOARD_OUTCOME));
 		if (word >> WIRE_BARRIER_SHIFT >= number)
-			verdict = word >> WIRE_BARRIER_SHIFT > number ? WIRE_VERDICT_QUIET : word & ((1 << WIRE_BARRIER_SHIFT) - 1);
+			outcome = word >> WIRE_BARRIER_SHIFT > number ? WIRE_OUTCOME_QUIET : word & ((1 << WIRE_BARRIER_SHIFT) - 1);
 	}
-	return !verdict && is_bounded(number) ? WIRE_VERDICT_LOUD : verdict;
+	return !outcome && is_bounded(number) ? WIRE_OUTCOME_LOUD : outcome;
 }
 
 static int is_decided(int n, uint64_t arg)
 {
-	int *verdict = (int *)(uintptr_t)arg;
+	int *outcome = (int *)(uintptr_t)arg;
 	(void)n;
-	*verdict = look(self.barriers);
-	return *verdict != 0;
+	*outcome = look(self.barriers);
+	return *outcome != 0;
 }
 
 /* abandon notes that this rank does not wait any longer in a barrier that it has entered. */
@@ -1432,12 +1432,12 @@ static int abandon(void)
 	return -1;
 }
 
-/* meet enters a barrier on the board and returns the verdict about it, WIRE_VERDICT_LOUD if all
+/* meet enters a barrier on the board and returns the outcome about it, WIRE_OUTCOME_LOUD if all
  * ranks must enter one of the node kernels, or -1. */
 static int meet(int timeout_ms)
 {
 	uint64_t number = ++self.barriers;
-	int verdict = 0;
+	int outcome = 0;
 	int quiet = (atomic_load(word32(WIRE_PATH)) & WIRE_MEET) && atomic_load(word64(WIRE_SETTLED)) >= self.spoken && self.strayed <= self.cleared;
 	self.arrived = 0;
 	atomic_store(board_word(margay_local_rank(), number), number << WIRE_BARRIER_SHIFT | (quiet ? 0 : WIRE_BARRIER_LOUD));
@@ -1448,8 +1448,8 @@ static int meet(int timeout_ms)
 		else
 			wake_asleep(0);
 	}
-	if (wait_until(is_decided, (uintptr_t)&verdict, timeout_ms) >= 0)
-		return verdict;
+	if (wait_until(is_decided, (uintptr_t)&outcome, timeout_ms) >= 0)
+		return outcome;
 	if (self.exchange.leaders) { /* the others do not wait for it */
 		exchange_abandon(&self.exchange, number);
 		send_notes();
@@ -1474,13 +1474,13 @@ static int pass_kernels(int64_t deadline)
 static int pass(int64_t deadline)
 {
 	if ((margay_nodes() == 1 || header(WIRE_MIRRORED)) && turns_try(&self.turns)) {
-		int verdict = meet(margay_in_left(deadline));
-		if (verdict < 0)
+		int outcome = meet(margay_in_left(deadline));
+		if (outcome < 0)
 			return -1;
-		if (verdict == WIRE_VERDICT_ABANDONED)
+		if (outcome == WIRE_OUTCOME_ABANDONED)
 			return fail("another rank has abandoned this barrier: the job has no barriers any more");
-		turns_judge(&self.turns, verdict == WIRE_VERDICT_QUIET);
-		if (verdict == WIRE_VERDICT_QUIET)
+		turns_judge(&self.turns, outcome == WIRE_OUTCOME_QUIET);
+		if (outcome == WIRE_OUTCOME_QUIET)
 			return 0;
 	}
 	return pass_kernels(deadline);

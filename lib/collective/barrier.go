@@ -21,13 +21,13 @@ type Exchange struct {
 	rounds  int
 
 	number  uint64       // of the last barrier that was begun
-	verdict wire.Verdict // that this leader knows so far
+	outcome wire.Outcome // that this leader knows so far
 	sent    int          // rounds of it in which the note was sent
-	taken   int          // rounds of it whose notes are part of verdict
+	taken   int          // rounds of it whose notes are part of outcome
 
 	// By the number's lowest bit and the round: what has come for the last barrier and the next one;
 	// 0: nothing.
-	came [2][wire.MaxRounds]wire.Verdict
+	came [2][wire.MaxRounds]wire.Outcome
 }
 
 // NewExchange returns the part of the leader with a rank, which is among leaders.
@@ -50,9 +50,9 @@ func (e *Exchange) at(step int) uint32 {
 
 // Begin begins the next barrier. v is how the ranks of this node have entered it. The last barrier
 // is decided.
-func (e *Exchange) Begin(number uint64, v wire.Verdict) {
+func (e *Exchange) Begin(number uint64, v wire.Outcome) {
 	clear(e.came[(number+1)&1][:]) // the barrier after this one has the place of the one before
-	e.number, e.verdict, e.sent, e.taken = number, v, 0, 0
+	e.number, e.outcome, e.sent, e.taken = number, v, 0, 0
 	e.take()
 }
 
@@ -67,7 +67,7 @@ func (e *Exchange) take() {
 		if v == 0 {
 			return
 		}
-		e.verdict = max(e.verdict, v)
+		e.outcome = max(e.outcome, v)
 		e.taken++
 	}
 }
@@ -87,7 +87,7 @@ func (e *Exchange) Arrive(source uint32, args [2]uint64, payload int) error {
 		return nil // a second time
 	}
 	if came := &e.came[n.Number&1][n.Round]; *came == 0 {
-		*came = n.Verdict
+		*came = n.Outcome
 	}
 	e.take()
 	return nil
@@ -96,10 +96,10 @@ func (e *Exchange) Arrive(source uint32, args [2]uint64, payload int) error {
 // Next returns the note that must be sent next, and the rank to which; false: there is none at
 // present.
 func (e *Exchange) Next() (to uint32, n wire.Note, ok bool) {
-	if e.sent == e.rounds || e.sent > e.taken && e.verdict != wire.VerdictAbandoned {
+	if e.sent == e.rounds || e.sent > e.taken && e.outcome != wire.OutcomeAbandoned {
 		return 0, n, false
 	}
-	return e.at(1 << e.sent), wire.Note{Number: e.number, Round: uint8(e.sent), Verdict: e.verdict}, true
+	return e.at(1 << e.sent), wire.Note{Number: e.number, Round: uint8(e.sent), Outcome: e.outcome}, true
 }
 
 // Sent notes that the note of Next was sent.
@@ -108,17 +108,17 @@ func (e *Exchange) Sent() {
 	e.take()
 }
 
-// Decided returns the verdict about the last barrier that was begun, and false while there is none.
+// Decided returns the outcome about the last barrier that was begun, and false while there is none.
 // An abandoned barrier is decided when all notes are sent.
-func (e *Exchange) Decided() (wire.Verdict, bool) {
-	return e.verdict, e.taken == e.rounds || e.sent == e.rounds && e.verdict == wire.VerdictAbandoned
+func (e *Exchange) Decided() (wire.Outcome, bool) {
+	return e.outcome, e.taken == e.rounds || e.sent == e.rounds && e.outcome == wire.OutcomeAbandoned
 }
 
 // Abandon abandons a barrier, which need not have begun: Next returns all notes that this leader
 // has not sent of it, without waiting for others'.
 func (e *Exchange) Abandon(number uint64) {
 	if e.number != number {
-		e.Begin(number, wire.VerdictAbandoned)
+		e.Begin(number, wire.OutcomeAbandoned)
 	}
-	e.verdict = wire.VerdictAbandoned
+	e.outcome = wire.OutcomeAbandoned
 }

@@ -11,21 +11,21 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// meetings is a job of leaders that meet in barriers. Notes may be late, out of order, lost and sent
-// again, and come twice.
+// meetings is a job of leaders that meet in barriers. Notes may be late, out of order, lost and
+// sent again, and come twice.
 type meetings struct {
 	t       *testing.T
 	random  *rand.Rand
 	leaders []*leader
 	notes   []note
-	entered [][]wire.Verdict // by barrier, from 1, and leader: how its node has entered
+	entered [][]wire.Outcome // by barrier, from 1, and leader: how its node has entered
 }
 
 // leader is a leader of the model. Its rank is its place times 3.
 type leader struct {
 	*Exchange
 	place    int
-	decided  []wire.Verdict // by barrier
+	decided  []wire.Outcome // by barrier
 	over     bool           // it has ended
 	gaveUp   bool
 	diverted bool // a leader has ended without which this one's barrier cannot be decided
@@ -58,11 +58,11 @@ func (l *leader) gone() bool { return l.over || l.gaveUp || l.diverted }
 func (m *meetings) enter(l *leader) {
 	number := len(l.decided) + 1
 	if len(m.entered) < number {
-		m.entered = append(m.entered, make([]wire.Verdict, len(m.leaders)))
+		m.entered = append(m.entered, make([]wire.Outcome, len(m.leaders)))
 	}
-	v := wire.VerdictQuiet
+	v := wire.OutcomeQuiet
 	if m.random.IntN(3*len(m.leaders)) == 0 {
-		v = wire.VerdictLoud
+		v = wire.OutcomeLoud
 	}
 	m.entered[number-1][l.place] = v
 	l.Begin(uint64(number), v)
@@ -86,11 +86,11 @@ func (m *meetings) act(l *leader) {
 	}
 }
 
-// decide checks a verdict: it is that of all nodes, and all have entered.
-func (m *meetings) decide(l *leader, v wire.Verdict) {
+// decide checks an outcome: it is that of all nodes, and all have entered.
+func (m *meetings) decide(l *leader, v wire.Outcome) {
 	l.decided = append(l.decided, v)
 	number := len(l.decided)
-	if v == wire.VerdictAbandoned {
+	if v == wire.OutcomeAbandoned {
 		if !slices.ContainsFunc(m.leaders, func(l *leader) bool { return l.gaveUp }) {
 			m.t.Fatalf("leader %d: barrier %d is abandoned by nobody", l.place, number)
 		}
@@ -237,17 +237,17 @@ func TestLeaderAbandons(t *testing.T) {
 // Notes that no leader sends are refused.
 func TestNonsenseNotes(t *testing.T) {
 	e := NewExchange([]uint32{0, 2, 5}, 2)
-	e.Begin(7, wire.VerdictQuiet)
+	e.Begin(7, wire.OutcomeQuiet)
 	for name, k := range map[string]struct {
 		source uint32
 		note   wire.Note
 	}{
-		"no leader":      {1, wire.Note{Number: 7, Verdict: wire.VerdictQuiet}},
-		"another leader": {5, wire.Note{Number: 7, Verdict: wire.VerdictQuiet}},
-		"itself":         {2, wire.Note{Number: 7, Verdict: wire.VerdictQuiet}},
-		"far ahead":      {0, wire.Note{Number: 9, Verdict: wire.VerdictQuiet}},
-		"no round":       {0, wire.Note{Number: 7, Round: 2, Verdict: wire.VerdictQuiet}},
-		"no verdict":     {0, wire.Note{Number: 7}},
+		"no leader":      {1, wire.Note{Number: 7, Outcome: wire.OutcomeQuiet}},
+		"another leader": {5, wire.Note{Number: 7, Outcome: wire.OutcomeQuiet}},
+		"itself":         {2, wire.Note{Number: 7, Outcome: wire.OutcomeQuiet}},
+		"far ahead":      {0, wire.Note{Number: 9, Outcome: wire.OutcomeQuiet}},
+		"no round":       {0, wire.Note{Number: 7, Round: 2, Outcome: wire.OutcomeQuiet}},
+		"no outcome":     {0, wire.Note{Number: 7}},
 	} {
 		if err := e.Arrive(k.source, k.note.Args(), 0); !errors.Is(err, wire.ErrNote) {
 			t.Errorf("%s: %v", name, err)

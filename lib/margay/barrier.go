@@ -52,19 +52,19 @@ func (j *Job) Barrier(ctx context.Context) error {
 	return err
 }
 
-// pass enters a barrier, on the boards if it can be completed there, and leaves it. The caller holds
-// Job.meeting.
+// pass enters a barrier, on the boards if it can be completed there, and leaves it. The caller
+// holds Job.meeting.
 func (j *Job) pass(ctx context.Context) error {
 	if (j.Nodes() == 1 || j.header.Mirrored) && j.barriers.turns.Try() {
 		v, err := j.meet(ctx)
 		switch {
 		case err != nil:
 			return err
-		case v == wire.VerdictAbandoned:
+		case v == wire.OutcomeAbandoned:
 			return &refusal{ErrAbandoned, "margay: another rank has abandoned this barrier: the job has no barriers any more"}
 		}
-		j.barriers.turns.Judge(v == wire.VerdictQuiet)
-		if v == wire.VerdictQuiet {
+		j.barriers.turns.Judge(v == wire.OutcomeQuiet)
+		if v == wire.OutcomeQuiet {
 			return nil
 		}
 	}
@@ -101,9 +101,9 @@ func (j *Job) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// meet enters a barrier on the board and waits for the verdict about it: VerdictLoud if all ranks
+// meet enters a barrier on the board and waits for the outcome about it: OutcomeLoud if all ranks
 // must enter one of the node kernels. The caller holds Job.meeting.
-func (j *Job) meet(ctx context.Context) (v wire.Verdict, err error) {
+func (j *Job) meet(ctx context.Context) (v wire.Outcome, err error) {
 	j.barriers.number++
 	number := j.barriers.number
 	j.enter(number)
@@ -118,9 +118,9 @@ func (j *Job) meet(ctx context.Context) (v wire.Verdict, err error) {
 	return v, err
 }
 
-// look returns a function that returns the verdict about a barrier that this rank has entered, 0
+// look returns a function that returns the outcome about a barrier that this rank has entered, 0
 // while there is none.
-func (j *Job) look(number uint64) func() wire.Verdict {
+func (j *Job) look(number uint64) func() wire.Outcome {
 	arrived := 0
 	met := func() bool {
 		arrived = j.board.Arrived(arrived, number)
@@ -128,16 +128,16 @@ func (j *Job) look(number uint64) func() wire.Verdict {
 	}
 	switch {
 	case j.Nodes() == 1:
-		return func() wire.Verdict {
+		return func() wire.Outcome {
 			if !met() {
 				return 0
 			}
 			return j.inside(number)
 		}
 	case j.barriers.exchange == nil:
-		return func() wire.Verdict { return j.within(number, j.board.Verdict(number)) }
+		return func() wire.Outcome { return j.within(number, j.board.Outcome(number)) }
 	}
-	return func() wire.Verdict { return j.within(number, j.lead(number, met)) }
+	return func() wire.Outcome { return j.within(number, j.lead(number, met)) }
 }
 
 // bounded reports whether a leader has ended whose part in a barrier is missing.
@@ -146,27 +146,27 @@ func (j *Job) bounded(number uint64) bool {
 	return bound != 0 && number >= bound
 }
 
-// inside returns the verdict about a barrier that all ranks of this node have entered, as far as
+// inside returns the outcome about a barrier that all ranks of this node have entered, as far as
 // they know.
-func (j *Job) inside(number uint64) wire.Verdict {
+func (j *Job) inside(number uint64) wire.Outcome {
 	if j.board.Quiet(number) {
-		return wire.VerdictQuiet
+		return wire.OutcomeQuiet
 	}
-	return wire.VerdictLoud
+	return wire.OutcomeLoud
 }
 
-// within returns the verdict v about a barrier, but VerdictLoud instead of none if a leader has
+// within returns the outcome v about a barrier, but OutcomeLoud instead of none if a leader has
 // ended whose part in it is missing.
-func (j *Job) within(number uint64, v wire.Verdict) wire.Verdict {
+func (j *Job) within(number uint64, v wire.Outcome) wire.Outcome {
 	if v == 0 && j.bounded(number) {
-		return wire.VerdictLoud
+		return wire.OutcomeLoud
 	}
 	return v
 }
 
 // lead advances the exchange about a barrier when met reports that all ranks of this node have
-// entered it, and returns the verdict, 0 while there is none.
-func (j *Job) lead(number uint64, met func() bool) wire.Verdict {
+// entered it, and returns the outcome, 0 while there is none.
+func (j *Job) lead(number uint64, met func() bool) wire.Outcome {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	e := j.barriers.exchange
@@ -187,9 +187,9 @@ func (j *Job) abandon(number uint64) {
 	j.decide()
 }
 
-// decide sends the notes that are due, and publishes and returns the verdict, 0 while there is none.
-// The caller holds Job.handling.
-func (j *Job) decide() wire.Verdict {
+// decide sends the notes that are due, and publishes and returns the outcome, 0 while there is
+// none. The caller holds Job.handling.
+func (j *Job) decide() wire.Outcome {
 	e := j.barriers.exchange
 	for {
 		to, note, ok := e.Next()

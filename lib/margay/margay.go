@@ -27,9 +27,9 @@
 // Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations. Put, Get,
 // FetchAdd and CompareSwap reach memory of other ranks, which they have opened by Window.
 //
-// Locks, outermost first: Job.calling (one collective operation at a time) and Job.meeting (one
-// barrier), neither of which is taken under the other, Job.handling (held while messages are taken and their handlers run, which may send and ask), Job.sending,
-// Job.asking, Job.mu.
+// Locks, outermost first: Job.calling (one collective operation at a time) or Job.meeting (one
+// barrier at a time), Job.handling (held while messages are taken and their handlers run, which may
+// send and ask), Job.sending, Job.asking, Job.mu.
 package margay
 
 import (

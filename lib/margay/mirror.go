@@ -218,8 +218,8 @@ func (j *Job) hurry() {
 	}
 }
 
-// settle handles messages until all messages that were sent through mirrored channels have arrived,
-// those of goroutines that send meanwhile excepted.
+// settle handles messages until all messages in mirrored channels have arrived, except those that
+// other goroutines send while it waits.
 func (j *Job) settle(ctx context.Context) error {
 	wait := j.unsettled()
 	if len(wait) == 0 {
@@ -237,8 +237,8 @@ func (j *Job) settle(ctx context.Context) error {
 	})
 }
 
-// unsettled returns the ends with messages that have not arrived, with the position behind them, and
-// has the other ends answer at once.
+// unsettled returns the ends with messages that have not arrived, with the position behind them,
+// and makes the other ends answer at once.
 func (j *Job) unsettled() (wait map[*far]uint64) {
 	j.sending.Lock()
 	defer j.sending.Unlock()

@@ -123,8 +123,8 @@ func (j *Job) awaitsRoom(rank int, handler uint16, payload int) bool {
 	return j.out.Wait(uint32(rank), handler, payload)
 }
 
-// drain waits until all accesses that were started before are sent. Those that goroutines start
-// meanwhile do not count.
+// drain waits until all accesses that were started before are sent. It does not wait for those that
+// other goroutines start while it waits.
 func (j *Job) drain(ctx context.Context) error {
 	j.handling.Lock()
 	queue := slices.Clone(j.remote.queue)

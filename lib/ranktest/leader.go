@@ -31,7 +31,7 @@ func startMeeting(t *testing.T, seed uint64, program Program, mode ...string) *m
 	}
 }
 
-// poll takes what has come from the rank, and sends it the notes that are due.
+// poll takes the rank's messages, and sends it the notes that are due.
 func (m *meeting) poll() {
 	m.t.Helper()
 	m.far.poll()
@@ -70,14 +70,14 @@ func (m *meeting) speak() {
 	m.Await("messages", func() bool { m.carry(); m.poll(); return m.got == m.spoken && m.end.Reached(m.out.Spoken(1)) })
 }
 
-// meet meets the rank in a barrier on the boards, and returns the verdict.
-func (m *meeting) meet(v wire.Verdict) wire.Verdict {
+// meet meets the rank in a barrier on the boards, and returns the outcome.
+func (m *meeting) meet(v wire.Outcome) wire.Outcome {
 	m.t.Helper()
 	m.number++
 	m.exchange.Begin(m.number, v)
 	decided := false
-	m.Await("verdict", func() bool { m.poll(); v, decided = m.exchange.Decided(); return decided })
-	if entered := m.area.Entered().Load(); entered != m.entered && v == wire.VerdictQuiet {
+	m.Await("outcome", func() bool { m.poll(); v, decided = m.exchange.Decided(); return decided })
+	if entered := m.area.Entered().Load(); entered != m.entered && v == wire.OutcomeQuiet {
 		m.t.Errorf("the rank has entered %d barriers of the node kernels, %d are complete", entered, m.entered)
 	}
 	return v
@@ -103,31 +103,31 @@ func leaders(t *testing.T, seed uint64, program Program) {
 	m.speak()
 	m.kernels(all) // the first one
 	m.speak()
-	if v := m.meet(wire.VerdictQuiet); v != wire.VerdictQuiet {
-		t.Errorf("verdict %d of two quiet nodes", v)
+	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeQuiet {
+		t.Errorf("outcome %d of two quiet nodes", v)
 	}
 	m.speak()
-	if v := m.meet(wire.VerdictLoud); v != wire.VerdictLoud {
-		t.Errorf("verdict %d of a quiet and a loud node", v)
+	if v := m.meet(wire.OutcomeLoud); v != wire.OutcomeLoud {
+		t.Errorf("outcome %d of a quiet and a loud node", v)
 	}
 	m.kernels(wire.PathDirect)
 	m.speak()
-	if v := m.meet(wire.VerdictQuiet); v != wire.VerdictLoud {
-		t.Errorf("verdict %d while messages are seen", v)
+	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeLoud {
+		t.Errorf("outcome %d while messages are seen", v)
 	}
 	m.kernels(all)
 	m.speak() // the second loud one on end: the next one is not tried
 	m.kernels(wire.PathMeet)
 	m.speak() // the rank's passes the node kernels
-	if v := m.meet(wire.VerdictQuiet); v != wire.VerdictLoud {
-		t.Errorf("verdict %d after a message by the node kernels", v)
+	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeLoud {
+		t.Errorf("outcome %d after a message by the node kernels", v)
 	}
 	for range 4 { // the third one
 		m.kernels(all)
 		m.speak()
 	}
-	if v := m.meet(wire.VerdictQuiet); v != wire.VerdictQuiet {
-		t.Errorf("verdict %d of nodes that are quiet again", v)
+	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeQuiet {
+		t.Errorf("outcome %d of nodes that are quiet again", v)
 	}
 	m.number++
 	m.exchange.Abandon(m.number) // instead of finalizing
@@ -137,8 +137,8 @@ func leaders(t *testing.T, seed uint64, program Program) {
 	}
 }
 
-// boundLeader: a rank does not wait for the leader of another node that has ended, but goes to the node
-// kernels.
+// boundLeader: a rank does not wait for the leader of another node that has ended, but goes to the
+// node kernels.
 func boundLeader(t *testing.T, seed uint64, program Program) {
 	m := startMeeting(t, seed, program, "2")
 	m.speak()
@@ -151,8 +151,8 @@ func boundLeader(t *testing.T, seed uint64, program Program) {
 	m.Ended(0)
 }
 
-// overdueLeader: a leader that stops waiting in a barrier fails the ranks of its node that wait for the
-// verdict. The other leader has its note, and need not wait.
+// overdueLeader: a leader that stops waiting in a barrier fails the ranks of its node that wait for
+// the outcome. The other leader has its note, and need not wait.
 func overdueLeader(t *testing.T, seed uint64, program Program) {
 	m := startMeeting(t, seed, program, "2", "100")
 	m.speak()
@@ -160,16 +160,16 @@ func overdueLeader(t *testing.T, seed uint64, program Program) {
 	m.speak()
 	m.Await("end", func() bool { m.poll(); return m.errors.String() != "" })
 	m.Ended(1)
-	if v := m.meet(wire.VerdictQuiet); v != wire.VerdictQuiet {
-		t.Errorf("verdict %d", v)
+	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeQuiet {
+		t.Errorf("outcome %d", v)
 	}
-	if v := m.board.Verdict(1); v != wire.VerdictAbandoned {
-		t.Errorf("verdict %d on the board", v)
+	if v := m.board.Outcome(1); v != wire.OutcomeAbandoned {
+		t.Errorf("outcome %d on the board", v)
 	}
 }
 
-// stalledMessages: a barrier does not return while a message waits for others that have not arrived,
-// since messages of before the barrier may be behind it.
+// stalledMessages: a barrier does not return while a message waits for others that have not
+// arrived, since messages of before the barrier may be behind it.
 func stalledMessages(t *testing.T, seed uint64, program Program) {
 	m := startMeeting(t, seed, program, "2")
 	m.speak()
@@ -178,13 +178,13 @@ func stalledMessages(t *testing.T, seed uint64, program Program) {
 	// A message by the node kernels, which waits for one behind the note.
 	behind := m.ownOut.Position().Load() + 2*wire.ChannelHeader
 	m.Push(wire.Record{Handler: 6, Args: [2]uint64{3}, After: uint32(behind/8)&(4*wire.ChannelRing/8-1) | 1<<15})
-	m.meet(wire.VerdictQuiet)
-	m.Await("verdict of the rank", func() bool { m.poll(); return m.board.Verdict(1) == wire.VerdictQuiet })
+	m.meet(wire.OutcomeQuiet)
+	m.Await("outcome of the rank", func() bool { m.poll(); return m.board.Outcome(1) == wire.OutcomeQuiet })
 	m.Await("sleep", func() bool { m.poll(); return m.Waiting() })
 	m.Sleeps()
 	m.pass(wire.Record{Handler: 6, Args: [2]uint64{2}})
 	m.number++
-	m.exchange.Begin(m.number, wire.VerdictQuiet) // finalizing
+	m.exchange.Begin(m.number, wire.OutcomeQuiet) // finalizing
 	ended := make(chan error, 1)
 	go func() { ended <- m.cmd.Wait() }()
 	m.Await("end", func() bool { m.poll(); return len(ended) > 0 })
@@ -196,7 +196,7 @@ func stalledMessages(t *testing.T, seed uint64, program Program) {
 // nonsenseNotes: a leader that gets a note that no leader sends says so and ends.
 func nonsenseNotes(t *testing.T, seed uint64, program Program) {
 	m := startMeeting(t, seed, program, "1")
-	m.pass(wire.Record{Handler: wire.HandlerBarrier, Args: wire.Note{Number: 2, Verdict: wire.VerdictQuiet}.Args()})
+	m.pass(wire.Record{Handler: wire.HandlerBarrier, Args: wire.Note{Number: 2, Outcome: wire.OutcomeQuiet}.Args()})
 	_ = m.cmd.Wait()
 	if says := m.errors.String(); m.cmd.ProcessState.Success() || !strings.Contains(says, "makes no sense") {
 		t.Errorf("it ended with %v and says %s", m.cmd.ProcessState, says)
@@ -204,7 +204,7 @@ func nonsenseNotes(t *testing.T, seed uint64, program Program) {
 }
 
 // member: a rank that does not lead its node enters barriers on the board, wakes its leader, and
-// waits for the verdict.
+// waits for the outcome.
 func member(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	header := wire.Header{Job: 7, Rank: 2, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2, Mirrored: true}
 	k := start(t, header, []uint32{0, 2, 2}, program, "await", "0")
@@ -221,7 +221,7 @@ func member(t *testing.T, program func(ctx context.Context, mode ...string) *exe
 	var count [8]byte
 	k.Await("doorbell", func() bool { n, err := k.bells[0].Read(count[:]); return n == 8 && err == nil })
 	k.Await("sleep", func() bool { return k.board.Asleep(1).Load() != 0 })
-	k.board.Decide(1, wire.VerdictQuiet)
+	k.board.Decide(1, wire.OutcomeQuiet)
 	if k.board.Claim(1) {
 		if _, err := k.bells[1].Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
 			t.Fatal(err)

@@ -5,18 +5,18 @@ import (
 	"fmt"
 )
 
-// Verdict says how the ranks of a job, or some of them, have entered a barrier. The greatest of
+// Outcome says how the ranks of a job, or some of them, have entered a barrier. The greatest of
 // several holds for all of them.
-type Verdict uint8
+type Outcome uint8
 
-// The verdicts.
+// The outcomes.
 const (
-	VerdictQuiet     Verdict = 1 // all were quiet
-	VerdictLoud      Verdict = 2 // some rank was not quiet
-	VerdictAbandoned Verdict = 3 // a leader has stopped waiting
+	OutcomeQuiet     Outcome = 1 // all were quiet
+	OutcomeLoud      Outcome = 2 // some rank was not quiet
+	OutcomeAbandoned Outcome = 3 // a leader has stopped waiting
 )
 
-// MaxRounds bounds the rounds in which leaders exchange verdicts.
+// MaxRounds bounds the rounds in which leaders exchange outcomes.
 const MaxRounds = 32
 
 // Leaders returns the lowest rank of each node, in ascending order.
@@ -31,7 +31,7 @@ func Leaders(size int, nodeOf func(rank uint32) uint32) (leaders []uint32) {
 	return leaders
 }
 
-// Exchange reports whether two places among the leaders exchange verdicts.
+// Exchange reports whether two places among the leaders exchange outcomes.
 func Exchange(a, b, leaders int) bool {
 	for step := 1; step < leaders; step *= 2 {
 		if (a+step)%leaders == b || (b+step)%leaders == a {
@@ -44,15 +44,15 @@ func Exchange(a, b, leaders int) bool {
 // Note is what a leader sends another in a round of a barrier. The arguments of its message are
 //
 //	0 u64: number of the barrier
-//	1 u64: round in bits 0 to 7, Verdict in 8 to 15
+//	1 u64: round in bits 0 to 7, Outcome in 8 to 15
 type Note struct {
 	Number  uint64
 	Round   uint8 // less than MaxRounds
-	Verdict Verdict
+	Outcome Outcome
 }
 
 // Args returns the arguments of the message.
-func (n Note) Args() [2]uint64 { return [2]uint64{n.Number, uint64(n.Round) | uint64(n.Verdict)<<8} }
+func (n Note) Args() [2]uint64 { return [2]uint64{n.Number, uint64(n.Round) | uint64(n.Outcome)<<8} }
 
 // ErrNote reports a message of HandlerBarrier that makes no sense.
 var ErrNote = errors.New("note about a barrier makes no sense")
@@ -60,8 +60,8 @@ var ErrNote = errors.New("note about a barrier makes no sense")
 // ParseNote reads the arguments of a message of HandlerBarrier with so much payload. The sender may
 // have written anything. The error wraps ErrNote.
 func ParseNote(args [2]uint64, payload int) (Note, error) {
-	n := Note{Number: args[0], Round: uint8(args[1]), Verdict: Verdict(args[1] >> 8)}
-	if args[1]>>16 != 0 || payload != 0 || n.Number == 0 || n.Round >= MaxRounds || n.Verdict < VerdictQuiet || n.Verdict > VerdictAbandoned {
+	n := Note{Number: args[0], Round: uint8(args[1]), Outcome: Outcome(args[1] >> 8)}
+	if args[1]>>16 != 0 || payload != 0 || n.Number == 0 || n.Round >= MaxRounds || n.Outcome < OutcomeQuiet || n.Outcome > OutcomeAbandoned {
 		return n, fmt.Errorf("%w: %#x, %#x, %d bytes of payload", ErrNote, args[0], args[1], payload)
 	}
 	return n, nil

@@ -19,7 +19,7 @@ func TestLeaders(t *testing.T) {
 	}
 }
 
-// Each leader exchanges verdicts with those to which it sends notes and from which it gets some, and
+// Each leader exchanges outcomes with those to which it sends notes and from which it gets some, and
 // with no others.
 func TestExchange(t *testing.T) {
 	for _, k := range []struct {
@@ -57,7 +57,7 @@ func FuzzNote(f *testing.F) {
 			if !errors.Is(err, ErrNote) {
 				t.Error(err)
 			}
-		case n.Args() != [2]uint64{first, second} || payload != 0 || n.Number == 0 || n.Round >= MaxRounds || n.Verdict < VerdictQuiet || n.Verdict > VerdictAbandoned:
+		case n.Args() != [2]uint64{first, second} || payload != 0 || n.Number == 0 || n.Round >= MaxRounds || n.Outcome < OutcomeQuiet || n.Outcome > OutcomeAbandoned:
 			t.Errorf("%#x %#x, %d bytes: %+v", first, second, payload, n)
 		}
 	})
@@ -92,20 +92,20 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// A verdict about a later barrier says that an earlier one was quiet.
-func TestVerdict(t *testing.T) {
+// A outcome about a later barrier says that an earlier one was quiet.
+func TestOutcome(t *testing.T) {
 	b, err := OpenBoard(make([]byte, BoardSize(2)), 2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.Enter(0, 5, false)
-	if v := b.Verdict(4); v != 0 {
-		t.Errorf("verdict %d before there is one", v)
+	if v := b.Outcome(4); v != 0 {
+		t.Errorf("outcome %d before there is one", v)
 	}
-	b.Decide(5, VerdictLoud)
-	for number, want := range map[uint64]Verdict{4: VerdictQuiet, 5: VerdictLoud, 6: 0} {
-		if v := b.Verdict(number); v != want {
-			t.Errorf("barrier %d: verdict %d, not %d", number, v, want)
+	b.Decide(5, OutcomeLoud)
+	for number, want := range map[uint64]Outcome{4: OutcomeQuiet, 5: OutcomeLoud, 6: 0} {
+		if v := b.Outcome(number); v != want {
+			t.Errorf("barrier %d: outcome %d, not %d", number, v, want)
 		}
 	}
 	if b.Decided() != 5 || b.Arrived(0, 5) != 1 {

@@ -11,7 +11,7 @@ const (
 	boardRank = 128 // for each local rank
 
 	offBarrier = 0  // two u64
-	offVerdict = 16 // u64; of the leader alone
+	offOutcome = 16 // u64; of the leader alone
 	offAsleep  = 64
 )
 
@@ -94,28 +94,28 @@ func (b *Board) Quiet(number uint64) bool {
 	return quiet
 }
 
-// verdict is the word of the leader's verdict.
-func (b *Board) verdict() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b.mem[offVerdict])) }
+// outcome is the word of the leader's outcome.
+func (b *Board) outcome() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b.mem[offOutcome])) }
 
-// Decide publishes the verdict about a barrier. Only the leader decides, when its part in the
+// Decide publishes the outcome about a barrier. Only the leader decides, when its part in the
 // barrier is done.
-func (b *Board) Decide(number uint64, v Verdict) { b.verdict().Swap(number<<barrierShift | uint64(v)) }
+func (b *Board) Decide(number uint64, v Outcome) { b.outcome().Swap(number<<barrierShift | uint64(v)) }
 
-// Verdict returns the verdict about a barrier, 0 while there is none. A verdict about a later one
+// Outcome returns the outcome about a barrier, 0 while there is none. A outcome about a later one
 // says that all ranks have left this one: all were quiet.
-func (b *Board) Verdict(number uint64) Verdict {
-	switch w := b.verdict().Load(); {
+func (b *Board) Outcome(number uint64) Outcome {
+	switch w := b.outcome().Load(); {
 	case w>>barrierShift < number:
 		return 0
 	case w>>barrierShift > number:
-		return VerdictQuiet
+		return OutcomeQuiet
 	default:
-		return Verdict(w & (1<<barrierShift - 1))
+		return Outcome(w & (1<<barrierShift - 1))
 	}
 }
 
-// Decided returns the number of the last barrier about which there is a verdict. It may be anything.
-func (b *Board) Decided() uint64 { return b.verdict().Load() >> barrierShift }
+// Decided returns the number of the last barrier about which there is an outcome. It may be anything.
+func (b *Board) Decided() uint64 { return b.outcome().Load() >> barrierShift }
 
 // End enters the next barrier for a rank that has ended: not quietly, so that the others come to
 // the node kernel. The word of the last barrier that the rank has entered stays. The words may be

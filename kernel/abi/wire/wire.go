@@ -104,7 +104,7 @@
 //	0  u64 for barriers with an even number, 8 u64 for those with an odd number:
 //	   the barrier's number times 4, + 1 if the rank is not quiet, + 2 if it has ended
 //	16 u64 of the leader, local rank 0, alone: the number of the last barrier that its part is done
-//	   of, times 4, + the Verdict
+//	   of, times 4, + the Outcome
 //	64 u32 the rank sleeps, or is about to
 //
 // A rank enters a barrier by writing its word. It is not quiet if
@@ -125,18 +125,18 @@
 // rank of each node is its leader. When the words of all ranks of its node are there, it exchanges
 // with the other leaders whether all were quiet, by messages for HandlerBarrier (Note). In round k
 // of the exchange, from 0, the leader at place p among n, in the order of ranks, sends the greatest
-// Verdict that it knows to the one at place p + 2^k modulo n, and waits for that of the one at place
-// p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the verdict
+// Outcome that it knows to the one at place p + 2^k modulo n, and waits for that of the one at place
+// p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the outcome
 // on its board. A Note takes the mirrored channel to its target if there is one, even a paused one,
 // and passes the node kernels only while there is none; its order among other messages does not
 // matter.
 //
-// If the verdict is that some rank was not quiet, all ranks enter a barrier of the node kernels (the
-// area's entered word), which has the same meaning and waits for more. After several such verdicts
+// If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels (the
+// area's entered word), which has the same meaning and waits for more. After several such outcomes
 // on end the boards are not tried for a while (Turns): all ranks count alike.
 //
 // A leader that stops waiting abandons the barrier: it sends what others still await of it with
-// the verdict VerdictAbandoned, with which the barrier fails at each rank that learns of it.
+// the outcome OutcomeAbandoned, with which the barrier fails at each rank that learns of it.
 //
 // When a rank has ended, the node kernel writes the word of the next barrier that it would have
 // entered, as not quiet and ended. When a leader has ended, all node kernels bound the barriers on
@@ -146,7 +146,7 @@
 // A rank that sleeps sets its word on the board and the waiting word of its receive ring, looks at
 // everything once more, and waits for its doorbell and its peer doorbell. A rank that has written
 // to a channel, made room in one whose producer is blocked, is the last to enter a barrier, or has
-// written a verdict, rings the peer doorbell if it can change the word from 1 to 0.
+// written an outcome, rings the peer doorbell if it can change the word from 1 to 0.
 package wire
 
 import (

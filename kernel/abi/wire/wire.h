@@ -77,15 +77,15 @@
 /* Places on the board, and parts of a rank's word for a barrier. */
 #define WIRE_BOARD_RANK 128
 #define WIRE_BOARD_BARRIER 0
-#define WIRE_BOARD_VERDICT 16
+#define WIRE_BOARD_OUTCOME 16
 #define WIRE_BOARD_ASLEEP 64
 #define WIRE_BARRIER_LOUD 1
 #define WIRE_BARRIER_SHIFT 2
 
-/* Verdicts about a barrier. */
-#define WIRE_VERDICT_QUIET 1
-#define WIRE_VERDICT_LOUD 2
-#define WIRE_VERDICT_ABANDONED 3
+/* Outcomes about a barrier. */
+#define WIRE_OUTCOME_QUIET 1
+#define WIRE_OUTCOME_LOUD 2
+#define WIRE_OUTCOME_ABANDONED 3
 
 /* Kinds of record. */
 #define WIRE_MESSAGE 1

@@ -42,9 +42,9 @@ var same = map[string]string{
 	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",
 	"channelData": "WIRE_CHANNEL_DATA", "ChannelRing": "WIRE_CHANNEL_RING", "ChannelHeader": "WIRE_CHANNEL_HEADER",
 	"markMask": "WIRE_MARK_MASK", "markValid": "WIRE_MARK_VALID",
-	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offVerdict": "WIRE_BOARD_VERDICT", "offAsleep": "WIRE_BOARD_ASLEEP",
-	"barrierLoud": "WIRE_BARRIER_LOUD", "barrierShift": "WIRE_BARRIER_SHIFT", "VerdictQuiet": "WIRE_VERDICT_QUIET", "VerdictLoud": "WIRE_VERDICT_LOUD",
-	"VerdictAbandoned": "WIRE_VERDICT_ABANDONED", "HandlerBarrier": "WIRE_HANDLER_BARRIER", "MaxRounds": "WIRE_MAX_ROUNDS", "mostSkipped": "WIRE_MOST_SKIPPED",
+	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offOutcome": "WIRE_BOARD_OUTCOME", "offAsleep": "WIRE_BOARD_ASLEEP",
+	"barrierLoud": "WIRE_BARRIER_LOUD", "barrierShift": "WIRE_BARRIER_SHIFT", "OutcomeQuiet": "WIRE_OUTCOME_QUIET", "OutcomeLoud": "WIRE_OUTCOME_LOUD",
+	"OutcomeAbandoned": "WIRE_OUTCOME_ABANDONED", "HandlerBarrier": "WIRE_HANDLER_BARRIER", "MaxRounds": "WIRE_MAX_ROUNDS", "mostSkipped": "WIRE_MOST_SKIPPED",
 
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
 	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",
