@@ -47,8 +47,8 @@ func (j *Job) news() [][]byte {
 	return frames
 }
 
-// bound returns the lowest number of a barrier on the boards in which the part of a rank of this node
-// is missing that has ended, 0 if it had none: it was not the leader.
+// bound returns the lowest number of a barrier on the boards that lacks the part of a rank of this
+// node that has ended, 0 if the rank had none: it was not the leader.
 func (j *Job) bound(rank id.Rank) uint64 {
 	if len(j.config.Members) > 1 && rank == j.config.Local[0] {
 		return j.channels.Decided() + 1

@@ -46,8 +46,8 @@ struct exchange {
 	int sent;        /* rounds of it in which the note was sent */
 	int taken;       /* rounds of it whose notes are part of outcome */
 
-	/* By the number's lowest bit and the round: what has come for the last barrier and the next
-	 * one; 0: nothing. */
+	/* The notes for the last barrier and the next one, by the number's lowest bit and the round;
+	 * 0: it has not come. */
 	unsigned char came[2][WIRE_MAX_ROUNDS];
 };
 
@@ -57,8 +57,8 @@ static inline int exchange_at(const struct exchange *e, int64_t step)
 	return e->leaders[((e->place + step) % e->count + e->count) % e->count];
 }
 
-/* exchange_take takes the notes that have come, in the order of rounds, as far as those of this
- * leader were sent. */
+/* exchange_take takes the notes that have come, in the order of rounds, up to the last round in
+ * which this leader has sent its own. */
 static inline void exchange_take(struct exchange *e)
 {
 	for (; e->taken < e->sent; e->taken++) {

@@ -23,7 +23,7 @@ struct far {
 	uint64_t own_key;           /* of this end */
 	size_t most;                /* bytes of data in a datagram */
 	struct channel out, in;
-	uint64_t spoken; /* position of out behind the last message that is no note of a barrier */
+	uint64_t spoken; /* position of out behind the last message but notes of barriers */
 
 	/* Of the ring to the other end. */
 	uint64_t sent;  /* the data before are on their way, or acknowledged */

@@ -276,8 +276,8 @@ static int meet_neighbours(void)
 	return 0;
 }
 
-/* prepare_barriers prepares the rank for barriers. Those of several nodes do not begin on the
- * boards. */
+/* prepare_barriers prepares the rank for barriers. The first barrier of a job on several nodes is
+ * not tried on the boards. */
 static int prepare_barriers(void)
 {
 	struct exchange *e = &self.exchange;
@@ -1400,7 +1400,7 @@ static int lead(uint64_t number)
 }
 
 /* look returns the outcome about a barrier that this rank has entered, 0 while there is none. If a
- * leader has ended whose part in it is missing, it is that of the node kernels. */
+ * leader has ended whose part in it is missing, the node kernels decide. */
 static int look(uint64_t number)
 {
 	uint64_t word;

@@ -25,8 +25,8 @@ type Exchange struct {
 	sent    int          // rounds of it in which the note was sent
 	taken   int          // rounds of it whose notes are part of outcome
 
-	// By the number's lowest bit and the round: what has come for the last barrier and the next one;
-	// 0: nothing.
+	// The notes for the last barrier and the next one, by the number's lowest bit and the round; 0:
+	// it has not come.
 	came [2][wire.MaxRounds]wire.Outcome
 }
 
@@ -59,8 +59,8 @@ func (e *Exchange) Begin(number uint64, v wire.Outcome) {
 // Begun returns the number of the last barrier that was begun.
 func (e *Exchange) Begun() uint64 { return e.number }
 
-// take takes the notes that have come, in the order of rounds, as far as those of this leader were
-// sent: each note says what its sender knew from the rounds before.
+// take takes the notes that have come, in the order of rounds, up to the last round in which this
+// leader has sent its own.
 func (e *Exchange) take() {
 	for e.taken < e.sent {
 		v := e.came[e.number&1][e.taken]

@@ -68,7 +68,7 @@ func (m *meetings) enter(l *leader) {
 	l.Begin(uint64(number), v)
 }
 
-// act has a leader send all notes that are due, and decide.
+// act lets a leader send the notes that are due, and decide.
 func (m *meetings) act(l *leader) {
 	for {
 		to, n, ok := l.Next()
@@ -86,7 +86,7 @@ func (m *meetings) act(l *leader) {
 	}
 }
 
-// decide checks an outcome: it is that of all nodes, and all have entered.
+// decide checks an outcome: all nodes have entered, and it is the greatest of theirs.
 func (m *meetings) decide(l *leader, v wire.Outcome) {
 	l.decided = append(l.decided, v)
 	number := len(l.decided)
@@ -102,7 +102,7 @@ func (m *meetings) decide(l *leader, v wire.Outcome) {
 	}
 }
 
-// carry has a note come, or lets it wait.
+// carry delivers a note. It may come once more.
 func (m *meetings) carry() {
 	i := m.random.IntN(len(m.notes))
 	n := m.notes[i]
@@ -127,7 +127,7 @@ func (m *meetings) bound() {
 	}
 }
 
-// run has the leaders meet in so many barriers. ends says what may happen to one leader.
+// run lets the leaders meet in so many barriers. ends ends one leader, if it is not nil.
 func (m *meetings) run(barriers int, ends func(*leader)) {
 	for range 100 * barriers * len(m.leaders) {
 		l := m.leaders[m.random.IntN(len(m.leaders))]
@@ -196,8 +196,8 @@ func TestMeetings(t *testing.T) {
 	}
 }
 
-// A leader that ends holds up no barrier of which its part is done: the others decide it. They wait
-// for none that lacks its part: the bound diverts them.
+// The others decide the barriers that a leader has decided before it ends. In the next one the
+// bound diverts them: none waits for a note that does not come.
 func TestLeaderEnds(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 2))
 	for range rounds() {

@@ -70,15 +70,15 @@ func ParseNote(args [2]uint64, payload int) (Note, error) {
 // mostSkipped is how many barriers are not tried on the boards at most.
 const mostSkipped = 15
 
-// Turns decides which barriers of a job are tried on the boards: not those after several barriers
-// on end for which ranks were not quiet. All ranks of a job have the same Turns.
+// Turns decides which barriers of a job are tried on the boards: fewer after several with ranks that
+// were not quiet. All ranks of a job have the same Turns.
 type Turns struct {
 	left int // barriers that are not tried
 	next int // that will not be tried after the next one that is not quiet
 }
 
-// NewTurns returns the Turns of a job with so many nodes. Those of several nodes do not begin with a
-// barrier on the boards: for many a job it is the only one.
+// NewTurns returns the Turns of a job with so many nodes. The first barrier of a job on several
+// nodes is not tried: many jobs have no other one.
 func NewTurns(nodes int) Turns {
 	if nodes > 1 {
 		return Turns{left: 1}

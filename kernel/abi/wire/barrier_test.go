@@ -19,8 +19,8 @@ func TestLeaders(t *testing.T) {
 	}
 }
 
-// Each leader exchanges outcomes with those to which it sends notes and from which it gets some, and
-// with no others.
+// Each leader exchanges outcomes with the leaders to which it sends notes or which send it some,
+// and with no others.
 func TestExchange(t *testing.T) {
 	for _, k := range []struct {
 		leaders int

@@ -114,7 +114,8 @@ func (b *Board) Outcome(number uint64) Outcome {
 	}
 }
 
-// Decided returns the number of the last barrier about which there is an outcome. It may be anything.
+// Decided returns the number of the last barrier about which there is an outcome. It may be any
+// number.
 func (b *Board) Decided() uint64 { return b.outcome().Load() >> barrierShift }
 
 // End enters the next barrier for a rank that has ended: not quietly, so that the others come to

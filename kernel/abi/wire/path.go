@@ -48,7 +48,7 @@ type outlet struct {
 	kernel  uint64         // position of the send ring behind the last message to it
 	through bool           // that message may not be settled
 	settled *atomic.Uint64 // position of the send ring before which all messages to it are settled
-	spoken  uint64         // position of the channel behind the last message that is no Note
+	spoken  uint64         // position of the channel behind the last message but Notes
 }
 
 // NewOutlet makes the outlet of the rank that has the area.
@@ -137,8 +137,8 @@ func (o *Outlet) passed(rank uint32) {
 	}
 }
 
-// Spoken returns the position of the mirrored channel to a rank behind its last message that is no
-// Note, 0 if there is no channel.
+// Spoken returns the position of the mirrored channel to a rank behind its last message, not
+// counting Notes; 0 if there is no channel.
 func (o *Outlet) Spoken(rank int) uint64 {
 	if to := o.to[rank]; to != nil {
 		return to.spoken
@@ -251,8 +251,8 @@ func (in *Inlet) Next() (r Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
-// Stalled reports whether Next has returned no message because those that were sent before the one in
-// the receive ring have not arrived. Until they have, it returns no others.
+// Stalled reports whether Next has returned no message because messages that were sent before the
+// one in the receive ring have not arrived. Until they have, it returns no others.
 func (in *Inlet) Stalled() bool { return in.stalled }
 
 // NextUpcall is Next for upcalls alone.

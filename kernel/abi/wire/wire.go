@@ -123,17 +123,17 @@
 //
 // In a job with several nodes whose ranks may have mirrored channels (Header.Mirrored), the lowest
 // rank of each node is its leader. When the words of all ranks of its node are there, it exchanges
-// with the other leaders whether all were quiet, by messages for HandlerBarrier (Note). In round k
-// of the exchange, from 0, the leader at place p among n, in the order of ranks, sends the greatest
-// Outcome that it knows to the one at place p + 2^k modulo n, and waits for that of the one at place
+// with the other leaders whether all were quiet, by messages for HandlerBarrier (Note). In round k,
+// from 0, the leader at place p among n, in the order of ranks, sends the greatest Outcome that it
+// knows to the leader at place p + 2^k modulo n, and waits for the note of the leader at place
 // p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the outcome
 // on its board. A Note takes the mirrored channel to its target if there is one, even a paused one,
 // and passes the node kernels only while there is none; its order among other messages does not
 // matter.
 //
-// If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels (the
-// area's entered word), which has the same meaning and waits for more. After several such outcomes
-// on end the boards are not tried for a while (Turns): all ranks count alike.
+// If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels
+// (the area's entered word), which has the same meaning and waits for more. After several of these the
+// boards are not tried for a while (Turns): all ranks count alike.
 //
 // A leader that stops waiting abandons the barrier: it sends what others still await of it with
 // the outcome OutcomeAbandoned, with which the barrier fails at each rank that learns of it.
