@@ -70,8 +70,8 @@ func ParseNote(args [2]uint64, payload int) (Note, error) {
 // mostSkipped is how many barriers are not tried on the boards at most.
 const mostSkipped = 15
 
-// Turns decides which barriers of a job are tried on the boards: fewer after several with ranks that
-// were not quiet. All ranks of a job have the same Turns.
+// Turns decides which barriers of a job are tried on the boards: fewer after several with ranks
+// that were not quiet. All ranks of a job have the same Turns.
 type Turns struct {
 	left int // barriers that are not tried
 	next int // that will not be tried after the next one that is not quiet

@@ -132,8 +132,8 @@
 // matter.
 //
 // If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels
-// (the area's entered word), which has the same meaning and waits for more. After several of these the
-// boards are not tried for a while (Turns): all ranks count alike.
+// (the area's entered word), which has the same meaning and waits for more. After several of these
+// the boards are not tried for a while (Turns): all ranks count alike.
 //
 // A leader that stops waiting abandons the barrier: it sends what others still await of it with
 // the outcome OutcomeAbandoned, with which the barrier fails at each rank that learns of it.
