@@ -54,7 +54,7 @@ func (r *rank) endpointConfig() endpoint.Config {
 		Header: wire.Header{
 			Job: uint32(j.config.Job), Rank: uint32(r.number), Size: uint32(len(j.config.Nodes)), Node: uint32(j.engine.config.Self),
 			LocalRank: uint32(r.index), LocalSize: uint32(len(j.config.Local)), Nodes: uint32(len(j.config.Members)),
-			Mirrored: j.config.Remote != nil,
+			Meets: j.config.Meets,
 		},
 		Nodes: j.config.Nodes, Waiting: &j.counters.waiting[r.index], Owner: (*owner)(j), Core: r.core, Recorder: j.recorder(),
 	}

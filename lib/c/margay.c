@@ -282,7 +282,7 @@ static int prepare_barriers(void)
 {
 	struct exchange *e = &self.exchange;
 	self.turns.left = margay_nodes() > 1;
-	if (margay_nodes() == 1 || !header(WIRE_MIRRORED) || margay_local_rank() != 0)
+	if (margay_nodes() == 1 || !header(WIRE_MEETS) || margay_local_rank() != 0)
 		return 0;
 	int *leaders = calloc(margay_nodes(), sizeof *leaders);
 	if (!leaders)
@@ -1473,7 +1473,7 @@ static int pass_kernels(int64_t deadline)
 /* pass enters a barrier, on the boards if it can be completed there, and leaves it. */
 static int pass(int64_t deadline)
 {
-	if ((margay_nodes() == 1 || header(WIRE_MIRRORED)) && turns_try(&self.turns)) {
+	if ((margay_nodes() == 1 || header(WIRE_MEETS)) && turns_try(&self.turns)) {
 		int outcome = meet(margay_in_left(deadline));
 		if (outcome < 0)
 			return -1;

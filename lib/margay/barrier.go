@@ -17,7 +17,7 @@ type barriers struct {
 // initBarriers prepares the rank for barriers.
 func (j *Job) initBarriers() {
 	j.barriers.turns = wire.NewTurns(j.Nodes())
-	if j.header.Mirrored && j.Nodes() > 1 && j.LocalRank() == 0 {
+	if j.header.Meets && j.Nodes() > 1 && j.LocalRank() == 0 {
 		j.barriers.exchange = collective.NewExchange(wire.Leaders(j.Size(), j.area.NodeOf), j.header.Rank)
 	}
 }
@@ -55,7 +55,7 @@ func (j *Job) Barrier(ctx context.Context) error {
 // pass enters a barrier, on the boards if it can be completed there, and leaves it. The caller
 // holds Job.meeting.
 func (j *Job) pass(ctx context.Context) error {
-	if (j.Nodes() == 1 || j.header.Mirrored) && j.barriers.turns.Try() {
+	if (j.Nodes() == 1 || j.header.Meets) && j.barriers.turns.Try() {
 		v, err := j.meet(ctx)
 		switch {
 		case err != nil:

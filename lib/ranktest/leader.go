@@ -24,7 +24,7 @@ type meeting struct {
 func startMeeting(t *testing.T, seed uint64, program Program, mode ...string) *meeting {
 	t.Helper()
 	header := alone
-	header.Mirrored = true
+	header.Meets = true
 	return &meeting{
 		far:      startFarAt(t, header, seed, program, append([]string{"meet"}, mode...)...),
 		exchange: collective.NewExchange([]uint32{0, 1}, 0),
@@ -206,7 +206,7 @@ func nonsenseNotes(t *testing.T, seed uint64, program Program) {
 // member: a rank that does not lead its node enters barriers on the board, wakes its leader, and
 // waits for the outcome.
 func member(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
-	header := wire.Header{Job: 7, Rank: 2, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2, Mirrored: true}
+	header := wire.Header{Job: 7, Rank: 2, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2, Meets: true}
 	k := start(t, header, []uint32{0, 2, 2}, program, "await", "0")
 	k.area.Path().Store(wire.PathDirect | wire.PathMeet)
 	k.board.Asleep(0).Store(1)

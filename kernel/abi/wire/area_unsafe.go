@@ -33,8 +33,8 @@ func NewArea(mem []byte, h Header, nodes []uint32) (*Area, error) {
 	put(offReceive, uint32(rings+RingSize))
 	put(offRingSize, RingSize)
 	put(offUpcall, uint32(rings+2*RingSize))
-	if h.Mirrored {
-		put(offMirrored, 1)
+	if h.Meets {
+		put(offMeets, 1)
 	}
 	for i, node := range nodes {
 		put(HeaderSize+4*i, node)
@@ -53,7 +53,7 @@ func OpenArea(mem []byte) (*Area, Header, error) {
 	h := Header{
 		Job: get(offJob), Rank: get(offRank), Size: get(offSize), Node: get(offNode),
 		LocalRank: get(offLocalRank), LocalSize: get(offLocalSize), Nodes: get(offNodes),
-		Mirrored: get(offMirrored) != 0,
+		Meets: get(offMeets) != 0,
 	}
 	if h.Size > uint32(len(mem)) || len(mem) != AreaSize(int(h.Size)) {
 		return nil, Header{}, fmt.Errorf("wire: area of %d bytes for %d ranks", len(mem), h.Size)

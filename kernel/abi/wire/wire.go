@@ -121,7 +121,7 @@
 // higher one, if all were quiet. All ranks decide alike: a word with a higher number says that all
 // were quiet, since otherwise its rank would still wait.
 //
-// In a job with several nodes whose ranks may have mirrored channels (Header.Mirrored), the lowest
+// In a job with several nodes that allows it (Header.Meets), the lowest
 // rank of each node is its leader. When the words of all ranks of its node are there, it exchanges
 // with the other leaders whether all were quiet, by messages for HandlerBarrier (Note). In round k,
 // from 0, the leader at place p among n, in the order of ranks, sends the greatest Outcome that it
@@ -197,7 +197,7 @@ const (
 	offReceive   = 44 // offset of the receive ring
 	offRingSize  = 48
 	offUpcall    = 52 // offset of the upcall ring
-	offMirrored  = 56 // u32: 1 if ranks of different nodes may have mirrored channels
+	offMeets     = 56 // u32: 1 if barriers between nodes are tried on the boards
 
 	offEntered  = 64  // barriers that the rank has entered; written by the rank
 	offJoined   = 72  // u32: 1 when a process of the rank has joined; written by the rank
@@ -226,7 +226,7 @@ type Header struct {
 	Node                 uint32
 	LocalRank, LocalSize uint32 // among the ranks of the job on this node
 	Nodes                uint32 // nodes of the job
-	Mirrored             bool   // ranks of different nodes may have mirrored channels
+	Meets                bool   // barriers between nodes are tried on the boards
 }
 
 // AreaSize is the size of the area of a job with the given number of ranks, in bytes.

@@ -32,7 +32,7 @@ var same = map[string]string{
 	"offNode": "WIRE_NODE", "offLocalRank": "WIRE_LOCAL_RANK", "offLocalSize": "WIRE_LOCAL_SIZE", "offNodes": "WIRE_NODES",
 	"offTable": "WIRE_TABLE", "offSend": "WIRE_SEND", "offReceive": "WIRE_RECEIVE", "offRingSize": "WIRE_RING_BYTES",
 	"offEntered": "WIRE_ENTERED", "offJoined": "WIRE_JOINED", "offReleased": "WIRE_RELEASED", "offSendControl": "WIRE_SEND_CONTROL", "offReceiveControl": "WIRE_RECEIVE_CONTROL",
-	"offUpcall": "WIRE_UPCALL", "offMirrored": "WIRE_MIRRORED", "offBound": "WIRE_BOUND", "offUpcallControl": "WIRE_UPCALL_CONTROL",
+	"offUpcall": "WIRE_UPCALL", "offMeets": "WIRE_MEETS", "offBound": "WIRE_BOUND", "offUpcallControl": "WIRE_UPCALL_CONTROL",
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 
 	"offSettled": "WIRE_SETTLED", "offPath": "WIRE_PATH", "offChannels": "WIRE_CHANNELS",
