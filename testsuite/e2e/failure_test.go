@@ -269,16 +269,13 @@ func (m *machine) killUnderMessages(start func(often bool) (c *command, whole fu
 // killed, the other, which waits for it, ends with it.
 func TestKilledBetweenNeighbours(t *testing.T) {
 	m := use(t, "hosted")
-	m.awaitUp()
+	m.killNodeKernels()
 	const rounds = 3000
 	c := m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", fmt.Sprint(rounds), "2")
 	c.awaitOutput("playing\n")
 	time.Sleep(200 * time.Millisecond)
 	for range 3 {
-		for _, kernel := range m.nodeKernels() {
-			kill(t, kernel)
-		}
-		m.awaitUp()
+		m.killNodeKernels()
 	}
 	if r := c.wait(); r.code != 0 || !strings.Contains(r.stdout, fmt.Sprintf("%d messages came back", rounds)) {
 		t.Error(r)
@@ -290,6 +287,17 @@ func TestKilledBetweenNeighbours(t *testing.T) {
 		t.Error(r)
 	}
 	m.usable()
+}
+
+// killNodeKernels kills all node kernels and waits until the nodes are up again. A node kernel in which a scheduler was inserted once
+// sees all messages from then on; its successor does not.
+func (m *machine) killNodeKernels() {
+	m.t.Helper()
+	for _, kernel := range m.nodeKernels() {
+		kill(m.t, kernel)
+	}
+	m.nodeKernels()
+	m.awaitUp()
 }
 
 // ranks returns the pids of the ranks on the machine's hosted nodes that run the probe in a mode, by rank.
@@ -327,15 +335,12 @@ func descends(pid, of int) bool {
 // the leader of its node or not, the others, which wait for it, end with it.
 func TestKilledWhileRanksMeet(t *testing.T) {
 	m := use(t, "hosted")
-	m.awaitUp()
+	m.killNodeKernels()
 	const meetings = 600
 	c := m.start("run", "-n", "8", "-N", "4", probe(), "meet", fmt.Sprint(meetings), "5")
 	c.awaitOutput("meeting\n")
 	for range 2 {
-		for _, kernel := range m.nodeKernels() {
-			kill(t, kernel)
-		}
-		m.awaitUp()
+		m.killNodeKernels()
 	}
 	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, fmt.Sprintf("has met %d times", meetings)) != 8 {
 		t.Error(r)
