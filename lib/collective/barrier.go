@@ -53,7 +53,6 @@ func (e *Exchange) at(step int) uint32 {
 func (e *Exchange) Begin(number uint64, v wire.Outcome) {
 	clear(e.came[(number+1)&1][:]) // the barrier after this one has the place of the one before
 	e.number, e.outcome, e.sent, e.taken = number, v, 0, 0
-	e.take()
 }
 
 // Begun returns the number of the last barrier that was begun.
