@@ -183,6 +183,7 @@ func (j *job) messageConfig() message.JobConfig {
 	}
 	c.CPUs = len(cpus)
 	c.Remote = j.node.remote(j.spec)
+	c.Meets = j.node.meets(j.spec)
 	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled
 	return c
 }

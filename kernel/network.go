@@ -69,6 +69,13 @@ func (n *Node) open(m Membership) fabric.Transport {
 	})
 }
 
+// meets reports whether ranks of a job on several nodes meet without the node kernels. Unlike
+// remote, it depends only on the settings that all nodes of a machine share. A node without
+// mirrored channels carries its ranks' notes.
+func (n *Node) meets(s JobSpec) bool {
+	return node.TrustsWire(n.config.Boot.Fabric) && len(s.Members) > 1
+}
+
 // remote describes the nodes of a job to its mirrored channels; nil: there are none. Datagrams of
 // ranks are neither encrypted nor authenticated, so only a trusted wire carries them.
 func (n *Node) remote(s JobSpec) *message.Remote {

@@ -57,6 +57,10 @@ func TestRemote(t *testing.T) {
 		case r != nil && (r.Largest != test.largest || r.Self.String() != "10.66.1.0" || r.Addresses[1].String() != "10.66.1.1"):
 			t.Errorf("%s: %+v", name, r)
 		}
+		// Nodes that differ in MTU must agree.
+		if meets := n.meets(test.spec); meets != (node.TrustsWire(test.fabric) && name != "one node") {
+			t.Errorf("%s: ranks meet: %v", name, meets)
+		}
 	}
 }
 

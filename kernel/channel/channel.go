@@ -43,10 +43,11 @@ type Rank struct {
 
 // Config is what a table needs.
 type Config struct {
-	Ranks  []Rank  // by local rank
-	Remote *Remote // nil: there are no mirrored channels
-	Keeper keep.Keeper
-	Log    func(format string, args ...any)
+	Ranks   []Rank    // by local rank
+	Remote  *Remote   // nil: there are no mirrored channels
+	Leaders []id.Rank // the lowest rank of each node of the job, in ascending order
+	Keeper  keep.Keeper
+	Log     func(format string, args ...any)
 }
 
 // Table has the channels of a job on this node. It is safe for concurrent use, but for Speak. Local ranks are indices into
@@ -316,6 +317,22 @@ func (t *Table) Board() (*os.File, error) { return keep.File(t.memory) }
 func (t *Table) SetPath(bits uint32) {
 	for _, r := range t.config.Ranks {
 		r.Area.Path().Store(bits)
+	}
+}
+
+// Decided returns the number of the last barrier on the boards of which the part of this node is done.
+// It may be anything.
+func (t *Table) Decided() uint64 { return t.board.Decided() }
+
+// Bound lets the ranks complete no barriers with a number or a higher one on the board; 0 changes nothing. The words of the areas,
+// which outlive the node kernel, are never raised again.
+func (t *Table) Bound(number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range t.config.Ranks {
+		if old := r.Area.Bound().Load(); number != 0 && (old == 0 || old > number) {
+			r.Area.Bound().Store(number)
+		}
 	}
 }
 

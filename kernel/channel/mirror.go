@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
@@ -17,6 +18,10 @@ import (
 // MirrorLimit is how many pairs of mirrored channels a job has on a node at most, so that they take no more than 16 MiB. A rank's
 // other pairs with ranks of other nodes speak through the node kernels.
 const MirrorLimit = 120
+
+// MirrorReserve is how many of these are for leaders that meet in barriers (wire, "The board"), so that other pairs do not take all.
+// With it, a job on up to 256 nodes has all that its barriers need.
+const MirrorReserve = 16
 
 // keptMirror is the name under which a job's init keeps a pair of mirrored channels, with the local rank and the other rank behind it.
 const keptMirror = "mirror/pair/"
@@ -105,7 +110,7 @@ func (t *Table) Met(local int, rank id.Rank, peer Meeting) error {
 
 // makeFar makes mirrored channels, or none if there are too many or the local rank has ended. The caller holds the lock.
 func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
-	if len(t.fars) >= MirrorLimit || t.ended[local] {
+	if t.full(local, rank) || t.ended[local] {
 		return nil, nil
 	}
 	s, err := t.socket(local)
@@ -131,6 +136,28 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 	s.ends++
 	t.fars = append(t.fars, f)
 	return f, nil
+}
+
+// full reports whether there are too many mirrored channels for another pair. The caller holds the lock.
+func (t *Table) full(local int, rank id.Rank) bool {
+	if t.meets(local, rank) {
+		return len(t.fars) >= MirrorLimit
+	}
+	others := 0
+	for _, f := range t.fars {
+		if !t.meets(f.Local, f.Rank) {
+			others++
+		}
+	}
+	return len(t.fars) >= MirrorLimit || others >= MirrorLimit-MirrorReserve
+}
+
+// meets reports whether a local rank and one of another node meet in barriers.
+func (t *Table) meets(local int, rank id.Rank) bool {
+	leaders := t.config.Leaders
+	own, ok := slices.BinarySearch(leaders, t.config.Ranks[local].Number)
+	other, also := slices.BinarySearch(leaders, rank)
+	return ok && also && wire.Exchange(own, other, len(leaders))
 }
 
 func farItem(local int, rank id.Rank) string { return fmt.Sprint(keptMirror, local, "/", rank) }

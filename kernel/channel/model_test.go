@@ -119,7 +119,7 @@ func newModel(t *testing.T, random *rand.Rand, ranks int) *model {
 		t.Fatal(err)
 	}
 	for i, r := range m.ranks {
-		r.out = wire.NewOutlet(r.area, m.table.board, ranks)
+		r.out = wire.NewOutlet(r.area, m.table.board, wire.Header{Size: uint32(ranks)})
 		r.in = wire.NewInlet(r.area, m.table.board, wire.Header{Size: uint32(ranks), LocalRank: uint32(i)})
 	}
 	m.board = m.table.board
@@ -150,7 +150,7 @@ func (r *modelRank) attach() {
 }
 
 func (m *model) setPath() {
-	bits := uint32(wire.PathDirect)
+	bits := uint32(wire.PathDirect | wire.PathMeet)
 	if m.extended {
 		bits = 0
 	}

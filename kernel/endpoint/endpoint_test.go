@@ -284,6 +284,11 @@ func TestLeave(t *testing.T) {
 	if !s.Left() || !slices.Equal(s.faults, []string{want, want}) {
 		t.Errorf("%q", s.faults)
 	}
+	taken := len(s.taken)
+	s.Deliver(Ordinary, &frame.Message{Source: 2, Target: 1, Handler: wire.HandlerBarrier}, flow.Origin{Number: 9}, &s.notes)
+	if len(s.faults) != 2 || len(s.taken) != taken+1 {
+		t.Errorf("a note about a barrier: %q, %d taken", s.faults, len(s.taken)-taken)
+	}
 }
 
 // What a rank writes over its area is reported, and nothing else happens.

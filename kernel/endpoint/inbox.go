@@ -48,12 +48,17 @@ func (in *inbox) look() {
 }
 
 // Deliver gives the rank a message. It returns how many messages wait for the rank at most, 0 if it
-// has ended, which is a fault of the job.
+// has ended, which is a fault of the job. It does not need notes about barriers any more: they are
+// taken.
 func (e *Endpoint) Deliver(to Inbox, m *frame.Message, o flow.Origin, t Taker) (waits uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.gone {
-		e.undeliverable(m.Source)
+		if m.Handler == wire.HandlerBarrier {
+			t.Take(o)
+		} else {
+			e.undeliverable(m.Source)
+		}
 		return 0
 	}
 	in := &e.ordinary

@@ -11,7 +11,7 @@ import (
 
 // channelConfig describes the ranks of this node, whose messages so far are all settled, or lost.
 func (j *Job) channelConfig() channel.Config {
-	c := channel.Config{Remote: j.config.Remote, Keeper: j.config.Keeper, Log: func(format string, args ...any) {
+	c := channel.Config{Remote: j.config.Remote, Leaders: j.leaders(), Keeper: j.config.Keeper, Log: func(format string, args ...any) {
 		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
 	}}
 	for _, number := range j.config.Local {
@@ -19,6 +19,14 @@ func (j *Job) channelConfig() channel.Config {
 		c.Ranks = append(c.Ranks, channel.Rank{Number: number, Area: r.endpoint.Area(), Passed: r.endpoint.Sent().Position()})
 	}
 	return c
+}
+
+// leaders returns the lowest rank of each node.
+func (j *Job) leaders() (leaders []id.Rank) {
+	for _, rank := range wire.Leaders(len(j.place), func(rank uint32) uint32 { return uint32(j.place[rank]) }) {
+		leaders = append(leaders, id.Rank(rank))
+	}
+	return leaders
 }
 
 // Repath finds out again which messages must pass this node kernel. It must be called after extensions in the message slot have
@@ -49,12 +57,16 @@ func (j *Job) setPath() {
 	j.pathing.Lock() // or an old state might come after a new one
 	defer j.pathing.Unlock()
 	var bits uint32
+	seen := !j.config.Set.Empty() || j.recorder().On()
+	if !seen {
+		bits |= wire.PathMeet
+	}
 	if !j.scheduled() {
 		bits |= wire.PathYield
 		if j.config.CPUs == 0 || len(j.config.Local) <= j.config.CPUs {
 			bits |= wire.PathSpin
 		}
-		if j.config.Set.Empty() && !j.recorder().On() {
+		if !seen {
 			bits |= wire.PathDirect
 		}
 	}

@@ -27,7 +27,7 @@ type neighbour struct {
 
 func (j *testJob) neighbour(rank int) *neighbour {
 	a := j.join(rank)
-	return &neighbour{app: a, out: wire.NewOutlet(a.area, a.board, len(j.config.Nodes)), in: wire.NewInlet(a.area, a.board, a.header)}
+	return &neighbour{app: a, out: wire.NewOutlet(a.area, a.board, a.header), in: wire.NewInlet(a.area, a.board, a.header)}
 }
 
 // fetch fetches the channels that the rank has not.
@@ -292,12 +292,12 @@ func TestScheduledPath(t *testing.T) {
 		Job: 7, Secret: []byte("12345678"), Arrived: func(id.Rank, uint32) {}, Scheduled: func() bool { return wanted }, CPUs: 1,
 	})
 	a := j.join(0)
-	if path := a.area.Path().Load(); path != 0 {
+	if path := a.area.Path().Load(); path != wire.PathMeet {
 		t.Errorf("path %b", path)
 	}
 	wanted = false
 	j.nodes[0].engine.Repath()
-	if path := a.area.Path().Load(); path != wire.PathDirect|wire.PathYield { // two ranks on one CPU do not spin
+	if path := a.area.Path().Load(); path != wire.PathDirect|wire.PathYield|wire.PathMeet { // two ranks on one CPU do not spin
 		t.Errorf("path %b", path)
 	}
 }

@@ -133,6 +133,10 @@ type JobConfig struct {
 	// Remote is what mirrored channels with ranks of other nodes need; nil: there are none.
 	Remote *Remote
 
+	// Meets makes ranks of several nodes complete barriers without the node kernels where they can.
+	// It must be the same at all nodes of the job: ranks that meet wait for all others to meet.
+	Meets bool
+
 	// CPUs is how many CPUs the ranks of this node run on; 0: one for each.
 	CPUs int
 }

@@ -396,7 +396,7 @@ func TestHostileFrames(t *testing.T) {
 }
 
 func appendRank(b []byte, rank uint32) []byte {
-	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, uint64(rank)), 0)
+	return append(binary.LittleEndian.AppendUint64(b, uint64(rank)), make([]byte, 16)...)
 }
 
 // Whatever frames another node sends, this one lives. Half of them bear the job's number and key.
@@ -405,7 +405,7 @@ func FuzzFrame(f *testing.F) {
 		f.Add(frame.New(kind, 7, 0, 1))
 	}
 	f.Add(frame.New(frame.Joined, 7, 0))
-	f.Add(frame.New(frame.Ended, 7, 0, 1, 1))
+	f.Add(frame.New(frame.Ended, 7, 0, 1, 1, 1))
 	f.Add(frame.AppendMessage(frame.New(frame.Messages, 7, 0, 0), &frame.Message{Source: 1, Target: 0, Payload: []byte("payload")}))
 	f.Add(frame.AppendCredit(frame.New(frame.Credits, 7, 0), frame.Credit{Rank: 1, Taken: 1}))
 	j := open(f, 3, 1)

@@ -243,7 +243,7 @@ func (j *Job) frame(from id.Node, f *frame.Frame) {
 		j.join(false)
 	case frame.Ended:
 		if int(f.Rank) < len(j.place) && j.place[f.Rank] == member {
-			j.rankEnded(f.Rank, f.Number)
+			j.rankEnded(f.Rank, f.Number, f.Bound)
 		}
 	}
 }

@@ -41,17 +41,28 @@ func (j *Job) news() [][]byte {
 	frames := [][]byte{j.newFrame(frame.Joined)}
 	for rank, entered := range j.barrier.Ended() {
 		if j.place[rank] == j.self {
-			frames = append(frames, j.newFrame(frame.Ended, uint64(rank), entered))
+			frames = append(frames, j.newFrame(frame.Ended, uint64(rank), entered, j.bound(rank)))
 		}
 	}
 	return frames
 }
 
-// rankEnded handles the report that a rank elsewhere has ended after entering so many barriers.
-func (j *Job) rankEnded(number id.Rank, entered uint64) {
+// bound returns the lowest number of a barrier on the boards that lacks the part of a rank of this
+// node that has ended, 0 if the rank had none: it was not the leader.
+func (j *Job) bound(rank id.Rank) uint64 {
+	if len(j.config.Members) > 1 && rank == j.config.Local[0] {
+		return j.channels.Decided() + 1
+	}
+	return 0
+}
+
+// rankEnded handles the report that a rank elsewhere has ended after entering so many barriers, and
+// from which number on its part of those on the boards is missing.
+func (j *Job) rankEnded(number id.Rank, entered, bound uint64) {
 	j.mu.Lock()
 	j.barrier.End(number, entered)
 	j.mu.Unlock()
+	j.channels.Bound(bound)
 	j.channels.FarEnded(number)
 	j.rouseAll()
 	j.advance()

@@ -297,6 +297,65 @@ func TestLastWords(t *testing.T) {
 	j.noFault()
 }
 
+// When a leader has ended, no rank completes barriers on the boards in which its part is missing. Restarted node kernels and later
+// reports take that back no more than ranks of other nodes can.
+func TestBound(t *testing.T) {
+	j, a, b := openFar(t)
+	if n := a.area.Bound().Load(); n != 0 {
+		t.Errorf("barriers are bounded by %d while all leaders live", n)
+	}
+	b.board.Decide(3, wire.OutcomeQuiet)
+	j.nodes[1].job.Ended(1)
+	for _, f := range []*farRank{a, b} {
+		check.Await(t, "bound", func() bool { return f.area.Bound().Load() == 4 })
+	}
+	b.board.Decide(9, wire.OutcomeQuiet)
+	j.restart(1)
+	j.nodes[1].job.Ended(1)
+	j.restart(0)
+	check.Await(t, "report of the end again", func() bool {
+		n := j.nodes[0].job
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return len(n.barrier.Ended()) == 1
+	})
+	for _, f := range []*farRank{a, b} {
+		if n := f.area.Bound().Load(); n != 4 {
+			t.Errorf("bound %d", n)
+		}
+	}
+	j.nodes[0].job.Ended(0) // a report of node 0 follows all that node 1 has sent
+	check.Await(t, "report of the other end", func() bool {
+		n := j.nodes[1].job
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return len(n.barrier.Ended()) == 2
+	})
+	if n := b.area.Bound().Load(); n != 1 {
+		t.Errorf("bound %d, although the leader of node 0 has decided no barrier", n)
+	}
+	j.noFault()
+}
+
+// The end of a rank that does not lead its node bounds no barriers.
+func TestNoBound(t *testing.T) {
+	j := open(t, 2, 2)
+	a := j.join(0)
+	j.join(1)
+	j.join(2)
+	j.join(3)
+	j.nodes[1].job.Ended(3)
+	check.Await(t, "report of its end", func() bool {
+		n := j.nodes[0].job
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return len(n.barrier.Ended()) == 1
+	})
+	if n := a.area.Bound().Load(); n != 0 {
+		t.Errorf("barriers are bounded by %d", n)
+	}
+}
+
 // What a rank writes into its mirrored channels harms no node kernel.
 func TestHostileMirrors(t *testing.T) {
 	j, a, b := openFar(t)

@@ -54,6 +54,7 @@ func (r *rank) endpointConfig() endpoint.Config {
 		Header: wire.Header{
 			Job: uint32(j.config.Job), Rank: uint32(r.number), Size: uint32(len(j.config.Nodes)), Node: uint32(j.engine.config.Self),
 			LocalRank: uint32(r.index), LocalSize: uint32(len(j.config.Local)), Nodes: uint32(len(j.config.Members)),
+			Meets: j.config.Meets,
 		},
 		Nodes: j.config.Nodes, Waiting: &j.counters.waiting[r.index], Owner: (*owner)(j), Core: r.core, Recorder: j.recorder(),
 	}
@@ -277,10 +278,11 @@ func (r *rank) farewell() {
 	entered := j.barrier.End(r.number, r.endpoint.Entered())
 	inUse := j.inUse
 	j.mu.Unlock()
+	j.channels.Bound(j.bound(r.number))
 	j.leaves(r)
 	j.gather()
 	if inUse { // otherwise the news follow when a rank begins to use messages (Job.join)
 		j.sendLast(r, func(id.Rank) bool { return true })
-		j.sendAll(frame.Ended, uint64(r.number), entered)
+		j.sendAll(frame.Ended, uint64(r.number), entered, j.bound(r.number))
 	}
 }

@@ -104,7 +104,7 @@ static inline int channel_wait(struct channel *c, size_t length)
 
 static inline int channel_ready(const struct channel *c)
 {
-	return atomic_load_explicit(channel_head(c, c->position), memory_order_acquire) != 0;
+	return atomic_load(channel_head(c, c->position)) != 0; /* in order with the words of boards and rings */
 }
 
 /* channel_before reports whether messages that the producer had written at a mark are not

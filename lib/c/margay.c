@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "barrier.h"
 #include "channel.h"
 #include "far.h"
 #include "internal.h"
@@ -71,8 +72,17 @@ static struct {
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
 	unsigned answers; /* about windows that have come by datagrams */
-	uint64_t barriers; /* that this rank has entered on the board */
+	int stalled; /* a message waits for others that have not arrived */
+
+	/* Barriers. */
+	uint64_t barriers; /* that were tried on the board */
 	int arrived;       /* local ranks before this one are known to have entered the last of them */
+	struct turns turns;
+	struct exchange exchange;
+	/* Positions of the send ring behind messages that passed the node kernel, but for notes: the
+	 * last one, the last one to another node, and that before which all had arrived at a barrier of
+	 * the node kernels. */
+	uint64_t spoken, strayed, cleared;
 
 	/* State of upcalls, which may interrupt at any point. */
 	volatile uint64_t upcall_head; /* of the upcall ring: likewise */
@@ -271,6 +281,34 @@ static int meet_neighbours(void)
 	return 0;
 }
 
+/* prepare_barriers prepares the rank for barriers. The first barrier of a job on several nodes is
+ * not tried on the boards. */
+static int prepare_barriers(void)
+{
+	struct exchange *e = &self.exchange;
+	self.turns.left = margay_nodes() > 1;
+	if (margay_nodes() == 1 || !header(WIRE_MEETS) || margay_local_rank() != 0)
+		return 0;
+	int *leaders = calloc(margay_nodes(), sizeof *leaders);
+	if (!leaders)
+		return fail("no memory for the leaders of %d nodes", margay_nodes());
+	for (int rank = 0; rank < margay_size() && e->count < margay_nodes(); rank++) {
+		int known = 0;
+		for (int place = 0; place < e->count && !known; place++)
+			known = margay_node_of(leaders[place]) == margay_node_of(rank);
+		if (known)
+			continue;
+		if (rank == margay_rank())
+			e->place = e->count;
+		leaders[e->count++] = rank;
+	}
+	while (1 << e->rounds < e->count)
+		e->rounds++;
+	e->sent = e->taken = e->rounds;
+	e->leaders = leaders;
+	return 0;
+}
+
 static void forked(void) { self.forked = 1; }
 
 int margay_init(void)
@@ -310,7 +348,7 @@ int margay_init(void)
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
 	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
 	self.upcall_head = atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_HEAD));
-	return meet_neighbours();
+	return meet_neighbours() != 0 ? -1 : prepare_barriers();
 }
 
 /* is_mapped reports whether a region has been mapped at its fixed address. */
@@ -492,6 +530,11 @@ static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *
 		c->kernel = self.tail;
 		c->through = 1;
 	}
+	if (handler != WIRE_HANDLER_BARRIER) {
+		self.spoken = self.tail;
+		if (margay_node_of(rank) != margay_node())
+			self.strayed = self.tail;
+	}
 	atomic_store(word64(WIRE_SEND_CONTROL + WIRE_TAIL), self.tail);
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
@@ -511,9 +554,12 @@ static int may_pass_by(struct channel *c)
 }
 
 /* takes_channel reports whether a message to a handler takes a channel, which may be NULL. Node
- * kernels carry out requests about windows of other nodes (window.c). */
+ * kernels carry out requests about windows of other nodes (window.c). Notes of barriers take any
+ * channel. */
 static int takes_channel(struct channel *c, int handler)
 {
+	if (c && handler == WIRE_HANDLER_BARRIER)
+		return atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED)) != WIRE_CHANNEL_ENDED;
 	if (!c || (c->local < 0 && handler == WIRE_HANDLER_REMOTE) || !may_pass_by(c))
 		return 0;
 	_Atomic uint64_t *settled = c->local < 0 ? channel_word64(c, WIRE_CHANNEL_SETTLED) : word64(WIRE_SETTLED);
@@ -657,20 +703,37 @@ static void hurry(void)
 	}
 }
 
-/* has_settled reports whether all messages in mirrored channels have arrived, but for those to
- * ranks that have ended, and all requests by datagrams are answered. */
+/* has_settled reports whether all messages in mirrored channels have arrived, but for notes and
+ * those to ranks that have ended, and all requests by datagrams are answered. */
 static int has_settled(int n, uint64_t arg)
 {
 	(void)n;
 	(void)arg;
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		struct far *f = self.ends[i];
-		if (!far_quiet(f) && atomic_load(channel_word(&f->out, WIRE_CHANNEL_CLOSED)) != WIRE_CHANNEL_ENDED)
+		if (f->acked < f->spoken && atomic_load(channel_word(&f->out, WIRE_CHANNEL_CLOSED)) != WIRE_CHANNEL_ENDED)
 			return 0;
 		if (!direct_idle(&f->direct))
 			return 0;
 	}
 	return 1;
+}
+
+/* settle waits until all messages in mirrored channels have arrived, and has the other ends answer
+ * at once. */
+static int settle(int timeout_ms)
+{
+	if (has_settled(0, 0))
+		return 0;
+	int was = mask();
+	for (uint32_t i = 0; i < self.end_count; i++) {
+		if (self.ends[i]->acked < self.ends[i]->spoken) {
+			self.ends[i]->ask = 1;
+			transmit(self.ends[i]);
+		}
+	}
+	unmask(was);
+	return wait_until(has_settled, 0, timeout_ms) < 0 ? -1 : 0;
 }
 
 /* no_sense fails because the consumer of a channel has written nonsense. */
@@ -683,9 +746,11 @@ static int no_sense(const struct channel *c)
 static int put_channel(struct channel *c, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
 	int sent = channel_put(c, handler, arg0, arg1, payload, length);
-	if (sent > 0 && c->local < 0)
+	if (sent > 0 && c->local < 0) {
+		if (handler != WIRE_HANDLER_BARRIER)
+			self.fars[c->rank]->spoken = c->position;
 		transmit(self.fars[c->rank]);
-	else if (sent > 0)
+	} else if (sent > 0)
 		wake_local(c->local);
 	return sent < 0 ? no_sense(c) : sent;
 }
@@ -892,12 +957,18 @@ static void block_upcalls(int how)
 	sigprocmask(how, &set, NULL);
 }
 
+/* take_note takes a note of a barrier. The sender may have written anything. */
+static int take_note(const struct margay_am *message)
+{
+	return exchange_arrive(&self.exchange, message->source, message->args, message->length);
+}
+
 /* handle runs the handler of a message with upcalls masked, and leaves them masked. */
 static void handle(const struct margay_am *message)
 {
-	if (message->handler == WIRE_HANDLER_COLLECTIVE || message->handler == WIRE_HANDLER_REMOTE) {
-		int (*take)(const struct margay_am *) = message->handler == WIRE_HANDLER_REMOTE ? margay_in_answer : margay_in_arrive;
-		if (self.depth > 0 || take(message) != 0)
+	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_BARRIER) {
+		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer, take_note};
+		if (self.depth > 0 || take[message->handler - WIRE_HANDLER_COLLECTIVE](message) != 0)
 			die("margay: rank %d got a message for handler %d from rank %d, which makes no sense\n", margay_rank(), message->handler,
 			    message->source);
 		return;
@@ -976,8 +1047,10 @@ static int run_received(void)
 			int before = c && channel_before(c, r->after);
 			if (before && channel_ready(c))
 				return run_channel(c);
-			if (before && c->local < 0)
-				return 0; /* it has not arrived yet */
+			if (before && c->local < 0) {
+				self.stalled = 1; /* it has not arrived yet */
+				return 0;
+			}
 		}
 		if (message)
 			run_handler(r);
@@ -993,6 +1066,7 @@ static int run_received(void)
  * of messages handled, 0 if there is none. The caller has masked upcalls. */
 static int run_some(void)
 {
+	self.stalled = 0;
 	for (;;) {
 		/* An upcall sent before the message in the ring has arrived before it. */
 		int some = received_wait(), n = run_upcalls();
@@ -1354,19 +1428,102 @@ static int all_met(int n, uint64_t number)
 	return self.arrived == margay_local_size();
 }
 
-/* all_quiet reports whether all local ranks entered a barrier quietly. A rank that is at a later
- * barrier has left this one. If a rank had not been quiet, it would still wait for all others. */
-static int all_quiet(uint64_t number)
+/* inside returns the outcome about a barrier that all local ranks have entered, as far as they
+ * know. A rank that is at a later barrier has left this one. If a rank had not been quiet, it would
+ * still wait for all others. */
+static int inside(uint64_t number)
 {
-	int quiet = 1;
+	int outcome = WIRE_OUTCOME_QUIET;
 	for (int local = 0; local < margay_local_size(); local++) {
 		uint64_t word = atomic_load(board_word(local, number));
 		if (word >> WIRE_BARRIER_SHIFT > number)
-			return 1;
+			return WIRE_OUTCOME_QUIET;
 		if (word & WIRE_BARRIER_LOUD)
-			quiet = 0;
+			outcome = WIRE_OUTCOME_LOUD;
 	}
-	return quiet;
+	return outcome;
+}
+
+/* wake_asleep wakes a local rank if it sleeps. */
+static void wake_asleep(int local)
+{
+	if (local != margay_local_rank() && atomic_load(asleep(local)) && fetch_doorbell(local) == 0)
+		wake_local(local);
+}
+
+static void wake_node(void)
+{
+	for (int local = 0; local < margay_local_size(); local++)
+		wake_asleep(local);
+}
+
+/* send_notes sends the notes that are due, and publishes and returns the outcome, 0 while there is
+ * none. A leader that has ended needs no note. */
+static int send_notes(void)
+{
+	struct exchange *e = &self.exchange;
+	uint64_t args[2];
+	for (int to; (to = exchange_next(e, args)) >= 0;) {
+		struct channel *c = self.to[to];
+		int sent = 1;
+		if (!c || atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED)) != WIRE_CHANNEL_ENDED)
+			sent = margay_in_post(to, WIRE_HANDLER_BARRIER, args[0], args[1], NULL, 0);
+		if (sent > 0)
+			exchange_sent(e);
+		else if (sent < 0 || !margay_in_room(to, WIRE_HANDLER_BARRIER, 0))
+			return 0;
+	}
+	int outcome = exchange_decided(e);
+	if (outcome) {
+		atomic_store((_Atomic uint64_t *)(self.board + WIRE_BOARD_OUTCOME), e->number << WIRE_BARRIER_SHIFT | outcome);
+		wake_node();
+	}
+	return outcome;
+}
+
+/* is_bounded reports whether a leader has ended whose part in a barrier is missing. */
+static int is_bounded(uint64_t number)
+{
+	uint64_t bound = atomic_load(word64(WIRE_BOUND));
+	return bound && number >= bound;
+}
+
+/* lead advances the exchange about a barrier when all local ranks have entered it, and returns the
+ * outcome, 0 while there is none. */
+static int lead(uint64_t number)
+{
+	if (self.exchange.number < number) {
+		if (!all_met(0, number) || is_bounded(number))
+			return 0;
+		exchange_begin(&self.exchange, number, inside(number));
+	}
+	return send_notes();
+}
+
+/* look returns the outcome about a barrier that this rank has entered, 0 while there is none. If a
+ * leader has ended whose part in it is missing, the node kernels decide. */
+static int look(uint64_t number)
+{
+	uint64_t word;
+	int outcome = 0;
+	if (margay_nodes() == 1)
+		return all_met(0, number) ? inside(number) : 0;
+	if (self.exchange.leaders) {
+		outcome = lead(number);
+	} else {
+		word = atomic_load((_Atomic uint64_t *)(self.board + WIRE_BOARD_OUTCOME));
+		if (word >> WIRE_BARRIER_SHIFT >= number)
+			outcome = word >> WIRE_BARRIER_SHIFT > number ? WIRE_OUTCOME_QUIET : word & ((1 << WIRE_BARRIER_SHIFT) - 1);
+	}
+	return !outcome && is_bounded(number) ? WIRE_OUTCOME_LOUD : outcome;
+}
+
+static int is_decided(int n, uint64_t arg)
+{
+	int *outcome = (int *)(uintptr_t)arg;
+	(void)n;
+	*outcome = look(self.barriers);
+	return *outcome != 0;
 }
 
 /* abandon notes that this rank does not wait any longer in a barrier that it has entered. */
@@ -1376,24 +1533,75 @@ static int abandon(void)
 	return -1;
 }
 
-/* meet enters a barrier on the board and waits for the other ranks, which are all on this node.
- * It returns 1 if that completes the barrier and 0 if all of them must enter one of the node
- * kernel. */
+/* meet enters a barrier on the board and returns the outcome about it, WIRE_OUTCOME_LOUD if all
+ * ranks must enter one of the node kernels, or -1. */
 static int meet(int timeout_ms)
 {
 	uint64_t number = ++self.barriers;
-	int quiet = (atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) && atomic_load(word64(WIRE_SETTLED)) >= self.tail;
+	int outcome = 0;
+	int quiet = (atomic_load(word32(WIRE_PATH)) & WIRE_MEET) && atomic_load(word64(WIRE_SETTLED)) >= self.spoken && self.strayed <= self.cleared;
 	self.arrived = 0;
 	atomic_store(board_word(margay_local_rank(), number), number << WIRE_BARRIER_SHIFT | (quiet ? 0 : WIRE_BARRIER_LOUD));
-	/* The last rank to enter wakes those that sleep. */
+	/* The last rank to enter wakes those that wait for that. */
 	if (all_met(0, number)) {
-		for (int local = 0; local < margay_local_size(); local++)
-			if (local != margay_local_rank() && atomic_load(asleep(local)) && fetch_doorbell(local) == 0)
-				wake_local(local);
+		if (margay_nodes() == 1)
+			wake_node();
+		else
+			wake_asleep(0);
 	}
-	if (wait_until(all_met, number, timeout_ms) < 0)
-		return abandon();
-	return all_quiet(number);
+	if (wait_until(is_decided, (uintptr_t)&outcome, timeout_ms) >= 0)
+		return outcome;
+	if (self.exchange.leaders) { /* the others do not wait for it */
+		exchange_abandon(&self.exchange, number);
+		send_notes();
+	}
+	return -1;
+}
+
+/* pass_kernels enters a barrier of the node kernels and leaves it. */
+static int pass_kernels(int64_t deadline)
+{
+	uint64_t passed = self.tail, number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
+	/* The node kernel polls for it when awake, and must be woken when asleep. */
+	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
+		ring();
+	if (wait_until(is_released, number, margay_in_left(deadline)) < 0)
+		return -1;
+	self.cleared = passed;
+	return 0;
+}
+
+/* pass enters a barrier, on the boards if it can be completed there, and leaves it. */
+static int pass(int64_t deadline)
+{
+	if ((margay_nodes() == 1 || header(WIRE_MEETS)) && turns_try(&self.turns)) {
+		int outcome = meet(margay_in_left(deadline));
+		if (outcome < 0)
+			return -1;
+		if (outcome == WIRE_OUTCOME_ABANDONED)
+			return fail("another rank has abandoned this barrier: the job has no barriers any more");
+		turns_judge(&self.turns, outcome == WIRE_OUTCOME_QUIET);
+		if (outcome == WIRE_OUTCOME_QUIET)
+			return 0;
+	}
+	return pass_kernels(deadline);
+}
+
+static int flows(int n, uint64_t arg)
+{
+	(void)n;
+	(void)arg;
+	return !self.stalled;
+}
+
+/* catch_up handles the messages that have come. While one waits for others that were sent before
+ * it and have not arrived, those behind it wait, too. */
+static int catch_up(int64_t deadline)
+{
+	for (margay_poll(); self.stalled;)
+		if (wait_until(flows, 0, margay_in_left(deadline)) < 0)
+			return -1;
+	return 0;
 }
 
 int margay_barrier(int timeout_ms)
@@ -1403,22 +1611,10 @@ int margay_barrier(int timeout_ms)
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
 	if (self.abandoned)
 		return fail("an earlier barrier was abandoned: the job has no barriers any more");
-	if (margay_in_drain(timeout_ms) != 0)
+	if (margay_in_drain(timeout_ms) != 0 || settle(margay_in_left(deadline)) != 0)
 		return -1;
-	int met = margay_nodes() == 1 ? meet(margay_in_left(deadline)) : 0;
-	if (met < 0)
-		return -1;
-	if (!met) {
-		if (self.end_count > 0 && wait_until(has_settled, 0, margay_in_left(deadline)) < 0)
-			return -1;
-		uint64_t number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
-		/* The node kernel polls for it when awake, and must be woken when asleep. */
-		if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
-			ring();
-		if (wait_until(is_released, number, margay_in_left(deadline)) < 0)
-			return abandon();
-	}
-	margay_poll(); /* messages that arrived since the last poll */
+	if (pass(deadline) != 0 || catch_up(deadline) != 0)
+		return abandon();
 	return 0;
 }
 

@@ -108,7 +108,8 @@ int margay_wait(int timeout_ms);
 
 /* margay_barrier handles messages until every rank of the job has called it as often as this one.
  * When it returns 0, all messages that any rank sent to this one before entering the barrier have
- * been handled. It fails after the timeout; the job can then no longer use barriers. */
+ * been handled. It fails after the timeout; the job can then no longer use barriers, and the same
+ * barrier may fail at other ranks. */
 int margay_barrier(int timeout_ms);
 
 /* Collective operations.

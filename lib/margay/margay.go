@@ -28,9 +28,9 @@
 // Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations. Put, Get,
 // FetchAdd and CompareSwap reach memory of other ranks, which they have opened by Window.
 //
-// Locks, outermost first: Job.calling (one collective operation at a time), Job.handling (held
-// while messages are taken and their handlers run, which may send and ask), Job.sending,
-// Job.asking, Job.mu.
+// Locks, outermost first: Job.calling (one collective operation at a time) or Job.meeting (one
+// barrier at a time), Job.handling (held while messages are taken and their handlers run, which may
+// send and ask), Job.sending, Job.asking, Job.mu.
 package margay
 
 import (
@@ -84,9 +84,8 @@ type Job struct {
 	upcallDoorbell *os.File
 
 	board         *wire.Board
-	peerDoorbell  *os.File      // rung by the other ranks of this node
-	barriers      atomic.Uint64 // that this rank has entered, on the board
-	peerDoorbells []int         // descriptors by local rank, -1: not fetched; guarded by sending
+	peerDoorbell  *os.File // rung by the other ranks of this node
+	peerDoorbells []int    // descriptors by local rank, -1: not fetched; guarded by sending
 
 	asking   sync.Mutex // one request at a time
 	requests uint32     // requests made; guarded by asking
@@ -104,6 +103,11 @@ type Job struct {
 	handlers [wire.MaxHandlers]func(Message)
 	streams  *collective.Streams // guarded by handling
 	remote   remote              // the same
+
+	stalled atomic.Bool // a message waits for others that have not arrived; changed under handling
+
+	meeting  sync.Mutex // held during a barrier
+	barriers barriers
 
 	finalized atomic.Bool // changed under handling and sending: nothing is sent or handled after that
 
@@ -201,10 +205,11 @@ func (j *Job) openMemory(area, board *os.File) error {
 	if j.area.Joined().Swap(1) != 0 {
 		return ErrJoined
 	}
-	j.out = wire.NewOutlet(j.area, j.board, j.Size())
+	j.out = wire.NewOutlet(j.area, j.board, j.header)
 	j.in = wire.NewInlet(j.area, j.board, j.header)
 	j.initMirrors()
 	j.remote.passing = make([]int, j.Size())
+	j.initBarriers()
 	j.streams = collective.NewStreams(j.Size())
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
@@ -301,6 +306,7 @@ func (j *Job) poll() (n int, advanced bool) {
 			continue
 		}
 		if !j.handle(&record, ok, err) {
+			j.stalled.Store(j.in.Stalled())
 			return n, j.advance() || answered
 		}
 		n++
@@ -334,12 +340,22 @@ func (j *Job) dispatch(r *wire.Record) {
 		err = j.streams.Arrive(int(r.Peer), r.Args, r.Payload)
 	case wire.HandlerRemote:
 		err = j.answered(r)
+	case wire.HandlerBarrier:
+		err = j.noted(r)
 	default:
 		j.run(r)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("margay: rank %d got a message from rank %d: %v", j.Rank(), r.Peer, err))
 	}
+}
+
+// noted takes a message of wire.HandlerBarrier. The caller holds Job.handling.
+func (j *Job) noted(r *wire.Record) error {
+	if j.barriers.exchange == nil {
+		return fmt.Errorf("%w: this rank leads no node", wire.ErrNote)
+	}
+	return j.barriers.exchange.Arrive(r.Peer, r.Args, len(r.Payload))
 }
 
 // run runs the application's handler of a message. The caller holds Job.handling.

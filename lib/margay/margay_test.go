@@ -88,6 +88,8 @@ func rank(mode []string) error {
 			return err
 		}
 		return compute(ctx, job, n)
+	case "meet":
+		return meet(ctx, job, mode[1:])
 	case "services":
 		return services(job)
 	case "list":
@@ -134,6 +136,37 @@ func echo(ctx context.Context, job *margay.Job) error {
 	}
 	if err := job.Barrier(ctx); err != nil {
 		return err
+	}
+	return job.Finalize(ctx)
+}
+
+func meet(ctx context.Context, job *margay.Job, mode []string) error {
+	n, err := strconv.Atoi(mode[0])
+	if err != nil {
+		return err
+	}
+	handled := 0
+	job.Handle(6, func(margay.Message) { handled++ })
+	for i := 1; i <= n; i++ {
+		if err := job.Send(ctx, 0, 6, [2]uint64{uint64(i)}, nil); err != nil {
+			return err
+		}
+		limited, cancel := ctx, context.CancelFunc(func() {})
+		if i == n && len(mode) > 1 {
+			ms, err := strconv.Atoi(mode[1])
+			if err != nil {
+				return err
+			}
+			limited, cancel = context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
+		}
+		err := job.Barrier(limited)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if handled < i {
+			return fmt.Errorf("after barrier %d, %d messages have been handled", i, handled)
+		}
 	}
 	return job.Finalize(ctx)
 }

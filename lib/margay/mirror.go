@@ -40,6 +40,7 @@ const noTime = math.MaxInt64
 // far is this rank's end of the mirrored channels with another rank.
 type far struct {
 	*mirror.End
+	rank    int // at the other end
 	out     *wire.Channel
 	key     uint64
 	address address
@@ -66,8 +67,8 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 		}
 	}
 	f := &far{
-		End: mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
-		out: out, key: m.Key, address: newAddress(m.Address, m.Port), direct: j.newDirect(&m),
+		End:  mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
+		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port), direct: j.newDirect(&m),
 	}
 	j.mirrors.ends = append(j.mirrors.ends, f)
 	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
@@ -239,22 +240,56 @@ func (j *Job) hurry() {
 	}
 }
 
-// settle handles messages until all messages in mirrored channels have arrived, and all requests by
-// datagrams are answered.
+// settle handles messages until all messages in mirrored channels have arrived and all requests by
+// datagrams are answered, except those that other goroutines send while it waits.
 func (j *Job) settle(ctx context.Context) error {
+	wait := j.unsettled()
+	if len(wait) == 0 {
+		return nil
+	}
 	return j.await(ctx, func(int) bool {
 		j.sending.Lock()
 		defer j.sending.Unlock()
-		for _, f := range j.mirrors.ends {
-			if !f.Quiet() && f.out.Closed().Load() != wire.ChannelEnded {
-				return false
-			}
-			if f.direct != nil && !f.direct.Idle() {
+		for f, w := range wait {
+			if !f.Reached(w.position) && f.out.Closed().Load() != wire.ChannelEnded || f.direct != nil && !f.direct.Answered(w.request) {
 				return false
 			}
 		}
 		return true
 	})
+}
+
+// unsettled is what settle waits for at an end.
+type unsettled struct {
+	position uint64 // of the channel, behind the messages
+	request  uint64 // the number after the last request
+}
+
+// unsettled returns the ends with messages that have not arrived or requests that are not answered,
+// and makes the other ends acknowledge messages at once.
+func (j *Job) unsettled() (wait map[*far]unsettled) {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	m := &j.mirrors
+	for _, f := range m.ends {
+		w := unsettled{position: j.out.Spoken(f.rank)}
+		arrived := f.Reached(w.position)
+		if f.direct != nil {
+			w.request = f.direct.Next()
+		}
+		if arrived && (f.direct == nil || f.direct.Idle()) {
+			continue
+		}
+		if wait == nil {
+			wait = make(map[*far]unsettled)
+		}
+		wait[f] = w
+		if !arrived {
+			f.Ask()
+			m.transmit(f, m.now())
+		}
+	}
+	return wait
 }
 
 // newAddress returns the address of an IPv4 address and a port.

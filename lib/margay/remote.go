@@ -137,22 +137,29 @@ func (j *Job) advanceOne(r *Request) (bool, error) {
 		return false, nil
 	}
 	for {
-		if ok, err := r.post(slot); ok || err != nil || j.awaitsRoom(r.place.rank) {
+		if ok, err := r.post(slot); ok || err != nil || j.awaitsRoom(r.place.rank, wire.HandlerRemote, MaxPayload) {
 			return ok, err
 		}
 	}
 }
 
-// awaitsRoom reports whether there is no room for a request to a rank, and awaits it.
-func (j *Job) awaitsRoom(rank int) bool {
+// awaitsRoom reports whether there is no room for a message to a handler of a rank, and awaits it.
+func (j *Job) awaitsRoom(rank int, handler uint16, payload int) bool {
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	return j.out.Wait(uint32(rank), wire.HandlerRemote, MaxPayload)
+	return j.out.Wait(uint32(rank), handler, payload)
 }
 
-// drain waits until all started accesses are sent.
+// drain waits until all accesses that were started before are sent. It does not wait for those that
+// other goroutines start while it waits.
 func (j *Job) drain(ctx context.Context) error {
-	return j.waitRemote(ctx, func() bool { return len(j.remote.queue) == 0 })
+	j.handling.Lock()
+	queue := slices.Clone(j.remote.queue)
+	j.handling.Unlock()
+	if len(queue) == 0 {
+		return nil
+	}
+	return j.waitRemote(ctx, func() bool { return !slices.ContainsFunc(queue, func(r *Request) bool { return r.queued }) })
 }
 
 // quiet reports whether no message is queued or in flight. The caller holds Job.handling.

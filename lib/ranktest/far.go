@@ -49,16 +49,22 @@ const largest = 1372
 // another node, and gives it these.
 func startFar(t *testing.T, seed uint64, program Program, mode ...string) *far {
 	t.Helper()
+	return startFarAt(t, alone, seed, program, mode...)
+}
+
+// startFarAt is startFar for a rank at a place like alone.
+func startFarAt(t *testing.T, place wire.Header, seed uint64, program Program, mode ...string) *far {
+	t.Helper()
 	nodes := []uint32{0, 2}
-	k := start(t, alone, nodes, program, mode...)
-	other := alone
+	k := start(t, place, nodes, program, mode...)
+	other := place
 	other.Rank, other.Node = 0, 0
 	f := &far{partner: newPartner(k, other, nodes, rand.New(rand.NewPCG(seed, 2))), start: time.Now()}
 	f.mine, f.address = datagrams(t)
 	f.theirs, f.theirAddress = datagrams(t)
 	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
 	f.openPairs()
-	f.setPath(wire.PathDirect)
+	f.setPath(wire.PathDirect | wire.PathMeet)
 	f.Greet()
 	f.area.Channels().Store(1)
 	f.ring()

@@ -236,6 +236,7 @@ func nonsense(t *testing.T, program Program) {
 		"answer":   {Handler: wire.HandlerRemote, Peer: 1, Args: wire.Remote{Kind: wire.RemoteReply}.Args()},
 		"stranger": {Handler: wire.HandlerRemote, Peer: 0, Args: wire.Remote{Kind: wire.RemoteReply}.Args()},
 		"request":  {Handler: wire.HandlerRemote, Peer: 1, Args: wire.Remote{Kind: wire.RemoteGet, Length: 8}.Args()},
+		"note":     {Handler: wire.HandlerBarrier, Args: wire.Note{Number: 1, Outcome: wire.OutcomeQuiet}.Args()}, // to a rank that leads no node
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := Start(t, program, "echo")

@@ -30,7 +30,7 @@ func newPartner(k *Kernel, header wire.Header, nodes []uint32, random *rand.Rand
 		k.t.Fatal(err)
 	}
 	return partner{
-		Kernel: k, random: random, own: own, out: wire.NewOutlet(own, k.board, 2), in: wire.NewInlet(own, k.board, header),
+		Kernel: k, random: random, own: own, out: wire.NewOutlet(own, k.board, header), in: wire.NewInlet(own, k.board, header),
 		sent: own.SendConsumer(), received: own.ReceiveProducer(),
 	}
 }

@@ -372,6 +372,9 @@ func payload(i int) []byte {
 //	            back to their sources, for handler 2, with 1 added to the second argument; then it finalizes and ends
 //	await N     enters a barrier, has upcalls interrupt it, waits until N messages for handler 5 have been handled, be it before it
 //	            waited; then it finalizes and ends
+//	meet N [T]  N times sends rank 0 a message for handler 6, whose first argument counts them from 1, enters a barrier, the last
+//	            one with a time-out of T ms, and ends with status 1 unless as many messages for handler 6 have been handled by
+//	            then; then it finalizes and ends
 //	services    takes the region "shared" of 4096 bytes and writes 'R' there; inserts the extension "object" as "x" into the slot
 //	            "message" with the constant "c" 5 and 6 entries of the map "m"; prints its runs, instructions, faults,
 //	            nanoseconds and last fault; writes 'S' into its map "m" and prints its entries and stride; removes it; and inserts
@@ -490,6 +493,12 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
 	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
 	t.Run("mirrored channels", func(t *testing.T) { mirrors(t, seed, program) })
+	t.Run("leaders", func(t *testing.T) { leaders(t, seed, program) })
+	t.Run("leader that has ended", func(t *testing.T) { boundLeader(t, seed, program) })
+	t.Run("leader that stops waiting", func(t *testing.T) { overdueLeader(t, seed, program) })
+	t.Run("stalled messages", func(t *testing.T) { stalledMessages(t, seed, program) })
+	t.Run("nonsense notes", func(t *testing.T) { nonsenseNotes(t, seed, program) })
+	t.Run("member", func(t *testing.T) { member(t, program) })
 	t.Run("garbage", func(t *testing.T) { garbage(t, program) })
 	t.Run("fixed address that cannot be had", func(t *testing.T) {
 		k := Start(t, program, "list", "write")

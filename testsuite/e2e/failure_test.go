@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -183,19 +183,6 @@ func (m *machine) nodeKernels() (found []int) {
 	return found
 }
 
-// killOne kills one of the probe's ranks on this machine that do something. Other tests' machines may have such ranks, too.
-func (m *machine) killOne(what string) {
-	m.t.Helper()
-	below := m.processes()
-	for _, pid := range pids(m.t, probe()+" "+what) {
-		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "probe\n" && slices.Contains(below, pid) {
-			kill(m.t, pid)
-			return
-		}
-	}
-	m.t.Fatalf("no rank of this machine does %s", what)
-}
-
 // nodeKernelsOf returns the grandchildren of a holder called kernel.
 func nodeKernelsOf(t testing.TB, holder int) (found []int) {
 	t.Helper()
@@ -282,25 +269,93 @@ func (m *machine) killUnderMessages(start func(often bool) (c *command, whole fu
 // killed, the other, which waits for it, ends with it.
 func TestKilledBetweenNeighbours(t *testing.T) {
 	m := use(t, "hosted")
-	m.awaitUp()
+	m.killNodeKernels()
 	const rounds = 3000
 	c := m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", fmt.Sprint(rounds), "2")
 	c.awaitOutput("playing\n")
 	time.Sleep(200 * time.Millisecond)
 	for range 3 {
-		for _, kernel := range m.nodeKernels() {
-			kill(t, kernel)
-		}
-		m.awaitUp()
+		m.killNodeKernels()
 	}
 	if r := c.wait(); r.code != 0 || !strings.Contains(r.stdout, fmt.Sprintf("%d messages came back", rounds)) {
 		t.Error(r)
 	}
 	c = m.start("run", "-n", "2", "-N", "1", probe(), "pingpong", "1000000", "1")
 	c.awaitOutput("playing\n")
-	m.killOne("pingpong")
+	kill(t, m.ranks("pingpong")[0])
 	if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "was killed by SIGKILL") {
 		t.Error(r)
+	}
+	m.usable()
+}
+
+// killNodeKernels kills all node kernels and waits until the nodes are up again. A node kernel in which a scheduler was inserted once
+// sees all messages from then on; its successor does not.
+func (m *machine) killNodeKernels() {
+	m.t.Helper()
+	for _, kernel := range m.nodeKernels() {
+		kill(m.t, kernel)
+	}
+	m.nodeKernels()
+	m.awaitUp()
+}
+
+// ranks returns the pids of the ranks on the machine's hosted nodes that run the probe in a mode, by rank.
+func (m *machine) ranks(mode string) (found []int) {
+	m.t.Helper()
+	holder, _ := m.status()
+	by := make(map[int]int)
+	for _, pid := range pids(m.t, probe()+" "+mode) {
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		_, rest, ok := strings.Cut("\x00"+string(environment), "\x00MARGAY_RANK=")
+		number, _, _ := strings.Cut(rest, "\x00")
+		rank, err := strconv.Atoi(number)
+		if string(name) == "probe\n" && ok && err == nil && descends(pid, holder) {
+			by[rank] = pid
+		}
+	}
+	for rank := range len(by) {
+		found = append(found, by[rank])
+	}
+	return found
+}
+
+// descends reports whether a process is a descendant of another.
+func descends(pid, of int) bool {
+	for ; pid > 1; pid = parent(pid) {
+		if pid == of {
+			return true
+		}
+	}
+	return false
+}
+
+// Ranks of several nodes meet without their node kernels: killed ones hold up no barrier and lose none. When a rank is killed, be it
+// the leader of its node or not, the others, which wait for it, end with it.
+func TestKilledWhileRanksMeet(t *testing.T) {
+	m := use(t, "hosted")
+	m.killNodeKernels()
+	const meetings = 600
+	c := m.start("run", "-n", "8", "-N", "4", probe(), "meet", fmt.Sprint(meetings), "5")
+	c.awaitOutput("meeting\n")
+	for range 2 {
+		m.killNodeKernels()
+	}
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, fmt.Sprintf("has met %d times", meetings)) != 8 {
+		t.Error(r)
+	}
+	for _, victim := range []int{2, 5} {
+		c := m.start("run", "-n", "8", "-N", "4", probe(), "meet", "1000000", "1")
+		c.awaitOutput("meeting\n")
+		ranks := m.ranks("meet")
+		if len(ranks) != 8 {
+			t.Fatalf("the ranks are %v", ranks)
+		}
+		kill(t, ranks[victim])
+		if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "was killed by SIGKILL") {
+			t.Error(r)
+		}
 	}
 	m.usable()
 }
@@ -509,9 +564,11 @@ func TestRankNeverJoins(t *testing.T) {
 
 func TestRankLeavesOthersInABarrier(t *testing.T) {
 	m := use(t, "hosted")
-	r := m.run(125, "-n", "6", probe(), "leave", "5")
-	if !strings.Contains(r.stderr, "rank 5 on node2 has ended, but rank ") {
-		t.Error(r)
+	for _, rank := range []string{"4", "5"} { // the leader of its node, and another one
+		r := m.run(125, "-n", "6", probe(), "leave", rank)
+		if !strings.Contains(r.stderr, "rank "+rank+" on node2 has ended, but rank ") {
+			t.Error(r)
+		}
 	}
 }
 

@@ -16,7 +16,9 @@
 //	3 arrived       16 u64 barriers that the sender's whole subtree has entered
 //	4 released      16 u64 barriers that are complete
 //	5 joined        empty: some rank of the job uses messages
-//	6 ended         16 u32 rank that has ended, 20 u32 zero, 24 u64 barriers that it had entered
+//	6 ended         16 u32 rank that has ended, 20 u32 zero, 24 u64 barriers that it had entered,
+//	                32 u64 the lowest number of a barrier that is not completed on the boards
+//	                (package wire) because its part is missing, 0 if it had none
 //	7 acknowledged  16 u64 messages of the receiver's ranks that the sender has, and that have
 //	                come to where it forwarded them
 //	8 meeting       16 u32 rank of the sender, 20 u32 rank of the receiver, which have mirrored
@@ -164,6 +166,7 @@ type Frame struct {
 	Number   uint64 // of the first message, of messages, of barriers or of bytes
 	Rank     id.Rank
 	Other    id.Rank   // of Last: the rank that the frame concerns
+	Bound    uint64    // of Ended
 	Messages []Message // their payloads are parts of the parsed bytes
 	Credits  []Credit
 	Meeting  Meeting
@@ -225,10 +228,11 @@ func (f *Frame) Parse(b []byte) (err error) {
 		f.Number = binary.LittleEndian.Uint64(body)
 		return nil
 	case Ended:
-		if err := expect(body, 16); err != nil {
+		if err := expect(body, 24); err != nil {
 			return err
 		}
 		f.Rank, f.Number = id.Rank(binary.LittleEndian.Uint32(body)), binary.LittleEndian.Uint64(body[8:])
+		f.Bound = binary.LittleEndian.Uint64(body[16:])
 		return nil
 	case Last:
 		if err := expect(body, 16); err != nil {

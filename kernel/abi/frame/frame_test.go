@@ -32,7 +32,7 @@ func frameOf(f *Frame) []byte {
 	case Last:
 		return New(f.Kind, f.Job, f.Key, uint64(f.Rank)|uint64(f.Other)<<32, f.Number)
 	case Ended:
-		return New(f.Kind, f.Job, f.Key, uint64(f.Rank), f.Number)
+		return New(f.Kind, f.Job, f.Key, uint64(f.Rank), f.Number, f.Bound)
 	}
 	return New(f.Kind, f.Job, f.Key)
 }
@@ -58,7 +58,7 @@ func goodFrames() map[string]*Frame {
 		"path seen":    {Kind: PathSeen, Job: job, Key: key, Number: 3},
 		"settle":       {Kind: Settle, Job: job, Key: key, Number: 3},
 		"settled":      {Kind: Settled, Job: job, Key: key, Number: 3},
-		"ended":        {Kind: Ended, Job: job, Key: key, Rank: 1<<32 - 1, Number: 8},
+		"ended":        {Kind: Ended, Job: job, Key: key, Rank: 1<<32 - 1, Number: 8, Bound: 1<<64 - 1},
 		"last":         {Kind: Last, Job: job, Key: key, Rank: 1<<32 - 1, Other: 2, Number: 1<<64 - 8},
 	}
 }
@@ -67,7 +67,7 @@ func TestFrameRoundTrip(t *testing.T) {
 	var got Frame // used again, as the engine does
 	for name, want := range goodFrames() {
 		t.Run(name, func(t *testing.T) {
-			got.Number, got.Rank, got.Other, got.Meeting = 0, 0, 0, Meeting{}
+			got.Number, got.Rank, got.Other, got.Bound, got.Meeting = 0, 0, 0, 0, Meeting{}
 			if err := got.Parse(frameOf(want)); err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func TestBadFrames(t *testing.T) {
 		"joined and more":   New(Joined, 1, 2, 3),
 		"arrived nowhere":   New(Arrived, 1, 2),
 		"released twice":    New(Released, 1, 2, 3, 4),
-		"ended, who knows":  New(Ended, 1, 2, 3),
+		"ended, who knows":  New(Ended, 1, 2, 3, 4),
 		"last, who knows":   New(Last, 1, 2, 3),
 		"too many hops":     AppendMessage(New(Messages, 1, 2, 0), &Message{Hops: slot.MaxHops + 1}),
 		"grant of such":     AppendCredit(New(Credits, 1, 2), Credit{1, slot.MaxHops + 1, 2}),

@@ -89,6 +89,9 @@ func (e *End) position() uint64 {
 // Quiet reports whether all that was written has arrived at the other end.
 func (e *End) Quiet() bool { return e.position() == e.acked }
 
+// Reached reports whether all before a position of the ring to the other end has arrived there.
+func (e *End) Reached(position uint64) bool { return e.acked >= position }
+
 // Busy reports whether Emit may return something, now or when time has passed.
 func (e *End) Busy() bool {
 	return e.hurry || e.owed > 0 || e.out.Position().Load() != e.acked || e.creditDue() || e.blocked()

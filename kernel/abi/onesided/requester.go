@@ -65,6 +65,12 @@ func (r *Requester) Piece() int { return r.piece }
 // Idle reports whether all requests are answered.
 func (r *Requester) Idle() bool { return r.first == r.next }
 
+// Next returns the number of the next request.
+func (r *Requester) Next() uint64 { return r.next }
+
+// Answered reports whether all requests before a number are answered.
+func (r *Requester) Answered(number uint64) bool { return r.first >= number }
+
 // Room reports whether there is room for a request of a kind: there is none for one that may change
 // memory while a get is not answered.
 func (r *Requester) Room(kind wire.RemoteKind) bool {

@@ -33,6 +33,9 @@ func NewArea(mem []byte, h Header, nodes []uint32) (*Area, error) {
 	put(offReceive, uint32(rings+RingSize))
 	put(offRingSize, RingSize)
 	put(offUpcall, uint32(rings+2*RingSize))
+	if h.Meets {
+		put(offMeets, 1)
+	}
 	for i, node := range nodes {
 		put(HeaderSize+4*i, node)
 	}
@@ -50,6 +53,7 @@ func OpenArea(mem []byte) (*Area, Header, error) {
 	h := Header{
 		Job: get(offJob), Rank: get(offRank), Size: get(offSize), Node: get(offNode),
 		LocalRank: get(offLocalRank), LocalSize: get(offLocalSize), Nodes: get(offNodes),
+		Meets: get(offMeets) != 0,
 	}
 	if h.Size > uint32(len(mem)) || len(mem) != AreaSize(int(h.Size)) {
 		return nil, Header{}, fmt.Errorf("wire: area of %d bytes for %d ranks", len(mem), h.Size)
@@ -77,6 +81,10 @@ func (a *Area) Settled() *atomic.Uint64 { return a.word64(offSettled) }
 
 // Path holds the Path bits. The node kernel writes it.
 func (a *Area) Path() *atomic.Uint32 { return a.word32(offPath) }
+
+// Bound is, unless it is 0, the lowest number of a barrier that is not completed on the boards. The
+// node kernel writes it, and never a higher one later.
+func (a *Area) Bound() *atomic.Uint64 { return a.word64(offBound) }
 
 // Channels counts the channels that the rank has. The node kernel writes it.
 func (a *Area) Channels() *atomic.Uint32 { return a.word32(offChannels) }

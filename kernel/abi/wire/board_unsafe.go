@@ -10,7 +10,8 @@ import (
 const (
 	boardRank = 128 // for each local rank
 
-	offBarrier = 0 // two u64
+	offBarrier = 0  // two u64
+	offOutcome = 16 // u64; of the leader alone
 	offAsleep  = 64
 )
 
@@ -92,6 +93,30 @@ func (b *Board) Quiet(number uint64) bool {
 	}
 	return quiet
 }
+
+// outcome is the word of the leader's outcome.
+func (b *Board) outcome() *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b.mem[offOutcome])) }
+
+// Decide publishes the outcome about a barrier. Only the leader decides, when its part in the
+// barrier is done.
+func (b *Board) Decide(number uint64, v Outcome) { b.outcome().Swap(number<<barrierShift | uint64(v)) }
+
+// Outcome returns the outcome about a barrier, 0 while there is none. A outcome about a later one
+// says that all ranks have left this one: all were quiet.
+func (b *Board) Outcome(number uint64) Outcome {
+	switch w := b.outcome().Load(); {
+	case w>>barrierShift < number:
+		return 0
+	case w>>barrierShift > number:
+		return OutcomeQuiet
+	default:
+		return Outcome(w & (1<<barrierShift - 1))
+	}
+}
+
+// Decided returns the number of the last barrier about which there is an outcome. It may be any
+// number.
+func (b *Board) Decided() uint64 { return b.outcome().Load() >> barrierShift }
 
 // End enters the next barrier for a rank that has ended: not quietly, so that the others come to
 // the node kernel. The word of the last barrier that the rank has entered stays. The words may be

@@ -255,8 +255,8 @@ func TestOrderAcrossPaths(t *testing.T) {
 // A rank that sleeps is woken once, by a message and by room.
 func TestWakes(t *testing.T) {
 	in, to, area, c, b := neighbours(t)
-	out := NewOutlet(area, b, 2)
-	area.Path().Store(PathDirect)
+	out := NewOutlet(area, b, Header{Size: 2})
+	area.Path().Store(PathDirect | PathMeet)
 	push := func(path int) {
 		t.Helper()
 		if ok, wake, err := out.Push(&Record{Payload: make([]byte, MaxPayload)}); !ok || err != nil || wake != path {
@@ -377,8 +377,8 @@ func TestBoard(t *testing.T) {
 // A message that takes a channel allocates nothing.
 func TestNoAllocation(t *testing.T) {
 	in, _, area, c, b := neighbours(t)
-	out := NewOutlet(area, b, 2)
-	area.Path().Store(PathDirect)
+	out := NewOutlet(area, b, Header{Size: 2})
+	area.Path().Store(PathDirect | PathMeet)
 	out.Open(c, 0, 0)
 	payload := make([]byte, 64)
 	n := testing.AllocsPerRun(1000, func() {

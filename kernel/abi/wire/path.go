@@ -11,6 +11,7 @@ const (
 	PathDirect = 1 // messages between ranks of the node may take channels
 	PathYield  = 2 // a rank that waits may yield its core for a while before it sleeps
 	PathSpin   = 4 // and may spin before that
+	PathMeet   = 8 // barriers may be completed on the boards
 )
 
 // Results of an Outlet or an Inlet: the process to wake. Other values are local ranks.
@@ -29,6 +30,12 @@ type Outlet struct {
 	board *Board
 	send  *Producer
 	to    []*outlet // by rank; nil: there is no channel to it
+	node  uint32
+
+	// Positions of the send ring behind messages that passed the node kernel, but for Notes.
+	spoken  uint64 // the last one
+	strayed uint64 // the last one to another node
+	cleared uint64 // all before had arrived at a barrier of the node kernels
 }
 
 // mirrored is instead of a local rank at the other end of a mirrored channel.
@@ -41,11 +48,12 @@ type outlet struct {
 	kernel  uint64         // position of the send ring behind the last message to it
 	through bool           // that message may not be settled
 	settled *atomic.Uint64 // position of the send ring before which all messages to it are settled
+	spoken  uint64         // position of the channel behind the last message but Notes
 }
 
-// NewOutlet makes the outlet of the rank that has the area, in a job of size ranks.
-func NewOutlet(a *Area, b *Board, size int) *Outlet {
-	return &Outlet{area: a, board: b, send: a.SendProducer(), to: make([]*outlet, size)}
+// NewOutlet makes the outlet of the rank that has the area.
+func NewOutlet(a *Area, b *Board, h Header) *Outlet {
+	return &Outlet{area: a, board: b, send: a.SendProducer(), to: make([]*outlet, h.Size), node: h.Node}
 }
 
 // Open adds the channel to a rank, which is a local rank of the job.
@@ -59,12 +67,15 @@ func (o *Outlet) open(c *Channel, rank, local int, settled *atomic.Uint64) {
 }
 
 // direct reports whether a message to a handler takes a channel, which may be nil. Node kernels
-// carry out requests about windows of other nodes.
+// carry out requests about windows of other nodes. Notes take any channel.
 func (o *Outlet) direct(to *outlet, handler uint16) bool {
-	if to == nil || o.area.Path().Load()&PathDirect == 0 || to.Closed().Load() != 0 {
+	if to == nil {
 		return false
 	}
-	if to.local == mirrored && handler == HandlerRemote {
+	if handler == HandlerBarrier {
+		return to.Closed().Load() != ChannelEnded
+	}
+	if o.area.Path().Load()&PathDirect == 0 || to.Closed().Load() != 0 || to.local == mirrored && handler == HandlerRemote {
 		return false
 	}
 	if to.through && to.settled.Load() < to.kernel {
@@ -82,6 +93,9 @@ func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
 		if ok, err = to.Push(r); err != nil {
 			return false, WakeNobody, fmt.Errorf("channel to rank %d: %w", r.Peer, err)
 		}
+		if ok && r.Handler != HandlerBarrier {
+			to.spoken = to.position
+		}
 		if ok && to.local == mirrored {
 			return true, WakeMirror, nil
 		}
@@ -96,6 +110,9 @@ func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
 	ok, ring, err := o.send.Push(*r)
 	if ok && to != nil {
 		to.kernel, to.through = o.send.Position(), true
+	}
+	if ok && r.Handler != HandlerBarrier {
+		o.passed(r.Peer)
 	}
 	if ring {
 		return ok, WakeKernel, err
@@ -112,11 +129,42 @@ func (o *Outlet) Wait(rank uint32, handler uint16, payload int) (wait bool) {
 	return o.send.Wait(payload)
 }
 
-// Quiet reports whether all messages that passed the node kernel are settled, and none need pass
-// it.
-func (o *Outlet) Quiet() bool {
-	return o.area.Path().Load()&PathDirect != 0 && o.area.Settled().Load() >= o.send.Position()
+// passed notes that a message to a rank passes the node kernel.
+func (o *Outlet) passed(rank uint32) {
+	o.spoken = o.send.Position()
+	if o.area.NodeOf(rank) != o.node {
+		o.strayed = o.spoken
+	}
 }
+
+// Spoken returns the position of the mirrored channel to a rank behind its last message, not
+// counting Notes; 0 if there is no channel.
+func (o *Outlet) Spoken(rank int) uint64 {
+	if to := o.to[rank]; to != nil {
+		return to.spoken
+	}
+	return 0
+}
+
+// Ended reports whether a rank that a channel leads to has ended.
+func (o *Outlet) Ended(rank int) bool {
+	to := o.to[rank]
+	return to != nil && to.Closed().Load() == ChannelEnded
+}
+
+// Quiet reports whether all messages that passed the node kernel are settled, and none need pass
+// it. The caller has waited for the messages in mirrored channels.
+func (o *Outlet) Quiet() bool {
+	return o.area.Path().Load()&PathMeet != 0 && o.area.Settled().Load() >= o.spoken && o.strayed <= o.cleared
+}
+
+// Passed returns the position of the send ring behind all messages that passed the node kernel, for
+// Clear.
+func (o *Outlet) Passed() uint64 { return o.send.Position() }
+
+// Clear notes that a barrier of the node kernels is complete which the rank had entered when Passed
+// returned position.
+func (o *Outlet) Clear(position uint64) { o.cleared = max(o.cleared, position) }
 
 // Inlet receives a rank's messages, in the order that the paths demand. It is not safe for
 // concurrent use.
@@ -130,6 +178,7 @@ type Inlet struct {
 	all     []*inlet
 	turn    int // index in all of the channel to look at first
 	known   uint32
+	stalled bool
 
 	// Where the last message of Next came from: one of the two.
 	ring    *Consumer
@@ -178,6 +227,7 @@ func (in *Inlet) open(c *inlet) {
 // Next returns the message to be handled next, and whether there is one. It is valid until Done,
 // which must follow. The error is ErrChannels, or ErrCorrupt.
 func (in *Inlet) Next() (r Record, ok bool, err error) {
+	in.stalled = false
 	// An upcall sent before the message in the ring has arrived before it.
 	some := in.receive.Ready()
 	if r, ok, err = in.NextUpcall(); ok || err != nil {
@@ -200,6 +250,10 @@ func (in *Inlet) Next() (r Record, ok bool, err error) {
 	}
 	return Record{}, false, nil
 }
+
+// Stalled reports whether Next has returned no message because messages that were sent before the
+// one in the receive ring have not arrived. Until they have, it returns no others.
+func (in *Inlet) Stalled() bool { return in.stalled }
 
 // NextUpcall is Next for upcalls alone.
 func (in *Inlet) NextUpcall() (r Record, ok bool, err error) {
@@ -232,6 +286,7 @@ func (in *Inlet) nextReceived() (r Record, ok bool, err error) {
 		in.receive.Unread()
 		return in.take(from)
 	case before && from.local == mirrored: // it has not arrived yet
+		in.stalled = true
 		in.receive.Unread()
 		return Record{}, false, nil
 	}

@@ -12,6 +12,7 @@ import (
 const (
 	HandlerCollective = MaxHandlers     // Call
 	HandlerRemote     = MaxHandlers + 1 // Remote
+	HandlerBarrier    = MaxHandlers + 2 // Note
 )
 
 // CollectiveWindow is how many chunks of collective operations a rank may have sent to another that

@@ -93,8 +93,8 @@
 // # Handlers of the libraries
 //
 // A message with a handler of MaxHandlers or more is between the libraries of two ranks, or a rank
-// and a node kernel: Call for collective operations, Remote for accesses to windows. No extension
-// sees it.
+// and a node kernel: Call for collective operations, Remote for accesses to windows, Note for
+// barriers. No extension sees it.
 //
 // # The board
 //
@@ -103,21 +103,50 @@
 //
 //	0  u64 for barriers with an even number, 8 u64 for those with an odd number:
 //	   the barrier's number times 4, + 1 if the rank is not quiet, + 2 if it has ended
+//	16 u64 of the leader, local rank 0, alone: the number of the last barrier that its part is done
+//	   of, times 4, + the Outcome
 //	64 u32 the rank sleeps, or is about to
 //
-// A job with several nodes does not use the board for barriers. In a job with one, a rank enters a
-// barrier by writing its word. It is not quiet if the path word forbids channels, or a message that
-// it has sent through the node kernel is not settled. When the words of all ranks have the number
-// or a higher one, the barrier is complete if all were quiet, and if not, all enter a barrier of
-// the node kernel (the area's entered word). All ranks decide alike: a word with a higher number
-// says that all were quiet, since otherwise its rank would still wait. When a rank has ended, the
-// node kernel writes the word of the next barrier that it would have entered, as not quiet and
-// ended; so ranks that wait for it come to the node kernel, which ends the job.
+// A rank enters a barrier by writing its word. It is not quiet if
+//
+//   - the path word forbids it (PathMeet): an extension or a recording wants to see messages; or
+//   - a message that it has sent through the node kernel is not settled; or
+//   - it has sent a message to another node through the node kernels since the last barrier of the
+//     node kernels.
+//
+// Before that it waits until its bytes in mirrored channels are acknowledged. So all messages of a
+// quiet rank are in rings and channels that their targets poll.
+//
+// In a job with one node, the barrier is complete when the words of all ranks have its number or a
+// higher one, if all were quiet. All ranks decide alike: a word with a higher number says that all
+// were quiet, since otherwise its rank would still wait.
+//
+// In a job with several nodes that allows it (Header.Meets), the lowest
+// rank of each node is its leader. When the words of all ranks of its node are there, it exchanges
+// with the other leaders whether all were quiet, by messages for HandlerBarrier (Note). In round k,
+// from 0, the leader at place p among n, in the order of ranks, sends the greatest Outcome that it
+// knows to the leader at place p + 2^k modulo n, and waits for the note of the leader at place
+// p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the outcome
+// on its board. A Note takes the mirrored channel to its target if there is one, even a paused one,
+// and passes the node kernels only while there is none; its order among other messages does not
+// matter.
+//
+// If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels
+// (the area's entered word), which has the same meaning and waits for more. After several of these
+// the boards are not tried for a while (Turns): all ranks count alike.
+//
+// A leader that stops waiting abandons the barrier: it sends what others still await of it with
+// the outcome OutcomeAbandoned, with which the barrier fails at each rank that learns of it.
+//
+// When a rank has ended, the node kernel writes the word of the next barrier that it would have
+// entered, as not quiet and ended. When a leader has ended, all node kernels bound the barriers on
+// the boards (the area's bound word): its part of later ones is missing. In both cases the ranks
+// that wait for it come to a barrier of the node kernels, which end the job.
 //
 // A rank that sleeps sets its word on the board and the waiting word of its receive ring, looks at
 // everything once more, and waits for its doorbell and its peer doorbell. A rank that has written
-// to a channel, made room in one whose producer is blocked, or is the last to enter a barrier,
-// rings the peer doorbell if it can change the word from 1 to 0.
+// to a channel, made room in one whose producer is blocked, is the last to enter a barrier, or has
+// written an outcome, rings the peer doorbell if it can change the word from 1 to 0.
 package wire
 
 import (
@@ -168,6 +197,7 @@ const (
 	offReceive   = 44 // offset of the receive ring
 	offRingSize  = 48
 	offUpcall    = 52 // offset of the upcall ring
+	offMeets     = 56 // u32: 1 if barriers between nodes are tried on the boards
 
 	offEntered  = 64  // barriers that the rank has entered; written by the rank
 	offJoined   = 72  // u32: 1 when a process of the rank has joined; written by the rank
@@ -177,6 +207,7 @@ const (
 	offSettled  = 192 // position of the send ring: all messages before it are settled
 	offPath     = 200 // u32: Path bits
 	offChannels = 204 // u32: channels that the rank has
+	offBound    = 208 // barriers with this number or a higher one are not completed on the boards; 0: all may be
 
 	offSendControl    = 256
 	offReceiveControl = 512
@@ -195,6 +226,7 @@ type Header struct {
 	Node                 uint32
 	LocalRank, LocalSize uint32 // among the ranks of the job on this node
 	Nodes                uint32 // nodes of the job
+	Meets                bool   // barriers between nodes are tried on the boards
 }
 
 // AreaSize is the size of the area of a job with the given number of ranks, in bytes.

@@ -1,4 +1,4 @@
-/* The layouts of the application interface, version 5: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 6: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
@@ -25,12 +25,14 @@
 #define WIRE_RECEIVE 44
 #define WIRE_RING_BYTES 48
 #define WIRE_UPCALL 52
+#define WIRE_MEETS 56
 #define WIRE_ENTERED 64
 #define WIRE_JOINED 72
 #define WIRE_RELEASED 128
 #define WIRE_SETTLED 192
 #define WIRE_PATH 200
 #define WIRE_CHANNELS 204
+#define WIRE_BOUND 208
 #define WIRE_SEND_CONTROL 256
 #define WIRE_RECEIVE_CONTROL 512
 #define WIRE_UPCALL_CONTROL 768
@@ -45,6 +47,7 @@
 #define WIRE_DIRECT 1
 #define WIRE_YIELD 2
 #define WIRE_SPIN 4
+#define WIRE_MEET 8
 
 /* Places in a channel. */
 #define WIRE_CHANNEL_CLOSED 0
@@ -74,9 +77,15 @@
 /* Places on the board, and parts of a rank's word for a barrier. */
 #define WIRE_BOARD_RANK 128
 #define WIRE_BOARD_BARRIER 0
+#define WIRE_BOARD_OUTCOME 16
 #define WIRE_BOARD_ASLEEP 64
 #define WIRE_BARRIER_LOUD 1
 #define WIRE_BARRIER_SHIFT 2
+
+/* Outcomes about a barrier. */
+#define WIRE_OUTCOME_QUIET 1
+#define WIRE_OUTCOME_LOUD 2
+#define WIRE_OUTCOME_ABANDONED 3
 
 /* Kinds of record. */
 #define WIRE_MESSAGE 1
@@ -120,6 +129,11 @@ struct wire_record {
 #define WIRE_REMOTE_OK 0
 #define WIRE_REMOTE_NO_WINDOW 1
 #define WIRE_REMOTE_OUTSIDE 2
+
+/* The same, Note. */
+#define WIRE_HANDLER_BARRIER 258
+#define WIRE_MAX_ROUNDS 32
+#define WIRE_MOST_SKIPPED 15
 
 /* Requests. */
 #define WIRE_HELLO 1

@@ -49,6 +49,7 @@ var commands = map[string]func(args []string) error{
 	"barrier":   barrier,
 	"threads":   threads,
 	"leave":     leave,
+	"meet":      meet,
 	"pingpong":  pingpong,
 	"insert":    insert,
 	"extension": extension,
@@ -495,6 +496,35 @@ func barrier(args []string) error {
 		}
 	}
 	fmt.Println("rank", job.Rank(), "passed 10 barriers")
+	return job.Finalize(ctx)
+}
+
+// meet N PAUSE passes N barriers and pauses so many milliseconds before each. Before a barrier each rank sends a message to the next
+// one, which must have handled it after the barrier.
+func meet(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	handled := 0
+	job.Handle(1, func(margay.Message) { handled++ })
+	n, pause := number(args, 0, 100), time.Duration(number(args, 1, 0))*time.Millisecond
+	for i := range n {
+		if i == min(n, 50)-1 && job.Rank() == 0 {
+			fmt.Println("meeting") // all ranks have their channels
+		}
+		time.Sleep(pause)
+		if err := job.Send(ctx, (job.Rank()+1)%job.Size(), 1, [2]uint64{}, nil); err != nil {
+			return err
+		}
+		if err := job.Barrier(ctx); err != nil {
+			return err
+		}
+		if handled <= i {
+			return fmt.Errorf("after barrier %d, %d messages have been handled", i+1, handled)
+		}
+	}
+	fmt.Println("rank", job.Rank(), "has met", n, "times")
 	return job.Finalize(ctx)
 }
 

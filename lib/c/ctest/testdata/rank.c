@@ -103,6 +103,25 @@ static void await(int n)
 	check(margay_finalize(20000));
 }
 
+static void on_counted(const struct margay_am *m, void *data)
+{
+	(void)m;
+	++*(int *)data;
+}
+
+static void meet(int n, int timeout)
+{
+	int counted = 0;
+	check(margay_handle(6, on_counted, &counted));
+	for (int i = 1; i <= n; i++) {
+		check(margay_send(0, 6, i, 0, NULL, 0));
+		check(margay_barrier(i == n ? timeout : 20000));
+		if (counted < i)
+			errx(1, "after barrier %d, %d messages have been handled", i, counted);
+	}
+	check(margay_finalize(20000));
+}
+
 static void compute(int n)
 {
 	check(margay_handle(4, on_upcall, NULL));
@@ -253,6 +272,8 @@ int main(int argc, char **argv)
 		list(argv[2]);
 	} else if (strcmp(argv[1], "await") == 0) {
 		await(atoi(argv[2]));
+	} else if (strcmp(argv[1], "meet") == 0) {
+		meet(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 20000);
 	} else if (strcmp(argv[1], "compute") == 0) {
 		compute(atoi(argv[2]));
 	} else if (strcmp(argv[1], "finalized") == 0) {
