@@ -1,11 +1,13 @@
 package task_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -123,6 +125,19 @@ func TestSpareOfFaultyJob(t *testing.T) {
 	}
 }
 
+// stopped reports whether all threads of a process are stopped.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("process %d has no threads: %v", pid, err)
+	}
+	return !slices.ContainsFunc(threads, func(thread string) bool {
+		text, err := os.ReadFile(thread)
+		return err == nil && !bytes.Contains(text, []byte(") T "))
+	})
+}
+
 // A job gets a fresh init when the spare cannot be used, and the spare ends.
 func TestUnusableSpare(t *testing.T) {
 	for name, signal := range map[string]unix.Signal{"stopped": unix.SIGSTOP, "killed": unix.SIGKILL} {
@@ -131,6 +146,9 @@ func TestUnusableSpare(t *testing.T) {
 			last := awaitSpare(t, p, 0)
 			if err := unix.Kill(last, signal); err != nil {
 				t.Fatal(err)
+			}
+			if signal == unix.SIGSTOP { // it could become the job's init before
+				check.AwaitFor(t, patience, "stop of the spare", func() bool { return stopped(t, last) })
 			}
 			if c := runOf(t, p); c.PID() == last {
 				t.Error("the job has this spare")

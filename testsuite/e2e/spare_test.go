@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,15 @@ func isJobInit(pid int) bool {
 	return strings.HasPrefix(string(command), node.JobInit+"\x00")
 }
 
+// stopped reports whether all threads of a process are stopped.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return len(threads) > 0 && !slices.ContainsFunc(threads, func(thread string) bool {
+		text, err := os.ReadFile(thread)
+		return err == nil && !strings.Contains(string(text), ") T ")
+	})
+}
+
 // spares waits until an idle machine with hosted nodes has one job init for each, which waits for its job, and none of the given ones.
 func (m *machine) spares(not ...int) (found []int) {
 	m.t.Helper()
@@ -47,6 +57,9 @@ func TestSpares(t *testing.T) {
 		for _, pid := range spares {
 			if err := unix.Kill(pid, signal); err != nil {
 				t.Fatal(err)
+			}
+			if signal == unix.SIGSTOP { // it could become the init of a job before
+				eventually(t, "stop of a spare", func() bool { return stopped(pid) }, func() string { return fmt.Sprint(pid) })
 			}
 		}
 		return spares
