@@ -51,7 +51,7 @@ type chronicle struct {
 // entry is a record on its way to the history. chronicle.mu guards it.
 type entry struct {
 	record  *ledger.Record
-	tried   chan struct{} // closed when the history has taken it, or has failed
+	tried   chan struct{} // closed when the history has taken it, or fails
 	written bool
 	kept    bool // the store has it
 }
@@ -150,7 +150,7 @@ func (c *chronicle) write(r *ledger.Record) error {
 			e.kept = true
 		}
 	}
-	return fmt.Errorf("the history lacks %s, and job %d is one: %w", count(c.lacks(), "job"), r.Job, c.trouble)
+	return fmt.Errorf("job %d is not in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
 }
 
 func (c *chronicle) inTrouble() bool {
@@ -219,8 +219,12 @@ func (c *chronicle) try() (all bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range batch {
-		e.written = e.written || err == nil
-		e.try()
+		e.written = err == nil
+	}
+	for _, e := range c.waiting {
+		if e.written || err != nil { // after an error none is worth waiting for
+			e.end()
+		}
 	}
 	if err != nil {
 		if c.trouble == nil || errors.Is(c.trouble, errSlow) {
@@ -234,8 +238,8 @@ func (c *chronicle) try() (all bool, err error) {
 	return len(c.waiting) == 0, nil
 }
 
-// try notes that the history was asked to take the record. The caller holds chronicle.mu.
-func (e *entry) try() {
+// end ends the wait for the record. The caller holds chronicle.mu.
+func (e *entry) end() {
 	select {
 	case <-e.tried:
 	default:
@@ -252,7 +256,7 @@ func (c *chronicle) settle(batch []*entry, lost uint64) {
 		}
 	}
 	if c.trouble != nil {
-		c.log("the history has %s that it lacked, and lacks %s for good", count(len(batch), "job"), count(int(lost), "job"))
+		c.log("the history has %s that it lacked; %d are lost", count(len(batch), "job"), lost)
 		c.trouble = nil
 	}
 	if len(kept) > 0 {

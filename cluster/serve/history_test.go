@@ -228,7 +228,7 @@ func TestHistoryFails(t *testing.T) {
 				t.Errorf("two jobs took %v beside a history that fails", took)
 			}
 			warnings := take[*control.LogLine](&c.recorder)
-			if len(warnings) != 2 || warnings[1].Text != "the history lacks 2 jobs, and job 3 is one: no space left on device" {
+			if len(warnings) != 2 || warnings[1].Text != "job 3 is not in the history, which lacks 2 jobs: no space left on device" {
 				t.Errorf("the clients are told %v", warnings)
 			}
 			if killed {
@@ -274,6 +274,39 @@ func TestHistoryHangs(t *testing.T) {
 		if got := l.jobs(); !slices.Equal(got, []uint32{first, second, third}) || l.last(second).Lost != 0 {
 			t.Errorf("it has jobs %v", got)
 		}
+	})
+}
+
+// A record that comes while the history is about to fail does not wait for the next try.
+func TestHistoryFailsMeanwhile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		st, err := openStore(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer st.close()
+		l := &playedLedger{hangs: make(chan struct{})}
+		ch, err := newChronicle(Config{History: l, Log: t.Logf}, st)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ch.begin()
+		began := time.Now()
+		var running sync.WaitGroup
+		for i := range uint32(2) {
+			running.Go(func() {
+				if err := ch.write(&ledger.Record{Job: i + 1}); !errors.Is(err, unix.ENOSPC) {
+					t.Errorf("job %d: %v", i+1, err)
+				}
+			})
+			synctest.Wait()
+		}
+		l.set(unix.ENOSPC, nil)
+		running.Wait()
+		if took := time.Since(began); took != 0 {
+			t.Errorf("they took %v", took)
+		}
+		ch.close()
 	})
 }
 
