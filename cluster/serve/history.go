@@ -143,14 +143,36 @@ func (c *chronicle) write(r *ledger.Record) error {
 	if c.trouble == nil {
 		c.trouble = errSlow
 	}
-	if e != nil {
-		if err := c.store.keepUnwritten(r); err != nil {
-			c.log("job %d may be missing in the history: %v", r.Job, err)
-		} else {
+	if err := c.keep(); err != nil {
+		c.log("job %d may be missing in the history: %v", r.Job, err)
+	}
+	return fmt.Errorf("job %d is not in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+}
+
+// keep has the store keep what the history does not take. The caller holds chronicle.mu.
+func (c *chronicle) keep() error {
+	if c.trouble == nil {
+		return nil
+	}
+	for _, e := range c.waiting {
+		if !e.kept {
+			if err := c.store.keepUnwritten(e.record); err != nil {
+				return err
+			}
 			e.kept = true
 		}
 	}
-	return fmt.Errorf("job %d is not in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+	return nil
+}
+
+// keepAgain is keep for what the store had no room for before.
+func (c *chronicle) keepAgain() error {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.keep()
 }
 
 func (c *chronicle) inTrouble() bool {
@@ -231,6 +253,7 @@ func (c *chronicle) try() (all bool, err error) {
 			c.log("the history lacks %s: %v", count(c.lacks(), "job"), err)
 		}
 		c.trouble = err
+		_ = c.keep() // if there is no room, it is tried again with the history
 		return false, err
 	}
 	c.waiting, c.lost = slices.Clone(c.waiting[len(batch):]), c.lost-lost
