@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"strings"
 	"sync"
 	"time"
 
@@ -91,7 +90,7 @@ func (t *Timing) Times() (Times, bool) {
 	messages := int64(t.own[phaseMessages])
 	for _, m := range t.serve {
 		messages -= m.TimeNs
-		p := PhaseTime{Phase: strings.ToLower(strings.TrimPrefix(m.Phase.String(), "PHASE_")), TimeNs: m.TimeNs, NodeNs: m.NodeNs}
+		p := PhaseTime{Phase: m.Phase.Word(), TimeNs: m.TimeNs, NodeNs: m.NodeNs}
 		if m.NodeNs != 0 {
 			p.Node = &m.Node
 		}

@@ -47,7 +47,7 @@ func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format strin
 	}
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Nodes: spec.Nodes, Authority: authority, Secret: spec.Secret,
-		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(),
+		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(), History: spec.history(),
 		Address: func(node id.Node) netip.Addr { return nodeAddress(node).Addr() },
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 	})

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"time"
 
+	"margay/cluster/ledger"
 	"margay/cluster/serve"
 	"margay/cluster/trust"
 	"margay/initramfs"
@@ -53,6 +54,9 @@ type Spec struct {
 	Secret   string   `json:"secret"`             // from which the nodes' join tokens are made
 
 	Extensions []node.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
+
+	HistoryMiB int    `json:"history_mib,omitempty"` // size of the history of its jobs; 0: none is kept
+	History    string `json:"history,omitempty"`     // the folder of histories; empty: none is kept
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }
@@ -114,6 +118,8 @@ func (s *Spec) complete() error {
 		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
 	case s.MemoryMiB < 128:
 		return fmt.Errorf("a node needs 128 MiB of memory, not %d", s.MemoryMiB)
+	case s.HistoryMiB != 0 && (s.HistoryMiB < ledger.MinSize>>20 || s.HistoryMiB > ledger.MaxSize>>20):
+		return fmt.Errorf("a history has %d to %d MiB, or 0 for none, not %d", ledger.MinSize>>20, ledger.MaxSize>>20, s.HistoryMiB)
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:
 		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
 	}
@@ -176,6 +182,30 @@ func (s Spec) bootConfig(number id.Node, certificate []byte) node.Config {
 		c.Memory = int64(s.MemoryMiB) << 20
 	}
 	return c
+}
+
+// history is the history of the machine's jobs; nil if none is kept.
+func (s *Spec) history() serve.History {
+	if s.History == "" {
+		return nil
+	}
+	return ledger.New(s.History, s.Name, int64(s.HistoryMiB)<<20)
+}
+
+// keepHistory finds and makes the folder for the history of the machine's jobs. A machine without one is better than none.
+func (s *Spec) keepHistory(told func(format string, args ...any)) {
+	if s.HistoryMiB == 0 {
+		return
+	}
+	base, err := ledger.Base()
+	if err == nil {
+		err = ledger.New(base, s.Name, int64(s.HistoryMiB)<<20).Make()
+	}
+	if err != nil {
+		told("the history of this machine's jobs is not kept: %v", err)
+		return
+	}
+	s.History = base
 }
 
 // exit is how the thing that a node runs on has ended.

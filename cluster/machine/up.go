@@ -159,6 +159,7 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	o.Spec.Secret = trust.NewToken()
+	o.Spec.keepHistory(o.Told)
 	if o.Spec.Substrate == node.Hosted {
 		if err := checkRoot(); err != nil {
 			return err

@@ -536,8 +536,10 @@ func (s *Server) finish(j *job) {
 				s.forgotten(j, q.node, m.Unkept)
 			}
 		})
+		lacking := s.keep(j) // before a client, or a later serve, can know that the job has ended
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		j.tellLacking(lacking)
 		s.remove(j)
 		j.phase = control.JobPhase_JOB_DONE
 		close(j.done)

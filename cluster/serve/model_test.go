@@ -116,6 +116,7 @@ type history struct {
 	root    string
 	config  Config
 	story   *story
+	ledger  *playedLedger
 	outcome string
 
 	mu     sync.Mutex
@@ -282,6 +283,8 @@ func (h *history) event() {
 		h.wait()
 	case p < 83:
 		h.forgeEnd(a)
+	case p < 85:
+		h.note("the history fails: %v", h.ledger.toggle())
 	case p < 90:
 		a.tell() // one more that the node kernel has not taken
 	default:
@@ -450,6 +453,8 @@ func (h *history) startServe(from string) {
 
 func (h *history) start(dir string) {
 	h.config.Dir = dir
+	h.ledger = h.ledger.successor()
+	h.config.History = h.ledger
 	st, err := openStore(dir)
 	h.fatal(err)
 	ctx, kill := context.WithCancel(context.Background())
@@ -468,6 +473,7 @@ func (h *history) start(dir string) {
 func (h *history) stopServe() {
 	h.kill()
 	h.server.running.Wait()
+	h.server.history.close()
 	h.fatal(errors.Join(h.server.store.close(), os.RemoveAll(h.config.Dir)))
 }
 
@@ -565,6 +571,7 @@ func (h *history) pass() {
 // drive brings everything to rest: no process is killed any more, all ranks end, and everything is delivered.
 func (h *history) drive() {
 	h.full, h.client.stalled = 0, false
+	h.ledger.takes()
 	h.wait()
 	h.endRanks()
 	h.wait()
@@ -607,6 +614,9 @@ func (h *history) check() {
 		h.t.Fatalf("margay run waits for ever for the end of %v", s)
 	}
 	h.fatal(h.story.ended(s.ExitCode, control.None, s.RankStates, s.Error))
+	if last := h.ledger.last(s.Job); last == nil || last.Status != s.ExitCode {
+		h.t.Fatalf("the job is recorded as %v, and its history is %v", s, last)
+	}
 	h.nothingLeft()
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/cluster/ledger"
 )
 
 // phases measures how long a job is in each of its phases, by the clock of this serve. The zero value, of a job that an earlier serve
@@ -24,6 +25,29 @@ func measure(now time.Time) phases {
 
 // asked says when the job was asked for. It was in the queue until the allocation that has succeeded.
 func (p *phases) asked(at time.Time) { p.of(control.Phase_PHASE_QUEUE).TimeNs = int64(p.begun.Sub(at)) }
+
+// submitted returns when the job was asked for: before it was created, if it was in the queue.
+func (p *phases) submitted(created time.Time) time.Time {
+	for _, t := range p.times {
+		if t.Phase == control.Phase_PHASE_QUEUE {
+			return created.Add(-time.Duration(t.TimeNs))
+		}
+	}
+	return created
+}
+
+// kept returns the phases that are over as the history has them.
+func (p *phases) kept() (list []ledger.Phase) {
+	list = []ledger.Phase{} // JSON has null for nil
+	for _, t := range p.list() {
+		phase := ledger.Phase{Phase: t.Phase.Word(), TimeNs: t.TimeNs, NodeNs: t.NodeNs}
+		if t.NodeNs != 0 {
+			phase.Node = &t.Node
+		}
+		list = append(list, phase)
+	}
+	return list
+}
 
 // enter ends a phase and begins the next one; PHASE_UNKNOWN is none. A phase may be entered again.
 func (p *phases) enter(phase control.Phase) {

@@ -78,6 +78,9 @@ func (s *Server) saveAgain() {
 			s.fail(j, control.Failf(control.Code_CODE_NO_ROOM, "its state could not be recorded for %v: %v", s.config.Timing.Room, j.unsaved))
 		}
 	}
+	if len(s.ended) > 0 && s.history.keepAgain() != nil { // a job that is recorded is not ended again for its history
+		return
+	}
 	for number, j := range s.ended {
 		if s.save(j); j.unsaved == nil {
 			delete(s.ended, number)

@@ -7,7 +7,7 @@
 // Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which is safe because sending
 // never waits (control.Conn.Send); calls that wait are made without it. Server.placing, which is taken before it, has the
 // machine's extensions inserted and removed one after the other. spool.mu guards the file of a job's output and is taken last,
-// and so is union.mu, which guards what the nodes of a job lack.
+// and so are union.mu, which guards what the nodes of a job lack, and chronicle.mu, which guards what waits for the history.
 package serve
 
 import (
@@ -43,6 +43,8 @@ type Config struct {
 
 	// Console returns the last lines of a node's console, for messages; nil where there is none.
 	Console func(node id.Node, lines int) []string
+
+	History History // gets a record of each job that ends; nil: none is kept
 
 	Timing Timing
 	Owner  int // the only user, besides root, who may speak to it
@@ -84,6 +86,8 @@ type Server struct {
 	log     *gate.Log // of what strangers do at the nodes' port
 	known   *gate.Log // of connections that end badly and are no strangers'
 	store   *store
+	history *chronicle
+	life    string // of the machine (life)
 	started time.Time
 	starts  uint32
 	context context.Context
@@ -130,12 +134,15 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), room: make(chan struct{}),
+		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
 	}
 	for i := range c.Nodes {
 		s.nodes = append(s.nodes, newNode(uint32(i), c.Log))
 	}
-	if s.starts, err = st.countStart(); err != nil {
+	if s.starts, err = st.countStart(); err == nil {
+		s.history, err = newChronicle(c, st)
+	}
+	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
 	return s, nil
@@ -148,6 +155,7 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	if err := s.begin(inner); err != nil {
+		s.history.close()
 		return errors.Join(err, s.store.close())
 	}
 	stop := context.AfterFunc(ctx, func() {
@@ -166,6 +174,7 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	cancel(nil)
 	release()
 	s.running.Wait()
+	s.history.close()
 	s.closeLogs()
 	return s.store.close()
 }
@@ -182,6 +191,7 @@ func (s *Server) closeLogs() {
 // begin takes up what an earlier serve has left and watches the nodes until ctx ends.
 func (s *Server) begin(ctx context.Context) error {
 	s.context = ctx
+	s.history.begin()
 	if err := s.restore(); err != nil {
 		return err
 	}
@@ -199,7 +209,11 @@ func (s *Server) farewell(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range s.jobs {
-		if j.client != nil && !j.finishing {
+		if j.finishing {
+			continue
+		}
+		s.history.enter(s.historyOfDown(j, down))
+		if j.client != nil {
 			j.failure = down
 			j.phase, j.finishing = control.JobPhase_JOB_DONE, true
 			j.tellClient()

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/ledger"
 )
 
 // keepEnded is how many ended jobs the store remembers.
@@ -26,6 +27,7 @@ var (
 	bucketNodes      = []byte("nodes")
 	bucketExtensions = []byte("extensions")
 	bucketDrains     = []byte("drains")
+	bucketUnwritten  = []byte("unwritten")
 	keyStarts        = []byte("starts")
 )
 
@@ -43,7 +45,7 @@ func openStore(dir string) (*store, error) {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketDrains} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketDrains, bucketUnwritten} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -146,6 +148,39 @@ func (s *store) drains() (map[uint32]*control.Drain, error) {
 		})
 	})
 	return drains, err
+}
+
+// keepUnwritten keeps the record of an ended job that could not be written to the history.
+func (s *store) keepUnwritten(r *ledger.Record) error {
+	line, err := ledger.AppendLine(nil, r)
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketUnwritten).Put(key(r.Job), line) })
+}
+
+// forgetUnwritten forgets such records of jobs, which are written now.
+func (s *store) forgetUnwritten(jobs []uint32) error {
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		for _, job := range jobs {
+			if err := tx.Bucket(bucketUnwritten).Delete(key(job)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// unwritten returns the kept records, by number of the job.
+func (s *store) unwritten() (records []*ledger.Record, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketUnwritten).ForEach(func(_, line []byte) error {
+			r, err := ledger.ParseLine(line)
+			records = append(records, r)
+			return err
+		})
+	})
+	return records, err
 }
 
 // nextExtension returns a number that nothing which was inserted into this machine has had.

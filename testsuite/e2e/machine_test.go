@@ -98,6 +98,7 @@ func listen() {
 // that came. The function that it returns waits for that at a good end.
 func cleanLater() (cleaned func(), err error) {
 	os.Setenv("MARGAY_DIR", filepath.Join(scratch, "m"))
+	os.Setenv("MARGAY_STATE", filepath.Join(scratch, "s"))
 	cmd := exec.Command("sh", "-c", `cat
 for base in "$1"/m "$1"/r*; do
 	for m in "$base"/*; do

@@ -96,9 +96,11 @@ func TestOrdinaryUser(t *testing.T) {
 		}
 		writeProgram(t, filepath.Join(home, filepath.Base(program)), text)
 	}
-	tmp := filepath.Join(home, "tmp")
-	if err := os.MkdirAll(filepath.Join(tmp, "r"), 0o700); err != nil {
-		t.Fatal(err)
+	tmp, state := filepath.Join(home, "tmp"), filepath.Join(home, "state")
+	for _, dir := range []string{filepath.Join(tmp, "r"), state} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	ordinary := func(c *exec.Cmd) {
 		c.Path, c.Args[0] = filepath.Join(home, "margay"), filepath.Join(home, "margay")
@@ -106,7 +108,7 @@ func TestOrdinaryUser(t *testing.T) {
 		c.Env = []string{"TMPDIR=" + tmp, "PATH=" + os.Getenv("PATH")}
 		if os.Getuid() == 0 {
 			const nobody = 65534
-			for _, dir := range []string{tmp, filepath.Join(tmp, "r")} {
+			for _, dir := range []string{tmp, filepath.Join(tmp, "r"), state} {
 				if err := os.Chown(dir, nobody, nobody); err != nil {
 					t.Fatal(err)
 				}
@@ -116,7 +118,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	relative := func(c *exec.Cmd) {
 		ordinary(c)
-		c.Env = append(c.Env, "MARGAY_DIR=r")
+		c.Env = append(c.Env, "MARGAY_DIR=r", "MARGAY_STATE=../state")
 	}
 	for name, change := range map[string]func(*exec.Cmd){"no folder named": ordinary, "a relative folder": relative} {
 		t.Run(name, func(t *testing.T) {
@@ -127,6 +129,10 @@ func TestOrdinaryUser(t *testing.T) {
 			if r.code != 0 {
 				t.Fatal(r)
 			}
+			kept := !strings.Contains(r.stderr, "the history of this machine's jobs is not kept: folder of histories: $HOME is not defined; set MARGAY_STATE")
+			if kept != (name == "a relative folder") {
+				t.Errorf("a history is kept %v: %v", kept, r)
+			}
 			if r := start(t, change, "run", "-n", "2", filepath.Join(home, "hello-c")).wait(); r.code != 0 || strings.Count(r.stdout, "hello from rank") != 2 {
 				t.Error(r)
 			}
@@ -134,6 +140,12 @@ func TestOrdinaryUser(t *testing.T) {
 			checkSystem(t, slices.Concat(hostMay, ordinaryMay), r.stdout)
 			if r := start(t, change, "machine", "down").wait(); r.code != 0 {
 				t.Error(r)
+			}
+			if !kept {
+				return
+			}
+			if r := start(t, change, "history", "--job", "1").wait(); r.code != 0 || !strings.HasSuffix(r.stdout, "hello-c\n") {
+				t.Errorf("history: %v", r)
 			}
 		})
 	}

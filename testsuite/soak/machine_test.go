@@ -54,8 +54,9 @@ func build(t *testing.T, dir, name string) string {
 
 // machine is a machine of one test, in its own folder, apart from all other machines.
 type machine struct {
-	t   *testing.T
-	dir string // MARGAY_DIR
+	t     *testing.T
+	dir   string // MARGAY_DIR
+	state string // MARGAY_STATE
 }
 
 // up makes a machine that ends with the test. It takes flags of margay machine up.
@@ -70,7 +71,7 @@ func up(t *testing.T, flags ...string) *machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	m := &machine{t: t, dir: dir}
+	m := &machine{t: t, dir: dir, state: t.TempDir()}
 	if r := m.margay(append([]string{"machine", "up"}, flags...)...); r.code != 0 {
 		t.Fatalf("machine up: %v", r)
 	}
@@ -101,7 +102,7 @@ func (r result) String() string {
 func (m *machine) command(args ...string) (cmd *exec.Cmd, cancel context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	cmd = exec.CommandContext(ctx, filepath.Join(bin, "margay"), args...)
-	cmd.Env = append(os.Environ(), "MARGAY_DIR="+m.dir)
+	cmd.Env = append(os.Environ(), "MARGAY_DIR="+m.dir, "MARGAY_STATE="+m.state)
 	return cmd, cancel
 }
 

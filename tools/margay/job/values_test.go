@@ -99,3 +99,22 @@ func TestWorkingDir(t *testing.T) {
 		}
 	}
 }
+
+func TestParsePast(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.Local)
+	for text, want := range map[string]time.Time{
+		"0s": now, "90m": now.Add(-90 * time.Minute), "1h30m": now.Add(-90 * time.Minute), "7d": time.Date(2026, 2, 22, 12, 0, 0, 0, time.Local),
+		"2026-02-28": time.Date(2026, 2, 28, 0, 0, 0, 0, time.Local), "2026-02-28 13:40": time.Date(2026, 2, 28, 13, 40, 0, 0, time.Local),
+		"2026-02-28 13:40:05": time.Date(2026, 2, 28, 13, 40, 5, 0, time.Local), "2026-02-28T13:40:05": time.Date(2026, 2, 28, 13, 40, 5, 0, time.Local),
+		"2026-02-28T13:40:05+02:00": time.Date(2026, 2, 28, 11, 40, 5, 0, time.UTC),
+	} {
+		if got, err := parsePast(text, now); err != nil || !got.Equal(want) {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "d", "-1h", "-1d", "99999d", "7", "2026-02-30", "yesterday", "13:40"} {
+		if got, err := parsePast(text, now); err == nil || !strings.Contains(err.Error(), "such as 90m, 2h or 7d") {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+}

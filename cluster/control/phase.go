@@ -1,0 +1,6 @@
+package control
+
+import "strings"
+
+// Word returns the name of a phase for people: prepare, not PHASE_PREPARE.
+func (p Phase) Word() string { return strings.ToLower(strings.TrimPrefix(p.String(), "PHASE_")) }

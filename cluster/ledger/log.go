@@ -1,0 +1,187 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/way"
+)
+
+// The bounds of a history, in bytes in all of its files.
+const (
+	DefaultSize = 64 << 20
+	MinSize     = files * MaxLine
+	MaxSize     = 1 << 30
+)
+
+// files is the number of files of a history.
+const files = 4
+
+// lockTimeout bounds the wait for other processes that use the history.
+const lockTimeout = 10 * time.Second
+
+// Log is the history of the machines of one name. It is safe for concurrent use, by any number of
+// processes.
+type Log struct {
+	dir     string
+	most    int64 // bytes in a file
+	effects effects
+}
+
+// effects are the steps in which a writer can be killed. Tests replace them.
+type effects struct {
+	write  func(f *os.File, data []byte, at int64) (int, error)
+	rename func(from, to string) error
+}
+
+// New returns the history of a machine below base. Its files together have at most size bytes, of
+// MinSize to MaxSize. Nothing is created or read yet.
+func New(base, machine string, size int64) *Log {
+	return &Log{
+		dir: filepath.Join(base, machine), most: min(max(size, MinSize), MaxSize) / files,
+		effects: effects{write: (*os.File).WriteAt, rename: os.Rename},
+	}
+}
+
+// Make creates the folder of the history. It returns an error if another user can change it.
+func (l *Log) Make() error {
+	_, err := l.folder(way.Made(0o700))
+	return err
+}
+
+// folder checks the way to the folder, and returns its path without links.
+func (l *Log) folder(look way.Look) (string, error) {
+	return way.Folder{What: "history", Path: l.dir, Variable: Variable}.Follow(look)
+}
+
+// file returns the path of a file of the history; the newest one is 0.
+func file(dir string, number int) string {
+	if number == 0 {
+		return filepath.Join(dir, "jobs.jsonl")
+	}
+	return filepath.Join(dir, fmt.Sprintf("jobs.%d.jsonl", number))
+}
+
+// open opens a regular file. It follows no link in its place.
+func open(path string, flag int) (*os.File, int64, error) {
+	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	return f, info.Size(), nil
+}
+
+// lock waits until no other process writes to the history, or with unix.LOCK_EX uses it. It ends
+// when the file is closed.
+func lock(dir string, how int) (*os.File, error) {
+	f, _, err := open(filepath.Join(dir, "lock"), os.O_RDONLY|os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	pause := 100 * time.Microsecond
+	for deadline := time.Now().Add(lockTimeout); ; pause = min(2*pause, 20*time.Millisecond) {
+		switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || !time.Now().Before(deadline):
+			return nil, errors.Join(&fs.PathError{Op: "lock", Path: f.Name(), Err: err}, f.Close())
+		}
+		time.Sleep(pause)
+	}
+}
+
+// Append writes records in this order, in as few writes as possible. After an error some of them may
+// be written; writing them again does no harm.
+func (l *Log) Append(records ...*Record) error {
+	var lines [][]byte
+	for _, r := range records {
+		line, err := AppendLine(nil, r)
+		if err != nil {
+			return err
+		}
+		lines = append(lines, line)
+	}
+	dir, err := l.folder(way.Made(0o700)) // the user may have removed it
+	if err != nil {
+		return err
+	}
+	locked, err := lock(dir, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer locked.Close()
+	for len(lines) > 0 {
+		if lines, err = l.fill(dir, lines); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill writes the lines that the newest file has room for, in one write, and returns the others. If
+// it has room for none, it becomes an older file.
+func (l *Log) fill(dir string, lines [][]byte) (rest [][]byte, err error) {
+	f, size, err := open(file(dir, 0), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := tornEnd(f, size)
+	if err != nil {
+		return nil, err
+	}
+	torn := len(data)
+	for len(lines) > 0 && size+int64(len(data)+len(lines[0])) <= l.most {
+		data, lines = append(data, lines[0]...), lines[1:]
+	}
+	if len(data) == torn {
+		return lines, l.rotate(dir)
+	}
+	if _, err := l.effects.write(f, data, size); err != nil {
+		return nil, errors.Join(err, f.Truncate(size)) // nothing torn stays, or there would be no room for a whole line later
+	}
+	return lines, nil
+}
+
+// tornEnd returns the end of a line if the file ends with a torn one, and otherwise nothing.
+func tornEnd(f *os.File, size int64) ([]byte, error) {
+	if size == 0 {
+		return nil, nil
+	}
+	last := make([]byte, 1)
+	if _, err := f.ReadAt(last, size-1); err != nil || last[0] == '\n' {
+		return nil, err
+	}
+	return []byte{'\n'}, nil
+}
+
+// rotate gives each file the next number, up to one that no file has: a writer may have been killed
+// while it rotated. If there is none, the oldest file is replaced.
+func (l *Log) rotate(dir string) error {
+	free := 1
+	for free < files-1 {
+		if _, err := os.Lstat(file(dir, free)); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		free++
+	}
+	for to := free; to > 0; to-- {
+		if err := l.effects.rename(file(dir, to-1), file(dir, to)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,403 @@
+package serve
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"margay/cluster/control"
+	"margay/cluster/ledger"
+	"margay/internal/nodeset"
+	"margay/internal/printable"
+)
+
+// History keeps the records of ended jobs when the machine is gone.
+type History interface {
+	// Append returns when the records are written, in this order. After an error, some of them may be. Writing a record again does no harm.
+	Append(records ...*ledger.Record) error
+}
+
+// Bounds of what the history may cost serve.
+const (
+	historyWait   = 2 * time.Second // how long the end of a job waits until its record is written
+	historyPause  = 5 * time.Second // between two tries to write what could not be written
+	mostUnwritten = keepEnded       // how many records wait for that; others are lost
+)
+
+// errSlow is why records wait for a history that does not answer.
+var errSlow = fmt.Errorf("it has taken no record for %v", historyWait)
+
+// chronicle writes records of ended jobs to the history, several in one go when they come faster. The end of a job waits for its record,
+// but not for a history that fails or does not return: then serve's store keeps the record, also for a later serve, until it is
+// written. A nil chronicle keeps no history.
+type chronicle struct {
+	history History
+	store   *store
+	log     func(format string, args ...any)
+	wake    chan struct{} // holds a token when there may be something to write
+	closing chan struct{}
+	done    chan struct{}
+
+	mu      sync.Mutex
+	waiting []*entry // the oldest first
+	lost    uint64   // records that there was no room for since the last one that was written
+	trouble error    // why the history takes no records; nil while it does
+}
+
+// entry is a record on its way to the history. chronicle.mu guards it.
+type entry struct {
+	record  *ledger.Record
+	tried   chan struct{} // closed when the history has taken it, or fails
+	written bool
+	kept    bool // the store has it
+}
+
+// newChronicle makes a chronicle that goes on with the records which an earlier serve could not write, between begin and close.
+func newChronicle(c Config, st *store) (*chronicle, error) {
+	if c.History == nil {
+		return nil, nil
+	}
+	left, err := st.unwritten()
+	if err != nil {
+		return nil, err
+	}
+	ch := &chronicle{
+		history: c.History, store: st, log: c.Log, wake: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
+	}
+	for _, r := range left {
+		ch.waiting = append(ch.waiting, &entry{record: r, tried: make(chan struct{}), kept: true})
+	}
+	return ch, nil
+}
+
+// begin starts to write.
+func (c *chronicle) begin() {
+	if c != nil {
+		go c.run()
+	}
+}
+
+// close writes what is left, for a while at most.
+func (c *chronicle) close() {
+	if c == nil {
+		return
+	}
+	close(c.closing)
+	late := time.NewTimer(historyWait)
+	defer late.Stop()
+	select {
+	case <-c.done:
+	case <-late.C:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := c.lacks(); n > 0 {
+		c.log("the history lacks %s: %v", count(n, "job"), c.trouble)
+	}
+}
+
+// lacks returns how many jobs the history lacks. The caller holds chronicle.mu.
+func (c *chronicle) lacks() int { return len(c.waiting) + int(c.lost) }
+
+// enter has a record written soon. It returns nil when too many wait already.
+func (c *chronicle) enter(r *ledger.Record) *entry {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waiting) >= mostUnwritten {
+		c.lost++
+		return nil
+	}
+	e := &entry{record: r, tried: make(chan struct{})}
+	c.waiting = append(c.waiting, e)
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	return e
+}
+
+// write has a record written, and waits for that unless the history is in trouble. An error says that it is not written yet, and why;
+// then the store has it if there is room.
+func (c *chronicle) write(r *ledger.Record) error {
+	e := c.enter(r)
+	if e != nil && !c.inTrouble() {
+		late := time.NewTimer(historyWait)
+		defer late.Stop()
+		select {
+		case <-e.tried:
+		case <-late.C:
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e != nil && e.written {
+		return nil
+	}
+	if c.trouble == nil {
+		c.trouble = errSlow
+	}
+	if err := c.keep(); err != nil {
+		c.log("job %d may be missing in the history: %v", r.Job, err)
+	}
+	return fmt.Errorf("job %d is not in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+}
+
+// keep has the store keep what the history does not take. The caller holds chronicle.mu.
+func (c *chronicle) keep() error {
+	if c.trouble == nil {
+		return nil
+	}
+	for _, e := range c.waiting {
+		if !e.kept {
+			if err := c.store.keepUnwritten(e.record); err != nil {
+				return err
+			}
+			e.kept = true
+		}
+	}
+	return nil
+}
+
+// keepAgain is keep for what the store had no room for before.
+func (c *chronicle) keepAgain() error {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.keep()
+}
+
+func (c *chronicle) inTrouble() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.trouble != nil
+}
+
+// run writes until close, and then what is left if that succeeds at once.
+func (c *chronicle) run() {
+	defer close(c.done)
+	for {
+		ends := false
+		select {
+		case <-c.closing:
+			ends = true
+		default:
+		}
+		pause := time.Duration(0)
+		switch all, err := c.try(); {
+		case ends && (all || err != nil):
+			return
+		case err != nil:
+			pause = historyPause
+		case !all:
+			continue
+		}
+		c.rest(pause)
+	}
+}
+
+// rest waits for something to write, or if that is not 0 for a pause, and at most until close.
+func (c *chronicle) rest(pause time.Duration) {
+	if pause == 0 {
+		select {
+		case <-c.wake:
+		case <-c.closing:
+		}
+		return
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.closing:
+	}
+}
+
+// try writes what waits, once. It reports whether nothing waits any more.
+func (c *chronicle) try() (all bool, err error) {
+	c.mu.Lock()
+	batch, lost := slices.Clone(c.waiting), c.lost
+	c.mu.Unlock()
+	if len(batch) == 0 {
+		return true, nil
+	}
+	var records []*ledger.Record
+	for _, e := range batch {
+		records = append(records, e.record)
+	}
+	first := *records[0] // the store may just keep the other one
+	first.Lost = lost
+	records[0] = &first
+	err = c.history.Append(records...)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range batch {
+		e.written = err == nil
+	}
+	for _, e := range c.waiting {
+		if e.written || err != nil { // after an error none is worth waiting for
+			e.end()
+		}
+	}
+	if err != nil {
+		if c.trouble == nil || errors.Is(c.trouble, errSlow) {
+			c.log("the history lacks %s: %v", count(c.lacks(), "job"), err)
+		}
+		c.trouble = err
+		_ = c.keep() // if there is no room, it is tried again with the history
+		return false, err
+	}
+	c.waiting, c.lost = slices.Clone(c.waiting[len(batch):]), c.lost-lost
+	c.settle(batch, lost)
+	return len(c.waiting) == 0, nil
+}
+
+// end ends the wait for the record. The caller holds chronicle.mu.
+func (e *entry) end() {
+	select {
+	case <-e.tried:
+	default:
+		close(e.tried)
+	}
+}
+
+// settle notes that records are written, and has the store forget them. The caller holds chronicle.mu.
+func (c *chronicle) settle(batch []*entry, lost uint64) {
+	var kept []uint32
+	for _, e := range batch {
+		if e.kept {
+			kept = append(kept, e.record.Job)
+		}
+	}
+	if c.trouble != nil {
+		c.log("the history has %s that it lacked; %d are lost", count(len(batch), "job"), lost)
+		c.trouble = nil
+	}
+	if len(kept) > 0 {
+		if err := c.store.forgetUnwritten(kept); err != nil { // a later serve writes them again
+			c.log("%v", err)
+		}
+	}
+}
+
+// life names the life of a machine in histories: no two machines have the same certificate.
+func life(certificate []byte) string {
+	sum := sha256.Sum256(certificate)
+	return hex.EncodeToString(sum[:8])
+}
+
+// historyOf is the job that ends now as its history has it. The caller holds Server.mu.
+func (s *Server) historyOf(j *job) *ledger.Record {
+	summary, now := j.summary(), time.Now()
+	r := &ledger.Record{
+		Machine: s.config.Machine, Run: s.life, Job: j.number, User: j.spec.User, UID: j.spec.Uid, Command: j.spec.Command, Detached: j.spec.Detach,
+		Submitted: j.phases.submitted(j.created).UTC(), Started: j.created.UTC(), Ended: now.UTC(),
+		Ranks: uint32(len(j.ranks)), Cores: max(1, j.spec.CoresEach), Nodes: nodeset.Ranges(summary.Nodes),
+		State: j.outcome(), Status: j.exitCode(), Reason: printable.Short(summary.Error, mostReason), Phases: j.phases.kept(),
+	}
+	var nodes []uint32
+	for _, rank := range j.ranks {
+		nodes = append(nodes, rank.place.Node)
+		if u := rank.exit.GetUsage(); u != nil {
+			r.Usage.Ranks++
+			r.Usage.UserNs += u.UserNs
+			r.Usage.SystemNs += u.SystemNs
+			r.Usage.MajorFaults += u.MajorFaults
+			r.Usage.MinorFaults += u.MinorFaults
+			r.Usage.Yields += u.Yields
+			r.Usage.Preemptions += u.Preemptions
+		}
+	}
+	r.Places = ledger.Places(nodes)
+	r.Ends, r.Failed = j.badEnds()
+	return r
+}
+
+// keep has the end of a job written to the history. It returns why it is not there yet.
+func (s *Server) keep(j *job) error {
+	if s.history == nil {
+		return nil
+	}
+	s.mu.Lock()
+	r := s.historyOf(j)
+	s.mu.Unlock()
+	return s.history.write(r)
+}
+
+// mostReason is how many bytes of a reason the history keeps.
+const mostReason = 500
+
+// outcome is how the job ends, in a word.
+func (j *job) outcome() ledger.State {
+	if j.failure != nil {
+		switch j.failure.Code {
+		case control.Code_CODE_KILLED:
+			return ledger.Killed
+		case control.Code_CODE_DOWN:
+			return ledger.Down
+		case control.Code_CODE_NODE_LOST:
+			return ledger.NodeLost
+		}
+	} else if j.limit.over {
+		return ledger.TimedOut
+	}
+	if j.exitCode() != 0 {
+		return ledger.Failure
+	}
+	return ledger.Completed
+}
+
+// badEnds groups the ranks that did not end with status 0 by how they ended. It returns some groups and the number of these ranks.
+func (j *job) badEnds() (ends []ledger.End, failed uint32) {
+	ranks := make(map[ledger.End][]uint32)
+	var order []ledger.End
+	ends = []ledger.End{} // JSON has null for nil
+	for i, rank := range j.ranks {
+		end := ledger.End{Status: rank.exit.GetCode(), Signal: rank.exit.GetSignal(), Ended: rank.exit != nil}
+		if end.Ended && end.Status == 0 && end.Signal == 0 {
+			continue
+		}
+		failed++
+		end.Reason = printable.Short(rank.exit.GetReason(), mostReason)
+		if ranks[end] == nil && len(order) < ledger.MaxEnds {
+			order = append(order, end)
+		}
+		if slices.Contains(order, end) {
+			ranks[end] = append(ranks[end], uint32(i))
+		}
+	}
+	for _, end := range order {
+		group := end
+		group.Ranks = nodeset.Ranges(ranks[end])
+		ends = append(ends, group)
+	}
+	return ends, failed
+}
+
+// historyOfDown is historyOf for a job that goes down with its machine. The caller holds Server.mu.
+func (s *Server) historyOfDown(j *job, down *control.Failure) *ledger.Record {
+	r := s.historyOf(j)
+	if j.failure == nil {
+		r.State, r.Status, r.Reason = ledger.Down, exitDown, printable.Short(down.Error(), mostReason)
+	}
+	return r
+}
+
+// exitDown is the status of a job that goes down with its machine.
+const exitDown = 125
+
+// tellLacking tells the client of a job that it is not in the history. The caller holds Server.mu.
+func (j *job) tellLacking(err error) {
+	if err != nil && j.client != nil {
+		_ = j.client.Send(&control.LogLine{Level: "warn", Text: err.Error(), TimeNs: time.Now().UnixNano()})
+	}
+}
