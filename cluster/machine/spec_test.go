@@ -104,7 +104,8 @@ func TestBootConfig(t *testing.T) {
 }
 
 func TestUnknownSubstrate(t *testing.T) {
-	if _, err := newSubstrate(Spec{Substrate: "cloud"}, "", nil); err == nil || !strings.Contains(err.Error(), "cloud") {
+	h := &holder{spec: Spec{Substrate: "cloud"}}
+	if _, err := h.newSubstrate(nil); err == nil || !strings.Contains(err.Error(), "cloud") {
 		t.Errorf("error %v", err)
 	}
 }

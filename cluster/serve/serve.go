@@ -327,6 +327,8 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.nodeBoot(m)
 		case *control.NodeExit:
 			s.nodeExit(m)
+		case *control.NodeStage:
+			s.nodeStage(m)
 		}
 	})
 }

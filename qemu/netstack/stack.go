@@ -3,8 +3,8 @@
 // a machine to the machine's switch. To the nodes it is another station; it needs no privilege and
 // is invisible on the host's own network.
 //
-// The stack answers ARP and ping, and speaks TCP over IPv4 within its subnet. Connections and
-// listeners are the ordinary ones of package net. The network configures nothing: the caller sets
+// The stack answers ARP and ping, and speaks TCP and UDP over IPv4 within its subnet. Connections
+// and listeners are the ordinary ones of package net. The network configures nothing: the caller sets
 // address and MTU.
 //
 //	conn -> Stack.receive -> gVisor -> net.Conn, net.Listener
@@ -28,6 +28,7 @@ import (
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
 	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
 	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
@@ -35,6 +36,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
 
 	"margay/qemu/ether"
 )
@@ -51,6 +54,9 @@ type Config struct {
 	MAC     ether.MAC
 	Address netip.Prefix // IPv4 address and subnet, such as 10.64.0.1/16
 	MTU     int          // longest IP packet in bytes; zero means DefaultMTU
+	// Neighbors are the Ethernet addresses of stations that the stack does not ask by ARP, because
+	// a station without an address cannot answer.
+	Neighbors map[netip.Addr]ether.MAC
 }
 
 func (c *Config) validate() error {
@@ -106,7 +112,7 @@ func New(conn net.Conn, cfg Config) (*Stack, error) {
 	s.link = newLink(conn, cfg, s.lose)
 	s.ip = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, icmp.NewProtocol4},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
 		HandleLocal:        true,
 	})
 	if err := s.configure(); err != nil {
@@ -141,7 +147,18 @@ func (s *Stack) configure() error {
 	if err := s.ip.AddProtocolAddress(nicID, pa, stack.AddressProperties{}); err != nil {
 		return fmt.Errorf("set address %v: %v", s.cfg.Address, err)
 	}
-	s.ip.SetRouteTable([]tcpip.Route{{Destination: address.Subnet(), NIC: nicID}})
+	s.ip.SetRouteTable([]tcpip.Route{
+		{Destination: address.Subnet(), NIC: nicID},
+		{Destination: header.IPv4Broadcast.WithPrefix().Subnet(), NIC: nicID},
+	})
+	for ip, mac := range s.cfg.Neighbors {
+		if !ip.Is4() {
+			return fmt.Errorf("neighbor %v: not an IPv4 address", ip)
+		}
+		if err := s.ip.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, tcpip.AddrFrom4(ip.As4()), tcpip.LinkAddress(mac[:])); err != nil {
+			return fmt.Errorf("neighbor %v: %v", ip, err)
+		}
+	}
 	return nil
 }
 
@@ -192,6 +209,22 @@ func (s *Stack) Listen(port uint16) (net.Listener, error) {
 		return nil, fmt.Errorf("netstack: %w", err)
 	}
 	return &listener{TCPListener: l}, nil
+}
+
+// ListenPacket receives UDP datagrams to a port, those to all stations among them, and can send to
+// all stations.
+func (s *Stack) ListenPacket(port uint16) (net.PacketConn, error) {
+	var queue waiter.Queue
+	ep, err := s.ip.NewEndpoint(udp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
+	if err != nil {
+		return nil, fmt.Errorf("netstack: UDP port %d: %v", port, err)
+	}
+	ep.SocketOptions().SetBroadcast(true)
+	if err := ep.Bind(tcpip.FullAddress{NIC: nicID, Port: port}); err != nil {
+		ep.Close()
+		return nil, fmt.Errorf("netstack: UDP port %d: %v", port, err)
+	}
+	return gonet.NewUDPConn(&queue, ep), nil
 }
 
 // DialContext opens a TCP connection to an IPv4 address of the subnet. A station that does not
