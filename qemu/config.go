@@ -220,14 +220,11 @@ func (n *NIC) args(boot bool) []string {
 	if n.Socket == "" {
 		return nil
 	}
-	device := "virtio-net-pci,netdev=net,mac=" + n.MAC.String()
+	device := "virtio-net-pci,netdev=net,romfile=,mac=" + n.MAC.String()
 	if boot {
 		// ROMFile is not named: only as the default does QEMU write the card's type into it.
-		device += ",bootindex=0"
-	} else {
-		device += ",romfile="
-	}
-	if n.MTU != 0 && !boot {
+		device = "virtio-net-pci,netdev=net,bootindex=0,mac=" + n.MAC.String()
+	} else if n.MTU != 0 {
 		device += ",host_mtu=" + strconv.Itoa(n.MTU)
 	}
 	return []string{

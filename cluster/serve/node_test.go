@@ -500,8 +500,17 @@ func TestHolder(t *testing.T) {
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || !state.Retry {
 			t.Errorf("node 0, which boots again, is %v", state)
 		}
+		h.tell(&control.NodeStage{Node: 0, Stage: "it fetches the kernel", Percent: 40})
+		if state := c.node(0); state.Stage != "it fetches the kernel" || state.Percent != 40 {
+			t.Errorf("node 0, which boots over the network, is %v", state)
+		}
+		h.tell(&control.NodeStage{Node: 1, Stage: "it fetches the kernel"})
+		if state := c.node(1); state.Stage != "" {
+			t.Errorf("node 1, which is up, is %v", state)
+		}
 		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
 		h.tell(&control.NodeExit{Node: 7})
+		h.tell(&control.NodeStage{Node: 7})
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 || !strings.HasPrefix(state.Reason, "it fell over") {
 			t.Errorf("node 0 is %v", state)
 		}
@@ -512,6 +521,9 @@ func TestHolder(t *testing.T) {
 		m.played[0].connect()
 		if u := one[*control.NodeUp](t, &h.recorder); u.Node != 0 {
 			t.Errorf("the holder is told %v", u)
+		}
+		if state := c.node(0); state.Stage != "" {
+			t.Errorf("node 0, which is up, is %v", state)
 		}
 		// Another holder connection takes the place of the first, whose end changes nothing.
 		again := m.local(control.Role_ROLE_HOLDER)

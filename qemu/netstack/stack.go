@@ -4,8 +4,8 @@
 // is invisible on the host's own network.
 //
 // The stack answers ARP and ping, and speaks TCP and UDP over IPv4 within its subnet. Connections
-// and listeners are the ordinary ones of package net. The network configures nothing: the caller sets
-// address and MTU.
+// and listeners are the ordinary ones of package net. The network configures nothing: the caller
+// sets address and MTU.
 //
 //	conn -> Stack.receive -> gVisor -> net.Conn, net.Listener
 //	conn <- link.WritePackets <- FIFO <- gVisor
