@@ -172,7 +172,11 @@ func (h *holder) nodeStage(node id.Node, status boot.Status) {
 	if s == nil || h.isUp(node) {
 		return
 	}
-	s.stage = &control.NodeStage{Node: uint32(node), Stage: status.String(), Percent: uint32(status.Percent)}
+	text := status.String()
+	if s.stage == nil || s.stage.Stage != text {
+		h.log("node%d: %s", node, text)
+	}
+	s.stage = &control.NodeStage{Node: uint32(node), Stage: text, Percent: uint32(status.Percent)}
 	if h.conn != nil {
 		_ = h.conn.Send(s.stage)
 	}
