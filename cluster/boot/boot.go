@@ -58,6 +58,10 @@ type Config struct {
 	Image   File
 	// Report receives each new stage of a node. It must not block.
 	Report func(id.Node, Status)
+	// Send sends an Ethernet frame from the MAC address. Nil: that is not possible, and clients wait
+	// for an IPv6 router.
+	Send func(frame []byte) error
+	MAC  MAC // of the services; for Send
 	// Log receives lines about what is refused, at a bounded rate.
 	Log func(format string, args ...any)
 }

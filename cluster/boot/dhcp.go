@@ -86,6 +86,11 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 		s.log.Printf("boot: node%d: DHCP: %v", a.Host.Node, err)
 		return nil, nil
 	}
+	if s.config.Send != nil {
+		if err := s.config.Send(advertisement(s.config.MAC, a.Host.MAC)); err != nil {
+			s.log.Printf("boot: node%d: router advertisement: %v", a.Host.Node, err)
+		}
+	}
 	if a.Kind == Ack {
 		s.reached(a.Host.Node, Status{Stage: Leased})
 	}

@@ -111,8 +111,17 @@ func TestAnswers(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			s, r := services(t, nil)
+			frames := 0
+			s, r := services(t, func(c *Config) {
+				c.Send = func(frame []byte) error {
+					frames++
+					return nil
+				}
+			})
 			datagram, to := s.answer(start, c.datagram)
+			if frames != min(1, int(c.kind)) {
+				t.Errorf("%d router advertisements", frames)
+			}
 			if !strings.Contains(r.all(), c.reports) {
 				t.Errorf("reports %q, want %q", r.all(), c.reports)
 			}

@@ -28,6 +28,10 @@ type bootServices struct {
 // bootMTU is that of the boot programs of network cards.
 const bootMTU = netstack.DefaultMTU
 
+// bootBuffer bounds what a connection holds of a file, bytes. So much is taken for fetched before it is, and many connections stay
+// small.
+const bootBuffer = 256 << 10
+
 // startBoot plugs the services into the switch, which runs.
 func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error) {
 	b = new(bootServices)
@@ -53,7 +57,7 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 	}
 	b.services, err = boot.New(boot.Config{
 		Hosts: hosts, Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline), Kernel: kernel, Image: image,
-		Report: events.stage, Log: events.log,
+		Report: events.stage, MAC: boot.MAC(bootMAC), Send: func(frame []byte) error { return b.stack.Send(frame) }, Log: events.log,
 	})
 	if err != nil {
 		return nil, err
@@ -62,7 +66,9 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 	if err != nil {
 		return nil, err
 	}
-	b.stack, err = netstack.New(link, netstack.Config{MAC: bootMAC, Address: bootAddress, MTU: bootMTU, Neighbors: neighbors})
+	b.stack, err = netstack.New(link, netstack.Config{
+		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: bootBuffer, Neighbors: neighbors,
+	})
 	if err != nil {
 		return nil, err
 	}

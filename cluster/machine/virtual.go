@@ -140,9 +140,8 @@ func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtu
 		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	if s.Boot == BootBIOS {
-		config.Ports = append(config.Ports, vswitch.PortConfig{
-			Name: bootPort, MAC: bootMAC, Address: bootAddress.Addr(), DHCP: true, Socket: d.Port(bootPort),
-		})
+		// Without an address the switch lets it answer DHCP clients.
+		config.Ports = append(config.Ports, vswitch.PortConfig{Name: bootPort, MAC: bootMAC, Socket: d.Port(bootPort)})
 	}
 	for node := range id.Node(s.Nodes) {
 		name := nodeName(node)

@@ -178,3 +178,22 @@ func TestDatagrams(t *testing.T) {
 		}
 	}
 }
+
+// A frame of the caller's goes out as it is.
+func TestSend(t *testing.T) {
+	r, s := newRaw(t)
+	frame := append(make([]byte, ether.HeaderLen), "any frame"...)
+	if err := s.Send(frame); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.r.Next(); err != nil || !bytes.Equal(got, frame) {
+		t.Errorf("%x, %v", got, err)
+	}
+	if s.Send(frame[:ether.HeaderLen-1]) == nil || s.Send(make([]byte, ether.MaxFrame+1)) == nil {
+		t.Error("a frame of the wrong length was accepted")
+	}
+	s.Close()
+	if s.Send(frame) == nil {
+		t.Error("a frame was sent after the end")
+	}
+}

@@ -54,6 +54,9 @@ type Config struct {
 	MAC     ether.MAC
 	Address netip.Prefix // IPv4 address and subnet, such as 10.64.0.1/16
 	MTU     int          // longest IP packet in bytes; zero means DefaultMTU
+	// SendBuffer bounds what waits to be sent on a TCP connection, bytes; zero means that the stack
+	// chooses, up to 8 MiB.
+	SendBuffer int
 	// Neighbors are the Ethernet addresses of stations that the stack does not ask by ARP, because
 	// a station without an address cannot answer.
 	Neighbors map[netip.Addr]ether.MAC
@@ -68,6 +71,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("%v is not the address of one station", c.MAC)
 	case !c.Address.IsValid() || !c.Address.Addr().Is4():
 		return fmt.Errorf("address %v is not an IPv4 prefix", c.Address)
+	case c.SendBuffer != 0 && c.SendBuffer < minBuffer:
+		return fmt.Errorf("send buffer of %d bytes, want %d or more", c.SendBuffer, minBuffer)
 	case c.MTU < MinMTU || c.MTU > MaxMTU:
 		return fmt.Errorf("MTU %d, want %d to %d", c.MTU, MinMTU, MaxMTU)
 	}
@@ -76,6 +81,9 @@ func (c *Config) validate() error {
 
 // nicID is the number of the stack's only interface.
 const nicID = 1
+
+// minBuffer is the least Config.SendBuffer, bytes.
+const minBuffer = 4 << 10
 
 // sendQueue is the number of packets that may wait for the link. TCP treats a packet that finds no
 // room as lost.
@@ -129,7 +137,7 @@ var silence = sync.OnceFunc(func() {
 
 // configure brings up the interface and tunes TCP for a link with large queues and no loss.
 func (s *Stack) configure() error {
-	for _, option := range tcpOptions() {
+	for _, option := range s.cfg.tcpOptions() {
 		if err := s.ip.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
 			return fmt.Errorf("set %T: %v", option, err)
 		}
@@ -164,14 +172,17 @@ func (s *Stack) configure() error {
 
 // tcpOptions returns the differences from gVisor's TCP defaults. RACK is off, because with it
 // gVisor sends only a third as much after tail drops of a full switch queue.
-func tcpOptions() []tcpip.SettableTransportProtocolOption {
+func (c *Config) tcpOptions() []tcpip.SettableTransportProtocolOption {
 	var (
 		sack    = tcpip.TCPSACKEnabled(true)
 		rack    = tcpip.TCPRecovery(0)
-		send    = tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: 1 << 20, Max: 8 << 20}
+		send    = tcpip.TCPSendBufferSizeRangeOption{Min: minBuffer, Default: 1 << 20, Max: 8 << 20}
 		receive = tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: 1 << 20, Max: 8 << 20}
 		adapt   = tcpip.TCPModerateReceiveBufferOption(true)
 	)
+	if c.SendBuffer > 0 {
+		send.Default, send.Max = c.SendBuffer, c.SendBuffer
+	}
 	return []tcpip.SettableTransportProtocolOption{&sack, &rack, &send, &receive, &adapt}
 }
 
@@ -225,6 +236,18 @@ func (s *Stack) ListenPacket(port uint16) (net.PacketConn, error) {
 		return nil, fmt.Errorf("netstack: UDP port %d: %v", port, err)
 	}
 	return gonet.NewUDPConn(&queue, ep), nil
+}
+
+// Send sends an Ethernet frame past the stack.
+func (s *Stack) Send(frame []byte) error {
+	if len(frame) < ether.HeaderLen || len(frame) > ether.MaxFrame {
+		return fmt.Errorf("netstack: send a frame of %d bytes, want %d to %d", len(frame), ether.HeaderLen, ether.MaxFrame)
+	}
+	// One Write is one piece of the stream, also while the stack writes.
+	if !s.link.write(ether.Append(nil, frame)) {
+		return s.Err()
+	}
+	return nil
 }
 
 // DialContext opens a TCP connection to an IPv4 address of the subnet. A station that does not

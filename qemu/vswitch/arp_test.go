@@ -118,13 +118,13 @@ func TestAnswersDHCP(t *testing.T) {
 	}
 }
 
-// Only the port that may answers DHCP clients.
+// Only a peer without an address answers DHCP clients.
 func TestDHCPServer(t *testing.T) {
 	l := newLab(t, 3, func(c *Config) {
 		for i := range c.Ports {
 			c.Ports[i].Address = address(i)
 		}
-		c.Ports[0].DHCP = true
+		c.Ports[0].Address = netip.Addr{}
 	})
 	server, node, imposter := l.plug(0), l.plug(2), l.plug(1)
 	imposter.write(ether.Append(nil, udp(portDHCPClient, 0, 0)))

@@ -14,8 +14,8 @@
 // other ports. A frame whose source is not its port's own address is dropped, so the source address
 // identifies the sender. So is an ARP packet that claims another Ethernet or IP address than the
 // peer's own, so no peer can attract another's frames. From a peer with an IP address only ARP and
-// IPv4 from that address pass, so an address identifies one station. It cannot answer DHCP clients
-// unless its port says so, so no station can give another one something else to boot.
+// IPv4 from that address pass, so an address identifies one station. It cannot answer DHCP clients,
+// so it cannot give another station something else to boot.
 //
 // # No port stalls another
 //
@@ -63,7 +63,6 @@ type PortConfig struct {
 	Name    string     // unique in the switch
 	MAC     ether.MAC  // of the peer, unique in the switch
 	Address netip.Addr // that the peer may claim, and send IPv4 from; not valid: any, and any protocol
-	DHCP    bool       // the peer may answer DHCP clients; one without an address always may
 	Socket  string     // path the peer connects to
 }
 
