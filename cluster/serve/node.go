@@ -35,6 +35,7 @@ type node struct {
 	since   time.Time // when it registered
 	free    int64     // memory, in bytes
 	boots   uint32
+	started time.Time          // when the holder has started what it runs on
 	stage   *control.NodeStage // how far its boot over the network has got; nil: it is up, or does not boot so
 	uses    map[uint32]use     // cores that have been given away
 	drain   *control.Drain     // why it is given no jobs; nil: it is in service
@@ -574,8 +575,12 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 		}
 		n.health, n.heard = control.NodeHealth_NODE_BOOTING, time.Now()
 	}
-	n.boots, n.stage = m.Boots, nil
+	n.boots, n.stage, n.started = m.Boots, nil, time.Now()
 }
+
+// bootExtension bounds the time of a boot over the network, in boot time-outs: a node that begins
+// again and again would never be silent.
+const bootExtension = 5
 
 // nodeStage takes the holder's word on how far the boot of a node has got. A node that gets on is
 // not silent.
@@ -586,7 +591,10 @@ func (s *Server) nodeStage(m *control.NodeStage) {
 		return
 	}
 	if n := s.nodes[m.Node]; n.conn == nil && n.health == control.NodeHealth_NODE_BOOTING {
-		n.stage, n.heard = m, time.Now()
+		n.stage = m
+		if time.Since(n.started) < (bootExtension-1)*s.config.Timing.Boot {
+			n.heard = time.Now()
+		}
 	}
 }
 
