@@ -24,14 +24,19 @@ type Module struct {
 	Optional bool   // the image is good without it
 }
 
+// ItemsModule is the module by which a node reads the items of its virtual machine. A node that
+// boots from its network card has its configuration there.
+const ItemsModule = "qemu_fw_cfg"
+
 // DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the
-// channel and the random numbers of its host, and the network devices of namespaces.
+// channel, the random numbers and the files of its host, and the network devices of namespaces.
 func DefaultModules() []Module {
 	return []Module{
 		{Name: "virtio_pci"},
 		{Name: "virtio_net"},
 		{Name: "virtio_console", Optional: true},
 		{Name: "virtio_rng", Optional: true},
+		{Name: ItemsModule, Optional: true},
 		{Name: "veth", Optional: true},
 	}
 }

@@ -3,7 +3,9 @@ package qemu
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,7 +13,7 @@ import (
 	"margay/qemu/ether"
 )
 
-// A Config describes a VM. Only Name and Kernel are required.
+// A Config describes a VM. Only Name and either Kernel or NetBoot are required.
 type Config struct {
 	Name  string // for messages and the process list: letters, digits, '-', '_', '.'
 	Accel Accel  // empty means TCG
@@ -19,6 +21,14 @@ type Config struct {
 	Kernel  string // path of a kernel image
 	Initrd  string // path of its initramfs; may be empty
 	Cmdline string // further kernel parameters; must name the serial console
+	// NetBoot starts the VM from its network card: the firmware runs the card's boot program
+	// (ROMFile), which finds a kernel by DHCP. Its output goes to the console. If it finds none,
+	// the VM ends. Kernel, Initrd and Cmdline are empty then.
+	NetBoot bool
+	// Items are files that the guest, and no station on its network, can read: their paths by their
+	// names, which QEMU prefixes with "opt/". Linux shows them below
+	// /sys/firmware/qemu_fw_cfg/by_name.
+	Items map[string]string
 
 	MemoryMiB int // zero means DefaultMemoryMiB
 	CPUs      int // zero means 1
@@ -64,12 +74,24 @@ func (c *Config) validate() error {
 		return fmt.Errorf("memory %d MiB, want 1 to %d", c.MemoryMiB, maxMemoryMiB)
 	case c.CPUs < 1 || c.CPUs > maxCPUs:
 		return fmt.Errorf("%d CPUs, want 1 to %d", c.CPUs, maxCPUs)
-	case c.Kernel == "":
+	case c.NetBoot && (c.Kernel != "" || c.Initrd != "" || c.Cmdline != ""):
+		return errors.New("a kernel, an initramfs or a command line is given, and the network is to bring them")
+	case c.NetBoot && c.NIC.Socket == "":
+		return errors.New("no network card to boot from")
+	case !c.NetBoot && c.Kernel == "":
 		return errors.New("no kernel")
 	case strings.ContainsAny(c.Cmdline, "\x00\n"):
 		return fmt.Errorf("kernel command line %q contains a line end or NUL", c.Cmdline)
-	case len(c.commandLine()) > maxCommandLine:
-		return fmt.Errorf("kernel command line: %d bytes, Linux accepts %d", len(c.commandLine()), maxCommandLine)
+	case len(CommandLine(c.Accel, c.Cmdline)) > maxCommandLine:
+		return fmt.Errorf("kernel command line: %d bytes, Linux accepts %d", len(CommandLine(c.Accel, c.Cmdline)), maxCommandLine)
+	}
+	for name, path := range c.Items {
+		if name == "" || len(name) > maxItemName || strings.Trim(name, nameChars+"/") != "" {
+			return fmt.Errorf("item %q: want a name of letters, digits, '-', '_', '.' and '/', at most %d", name, maxItemName)
+		}
+		if err := checkFile(path); err != nil {
+			return err
+		}
 	}
 	for _, path := range []string{c.Kernel, c.Initrd} {
 		if err := checkFile(path); err != nil {
@@ -78,6 +100,12 @@ func (c *Config) validate() error {
 	}
 	return c.NIC.validate()
 }
+
+// maxItemName is the length of the longest name of an item: QEMU's names have at most 55 bytes.
+const maxItemName = 55 - len(itemPrefix)
+
+// itemPrefix precedes the names of items that are not QEMU's own.
+const itemPrefix = "opt/"
 
 const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 
@@ -118,9 +146,13 @@ func (e *Emulator) args(c *Config) []string {
 	if c.Accel == TCG {
 		accel += ",thread=multi"
 	}
+	machine := row.machine
+	if c.NetBoot {
+		machine += ",graphics=off" // the firmware uses the serial console
+	}
 	args := []string{
 		"-name", "guest=" + c.Name + ",debug-threads=on",
-		"-M", row.machine,
+		"-M", machine,
 		"-accel", accel,
 		"-cpu", row.cpu[c.Accel],
 		"-smp", strconv.Itoa(c.CPUs),
@@ -130,33 +162,45 @@ func (e *Emulator) args(c *Config) []string {
 		"-no-reboot", // a guest that restarts ends
 		"-chardev", "stdio,id=console,signal=off",
 		"-serial", "chardev:console",
-		"-kernel", c.Kernel,
 	}
 	for _, dir := range e.firmware {
 		args = append(args, "-L", dir)
 	}
+	for _, name := range slices.Sorted(maps.Keys(c.Items)) {
+		args = append(args, "-fw_cfg", "name="+itemPrefix+name+",file="+escape(c.Items[name]))
+	}
+	return append(append(args, c.bootArgs()...), c.NIC.args(c.NetBoot)...)
+}
+
+// bootArgs returns the arguments that say what the VM boots.
+func (c *Config) bootArgs() []string {
+	if c.NetBoot {
+		// The firmware restarts the VM when there is nothing to boot, and that ends it.
+		return []string{"-boot", "strict=on,reboot-timeout=1000"}
+	}
+	args := []string{"-kernel", c.Kernel}
 	if c.Initrd != "" {
 		args = append(args, "-initrd", c.Initrd)
 	}
-	if line := c.commandLine(); line != "" {
+	if line := CommandLine(c.Accel, c.Cmdline); line != "" {
 		args = append(args, "-append", line)
 	}
-	return append(args, c.NIC.args()...)
+	return args
 }
 
 // maxCommandLine is the number of bytes that Linux accepts on its command line (COMMAND_LINE_SIZE
 // of x86 and arm64, without the NUL).
 const maxCommandLine = 2047
 
-// commandLine is the command line of the guest's Linux. The config's own parameters come last, so
+// CommandLine returns the command line of the Linux of a VM. The given parameters come last, so
 // that they take precedence.
-func (c *Config) commandLine() string {
+func CommandLine(a Accel, cmdline string) string {
 	var words []string
-	if c.Accel == TCG {
+	if a == TCG {
 		words = emulatedParameters()
 	}
-	if c.Cmdline != "" {
-		words = append(words, c.Cmdline)
+	if cmdline != "" {
+		words = append(words, cmdline)
 	}
 	return strings.Join(words, " ")
 }
@@ -169,12 +213,18 @@ func emulatedParameters() []string {
 	return append(clockParameters(), "mitigations=off", "no_timer_check", "cryptomgr.notests")
 }
 
-func (n *NIC) args() []string {
+// args returns the arguments of a card. The boot program takes a buffer of the MTU for each of many
+// frames from a memory of half a megabyte, so a card to boot from offers no MTU: the guest's driver
+// can set any.
+func (n *NIC) args(boot bool) []string {
 	if n.Socket == "" {
 		return nil
 	}
 	device := "virtio-net-pci,netdev=net,romfile=,mac=" + n.MAC.String()
-	if n.MTU != 0 {
+	if boot {
+		// ROMFile is not named: only as the default does QEMU write the card's type into it.
+		device = "virtio-net-pci,netdev=net,bootindex=0,mac=" + n.MAC.String()
+	} else if n.MTU != 0 {
 		device += ",host_mtu=" + strconv.Itoa(n.MTU)
 	}
 	return []string{

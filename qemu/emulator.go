@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -136,21 +137,50 @@ func Find(ctx context.Context, arch Arch, binary string, firmware ...string) (*E
 	return &Emulator{arch: arch, path: path, firmware: firmware, version: version}, nil
 }
 
+// ROMFile is the boot program of the network card, an iPXE, for both firmwares of amd64.
+const ROMFile = "efi-virtio.rom"
+
+// romPackage contains ROMFile on Debian and Ubuntu.
+const romPackage = "ipxe-qemu"
+
+// CheckNetBoot returns an error that names the package to install unless VMs can boot from their
+// network card.
+func (e *Emulator) CheckNetBoot(ctx context.Context) error {
+	out, err := e.ask(ctx, "-L", "help")
+	if err != nil {
+		return fmt.Errorf("qemu: folders of %s: %w", e.path, err)
+	}
+	for _, dir := range append(slices.Clone(e.firmware), strings.Fields(out)...) {
+		if _, err := os.Stat(filepath.Join(dir, ROMFile)); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("qemu: %s has no %s, from which virtual machines boot over the network (on Debian or Ubuntu: apt-get install %s)",
+		e.path, ROMFile, romPackage)
+}
+
 func askVersion(ctx context.Context, path string) (Version, error) {
+	out, err := (&Emulator{path: path}).ask(ctx, "--version")
+	if err != nil {
+		return Version{}, err
+	}
+	return parseVersion(out)
+}
+
+// ask runs the program for an answer.
+func (e *Emulator) ask(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd := exec.CommandContext(ctx, e.path, args...)
 	cmd.WaitDelay = waitDelay
 	out, err := cmd.Output()
 	if ctx.Err() != nil {
-		return Version{}, fmt.Errorf("no answer: %w", ctx.Err())
+		return "", fmt.Errorf("no answer: %w", ctx.Err())
 	}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return Version{}, fmt.Errorf("%w: %s", err, strings.TrimSpace(string(exit.Stderr)))
-	} else if err != nil {
-		return Version{}, err
+		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(string(exit.Stderr)))
 	}
-	return parseVersion(string(out))
+	return string(out), err
 }
 
 var versionPattern = sync.OnceValue(func() *regexp.Regexp {

@@ -117,7 +117,7 @@ func TestArguments(t *testing.T) {
 		"-name", "guest=n1,debug-threads=on", "-M", "q35,hpet=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
 		"-smp", "3", "-m", "300", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-		"-kernel", image, "-L", "/a/b", "-L", "/c,d", "-initrd", image, "-append", cmdline,
+		"-L", "/a/b", "-L", "/c,d", "-kernel", image, "-initrd", image, "-append", cmdline,
 		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
 		"-device", "virtio-net-pci,netdev=net,romfile=,mac=02:00:00:00:00:09,host_mtu=9000",
 	}
@@ -136,6 +136,52 @@ func TestArguments(t *testing.T) {
 	}
 	if strings.Contains(line, "-append") {
 		t.Errorf("%q has parameters for an emulated processor", line)
+	}
+	boots := Config{
+		Name: "n1", NetBoot: true, Items: map[string]string{"margay/b": image, "margay/a": socket + "x"},
+		NIC: NIC{Socket: socket, MAC: ether.MAC{2, 0, 0, 0, 0, 9}, MTU: 9000},
+	}
+	if err := os.WriteFile(socket+"x", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := boots.validate(); err != nil {
+		t.Fatal(err)
+	}
+	want = []string{
+		"-name", "guest=n1,debug-threads=on", "-M", "q35,hpet=off,graphics=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-erms,-fsrm,-aes",
+		"-smp", "1", "-m", "256", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console", "-L", "/a/b", "-L", "/c,d",
+		"-fw_cfg", "name=opt/margay/a,file=" + strings.ReplaceAll(socket, ",", ",,") + "x", "-fw_cfg", "name=opt/margay/b,file=" + image,
+		"-boot", "strict=on,reboot-timeout=1000",
+		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
+		"-device", "virtio-net-pci,netdev=net,bootindex=0,mac=02:00:00:00:00:09",
+	}
+	if got := e.args(&boots); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// A QEMU without the boot program of its network card is refused with the package that has it.
+func TestCheckNetBoot(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	e := &Emulator{arch: AMD64, path: script(t, "", ""), firmware: []string{dir}}
+	if err := os.WriteFile(e.path, fmt.Appendf(nil, "#!/bin/sh\necho %s\n", other), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.CheckNetBoot(t.Context()); err == nil || !strings.Contains(err.Error(), "apt-get install ipxe-qemu") {
+		t.Errorf("error %v", err)
+	}
+	for _, folder := range []string{dir, other} {
+		rom := filepath.Join(folder, ROMFile)
+		if err := os.WriteFile(rom, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.CheckNetBoot(t.Context()); err != nil {
+			t.Errorf("with a boot program in %s: %v", folder, err)
+		}
+		if err := os.Remove(rom); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -162,6 +208,11 @@ func TestConfigIsChecked(t *testing.T) {
 		{"memory", "memory", func(c *Config) { c.MemoryMiB = -1 }},
 		{"CPUs", "CPUs", func(c *Config) { c.CPUs = 256 }},
 		{"no kernel", "no kernel", func(c *Config) { c.Kernel = "" }},
+		{"network and kernel", "the network is to bring them", func(c *Config) { c.NetBoot = true }},
+		{"network without a card", "no network card", func(c *Config) { c.NetBoot, c.Kernel, c.NIC = true, "", NIC{} }},
+		{"item missing", "no such file", func(c *Config) { c.Items = map[string]string{"a": image + "x"} }},
+		{"name of an item", "item", func(c *Config) { c.Items = map[string]string{"a,b": image} }},
+		{"long name of an item", "item", func(c *Config) { c.Items = map[string]string{strings.Repeat("x", maxItemName+1): image} }},
 		{"kernel missing", "no such file", func(c *Config) { c.Kernel += "x" }},
 		{"initrd missing", "no such file", func(c *Config) { c.Initrd = image + "x" }},
 		{"command line", "line end", func(c *Config) { c.Cmdline = "a\nb" }},

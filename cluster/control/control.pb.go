@@ -606,6 +606,7 @@ type Frame struct {
 	//	*Frame_NodeExit
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
+	//	*Frame_NodeStage
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
 	//	*Frame_DutiesSet
@@ -1187,6 +1188,15 @@ func (x *Frame) GetNodeUp() *NodeUp {
 	return nil
 }
 
+func (x *Frame) GetNodeStage() *NodeStage {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_NodeStage); ok {
+			return x.NodeStage
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetRestartKernel() *RestartKernel {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_RestartKernel); ok {
@@ -1456,6 +1466,10 @@ type Frame_NodeUp struct {
 	NodeUp *NodeUp `protobuf:"bytes,92,opt,name=node_up,json=nodeUp,proto3,oneof"`
 }
 
+type Frame_NodeStage struct {
+	NodeStage *NodeStage `protobuf:"bytes,93,opt,name=node_stage,json=nodeStage,proto3,oneof"`
+}
+
 type Frame_RestartKernel struct {
 	RestartKernel *RestartKernel `protobuf:"bytes,95,opt,name=restart_kernel,json=restartKernel,proto3,oneof"`
 }
@@ -1583,6 +1597,8 @@ func (*Frame_NodeExit) isFrame_Body() {}
 func (*Frame_NodeBoot) isFrame_Body() {}
 
 func (*Frame_NodeUp) isFrame_Body() {}
+
+func (*Frame_NodeStage) isFrame_Body() {}
 
 func (*Frame_RestartKernel) isFrame_Body() {}
 
@@ -4609,6 +4625,8 @@ type NodeState struct {
 	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`         // what brings it back, when it is dead and does not come back by itself
 	Retry         bool                   `protobuf:"varint,11,opt,name=retry,proto3" json:"retry,omitempty"`          // reason says how it ended, and it is started once more
 	Drain         *Drain                 `protobuf:"bytes,12,opt,name=drain,proto3" json:"drain,omitempty"`           // absent: the node is given jobs when it is up
+	Stage         string                 `protobuf:"bytes,13,opt,name=stage,proto3" json:"stage,omitempty"`           // what it does to boot over the network; empty: it is up, or does not boot so
+	Percent       uint32                 `protobuf:"varint,14,opt,name=percent,proto3" json:"percent,omitempty"`      // of the file that it fetches in this stage
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4725,6 +4743,20 @@ func (x *NodeState) GetDrain() *Drain {
 		return x.Drain
 	}
 	return nil
+}
+
+func (x *NodeState) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *NodeState) GetPercent() uint32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
 }
 
 // Drain is the state of a node that is given no jobs by order of an operator.
@@ -7444,6 +7476,67 @@ func (x *NodeBoot) GetBoots() uint32 {
 	return 0
 }
 
+// NodeStage reports how far the boot of a node over the network has got.
+type NodeStage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Stage         string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`      // for people
+	Percent       uint32                 `protobuf:"varint,3,opt,name=percent,proto3" json:"percent,omitempty"` // of the file that the stage fetches
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeStage) Reset() {
+	*x = NodeStage{}
+	mi := &file_control_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeStage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeStage) ProtoMessage() {}
+
+func (x *NodeStage) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
+func (*NodeStage) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *NodeStage) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodeStage) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *NodeStage) GetPercent() uint32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
 // NodeUp tells the holder that a node has registered.
 type NodeUp struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -7454,7 +7547,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7466,7 +7559,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7479,7 +7572,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7500,7 +7593,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7512,7 +7605,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7525,7 +7618,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7548,7 +7641,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7560,7 +7653,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7573,7 +7666,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7607,7 +7700,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7619,7 +7712,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7632,7 +7725,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7646,7 +7739,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xeb\x1b\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xa7\x1c\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7720,7 +7813,9 @@ const file_control_proto_rawDesc = "" +
 	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
-	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12F\n" +
+	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
+	"\n" +
+	"node_stage\x18] \x01(\v2\x19.margay.control.NodeStageH\x00R\tnodeStage\x12F\n" +
 	"\x0erestart_kernel\x18_ \x01(\v2\x1d.margay.control.RestartKernelH\x00R\rrestartKernel\x12:\n" +
 	"\n" +
 	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
@@ -7958,7 +8053,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
 	"\tListNodes\"8\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\x8c\x03\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xbc\x03\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -7973,7 +8068,9 @@ const file_control_proto_rawDesc = "" +
 	"\x06remedy\x18\n" +
 	" \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05retry\x18\v \x01(\bR\x05retry\x12+\n" +
-	"\x05drain\x18\f \x01(\v2\x15.margay.control.DrainR\x05drain\"\x80\x01\n" +
+	"\x05drain\x18\f \x01(\v2\x15.margay.control.DrainR\x05drain\x12\x14\n" +
+	"\x05stage\x18\r \x01(\tR\x05stage\x12\x18\n" +
+	"\apercent\x18\x0e \x01(\rR\apercent\"\x80\x01\n" +
 	"\x05Drain\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -8210,7 +8307,11 @@ const file_control_proto_rawDesc = "" +
 	"\bNodeBoot\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05boots\x18\x03 \x01(\rR\x05boots\"\x1c\n" +
+	"\x05boots\x18\x03 \x01(\rR\x05boots\"O\n" +
+	"\tNodeStage\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
+	"\apercent\x18\x03 \x01(\rR\apercent\"\x1c\n" +
 	"\x06NodeUp\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\"#\n" +
 	"\rRestartKernel\x12\x12\n" +
@@ -8303,7 +8404,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -8398,11 +8499,12 @@ var file_control_proto_goTypes = []any{
 	(*RankSample)(nil),       // 90: margay.control.RankSample
 	(*NodeExit)(nil),         // 91: margay.control.NodeExit
 	(*NodeBoot)(nil),         // 92: margay.control.NodeBoot
-	(*NodeUp)(nil),           // 93: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 94: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 95: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 96: margay.control.DutiesSet
-	nil,                      // 97: margay.control.ExtensionLog.AfterEntry
+	(*NodeStage)(nil),        // 93: margay.control.NodeStage
+	(*NodeUp)(nil),           // 94: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 95: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 96: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 97: margay.control.DutiesSet
+	nil,                      // 98: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	10,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -8462,73 +8564,74 @@ var file_control_proto_depIdxs = []int32{
 	87,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
 	91,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
 	92,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	93,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	94,  // 58: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	95,  // 59: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	96,  // 60: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 61: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 62: margay.control.Error.code:type_name -> margay.control.Code
-	16,  // 63: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	17,  // 64: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 65: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	16,  // 66: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 67: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	24,  // 68: margay.control.Prepare.places:type_name -> margay.control.Place
-	25,  // 69: margay.control.Prepare.members:type_name -> margay.control.Member
-	22,  // 70: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	3,   // 71: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	30,  // 72: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	12,  // 73: margay.control.Loaded.error:type_name -> margay.control.Error
-	12,  // 74: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 75: margay.control.Record.stream:type_name -> margay.control.Stream
-	38,  // 76: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	39,  // 77: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	21,  // 78: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	22,  // 79: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	24,  // 80: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 81: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	12,  // 82: margay.control.JobState.error:type_name -> margay.control.Error
-	51,  // 83: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	30,  // 84: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	50,  // 85: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	5,   // 86: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	38,  // 87: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	54,  // 88: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	7,   // 89: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	16,  // 90: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	56,  // 91: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	55,  // 92: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	6,   // 93: margay.control.Drain.state:type_name -> margay.control.DrainState
-	63,  // 94: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	62,  // 95: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 96: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	51,  // 97: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	30,  // 98: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	21,  // 99: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	24,  // 100: margay.control.StoredJob.places:type_name -> margay.control.Place
-	25,  // 101: margay.control.StoredJob.members:type_name -> margay.control.Member
-	63,  // 102: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	49,  // 103: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	68,  // 104: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	69,  // 105: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	74,  // 106: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	76,  // 107: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	97,  // 108: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	79,  // 109: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	75,  // 110: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	74,  // 111: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	88,  // 112: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	89,  // 113: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	90,  // 114: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	74,  // 115: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	8,   // 116: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	8,   // 117: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	16,  // 118: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	119, // [119:119] is the sub-list for method output_type
-	119, // [119:119] is the sub-list for method input_type
-	119, // [119:119] is the sub-list for extension type_name
-	119, // [119:119] is the sub-list for extension extendee
-	0,   // [0:119] is the sub-list for field type_name
+	94,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	93,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	95,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	96,  // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	97,  // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 62: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 63: margay.control.Error.code:type_name -> margay.control.Code
+	16,  // 64: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	17,  // 65: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 66: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	16,  // 67: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 68: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	24,  // 69: margay.control.Prepare.places:type_name -> margay.control.Place
+	25,  // 70: margay.control.Prepare.members:type_name -> margay.control.Member
+	22,  // 71: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	3,   // 72: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	30,  // 73: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	12,  // 74: margay.control.Loaded.error:type_name -> margay.control.Error
+	12,  // 75: margay.control.JobFault.error:type_name -> margay.control.Error
+	4,   // 76: margay.control.Record.stream:type_name -> margay.control.Stream
+	38,  // 77: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	39,  // 78: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	21,  // 79: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	22,  // 80: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	24,  // 81: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 82: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	12,  // 83: margay.control.JobState.error:type_name -> margay.control.Error
+	51,  // 84: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	30,  // 85: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	50,  // 86: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	5,   // 87: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	38,  // 88: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	54,  // 89: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	7,   // 90: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	16,  // 91: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	56,  // 92: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	55,  // 93: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	6,   // 94: margay.control.Drain.state:type_name -> margay.control.DrainState
+	63,  // 95: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	62,  // 96: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 97: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	51,  // 98: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	30,  // 99: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	21,  // 100: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	24,  // 101: margay.control.StoredJob.places:type_name -> margay.control.Place
+	25,  // 102: margay.control.StoredJob.members:type_name -> margay.control.Member
+	63,  // 103: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	49,  // 104: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	68,  // 105: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	69,  // 106: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	74,  // 107: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	76,  // 108: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	98,  // 109: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	79,  // 110: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	75,  // 111: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	74,  // 112: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	88,  // 113: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	89,  // 114: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	90,  // 115: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	74,  // 116: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	8,   // 117: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	8,   // 118: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	16,  // 119: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	120, // [120:120] is the sub-list for method output_type
+	120, // [120:120] is the sub-list for method input_type
+	120, // [120:120] is the sub-list for extension type_name
+	120, // [120:120] is the sub-list for extension extendee
+	0,   // [0:120] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8595,6 +8698,7 @@ func file_control_proto_init() {
 		(*Frame_NodeExit)(nil),
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
+		(*Frame_NodeStage)(nil),
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
 		(*Frame_DutiesSet)(nil),
@@ -8605,7 +8709,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   89,
+			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
@@ -43,8 +44,9 @@ type holder struct {
 
 // nodeState is what serve is told of a node when it connects.
 type nodeState struct {
-	boot *control.NodeBoot
-	exit *control.NodeExit // nil while it runs
+	boot  *control.NodeBoot
+	stage *control.NodeStage // nil: nothing is known of its boot, or it is up
+	exit  *control.NodeExit  // nil while it runs
 }
 
 // held is the lock of the machine that this process holds. It stays open until the process has ended: who finds it free finds no holder.
@@ -75,7 +77,7 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 		dir: d, spec: spec, lifeline: r, serve: serve, log: log,
 		states: make(map[id.Node]*nodeState), ups: make(map[id.Node]chan struct{}),
 	}
-	if h.substrate, err = newSubstrate(spec, d, authority); err != nil {
+	if h.substrate, err = h.newSubstrate(authority); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, h.substrate.close()) }()
@@ -83,14 +85,14 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 	return nil
 }
 
-func newSubstrate(s Spec, d Dir, a *trust.Authority) (substrate, error) {
-	switch s.Substrate {
+func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
+	switch h.spec.Substrate {
 	case node.Hosted:
-		return newHosted(s, d, a)
+		return newHosted(h.spec, h.dir, a)
 	case node.Virtual:
-		return newVirtual(s, d, a)
+		return newVirtual(h.spec, h.dir, a, virtualEvents{h.nodeStage, h.log})
 	}
-	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, s.Substrate)
+	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, h.spec.Substrate)
 }
 
 // run starts everything and waits for the end. Then serve ends before the nodes do: its clients are to hear that the machine goes down,
@@ -159,6 +161,24 @@ func (h *holder) nodeStarted(node id.Node, pid int, boots uint32) {
 	h.states[node] = s
 	if h.conn != nil {
 		_ = h.conn.Send(s.boot)
+	}
+}
+
+// nodeStage tells serve how far the boot of a node has got.
+func (h *holder) nodeStage(node id.Node, status boot.Status) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.states[node]
+	if s == nil || h.isUp(node) {
+		return
+	}
+	text := status.String()
+	if s.stage == nil || s.stage.Stage != text {
+		h.log("node%d: %s", node, text)
+	}
+	s.stage = &control.NodeStage{Node: uint32(node), Stage: text, Percent: uint32(status.Percent)}
+	if h.conn != nil {
+		_ = h.conn.Send(s.stage)
 	}
 }
 
@@ -243,6 +263,9 @@ func (h *holder) reportOnce(ctx context.Context) error {
 	h.conn = conn
 	for _, s := range h.states {
 		_ = conn.Send(s.boot)
+		if s.stage != nil {
+			_ = conn.Send(s.stage)
+		}
 		if s.exit != nil {
 			_ = conn.Send(s.exit)
 		}
@@ -259,6 +282,9 @@ func (h *holder) reportOnce(ctx context.Context) error {
 			defer h.mu.Unlock()
 			if node := id.Node(m.Node); !h.isUp(node) {
 				close(h.ups[node])
+				if s := h.states[node]; s != nil {
+					s.stage = nil
+				}
 			}
 		}
 	})

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/internal/check"
 	"margay/kernel/abi/id"
@@ -118,6 +119,8 @@ func (s *playedServe) hear(m proto.Message) {
 	switch m := m.(type) {
 	case *control.NodeBoot:
 		s.got = append(s.got, fmt.Sprintf("node%d boots %d", m.Node, m.Boots))
+	case *control.NodeStage:
+		s.got = append(s.got, fmt.Sprintf("node%d: %s, %d", m.Node, m.Stage, m.Percent))
 	case *control.NodeExit:
 		s.got = append(s.got, fmt.Sprintf("node%d exits: %s, %v, retry %v", m.Node, m.Reason, m.Console, m.Retry))
 	}
@@ -219,6 +222,16 @@ func TestHolderKeepsNodes(t *testing.T) {
 	p.end(0, "it fell over")
 	s.heard(t, "node0 exits: it fell over, [Oops], retry true")
 	s.heard(t, "node0 boots 2")
+	h.nodeStage(1, boot.Status{Stage: boot.Kernel, Percent: 30})
+	s.heard(t, "node1: it fetches the kernel, 30")
+	h.nodeStage(77, boot.Status{Stage: boot.Kernel})
+
+	// The next serve hears it, too.
+	s.end()
+	s = serveOn(t, d)
+	t.Cleanup(s.end)
+	s.heard(t, "node1: it fetches the kernel, 30")
+	s.heard(t, "node0 boots 2")
 	s.mu.Lock()
 	for _, node := range []uint32{0, 1, 1, 77} {
 		_ = s.conn.Send(&control.NodeUp{Node: node})
@@ -234,6 +247,14 @@ func TestHolderKeepsNodes(t *testing.T) {
 	t.Cleanup(s.end)
 	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
 	s.heard(t, "node1 boots 1")
+	h.nodeStage(1, boot.Status{Stage: boot.Leased})
+	s.mu.Lock()
+	for _, text := range s.got {
+		if strings.HasPrefix(text, "node1: ") {
+			t.Errorf("of a node that is up, serve hears %q", text)
+		}
+	}
+	s.mu.Unlock()
 	if p.started(0) != 2 || p.started(1) != 1 || p.started(2) != 1 {
 		t.Errorf("started: %v", p.starts)
 	}

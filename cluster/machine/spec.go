@@ -36,7 +36,8 @@ type Spec struct {
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 computes for applications, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
 
-	Profile   string `json:"profile"` // boot profile of virtual nodes
+	Profile   string `json:"profile"`        // boot profile of virtual nodes
+	Boot      string `json:"boot,omitempty"` // BootKernel or BootBIOS: how virtual nodes boot
 	MemoryMiB int    `json:"memory_mib"`
 	Accel     string `json:"accel,omitempty"`
 	MTU       int    `json:"mtu,omitempty"`
@@ -60,6 +61,12 @@ type Spec struct {
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }
+
+// The ways in which virtual nodes boot.
+const (
+	BootKernel = "kernel" // QEMU loads the kernel and the node image
+	BootBIOS   = "bios"   // from their network card, by a BIOS: DHCP and HTTP bring the kernel and the image
+)
 
 // FabricAuto stands for the fastest fabric that is safe on the wire between the nodes.
 const FabricAuto = "auto"
@@ -96,6 +103,9 @@ func (s *Spec) complete() error {
 	if s.MTU == 0 && s.Substrate == node.Virtual {
 		s.MTU = defaultMTU
 	}
+	if s.Boot == "" && s.Substrate == node.Virtual {
+		s.Boot = BootKernel
+	}
 	if s.Accel == "" {
 		s.Accel = string(qemu.TCG)
 	}
@@ -116,6 +126,8 @@ func (s *Spec) complete() error {
 		return errors.New("a node with one application core has none for messages alone: use --cores 2 or more, or --cores all")
 	case s.Accel != AccelAuto && s.Accel != string(qemu.TCG) && s.Accel != string(qemu.KVM):
 		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
+	case s.Substrate == node.Virtual && s.Boot != BootKernel && s.Boot != BootBIOS:
+		return fmt.Errorf("there is no way to boot %q: use %s or %s", s.Boot, BootKernel, BootBIOS)
 	case s.MemoryMiB < 128:
 		return fmt.Errorf("a node needs 128 MiB of memory, not %d", s.MemoryMiB)
 	case s.HistoryMiB != 0 && (s.HistoryMiB < ledger.MinSize>>20 || s.HistoryMiB > ledger.MaxSize>>20):
@@ -148,6 +160,9 @@ func (s *Spec) timing() serve.Timing {
 var (
 	serveAddress = netip.MustParsePrefix("10.66.0.1/16")
 	serveMAC     = ether.MAC{0x52, 0x54, 0x00, 0xff, 0xff, 0x01}
+
+	bootAddress = netip.MustParsePrefix("10.66.0.2/16") // of the boot services
+	bootMAC     = ether.MAC{0x52, 0x54, 0x00, 0xff, 0xff, 0x02}
 )
 
 // servePort is where nodes find serve.

@@ -20,7 +20,7 @@ func TestDefaults(t *testing.T) {
 	if err := s.complete(); err != nil {
 		t.Fatal(err)
 	}
-	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", MTU: 65535, Fabric: "tcp-trusted", Accel: "tcg", MemoryMiB: 512}
+	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", Boot: "kernel", MTU: 65535, Fabric: "tcp-trusted", Accel: "tcg", MemoryMiB: 512}
 	if fmt.Sprint(s) != fmt.Sprint(want) {
 		t.Errorf("an empty spec becomes %+v", s)
 	}
@@ -46,6 +46,7 @@ func TestBadSpecs(t *testing.T) {
 		{Spec{Cores: -1}, "a node has 1 to 254 application cores, not -1"},
 		{Spec{Cores: 255}, "a node has 1 to 254 application cores, not 255"},
 		{Spec{Accel: "magic"}, `there is no accelerator "magic": use tcg, kvm or auto`},
+		{Spec{Boot: "floppy"}, `there is no way to boot "floppy": use kernel or bios`},
 		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, tcp-trusted, udp or udp-trusted, or auto`},
 		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
 		{Spec{MemoryMiB: -1}, "a node needs 128 MiB of memory, not -1"},
@@ -61,7 +62,9 @@ func TestBadSpecs(t *testing.T) {
 
 // Every node of the largest machine has an address and a network card of its own, and all find serve.
 func TestNetwork(t *testing.T) {
-	addresses := map[string]bool{serveAddress.Addr().String(): true, serveMAC.String(): true}
+	addresses := map[string]bool{
+		serveAddress.Addr().String(): true, serveMAC.String(): true, bootAddress.Addr().String(): true, bootMAC.String(): true,
+	}
 	for node := range id.Node(MaxNodes) {
 		p := nodeAddress(node)
 		if !serveAddress.Contains(p.Addr()) || p.Bits() != serveAddress.Bits() {
@@ -104,7 +107,8 @@ func TestBootConfig(t *testing.T) {
 }
 
 func TestUnknownSubstrate(t *testing.T) {
-	if _, err := newSubstrate(Spec{Substrate: "cloud"}, "", nil); err == nil || !strings.Contains(err.Error(), "cloud") {
+	h := &holder{spec: Spec{Substrate: "cloud"}}
+	if _, err := h.newSubstrate(nil); err == nil || !strings.Contains(err.Error(), "cloud") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -244,6 +244,7 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 	started := time.Now()
 	up := make(map[uint32]bool)
 	again := make(map[uint32]string) // why it boots again
+	stages := make(map[uint32]string)
 	for {
 		answer, err := conn.Call(ctx, &control.ListNodes{})
 		if err != nil {
@@ -258,6 +259,10 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 				again[n.Node] = n.Reason
 				o.Told("node%d: %s", n.Node, n.Reason)
 			}
+			if n.Stage != stages[n.Node] && n.Stage != "" {
+				o.Told("node%d: %s", n.Node, n.Stage)
+			}
+			stages[n.Node] = n.Stage
 			switch n.Health {
 			case control.NodeHealth_NODE_UP:
 				if !up[n.Node] {

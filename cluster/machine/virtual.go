@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 
+	"margay/cluster/boot"
 	"margay/cluster/provision"
 	"margay/cluster/provision/emulator"
 	"margay/cluster/trust"
@@ -27,20 +29,24 @@ const (
 	AccelAuto = "auto" // KVM if it proves itself, else emulation
 )
 
-// servicePort is the name of the switch port that serve is plugged into.
-const servicePort = "service"
+// The names of the switch ports that serve and the boot services are plugged into.
+const (
+	servicePort = "service"
+	bootPort    = "boot"
+)
 
 // imageName is the name of the machine's own copy of the node image, which the cache may drop at any time.
 const imageName = "image"
 
 // virtual runs each node in a virtual machine. Their network cards, and serve's stack, are plugged into a switch in the
-// holder.
+// holder. So are the services that nodes boot from, which therefore outlive serve.
 type virtual struct {
 	spec     Spec
 	dir      Dir
 	cert     []byte
 	emulator *qemu.Emulator
 	fabric   *vswitch.Switch
+	boot     *bootServices // nil: QEMU loads kernel and image
 
 	mu  sync.Mutex
 	vms map[id.Node]*qemu.VM
@@ -55,11 +61,20 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	o.Spec.QEMU, o.Spec.Firmware = found.Path(), found.Firmware()
+	if o.Spec.Boot == BootBIOS {
+		if err := found.CheckNetBoot(ctx); err != nil {
+			return err
+		}
+	}
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
 		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Told: o.Progress,
 	})
 	if err != nil {
 		return err
+	}
+	if o.Spec.Boot == BootBIOS && slices.Contains(image.Manifest.Absent, initramfs.ItemsModule) {
+		return fmt.Errorf("the guest kernel %s lacks the module %s, by which a node that boots over the network gets its configuration: "+
+			"use another one, or --boot %s", image.Kernel.Version, initramfs.ItemsModule, BootKernel)
 	}
 	profile, err := initramfs.ParseProfile(o.Spec.Profile)
 	if err != nil {
@@ -80,7 +95,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image); err != nil {
 		return err
 	}
-	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) {
+	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) || o.Spec.Boot != BootKernel {
 		return err
 	}
 	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
@@ -109,7 +124,13 @@ func chooseAccel(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
 	return nil
 }
 
-func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
+// virtualEvents are what a virtual substrate calls.
+type virtualEvents struct {
+	stage func(id.Node, boot.Status) // when the boot of a node over the network has got to a stage
+	log   func(format string, args ...any)
+}
+
+func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtual, error) {
 	found, err := qemu.Find(context.Background(), qemu.Arch(runtime.GOARCH), s.QEMU, s.Firmware...)
 	if err != nil {
 		return nil, err
@@ -117,6 +138,10 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 	config := vswitch.Config{
 		Ports: []vswitch.PortConfig{{Name: servicePort, MAC: serveMAC, Address: serveAddress.Addr(), Socket: d.Port(servicePort)}},
 		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	if s.Boot == BootBIOS {
+		// Without an address the switch lets it answer DHCP clients.
+		config.Ports = append(config.Ports, vswitch.PortConfig{Name: bootPort, MAC: bootMAC, Socket: d.Port(bootPort)})
 	}
 	for node := range id.Node(s.Nodes) {
 		name := nodeName(node)
@@ -126,7 +151,13 @@ func newVirtual(s Spec, d Dir, a *trust.Authority) (*virtual, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM)}, nil
+	v := &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM)}
+	if s.Boot == BootBIOS {
+		if v.boot, err = startBoot(s, d, events); err != nil {
+			return nil, errors.Join(err, fabric.Close())
+		}
+	}
+	return v, nil
 }
 
 // bootKernel is the path of the kernel that a virtual node starts.
@@ -145,22 +176,22 @@ func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	image := v.dir.nodeImage(number)
-	own := []initramfs.File{
-		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
-		{Path: node.Path, Mode: 0o600, Data: text},
-	}
-	if err := initramfs.WriteNodeImage(v.spec.Image, own, image); err != nil {
-		return 0, nil, err
-	}
-	vm, err := v.emulator.Start(context.Background(), qemu.Config{
+	config := qemu.Config{
 		Name: v.spec.Name + "-" + nodeName(number), Accel: qemu.Accel(v.spec.Accel),
-		Kernel: v.spec.bootKernel(), Initrd: image, Cmdline: v.spec.Cmdline,
 		MemoryMiB: v.spec.MemoryMiB, CPUs: v.spec.Cores + 1,
 		NIC:     qemu.NIC{Socket: v.dir.Port(nodeName(number)), MAC: nodeMAC(number), MTU: v.spec.MTU},
 		Console: console.Config{Path: v.dir.ConsoleLog(number)},
 		Stderr:  console.Config{Path: v.dir.file("log", nodeName(number)+".qemu")},
-	})
+	}
+	if v.boot != nil {
+		err = v.bootFromNetwork(number, text, &config)
+	} else {
+		err = v.bootFromFiles(number, text, &config)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	vm, err := v.emulator.Start(context.Background(), config)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -173,6 +204,23 @@ func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
 		ended <- exit{Reason: vm.Exit().Error(), Console: vm.Console().Tail(consoleLines)}
 	}()
 	return vm.PID(), ended, nil
+}
+
+// bootFromFiles has QEMU load the kernel, and an image with the configuration of a node.
+func (v *virtual) bootFromFiles(number id.Node, text []byte, config *qemu.Config) error {
+	config.Kernel, config.Initrd, config.Cmdline = v.spec.bootKernel(), v.dir.nodeImage(number), v.spec.Cmdline
+	return initramfs.WriteNodeImage(v.spec.Image, []initramfs.File{
+		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
+		{Path: node.Path, Mode: 0o600, Data: text},
+	}, config.Initrd)
+}
+
+// bootFromNetwork has a node fetch kernel and image, and read its configuration, which has secrets, from QEMU.
+func (v *virtual) bootFromNetwork(number id.Node, text []byte, config *qemu.Config) error {
+	v.boot.services.Starting(number)
+	path := v.dir.nodeFile(number)
+	config.NetBoot, config.Items = true, map[string]string{node.Item: path}
+	return writeFile(path, text)
 }
 
 // stop implements substrate.
@@ -194,5 +242,8 @@ func (v *virtual) close() error {
 		errs = append(errs, vm.Kill())
 	}
 	v.mu.Unlock()
+	if v.boot != nil {
+		errs = append(errs, v.boot.close())
+	}
 	return errors.Join(append(errs, v.fabric.Close())...)
 }

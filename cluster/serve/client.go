@@ -291,6 +291,9 @@ func (s *Server) listNodes() *control.Nodes {
 		if n.health == control.NodeHealth_NODE_DEAD {
 			state.Remedy = n.remedy
 		}
+		if n.stage != nil && (n.health == control.NodeHealth_NODE_BOOTING || n.health == control.NodeHealth_NODE_DEAD) {
+			state.Stage, state.Percent = n.stage.Stage, n.stage.Percent
+		}
 		if n.health == control.NodeHealth_NODE_UP {
 			state.UpMs = time.Since(n.since).Milliseconds()
 		}

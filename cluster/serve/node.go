@@ -35,12 +35,14 @@ type node struct {
 	since   time.Time // when it registered
 	free    int64     // memory, in bytes
 	boots   uint32
-	uses    map[uint32]use // cores that have been given away
-	drain   *control.Drain // why it is given no jobs; nil: it is in service
-	hosts   []uint32       // jobs that its last heartbeat named
-	owes    int            // things that it is to do before it can be given jobs
-	log     *gate.Log      // gets the lines of its own log
-	deeds   *gate.Log      // gets what it does that is worth a line
+	started time.Time          // when the holder has started what it runs on
+	stage   *control.NodeStage // how far its boot over the network has got; nil: it is up, or does not boot so
+	uses    map[uint32]use     // cores that have been given away
+	drain   *control.Drain     // why it is given no jobs; nil: it is in service
+	hosts   []uint32           // jobs that its last heartbeat named
+	owes    int                // things that it is to do before it can be given jobs
+	log     *gate.Log          // gets the lines of its own log
+	deeds   *gate.Log          // gets what it does that is worth a line
 }
 
 // Bounds of a line of a node's log and of its console, in bytes. What a line of the log says is bounded when it comes in.
@@ -217,7 +219,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
 	s.hinder(s.queue...)
-	n.free = m.Info.Memory
+	n.free, n.stage = m.Info.Memory, nil
 	if again {
 		n.deeds.Printf("node%d is back", n.number)
 	} else {
@@ -491,7 +493,11 @@ func (s *Server) judge(n *node, silent time.Duration) {
 	switch n.health {
 	case control.NodeHealth_NODE_BOOTING:
 		if silent > t.Boot {
-			s.dead(n, fmt.Sprintf("it did not register within %v (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, s.consoleTail(n.number)), "if it stays silent, "+s.anew())
+			last := ""
+			if n.stage != nil {
+				last = fmt.Sprintf(" after the last news of its boot (%s, %d %%)", n.stage.Stage, n.stage.Percent)
+			}
+			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.anew())
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {
@@ -570,7 +576,27 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 		}
 		n.health, n.heard = control.NodeHealth_NODE_BOOTING, time.Now()
 	}
-	n.boots = m.Boots
+	n.boots, n.stage, n.started = m.Boots, nil, time.Now()
+}
+
+// bootExtension bounds the time of a boot over the network, in boot time-outs: a node that begins
+// again and again would never be silent.
+const bootExtension = 5
+
+// nodeStage takes the holder's word on how far the boot of a node has got. A node that gets on is
+// not silent.
+func (s *Server) nodeStage(m *control.NodeStage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int(m.Node) >= len(s.nodes) {
+		return
+	}
+	if n := s.nodes[m.Node]; n.conn == nil && n.health == control.NodeHealth_NODE_BOOTING {
+		n.stage = m
+		if time.Since(n.started) < (bootExtension-1)*s.config.Timing.Boot {
+			n.heard = time.Now()
+		}
+	}
 }
 
 // nodeExit takes the holder's word that a node's substrate has ended.

@@ -24,6 +24,35 @@ func (c *playedClient) node(number uint32) *control.NodeState {
 	return must[*control.Nodes](c, &control.ListNodes{}).Nodes[number]
 }
 
+// A node that gets on with its boot over the network has longer to register, but not for ever. Then the reason names its last stage.
+func TestBootOverNetwork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 2)
+		h, c := m.local(control.Role_ROLE_HOLDER), m.client()
+		for _, node := range []uint32{0, 1} {
+			h.tell(&control.NodeBoot{Node: node, Boots: 1})
+		}
+		for range 3 {
+			time.Sleep(time.Minute + 59*time.Second)
+			h.tell(&control.NodeStage{Node: 1, Stage: "it fetches the kernel", Percent: 40})
+			if state := c.node(1); state.Health != control.NodeHealth_NODE_BOOTING || state.Percent != 40 {
+				t.Fatalf("node 1 is %v", state)
+			}
+		}
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || strings.Contains(state.Reason, "last news") {
+			t.Errorf("node 0, which does not get on, is %v", state)
+		}
+		for range 10 {
+			time.Sleep(time.Minute)
+			h.tell(&control.NodeStage{Node: 1, Stage: "it fetches the kernel", Percent: 50})
+		}
+		const want = "it did not register within 2m0s after the last news of its boot (it fetches the kernel, 50 %)"
+		if state := c.node(1); state.Health != control.NodeHealth_NODE_DEAD || !strings.HasPrefix(state.Reason, want) || state.Stage != "it fetches the kernel" {
+			t.Errorf("node 1, which begins again and again, is %v", state)
+		}
+	})
+}
+
 func TestHealth(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2, func(c *Config) {
@@ -500,8 +529,17 @@ func TestHolder(t *testing.T) {
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || !state.Retry {
 			t.Errorf("node 0, which boots again, is %v", state)
 		}
+		h.tell(&control.NodeStage{Node: 0, Stage: "it fetches the kernel", Percent: 40})
+		if state := c.node(0); state.Stage != "it fetches the kernel" || state.Percent != 40 {
+			t.Errorf("node 0, which boots over the network, is %v", state)
+		}
+		h.tell(&control.NodeStage{Node: 1, Stage: "it fetches the kernel"})
+		if state := c.node(1); state.Stage != "" {
+			t.Errorf("node 1, which is up, is %v", state)
+		}
 		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
 		h.tell(&control.NodeExit{Node: 7})
+		h.tell(&control.NodeStage{Node: 7})
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 || !strings.HasPrefix(state.Reason, "it fell over") {
 			t.Errorf("node 0 is %v", state)
 		}
@@ -512,6 +550,9 @@ func TestHolder(t *testing.T) {
 		m.played[0].connect()
 		if u := one[*control.NodeUp](t, &h.recorder); u.Node != 0 {
 			t.Errorf("the holder is told %v", u)
+		}
+		if state := c.node(0); state.Stage != "" {
+			t.Errorf("node 0, which is up, is %v", state)
 		}
 		// Another holder connection takes the place of the first, whose end changes nothing.
 		again := m.local(control.Role_ROLE_HOLDER)

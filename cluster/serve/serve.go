@@ -341,6 +341,8 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.nodeBoot(m)
 		case *control.NodeExit:
 			s.nodeExit(m)
+		case *control.NodeStage:
+			s.nodeStage(m)
 		}
 	})
 }

@@ -60,6 +60,9 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := errors.Join(m.LoadModules(), withhold()); err != nil {
 		log("%v", err)
 	}
+	if err := takeConfig(itemsPath, "/"); err != nil {
+		return node.Config{}, err
+	}
 	config, err := node.Read(node.Path)
 	if err != nil {
 		return config, err
@@ -68,6 +71,29 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 		return config, fmt.Errorf("set host name: %w", err)
 	}
 	return config, configureNetwork(config)
+}
+
+// itemsPath is where Linux shows the items of a virtual machine.
+const itemsPath = "/sys/firmware/qemu_fw_cfg/by_name/opt"
+
+// takeConfig copies the configuration from the items of the virtual machine into the root, unless
+// the node image has one.
+func takeConfig(items, root string) error {
+	path := filepath.Join(root, node.Path)
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(items, node.Item, "raw"))
+	if err != nil {
+		return fmt.Errorf("configuration: the image has no %s: %w", node.Path, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	return nil
 }
 
 // checkInitial returns an error unless a folder is in a file system in memory, as the root of a

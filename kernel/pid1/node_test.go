@@ -49,6 +49,35 @@ func machine(string) error {
 	return describe(got)
 }
 
+// The configuration comes from the items of the virtual machine if the image has none, for root
+// alone.
+func TestConfigFromItems(t *testing.T) {
+	root, items := t.TempDir(), t.TempDir()
+	if err := pid1.TakeConfig(items, root); err == nil || !strings.Contains(err.Error(), "the image has no "+node.Path) {
+		t.Errorf("without any: %v", err)
+	}
+	item, path := filepath.Join(items, node.Item), filepath.Join(root, node.Path)
+	if err := os.MkdirAll(item, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"an item", "another one"} { // the second is not taken
+		if err := os.WriteFile(filepath.Join(item, "raw"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := pid1.TakeConfig(items, root); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != "an item" {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	for name, want := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700 | os.ModeDir} {
+		if info, err := os.Stat(name); err != nil || info.Mode() != want {
+			t.Errorf("%s: mode %v, %v", name, info.Mode(), err)
+		}
+	}
+}
+
 // A machine's PID 1 does nothing to a root that is not of a node image.
 func TestForeignRoot(t *testing.T) {
 	if err := pid1.CheckInitial("/proc"); err == nil || !strings.Contains(err.Error(), "a node runs from its image") {

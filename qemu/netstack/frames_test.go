@@ -128,3 +128,72 @@ func FuzzFrames(f *testing.F) {
 		}
 	})
 }
+
+// datagram is an IPv4 packet with a UDP datagram, without a checksum of the latter.
+func datagram(from, to netip.AddrPort, text string) []byte {
+	udp := binary.BigEndian.AppendUint16(nil, from.Port())
+	udp = binary.BigEndian.AppendUint16(udp, to.Port())
+	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(text)))
+	ip := slices.Concat([]byte{0x45, 0, 0, byte(28 + len(text)), 0, 0, 0, 0, 64, 17, 0, 0}, from.Addr().AsSlice(), to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(ip[10:], sum(ip))
+	return slices.Concat(ip, udp, []byte{0, 0}, []byte(text))
+}
+
+// A station without an address reaches the stack, which answers it although it answers no ARP, and
+// can also answer all.
+func TestDatagrams(t *testing.T) {
+	conn, far := pair(t)
+	far.SetDeadline(time.Now().Add(patience))
+	cfg := config(1)
+	cfg.Neighbors = map[netip.Addr]ether.MAC{address(2): mac(2)}
+	r, s := &raw{t, far, ether.NewReader(far)}, start(t, conn, cfg)
+	p, err := s.ListenPacket(67)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := s.ListenPacket(67); err == nil {
+		t.Error("a port was opened twice")
+	}
+	all := netip.MustParseAddr("255.255.255.255")
+	r.send(0x0800, datagram(netip.AddrPortFrom(netip.IPv4Unspecified(), 68), netip.AddrPortFrom(all, 67), "who am I"))
+	b := make([]byte, 100)
+	p.SetReadDeadline(time.Now().Add(patience))
+	if n, from, err := p.ReadFrom(b); err != nil || string(b[:n]) != "who am I" || from.String() != "0.0.0.0:68" {
+		t.Fatalf("%q from %v, %v", b[:n], from, err)
+	}
+	for _, c := range []struct {
+		to  netip.Addr
+		mac ether.MAC
+	}{{address(2), mac(2)}, {all, ether.Broadcast}} {
+		if _, err := p.WriteTo([]byte("station 2"), net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.to, 68))); err != nil {
+			t.Fatal(err)
+		}
+		f, err := r.r.Next()
+		if err != nil || ether.Destination(f) != c.mac || f[12] != 8 || f[13] != 0 || string(f[len(f)-9:]) != "station 2" {
+			t.Fatalf("%x, %v", f, err)
+		}
+		if from := netip.AddrFrom4([4]byte(f[ether.HeaderLen+12:])); from != address(1) {
+			t.Errorf("the answer comes from %v", from)
+		}
+	}
+}
+
+// A frame of the caller's goes out as it is.
+func TestSend(t *testing.T) {
+	r, s := newRaw(t)
+	frame := append(make([]byte, ether.HeaderLen), "any frame"...)
+	if err := s.Send(frame); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.r.Next(); err != nil || !bytes.Equal(got, frame) {
+		t.Errorf("%x, %v", got, err)
+	}
+	if s.Send(frame[:ether.HeaderLen-1]) == nil || s.Send(make([]byte, ether.MaxFrame+1)) == nil {
+		t.Error("a frame of the wrong length was accepted")
+	}
+	s.Close()
+	if s.Send(frame) == nil {
+		t.Error("a frame was sent after the end")
+	}
+}

@@ -3,9 +3,9 @@
 // a machine to the machine's switch. To the nodes it is another station; it needs no privilege and
 // is invisible on the host's own network.
 //
-// The stack answers ARP and ping, and speaks TCP over IPv4 within its subnet. Connections and
-// listeners are the ordinary ones of package net. The network configures nothing: the caller sets
-// address and MTU.
+// The stack answers ARP and ping, and speaks TCP and UDP over IPv4 within its subnet. Connections
+// and listeners are the ordinary ones of package net. The network configures nothing: the caller
+// sets address and MTU.
 //
 //	conn -> Stack.receive -> gVisor -> net.Conn, net.Listener
 //	conn <- link.WritePackets <- FIFO <- gVisor
@@ -28,6 +28,7 @@ import (
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
 	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
 	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
@@ -35,6 +36,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
 
 	"margay/qemu/ether"
 )
@@ -51,6 +54,12 @@ type Config struct {
 	MAC     ether.MAC
 	Address netip.Prefix // IPv4 address and subnet, such as 10.64.0.1/16
 	MTU     int          // longest IP packet in bytes; zero means DefaultMTU
+	// SendBuffer bounds what waits to be sent on a TCP connection, bytes; zero means that the stack
+	// chooses, up to 8 MiB.
+	SendBuffer int
+	// Neighbors are the Ethernet addresses of stations that the stack does not ask by ARP, because
+	// a station without an address cannot answer.
+	Neighbors map[netip.Addr]ether.MAC
 }
 
 func (c *Config) validate() error {
@@ -62,6 +71,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("%v is not the address of one station", c.MAC)
 	case !c.Address.IsValid() || !c.Address.Addr().Is4():
 		return fmt.Errorf("address %v is not an IPv4 prefix", c.Address)
+	case c.SendBuffer != 0 && c.SendBuffer < minBuffer:
+		return fmt.Errorf("send buffer of %d bytes, want %d or more", c.SendBuffer, minBuffer)
 	case c.MTU < MinMTU || c.MTU > MaxMTU:
 		return fmt.Errorf("MTU %d, want %d to %d", c.MTU, MinMTU, MaxMTU)
 	}
@@ -70,6 +81,9 @@ func (c *Config) validate() error {
 
 // nicID is the number of the stack's only interface.
 const nicID = 1
+
+// minBuffer is the least Config.SendBuffer, bytes.
+const minBuffer = 4 << 10
 
 // sendQueue is the number of packets that may wait for the link. TCP treats a packet that finds no
 // room as lost.
@@ -106,7 +120,7 @@ func New(conn net.Conn, cfg Config) (*Stack, error) {
 	s.link = newLink(conn, cfg, s.lose)
 	s.ip = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, icmp.NewProtocol4},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
 		HandleLocal:        true,
 	})
 	if err := s.configure(); err != nil {
@@ -123,7 +137,7 @@ var silence = sync.OnceFunc(func() {
 
 // configure brings up the interface and tunes TCP for a link with large queues and no loss.
 func (s *Stack) configure() error {
-	for _, option := range tcpOptions() {
+	for _, option := range s.cfg.tcpOptions() {
 		if err := s.ip.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
 			return fmt.Errorf("set %T: %v", option, err)
 		}
@@ -141,20 +155,34 @@ func (s *Stack) configure() error {
 	if err := s.ip.AddProtocolAddress(nicID, pa, stack.AddressProperties{}); err != nil {
 		return fmt.Errorf("set address %v: %v", s.cfg.Address, err)
 	}
-	s.ip.SetRouteTable([]tcpip.Route{{Destination: address.Subnet(), NIC: nicID}})
+	s.ip.SetRouteTable([]tcpip.Route{
+		{Destination: address.Subnet(), NIC: nicID},
+		{Destination: header.IPv4Broadcast.WithPrefix().Subnet(), NIC: nicID},
+	})
+	for ip, mac := range s.cfg.Neighbors {
+		if !ip.Is4() {
+			return fmt.Errorf("neighbor %v: not an IPv4 address", ip)
+		}
+		if err := s.ip.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, tcpip.AddrFrom4(ip.As4()), tcpip.LinkAddress(mac[:])); err != nil {
+			return fmt.Errorf("neighbor %v: %v", ip, err)
+		}
+	}
 	return nil
 }
 
 // tcpOptions returns the differences from gVisor's TCP defaults. RACK is off, because with it
 // gVisor sends only a third as much after tail drops of a full switch queue.
-func tcpOptions() []tcpip.SettableTransportProtocolOption {
+func (c *Config) tcpOptions() []tcpip.SettableTransportProtocolOption {
 	var (
 		sack    = tcpip.TCPSACKEnabled(true)
 		rack    = tcpip.TCPRecovery(0)
-		send    = tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: 1 << 20, Max: 8 << 20}
+		send    = tcpip.TCPSendBufferSizeRangeOption{Min: minBuffer, Default: 1 << 20, Max: 8 << 20}
 		receive = tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: 1 << 20, Max: 8 << 20}
 		adapt   = tcpip.TCPModerateReceiveBufferOption(true)
 	)
+	if c.SendBuffer > 0 {
+		send.Default, send.Max = c.SendBuffer, c.SendBuffer
+	}
 	return []tcpip.SettableTransportProtocolOption{&sack, &rack, &send, &receive, &adapt}
 }
 
@@ -192,6 +220,34 @@ func (s *Stack) Listen(port uint16) (net.Listener, error) {
 		return nil, fmt.Errorf("netstack: %w", err)
 	}
 	return &listener{TCPListener: l}, nil
+}
+
+// ListenPacket receives UDP datagrams to a port, those to all stations among them, and can send to
+// all stations.
+func (s *Stack) ListenPacket(port uint16) (net.PacketConn, error) {
+	var queue waiter.Queue
+	ep, err := s.ip.NewEndpoint(udp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
+	if err != nil {
+		return nil, fmt.Errorf("netstack: UDP port %d: %v", port, err)
+	}
+	ep.SocketOptions().SetBroadcast(true)
+	if err := ep.Bind(tcpip.FullAddress{NIC: nicID, Port: port}); err != nil {
+		ep.Close()
+		return nil, fmt.Errorf("netstack: UDP port %d: %v", port, err)
+	}
+	return gonet.NewUDPConn(&queue, ep), nil
+}
+
+// Send sends an Ethernet frame past the stack.
+func (s *Stack) Send(frame []byte) error {
+	if len(frame) < ether.HeaderLen || len(frame) > ether.MaxFrame {
+		return fmt.Errorf("netstack: send a frame of %d bytes, want %d to %d", len(frame), ether.HeaderLen, ether.MaxFrame)
+	}
+	// One Write is one piece of the stream, also while the stack writes.
+	if !s.link.write(ether.Append(nil, frame)) {
+		return s.Err()
+	}
+	return nil
 }
 
 // DialContext opens a TCP connection to an IPv4 address of the subnet. A station that does not

@@ -374,6 +374,8 @@ func TestConfigIsChecked(t *testing.T) {
 		"IPv6":      func(c *Config) { c.Address = netip.MustParsePrefix("fe80::1/64") },
 		"small MTU": func(c *Config) { c.MTU = MinMTU - 1 },
 		"large MTU": func(c *Config) { c.MTU = MaxMTU + 1 },
+		"buffer":    func(c *Config) { c.SendBuffer = minBuffer - 1 },
+		"neighbor":  func(c *Config) { c.Neighbors = map[netip.Addr]ether.MAC{netip.MustParseAddr("fe80::1"): mac(2)} },
 	} {
 		conn, far := pair(t)
 		cfg := config(1)

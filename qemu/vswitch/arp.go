@@ -24,27 +24,29 @@ const (
 	arpProtocol = 14
 )
 
-// The offset of the source in an IPv4 header (RFC 791), and the minimum length of the header.
+// Offsets in an IPv4 header (RFC 791), the minimum length of the header, and values there.
 const (
-	ipSource = 12
-	ipLen    = 20
+	ipFragment = 6
+	ipProtocol = 9
+	ipSource   = 12
+	ipLen      = 20
+
+	fragmentOffset = 0x1fff // mask
+	protocolUDP    = 17
 )
+
+// portDHCPClient is the UDP port of DHCP clients (RFC 2131).
+const portDHCPClient = 68
 
 // honest reports whether a frame from a station claims no address of another station, neither in
 // ARP nor as the source of an IPv4 packet. A station that probes whether an address is free (RFC
 // 5227), or has none yet, may claim none. A station with an address may use no other protocol,
 // because it could have any number of addresses there. An invalid address is not compared.
 func honest(frame []byte, mac ether.MAC, address netip.Addr) bool {
-	at := ether.HeaderLen
-	kind := binary.BigEndian.Uint16(frame[at-2:])
-	for kind == typeTag || kind == typeOuterTag { // the stations look below tags
-		if at += 4; len(frame) < at {
-			return !address.IsValid() // there is nothing below
-		}
-		kind = binary.BigEndian.Uint16(frame[at-2:])
-	}
-	p := frame[at:]
+	kind, p, ok := below(frame)
 	switch {
+	case !ok:
+		return !address.IsValid() // there is nothing below its tags
 	case kind == typeARP:
 		return honestARP(p, mac, address)
 	case !address.IsValid():
@@ -53,6 +55,34 @@ func honest(frame []byte, mac ether.MAC, address netip.Addr) bool {
 		return owns(address, p[ipSource:])
 	}
 	return false
+}
+
+// below returns the type and the payload of a frame below its tags, where stations look; false if
+// it ends in its tags.
+func below(frame []byte) (kind uint16, payload []byte, ok bool) {
+	at := ether.HeaderLen
+	kind = binary.BigEndian.Uint16(frame[at-2:])
+	for kind == typeTag || kind == typeOuterTag {
+		if at += 4; len(frame) < at {
+			return 0, nil, false
+		}
+		kind = binary.BigEndian.Uint16(frame[at-2:])
+	}
+	return kind, frame[at:], true
+}
+
+// answersDHCP reports whether a frame is for a DHCP client: a datagram to its port, or a first
+// fragment that does not contain the port. A later fragment cannot change the port.
+func answersDHCP(frame []byte) bool {
+	kind, p, ok := below(frame)
+	if !ok || kind != typeIPv4 || len(p) < ipLen || p[ipProtocol] != protocolUDP {
+		return false
+	}
+	if binary.BigEndian.Uint16(p[ipFragment:])&fragmentOffset != 0 {
+		return false
+	}
+	port := int(p[0]&0xf)*4 + 2
+	return len(p) < port+2 || binary.BigEndian.Uint16(p[port:]) == portDHCPClient
 }
 
 func honestARP(p []byte, mac ether.MAC, address netip.Addr) bool {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"margay/qemu/ether"
@@ -78,6 +79,66 @@ func TestHonest(t *testing.T) {
 	if !honest(frame(other, m, "anything"), m, netip.Addr{}) || !honest(packet(m, other, address(2), ""), m, netip.Addr{}) {
 		t.Error("a peer without an address may say anything else")
 	}
+}
+
+// udp is a frame of station 1 with a UDP datagram to a port, in a fragment at an offset, and with
+// words of options in its IPv4 header.
+func udp(port, fragment uint16, options int, tags ...uint16) []byte {
+	f := packet(mac(1), ether.Broadcast, address(1), strings.Repeat("\x00", 4*options)+"\x00\x43", tags...)
+	at := ether.HeaderLen + 4*len(tags)
+	f[at] += byte(options)
+	f[at+ipProtocol] = protocolUDP
+	binary.BigEndian.PutUint16(f[at+ipFragment:], fragment)
+	return append(binary.BigEndian.AppendUint16(f, port), "datagram"...)
+}
+
+func TestAnswersDHCP(t *testing.T) {
+	tcp := udp(portDHCPClient, 0, 0)
+	tcp[ether.HeaderLen+ipProtocol] = 6
+	for name, c := range map[string]struct {
+		frame   []byte
+		answers bool
+	}{
+		"answer":                {udp(portDHCPClient, 0, 0), true},
+		"below a tag":           {udp(portDHCPClient, 0, 0, typeTag), true},
+		"after options":         {udp(portDHCPClient, 0, 3), true},
+		"first fragment":        {udp(portDHCPClient, 0x2000, 0), true},
+		"too short for a port":  {udp(0, 0x2000, 0)[:ether.HeaderLen+ipLen+3], true},
+		"cut off in its header": {udp(portDHCPClient, 0, 3)[:ether.HeaderLen+ipLen], true},
+		"later fragment":        {udp(portDHCPClient, 1, 0), false},
+		"question":              {udp(67, 0, 0), false},
+		"another port":          {udp(7117, 0, 3), false},
+		"TCP":                   {tcp, false},
+		"ARP":                   {arp(mac(1), mac(2), mac(1), address(1)), false},
+		"a tag and no more":     {udp(portDHCPClient, 0, 0, typeTag)[:ether.HeaderLen+2], false},
+	} {
+		if got := answersDHCP(c.frame); got != c.answers {
+			t.Errorf("%s: answers DHCP: %v", name, got)
+		}
+	}
+}
+
+// Only a peer without an address answers DHCP clients.
+func TestDHCPServer(t *testing.T) {
+	l := newLab(t, 3, func(c *Config) {
+		for i := range c.Ports {
+			c.Ports[i].Address = address(i)
+		}
+		c.Ports[0].Address = netip.Addr{}
+	})
+	server, node, imposter := l.plug(0), l.plug(2), l.plug(1)
+	imposter.write(ether.Append(nil, udp(portDHCPClient, 0, 0)))
+	imposter.write(ether.Append(nil, udp(67, 0, 0)))
+	question := string(udp(67, 0, 0)[ether.HeaderLen:])
+	node.expect(imposter.mac, question)
+	server.expect(imposter.mac, question)
+	if got, want := l.Port("p1").Stats().Drops, (Drops{Claim: 1}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	answer := packet(server.mac, node.mac, address(0), string(udp(portDHCPClient, 0, 0)[ether.HeaderLen+ipLen:]))
+	answer[ether.HeaderLen+ipProtocol] = protocolUDP
+	server.write(ether.Append(nil, answer))
+	node.expect(server.mac, string(answer[ether.HeaderLen:]))
 }
 
 // A frame that claims another station's address, in ARP or as the source of a packet, is dropped

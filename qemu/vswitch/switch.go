@@ -14,7 +14,8 @@
 // other ports. A frame whose source is not its port's own address is dropped, so the source address
 // identifies the sender. So is an ARP packet that claims another Ethernet or IP address than the
 // peer's own, so no peer can attract another's frames. From a peer with an IP address only ARP and
-// IPv4 from that address pass, so an address identifies one station.
+// IPv4 from that address pass, so an address identifies one station. It cannot answer DHCP clients,
+// so it cannot give another station something else to boot.
 //
 // # No port stalls another
 //

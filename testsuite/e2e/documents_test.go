@@ -29,7 +29,7 @@ func TestDocuments(t *testing.T) {
 	t.Parallel()
 	pages("hosted", "own", "README.md", "docs/programs.md", "docs/operating.md", "docs/observing.md", "ext/README.md",
 		"CONTRIBUTING.md")
-	pages("qemu", "own virtual", "README.md", "docs/operating.md")
+	pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
 }
 
 // readersMargay replaces the command margay: it selects the substrate of the test, gives nodes longer to come up, and waits for late

@@ -1,8 +1,8 @@
 // Package node is the interface between the machine, which starts a node, and the programs of the
 // node. It defines the configuration, which the machine writes for each node and PID 1 and the node
 // kernel read, the names of the substrates, and the paths in a node image. On a virtual machine the
-// configuration is appended to the node image; on a hosted node it is a file. The package is a
-// leaf.
+// configuration is appended to the node image, or, if that comes over the network, an item of the
+// virtual machine; on a hosted node it is a file. The package is a leaf.
 package node
 
 import (
@@ -20,6 +20,10 @@ import (
 
 // Path is the path of the configuration on a node.
 const Path = "/margay/node.json"
+
+// Item is the name of the configuration among the items of a virtual machine that boots from its
+// network card. It has secrets, so the network does not carry it.
+const Item = "margay/node.json"
 
 // LoadOrder is the file of a node image that lists its kernel modules: one absolute path per line,
 // dependencies first.

@@ -44,11 +44,11 @@ encrypted connections.`,
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "accel", "fabric"); err != nil {
+			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "boot", "accel", "fabric"); err != nil {
 				return err
 			}
 			if spec.Substrate == node.Hosted {
-				if err := command.Without(c, "is for virtual nodes: hosted ones have the Linux of this host", "profile", "accel", "kernel", "qemu"); err != nil {
+				if err := command.Without(c, "is for virtual nodes: hosted ones have the Linux of this host", "profile", "boot", "accel", "kernel", "qemu"); err != nil {
 					return err
 				}
 			}
@@ -82,6 +82,7 @@ encrypted connections.`,
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
 	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
+	f.StringVar(&spec.Boot, "boot", machine.BootKernel, "how virtual nodes boot: kernel (QEMU loads it, the fastest), or bios (from their network card, by DHCP and HTTP)")
 	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
 	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
 	f.StringVar(&spec.QEMU, "qemu", os.Getenv("QEMU"), "QEMU of virtual nodes: a path, or a name in PATH (environment: QEMU; default: the one installed, or a newer one)")

@@ -183,6 +183,13 @@ func (l *notes) of(n *control.NodeState) {
 	if n.Reason != "" {
 		l.add(n.Node, ": "+n.Reason, ": "+n.Reason)
 	}
+	if n.Stage != "" {
+		stage := n.Stage
+		if n.Percent > 0 && n.Percent < 100 {
+			stage += fmt.Sprintf(" (%d %%)", n.Percent)
+		}
+		l.add(n.Node, ": boot over the network: "+stage, ": boot over the network: "+stage)
+	}
 	if n.Remedy != "" {
 		l.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
 	}

@@ -23,18 +23,24 @@ func TestNodesNotUp(t *testing.T) {
 			{Node: 1, Health: control.NodeHealth_NODE_LATE, Info: info, Cores: cores, Reason: "it is silent"},
 			{Node: 2, Health: control.NodeHealth_NODE_DEAD, Info: trusted, Cores: cores, Reason: "it was killed", Remedy: "do something"},
 			{Node: 3, Health: control.NodeHealth_NODE_DEAD, Reason: "it did not register", Remedy: "do something"},
+			{Node: 4, Health: control.NodeHealth_NODE_BOOTING, Stage: "it fetches the kernel", Percent: 40},
+			{Node: 5, Health: control.NodeHealth_NODE_BOOTING, Stage: "it has got its address"},
 		}}, nil
 	}, "nodes")
-	want := `NODE   STATE  CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC       KERNEL  JOBS
-node0  up     2      1     64 MiB  shared   -        udp          9.9     4.0
-node1  late   2      0     64 MiB  shared   -        udp          9.9     4.0
-node2  dead   2      0     64 MiB  shared   -        udp-trusted  9.9     4.0
-node3  dead   -      -     -       -        -        -            -       -
+	want := `NODE   STATE    CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC       KERNEL  JOBS
+node0  up       2      1     64 MiB  shared   -        udp          9.9     4.0
+node1  late     2      0     64 MiB  shared   -        udp          9.9     4.0
+node2  dead     2      0     64 MiB  shared   -        udp-trusted  9.9     4.0
+node3  dead     -      -     -       -        -        -            -       -
+node4  booting  -      -     -       -        -        -            -       -
+node5  booting  -      -     -       -        -        -            -       -
 node1: it is silent
 node2: it was killed
 node2-3: do something
 node2 sends messages to other nodes that are neither encrypted nor authenticated
 node3: it did not register
+node4: boot over the network: it fetches the kernel (40 %)
+node5: boot over the network: it has got its address
 `
 	if status != 0 || stdout != want {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)

@@ -1,0 +1,306 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"margay/internal/check"
+	"margay/kernel/abi/id"
+)
+
+// patience bounds every wait of a test for something that must happen.
+const patience = 60 * time.Second
+
+// record is what services have reported.
+type record struct {
+	mu  sync.Mutex
+	got []string
+}
+
+func (r *record) add(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got = append(r.got, text)
+}
+
+func (r *record) all() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(r.got, "\n")
+}
+
+func services(t testing.TB, change func(*Config)) (*Services, *record) {
+	t.Helper()
+	r := new(record)
+	kernel, image := strings.NewReader(strings.Repeat("k", 100<<10)), strings.NewReader(strings.Repeat("i", 300<<10))
+	c := Config{
+		Hosts: []Host{host(0), host(1)}, Server: netip.PrefixFrom(server, 16), Cmdline: "console=ttyS0",
+		Kernel: File{kernel, kernel.Size()}, Image: File{image, image.Size()},
+		Report: func(node id.Node, s Status) { r.add(fmt.Sprintf("node%d: %v %d", node, s, s.Percent)) },
+		Log:    func(format string, args ...any) { r.add(fmt.Sprintf(format, args...)) },
+	}
+	if change != nil {
+		change(&c)
+	}
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, r
+}
+
+// question is what the iPXE of a node sends.
+func question(t testing.TB, n int, modifiers ...dhcpv4.Modifier) []byte {
+	t.Helper()
+	mac := host(n).MAC
+	all := append([]dhcpv4.Modifier{
+		dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionUserClassInformation, []byte("iPXE"))),
+		dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionClientMachineIdentifier, make([]byte, maxMachine))),
+	}, modifiers...)
+	d, err := dhcpv4.NewDiscovery(mac[:], all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.SetUnicast()
+	for _, m := range all {
+		m(d)
+	}
+	return d.ToBytes()
+}
+
+func request(t testing.TB, n int, modifiers ...dhcpv4.Modifier) []byte {
+	return question(t, n, append([]dhcpv4.Modifier{
+		dhcpv4.WithMessageType(dhcpv4.MessageTypeRequest), dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(host(n).Address.AsSlice())),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())),
+	}, modifiers...)...)
+}
+
+func TestAnswers(t *testing.T) {
+	cases := []struct {
+		name     string
+		datagram []byte
+		kind     dhcpv4.MessageType // none: no answer
+		to       string
+		reports  string
+	}{
+		{"discover", question(t, 1), dhcpv4.MessageTypeOffer, "10.66.1.1:68", ""},
+		{"discover, answer to all", question(t, 1, dhcpv4.WithBroadcast(true)), dhcpv4.MessageTypeOffer, "255.255.255.255:68", ""},
+		{"request", request(t, 1), dhcpv4.MessageTypeAck, "10.66.1.1:68", "node1: it has got its address 0"},
+		{"renewal", question(t, 1, dhcpv4.WithMessageType(dhcpv4.MessageTypeRequest), dhcpv4.WithClientIP(host(1).Address.AsSlice())),
+			dhcpv4.MessageTypeAck, "10.66.1.1:68", "node1: it has got its address 0"},
+		{"another's address", request(t, 1, dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(host(0).Address.AsSlice()))),
+			dhcpv4.MessageTypeNak, "255.255.255.255:68", "it has asked for the address 10.66.1.0, and its own is 10.66.1.1"},
+		{"second server", request(t, 1, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(second.AsSlice()))), 0, "",
+			"node1: its DHCP request was refused: it has chosen another DHCP server, 10.66.0.9"},
+		{"unknown", question(t, 9), 0, "", "no node has the MAC address 525400660009"},
+		{"firmware", question(t, 1, dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionUserClassInformation, []byte("PXE")))), 0, "", "it is no iPXE"},
+		{"relayed", question(t, 1, dhcpv4.WithGatewayIP(second.AsSlice())), 0, "", "is ignored"},
+		{"an answer", func() []byte { d := question(t, 1); d[0] = 2; return d }(), 0, "", "is ignored"},
+		{"long hardware address", func() []byte { d := question(t, 1); d[2] = 16; return d }(), 0, "", "is ignored"},
+		{"cut off", question(t, 1)[:200], 0, "", "is ignored"},
+		{"nothing", nil, 0, "", "is ignored"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			frames := 0
+			s, r := services(t, func(c *Config) {
+				c.Send = func(frame []byte) error {
+					frames++
+					return nil
+				}
+			})
+			datagram, to := s.answer(start, c.datagram)
+			if frames != min(1, int(c.kind)) {
+				t.Errorf("%d router advertisements", frames)
+			}
+			if !strings.Contains(r.all(), c.reports) {
+				t.Errorf("reports %q, want %q", r.all(), c.reports)
+			}
+			if c.kind == dhcpv4.MessageTypeNone {
+				if datagram != nil {
+					t.Errorf("answer %x to %v", datagram, to)
+				}
+				return
+			}
+			d, err := dhcpv4.FromBytes(datagram)
+			if err != nil || d.MessageType() != c.kind || to.String() != c.to {
+				t.Fatalf("answer %v to %v, %v", d, to, err)
+			}
+			if c.kind == dhcpv4.MessageTypeNak {
+				return
+			}
+			if d.YourIPAddr.String() != "10.66.1.1" || d.BootFileName != "http://10.66.0.2/boot.ipxe" || d.SubnetMask().String() != "ffff0000" ||
+				d.ServerIdentifier().String() != "10.66.0.2" || string(d.Options.Get(dhcpv4.GenericOptionCode(optionIPXE))) != "\xb0\x01\x01" {
+				t.Errorf("answer %s", d.Summary())
+			}
+		})
+	}
+}
+
+// played is a connection whose datagrams a test sends and receives.
+type played struct {
+	net.PacketConn
+	in, out chan []byte
+	failing chan error
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func play() *played {
+	return &played{in: make(chan []byte), out: make(chan []byte, 100), failing: make(chan error), closed: make(chan struct{})}
+}
+
+func (p *played) ReadFrom(b []byte) (int, net.Addr, error) {
+	select {
+	case d := <-p.in:
+		return copy(b, d), nil, nil
+	case err := <-p.failing:
+		return 0, nil, err
+	case <-p.closed:
+		return 0, nil, net.ErrClosed
+	}
+}
+
+func (p *played) WriteTo(b []byte, to net.Addr) (int, error) {
+	p.out <- b
+	return len(b), nil
+}
+
+func (p *played) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+// serve runs services on a played connection and a port of this host until the test ends.
+func serve(t *testing.T, s *Services) (p *played, url string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p = play()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, p, l) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(patience):
+			t.Error("the services do not end")
+		}
+	})
+	return p, "http://" + l.Addr().String()
+}
+
+// After garbage, an error and a flood of strangers, a node is answered.
+func TestServeDHCP(t *testing.T) {
+	s, r := services(t, nil)
+	p, _ := serve(t, s)
+	p.in <- []byte("garbage")
+	p.failing <- errors.New("a passing error")
+	for range 1000 {
+		p.in <- question(t, 9)
+	}
+	p.in <- question(t, 0)
+	d, err := dhcpv4.FromBytes(<-p.out)
+	if err != nil || d.MessageType() != dhcpv4.MessageTypeOffer {
+		t.Fatalf("answer %v, %v", d, err)
+	}
+	if c := s.Counts(); c.Unknown != 1000 || c.Malformed != 1 {
+		t.Errorf("counts %+v", c)
+	}
+	if lines := strings.Count(r.all(), "\n") + 1; lines > 3*logBurst {
+		t.Errorf("strangers cause %d lines", lines)
+	}
+}
+
+// When one service fails, both end with the reason.
+func TestServeFails(t *testing.T) {
+	s, _ := services(t, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := play()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(context.Background(), p, l) }()
+	l.Close()
+	var failed error
+	check.AwaitFor(t, patience, "the end", func() bool {
+		select {
+		case failed = <-ended:
+			return true
+		default:
+			return false
+		}
+	})
+	if !errors.Is(failed, net.ErrClosed) {
+		t.Errorf("error %v", failed)
+	}
+}
+
+func TestBadConfig(t *testing.T) {
+	for name, spoil := range map[string]func(*Config){
+		"hosts":            func(c *Config) { c.Hosts[1] = c.Hosts[0] },
+		"no server":        func(c *Config) { c.Server = netip.Prefix{} },
+		"IPv6":             func(c *Config) { c.Server = netip.MustParsePrefix("fd00::1/64") },
+		"outside":          func(c *Config) { c.Server = netip.MustParsePrefix("10.67.0.2/16") },
+		"server as a host": func(c *Config) { c.Server = netip.PrefixFrom(host(1).Address, 16) },
+		"variable":         func(c *Config) { c.Cmdline = "a=${net0/mac}" },
+		"two commands":     func(c *Config) { c.Cmdline = "a || shell" },
+		"two lines":        func(c *Config) { c.Cmdline = "a\nshell" },
+	} {
+		c := Config{Hosts: []Host{host(0), host(1)}, Server: netip.PrefixFrom(server, 16)}
+		spoil(&c)
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// FuzzAnswer: whatever arrives, only the client of a known MAC address gets an answer, with its own
+// address in it, and a client can read the answer.
+func FuzzAnswer(f *testing.F) {
+	f.Add(question(f, 1))
+	f.Add(request(f, 0))
+	f.Add(question(f, 9))
+	f.Add(request(f, 1, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(second.AsSlice()))))
+	f.Add(question(f, 1, dhcpv4.WithBroadcast(true)))
+	f.Fuzz(func(t *testing.T, datagram []byte) {
+		s, _ := services(t, nil)
+		out, to := s.answer(start, datagram)
+		if out == nil {
+			return
+		}
+		d, err := dhcpv4.FromBytes(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 2 {
+			if mac := host(n).MAC; string(d.ClientHWAddr) == string(mac[:]) {
+				own := net.IP(host(n).Address.AsSlice())
+				if d.MessageType() != dhcpv4.MessageTypeNak && !d.YourIPAddr.Equal(own) {
+					t.Errorf("node %d gets %v", n, d.YourIPAddr)
+				}
+				if ip := to.(*net.UDPAddr).IP; !ip.Equal(own) && !ip.Equal(net.IPv4bcast) {
+					t.Errorf("the answer for node %d goes to %v", n, ip)
+				}
+				return
+			}
+		}
+		t.Errorf("%v gets an answer", d.ClientHWAddr)
+	})
+}

@@ -1,0 +1,173 @@
+package boot
+
+import (
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"margay/kernel/gate"
+)
+
+// Bounds of the HTTP service.
+const (
+	headerWait = 20 * time.Second // for a request to arrive
+	idleWait   = 20 * time.Second // for the next one
+	// stallWait bounds the time in which a client takes a piece of a file, which io.Copy makes of at
+	// most 32 KiB. A client that is slower loses its connection, and can go on where it was.
+	stallWait  = 30 * time.Second
+	maxHeader  = 8 << 10
+	maxConns   = 1024
+	maxPerAddr = 4
+)
+
+// served is a file and the stage of a node that fetches it.
+type served struct {
+	File
+	stage Stage
+}
+
+func (s *Services) server() *http.Server {
+	return &http.Server{
+		Handler:           http.HandlerFunc(s.serveFile),
+		ReadHeaderTimeout: headerWait, ReadTimeout: headerWait, IdleTimeout: idleWait, MaxHeaderBytes: maxHeader,
+		ErrorLog: log.New(io.Discard, "", 0), // any station can cause errors at will
+	}
+}
+
+// serveFile answers a request. There are three paths and no folder behind them.
+func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Now().Add(stallWait)) // an error is the connection's, which the answer meets as well
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	node, known := s.nodes[from.Addr().Unmap()]
+	if err != nil || !known {
+		s.log.Printf("boot: %s asks for %.100q, and is no node", r.RemoteAddr, r.URL.Path)
+		http.Error(w, "not a node of this machine", http.StatusForbidden)
+		return
+	}
+	file, ok := s.files[r.URL.Path]
+	if !ok {
+		s.log.Printf("boot: node%d asks for %.100q, which does not exist", node, r.URL.Path)
+		http.NotFound(w, r)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
+		return
+	}
+	if r.ContentLength != 0 {
+		http.Error(w, "a request has no content", http.StatusBadRequest)
+		return
+	}
+	_ = control.SetReadDeadline(time.Time{})                   // the time for the request is over, and it is here
+	w.Header().Set("Content-Type", "application/octet-stream") // else it would be guessed
+	content := &counted{SectionReader: io.NewSectionReader(file, 0, file.Size)}
+	http.ServeContent(&steady{w, control, func() {
+		if file.Size > 0 {
+			s.reached(node, Status{Stage: file.stage, Percent: int(content.at * 100 / file.Size)})
+		}
+	}}, r, "", time.Time{}, content)
+}
+
+// counted is a file that knows how far it was read.
+type counted struct {
+	*io.SectionReader
+	at int64
+}
+
+func (c *counted) Seek(offset int64, whence int) (at int64, err error) {
+	at, err = c.SectionReader.Seek(offset, whence)
+	c.at = at
+	return at, err
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.SectionReader.Read(b)
+	c.at += int64(n)
+	return n, err
+}
+
+// steady gives each piece of an answer its own time to be sent.
+type steady struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	sent    func()
+}
+
+func (w *steady) Write(b []byte) (int, error) {
+	if err := w.control.SetWriteDeadline(time.Now().Add(stallWait)); err != nil {
+		return 0, err
+	}
+	n, err := w.ResponseWriter.Write(b)
+	if err == nil {
+		w.sent()
+	}
+	return n, err
+}
+
+// limit bounds connections: in all, and from one address.
+type limit struct {
+	net.Listener
+	log *gate.Log
+
+	mu   sync.Mutex
+	all  int
+	each map[netip.Addr]int
+}
+
+// limited closes the connections of l for which there is no room.
+func limited(l net.Listener, log *gate.Log) net.Listener {
+	return &limit{Listener: l, log: log, each: make(map[netip.Addr]int)}
+}
+
+// Accept implements net.Listener.
+func (l *limit) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
+		if l.enter(from.Addr()) {
+			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(from.Addr()) })}, nil
+		}
+		l.log.Printf("boot: a connection from %v is closed: there are too many", from)
+		c.Close()
+	}
+}
+
+func (l *limit) enter(from netip.Addr) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.all == maxConns || l.each[from] == maxPerAddr {
+		return false
+	}
+	l.all++
+	l.each[from]++
+	return true
+}
+
+func (l *limit) leave(from netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all--
+	if l.each[from]--; l.each[from] == 0 {
+		delete(l.each, from)
+	}
+}
+
+type limitedConn struct {
+	net.Conn
+	leave func()
+}
+
+// Close implements net.Conn.
+func (c *limitedConn) Close() error {
+	c.leave()
+	return c.Conn.Close()
+}

@@ -1,0 +1,282 @@
+package boot
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// local makes this host node 0 of the services.
+func local(c *Config) {
+	c.Server = netip.MustParsePrefix("127.0.0.2/8")
+	c.Hosts[0].Address = netip.MustParseAddr("127.0.0.1")
+	c.Hosts[1].Address = netip.MustParseAddr("127.0.0.3")
+}
+
+func fetch(t *testing.T, method, url, rang string) (status int, body string) {
+	t.Helper()
+	r, err := http.NewRequest(method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rang != "" {
+		r.Header.Set("Range", rang)
+	}
+	client := &http.Client{Timeout: patience}
+	defer client.CloseIdleConnections()
+	answer, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
+func TestFetch(t *testing.T) {
+	s, r := services(t, local)
+	_, url := serve(t, s)
+	const want = `#!ipxe
+kernel --name kernel http://127.0.0.2/kernel initrd=image console=ttyS0 || goto failed
+initrd --name image http://127.0.0.2/image || goto failed
+boot || goto failed
+:failed
+echo The boot over the network has failed
+reboot
+`
+	if status, body := fetch(t, "GET", url+ScriptPath, ""); status != 200 || body != want {
+		t.Errorf("status %d, script %q", status, body)
+	}
+	if status, body := fetch(t, "GET", url+KernelPath, ""); status != 200 || body != strings.Repeat("k", 100<<10) {
+		t.Errorf("status %d, kernel of %d bytes", status, len(body))
+	}
+	if status, body := fetch(t, "HEAD", url+ImagePath, ""); status != 200 || body != "" {
+		t.Errorf("status %d, %d bytes", status, len(body))
+	}
+	if status, body := fetch(t, "GET", url+ImagePath, "bytes=0-99"); status != 206 || body != strings.Repeat("i", 100) {
+		t.Errorf("status %d, %d bytes", status, len(body))
+	}
+	if strings.Contains(r.all(), "fetched everything") {
+		t.Errorf("reports:\n%s", r.all())
+	}
+	if status, body := fetch(t, "GET", url+ImagePath, "bytes=307190-"); status != 206 || body != strings.Repeat("i", 10) {
+		t.Errorf("status %d, %d bytes", status, len(body))
+	}
+	for _, report := range []string{
+		"node0: it fetches the script 100", "node0: it fetches the kernel 32", "node0: it fetches the kernel 100", "node0: it fetches the node image 0",
+		"node0: it has fetched everything, and starts Linux 100",
+	} {
+		if !strings.Contains(r.all(), report+"\n") && !strings.HasSuffix(r.all(), report) {
+			t.Errorf("no report %q in:\n%s", report, r.all())
+		}
+	}
+}
+
+func TestRefusedRequests(t *testing.T) {
+	s, _ := services(t, local)
+	_, url := serve(t, s)
+	for _, path := range []string{
+		"/", "", "/boot.ipxe/", "//kernel", "/../kernel", "/x/../kernel", "/%2e%2e/etc/passwd", "/../../../etc/passwd", "/kernel%00", "/etc/passwd",
+		"/KERNEL", "/machine.json", "/nodes/node0.json",
+	} {
+		if status, body := raw(t, url, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); status != 404 && status != 400 {
+			t.Errorf("%s: status %d, %.80q", path, status, body)
+		}
+	}
+	for text, want := range map[string]int{
+		"POST /kernel HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n":                     405,
+		"GET /kernel HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx":                     400,
+		"GET /kernel HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: bytes=999999-\r\n\r\n":                   416,
+		"GET /kernel HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n": 431,
+		"\x16\x03\x01\x00\r\n\r\n": 400,
+	} {
+		if status, body := raw(t, url, text); status != want {
+			t.Errorf("%.80q: status %d, %.80q", text, status, body)
+		}
+	}
+}
+
+// raw sends a text, which need not be a request, and returns the answer.
+func raw(t *testing.T, url, text string) (status int, body string) {
+	t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	go io.WriteString(c, text)
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatalf("%.80q: %v", text, err)
+	}
+	defer answer.Body.Close()
+	all, _ := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(all)
+}
+
+// A station that is no node gets nothing.
+func TestStranger(t *testing.T) {
+	s, _ := services(t, func(c *Config) {
+		local(c)
+		c.Hosts[0].Address = netip.MustParseAddr("127.0.0.4")
+	})
+	_, url := serve(t, s)
+	if status, body := fetch(t, "GET", url+KernelPath, ""); status != 403 || strings.Contains(body, "kkk") {
+		t.Errorf("status %d, %.80q", status, body)
+	}
+}
+
+// pipes is a listener for connections in memory, which have the time of a bubble.
+type pipes struct {
+	in     chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+type pipe struct {
+	net.Conn
+	from string
+}
+
+func (p pipe) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(p.from)) }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.in:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return pipe{from: "127.0.0.2:80"}.RemoteAddr() }
+
+func (p *pipes) dial(from string) net.Conn {
+	near, far := net.Pipe()
+	p.in <- pipe{far, from}
+	return near
+}
+
+// inBubble runs a test with services whose time passes when nothing else happens.
+func inBubble(t *testing.T, f func(t *testing.T, p *pipes)) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := services(t, local)
+		ctx, cancel := context.WithCancel(context.Background())
+		p := &pipes{in: make(chan net.Conn), closed: make(chan struct{})}
+		ended := make(chan error, 1)
+		go func() { ended <- s.Serve(ctx, play(), p) }()
+		f(t, p)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// ended reports whether the other side has ended a connection, after what it had sent.
+func ended(c net.Conn) bool {
+	c.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := io.Copy(io.Discard, c)
+	return !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err)
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// A client that does not read loses its connection, and one that reads slowly does not.
+func TestSlowReader(t *testing.T) {
+	inBubble(t, func(t *testing.T, p *pipes) {
+		stalled, slow := p.dial("127.0.0.1:1000"), p.dial("127.0.0.3:1000")
+		for _, c := range []net.Conn{stalled, slow} {
+			if _, err := io.WriteString(c, "GET /image HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		answer, err := http.ReadResponse(bufio.NewReaderSize(slow, 4096), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for got := 0; got < 300<<10; {
+			time.Sleep(stallWait / 10)
+			n, err := answer.Body.Read(make([]byte, 4096))
+			if err != nil && (err != io.EOF || got+n != 300<<10) {
+				t.Fatalf("after %d bytes: %v", got+n, err)
+			}
+			got += n
+		}
+		if !ended(stalled) {
+			t.Error("a connection that nobody reads lasts")
+		}
+		if ended(slow) {
+			t.Error("the connection of a slow reader was closed")
+		}
+		slow.Close()
+	})
+}
+
+// A request that does not arrive in time ends its connection, and so does an idle client.
+func TestTruncatedRequest(t *testing.T) {
+	inBubble(t, func(t *testing.T, p *pipes) {
+		var all []net.Conn
+		for i, text := range []string{"", "GET /ker", "GET /kernel HTTP/1.1\r\nHost: x\r\n", "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"} {
+			c := p.dial(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(1000+i)).String())
+			all = append(all, c)
+			go io.Copy(io.Discard, c)
+			if _, err := io.WriteString(c, text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(headerWait + idleWait + time.Second)
+		for i, c := range all {
+			if _, err := io.WriteString(c, "x"); err == nil {
+				t.Errorf("connection %d lasts", i)
+			}
+		}
+	})
+}
+
+// An address has a bounded number of connections, and a place is free again when one has ended.
+func TestConnectionsAreBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T, p *pipes) {
+		var held []net.Conn
+		for range maxPerAddr {
+			held = append(held, p.dial("127.0.0.1:1000"))
+		}
+		if c := p.dial("127.0.0.1:2000"); !ended(c) {
+			t.Error("one connection too many lasts")
+		}
+		other := p.dial("127.0.0.3:1000")
+		if ended(other) {
+			t.Error("another address has no connection left")
+		}
+		held[0].Close()
+		synctest.Wait()
+		again := p.dial("127.0.0.1:3000")
+		if ended(again) {
+			t.Error("a connection that has ended takes a place")
+		}
+		for _, c := range append(held, other, again) {
+			c.Close()
+		}
+	})
+}

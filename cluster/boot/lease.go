@@ -1,0 +1,159 @@
+package boot
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"margay/kernel/abi/id"
+)
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// Host is a node that may boot, and its address, which it always gets.
+type Host struct {
+	Node    id.Node
+	MAC     MAC
+	Address netip.Addr
+}
+
+// Kind is the type of a DHCP message, as far as it matters here.
+type Kind int
+
+// The kinds: what clients send, and what they get.
+const (
+	Other Kind = iota
+	Discover
+	Request
+	Decline
+	Offer
+	Ack
+	Nak
+)
+
+// Question is what a DHCP client has sent, as far as it matters here. All of it is untrusted.
+type Question struct {
+	Kind    Kind
+	MAC     MAC
+	Machine string     // identifies the client's machine (RFC 4578, option 97); may be empty
+	Wants   netip.Addr // the address that it asks for, or has; may be invalid
+	Server  netip.Addr // the server that it has chosen; may be invalid
+	IPXE    bool       // it is an iPXE, which fetches by HTTP
+}
+
+// Answer is what a client gets.
+type Answer struct {
+	Kind    Kind // Offer, Ack, Nak, or Other for none
+	Host    Host // of a known client
+	Known   bool
+	Refusal string // why there is no Offer or Ack; empty if there is, or nothing was asked of this server
+}
+
+// Counts says how many messages were refused, by reason.
+type Counts struct {
+	Unknown   uint64 // no host has the MAC address
+	Duplicate uint64 // another machine has just used the MAC address
+	NotIPXE   uint64 // the client cannot fetch by HTTP
+	Elsewhere uint64 // the client has chosen another server: there is a second one
+	Wrong     uint64 // the client asked for another address than its own
+	Declined  uint64 // the client has found its address in use
+	Malformed uint64 // no DHCP message of a client
+}
+
+// holdTime is how long a MAC address belongs to the machine that has used it: longer than a client
+// repeats its messages, and shorter than the exchange of a machine takes.
+const holdTime = time.Minute
+
+// Leases decides on the questions of DHCP clients. The state is bounded by the number of hosts: what
+// strangers send is only counted, so they cannot exhaust addresses or memory. It is not safe for
+// concurrent use.
+type Leases struct {
+	hosts  map[MAC]Host
+	owners map[MAC]owner
+	counts Counts
+}
+
+// owner is the machine that has used a MAC address.
+type owner struct {
+	machine string
+	last    time.Time
+}
+
+// NewLeases returns the leases of hosts, each of which needs a MAC address and an address of its
+// own.
+func NewLeases(hosts []Host) (*Leases, error) {
+	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner)}
+	addresses := make(map[netip.Addr]id.Node, len(hosts))
+	for _, h := range hosts {
+		if h.MAC == (MAC{}) || h.MAC[0]&1 != 0 {
+			return nil, fmt.Errorf("boot: node%d: %x is not the MAC address of one station", h.Node, h.MAC)
+		}
+		if !h.Address.Is4() {
+			return nil, fmt.Errorf("boot: node%d: %v is not an IPv4 address", h.Node, h.Address)
+		}
+		if other, ok := l.hosts[h.MAC]; ok {
+			return nil, fmt.Errorf("boot: node%d and node%d have the same MAC address %x", other.Node, h.Node, h.MAC)
+		}
+		if other, ok := addresses[h.Address]; ok {
+			return nil, fmt.Errorf("boot: node%d and node%d have the same address %v", other, h.Node, h.Address)
+		}
+		l.hosts[h.MAC], addresses[h.Address] = h, h.Node
+	}
+	return l, nil
+}
+
+// Counts returns what was refused so far.
+func (l *Leases) Counts() Counts { return l.counts }
+
+// Malformed counts a datagram that is no question.
+func (l *Leases) Malformed() { l.counts.Malformed++ }
+
+// Starting frees the MAC address of a node: another machine may have it now.
+func (l *Leases) Starting(node id.Node) {
+	for mac, h := range l.hosts {
+		if h.Node == node {
+			delete(l.owners, mac)
+		}
+	}
+}
+
+// Handle answers a question that server has received.
+func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
+	host, known := l.hosts[q.MAC]
+	if !known {
+		l.counts.Unknown++
+		return Answer{Refusal: fmt.Sprintf("no node has the MAC address %x", q.MAC)}
+	}
+	a := Answer{Host: host, Known: true}
+	if q.Kind != Discover && q.Kind != Request && q.Kind != Decline {
+		return a
+	}
+	if q.Server.IsValid() && q.Server != server {
+		l.counts.Elsewhere++
+		a.Refusal = fmt.Sprintf("it has chosen another DHCP server, %v", q.Server)
+		return a
+	}
+	if o, ok := l.owners[q.MAC]; ok && o.machine != q.Machine && now.Sub(o.last) < holdTime {
+		l.counts.Duplicate++
+		a.Refusal = "another machine has used its MAC address just now"
+		return a
+	}
+	l.owners[q.MAC] = owner{q.Machine, now}
+	switch {
+	case q.Kind == Decline:
+		l.counts.Declined++
+		a.Refusal = fmt.Sprintf("it has found its address %v in use", host.Address)
+	case !q.IPXE:
+		l.counts.NotIPXE++
+		a.Refusal = "it is no iPXE, and there is nothing for other clients"
+	case q.Kind == Discover:
+		a.Kind = Offer
+	case q.Wants != host.Address:
+		l.counts.Wrong++
+		a.Kind, a.Refusal = Nak, fmt.Sprintf("it has asked for the address %v, and its own is %v", q.Wants, host.Address)
+	default:
+		a.Kind = Ack
+	}
+	return a
+}

@@ -1,0 +1,76 @@
+package boot
+
+import (
+	"margay/kernel/abi/id"
+)
+
+// Stage is how far the boot of a node has got. Later stages are greater.
+type Stage int
+
+// The stages.
+const (
+	Asked  Stage = iota + 1 // it has sent a DHCP request that was not granted
+	Leased                  // it has an address and the location of the script
+	Script                  // it fetches the script
+	Kernel                  // it fetches the kernel
+	Image                   // it fetches the node image
+)
+
+// Status is a stage and how much of it is done.
+type Status struct {
+	Stage   Stage
+	Percent int    // of the file that the stage fetches, 0 to 100
+	Why     string // Asked: the reason
+}
+
+var fetched = map[Stage]string{Script: "script", Kernel: "kernel", Image: "node image"}
+
+// String describes the stage for a user, as something that a node does. It does not have the
+// percentage.
+func (s Status) String() string {
+	switch {
+	case s.Stage == Asked:
+		return "its DHCP request was refused: " + s.Why
+	case s.Stage == Leased:
+		return "it has got its address"
+	case s.Stage == Image && s.Percent == 100:
+		return "it has fetched everything, and starts Linux"
+	case fetched[s.Stage] != "":
+		return "it fetches the " + fetched[s.Stage]
+	}
+	return "it has not begun"
+}
+
+// percentStep is the least difference in percent that is news.
+const percentStep = 10
+
+// Progress remembers how far the boot of each node has got. It is not safe for concurrent use.
+type Progress struct{ nodes map[id.Node]Status }
+
+// NewProgress returns a Progress of nodes that have not begun.
+func NewProgress() *Progress { return &Progress{make(map[id.Node]Status)} }
+
+// Starting forgets a node, because it starts again.
+func (p *Progress) Starting(node id.Node) { delete(p.nodes, node) }
+
+// Reached records a status of a node, and returns whether it is worth a report. A node that begins
+// with DHCP again boots again. Otherwise an earlier stage is old news: a client may fetch a part of
+// a file twice.
+func (p *Progress) Reached(node id.Node, s Status) bool {
+	s.Percent = min(max(s.Percent, 0), 100)
+	was := p.nodes[node]
+	switch {
+	case s.Stage == was.Stage && s.Stage <= Leased:
+		if s == was {
+			return false
+		}
+	case s.Stage == was.Stage:
+		if s.Percent < was.Percent+percentStep && (s.Percent < 100 || was.Percent == 100) {
+			return false
+		}
+	case s.Stage < was.Stage && s.Stage > Leased:
+		return false
+	}
+	p.nodes[node] = s
+	return true
+}

@@ -1,0 +1,72 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Nodes boot from their network card, one of them again after its virtual machine was killed while it did, and run an application.
+func TestNetboot(t *testing.T) {
+	ownMachine(t, "own virtual")
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "qemu", nodes: 2, cores: 1}
+	t.Cleanup(func() {
+		m.logs()
+		if r := m.margay("machine", "down"); r.code != 0 && !strings.Contains(r.stderr, "there is no such machine") {
+			t.Errorf("machine down: %v", r)
+		}
+	})
+	c := start(t, nil, m.upArgs("qemu", "--boot", "bios")...)
+	log := func() string {
+		text, _ := os.ReadFile(m.file("log", "holder.log"))
+		return string(text)
+	}
+	eventually(t, "address of node1", func() bool { return strings.Contains(log(), "node1: it has got its address\n") }, log)
+	// The path is of this machine alone, whatever other tests run.
+	killed := pids(t, m.file("ports", "node1"))
+	if len(killed) != 1 {
+		t.Fatalf("node1 has the processes %v", killed)
+	}
+	kill(t, killed[0])
+	r := c.wait()
+	if r.code != 0 {
+		t.Fatalf("machine up: %v", r)
+	}
+	if !strings.Contains(r.stderr, "node1 is up on boot 2 after") {
+		t.Errorf("machine up: %v", r)
+	}
+	_, again, _ := strings.Cut(log(), fmt.Sprintf("VM %q ended", m.name+"-node1"))
+	for node := range 2 {
+		rest := log()
+		if node == 1 {
+			rest = again
+		}
+		for _, stage := range []string{
+			"it has got its address", "it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux",
+		} {
+			var found bool
+			if _, rest, found = strings.Cut(rest, fmt.Sprintf("node%d: %s\n", node, stage)); !found {
+				t.Errorf("node%d: no stage %q, or in another order, in:\n%s", node, stage, log())
+			}
+		}
+	}
+	text := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte(strings.Repeat("the quick brown fox\n", 1000)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r = m.run(0, "-n", "2", "--with", text, filepath.Join(bin, "histogram"), text)
+	if !strings.Contains(r.stdout, "      1000  the\n") {
+		t.Errorf("the histogram: %v", r)
+	}
+	// The configuration, which has a secret, did not come over the network.
+	for _, path := range []string{m.file("nodes", "node0.json"), m.file("nodes", "node1.json")} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: mode %v, %v", path, info, err)
+		}
+	}
+	if _, err := os.Stat(m.file("nodes", "node0.img")); err == nil {
+		t.Error("there is an image with the configuration of a node")
+	}
+}
