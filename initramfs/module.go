@@ -25,7 +25,8 @@ type Module struct {
 }
 
 // DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the
-// channel and the random numbers of its host, and the network devices of namespaces.
+// channel and the random numbers of its host, the network devices of namespaces, and what the
+// networks of jobs need.
 func DefaultModules() []Module {
 	return []Module{
 		{Name: "virtio_pci"},
@@ -33,6 +34,8 @@ func DefaultModules() []Module {
 		{Name: "virtio_console", Optional: true},
 		{Name: "virtio_rng", Optional: true},
 		{Name: "veth", Optional: true},
+		{Name: "vxlan", Optional: true},
+		{Name: "nf_tables", Optional: true},
 	}
 }
 

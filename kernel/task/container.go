@@ -47,6 +47,9 @@ type Handler interface {
 	Content(digest archive.Digest, f *os.File)
 	// InputTaken reports how many bytes of its standard input a rank has taken.
 	InputTaken(rank id.Rank, position uint64)
+	// Exchange hands over a message of package pmi for the init of the job on another node, which
+	// may be lost.
+	Exchange(place int, data []byte)
 	// Gone reports the end of the job's init. It is the last call.
 	Gone()
 }
@@ -63,6 +66,8 @@ type Container struct {
 
 	unkept Unkept // set before gone is closed
 
+	exchanges chan link.Message // of package pmi, for the init; those that find it full are lost
+
 	replies chan link.Message // answers to requests
 	asking  sync.Mutex        // one request at a time
 	gone    chan struct{}
@@ -74,13 +79,23 @@ type notes struct {
 	PID int
 }
 
+// exchangeQueue is how many messages of package pmi wait for a job's init.
+const exchangeQueue = 64
+
+func newContainer(host Host, conn *link.Conn) *Container {
+	return &Container{
+		host: host, conn: conn, replies: make(chan link.Message, 1), gone: make(chan struct{}), exchanges: make(chan link.Message, exchangeQueue),
+	}
+}
+
 // New makes the init of a job and its empty root. On an error nothing is left.
 func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
 	near, far, err := link.Pair()
 	if err != nil {
 		return nil, err
 	}
-	c := &Container{spec: spec, host: host, conn: near, replies: make(chan link.Message, 1), gone: make(chan struct{})}
+	c := newContainer(host, near)
+	c.spec = spec
 	cmd, err := c.spawn(far)
 	far.Close() // the end of the last other holder is the end of the link
 	if err != nil {
@@ -90,7 +105,7 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 	}
 	c.pid = cmd.Process.Pid
 	go cmd.Wait()
-	go c.listen(h)
+	c.Follow(h)
 	if err := c.create(ctx); err != nil {
 		c.End()
 		return nil, err
@@ -135,7 +150,8 @@ func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep
 	if err != nil {
 		return nil, nil, err
 	}
-	c := &Container{host: host, conn: conn, pid: n.PID, replies: make(chan link.Message, 1), gone: make(chan struct{})}
+	c := newContainer(host, conn)
+	c.pid = n.PID
 	items, err := c.resync(ctx)
 	if err != nil {
 		conn.Close()
@@ -145,7 +161,50 @@ func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep
 }
 
 // Follow starts an adopted container: h then receives its events. It must be called once.
-func (c *Container) Follow(h Handler) { go c.listen(h) }
+func (c *Container) Follow(h Handler) {
+	go c.listen(h)
+	if c.spec.PMI != nil {
+		go c.exchange()
+	}
+}
+
+// exchange passes messages of package pmi to the init, whose link may be full.
+func (c *Container) exchange() {
+	for {
+		select {
+		case m := <-c.exchanges:
+			_ = c.conn.Send(m) // without the link, the job is over
+		case <-c.gone:
+			return
+		}
+	}
+}
+
+// Exchange passes a message of package pmi from another node's init to this one. It never waits:
+// when too many wait for the init already, the message is lost.
+func (c *Container) Exchange(place int, data []byte) {
+	m := link.New(Exchange, ExchangeBody{Place: place})
+	m.Payload = slices.Clone(data)
+	select {
+	case c.exchanges <- m:
+	default:
+	}
+}
+
+// NetworkNamespace opens the job's network namespace.
+func (c *Container) NetworkNamespace() (*os.File, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", c.pid))
+	if err != nil {
+		return nil, fmt.Errorf("task: network namespace of job %d: %w", c.spec.Job, err)
+	}
+	select {
+	case <-c.gone: // the number may be another process's
+		f.Close()
+		return nil, fmt.Errorf("task: network namespace of job %d: %w", c.spec.Job, ErrGone)
+	default:
+		return f, nil
+	}
+}
 
 // resync reads the init's state for a new node kernel. Messages that the old one had not read come
 // first and are skipped, because the init sends them again.
@@ -356,6 +415,12 @@ func (c *Container) dispatch(m link.Message, h Handler) error {
 			return fmt.Errorf("%q with %d digests and %d files", m.Kind, len(b.Digests), len(m.Files))
 		}
 		h.Content(b.Digests[0], m.Files[0])
+	case Exchange:
+		var b ExchangeBody
+		if err := m.Decode(&b); err != nil {
+			return err
+		}
+		h.Exchange(b.Place, m.Payload)
 	case Left:
 		return m.Decode(&c.unkept)
 	case Input:
