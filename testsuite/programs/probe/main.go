@@ -50,6 +50,8 @@ var commands = map[string]func(args []string) error{
 	"threads":   threads,
 	"leave":     leave,
 	"pingpong":  pingpong,
+	"pmi":       speakPMI,
+	"network":   listenOnNetwork,
 	"insert":    insert,
 	"extension": extension,
 	"hog":       hog,
