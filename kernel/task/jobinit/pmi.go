@@ -19,6 +19,10 @@ import (
 // abortWait is the time that a rank which has asked for the end of the job has to end itself.
 const abortWait = 3 * time.Second
 
+// failureWait is the time after which barriers fail because a rank has failed. Until then the job
+// ends with the status of that rank, unless the others are to go on without it.
+const failureWait = 2 * time.Second
+
 // pmiQueue is how many messages for other nodes wait for the node kernel. Further ones are lost,
 // and sent again later.
 const pmiQueue = 64
@@ -138,9 +142,17 @@ func (s *pmiServer) ended(r *rank, status *task.Status) {
 	case o.Used && !o.Finalized:
 		status.Code, status.Reason = 1, "it has ended without MPI_Finalize"
 	}
-	s.do(s.job.Ended(s.now(), r.Rank.Rank), 0)
 	close(s.answers[r.Rank.Rank])
 	delete(s.answers, r.Rank.Rank)
+	if status.OK() {
+		s.do(s.job.Ended(s.now(), r.Rank.Rank), 0)
+		return
+	}
+	time.AfterFunc(failureWait, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.do(s.job.Ended(s.now(), r.Rank.Rank), 0)
+	})
 }
 
 // do carries out actions, and reports whether a rank is answered. The caller holds mu. A rank that
