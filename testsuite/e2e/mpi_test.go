@@ -113,12 +113,17 @@ func TestPMI(t *testing.T) {
 	m.usable()
 }
 
-// A rank that asks without end and reads no answer holds up nobody: its job init takes its signals, and
-// the other job of its node goes on.
+// A rank that asks without end and reads no answer holds up nobody: the rank beside it is answered, its
+// job init takes signals, and jobs on other nodes go on.
 func TestPMIFlood(t *testing.T) {
 	m := use(t, "hosted")
 	c := m.start("run", "-n", "2", "--mpi=pmi1", probe(), "pmi", "flood")
 	c.awaitOutput("full\n")
+	c.awaitOutput("ready\n")
+	if r := m.margay("kill", "-s", "USR1", "--rank", "0", m.onlyJob()); r.code != 0 {
+		t.Fatal(r)
+	}
+	c.awaitOutput("served\n")
 	m.run(0, "-n", "2", "-N", "1", "--exclude", "0", "--mpi=pmi1", probe(), "pmi", "well")
 	m.margay("kill", "-s", "TERM", m.onlyJob())
 	if r := c.wait(); r.code == 125 {

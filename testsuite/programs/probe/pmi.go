@@ -39,6 +39,10 @@ func (c *client) ask(line, want string) error {
 		return err
 	}
 	answer, err := c.lines.ReadString('\n')
+	if strings.HasPrefix(answer, "cmd=barrier_out rc=-1 ") {
+		fmt.Print(answer)
+		return sleep(nil) // the job ends with the status of the rank that has ended
+	}
 	if err == nil && !strings.HasPrefix(answer, want) {
 		err = fmt.Errorf("%.60q is answered by %q, want %q", line, answer, want)
 	}
@@ -71,6 +75,11 @@ func speakPMI(args []string) error {
 	}
 	if c.rank == 1 {
 		if err := c.misbehave(args[0]); err != nil {
+			return err
+		}
+	}
+	if c.rank == 0 && args[0] == "flood" {
+		if err := c.served(); err != nil {
 			return err
 		}
 	}
@@ -122,6 +131,17 @@ func (c *client) misbehave(what string) error {
 		}
 	}
 	return nil
+}
+
+// served asks when SIGUSR1 comes, while rank 1 floods.
+func (c *client) served() error {
+	got := make(chan os.Signal, 1)
+	signal.Notify(got, unix.SIGUSR1)
+	fmt.Println("ready")
+	<-got
+	err := c.ask("cmd=get_appnum", "cmd=appnum rc=0 ")
+	fmt.Println("served")
+	return err
 }
 
 // bad sends what is wrong in all ways, and demands an error for each.

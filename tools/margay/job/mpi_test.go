@@ -8,8 +8,8 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// A program of MPICH, or one that the user says is one, is run with PMI 1; a flag that is written with
-// one dash is explained.
+// A program of MPICH, or one that the user says is one, is run with PMI 1; a flag that is written
+// with one dash is explained.
 func TestRunMPI(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "solve")
 	margaytest.Compile(t, "int PMI_Init(void) { return 0; } int MPI_Init(void) { return PMI_Init(); } int main(void) { return MPI_Init(); }", program, "-static")
