@@ -138,7 +138,7 @@ func checkManifest(t *testing.T, m Manifest, image []byte, files int) {
 		t.Errorf("kernel %s %s %q lacks %v", m.Kernel, m.Arch, m.Source, m.Lacks)
 	}
 	if !slices.Equal(m.Modules, []string{"failover", "net_failover", "virtio_net", "virtio_rng", "veth"}) ||
-		!slices.Equal(m.BuiltIn, []string{"virtio_pci"}) || !slices.Equal(m.Absent, []string{"virtio_console", "qemu_fw_cfg"}) {
+		!slices.Equal(m.BuiltIn, []string{"virtio_pci"}) || !slices.Equal(m.Absent, []string{"virtio_console", "qemu_fw_cfg", "vxlan", "nf_tables"}) {
 		t.Errorf("modules %v, built in %v, absent %v", m.Modules, m.BuiltIn, m.Absent)
 	}
 	data, err := json.Marshal(m)

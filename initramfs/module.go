@@ -29,7 +29,8 @@ type Module struct {
 const ItemsModule = "qemu_fw_cfg"
 
 // DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the
-// channel, the random numbers and the files of its host, and the network devices of namespaces.
+// channel, the random numbers and the files of its host, the network devices of namespaces, and what
+// the networks of jobs need.
 func DefaultModules() []Module {
 	return []Module{
 		{Name: "virtio_pci"},
@@ -38,6 +39,8 @@ func DefaultModules() []Module {
 		{Name: "virtio_rng", Optional: true},
 		{Name: ItemsModule, Optional: true},
 		{Name: "veth", Optional: true},
+		{Name: "vxlan", Optional: true},
+		{Name: "nf_tables", Optional: true},
 	}
 }
 

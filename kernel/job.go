@@ -35,6 +35,9 @@ type JobSpec struct {
 	Memory   int64            // bytes for the job on this node; 0: the share of its cores
 	Pids     int              // processes and threads on this node; 0: DefaultPids
 
+	PMI     bool `json:",omitempty"` // its ranks find each other by PMI 1
+	Network bool `json:",omitempty"` // a network of its own, which it also gets with PMI on several nodes
+
 	HugePages bool `json:",omitempty"` // memory in huge pages, without that the program asks for them
 
 	Secret []byte `json:",omitempty"`
@@ -146,6 +149,9 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 	if err := n.keepJob(j); err != nil {
 		return errors.Join(err, j.end())
 	}
+	if err := n.openJobNetwork(j); err != nil {
+		return errors.Join(fmt.Errorf("job %d: %w", s.Job, err), j.end())
+	}
 	j.extensions = n.extensions.Open(s.Job, t.Memory/stateShare)
 	if j.messages, err = n.messages.Open(j.messageConfig()); err != nil {
 		return errors.Join(err, j.end())
@@ -208,6 +214,17 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	if t.Pids == 0 {
 		t.Pids = DefaultPids
 	}
+	if err := n.checkJobNetwork(s); err != nil {
+		return t, err
+	}
+	t.Hosts = n.hosts(s)
+	if t.PMI, err = n.pmiConfig(s); err != nil {
+		return t, err
+	}
+	if s.PMI {
+		t.Env = s.withMPI(t.Env)
+		t.Interfaces = s.interfaces()
+	}
 	for _, p := range s.Places {
 		if p.Node != n.config.Boot.Node {
 			continue
@@ -249,7 +266,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 
 // rankEnv is what a rank's environment says about its place in the job.
 func rankEnv(s JobSpec, p Place, local int) []string {
-	return []string{
+	env := []string{
 		fmt.Sprintf("%s=%d", wire.EnvJob, s.Job),
 		fmt.Sprintf("%s=%d", wire.EnvRank, p.Rank),
 		fmt.Sprintf("%s=%d", wire.EnvSize, len(s.Places)),
@@ -258,6 +275,20 @@ func rankEnv(s JobSpec, p Place, local int) []string {
 		fmt.Sprintf("MARGAY_LOCAL_RANK=%d", local),
 		fmt.Sprintf("%s=%d", wire.EnvFD, wire.FD),
 	}
+	if s.PMI {
+		env = append(env, pmiEnv(s, p, local, s.ranksOn(p.Node))...)
+	}
+	return env
+}
+
+// ranksOn returns how many ranks of the job a node has.
+func (s JobSpec) ranksOn(node id.Node) (ranks int) {
+	for _, p := range s.Places {
+		if p.Node == node {
+			ranks++
+		}
+	}
+	return ranks
 }
 
 // claim enters a job in the table if its cores are free, and makes its nodes known to the transport. A core is one job's; up to slot.MaxTasks of its ranks share it.

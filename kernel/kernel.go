@@ -5,7 +5,8 @@
 // Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing (held while a task that waits
 // for the scheduler comes, goes, or is given to it), Node.mu. The last guards the table of jobs, the transport, which cores are for applications,
 // and what each job's cores are; it is not held while a container is asked anything. Node.scheduling is held while the policies
-// of a core are set, and for none of the others.
+// of a core are set, and for none of the others. guarding.mu is held while the packet
+// filter is changed, and for none of the others.
 package kernel
 
 import (
@@ -111,6 +112,8 @@ type Node struct {
 	contents   atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
 	refused    *gate.Log                     // of contents that are not kept
 	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
+
+	networks guarding // of jobs
 
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/netip"
 
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/node"
@@ -113,11 +115,14 @@ func (n *Node) meet(members []Member) {
 	}
 }
 
-// Stream opens a stream to a service of another node of a job. Join must have been called.
+// Stream opens a stream to a service of another node of a job. Before Join there is none.
 func (n *Node) Stream(ctx context.Context, to id.Node, service string) (net.Conn, error) {
 	n.mu.Lock()
 	t := n.transport
 	n.mu.Unlock()
+	if t == nil {
+		return nil, fmt.Errorf("stream to node%d: %w: this node has not joined the fabric", to, ErrLacks)
+	}
 	return t.Stream(ctx, to, service)
 }
 
@@ -129,7 +134,13 @@ type network struct {
 
 var _ fabric.Handler = (*network)(nil)
 
-func (h *network) Frame(from id.Node, frame []byte) { h.node.messages.Frame(from, frame) }
+func (h *network) Frame(from id.Node, b []byte) {
+	if len(b) >= frame.HeaderSize && frame.KindOf(b) == frame.Exchange {
+		h.node.exchanged(from, b)
+		return
+	}
+	h.node.messages.Frame(from, b)
+}
 
 func (h *network) Broken(node id.Node, err error) {
 	h.node.config.Log("connection to node%d: %v", node, err)

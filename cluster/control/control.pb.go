@@ -217,6 +217,52 @@ func (JobPhase) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{2}
 }
 
+type MPI int32
+
+const (
+	MPI_MPI_NONE MPI = 0 // they do not
+	MPI_MPI_PMI1 MPI = 1 // by PMI 1, which MPICH speaks
+)
+
+// Enum value maps for MPI.
+var (
+	MPI_name = map[int32]string{
+		0: "MPI_NONE",
+		1: "MPI_PMI1",
+	}
+	MPI_value = map[string]int32{
+		"MPI_NONE": 0,
+		"MPI_PMI1": 1,
+	}
+)
+
+func (x MPI) Enum() *MPI {
+	p := new(MPI)
+	*p = x
+	return p
+}
+
+func (x MPI) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MPI) Descriptor() protoreflect.EnumDescriptor {
+	return file_control_proto_enumTypes[3].Descriptor()
+}
+
+func (MPI) Type() protoreflect.EnumType {
+	return &file_control_proto_enumTypes[3]
+}
+
+func (x MPI) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MPI.Descriptor instead.
+func (MPI) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{3}
+}
+
 type StdinMode int32
 
 const (
@@ -250,11 +296,11 @@ func (x StdinMode) String() string {
 }
 
 func (StdinMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[3].Descriptor()
+	return file_control_proto_enumTypes[4].Descriptor()
 }
 
 func (StdinMode) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[3]
+	return &file_control_proto_enumTypes[4]
 }
 
 func (x StdinMode) Number() protoreflect.EnumNumber {
@@ -263,7 +309,7 @@ func (x StdinMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StdinMode.Descriptor instead.
 func (StdinMode) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{3}
+	return file_control_proto_rawDescGZIP(), []int{4}
 }
 
 type Stream int32
@@ -305,11 +351,11 @@ func (x Stream) String() string {
 }
 
 func (Stream) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[4].Descriptor()
+	return file_control_proto_enumTypes[5].Descriptor()
 }
 
 func (Stream) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[4]
+	return &file_control_proto_enumTypes[5]
 }
 
 func (x Stream) Number() protoreflect.EnumNumber {
@@ -318,7 +364,7 @@ func (x Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Stream.Descriptor instead.
 func (Stream) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{4}
+	return file_control_proto_rawDescGZIP(), []int{5}
 }
 
 // Phase is one of the phases that serve sees of a job, in order.
@@ -373,11 +419,11 @@ func (x Phase) String() string {
 }
 
 func (Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[5].Descriptor()
+	return file_control_proto_enumTypes[6].Descriptor()
 }
 
 func (Phase) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[5]
+	return &file_control_proto_enumTypes[6]
 }
 
 func (x Phase) Number() protoreflect.EnumNumber {
@@ -386,7 +432,7 @@ func (x Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Phase.Descriptor instead.
 func (Phase) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 type DrainState int32
@@ -422,11 +468,11 @@ func (x DrainState) String() string {
 }
 
 func (DrainState) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[6].Descriptor()
+	return file_control_proto_enumTypes[7].Descriptor()
 }
 
 func (DrainState) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[6]
+	return &file_control_proto_enumTypes[7]
 }
 
 func (x DrainState) Number() protoreflect.EnumNumber {
@@ -435,7 +481,7 @@ func (x DrainState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DrainState.Descriptor instead.
 func (DrainState) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 type NodeHealth int32
@@ -477,11 +523,11 @@ func (x NodeHealth) String() string {
 }
 
 func (NodeHealth) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[7].Descriptor()
+	return file_control_proto_enumTypes[8].Descriptor()
 }
 
 func (NodeHealth) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[7]
+	return &file_control_proto_enumTypes[8]
 }
 
 func (x NodeHealth) Number() protoreflect.EnumNumber {
@@ -490,7 +536,7 @@ func (x NodeHealth) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeHealth.Descriptor instead.
 func (NodeHealth) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 type Switch int32
@@ -526,11 +572,11 @@ func (x Switch) String() string {
 }
 
 func (Switch) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[8].Descriptor()
+	return file_control_proto_enumTypes[9].Descriptor()
 }
 
 func (Switch) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[8]
+	return &file_control_proto_enumTypes[9]
 }
 
 func (x Switch) Number() protoreflect.EnumNumber {
@@ -539,7 +585,7 @@ func (x Switch) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Switch.Descriptor instead.
 func (Switch) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 type Frame struct {
@@ -2437,6 +2483,8 @@ type JobSpec struct {
 	LimitMs       int64                  `protobuf:"varint,25,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"`       // how long the ranks may run; 0: for ever
 	Warning       int32                  `protobuf:"varint,26,opt,name=warning,proto3" json:"warning,omitempty"`                      // the signal that warns the ranks of the limit; 0: none
 	WarningMs     int64                  `protobuf:"varint,27,opt,name=warning_ms,json=warningMs,proto3" json:"warning_ms,omitempty"` // how long before the limit
+	Mpi           MPI                    `protobuf:"varint,29,opt,name=mpi,proto3,enum=margay.control.MPI" json:"mpi,omitempty"`      // how the ranks find each other, if they are of MPI
+	Network       bool                   `protobuf:"varint,30,opt,name=network,proto3" json:"network,omitempty"`                      // a network of the job's own; with PMI on several nodes it has one without asking
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2645,6 +2693,20 @@ func (x *JobSpec) GetWarningMs() int64 {
 		return x.WarningMs
 	}
 	return 0
+}
+
+func (x *JobSpec) GetMpi() MPI {
+	if x != nil {
+		return x.Mpi
+	}
+	return MPI_MPI_NONE
+}
+
+func (x *JobSpec) GetNetwork() bool {
+	if x != nil {
+		return x.Network
+	}
+	return false
 }
 
 func (x *JobSpec) GetWaitMs() int64 {
@@ -7886,7 +7948,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xb7\x05\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xf8\x05\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -7917,7 +7979,9 @@ const file_control_proto_rawDesc = "" +
 	"\blimit_ms\x18\x19 \x01(\x03R\alimitMs\x12\x18\n" +
 	"\awarning\x18\x1a \x01(\x05R\awarning\x12\x1d\n" +
 	"\n" +
-	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12\x17\n" +
+	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12%\n" +
+	"\x03mpi\x18\x1d \x01(\x0e2\x13.margay.control.MPIR\x03mpi\x12\x18\n" +
+	"\anetwork\x18\x1e \x01(\bR\anetwork\x12\x17\n" +
 	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
@@ -8349,7 +8413,10 @@ const file_control_proto_rawDesc = "" +
 	"\vJOB_RUNNING\x10\x02\x12\x0e\n" +
 	"\n" +
 	"JOB_ENDING\x10\x03\x12\f\n" +
-	"\bJOB_DONE\x10\x04*;\n" +
+	"\bJOB_DONE\x10\x04*!\n" +
+	"\x03MPI\x12\f\n" +
+	"\bMPI_NONE\x10\x00\x12\f\n" +
+	"\bMPI_PMI1\x10\x01*;\n" +
 	"\tStdinMode\x12\x0e\n" +
 	"\n" +
 	"STDIN_NONE\x10\x00\x12\x0f\n" +
@@ -8403,235 +8470,237 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
 var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
 	(JobPhase)(0),            // 2: margay.control.JobPhase
-	(StdinMode)(0),           // 3: margay.control.StdinMode
-	(Stream)(0),              // 4: margay.control.Stream
-	(Phase)(0),               // 5: margay.control.Phase
-	(DrainState)(0),          // 6: margay.control.DrainState
-	(NodeHealth)(0),          // 7: margay.control.NodeHealth
-	(Switch)(0),              // 8: margay.control.Switch
-	(*Frame)(nil),            // 9: margay.control.Frame
-	(*Hello)(nil),            // 10: margay.control.Hello
-	(*Welcome)(nil),          // 11: margay.control.Welcome
-	(*Error)(nil),            // 12: margay.control.Error
-	(*Done)(nil),             // 13: margay.control.Done
-	(*Register)(nil),         // 14: margay.control.Register
-	(*Registered)(nil),       // 15: margay.control.Registered
-	(*NodeInfo)(nil),         // 16: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 17: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 18: margay.control.Heartbeat
-	(*LogLine)(nil),          // 19: margay.control.LogLine
-	(*Prepare)(nil),          // 20: margay.control.Prepare
-	(*JobSpec)(nil),          // 21: margay.control.JobSpec
-	(*Exec)(nil),             // 22: margay.control.Exec
-	(*Prepared)(nil),         // 23: margay.control.Prepared
-	(*Place)(nil),            // 24: margay.control.Place
-	(*Member)(nil),           // 25: margay.control.Member
-	(*Start)(nil),            // 26: margay.control.Start
-	(*Started)(nil),          // 27: margay.control.Started
-	(*Forget)(nil),           // 28: margay.control.Forget
-	(*Forgotten)(nil),        // 29: margay.control.Forgotten
-	(*Unkept)(nil),           // 30: margay.control.Unkept
-	(*Loaded)(nil),           // 31: margay.control.Loaded
-	(*JobFault)(nil),         // 32: margay.control.JobFault
-	(*Rewind)(nil),           // 33: margay.control.Rewind
-	(*Finish)(nil),           // 34: margay.control.Finish
-	(*FileChunk)(nil),        // 35: margay.control.FileChunk
-	(*FileTaken)(nil),        // 36: margay.control.FileTaken
-	(*Record)(nil),           // 37: margay.control.Record
-	(*ExitStatus)(nil),       // 38: margay.control.ExitStatus
-	(*Usage)(nil),            // 39: margay.control.Usage
-	(*Ack)(nil),              // 40: margay.control.Ack
-	(*Stdin)(nil),            // 41: margay.control.Stdin
-	(*StdinTaken)(nil),       // 42: margay.control.StdinTaken
-	(*Signal)(nil),           // 43: margay.control.Signal
-	(*RunRequest)(nil),       // 44: margay.control.RunRequest
-	(*RunReply)(nil),         // 45: margay.control.RunReply
-	(*Attach)(nil),           // 46: margay.control.Attach
-	(*RemoveOutput)(nil),     // 47: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 48: margay.control.OutputRemoved
-	(*JobState)(nil),         // 49: margay.control.JobState
-	(*PhaseTime)(nil),        // 50: margay.control.PhaseTime
-	(*RankState)(nil),        // 51: margay.control.RankState
-	(*ListNodes)(nil),        // 52: margay.control.ListNodes
-	(*Nodes)(nil),            // 53: margay.control.Nodes
-	(*NodeState)(nil),        // 54: margay.control.NodeState
-	(*Drain)(nil),            // 55: margay.control.Drain
-	(*CoreUse)(nil),          // 56: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 57: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 58: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 59: margay.control.ResumeNodes
-	(*ListJobs)(nil),         // 60: margay.control.ListJobs
-	(*Jobs)(nil),             // 61: margay.control.Jobs
-	(*WaitingJob)(nil),       // 62: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 63: margay.control.JobSummary
-	(*StoredJob)(nil),        // 64: margay.control.StoredJob
-	(*Kill)(nil),             // 65: margay.control.Kill
-	(*Noise)(nil),            // 66: margay.control.Noise
-	(*NoiseReport)(nil),      // 67: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 68: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 69: margay.control.InterruptRow
-	(*Status)(nil),           // 70: margay.control.Status
-	(*MachineStatus)(nil),    // 71: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 72: margay.control.ListExtensions
-	(*Extensions)(nil),       // 73: margay.control.Extensions
-	(*ExtensionState)(nil),   // 74: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 75: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 76: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 77: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 78: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 79: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 80: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 81: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 82: margay.control.ReadEvents
-	(*Events)(nil),           // 83: margay.control.Events
-	(*ReadClock)(nil),        // 84: margay.control.ReadClock
-	(*Clock)(nil),            // 85: margay.control.Clock
-	(*TakeSamples)(nil),      // 86: margay.control.TakeSamples
-	(*Samples)(nil),          // 87: margay.control.Samples
-	(*NodeSample)(nil),       // 88: margay.control.NodeSample
-	(*CoreSample)(nil),       // 89: margay.control.CoreSample
-	(*RankSample)(nil),       // 90: margay.control.RankSample
-	(*NodeExit)(nil),         // 91: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 92: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 93: margay.control.NodeStage
-	(*NodeUp)(nil),           // 94: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 95: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 96: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 97: margay.control.DutiesSet
-	nil,                      // 98: margay.control.ExtensionLog.AfterEntry
+	(MPI)(0),                 // 3: margay.control.MPI
+	(StdinMode)(0),           // 4: margay.control.StdinMode
+	(Stream)(0),              // 5: margay.control.Stream
+	(Phase)(0),               // 6: margay.control.Phase
+	(DrainState)(0),          // 7: margay.control.DrainState
+	(NodeHealth)(0),          // 8: margay.control.NodeHealth
+	(Switch)(0),              // 9: margay.control.Switch
+	(*Frame)(nil),            // 10: margay.control.Frame
+	(*Hello)(nil),            // 11: margay.control.Hello
+	(*Welcome)(nil),          // 12: margay.control.Welcome
+	(*Error)(nil),            // 13: margay.control.Error
+	(*Done)(nil),             // 14: margay.control.Done
+	(*Register)(nil),         // 15: margay.control.Register
+	(*Registered)(nil),       // 16: margay.control.Registered
+	(*NodeInfo)(nil),         // 17: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 18: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 19: margay.control.Heartbeat
+	(*LogLine)(nil),          // 20: margay.control.LogLine
+	(*Prepare)(nil),          // 21: margay.control.Prepare
+	(*JobSpec)(nil),          // 22: margay.control.JobSpec
+	(*Exec)(nil),             // 23: margay.control.Exec
+	(*Prepared)(nil),         // 24: margay.control.Prepared
+	(*Place)(nil),            // 25: margay.control.Place
+	(*Member)(nil),           // 26: margay.control.Member
+	(*Start)(nil),            // 27: margay.control.Start
+	(*Started)(nil),          // 28: margay.control.Started
+	(*Forget)(nil),           // 29: margay.control.Forget
+	(*Forgotten)(nil),        // 30: margay.control.Forgotten
+	(*Unkept)(nil),           // 31: margay.control.Unkept
+	(*Loaded)(nil),           // 32: margay.control.Loaded
+	(*JobFault)(nil),         // 33: margay.control.JobFault
+	(*Rewind)(nil),           // 34: margay.control.Rewind
+	(*Finish)(nil),           // 35: margay.control.Finish
+	(*FileChunk)(nil),        // 36: margay.control.FileChunk
+	(*FileTaken)(nil),        // 37: margay.control.FileTaken
+	(*Record)(nil),           // 38: margay.control.Record
+	(*ExitStatus)(nil),       // 39: margay.control.ExitStatus
+	(*Usage)(nil),            // 40: margay.control.Usage
+	(*Ack)(nil),              // 41: margay.control.Ack
+	(*Stdin)(nil),            // 42: margay.control.Stdin
+	(*StdinTaken)(nil),       // 43: margay.control.StdinTaken
+	(*Signal)(nil),           // 44: margay.control.Signal
+	(*RunRequest)(nil),       // 45: margay.control.RunRequest
+	(*RunReply)(nil),         // 46: margay.control.RunReply
+	(*Attach)(nil),           // 47: margay.control.Attach
+	(*RemoveOutput)(nil),     // 48: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 49: margay.control.OutputRemoved
+	(*JobState)(nil),         // 50: margay.control.JobState
+	(*PhaseTime)(nil),        // 51: margay.control.PhaseTime
+	(*RankState)(nil),        // 52: margay.control.RankState
+	(*ListNodes)(nil),        // 53: margay.control.ListNodes
+	(*Nodes)(nil),            // 54: margay.control.Nodes
+	(*NodeState)(nil),        // 55: margay.control.NodeState
+	(*Drain)(nil),            // 56: margay.control.Drain
+	(*CoreUse)(nil),          // 57: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 58: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 59: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 60: margay.control.ResumeNodes
+	(*ListJobs)(nil),         // 61: margay.control.ListJobs
+	(*Jobs)(nil),             // 62: margay.control.Jobs
+	(*WaitingJob)(nil),       // 63: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 64: margay.control.JobSummary
+	(*StoredJob)(nil),        // 65: margay.control.StoredJob
+	(*Kill)(nil),             // 66: margay.control.Kill
+	(*Noise)(nil),            // 67: margay.control.Noise
+	(*NoiseReport)(nil),      // 68: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 69: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 70: margay.control.InterruptRow
+	(*Status)(nil),           // 71: margay.control.Status
+	(*MachineStatus)(nil),    // 72: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 73: margay.control.ListExtensions
+	(*Extensions)(nil),       // 74: margay.control.Extensions
+	(*ExtensionState)(nil),   // 75: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 76: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 77: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 78: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 79: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 80: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 81: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 82: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 83: margay.control.ReadEvents
+	(*Events)(nil),           // 84: margay.control.Events
+	(*ReadClock)(nil),        // 85: margay.control.ReadClock
+	(*Clock)(nil),            // 86: margay.control.Clock
+	(*TakeSamples)(nil),      // 87: margay.control.TakeSamples
+	(*Samples)(nil),          // 88: margay.control.Samples
+	(*NodeSample)(nil),       // 89: margay.control.NodeSample
+	(*CoreSample)(nil),       // 90: margay.control.CoreSample
+	(*RankSample)(nil),       // 91: margay.control.RankSample
+	(*NodeExit)(nil),         // 92: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 93: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 94: margay.control.NodeStage
+	(*NodeUp)(nil),           // 95: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 96: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 97: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 98: margay.control.DutiesSet
+	nil,                      // 99: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	10,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	11,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	12,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	13,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	14,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	15,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	18,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	19,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	20,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	26,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	28,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	31,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	32,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	33,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	34,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	29,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	23,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	27,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	35,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	37,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	40,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	41,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	42,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	43,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	36,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	44,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	45,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	46,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
-	49,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	52,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	53,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	60,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	61,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	65,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
-	66,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
-	67,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	70,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
-	71,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	47,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	48,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	57,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	58,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	59,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	72,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	73,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	75,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	81,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	77,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	78,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	82,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	83,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
-	84,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	85,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
-	86,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	87,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
-	91,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	92,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	94,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	93,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	95,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	96,  // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	97,  // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	12,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	13,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	14,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	15,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	16,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	20,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	21,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	27,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	29,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	32,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	33,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	34,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	35,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	30,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	24,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	28,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	36,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	38,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	41,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	42,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	43,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	44,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	37,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	45,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	46,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	47,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
+	50,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	53,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	54,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	61,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	62,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	66,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
+	67,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
+	68,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	71,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
+	72,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	48,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	49,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	58,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	59,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	60,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	73,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	74,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	76,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	82,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	78,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	79,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	83,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	84,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
+	85,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	86,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
+	87,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	88,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
+	92,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	93,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	95,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	94,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	96,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	97,  // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	98,  // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	0,   // 62: margay.control.Hello.role:type_name -> margay.control.Role
 	1,   // 63: margay.control.Error.code:type_name -> margay.control.Code
-	16,  // 64: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	17,  // 65: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	17,  // 64: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 65: margay.control.Register.jobs:type_name -> margay.control.HostedJob
 	2,   // 66: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	16,  // 67: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 68: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	24,  // 69: margay.control.Prepare.places:type_name -> margay.control.Place
-	25,  // 70: margay.control.Prepare.members:type_name -> margay.control.Member
-	22,  // 71: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	3,   // 72: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	30,  // 73: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	12,  // 74: margay.control.Loaded.error:type_name -> margay.control.Error
-	12,  // 75: margay.control.JobFault.error:type_name -> margay.control.Error
-	4,   // 76: margay.control.Record.stream:type_name -> margay.control.Stream
-	38,  // 77: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	39,  // 78: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	21,  // 79: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	22,  // 80: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	24,  // 81: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 82: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	12,  // 83: margay.control.JobState.error:type_name -> margay.control.Error
-	51,  // 84: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	30,  // 85: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	50,  // 86: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	5,   // 87: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	38,  // 88: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	54,  // 89: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	7,   // 90: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	16,  // 91: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	56,  // 92: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	55,  // 93: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	6,   // 94: margay.control.Drain.state:type_name -> margay.control.DrainState
-	63,  // 95: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	62,  // 96: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 97: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	51,  // 98: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	30,  // 99: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	21,  // 100: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	24,  // 101: margay.control.StoredJob.places:type_name -> margay.control.Place
-	25,  // 102: margay.control.StoredJob.members:type_name -> margay.control.Member
-	63,  // 103: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	49,  // 104: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	68,  // 105: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	69,  // 106: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	74,  // 107: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	76,  // 108: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	98,  // 109: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	79,  // 110: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	75,  // 111: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	74,  // 112: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	88,  // 113: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	89,  // 114: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	90,  // 115: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	74,  // 116: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	8,   // 117: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	8,   // 118: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	16,  // 119: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	120, // [120:120] is the sub-list for method output_type
-	120, // [120:120] is the sub-list for method input_type
-	120, // [120:120] is the sub-list for extension type_name
-	120, // [120:120] is the sub-list for extension extendee
-	0,   // [0:120] is the sub-list for field type_name
+	17,  // 67: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 68: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	25,  // 69: margay.control.Prepare.places:type_name -> margay.control.Place
+	26,  // 70: margay.control.Prepare.members:type_name -> margay.control.Member
+	23,  // 71: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 72: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 73: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 74: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 75: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 76: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 77: margay.control.Record.stream:type_name -> margay.control.Stream
+	39,  // 78: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	40,  // 79: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	22,  // 80: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	23,  // 81: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	25,  // 82: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 83: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 84: margay.control.JobState.error:type_name -> margay.control.Error
+	52,  // 85: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	31,  // 86: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	51,  // 87: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 88: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	39,  // 89: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	55,  // 90: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 91: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 92: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	57,  // 93: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	56,  // 94: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 95: margay.control.Drain.state:type_name -> margay.control.DrainState
+	64,  // 96: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	63,  // 97: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 98: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	52,  // 99: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	31,  // 100: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 101: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	25,  // 102: margay.control.StoredJob.places:type_name -> margay.control.Place
+	26,  // 103: margay.control.StoredJob.members:type_name -> margay.control.Member
+	64,  // 104: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	50,  // 105: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	69,  // 106: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	70,  // 107: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	75,  // 108: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	77,  // 109: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	99,  // 110: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	80,  // 111: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	76,  // 112: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	75,  // 113: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	89,  // 114: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	90,  // 115: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	91,  // 116: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	75,  // 117: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 118: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 119: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 120: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	121, // [121:121] is the sub-list for method output_type
+	121, // [121:121] is the sub-list for method input_type
+	121, // [121:121] is the sub-list for extension type_name
+	121, // [121:121] is the sub-list for extension extendee
+	0,   // [0:121] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8708,7 +8777,7 @@ func file_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      9,
+			NumEnums:      10,
 			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"debug/elf"
 	"errors"
@@ -49,8 +48,9 @@ type Files struct {
 	Arch    string // that it is for, as Go names it
 	List    []File
 	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing
-	// does. Its ranks would not find each other.
+	// does. PMI1 reports whether its ranks find each other by PMI 1, like the ranks of MPICH.
 	Parallel string
+	PMI1     bool
 
 	have   map[string]bool
 	elves  []string // the program, and the interpreters of scripts: all that the processor executes
@@ -68,8 +68,8 @@ var (
 // hidden are the folders that the node provides itself.
 var hidden = []string{"/dev", "/proc", "/sys"}
 
-// made are the files that the node makes for a job: the name of its user and the name of the node.
-var made = []string{"/etc/group", "/etc/hostname", "/etc/passwd"}
+// made are the files that the node makes for a job: the name of its user, and the nodes' names.
+var made = []string{"/etc/group", "/etc/hostname", "/etc/hosts", "/etc/nsswitch.conf", "/etc/passwd"}
 
 // arches names processors as ELF does.
 var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_386: "386", elf.EM_ARM: "arm"}
@@ -198,7 +198,9 @@ func (f *Files) addProgram(path string, depth int) error {
 		f.Arch = program.Machine.String()
 	}
 	f.elves = append(f.elves, path)
-	f.Parallel = cmp.Or(f.Parallel, parallel(program))
+	if found, pmi1 := parallel(program); f.Parallel == "" {
+		f.Parallel, f.PMI1 = found, pmi1
+	}
 	return f.addLibraries(path)
 }
 

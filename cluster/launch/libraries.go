@@ -26,6 +26,11 @@ func (f *Files) addLibraries(path string) error {
 	if at := slices.IndexFunc(needs.Libraries, parallelLibrary); at >= 0 && f.Parallel == "" {
 		f.Parallel = filepath.Base(needs.Libraries[at])
 	}
+	if slices.ContainsFunc(needs.Libraries, otherInterface) {
+		f.PMI1 = false
+	} else if slices.ContainsFunc(needs.Libraries, mpichLibrary) {
+		f.PMI1 = true
+	}
 	return f.addNeeds(needs)
 }
 
@@ -67,24 +72,48 @@ func parallelLibrary(path string) bool {
 	return !strings.HasPrefix(name, "libmpir.") && slices.ContainsFunc(parallelPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
+// mpichPrefixes begin the names of MPICH's libraries, and of those that share its binary interface
+// (https://www.mpich.org/abi).
+var mpichPrefixes = []string{"libmpich", "libmpi.so.12"}
+
+// otherPrefixes begin the names of the libraries of other interfaces than PMI 1: of Open MPI, PMIx
+// and Slurm.
+var otherPrefixes = []string{"libopen-pal", "libopen-rte", "libpmi"}
+
+// mpichLibrary reports whether a library is MPICH.
+func mpichLibrary(path string) bool { return begins(path, mpichPrefixes) }
+
+// otherInterface reports whether a library is one of another interface than PMI 1.
+func otherInterface(path string) bool { return begins(path, otherPrefixes) }
+
+func begins(path string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(filepath.Base(path), prefix) })
+}
+
 // parallelFunctions are how processes begin to use MPI, PMI or PMIx.
 var parallelFunctions = []string{"MPI_Init", "MPI_Init_thread", "PMI_Init", "PMI2_Init", "PMIx_Init"}
 
 // parallel returns what makes a program one of MPI or PMI: a library that it names, or a function
-// that is linked into it.
-func parallel(program *elf.File) string {
+// that is linked into it. pmi1 reports whether it contains PMI 1 and no other interface.
+func parallel(program *elf.File) (what string, pmi1 bool) {
 	names, _ := program.ImportedLibraries()
 	if at := slices.IndexFunc(names, parallelLibrary); at >= 0 {
-		return names[at]
+		return names[at], false // addLibraries looks at all libraries
 	}
 	symbols, err := program.Symbols()
 	if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
-		return ""
+		return "", false
 	}
+	other := false
 	for _, s := range symbols {
-		if s.Section != elf.SHN_UNDEF && slices.Contains(parallelFunctions, s.Name) {
-			return s.Name
+		if s.Section == elf.SHN_UNDEF {
+			continue
 		}
+		if slices.Contains(parallelFunctions, s.Name) {
+			what = cmp.Or(what, s.Name)
+		}
+		pmi1 = pmi1 || s.Name == "PMI_Init"
+		other = other || s.Name == "PMI2_Init" || s.Name == "PMIx_Init" || s.Name == "opal_init"
 	}
-	return ""
+	return what, pmi1 && !other
 }

@@ -253,8 +253,8 @@ func (e *Engine) connected(ctx context.Context) (fabric.Transport, error) {
 	return e.transport, nil
 }
 
-// key turns a job's secret into the key of its frames.
-func key(secret []byte) uint64 {
+// Key turns a job's secret into the key of its frames.
+func Key(secret []byte) uint64 {
 	var b [8]byte
 	copy(b[:], secret)
 	return binary.LittleEndian.Uint64(b[:])

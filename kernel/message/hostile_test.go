@@ -328,7 +328,7 @@ func TestNonsenseWithoutEnd(t *testing.T) {
 // Frames from other nodes that make no sense change nothing.
 func TestHostileFrames(t *testing.T) {
 	const job, node = 7, 1
-	secret := key([]byte("12345678"))
+	secret := Key([]byte("12345678"))
 	message := func(key uint64, m frame.Message) []byte {
 		return frame.AppendMessage(frame.New(frame.Messages, job, key, 0), &m)
 	}
@@ -409,7 +409,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add(frame.AppendMessage(frame.New(frame.Messages, 7, 0, 0), &frame.Message{Source: 1, Target: 0, Payload: []byte("payload")}))
 	f.Add(frame.AppendCredit(frame.New(frame.Credits, 7, 0), frame.Credit{Rank: 1, Taken: 1}))
 	j := open(f, 3, 1)
-	secret := key(j.config.Secret)
+	secret := Key(j.config.Secret)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e := j.nodes[0].engine
 		e.Frame(1, b)
@@ -458,7 +458,7 @@ func closeMeanwhile(t *testing.T, round int) {
 			a.next(0)
 		})
 	}
-	n, secret := j.nodes[0], key(j.config.Secret)
+	n, secret := j.nodes[0], Key(j.config.Secret)
 	forever(func(i int) {
 		n.engine.Frame(1, frame.New(frame.Arrived, 7, secret, 0))
 		n.engine.Frame(1, frame.AppendMessage(frame.New(frame.Messages, 7, secret, uint64(i)), &frame.Message{Source: 2, Target: 0}))

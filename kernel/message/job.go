@@ -57,7 +57,7 @@ type Job struct {
 }
 
 func (e *Engine) newJob(c JobConfig) (*Job, error) {
-	j := &Job{engine: e, config: c, key: key(c.Secret), local: make(map[id.Rank]*rank)}
+	j := &Job{engine: e, config: c, key: Key(c.Secret), local: make(map[id.Rank]*rank)}
 	j.changed.L = &j.mu
 	j.self = slices.Index(c.Members, e.config.Self)
 	for _, node := range c.Nodes {

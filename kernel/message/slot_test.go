@@ -311,7 +311,7 @@ func TestJobsApart(t *testing.T) {
 		}
 	}
 	// What still comes for the other job is nobody's.
-	j.nodes[0].engine.Frame(id.Node(1), frame.New(frame.Released, 8, key([]byte("87654321")), 1))
+	j.nodes[0].engine.Frame(id.Node(1), frame.New(frame.Released, 8, Key([]byte("87654321")), 1))
 	j.noFault()
 }
 

@@ -29,7 +29,7 @@ func (j *testJob) heldFor(rank id.Rank) (bytes uint64) {
 func (j *testJob) flood(m frame.Message) {
 	number := j.sent(1, 0)
 	for sent := uint64(0); sent < 4<<20; {
-		b := frame.New(frame.Messages, j.config.Job, key(j.config.Secret), number)
+		b := frame.New(frame.Messages, j.config.Job, Key(j.config.Secret), number)
 		for range 30 {
 			b = frame.AppendMessage(b, &m)
 			number++

@@ -53,6 +53,9 @@ type Handler interface {
 	Content(digest archive.Digest, f *os.File)
 	// InputTaken reports how many bytes of its standard input a rank has taken.
 	InputTaken(rank id.Rank, position uint64)
+	// Exchange hands over a message of package pmi for the init of the job on another node, which
+	// may be lost.
+	Exchange(place int, data []byte)
 	// Gone reports the end of the job's init. It is the last call.
 	Gone()
 }
@@ -200,6 +203,29 @@ func (c *Container) giveUp(reason error) {
 
 // Follow starts an adopted container: h then receives its events. It must be called once.
 func (c *Container) Follow(h Handler) { go c.listen(h) }
+
+// Exchange passes a message of package pmi from another node's init to this one. It never waits:
+// when too much waits for the init already, the message is lost.
+func (c *Container) Exchange(place int, data []byte) {
+	m := link.New(Exchange, ExchangeBody{Place: place})
+	m.Payload = data
+	_ = c.out.Offer(m)
+}
+
+// NetworkNamespace opens the job's network namespace.
+func (c *Container) NetworkNamespace() (*os.File, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", c.pid))
+	if err != nil {
+		return nil, fmt.Errorf("task: network namespace of job %d: %w", c.spec.Job, err)
+	}
+	select {
+	case <-c.gone: // the number may be another process's
+		f.Close()
+		return nil, fmt.Errorf("task: network namespace of job %d: %w", c.spec.Job, ErrGone)
+	default:
+		return f, nil
+	}
+}
 
 // resync reads the init's state for a new node kernel. Messages that the old one had not read come
 // first and are skipped, because the init sends them again.
@@ -440,6 +466,12 @@ func (c *Container) dispatch(m link.Message, h Handler) error {
 			return fmt.Errorf("%q with %d digests and %d files", m.Kind, len(b.Digests), len(m.Files))
 		}
 		h.Content(b.Digests[0], m.Files[0])
+	case Exchange:
+		var b ExchangeBody
+		if err := m.Decode(&b); err != nil {
+			return err
+		}
+		h.Exchange(b.Place, m.Payload)
 	case Left:
 		return m.Decode(&c.unkept)
 	case Input:

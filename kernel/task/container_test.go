@@ -92,6 +92,8 @@ type events struct {
 	running  map[id.Rank]task.RankProcess
 	contents []error // of files that the job has brought: nil for one with its digest
 	gone     bool
+
+	exchanged []string // messages of package pmi
 }
 
 func newEvents() *events {
@@ -128,6 +130,11 @@ func (e *events) Content(digest archive.Digest, f *os.File) {
 
 func (e *events) InputTaken(rank id.Rank, position uint64) {
 	e.note(func() { e.taken[rank] = position })
+}
+
+// Exchange implements task.Handler.
+func (e *events) Exchange(place int, data []byte) {
+	e.note(func() { e.exchanged = append(e.exchanged, string(data)) })
 }
 
 func (e *events) Gone() { e.note(func() { e.gone = true }) }

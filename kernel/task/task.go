@@ -21,6 +21,7 @@ import (
 
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
+	"margay/kernel/pmi"
 )
 
 // Spec says what one node has to run for a job. It is plain data.
@@ -43,6 +44,10 @@ type Spec struct {
 	Small   bool  // decline huge pages for programs that do not ask for them
 	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
 
+	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
+	Hosts      string      // lines of the job's /etc/hosts
+	Interfaces []string    // of the job's network namespace, loopback included
+
 	// Words are the node kernel's own notes about the job, given back to its successor by Adopt.
 	Words json.RawMessage
 }
@@ -54,6 +59,9 @@ type Rank struct {
 	Env   []string // added to the job's environment
 	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
 }
+
+// PMIFD is the descriptor of a rank's connection to the process management interface.
+const PMIFD = 4
 
 // AllRanks addresses every rank of the job on this node.
 const AllRanks = -1
@@ -165,6 +173,7 @@ const (
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
 	Output   = "record"   // from the init: Record and payload
 	Staged   = "staged"   // from an init that was started ahead: it waits for its job
+	Exchange = "exchange" // ExchangeBody and payload: a message of package pmi, in both directions; not answered, may be lost
 	Left     = "left"     // from the init: Unkept, before its end
 	Failed   = "failed"   // from the init: StartError
 	Quit     = "end"      // kill everything and be gone; answered by the end of the link
@@ -203,6 +212,9 @@ type InputBody struct {
 	Offset uint64 // of the payload's first byte; in the report: bytes written or discarded so far
 	EOF    bool   // nothing follows the payload
 }
+
+// ExchangeBody names the node to which a message of package pmi goes, or from which it comes.
+type ExchangeBody struct{ Place int }
 
 // Unkept are files that ranks have written and that vanish with the job.
 type Unkept struct {

@@ -32,6 +32,7 @@
 //	                finished
 //	13 last         16 u32 rank that has ended, 20 u32 rank of the receiver, 24 u64 bytes of the
 //	                mirrored channel from the second to the first that have arrived
+//	20 exchange     16 a message between two job inits of the job (package pmi)
 //
 // A message has MessageHeader bytes and its payload:
 //
@@ -82,6 +83,7 @@ const (
 	Settle       Kind = 11
 	Settled      Kind = 12
 	Last         Kind = 13
+	Exchange     Kind = 14
 )
 
 // Sizes in bytes.
@@ -170,6 +172,7 @@ type Frame struct {
 	Messages []Message // their payloads are parts of the parsed bytes
 	Credits  []Credit
 	Meeting  Meeting
+	Data     []byte // of Exchange: a part of the parsed bytes
 }
 
 // New returns the beginning of a frame: a header and words behind it.
@@ -248,6 +251,9 @@ func (f *Frame) Parse(b []byte) (err error) {
 		return f.parseCredits(body)
 	case Messages:
 		return f.parseMessages(body)
+	case Exchange:
+		f.Data = body
+		return nil
 	}
 	return fmt.Errorf("unknown kind %d", f.Kind)
 }

@@ -34,7 +34,7 @@ func frameOf(f *Frame) []byte {
 	case Ended:
 		return New(f.Kind, f.Job, f.Key, uint64(f.Rank), f.Number, f.Bound)
 	}
-	return New(f.Kind, f.Job, f.Key)
+	return append(New(f.Kind, f.Job, f.Key), f.Data...)
 }
 
 // goodFrames has one frame of each kind, and more.
@@ -59,6 +59,7 @@ func goodFrames() map[string]*Frame {
 		"settle":       {Kind: Settle, Job: job, Key: key, Number: 3},
 		"settled":      {Kind: Settled, Job: job, Key: key, Number: 3},
 		"ended":        {Kind: Ended, Job: job, Key: key, Rank: 1<<32 - 1, Number: 8, Bound: 1<<64 - 1},
+		"exchange":     {Kind: Exchange, Job: job, Key: key, Data: []byte("text")},
 		"last":         {Kind: Last, Job: job, Key: key, Rank: 1<<32 - 1, Other: 2, Number: 1<<64 - 8},
 	}
 }

@@ -8,7 +8,7 @@
 // Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the
 // reaper finds it there. The others are taken after it, and no other lock is taken under them but
 // the journal's: input.mu for the input of a rank, output.mu for what the ranks write, brought.mu
-// for the files that are unpacked.
+// for the files that are unpacked, pmiServer.mu for the process management interface.
 package jobinit
 
 import (
@@ -59,6 +59,7 @@ type initProcess struct {
 	started bool
 	kept    keep.Store
 	output  output
+	pmi     *pmiServer // nil: the ranks do without
 
 	mu    sync.Mutex
 	ranks map[id.Rank]*rank
@@ -175,6 +176,11 @@ func (in *initProcess) do(m link.Message) error {
 		}
 		in.output.journal.Ack(b.Seq)
 		return nil
+	case task.Exchange:
+		if in.pmi == nil {
+			return nil
+		}
+		return in.pmi.receive(m)
 	case task.Rewind:
 		in.rewind()
 		return nil
@@ -196,6 +202,9 @@ func (in *initProcess) create(m link.Message) error {
 		return err
 	}
 	in.strings = nil
+	if in.spec.PMI != nil {
+		in.pmi = newPMIServer(in, *in.spec.PMI)
+	}
 	if err := unix.Sethostname([]byte(in.spec.Hostname)); err != nil {
 		return failure("set host name", err)
 	}

@@ -34,6 +34,8 @@ type rank struct {
 	since   id.Time // the same by the clock of the node
 	input   *input
 	streams *streams
+	stuck   bool     // it was killed because it has aborted and did not end
+	pmi     *os.File // the init's end of its connection to the process management interface, or nil
 }
 
 // spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until
@@ -146,10 +148,23 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 		files = append(files, app[0].Fd())
 	}
 	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input)}
+	if in.pmi != nil {
+		near, far, err := pmiPair()
+		if err != nil {
+			pipes.closeNear()
+			return err
+		}
+		defer far.Close()
+		for len(files) < task.PMIFD {
+			files = append(files, ^uintptr(0)) // no file
+		}
+		files, started.pmi = append(files, far.Fd()), near
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
 	if err := in.fork(started, files); err != nil {
 		pipes.closeNear()
+		started.pmi.Close()
 		return err
 	}
 	in.ranks[r.Rank] = started
@@ -243,6 +258,9 @@ func overlay(base, more []string) []string {
 // follow copies the rank's output into the journal and feeds its standard input.
 func (in *initProcess) follow(r *rank, p *pipes) {
 	r.streams = in.output.follow(r.Rank.Rank, p.output, p.errors)
+	if in.pmi != nil {
+		go in.pmi.serve(r)
+	}
 	go r.input.run(func(offset uint64) {
 		in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: offset})
 	})
@@ -256,6 +274,9 @@ func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus)
 		status.Code = w.ExitStatus()
 	}
 	r.input.close()
+	if in.pmi != nil {
+		in.pmi.ended(r, &status)
+	}
 	in.output.drain(r.streams)
 	in.output.ended(r.streams, status)
 }

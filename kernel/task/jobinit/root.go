@@ -32,12 +32,34 @@ func makeRoot(s task.Spec) error {
 	defer root.Close()
 	passwd := fmt.Sprintf("root:x:0:0:root:/:/bin/false\n%s:x:%d:%d::%s:/bin/sh\n", s.User, s.UID, s.GID, s.Dir)
 	group := fmt.Sprintf("root:x:0:\n%s:x:%d:\n", s.User, s.GID)
-	for name, text := range map[string]string{"etc/passwd": passwd, "etc/group": group, "etc/hostname": s.Hostname + "\n"} {
+	files := map[string]string{
+		"etc/passwd": passwd, "etc/group": group, "etc/hostname": s.Hostname + "\n", "etc/hosts": s.Hosts, "etc/nsswitch.conf": "hosts: files\n",
+	}
+	for name, text := range files {
 		if err := root.WriteFile(name, []byte(text), 0o644); err != nil {
 			return failure("make root", err)
 		}
 	}
+	if err := listInterfaces(root, s.Interfaces); err != nil {
+		return failure("make root", err)
+	}
 	return makeDir(root, s.Dir, s.UID, s.GID)
+}
+
+// listInterfaces makes what libraries of MPI look at in /sys: a link for each interface of the job.
+func listInterfaces(root *os.Root, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	if err := root.MkdirAll("sys/class/net", 0o755); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := root.Symlink("../../devices/virtual/net/"+name, "sys/class/net/"+name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // inodeBytes is how much of a RAM disk there is for each of its files, at least: a page, which is

@@ -29,7 +29,7 @@ var scratch = []string{"/dev", "/proc", "/tmp", "/var/tmp"}
 const compiled = "__pycache__"
 
 // given are the files that each job's root begins with.
-var given = map[string]bool{"/etc/passwd": true, "/etc/group": true, "/etc/hostname": true}
+var given = map[string]bool{"/etc/passwd": true, "/etc/group": true, "/etc/hostname": true, "/etc/hosts": true, "/etc/nsswitch.conf": true}
 
 // brought notes the files that came with the job, as they were.
 type brought struct {

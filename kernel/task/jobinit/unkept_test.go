@@ -36,7 +36,7 @@ func TestUnkept(t *testing.T) {
 		{"below the working directory", "/home/u", []string{"/home/u/b", "/home/u/out/a"}, []string{"b", "out/a"}, 2},
 		{"the working directory comes first", "/home/u", []string{"/a", "/home/u/z"}, []string{"z", "/a"}, 2},
 		{"root is the working directory", "/", []string{"/a/b", "/tmp/x"}, []string{"/a/b"}, 1},
-		{"scratch", "/home/u", []string{"/tmp/a/b", "/var/tmp/c", "/dev/shm/d", "/proc/e", "/etc/passwd"}, nil, 0},
+		{"scratch", "/home/u", []string{"/tmp/a/b", "/var/tmp/c", "/dev/shm/d", "/proc/e", "/etc/passwd", "/etc/hosts", "/etc/nsswitch.conf"}, nil, 0},
 		{"compiled modules", "/home/u", []string{"/home/u/__pycache__/a.pyc", "/usr/lib/m/__pycache__/b.pyc", "/usr/lib/m/c"}, []string{"/usr/lib/m/c"}, 1},
 		{"scratch is the working directory", "/tmp", []string{"/tmp/a"}, nil, 0},
 		{"the working directory is in scratch", "/tmp/work", []string{"/tmp/work/a", "/tmp/b"}, []string{"a"}, 1},

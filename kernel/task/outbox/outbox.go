@@ -76,14 +76,20 @@ func New(conn *link.Conn, l Limits, broken func(error)) *Outbox {
 
 // Put sends m, or queues it. It never waits, and returns ErrFull if there is no room. The files stay
 // the caller's.
-func (o *Outbox) Put(m link.Message) error {
+func (o *Outbox) Put(m link.Message) error { return o.put(m, o.limits.Bytes) }
+
+// Offer is Put for a message that may be lost. It leaves most of the room to others.
+func (o *Outbox) Offer(m link.Message) error { return o.put(m, o.limits.Bytes/4) }
+
+// put is Put, with room for so many bytes.
+func (o *Outbox) put(m link.Message, room int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if sent, err := o.direct(m); sent || err != nil {
 		return err
 	}
 	e := &entry{Message: m, bytes: size(m)}
-	if o.bytes > 0 && o.bytes+e.bytes > o.limits.Bytes {
+	if o.bytes > 0 && o.bytes+e.bytes > room {
 		return fmt.Errorf("send %q: %w", m.Kind, ErrFull)
 	}
 	var err error

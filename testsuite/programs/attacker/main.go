@@ -1,6 +1,6 @@
 // Command attacker is an application that tries what no application may. Its first argument says what it does: "system" tries
 // to get by Linux at what is not its job's, "node HANDLE CALLER" asks the node kernel for it, "ring" writes nonsense into
-// its area, "channels" writes nonsense into all memory that it shares with its neighbour, "mirrors" does so in mirrored channels, "datagrams" tries what its socket for them is not for and sends forged ones to all ports, "area WHAT" damages its area for the next node kernel, "keys" leaves keys of Linux behind and looks for those of others, "hold WAY" gives the node kernel what takes long to close, "stay" leaves behind what is to outlive it, "remains" says
+// its area, "channels" writes nonsense into all memory that it shares with its neighbour, "mirrors" does so in mirrored channels, "datagrams" tries what its socket for them is not for and sends forged ones to all ports, "network JOB" sends forged packets into the network of another job, "area WHAT" damages its area for the next node kernel, "keys" leaves keys of Linux behind and looks for those of others, "hold WAY" gives the node kernel what takes long to close, "stay" leaves behind what is to outlive it, "remains" says
 // what is left, "descriptors" lists those it was started with, "victim" is the job beside it.
 //
 // Each try is one line: its name, and "refused: " and why, or DONE.
@@ -21,6 +21,7 @@ var commands = map[string]func(args []string) error{
 	"channels":    attackChannels,
 	"datagrams":   attackDatagrams,
 	"mirrors":     attackMirrors,
+	"network":     attackNetwork,
 	"keys":        leaveKeys,
 	"hold":        attackHold,
 	"stay":        stay,

@@ -51,6 +51,8 @@ var commands = map[string]func(args []string) error{
 	"leave":     leave,
 	"meet":      meet,
 	"pingpong":  pingpong,
+	"pmi":       speakPMI,
+	"network":   listenOnNetwork,
 	"insert":    insert,
 	"extension": extension,
 	"hog":       hog,

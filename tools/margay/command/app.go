@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,7 +39,13 @@ type App struct {
 }
 
 // Dir returns the folder of the machine.
-func (a *App) Dir() (machine.Dir, error) { return machine.DirOf(a.Machine) }
+func (a *App) Dir() (machine.Dir, error) {
+	d, err := machine.DirOf(a.Machine)
+	if err != nil && strings.Contains(a.Machine, "=") {
+		err = fmt.Errorf("%w; -m names the machine, a flag of several letters has two dashes: --m%s", err, a.Machine)
+	}
+	return d, err
+}
 
 // JSONFlag gives a command that lists something the flag for programs.
 func (a *App) JSONFlag(c *cobra.Command) *cobra.Command {

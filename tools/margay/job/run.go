@@ -44,6 +44,8 @@ type Flags struct {
 	KeepGoing bool
 	HugePages bool
 	Force     bool
+	MPI       string // auto, pmi1 or none
+	Network   bool
 	Verbose   bool
 	Stdin     string
 	MemoryMiB int
@@ -104,7 +106,13 @@ reaches serve, queue waits for cores, allocate chooses them, record writes the j
 its nodes, load brings the files that they lack, start starts the ranks, run lasts until all output is here, end removes the job from
 its nodes, and messages is the time between margay and serve besides.
 
-Programs that are linked with MPI or PMI are refused: each rank would be rank 0 of 1. --force runs them.
+Programs of MPICH run unchanged: their ranks find each other by PMI 1, on several nodes over a network of the job's own (--network), which
+needs a trusted wire between the nodes (margay machine up --fabric). A program is taken for one by its libraries or functions; --mpi=pmi1
+says so of others, such as scripts, and --mpi=none that each rank is alone. Programs of Open MPI, PMIx and PMI 2 are refused, because each
+rank would be rank 0 of 1; --force runs them.
+
+With --network the job has an interface eth0 on each of its nodes, addresses of its own and the names of its nodes in /etc/hosts. No other
+job, and nothing else, is in that network.
 
 With --huge-pages Linux allocates a huge page (2 MiB) at the first access to one that lies in a piece of the program's memory: fewer
 page faults and TLB misses, for up to 2 MiB of unused memory in each piece. The program needs no change; files, shared memory and stacks
@@ -164,7 +172,9 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
 	fs.IntVar(&f.MemoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
-	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with MPI or PMI; its ranks do not find each other")
+	fs.StringVar(&f.MPI, "mpi", "auto", "how ranks of MPI find each other: `pmi1`, none, or auto, by the libraries of the program")
+	fs.BoolVar(&f.Network, "network", false, "give the job a network of its own between its nodes (MPI on several nodes has one)")
+	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with Open MPI, PMIx or PMI 2; its ranks do not find each other")
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
@@ -222,9 +232,8 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
-	if files.Parallel != "" && !f.Force {
-		return fmt.Errorf("run %s: it is linked with MPI or PMI (%s), which do not work here yet: each of the %d ranks would take itself for the only one and compute everything; --force runs it",
-			args[0], files.Parallel, asked.Ranks)
+	if asked.Mpi, err = f.interfaceOf(files); err != nil {
+		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	describe(asked, files)
 	signals, stop := command.Catch(16, forwarded...)
@@ -251,6 +260,25 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
+}
+
+// The values of --mpi.
+const (
+	mpiAuto = "auto"
+	mpiPMI1 = "pmi1"
+	mpiNone = "none"
+)
+
+// interfaceOf returns how the ranks of a program find each other.
+func (f *Flags) interfaceOf(files *launch.Files) (control.MPI, error) {
+	switch {
+	case f.MPI == mpiPMI1, f.MPI == mpiAuto && files.PMI1:
+		return control.MPI_MPI_PMI1, nil
+	case f.MPI == mpiAuto && files.Parallel != "" && !f.Force:
+		return 0, fmt.Errorf("it is linked with an MPI or PMI (%s) that does not work here yet, MPICH does: each of the %d ranks would take itself for the only one and compute everything; --force runs it",
+			files.Parallel, f.Ranks)
+	}
+	return control.MPI_MPI_NONE, nil
 }
 
 // environment returns the environment of the ranks.
@@ -285,7 +313,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	s := &control.JobSpec{
 		Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
 		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
-		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach),
+		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network,
 	}
 	for _, list := range []struct {
 		flag, text string
@@ -372,6 +400,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
 		return fmt.Errorf("run: --timing=%s: it is table or json", f.Timing)
+	case !slices.Contains([]string{mpiAuto, mpiPMI1, mpiNone}, f.MPI):
+		return fmt.Errorf("run: --mpi=%s: it is %s, %s or %s", f.MPI, mpiPMI1, mpiNone, mpiAuto)
 	case f.Quiet && f.Verbose:
 		return errors.New("run: -q and -v exclude each other")
 	}

@@ -112,5 +112,4 @@ var foreignFlags = map[string]string{
 	"--input":           "the shell's <FILE is the standard input of rank 0, or of all with --stdin all",
 	"--mem":             "--memory limits the job on each node, in MiB",
 	"--pty":             "ranks have no terminal yet",
-	"--mpi":             "MPI programs do not run yet",
 }

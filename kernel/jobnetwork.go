@@ -1,0 +1,254 @@
+package kernel
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/node"
+	"margay/kernel/nftables"
+)
+
+// A job's network is a VXLAN (RFC 7348) of its own: on each of its nodes a device in the job's
+// network namespace, whose packets travel in UDP datagrams of the node's. What other nodes there are,
+// is written into tables: nothing is learnt, asked for or flooded.
+//
+// The port is below 1024, so that no rank can take it, and datagrams to it are accepted only from such
+// ports: ranks have sockets in the node's network namespace for mirrored channels, and could send
+// forged packets from them otherwise.
+const (
+	jobNetworkPort = 478 // of UDP
+	jobPortLow     = 512 // of the senders: the first
+	jobPortHigh    = 1023
+
+	jobInterface = "eth0"
+
+	// vxlanHeaders are the headers of IPv4, UDP, VXLAN and Ethernet, in bytes.
+	vxlanHeaders = 50
+
+	// vxlanNumbers is how many networks a VXLAN header can tell apart.
+	vxlanNumbers = 1 << 24
+)
+
+// jobSubnet is the network of each job. Jobs do not see each other's.
+var jobSubnet = netip.MustParsePrefix("10.88.0.0/16")
+
+// mostJobNodes is how many addresses the subnet has for nodes.
+const mostJobNodes = 1<<16 - 2
+
+// noPrefixRoute is IFA_F_NOPREFIXROUTE of linux/if_addr.h: no route to the subnet comes with an
+// address.
+const noPrefixRoute = 0x200
+
+// jobAddress returns the address of the job's node at a place, and the hardware address.
+func jobAddress(place int) (netip.Addr, net.HardwareAddr) {
+	a := jobSubnet.Addr().As4()
+	number := place + 1
+	a[2], a[3] = byte(number>>8), byte(number)
+	return netip.AddrFrom4(a), net.HardwareAddr{0x02, 0x4d, 0x47, 0, a[2], a[3]}
+}
+
+// networked reports whether the job has a network.
+func (s JobSpec) networked() bool { return s.Network || s.PMI && len(s.Members) > 1 }
+
+// interfaces lists the interfaces of the job's network namespace.
+func (s JobSpec) interfaces() []string {
+	if s.networked() {
+		return []string{"lo", jobInterface}
+	}
+	return []string{"lo"}
+}
+
+// hosts returns the job's /etc/hosts: its nodes, by the names of their hosts.
+func (n *Node) hosts(s JobSpec) string {
+	text := "127.0.0.1 localhost\n"
+	if !s.networked() {
+		return text + fmt.Sprintf("127.0.0.1 %s\n", n.config.Boot.Hostname())
+	}
+	for place, m := range s.Members {
+		address, _ := jobAddress(place)
+		text += fmt.Sprintf("%v %s\n", address, node.Config{Node: m.Node}.Hostname())
+	}
+	return text
+}
+
+// checkJobNetwork refuses a network that the job cannot have here.
+func (n *Node) checkJobNetwork(s JobSpec) error {
+	if !s.networked() {
+		return nil
+	}
+	if fabric := cmp.Or(n.config.Boot.Fabric, node.TCP); !node.TrustsWire(fabric) {
+		return fmt.Errorf("a network for the job: %w: its packets are neither encrypted nor authenticated, and the wire between the nodes is not trusted "+
+			"(fabric %s; %s and %s trust it)", ErrLacks, fabric, node.TrustedTCP, node.TrustedUDP)
+	}
+	if len(s.Members) > mostJobNodes {
+		return fmt.Errorf("a network for the job: %w: it has %d nodes, at most %d can have addresses", ErrLacks, len(s.Members), mostJobNodes)
+	}
+	if _, ok := s.placeOf(n.config.Boot.Node); !ok {
+		return errors.New("a network for the job: its nodes do not include this one")
+	}
+	return nil
+}
+
+// guarding makes the rule that keeps forged packets out of jobs' networks, once.
+type guarding struct {
+	mu   sync.Mutex
+	done bool
+}
+
+func (g *guarding) guard() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.done {
+		return nil
+	}
+	if err := nftables.DropUDP("margay", jobNetworkPort, jobPortHigh+1); err != nil {
+		return err
+	}
+	g.done = true
+	return nil
+}
+
+// openJobNetwork makes the job's network on this node, if it has one. The device is made in the job's
+// namespace and ends with it.
+func (n *Node) openJobNetwork(j *job) error {
+	if !j.spec.networked() {
+		return nil
+	}
+	// Before the device, which would accept anything.
+	if err := n.networks.guard(); err != nil {
+		return fmt.Errorf("a network for the job: %w: this Linux takes no rule against forged packets: %w", ErrLacks, err)
+	}
+	space, err := j.container.NetworkNamespace()
+	if err != nil {
+		return err
+	}
+	defer space.Close()
+	if err := n.makeJobDevice(j.spec, space); err != nil {
+		return fmt.Errorf("a network for the job: %w", err)
+	}
+	return nil
+}
+
+// underlay returns the node's interface to the other nodes.
+func (n *Node) underlay() (netlink.Link, netip.Addr, error) {
+	own := n.config.Boot.Prefix().Addr()
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, own, err
+	}
+	for _, l := range links {
+		addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		if err != nil {
+			return nil, own, err
+		}
+		for _, a := range addresses {
+			if a.IP.Equal(own.AsSlice()) {
+				return l, own, nil
+			}
+		}
+	}
+	return nil, own, fmt.Errorf("no interface has the node's address %v", own)
+}
+
+func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
+	wire, own, err := n.underlay()
+	if err != nil {
+		return err
+	}
+	place, _ := s.placeOf(n.config.Boot.Node)
+	_, mac := jobAddress(place)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = jobInterface, wire.Attrs().MTU-vxlanHeaders, mac
+	attrs.Namespace = netlink.NsFd(space.Fd())
+	device := &netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: int(uint32(s.Job) % vxlanNumbers), SrcAddr: own.AsSlice(), Port: jobNetworkPort, PortLow: jobPortLow, PortHigh: jobPortHigh,
+		NoAge: true,
+	}
+	if err := netlink.LinkAdd(device); err != nil {
+		return fmt.Errorf("make its device: %w", lacking(err))
+	}
+	inside, err := netlink.NewHandleAt(netns.NsHandle(space.Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("enter its namespace: %w", err)
+	}
+	defer inside.Close()
+	link, err := inside.LinkByName(jobInterface)
+	if err != nil {
+		return fmt.Errorf("find its device: %w", err)
+	}
+	if err := setUpJobDevice(inside, link, place); err != nil {
+		return err
+	}
+	for at, m := range s.Members {
+		if at == place {
+			continue
+		}
+		if err := addJobNode(inside, link, at, m); err != nil {
+			return fmt.Errorf("add node%d: %w", m.Node, err)
+		}
+	}
+	return nil
+}
+
+// lacking explains the error of a Linux without VXLAN.
+func lacking(err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%w: this Linux has no VXLAN (module vxlan)", ErrLacks)
+	}
+	return err
+}
+
+// setUpJobDevice gives the device its address and turns it on. Linux asks for no hardware address
+// on it, so that ranks cannot fill the node's table of neighbours with questions, and routes to the
+// job's nodes alone.
+func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place int) error {
+	if err := inside.LinkSetARPOff(link); err != nil {
+		return fmt.Errorf("turn off ARP: %w", err)
+	}
+	if err := inside.LinkSetIP6AddrGenMode(link, 1); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // IN6_ADDR_GEN_MODE_NONE
+		return fmt.Errorf("keep IPv6 off: %w", err)
+	}
+	own, _ := jobAddress(place)
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: own.AsSlice(), Mask: net.CIDRMask(jobSubnet.Bits(), 32)}, Flags: noPrefixRoute}
+	if err := inside.AddrAdd(link, address); err != nil {
+		return fmt.Errorf("give it the address %v: %w", own, err)
+	}
+	if err := inside.LinkSetUp(link); err != nil {
+		return fmt.Errorf("turn it on: %w", err)
+	}
+	return nil
+}
+
+// addJobNode makes another node of the job known: where its address is, and where its packets go.
+func addJobNode(inside *netlink.Handle, link netlink.Link, place int, m Member) error {
+	outer, err := netip.ParseAddrPort(m.Address)
+	if err != nil || !outer.Addr().Unmap().Is4() {
+		return fmt.Errorf("its address %q is not IPv4", m.Address)
+	}
+	address, mac := jobAddress(place)
+	index := link.Attrs().Index
+	entry := &netlink.Neigh{
+		LinkIndex: index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: outer.Addr().Unmap().AsSlice(), HardwareAddr: mac,
+	}
+	if err := inside.NeighAppend(entry); err != nil {
+		return fmt.Errorf("forwarding entry: %w", err)
+	}
+	neighbour := &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
+	if err := inside.NeighSet(neighbour); err != nil {
+		return fmt.Errorf("neighbour: %w", err)
+	}
+	route := &netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(32, 32)}}
+	if err := inside.RouteAdd(route); err != nil {
+		return fmt.Errorf("route: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package kernel
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"margay/internal/check"
+	"margay/kernel/abi/frame"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
+	"margay/kernel/message"
+	"margay/kernel/pmi"
+)
+
+// mpiJob is a job of MPI with two ranks on each of so many nodes, in the reverse order of their
+// numbers.
+func mpiJob(nodes int) JobSpec {
+	s := JobSpec{Job: 7, PMI: true, Secret: []byte("12345678")}
+	for i := range nodes {
+		number := id.Node(nodes - 1 - i)
+		s.Members = append(s.Members, Member{Node: number, Address: "10.66.1.0:7118"})
+		s.Places = append(s.Places, Place{Rank: id.Rank(2 * i), Node: number}, Place{Rank: id.Rank(2*i + 1), Node: number})
+	}
+	return s
+}
+
+// A node tells a job of MPI where its ranks are, and by what names and addresses they reach each other.
+func TestMPIJob(t *testing.T) {
+	n := &Node{config: Config{Boot: node.Config{Node: 0, Fabric: node.TrustedTCP}}}
+	c, err := n.pmiConfig(mpiJob(3))
+	if err != nil || c.Place != 2 || c.Places != 3 || c.Size != 6 || !slices.Equal(c.Ranks, []id.Rank{4, 5}) || c.Mapping != "(vector,(0,3,2))" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if got := n.hosts(mpiJob(2)); got != "127.0.0.1 localhost\n10.88.0.1 node1\n10.88.0.2 node0\n" {
+		t.Errorf("%q", got)
+	}
+	if got := n.hosts(mpiJob(1)); got != "127.0.0.1 localhost\n127.0.0.1 node0\n" {
+		t.Errorf("%q", got)
+	}
+	if got := rankEnv(mpiJob(3), Place{Rank: 5, Node: 0}, 1); !slices.Contains(got, "PMI_RANK=5") || !slices.Contains(got, "MPI_LOCALRANKID=1") || !slices.Contains(got, "MPI_LOCALNRANKS=2") {
+		t.Errorf("%q", got)
+	}
+	if got := mpiJob(2).withMPI([]string{"A=1", "UCX_TLS=sm"}); !slices.Contains(got, "UCX_TLS=sm") || slices.Contains(got, "UCX_TLS=tcp,posix,self") || !slices.Contains(got, "UCX_NET_DEVICES=eth0") {
+		t.Errorf("%q", got)
+	}
+}
+
+// A job has a network only on a wire that is trusted, and needs none on one node.
+func TestCheckJobNetwork(t *testing.T) {
+	for _, fabric := range append(slices.Clone(node.Fabrics), "") {
+		n := &Node{config: Config{Boot: node.Config{Fabric: fabric}}}
+		if err := n.checkJobNetwork(mpiJob(2)); errors.Is(err, ErrLacks) == node.TrustsWire(fabric) {
+			t.Errorf("%q: %v", fabric, err)
+		}
+		if err := n.checkJobNetwork(mpiJob(1)); err != nil {
+			t.Errorf("%q, one node: %v", fabric, err)
+		}
+	}
+	n := &Node{config: Config{Boot: node.Config{Node: 9, Fabric: node.TrustedTCP}}}
+	if err := n.checkJobNetwork(mpiJob(2)); err == nil {
+		t.Error("a node that the job does not have")
+	}
+}
+
+// Messages of package pmi travel between the inits of a job, and only of that job. A node kernel that
+// has not joined the fabric drops them.
+func TestExchange(t *testing.T) {
+	check.Leaks(t)
+	alone := &Node{jobs: make(map[id.Job]*job)}
+	j := alone.newJob()
+	j.spec = mpiJob(2)
+	j.Exchange(1, []byte("lost"))
+	if _, err := alone.Stream(t.Context(), 1, "files"); !errors.Is(err, ErrLacks) {
+		t.Errorf("a stream without a fabric: %v", err)
+	}
+	key := message.Key(j.spec.Secret)
+	for _, b := range [][]byte{
+		frame.New(frame.Exchange, 8, key), frame.New(frame.Exchange, 7, key+1), frame.New(frame.Exchange, 7, key), {byte(frame.Exchange)},
+		append(frame.New(frame.Exchange, 7, key), make([]byte, pmi.MaxMessage+1)...),
+	} {
+		alone.jobs[7] = j
+		alone.exchanged(1, b) // the job is not ready: it would panic if it went further
+	}
+	close(j.ready) // it has failed to be made
+	alone.exchanged(1, frame.New(frame.Exchange, 7, key))
+	for _, place := range []int{-1, 2} {
+		j.Exchange(place, nil)
+	}
+
+	a, b := connect(t, 4, node.TCP), connect(t, 5, node.TCP)
+	far := a.newJob()
+	far.spec = JobSpec{Job: 1, PMI: true, Members: []Member{{Node: 4, Address: a.address}, {Node: 5, Address: b.address}}}
+	if err := a.claim(far); err != nil {
+		t.Fatal(err)
+	}
+	far.Exchange(1, []byte("text"))
+	far.Exchange(1, make([]byte, pmi.MaxMessage+1))
+	if err := a.transport.Send(t.Context(), 5, 0, []byte("nonsense")); err != nil {
+		t.Fatal(err)
+	}
+	check.Await(t, "the frame behind it", func() bool { return b.said("frame from node4: ") })
+	if b.said("kind 20") {
+		t.Error("the engine of messages got an exchange")
+	}
+}
+
+// The notes for the next node kernel have what it needs of MPI.
+func TestMPIJobInNotes(t *testing.T) {
+	text, err := json.Marshal(mpiJob(1))
+	if err != nil || !strings.Contains(string(text), `"PMI":true`) {
+		t.Errorf("%s, %v", text, err)
+	}
+}
