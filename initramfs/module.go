@@ -29,8 +29,8 @@ type Module struct {
 const ItemsModule = "qemu_fw_cfg"
 
 // DefaultModules returns the modules for a node that is a QEMU virtual machine: network, the
-// channel, the random numbers and the files of its host, the network devices of namespaces, and what
-// the networks of jobs need.
+// channel, the random numbers and the files of its host, the network devices of namespaces, and
+// what the networks of jobs need.
 func DefaultModules() []Module {
 	return []Module{
 		{Name: "virtio_pci"},

@@ -102,7 +102,7 @@ func TestExchange(t *testing.T) {
 		t.Fatal(err)
 	}
 	check.Await(t, "the frame behind it", func() bool { return b.said("frame from node4: ") })
-	if b.said("kind 20") {
+	if b.said("kind 14") {
 		t.Error("the engine of messages got an exchange")
 	}
 }

@@ -233,26 +233,16 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 		case <-ctx.Done():
 		}
 	}()
-	dialing, done := context.WithTimeout(ctx, serveWait)
-	defer done()
-	conn, err := client.Dial(dialing, d.Socket())
-	if err != nil {
-		return firstCause(ctx, fmt.Errorf("%w%s", err, d.hints("serve")))
-	}
-	defer conn.Close()
-	go conn.Serve(func(*control.Frame) {})
+	serve := &listed{dir: d}
+	defer serve.close()
 	started := time.Now()
 	up := make(map[uint32]bool)
 	again := make(map[uint32]string) // why it boots again
 	stages := make(map[uint32]string)
 	for {
-		answer, err := conn.Call(ctx, &control.ListNodes{})
+		nodes, err := serve.nodes(ctx)
 		if err != nil {
 			return firstCause(ctx, err)
-		}
-		nodes, ok := answer.(*control.Nodes)
-		if !ok {
-			return fmt.Errorf("serve answered ListNodes with %T", answer)
 		}
 		for _, n := range nodes.Nodes {
 			if n.Retry && n.Reason != again[n.Node] {
@@ -290,6 +280,57 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// mostServes bounds how many serves awaitNodes asks, one after the other.
+const mostServes = 6
+
+// listed asks serve for the nodes, and the next serve when that one ends without a reason.
+type listed struct {
+	dir  Dir
+	conn *control.Conn
+	used int // serves
+}
+
+func (l *listed) nodes(ctx context.Context) (*control.Nodes, error) {
+	for {
+		if l.conn == nil {
+			if err := l.dial(ctx); err != nil {
+				return nil, err
+			}
+		}
+		answer, err := l.conn.Call(ctx, &control.ListNodes{})
+		if said := (*control.Failure)(nil); err != nil && (errors.As(err, &said) || ctx.Err() != nil || l.used == mostServes) {
+			return nil, err
+		}
+		if err != nil {
+			l.close()
+			continue
+		}
+		nodes, ok := answer.(*control.Nodes)
+		if !ok {
+			return nil, fmt.Errorf("serve answered ListNodes with %T", answer)
+		}
+		return nodes, nil
+	}
+}
+
+func (l *listed) dial(ctx context.Context) (err error) {
+	ctx, done := context.WithTimeout(ctx, serveWait)
+	defer done()
+	if l.conn, err = client.Dial(ctx, l.dir.Socket()); err != nil {
+		return fmt.Errorf("%w%s", err, l.dir.hints("serve"))
+	}
+	l.used++
+	go l.conn.Serve(func(*control.Frame) {})
+	return nil
+}
+
+func (l *listed) close() {
+	if l.conn != nil {
+		l.conn.Close()
+	}
+	l.conn = nil
 }
 
 // firstCause prefers why the context ended to what broke because of it.

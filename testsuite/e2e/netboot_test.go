@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Nodes boot from their network card, one of them again after its virtual machine was killed while it did, and run an application.
+// Nodes boot from their network card, one of them again after its virtual machine was killed while it did, and run an application. serve is
+// killed meanwhile.
 func TestNetboot(t *testing.T) {
 	ownMachine(t, "own virtual")
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "qemu", nodes: 2, cores: 1}
@@ -30,6 +31,8 @@ func TestNetboot(t *testing.T) {
 		t.Fatalf("node1 has the processes %v", killed)
 	}
 	kill(t, killed[0])
+	_, serve := m.status()
+	kill(t, serve)
 	r := c.wait()
 	if r.code != 0 {
 		t.Fatalf("machine up: %v", r)

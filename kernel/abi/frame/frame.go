@@ -32,7 +32,7 @@
 //	                finished
 //	13 last         16 u32 rank that has ended, 20 u32 rank of the receiver, 24 u64 bytes of the
 //	                mirrored channel from the second to the first that have arrived
-//	20 exchange     16 a message between two job inits of the job (package pmi)
+//	14 exchange     16 a message between two job inits of the job (package pmi)
 //
 // A message has MessageHeader bytes and its payload:
 //

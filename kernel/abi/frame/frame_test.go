@@ -68,7 +68,7 @@ func TestFrameRoundTrip(t *testing.T) {
 	var got Frame // used again, as the engine does
 	for name, want := range goodFrames() {
 		t.Run(name, func(t *testing.T) {
-			got.Number, got.Rank, got.Other, got.Bound, got.Meeting = 0, 0, 0, 0, Meeting{}
+			got.Number, got.Rank, got.Other, got.Bound, got.Meeting, got.Data = 0, 0, 0, 0, Meeting{}, nil
 			if err := got.Parse(frameOf(want)); err != nil {
 				t.Fatal(err)
 			}
