@@ -3327,10 +3327,12 @@ func (x *JobFault) GetError() *Error {
 	return nil
 }
 
-// Rewind asks a node to send again everything of a job that was not acknowledged.
+// Rewind asks a node to send again everything of a job that was not acknowledged. It asks a client to send again the standard input that
+// the ranks on a node have not taken.
 type Rewind struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"` // to a client
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3368,6 +3370,13 @@ func (*Rewind) Descriptor() ([]byte, []int) {
 func (x *Rewind) GetJob() uint32 {
 	if x != nil {
 		return x.Job
+	}
+	return 0
+}
+
+func (x *Rewind) GetNode() uint32 {
+	if x != nil {
+		return x.Node
 	}
 	return 0
 }
@@ -3878,6 +3887,7 @@ type Stdin struct {
 	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
 	Data          []byte                 `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
 	Eof           bool                   `protobuf:"varint,5,opt,name=eof,proto3" json:"eof,omitempty"`
+	Only          []uint32               `protobuf:"varint,6,rep,packed,name=only,proto3" json:"only,omitempty"` // to serve: only ranks on these nodes get it; none: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3945,6 +3955,13 @@ func (x *Stdin) GetEof() bool {
 		return x.Eof
 	}
 	return false
+}
+
+func (x *Stdin) GetOnly() []uint32 {
+	if x != nil {
+		return x.Only
+	}
+	return nil
 }
 
 type StdinTaken struct {
@@ -8020,9 +8037,10 @@ const file_control_proto_rawDesc = "" +
 	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"I\n" +
 	"\bJobFault\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\"\x1a\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\".\n" +
 	"\x06Rewind\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"\x1a\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\"\x1a\n" +
 	"\x06Finish\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\"E\n" +
 	"\tFileChunk\x12\x10\n" +
@@ -8061,13 +8079,14 @@ const file_control_proto_rawDesc = "" +
 	"\x03Ack\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
-	"\x03seq\x18\x03 \x01(\x04R\x03seq\"k\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\"\x7f\n" +
 	"\x05Stdin\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x10\n" +
-	"\x03eof\x18\x05 \x01(\bR\x03eof\"J\n" +
+	"\x03eof\x18\x05 \x01(\bR\x03eof\x12\x12\n" +
+	"\x04only\x18\x06 \x03(\rR\x04only\"J\n" +
 	"\n" +
 	"StdinTaken\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -118,11 +119,25 @@ func TestStdin(t *testing.T) {
 		}
 		in.progress(1, 1000)
 		in.progress(1, 500)
-		// After a broken connection everything is sent again that one has not taken.
+		// After a broken connection everything is sent again that one has not taken. When a node
+		// has connected again, only its ranks get it.
 		sent := len(in.told)
 		in.rewind()
 		if offset, text, _ := in.text(t, sent); offset != 1000 || text != content[1000:1000+len(text)] || len(text) < stdinWindow/2 {
 			t.Errorf("sent again: %d bytes at %d", len(text), offset)
+		}
+		if only := in.told[sent].Only; len(only) != 0 {
+			t.Errorf("sent again to the nodes %v", only)
+		}
+		all := len(in.told)
+		in.rewind(3)
+		if offset, text, _ := in.text(t, all); offset != 1000 || text != content[1000:1000+len(text)] || len(in.told) != 2*all-sent {
+			t.Errorf("sent again to a node: %d bytes at %d", len(text), offset)
+		}
+		for _, m := range in.told[all:] {
+			if !slices.Equal(m.Only, []uint32{3}) {
+				t.Errorf("sent again to the nodes %v", m.Only)
+			}
 		}
 		in.told = in.told[:sent]
 		in.ended(1)

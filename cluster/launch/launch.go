@@ -429,6 +429,8 @@ func (s *session) handle(f *control.Frame) {
 		s.files.taken(m.Offset)
 	case *control.StdinTaken:
 		s.stdin.progress(m.Rank, m.Offset)
+	case *control.Rewind:
+		s.stdin.rewind(m.Node)
 	case *control.JobState:
 		s.state(m)
 	case *control.LogLine:

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -248,6 +249,32 @@ func TestStdinToJob(t *testing.T) {
 		}
 		if text != "typed" {
 			t.Errorf("the ranks read %q", text)
+		}
+		c.done(ok())
+	})
+	l := newLauncher(t, s, 1)
+	l.Spec.Stdin = control.StdinMode_STDIN_FIRST
+	l.Stdin = strings.NewReader("typed")
+	if code, err := l.run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// A node that has connected again gets what its ranks have not taken, and the end, once more.
+func TestStdinAgain(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		for ended := false; !ended; {
+			m, f := expect[*control.Stdin](c)
+			if f == nil {
+				return
+			}
+			ended = m.Eof
+		}
+		_ = c.Send(&control.StdinTaken{Job: 5, Offset: 2})
+		_ = c.Send(&control.Rewind{Job: 5, Node: 4})
+		if m, _ := expect[*control.Stdin](c); m.GetOffset() != 2 || string(m.GetData()) != "ped" || !m.GetEof() || !slices.Equal(m.GetOnly(), []uint32{4}) {
+			t.Errorf("sent again: %v", m)
 		}
 		c.done(ok())
 	})

@@ -20,8 +20,8 @@ const (
 	stdinPiece  = 16 << 10
 )
 
-// stdin passes standard input on. What not every rank has taken yet is held, to be sent again after
-// a broken connection.
+// stdin passes standard input on. What not every rank has taken yet is held, to be sent again when
+// it may be lost: with the connection to serve, or on the way to a node that has registered again.
 type stdin struct {
 	from io.Reader
 	tell func(proto.Message)
@@ -117,8 +117,8 @@ func (s *stdin) release() {
 	s.changed.Broadcast()
 }
 
-// rewind sends the held data again.
-func (s *stdin) rewind() {
+// rewind sends the held data again, to the ranks on some nodes only unless there are none.
+func (s *stdin) rewind(only ...uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.job == 0 {
@@ -128,7 +128,7 @@ func (s *stdin) rewind() {
 		n := min(len(s.held)-sent, stdinPiece)
 		last := sent+n == len(s.held)
 		if n > 0 || s.eof {
-			s.tell(&control.Stdin{Job: s.job, Offset: s.base + uint64(sent), Data: append([]byte(nil), s.held[sent:sent+n]...), Eof: s.eof && last})
+			s.tell(&control.Stdin{Job: s.job, Offset: s.base + uint64(sent), Data: append([]byte(nil), s.held[sent:sent+n]...), Eof: s.eof && last, Only: only})
 		}
 		if sent += n; last {
 			return

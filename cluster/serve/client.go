@@ -247,7 +247,7 @@ func (c *client) stdin(m *control.Stdin) {
 		return
 	}
 	for i, r := range j.ranks {
-		if j.spec.Stdin == control.StdinMode_STDIN_ALL || i == 0 {
+		if j.reads(i) && (len(m.Only) == 0 || slices.Contains(m.Only, r.place.Node)) {
 			s.nodes[r.place.Node].send(&control.Stdin{Job: m.Job, Rank: uint32(i), Offset: m.Offset, Data: m.Data, Eof: m.Eof})
 		}
 	}

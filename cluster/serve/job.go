@@ -79,6 +79,12 @@ func (j *job) on(node uint32) bool {
 	return false
 }
 
+// reads reports whether a rank has a standard input, and has not ended.
+func (j *job) reads(rank int) bool {
+	all, first := j.spec.Stdin == control.StdinMode_STDIN_ALL, j.spec.Stdin == control.StdinMode_STDIN_FIRST && rank == 0
+	return (all || first) && j.ranks[rank].exit == nil
+}
+
 // complete reports whether all ranks have ended and all that the job has said is out of danger.
 func (j *job) complete() bool {
 	for _, m := range j.members {
@@ -310,6 +316,17 @@ func (s *Server) catchUpClient(j *job) {
 		delete(j.behind, node)
 		j.moved = time.Now()
 		s.nodes[node].send(&control.Rewind{Job: j.number})
+	}
+}
+
+// inputAgain has the client of a job send again what the ranks on a node have not taken of their standard input: the node has registered, and
+// what was on the way to it, or was sent while it was away, is lost. The caller holds Server.mu.
+func (s *Server) inputAgain(j *job, node uint32) {
+	for i, r := range j.ranks {
+		if r.place.Node == node && j.reads(i) && j.client != nil {
+			_ = j.client.Send(&control.Rewind{Job: j.number, Node: node})
+			return
+		}
 	}
 }
 

@@ -153,6 +153,9 @@ func (h *history) play() {
 		return
 	}
 	h.launch()
+	if h.client.stdin != control.StdinMode_STDIN_NONE {
+		h.readInput()
+	}
 	for range h.rng.IntN(150) {
 		h.event()
 	}
@@ -174,7 +177,10 @@ func (h *history) request() {
 	s := spec(1 + uint32(h.rng.IntN(4)))
 	s.Detach, s.KeepGoing = h.rng.IntN(2) == 0, h.rng.IntN(2) == 0
 	h.note("a job of %d ranks, detached %v, keeps going %v", s.Ranks, s.Detach, s.KeepGoing)
-	h.client = &follower{story: h.story, reader: records.NewReader(), detached: s.Detach}
+	if !s.Detach {
+		s.Stdin = control.StdinMode(h.rng.IntN(3))
+	}
+	h.client = &follower{story: h.story, reader: records.NewReader(), stdin: s.Stdin, detached: s.Detach}
 	h.client.links = []*link{h.dial(h.server.serveLocal, &control.Hello{Role: control.Role_ROLE_CLIENT})}
 	h.story.opened()
 	h.client.link().call(&control.RunRequest{Spec: s, Files: []byte("files")})
@@ -286,6 +292,8 @@ func (h *history) event() {
 	case p < 85:
 		h.note("the history fails: %v", h.ledger.toggle())
 	case p < 90:
+		h.types()
+	case p < 97:
 		a.tell() // one more that the node kernel has not taken
 	default:
 		if hops := h.hops(); len(hops) > 0 {
@@ -302,6 +310,60 @@ func (h *history) write(a *actor) {
 		}
 		a.write(rank, kind)
 		h.note("rank %d writes line %d.%d", rank, a.number, a.lines)
+	}
+}
+
+// readInput has the ranks read, while processes are killed and connections lost, and nothing ends the job.
+func (h *history) readInput() {
+	for range h.rng.IntN(60) {
+		a := h.nodes[h.rng.IntN(len(h.nodes))]
+		switch p := h.rng.IntN(30); {
+		case p < 6:
+			h.types()
+		case p == 6 && a.link.open():
+			h.note("node %d loses its connection", a.number)
+			h.lose(a.link)
+		case p == 7:
+			h.killKernel(a)
+		case p == 8:
+			h.killServe()
+		case p < 12 && !a.link.open():
+			h.connect(a)
+		case p < 15:
+			h.clientReturns()
+		default:
+			if hops := h.hops(); len(hops) > 0 {
+				hops[h.rng.IntN(len(hops))]()
+			}
+		}
+	}
+	h.wait()
+	h.allRead()
+}
+
+// types has margay run read more of its standard input, or its end.
+func (h *history) types() {
+	if c := h.client; c.stdin != control.StdinMode_STDIN_NONE && !c.dead && c.state == nil && !c.typedAll {
+		from := len(c.typed)
+		if c.typedAll = h.rng.IntN(5) == 0; !c.typedAll {
+			c.typed += fmt.Sprintf("%d,", from)
+		}
+		h.note("margay run reads %d bytes, the end: %v", len(c.typed)-from, c.typedAll)
+		c.sends(from)
+	}
+}
+
+// allRead checks that the ranks have read all of the standard input once, and its end.
+func (h *history) allRead() {
+	h.t.Helper()
+	c := h.client
+	for _, a := range h.nodes {
+		for _, rank := range a.running {
+			reads := c.stdin == control.StdinMode_STDIN_ALL || c.stdin == control.StdinMode_STDIN_FIRST && rank == 0
+			if in := a.input[rank]; reads && (in.text != c.typed || in.end != c.typedAll) {
+				h.t.Fatalf("rank %d waits for ever for its input: it has read %q, end %v, of %q, end %v", rank, in.text, in.end, c.typed, c.typedAll)
+			}
+		}
 	}
 }
 

@@ -282,6 +282,8 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		}
 		if hosted.Phase == control.JobPhase_JOB_PREPARED && j.phase == control.JobPhase_JOB_RUNNING {
 			s.startOn(n, j)
+		} else if j.phase == control.JobPhase_JOB_RUNNING {
+			s.inputAgain(j, n.number)
 		}
 		j.moved = time.Now()
 		if hosted.Phase == control.JobPhase_JOB_DONE {
@@ -365,7 +367,17 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 // startOn has a node start a job that an earlier serve could not tell it to start. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
 	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
-	s.running.Go(func() { s.answers(asked, startTimeout, s.failIfRefused(j)) })
+	refused := s.failIfRefused(j)
+	s.running.Go(func() {
+		s.answers(asked, startTimeout, func(q *question, answer proto.Message, err error) {
+			refused(q, answer, err)
+			if err == nil {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.inputAgain(j, q.node) // what came before its ranks were started is lost
+			}
+		})
+	})
 }
 
 // fromNode takes what a registered node sends.

@@ -226,6 +226,62 @@ func TestNodeReconnects(t *testing.T) {
 	})
 }
 
+// Standard input that was on the way to a node that has connected again, or came while it was away, is sent again: by the client, to the
+// ranks on this node, if one of them reads.
+func TestNodeLacksInput(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		s := spec(3)
+		s.Stdin = control.StdinMode_STDIN_ALL
+		job := c.run(s)
+		back := func(n *playedNode) {
+			n.hosts(job, control.JobPhase_JOB_RUNNING)
+			n.connect()
+		}
+		m.played[0].conn.Close()
+		synctest.Wait()
+		c.tell(&control.Stdin{Job: job, Data: []byte("lost"), Eof: true})
+		back(m.played[0])
+		if r := one[*control.Rewind](t, &c.recorder); r.Job != job || r.Node != 0 {
+			t.Errorf("the client is to send again %v", r)
+		}
+		take[*control.Stdin](&m.played[1].recorder)
+		c.tell(&control.Stdin{Job: job, Data: []byte("lost"), Eof: true, Only: []uint32{0, 77}})
+		if in := take[*control.Stdin](&m.played[0].recorder); len(in) != 2 || in[0].Rank != 0 || in[1].Rank != 1 || string(in[1].Data) != "lost" || !in[1].Eof {
+			t.Errorf("node 0 gets %v", in)
+		}
+		none[*control.Stdin](t, &m.played[1].recorder, "it lacks nothing")
+		m.played[1].exits(job, 1, 2, 0, 0)
+		back(m.played[1])
+		none[*control.Rewind](t, &c.recorder, "its rank has ended")
+	})
+}
+
+// Only a node with a rank that reads standard input can lack some.
+func TestNodeOfNoReader(t *testing.T) {
+	for mode, reads := range map[control.StdinMode][]uint32{control.StdinMode_STDIN_NONE: nil, control.StdinMode_STDIN_FIRST: {0}, control.StdinMode_STDIN_ALL: {0, 1}} {
+		bubble(t, func(t *testing.T) {
+			m := up(t, 2)
+			c := m.client()
+			s := spec(4)
+			s.Stdin = mode
+			job := c.run(s)
+			for _, n := range m.played {
+				n.hosts(job, control.JobPhase_JOB_RUNNING)
+				n.connect()
+			}
+			var nodes []uint32
+			for _, r := range take[*control.Rewind](&c.recorder) {
+				nodes = append(nodes, r.Node)
+			}
+			if !slices.Equal(nodes, reads) {
+				t.Errorf("%v: the nodes %v lack input", mode, nodes)
+			}
+		})
+	}
+}
+
 // What a node that connects anew has lost of a launch cannot be known, so the job can be asked for anew. One whose launch is over
 // goes on.
 func TestNodeReconnectsDuringLaunch(t *testing.T) {

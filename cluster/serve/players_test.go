@@ -23,14 +23,29 @@ type actor struct {
 
 	present bool // it has the files of the job already
 
-	running []uint32 // ranks that have not ended
-	open    []uint32 // ranks that have ended, and whose children still write
+	input   map[uint32]*input // of its ranks
+	running []uint32          // ranks that have not ended
+	open    []uint32          // ranks that have ended, and whose children still write
 	lines   int
 
 	journal *journal.Journal
 	told    []task.Record // by job init, not taken by the node kernel yet
 	link    *link         // to serve; nil while there is none
 	acked   uint64        // records that serve has acknowledged
+}
+
+// input is what a rank has read of its standard input.
+type input struct {
+	text string
+	end  bool
+}
+
+// take takes a piece, unless it repeats what came, or one before it was lost.
+func (i *input) take(m *control.Stdin) {
+	if have := uint64(len(i.text)); m.Offset <= have && m.Offset+uint64(len(m.Data)) >= have {
+		i.text += string(m.Data[have-m.Offset:])
+		i.end = i.end || m.Eof
+	}
 }
 
 // write has a rank, or a child that one has left, write a line if the journal has room.
@@ -103,10 +118,11 @@ func (a *actor) take(f *control.Frame) {
 	var answer proto.Message = &control.Done{}
 	switch m := f.Message().(type) {
 	case *control.Prepare:
-		a.hosts, a.job, a.journal = true, m.Job, journal.New()
+		a.hosts, a.job, a.journal, a.input = true, m.Job, journal.New(), make(map[uint32]*input)
 		for _, p := range m.Places {
 			if p.Node == a.number {
 				a.running = append(a.running, p.Rank)
+				a.input[p.Rank] = new(input)
 			}
 		}
 		if a.present && len(m.Files) > 0 {
@@ -114,6 +130,10 @@ func (a *actor) take(f *control.Frame) {
 		} else {
 			answer = new(control.Prepared)
 			a.link.send(&control.Loaded{Job: m.Job})
+		}
+	case *control.Stdin:
+		if a.hosts {
+			a.input[m.Rank].take(m)
 		}
 	case *control.Ack:
 		a.journal.Ack(m.Seq)
@@ -162,7 +182,10 @@ type follower struct {
 	job    uint32
 	reader *records.Reader
 
+	stdin    control.StdinMode
 	detached bool
+	typed    string  // its standard input so far
+	typedAll bool    // nothing follows typed
 	links    []*link // the last one is that of now
 	state    *control.JobState
 	stalled  bool // its output is not taken
@@ -170,6 +193,13 @@ type follower struct {
 }
 
 func (c *follower) link() *link { return c.links[len(c.links)-1] }
+
+// sends passes on the standard input from a position on, to the ranks on some nodes only unless there are none.
+func (c *follower) sends(from int, only ...uint32) {
+	if c.link().open() {
+		c.link().send(&control.Stdin{Job: c.job, Offset: uint64(from), Data: []byte(c.typed[from:]), Eof: c.typedAll, Only: only})
+	}
+}
 
 // returned ends margay run with the last state of its job. A failure that a full disk did not record can be followed by another one.
 func (c *follower) returned(state *control.JobState) {
@@ -200,9 +230,14 @@ func (c *follower) take(f *control.Frame) error {
 		if c.link().open() {
 			c.link().send(&control.Ack{Job: m.Job, Node: m.Node, Seq: c.reader.Seen(m.Node)})
 		}
+	case *control.Rewind:
+		c.sends(0, m.Node)
 	case *control.JobState:
-		if m.Phase == control.JobPhase_JOB_DONE {
+		switch {
+		case m.Phase == control.JobPhase_JOB_DONE:
 			c.returned(m)
+		case f.Answer != 0: // to Attach
+			c.sends(0)
 		}
 	case *control.Error:
 		return fmt.Errorf("margay run is refused: %w", m.Err())

@@ -79,6 +79,29 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// A client that is back sends standard input again before a node has started its ranks, which throws it away. It does so again afterwards.
+func TestRestartBeforeRanksRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		s := spec(1)
+		s.Stdin = control.StdinMode_STDIN_FIRST
+		job := c.run(s)
+		m.restart()
+		c = m.attach(job)
+		n := m.played[0]
+		take[*control.Start](&n.recorder)
+		n.slow = map[string]time.Duration{"Start": time.Second}
+		m.back(job, control.JobPhase_JOB_PREPARED, 0)
+		one[*control.Start](t, &n.recorder)
+		none[*control.Rewind](t, &c.recorder, "its ranks do not run yet")
+		time.Sleep(2 * time.Second)
+		if r := one[*control.Rewind](t, &c.recorder); r.Job != job || r.Node != 0 {
+			t.Errorf("the client is to send again %v", r)
+		}
+	})
+}
+
 // What ended a job before the restart decides its status after it.
 func TestRestartKeepsFirstFailure(t *testing.T) {
 	failedBeforeRestart(t, func(t *testing.T, m *machine, _ *playedClient, job uint32) {

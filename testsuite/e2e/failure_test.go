@@ -171,6 +171,40 @@ func TestNodeKernelKilled(t *testing.T) {
 	m.usable()
 }
 
+// Node kernels that are killed with standard input on the way, and its end at last, cost ranks none of it, and double none.
+func TestNodeKernelKilledWithInput(t *testing.T) {
+	m := use(t, "hosted")
+	in, feed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	c := start(t, func(c *exec.Cmd) { c.Stdin = in }, "-m", m.name, "run", "-n", m.all(), "--stdin", "all", probe(), "stdin")
+	in.Close()
+	ps := func() string { return m.margay("ps").stdout }
+	eventually(t, "job that runs", func() bool { return strings.Contains(ps(), "running") }, ps)
+	if err := feed.SetWriteDeadline(time.Now().Add(commandTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	line := "a line of standard input\n"
+	lines := 0
+	for i := range 3 {
+		victim := m.nodeKernels()[i%m.nodes]
+		if n, err := feed.WriteString(strings.Repeat(line, 8000)); err != nil { // more than may be on the way
+			t.Fatalf("%d bytes after %d lines: %v", n, lines, err)
+		}
+		if lines += 8000; i == 2 {
+			feed.Close()
+		}
+		kill(t, victim)
+	}
+	want := fmt.Sprintf("read %d lines, %d bytes", lines, lines*len(line))
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, want) != m.nodes*m.cores {
+		t.Errorf("want %q of each rank: %v", want, r)
+	}
+	m.usable()
+}
+
 // nodeKernels returns the pids of the machine's hosted node kernels. It waits for those that are being started: one that was killed
 // often is started again later each time.
 func (m *machine) nodeKernels() (found []int) {
