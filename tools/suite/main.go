@@ -106,13 +106,13 @@ func (c computing) run() []string {
 // because some tests start programs that go test does not know as inputs.
 func plan(packages, arm64 []string) [][]step {
 	// Like make check and make build, so that nothing is compiled twice.
-	plainly := []string{"CGO_ENABLED=0"}
+	plainly, racy := []string{"CGO_ENABLED=0"}, []string{"CGO_ENABLED=1"}
 	return [][]step{
 		{
 			{name: "alone", env: plainly, args: alone.run()},
 			{name: "sequential", env: plainly, args: append([]string{"-vet=off", plain, "-count=1", "-timeout=5m"}, sequential...)},
 			{name: "agree", env: append([]string{agreeTime}, plainly...), args: agree.run()},
-			{name: "peers", dir: "tools/peers", args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
+			{name: "peers", dir: "tools/peers", env: racy, args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
 			// Random proofs and damaged files are computing in Go, the same on every processor.
 			{name: "arm64", env: append([]string{"GOARCH=arm64"}, plainly...), args: append([]string{"-vet=off", plain, "-short", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects)$", "-exec=qemu-aarch64-static"}, arm64...)},
 			// -count=1 disables the cache: go test does not know the programs that these tests
@@ -121,7 +121,7 @@ func plan(packages, arm64 []string) [][]step {
 		},
 		{
 			{name: "guests", env: plainly, args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
-			{name: "race", args: append([]string{"-vet=off", plain, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
+			{name: "race", env: racy, args: append([]string{"-vet=off", plain, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
 		},
 	}
 }
