@@ -94,15 +94,18 @@ func TestEarlySignals(t *testing.T) {
 		}
 		c.done(ok())
 	})
-	l := newLauncher(t, s, 1)
-	l.Signals = signals
+	launcher := func() *launcher { // files are one run's, which may still read them when it has returned
+		l := newLauncher(t, s, 1)
+		l.Signals = signals
+		return l
+	}
 	for range 2 {
-		if code, err := l.run(t); code != 130 || err == nil || err.Error() != "ended by SIGINT" {
+		if code, err := launcher().run(t); code != 130 || err == nil || err.Error() != "ended by SIGINT" {
 			t.Errorf("status %d, %v", code, err)
 		}
 	}
 	signals <- unix.SIGUSR1
-	if code, err := l.run(t); code != 0 || err != nil {
+	if code, err := launcher().run(t); code != 0 || err != nil {
 		t.Errorf("status %d, %v", code, err)
 	}
 }
