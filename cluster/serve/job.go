@@ -241,10 +241,10 @@ func (s *Server) fromJob(n *node, f *control.Frame) {
 	}
 }
 
-// fault ends a job with which a node cannot go on. While its ranks are ended because one has failed, messages to those that have ended
-// mean nothing: the job ends with its ranks, or awaitEnd ends it. The caller holds Server.mu.
+// fault ends a job with which a node cannot go on. While its ranks are ended, because one has failed or the time is over, messages to
+// those that have ended mean nothing: the job ends with its ranks, or awaitEnd ends it. The caller holds Server.mu.
 func (s *Server) fault(j *job, failure *control.Failure) {
-	if j.first != control.None && j.killing != 0 {
+	if j.killing != 0 {
 		s.config.Log("job %d: %v, while its ranks are ended", j.number, failure)
 		return
 	}

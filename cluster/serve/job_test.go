@@ -588,6 +588,26 @@ func TestFaultWhileRanksAreEnded(t *testing.T) {
 	})
 }
 
+// Nor does it hide that the job was ended at its time limit.
+func TestFaultAtTimeLimit(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		limited := spec(2)
+		limited.LimitMs = 1000
+		job := c.run(limited)
+		n := m.played[0]
+		time.Sleep(2 * time.Second)
+		n.tell(&control.JobFault{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rank 0 has sent a message to rank 1, which has ended"))})
+		n.exits(job, 1, 0, 0, int32(unix.SIGTERM))
+		n.exits(job, 2, 1, 0, int32(unix.SIGTERM))
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 124 || state.Error.Err() == nil || !strings.Contains(state.Error.Err().Error(), "time limit") {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
 func TestJobFault(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
