@@ -41,9 +41,9 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	node, err := kernel.New(kernel.Config{Boot: config, Engine: portable.New(), Link: conn, Sink: a, Log: logf})
+	n, err := kernel.New(kernel.Config{Boot: config, JobInit: []string{node.JobInit, "old"}, Engine: portable.New(), Link: conn, Sink: a, Log: logf})
 	if err != nil {
 		return err
 	}
-	return a.Run(context.Background(), node)
+	return a.Run(context.Background(), n)
 }
