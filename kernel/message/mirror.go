@@ -2,11 +2,13 @@ package message
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"margay/internal/cond"
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/wire"
 	"margay/kernel/channel"
 )
 
@@ -132,6 +134,24 @@ func (r *rank) speakFar(target id.Rank) {
 		j.meet(r.index, target)
 	}
 	r.spoken[target] = true
+}
+
+// introduce makes the mirrored channels by which a leader completes barriers (package wire, "The board"), in the last barrier before
+// these: its messages about barriers need no node kernel then, and a killed one loses none.
+func (r *rank) introduce() {
+	j := r.job
+	if r.leads || r.seen < wire.Untried || r.index != 0 || !j.config.Meets || j.config.Remote == nil {
+		return
+	}
+	r.leads = true
+	leaders := j.leaders()
+	own := slices.Index(leaders, r.number)
+	for place, leader := range leaders {
+		if wire.Exchange(own, place, len(leaders)) && !r.met[leader] {
+			r.met[leader] = true
+			j.meet(r.index, leader)
+		}
+	}
 }
 
 // passedFar notes that the messages of speakFar have been sent, and asks whether they are settled. The caller holds Job.sending.

@@ -297,6 +297,39 @@ func TestLastWords(t *testing.T) {
 	j.noFault()
 }
 
+// In the second barrier of a job the leaders of its nodes, and no other ranks, get mirrored channels, also if a node kernel is killed
+// in it. So their messages about barriers need no node kernel.
+func TestIntroduction(t *testing.T) {
+	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	j := openWith(t, 2, 2, JobConfig{
+		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Meets: true,
+		Remote: &Remote{Self: here, Addresses: slices.Repeat([]netip.Addr{here}, 4), Largest: 1372},
+	})
+	var apps []*app
+	for rank := range 4 {
+		apps = append(apps, j.join(rank))
+	}
+	for number := range uint64(wire.Untried) {
+		for _, a := range apps {
+			if n := a.area.Channels().Load(); n != 0 {
+				t.Errorf("%d channels before barrier %d", n, number+1)
+			}
+		}
+		for i, a := range apps {
+			if a.enter(); number+1 == wire.Untried && i == 1 { // the last rank of node 0 has entered
+				j.restart(0)
+			}
+		}
+		for _, a := range apps {
+			check.Await(t, "barrier", func() bool { return a.area.Released().Load() == number+1 })
+		}
+	}
+	for rank, want := range []uint32{1, 0, 1, 0} {
+		check.Await(t, "mirrored channels", func() bool { return apps[rank].area.Channels().Load() == want })
+	}
+	j.noFault()
+}
+
 // When a leader has ended, no rank completes barriers on the boards in which its part is missing. Restarted node kernels and later
 // reports take that back no more than ranks of other nodes can.
 func TestBound(t *testing.T) {

@@ -29,6 +29,7 @@ type rank struct {
 	seen    uint64                  // barriers entered when all messages before were sent
 	met     map[id.Rank]bool        // ranks of other nodes that this one has spoken with
 	spoken  map[id.Rank]bool        // those with messages in batches
+	leads   bool                    // it has mirrored channels for barriers, if any
 
 	stirred chan struct{} // something may have to be done; capacity 1
 	ending  chan struct{} // closed when the process has ended
@@ -105,6 +106,7 @@ func (r *rank) takesPart() bool {
 // is a spinner, the spinner does it.
 func (r *rank) pump() {
 	defer close(r.pumped)
+	r.introduce()
 	for {
 		if s := r.job.engine.spinner.Load(); s != nil && s.attend(r) {
 			return
@@ -132,6 +134,7 @@ func (r *rank) step(mayWait bool) (did, over bool) {
 	}
 	if entered != r.seen && !blocked {
 		r.seen = entered
+		r.introduce()
 		j.mu.Lock()
 		j.barrier.Enter(r.number, entered)
 		j.mu.Unlock()

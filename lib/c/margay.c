@@ -281,12 +281,11 @@ static int meet_neighbours(void)
 	return 0;
 }
 
-/* prepare_barriers prepares the rank for barriers. The first barrier of a job on several nodes is
- * not tried on the boards. */
+/* prepare_barriers prepares the rank for barriers. */
 static int prepare_barriers(void)
 {
 	struct exchange *e = &self.exchange;
-	self.turns.left = margay_nodes() > 1;
+	self.turns.left = margay_nodes() > 1 ? WIRE_UNTRIED : 0;
 	if (margay_nodes() == 1 || !header(WIRE_MEETS) || margay_local_rank() != 0)
 		return 0;
 	int *leaders = calloc(margay_nodes(), sizeof *leaders);

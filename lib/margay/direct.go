@@ -69,7 +69,8 @@ func (r *Request) ask(d *direct) (some bool, err error) {
 	return some, nil
 }
 
-// sendAsked sends the requests that were added since the last call. The caller holds Job.handling.
+// sendAsked sends the requests that were added since the last call. Goroutines that sleep wake when
+// one of them must be sent again. The caller holds Job.handling.
 func (j *Job) sendAsked() {
 	j.remote.news = false
 	j.sending.Lock()
@@ -80,6 +81,7 @@ func (j *Job) sendAsked() {
 			j.mirrors.request(f.direct)
 		}
 	}
+	j.mirrors.hasten()
 }
 
 // request sends the requests of a way that are due. The caller holds Job.sending.

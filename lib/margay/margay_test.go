@@ -77,11 +77,7 @@ func rank(mode []string) error {
 		}
 		return job.Finalize(ctx)
 	case "await":
-		n, err := strconv.Atoi(mode[1])
-		if err != nil {
-			return err
-		}
-		return await(ctx, job, n)
+		return await(ctx, job, mode[1:])
 	case "compute":
 		n, err := strconv.Atoi(mode[1])
 		if err != nil {
@@ -204,10 +200,20 @@ func list(job *margay.Job, what string) error {
 }
 
 // await waits for n messages that may have come before.
-func await(ctx context.Context, job *margay.Job, n int) error {
+func await(ctx context.Context, job *margay.Job, args []string) error {
+	n, err := strconv.Atoi(args[0])
+	barriers := 1
+	if len(args) > 1 && err == nil {
+		barriers, err = strconv.Atoi(args[1])
+	}
 	handled := 0
 	job.Handle(5, func(margay.Message) { handled++ })
-	if err := job.Barrier(ctx); err != nil {
+	for range barriers {
+		if err == nil {
+			err = job.Barrier(ctx)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	job.Upcalls()

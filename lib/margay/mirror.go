@@ -234,6 +234,21 @@ func (j *Job) hurry() {
 			m.request(f.direct)
 		}
 	}
+	m.hasten()
+}
+
+// hasten is mirrors.hasten until Finalize.
+func (j *Job) hasten() {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	if !j.finalized.Load() {
+		j.mirrors.hasten()
+	}
+}
+
+// hasten has watch wake sleeping goroutines in time for the next datagram that must be sent again.
+// The caller holds Job.sending.
+func (m *mirrors) hasten() {
 	if due := m.due(); due < m.polled {
 		m.polled = due
 		_, _ = unix.Write(m.again, one)

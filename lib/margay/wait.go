@@ -113,6 +113,7 @@ func (j *Job) sleep(ctx context.Context, isIdle func() bool) error {
 	j.mirrors.armWatch() // after the counter was read, so that a datagram changes it
 	j.mu.Unlock()
 	idle := isIdle() // later messages ring the doorbell
+	j.hasten()       // for what that has sent
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for idle && j.rung == heard && j.closed == nil && ctx.Err() == nil {

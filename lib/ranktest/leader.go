@@ -2,6 +2,7 @@ package ranktest
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -93,15 +94,23 @@ func (m *meeting) kernels(path uint32) {
 	m.Barrier(m.entered)
 }
 
+// begin speaks and meets in the barriers that are not tried on the boards.
+func (m *meeting) begin() {
+	m.t.Helper()
+	for range wire.Untried {
+		m.speak()
+		m.kernels(wire.PathDirect | wire.PathMeet)
+	}
+}
+
 // leaders: a rank that leads its node completes barriers with the leader of another, over lossy
 // mirrored channels, without a node kernel, if all ranks are quiet. It goes to the node kernels if
 // some are not, and tries fewer barriers then. When it returns, all messages of before are handled.
 func leaders(t *testing.T, seed uint64, program Program) {
 	const all = wire.PathDirect | wire.PathMeet
-	m := startMeeting(t, seed, program, "10")
+	m := startMeeting(t, seed, program, "11")
 	m.loss = 10
-	m.speak()
-	m.kernels(all) // the first one
+	m.begin()
 	m.speak()
 	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeQuiet {
 		t.Errorf("outcome %d of two quiet nodes", v)
@@ -140,9 +149,8 @@ func leaders(t *testing.T, seed uint64, program Program) {
 // boundLeader: a rank does not wait for the leader of another node that has ended, but goes to the
 // node kernels.
 func boundLeader(t *testing.T, seed uint64, program Program) {
-	m := startMeeting(t, seed, program, "2")
-	m.speak()
-	m.kernels(wire.PathDirect | wire.PathMeet)
+	m := startMeeting(t, seed, program, "3")
+	m.begin()
 	m.speak()
 	m.area.Bound().Store(1)
 	m.ring()
@@ -154,9 +162,8 @@ func boundLeader(t *testing.T, seed uint64, program Program) {
 // overdueLeader: a leader that stops waiting in a barrier fails the ranks of its node that wait for
 // the outcome. The other leader has its note, and need not wait.
 func overdueLeader(t *testing.T, seed uint64, program Program) {
-	m := startMeeting(t, seed, program, "2", "100")
-	m.speak()
-	m.kernels(wire.PathDirect | wire.PathMeet)
+	m := startMeeting(t, seed, program, "3", "100")
+	m.begin()
 	m.speak()
 	m.Await("end", func() bool { m.poll(); return m.errors.String() != "" })
 	m.Ended(1)
@@ -171,18 +178,17 @@ func overdueLeader(t *testing.T, seed uint64, program Program) {
 // stalledMessages: a barrier does not return while a message waits for others that have not
 // arrived, since messages of before the barrier may be behind it.
 func stalledMessages(t *testing.T, seed uint64, program Program) {
-	m := startMeeting(t, seed, program, "2")
-	m.speak()
-	m.kernels(wire.PathDirect | wire.PathMeet)
-	m.Await("message", func() bool { m.poll(); return m.got == 2 })
+	m := startMeeting(t, seed, program, "3")
+	m.begin()
+	m.Await("message", func() bool { m.poll(); return m.got == wire.Untried+1 })
 	// A message by the node kernels, which waits for one behind the note.
 	behind := m.ownOut.Position().Load() + 2*wire.ChannelHeader
-	m.Push(wire.Record{Handler: 6, Args: [2]uint64{3}, After: uint32(behind/8)&(4*wire.ChannelRing/8-1) | 1<<15})
+	m.Push(wire.Record{Handler: 6, Args: [2]uint64{wire.Untried + 2}, After: uint32(behind/8)&(4*wire.ChannelRing/8-1) | 1<<15})
 	m.meet(wire.OutcomeQuiet)
 	m.Await("outcome of the rank", func() bool { m.poll(); return m.board.Outcome(1) == wire.OutcomeQuiet })
 	m.Await("sleep", func() bool { m.poll(); return m.Waiting() })
 	m.Sleeps()
-	m.pass(wire.Record{Handler: 6, Args: [2]uint64{2}})
+	m.pass(wire.Record{Handler: 6, Args: [2]uint64{wire.Untried + 1}})
 	m.number++
 	m.exchange.Begin(m.number, wire.OutcomeQuiet) // finalizing
 	ended := make(chan error, 1)
@@ -207,12 +213,14 @@ func nonsenseNotes(t *testing.T, seed uint64, program Program) {
 // waits for the outcome.
 func member(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	header := wire.Header{Job: 7, Rank: 2, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2, Meets: true}
-	k := start(t, header, []uint32{0, 2, 2}, program, "await", "0")
+	k := start(t, header, []uint32{0, 2, 2}, program, "await", "0", fmt.Sprint(wire.Untried))
 	k.area.Path().Store(wire.PathDirect | wire.PathMeet)
 	k.board.Asleep(0).Store(1)
 	k.board.Enter(0, 1, true)
 	k.Greet()
-	k.Barrier(1) // the first one
+	for number := range uint64(wire.Untried) {
+		k.Barrier(number + 1)
+	}
 	q, _ := k.expect(wire.OpDoorbell)
 	if q.Value != 0 {
 		t.Errorf("it asks for doorbell %d", q.Value)
@@ -228,7 +236,7 @@ func member(t *testing.T, program func(ctx context.Context, mode ...string) *exe
 		}
 	}
 	k.Ended(0)
-	if n := k.area.Entered().Load(); n != 1 {
+	if n := k.area.Entered().Load(); n != wire.Untried {
 		t.Errorf("it has entered %d barriers of the node kernels", n)
 	}
 }

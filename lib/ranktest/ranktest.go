@@ -370,7 +370,7 @@ func payload(i int) []byte {
 //	            byte j being i+j; then it finalizes and ends
 //	compute N   has upcalls interrupt it and computes, without a call of the library, until it has sent N messages for handler 4
 //	            back to their sources, for handler 2, with 1 added to the second argument; then it finalizes and ends
-//	await N     enters a barrier, has upcalls interrupt it, waits until N messages for handler 5 have been handled, be it before it
+//	await N [B] enters a barrier, or B of them, has upcalls interrupt it, waits until N messages for handler 5 have been handled, be it before it
 //	            waited; then it finalizes and ends
 //	meet N [T]  N times sends rank 0 a message for handler 6, whose first argument counts them from 1, enters a barrier, the last
 //	            one with a time-out of T ms, and ends with status 1 unless as many messages for handler 6 have been handled by

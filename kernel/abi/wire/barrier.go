@@ -67,6 +67,11 @@ func ParseNote(args [2]uint64, payload int) (Note, error) {
 	return n, nil
 }
 
+// Untried is how many barriers at the beginning of a job on several nodes are not tried on the
+// boards. Many jobs have only the first one. In the last one, the node kernels make the mirrored
+// channels that leaders need.
+const Untried = 2
+
 // mostSkipped is how many barriers are not tried on the boards at most.
 const mostSkipped = 15
 
@@ -77,11 +82,10 @@ type Turns struct {
 	next int // that will not be tried after the next one that is not quiet
 }
 
-// NewTurns returns the Turns of a job with so many nodes. The first barrier of a job on several
-// nodes is not tried: many jobs have no other one.
+// NewTurns returns the Turns of a job with so many nodes.
 func NewTurns(nodes int) Turns {
 	if nodes > 1 {
-		return Turns{left: 1}
+		return Turns{left: Untried}
 	}
 	return Turns{}
 }

@@ -73,7 +73,7 @@ func TestTurns(t *testing.T) {
 		}
 		return n
 	}
-	for i, want := range []int{1, 0, 1, 3, 7, mostSkipped, mostSkipped} {
+	for i, want := range []int{Untried, 0, 1, 3, 7, mostSkipped, mostSkipped} {
 		if n := skipped(); n != want {
 			t.Errorf("before turn %d, %d barriers are not tried, not %d", i, n, want)
 		}

@@ -133,6 +133,7 @@ struct wire_record {
 /* The same, Note. */
 #define WIRE_HANDLER_BARRIER 258
 #define WIRE_MAX_ROUNDS 32
+#define WIRE_UNTRIED 2
 #define WIRE_MOST_SKIPPED 15
 
 /* Requests. */

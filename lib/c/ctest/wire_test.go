@@ -45,7 +45,7 @@ var same = map[string]string{
 	"markMask": "WIRE_MARK_MASK", "markValid": "WIRE_MARK_VALID",
 	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offOutcome": "WIRE_BOARD_OUTCOME", "offAsleep": "WIRE_BOARD_ASLEEP",
 	"barrierLoud": "WIRE_BARRIER_LOUD", "barrierShift": "WIRE_BARRIER_SHIFT", "OutcomeQuiet": "WIRE_OUTCOME_QUIET", "OutcomeLoud": "WIRE_OUTCOME_LOUD",
-	"OutcomeAbandoned": "WIRE_OUTCOME_ABANDONED", "HandlerBarrier": "WIRE_HANDLER_BARRIER", "MaxRounds": "WIRE_MAX_ROUNDS", "mostSkipped": "WIRE_MOST_SKIPPED",
+	"OutcomeAbandoned": "WIRE_OUTCOME_ABANDONED", "HandlerBarrier": "WIRE_HANDLER_BARRIER", "MaxRounds": "WIRE_MAX_ROUNDS", "Untried": "WIRE_UNTRIED", "mostSkipped": "WIRE_MOST_SKIPPED",
 
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
 	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",

@@ -93,11 +93,12 @@ static void on_awaited(const struct margay_am *m, void *data)
 
 static int none_missing(void *data) { return *(volatile int *)data == 0; }
 
-static void await(int n)
+static void await(int n, int barriers)
 {
 	volatile int missing = n;
 	check(margay_handle(5, on_awaited, (void *)&missing));
-	check(margay_barrier(20000));
+	for (int i = 0; i < barriers; i++)
+		check(margay_barrier(20000));
 	check(margay_upcalls(1));
 	check(margay_wait_for(none_missing, (void *)&missing, 20000));
 	check(margay_finalize(20000));
@@ -271,7 +272,7 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[1], "list") == 0) {
 		list(argv[2]);
 	} else if (strcmp(argv[1], "await") == 0) {
-		await(atoi(argv[2]));
+		await(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 1);
 	} else if (strcmp(argv[1], "meet") == 0) {
 		meet(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 20000);
 	} else if (strcmp(argv[1], "compute") == 0) {
