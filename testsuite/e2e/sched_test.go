@@ -197,7 +197,8 @@ func (m *machine) hostileSchedulers(burn string) {
 		name := strings.TrimSuffix(filepath.Base(c.object), ".o")
 		job := m.start("run", "-n", "3", "--per-core", "3", probe(), "share", "1", "3600")
 		job.awaitRanks("waits", 3)
-		if r := m.margay("ext", "insert", m.onlyJob(), c.object); r.code != 0 {
+		// Each decision may take all its fuel, so a virtual node on a busy host may be silent for long, and lose its connection.
+		if r := m.margay("ext", "insert", m.onlyJob(), c.object); r.code != 0 && !strings.Contains(r.stderr, "control connection closed") {
 			t.Fatal(r)
 		}
 		said := ""
