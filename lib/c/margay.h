@@ -122,7 +122,8 @@ int margay_barrier(int timeout_ms);
  *
  * A call that fails, or is not done within its time-out, ends collective operations for this rank:
  * all later ones fail. When chunks of two different calls meet, the error names both; not every
- * difference is found. If a rank ends without making a call, the job ends. */
+ * difference is found, and barriers are not compared: a rank in margay_barrier and one in a
+ * collective call wait for each other. If a rank ends without making a call, the job ends. */
 
 enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
 
@@ -174,7 +175,7 @@ int margay_allgather(const void *in, size_t length, void *out, int timeout_ms);
  *
  * A put to another node that was refused there is an error of the next margay_quiet,
  * margay_barrier or margay_finalize, whichever is first. Call one of them before the process exits.
- * margay_barrier and margay_finalize are carried out all the same, so other ranks do not wait. */
+ * The barrier is carried out before it returns the error, so other ranks do not wait for it. */
 #define MARGAY_MAX_WINDOWS 256
 
 /* margay_window makes this rank's window of that number, zeroed and page-aligned, and returns its

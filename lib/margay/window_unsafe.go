@@ -25,8 +25,8 @@ import (
 // describes the forms that do not wait.
 //
 // A put to another node that was refused there is an error of the next Quiet, Barrier or Finalize,
-// whichever is first. Call one of them before the process exits. Barrier and Finalize are carried
-// out all the same, so other ranks do not wait.
+// whichever is first. Call one of them before the process exits. The barrier is carried out before
+// it returns the error, so other ranks do not wait for it.
 
 // MaxWindows bounds the numbers of windows: 0 to MaxWindows-1.
 const MaxWindows = wire.MaxWindows
