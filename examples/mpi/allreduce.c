@@ -65,6 +65,7 @@ int main(int argc, char **argv)
 	long check = reduced(rank);
 	int token = size > 1 ? ring(rank, size) : 0;
 	printf("rank %d of %d: pi %.9f, checksum %ld, token %d\n", rank, size, sum, check, token);
+	fflush(stdout); /* MPICH 4.0 may hang in MPI_Finalize (docs/mpi.md) */
 	MPI_Finalize();
 	return 0;
 }

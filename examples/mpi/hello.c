@@ -16,6 +16,7 @@ int main(int argc, char **argv)
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
 	MPI_Get_processor_name(host, &length);
 	printf("hello from rank %d of %d on %s\n", rank, size, host);
+	fflush(stdout); /* MPICH 4.0 may hang in MPI_Finalize (docs/mpi.md) */
 	MPI_Finalize();
 	return 0;
 }

@@ -53,6 +53,11 @@ int margay_in_room(int rank, int handler, size_t length);
 void margay_in_progress(void);
 int margay_in_drain(int timeout_ms);
 
+/* margay_in_answered waits until all sent puts without a request are answered. margay_in_refused
+ * fails, once, if one of them was refused. */
+int margay_in_answered(int timeout_ms);
+int margay_in_refused(void);
+
 /* margay_in_arrive takes a message of WIRE_HANDLER_COLLECTIVE. It returns -1 if that makes no
  * sense. The sender may have written anything. */
 int margay_in_arrive(const struct margay_am *message);

@@ -1603,7 +1603,8 @@ static int catch_up(int64_t deadline)
 	return 0;
 }
 
-int margay_barrier(int timeout_ms)
+/* synchronise carries out a barrier. Afterwards it is known which puts before it were refused. */
+static int synchronise(int timeout_ms)
 {
 	if (no_job() != 0)
 		return -1;
@@ -1612,17 +1613,19 @@ int margay_barrier(int timeout_ms)
 		return fail("an earlier barrier was abandoned: the job has no barriers any more");
 	if (margay_in_drain(timeout_ms) != 0 || settle(margay_in_left(deadline)) != 0)
 		return -1;
-	if (pass(deadline) != 0 || catch_up(deadline) != 0)
+	if (pass(deadline) != 0 || catch_up(deadline) != 0 || margay_in_answered(margay_in_left(deadline)) != 0)
 		return abandon();
 	return 0;
 }
 
+int margay_barrier(int timeout_ms) { return synchronise(timeout_ms) != 0 ? -1 : margay_in_refused(); }
+
 int margay_finalize(int timeout_ms)
 {
-	if (margay_barrier(timeout_ms) != 0 || margay_upcalls(0) != 0)
+	if (synchronise(timeout_ms) != 0 || margay_upcalls(0) != 0)
 		return -1;
 	self.finalized = 1;
-	return 0;
+	return margay_in_refused();
 }
 
 /* A message that waits for room. */

@@ -51,7 +51,7 @@ int margay_init(void);
 /* margay_finalize ends this rank's part in the job: it is the last barrier. After it has returned
  * 0, no handler runs, and functions that send, receive, wait or request fail. The process may
  * continue: margay_error, the functions that return its place, and mapped memory work as before. If
- * it fails, the job is not finalized. */
+ * it fails, the job is not finalized; only after the error of a refused put, it is. */
 int margay_finalize(int timeout_ms);
 
 /* margay_error returns a description of the last error. */
@@ -109,7 +109,8 @@ int margay_wait(int timeout_ms);
 /* margay_barrier handles messages until every rank of the job has called it as often as this one.
  * When it returns 0, all messages that any rank sent to this one before entering the barrier have
  * been handled. It fails after the timeout; the job can then no longer use barriers, and the same
- * barrier may fail at other ranks. */
+ * barrier may fail at other ranks. It also fails, once, if a put of this rank was refused
+ * (one-sided operations): then it was carried out, and the job can use barriers as before. */
 int margay_barrier(int timeout_ms);
 
 /* Collective operations.
@@ -121,7 +122,8 @@ int margay_barrier(int timeout_ms);
  *
  * A call that fails, or is not done within its time-out, ends collective operations for this rank:
  * all later ones fail. When chunks of two different calls meet, the error names both; not every
- * difference is found. If a rank ends without making a call, the job ends. */
+ * difference is found, and barriers are not compared: a rank in margay_barrier and one in a
+ * collective call wait for each other. If a rank ends without making a call, the job ends. */
 
 enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
 
@@ -171,8 +173,9 @@ int margay_allgather(const void *in, size_t length, void *out, int timeout_ms);
  * margay_fetch_add and margay_compare_swap return when they are complete. To give an operation a
  * time-out, start its form with the suffix _nb and wait for the request.
  *
- * A put to another node that was refused there is an error of the next margay_quiet. Call
- * margay_quiet or margay_finalize before the process exits. */
+ * A put to another node that was refused there is an error of the next margay_quiet,
+ * margay_barrier or margay_finalize, whichever is first. Call one of them before the process exits.
+ * The barrier is carried out before it returns the error, so other ranks do not wait for it. */
 #define MARGAY_MAX_WINDOWS 256
 
 /* margay_window makes this rank's window of that number, zeroed and page-aligned, and returns its
@@ -223,7 +226,7 @@ int margay_quiet(int timeout_ms);
  * Until the request is complete, its memory belongs to the library: the source of a put must not
  * be changed, and the memory for a get or an old value must not be used. A put with a request is
  * complete when it has taken effect at its rank (remote completion), and a refusal is the error of
- * its request, not of margay_quiet.
+ * its request, not of margay_quiet or margay_barrier.
  *
  * A request ends when it is found complete, by a test or a wait, which stores 0 in its place. 0 is
  * no request, and counts as complete. A request that is not complete after a time-out stays

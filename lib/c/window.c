@@ -730,6 +730,22 @@ static int is_quiet(int n, uint64_t arg)
 	return !state.first && !state.asked;
 }
 
+static int all_answered(int n, uint64_t arg)
+{
+	(void)n;
+	(void)arg;
+	return !state.puts.left;
+}
+
+int margay_in_answered(int timeout_ms) { return state.puts.left && margay_in_wait(all_answered, 0, timeout_ms) < 0 ? -1 : 0; }
+
+int margay_in_refused(void)
+{
+	int err = outcome(&state.puts);
+	state.puts.failed = 0;
+	return err;
+}
+
 int margay_quiet(int timeout_ms)
 {
 	struct access a = {0};
@@ -738,9 +754,7 @@ int margay_quiet(int timeout_ms)
 	margay_fence();
 	if (!is_quiet(0, 0) && margay_in_wait(is_quiet, 0, timeout_ms) < 0)
 		return -1;
-	int err = outcome(&state.puts);
-	state.puts.failed = 0;
-	return err;
+	return margay_in_refused();
 }
 
 /* An event that is waited for. */

@@ -27,7 +27,18 @@ func (j *Job) initBarriers() {
 // handled, unless ctx has ended. The job can then no longer use barriers: other ranks may get
 // ErrAbandoned from the same barrier. Goroutines that call Barrier at a time enter one after the
 // other.
+//
+// Barrier also returns an error, once, if a put of this rank was refused: then it was carried out,
+// and the job can use barriers as before.
 func (j *Job) Barrier(ctx context.Context) error {
+	if err := j.synchronise(ctx); err != nil {
+		return err
+	}
+	return j.refused()
+}
+
+// synchronise carries out a barrier. Afterwards it is known which puts before it were refused.
+func (j *Job) synchronise(ctx context.Context) error {
 	j.meeting.Lock()
 	defer j.meeting.Unlock()
 	if j.finalized.Load() {
@@ -42,9 +53,13 @@ func (j *Job) Barrier(ctx context.Context) error {
 	if err := j.settle(ctx); err != nil {
 		return err
 	}
+	answered := j.unanswered()
 	err := j.pass(ctx)
 	if err == nil {
 		err = j.catchUp(ctx)
+	}
+	if err == nil && answered != nil {
+		err = j.waitRemote(ctx, answered)
 	}
 	if err != nil {
 		j.abandoned.Store(true)

@@ -392,12 +392,13 @@ func (j *Job) Wait(ctx context.Context) (n int, err error) {
 // Finalize ends this rank's part in the job: it waits for the other ranks to do the same. After it
 // has returned nil, no handler runs, and functions that send, wait or request return ErrClosed. The
 // process may continue: the functions that return its place, and mapped memory, work as before. If
-// it fails, the job is not finalized.
+// it fails, the job is not finalized; only after the error of a refused put, it is.
 func (j *Job) Finalize(ctx context.Context) error {
-	if err := j.Barrier(ctx); err != nil {
+	if err := j.synchronise(ctx); err != nil {
 		return err
 	}
 	j.finalize()
+	refused := j.refused()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.closed == nil {
@@ -407,7 +408,7 @@ func (j *Job) Finalize(ctx context.Context) error {
 		j.stopUpcalls()
 		j.changed.Broadcast()
 	}
-	return nil
+	return refused
 }
 
 // finalize waits for the running handler and sender and admits no other.

@@ -104,6 +104,8 @@ func rank(mode []string) error {
 		return unharmed(context.Background(), job, mode[1], mode[2])
 	case "pending":
 		return pending(ctx, job)
+	case "refused":
+		return refused(ctx, job)
 	case "collect":
 		return collect(ctx, job, mode[1], mode[2])
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"margay/kernel/abi/wire"
@@ -29,7 +30,7 @@ type remote struct {
 	asked       int        // requests by datagrams in flight
 	news        bool       // some of them were not sent
 	queue       []*Request // accesses that are not all sent, in the order of starting
-	puts        operation  // of puts without a request, since Quiet
+	puts        operation  // of puts without a request; its failure was not reported
 	abandoned   operation  // what no request awaits any more
 	outstanding int        // requests of the application
 }
@@ -165,4 +166,36 @@ func (j *Job) drain(ctx context.Context) error {
 // quiet reports whether no message is queued or in flight. The caller holds Job.handling.
 func (j *Job) quiet() bool {
 	return len(j.remote.queue) == 0 && j.remote.asked == 0 && !slices.ContainsFunc(j.remote.slots[:], func(f flight) bool { return f.operation != nil })
+}
+
+// unanswered returns a condition, to be called with Job.handling held, that holds when the puts
+// without a request that were sent through the node kernels so far are answered; nil if they are.
+func (j *Job) unanswered() func() bool {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	if j.remote.puts.left == 0 {
+		return nil
+	}
+	sent := make(map[int]uint16) // generations by slot
+	for i, f := range j.remote.slots {
+		if f.operation == &j.remote.puts {
+			sent[i] = f.generation
+		}
+	}
+	return func() bool {
+		maps.DeleteFunc(sent, func(i int, generation uint16) bool {
+			f := j.remote.slots[i]
+			return f.operation == nil || f.generation != generation
+		})
+		return len(sent) == 0
+	}
+}
+
+// refused returns, once, the error of a put without a request that was refused.
+func (j *Job) refused() error {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	err := j.remote.puts.failed
+	j.remote.puts.failed = nil
+	return err
 }

@@ -23,7 +23,7 @@ const MaxRequests = 256
 // Until the request is complete, its memory belongs to the library: the source of a put must not be
 // changed, and the memory for a get or an old value must not be used. A put with a request is
 // complete when it has taken effect at its rank (remote completion), and a refusal is the error of
-// its request, not of Quiet.
+// its request, not of Quiet or Barrier.
 //
 // A request is outstanding until Test, Wait, WaitAll or WaitAny has found it complete, or until
 // Abandon. A wait that its context ends leaves it outstanding. Wait before Finalize. A Request is

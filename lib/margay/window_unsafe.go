@@ -24,8 +24,9 @@ import (
 // are complete. If ctx ends before, it is not certain whether an access was carried out. Request
 // describes the forms that do not wait.
 //
-// A put to another node that was refused there is an error of the next Quiet. Call Quiet or
-// Finalize before the process exits.
+// A put to another node that was refused there is an error of the next Quiet, Barrier or Finalize,
+// whichever is first. Call one of them before the process exits. The barrier is carried out before
+// it returns the error, so other ranks do not wait for it.
 
 // MaxWindows bounds the numbers of windows: 0 to MaxWindows-1.
 const MaxWindows = wire.MaxWindows
@@ -171,11 +172,7 @@ func (j *Job) Quiet(ctx context.Context) error {
 	if err := j.wait(ctx, j.locked(j.quiet)); err != nil {
 		return err
 	}
-	j.handling.Lock()
-	defer j.handling.Unlock()
-	err := j.remote.puts.failed
-	j.remote.puts.failed = nil
-	return err
+	return j.refused()
 }
 
 // wakeRank wakes a rank of this node if it sleeps: something changed that it may wait for.

@@ -245,5 +245,40 @@ func (a *accesses) wrong() error {
 	if !errors.Is(err, margay.ErrWindow) {
 		return fmt.Errorf("a put beyond a window: %w", err)
 	}
-	return a.job.Quiet(a.ctx) // it was reported
+	for _, f := range []func(context.Context) error{a.job.Quiet, a.job.Barrier} {
+		if err := f(a.ctx); err != nil { // it was reported
+			return err
+		}
+	}
+	return a.late(right)
+}
+
+// late makes a put whose refusal is the error of a barrier, unless it is known at once.
+func (a *accesses) late(right int) error {
+	put := a.job.Put(a.ctx, right, 0, a.words+23, make([]byte, 2))
+	met := a.job.Barrier(a.ctx)
+	if (put == nil) == (met == nil) || !errors.Is(errors.Join(put, met), margay.ErrWindow) {
+		return fmt.Errorf("a put beyond a window: %w; the barrier after it: %w", put, met)
+	}
+	if err := a.job.Barrier(a.ctx); err != nil {
+		return err
+	}
+	return a.job.Quiet(a.ctx)
+}
+
+// refused prints the errors of calls about refused puts.
+func refused(ctx context.Context, job *margay.Job) error {
+	if err := job.Put(ctx, 0, 9, 0, make([]byte, 1)); err != nil {
+		return err
+	}
+	fmt.Println(job.Barrier(ctx))
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	if err := job.Put(ctx, 0, 9, 0, make([]byte, 1)); err != nil {
+		return err
+	}
+	fmt.Println(job.Finalize(ctx))
+	fmt.Println(job.Barrier(ctx))
+	return nil
 }

@@ -115,7 +115,7 @@ func (r *regions) serve(request wire.Record, target int, node uint32) wire.Recor
 //
 //	windows SEED N    makes N random accesses to its own part of each rank's window, counts in a word of rank 0 together with
 //	                  all ranks, passes data with events around a ring, makes an access to no window and one outside a window,
-//	                  which must fail, does the same with requests, many of which are outstanding at a time, and prints "whole";
+//	                  which must fail, at the latest in a barrier, does the same with requests, many of which are outstanding at a time, and prints "whole";
 //	                  then it finalizes
 func Windows(t *testing.T, seed uint64, programs ...Program) {
 	for _, size := range []int{1, 2, 4} {
@@ -169,5 +169,39 @@ func pending(t *testing.T, program Program) {
 	k.Barrier(1)
 	if out, _ := k.Ended(0); !strings.Contains(out, "256 requests are outstanding: test or wait for one first\nabandoned") || requests != 257 {
 		t.Errorf("it makes %d requests and says %s", requests, out)
+	}
+}
+
+// refused: a barrier that is complete before the answer to a put has come waits for that, and
+// returns the refusal, once.
+func refused(t *testing.T, program Program) {
+	k := Start(t, program, "refused")
+	k.Greet()
+	for n := uint64(1); n <= 3; n++ {
+		k.Await("barrier", func() bool { return k.area.Entered().Load() == n && k.Waiting() })
+		r, ok := k.Next()
+		k.area.ReceiveWaiting().Store(0)
+		k.area.Released().Store(n)
+		k.ring()
+		if n == 2 {
+			continue // without a put
+		}
+		q, err := wire.ParseRemote(r.Args, len(r.Payload))
+		if !ok || err != nil || q.Kind != wire.RemotePut {
+			t.Fatalf("before barrier %d, the rank sends %+v: %v", n, r, err)
+		}
+		k.Await("rank that waits for the answer", k.Waiting)
+		answer := wire.Remote{Token: q.Token, Kind: wire.RemoteReply, Status: wire.RemoteNoWindow}
+		k.Push(wire.Record{Handler: wire.HandlerRemote, Peer: apart.Rank, Node: apart.Node, Args: answer.Args()})
+	}
+	output, _ := k.Ended(0)
+	lines := strings.Split(strings.ReplaceAll(output, "margay: ", ""), "\n")
+	for _, line := range lines[:len(lines)-1] {
+		if !strings.HasPrefix(line, "window 9 of rank 0 at 0: ") || !strings.HasSuffix(line, "there is no such window") {
+			t.Errorf("it says %q", line)
+		}
+	}
+	if len(lines) != 3 || lines[2] != "the job is finalized" {
+		t.Errorf("it says %q", lines)
 	}
 }

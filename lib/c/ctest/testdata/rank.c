@@ -11,6 +11,7 @@
 void collect(const char *seed, const char *count);
 void windows(const char *seed, const char *count);
 void pending(void);
+void refusals(void);
 
 static struct message {
 	int source;
@@ -288,6 +289,8 @@ int main(int argc, char **argv)
 		windows(argv[2], argv[3]);
 	} else if (strcmp(argv[1], "pending") == 0) {
 		pending();
+	} else if (strcmp(argv[1], "refused") == 0) {
+		refusals();
 	} else if (strcmp(argv[1], "collect") == 0) {
 		collect(argv[2], argv[3]);
 	} else {

@@ -120,6 +120,14 @@ static void wrong(void)
 	int put = margay_put(right, 0, words + 23, two, sizeof two);
 	refused("a put beyond a window", put ? put : margay_quiet(WAIT), "outside the window");
 	check(margay_quiet(WAIT)); /* it was reported */
+	check(margay_barrier(WAIT));
+	put = margay_put(right, 0, words + 23, two, sizeof two);
+	if (put) /* at once */
+		check(margay_barrier(WAIT));
+	else
+		refused("a barrier after a put beyond a window", margay_barrier(WAIT), "outside the window");
+	check(margay_barrier(WAIT));
+	check(margay_quiet(WAIT));
 }
 
 /* What a round of started accesses uses. */
@@ -226,6 +234,21 @@ void pending(void)
 	if (got)
 		errx(1, "an answer came to memory of an abandoned request");
 	check(margay_finalize(WAIT));
+}
+
+/* refusals prints what calls say about refused puts. */
+void refusals(void)
+{
+	char one = 0;
+	check(margay_put(0, 9, 0, &one, sizeof one));
+	if (margay_barrier(WAIT) == -1)
+		puts(margay_error());
+	check(margay_barrier(WAIT));
+	check(margay_put(0, 9, 0, &one, sizeof one));
+	if (margay_finalize(WAIT) == -1)
+		puts(margay_error());
+	if (margay_barrier(WAIT) == -1)
+		puts(margay_error());
 }
 
 void windows(const char *seed_text, const char *count_text)
