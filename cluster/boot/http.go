@@ -1,12 +1,14 @@
 package boot
 
 import (
+	"errors"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"margay/kernel/gate"
@@ -69,26 +71,27 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	content := &counted{SectionReader: io.NewSectionReader(file, 0, file.Size)}
 	http.ServeContent(&steady{w, control, func() {
 		if file.Size > 0 {
-			s.reached(node, Status{Stage: file.stage, Percent: int(content.at * 100 / file.Size)})
+			s.reached(node, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)})
 		}
 	}}, r, "", time.Time{}, content)
 }
 
-// counted is a file that knows how far it was read.
+// counted is a file that knows how far it was read. For several ranges, http.ServeContent reads it
+// beside the answer.
 type counted struct {
 	*io.SectionReader
-	at int64
+	at atomic.Int64
 }
 
 func (c *counted) Seek(offset int64, whence int) (at int64, err error) {
 	at, err = c.SectionReader.Seek(offset, whence)
-	c.at = at
+	c.at.Store(at)
 	return at, err
 }
 
 func (c *counted) Read(b []byte) (int, error) {
 	n, err := c.SectionReader.Read(b)
-	c.at += int64(n)
+	c.at.Add(int64(n))
 	return n, err
 }
 
@@ -115,6 +118,8 @@ type limit struct {
 	net.Listener
 	log *gate.Log
 
+	closed atomic.Bool
+
 	mu   sync.Mutex
 	all  int
 	each map[netip.Addr]int
@@ -134,11 +139,17 @@ func (l *limit) Accept() (net.Conn, error) {
 		}
 		from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
 		if l.enter(from.Addr()) {
-			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(from.Addr()) })}, nil
+			return &limitedConn{Conn: c, limit: l, from: from.Addr()}, nil
 		}
 		l.log.Printf("boot: a connection from %v is closed: there are too many", from)
 		c.Close()
 	}
+}
+
+// Close implements net.Listener.
+func (l *limit) Close() error {
+	l.closed.Store(true)
+	return l.Listener.Close()
 }
 
 func (l *limit) enter(from netip.Addr) bool {
@@ -161,13 +172,53 @@ func (l *limit) leave(from netip.Addr) {
 	}
 }
 
+// limitedConn is a connection that counts until nothing of it is left.
 type limitedConn struct {
 	net.Conn
-	leave func()
+	limit *limit
+	from  netip.Addr
+	over  atomic.Bool // the client has ended it, or takes nothing
+	once  sync.Once
 }
 
-// Close implements net.Conn.
-func (c *limitedConn) Close() error {
-	c.leave()
+// Read implements net.Conn.
+func (c *limitedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if late := net.Error(nil); err != nil && !(errors.As(err, &late) && late.Timeout()) { // the server interrupts reads by their deadline
+		c.over.Store(true)
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *limitedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		c.over.Store(true)
+	}
+	return n, err
+}
+
+// Close implements net.Conn. It gives a client that has not ended the connection the time of a piece
+// to take the end of an answer. Until then the connection counts.
+func (c *limitedConn) Close() (err error) {
+	c.once.Do(func() {
+		half, ok := c.Conn.(interface{ CloseWrite() error })
+		if !ok || c.over.Load() || c.limit.closed.Load() || half.CloseWrite() != nil {
+			err = c.end()
+			return
+		}
+		go func() {
+			defer c.end()
+			if c.Conn.SetReadDeadline(time.Now().Add(stallWait)) == nil {
+				_, _ = io.Copy(io.Discard, c.Conn)
+			}
+		}()
+	})
+	return err
+}
+
+func (c *limitedConn) end() error {
+	defer c.limit.leave(c.from)
 	return c.Conn.Close()
 }

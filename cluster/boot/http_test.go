@@ -84,6 +84,15 @@ reboot
 	}
 }
 
+// Requests for several ranges, which are read beside the answer, do not disturb the percentage.
+func TestRanges(t *testing.T) {
+	s, _ := services(t, local)
+	_, url := serve(t, s)
+	if status, body := fetch(t, "GET", url+KernelPath, "bytes=0-50000,50010-90000"); status != 206 || strings.Count(body, "k") < 89992 {
+		t.Errorf("status %d, %d bytes", status, len(body))
+	}
+}
+
 func TestRefusedRequests(t *testing.T) {
 	s, _ := services(t, local)
 	_, url := serve(t, s)
@@ -173,6 +182,52 @@ func (p *pipes) dial(from string) net.Conn {
 	near, far := net.Pipe()
 	p.in <- pipe{far, from}
 	return near
+}
+
+// halfPipe is a pipe whose end an answer may be in while it is closed, as in a socket.
+type halfPipe struct{ pipe }
+
+func (halfPipe) CloseWrite() error { return nil }
+
+// A connection that the server ends counts until its client has ended it, too, and for a while at
+// most.
+func TestAnswerToTake(t *testing.T) {
+	inBubble(t, func(t *testing.T, p *pipes) {
+		var held []net.Conn
+		for range maxPerAddr {
+			near, far := net.Pipe()
+			p.in <- halfPipe{pipe{far, "127.0.0.1:1000"}}
+			if _, err := io.WriteString(near, "GET /kernel HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := http.ReadResponse(bufio.NewReader(near), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := io.Copy(io.Discard, answer.Body); err != nil || n != 100<<10 {
+				t.Fatal(n, err)
+			}
+			held = append(held, near)
+		}
+		synctest.Wait()
+		if c := p.dial("127.0.0.1:2000"); !ended(c) {
+			t.Error("connections whose answers may be on their way do not count")
+		}
+		held[0].Close()
+		synctest.Wait()
+		if c := p.dial("127.0.0.1:2001"); ended(c) {
+			t.Error("a connection counts that both sides have ended")
+		} else {
+			c.Close()
+		}
+		time.Sleep(stallWait)
+		synctest.Wait()
+		for _, c := range held {
+			if !ended(c) {
+				t.Error("a client that does not end its connection keeps it")
+			}
+		}
+	})
 }
 
 // inBubble runs a test with services whose time passes when nothing else happens.

@@ -67,7 +67,7 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 		return nil, err
 	}
 	b.stack, err = netstack.New(link, netstack.Config{
-		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: bootBuffer, Neighbors: neighbors,
+		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: bootBuffer, Reset: true, Neighbors: neighbors,
 	})
 	if err != nil {
 		return nil, err

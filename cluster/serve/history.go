@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -96,7 +97,7 @@ func (c *chronicle) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := c.lacks(); n > 0 {
-		c.log("the history lacks %s: %v", count(n, "job"), c.trouble)
+		c.log("the history lacks %s: %v", count(n, "job"), cmp.Or(c.trouble, errSlow))
 	}
 }
 
@@ -299,7 +300,7 @@ func life(certificate []byte) string {
 func (s *Server) historyOf(j *job) *ledger.Record {
 	summary, now := j.summary(), time.Now()
 	r := &ledger.Record{
-		Machine: s.config.Machine, Run: s.life, Job: j.number, User: j.spec.User, UID: j.spec.Uid, Command: j.spec.Command, Detached: j.spec.Detach,
+		Machine: s.config.Machine, Run: s.life, Job: j.number, User: printable.Short(j.spec.User, mostUser), UID: j.spec.Uid, Command: j.spec.Command, Detached: j.spec.Detach,
 		Submitted: j.phases.submitted(j.created).UTC(), Started: j.created.UTC(), Ended: now.UTC(),
 		Ranks: uint32(len(j.ranks)), Cores: max(1, j.spec.CoresEach), Nodes: nodeset.Ranges(summary.Nodes),
 		State: j.outcome(), Status: j.exitCode(), Reason: printable.Short(summary.Error, mostReason), Phases: j.phases.kept(),
@@ -333,8 +334,12 @@ func (s *Server) keep(j *job) error {
 	return s.history.write(r)
 }
 
-// mostReason is how many bytes of a reason the history keeps.
-const mostReason = 500
+// How many bytes of a reason and of the name of a user the history keeps. A record that is too long for a line would keep all others
+// from the history.
+const (
+	mostReason = 500
+	mostUser   = 256
+)
 
 // outcome is how the job ends, in a word.
 func (j *job) outcome() ledger.State {

@@ -151,6 +151,23 @@ func TestHistory(t *testing.T) {
 	})
 }
 
+// What a client says of itself cannot make a record too long for a line.
+func TestHistoryOfLongName(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, l := withLedger(t, 1)
+		c := m.client()
+		s := spec(1)
+		s.User = strings.Repeat("\x01", ledger.MaxLine)
+		job := c.run(s)
+		m.played[0].exits(job, 1, 0, 0, 0)
+		c.ackAll()
+		c.ended()
+		if _, err := ledger.AppendLine(nil, l.last(job)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Each way to end has its state. The end of a rank that was not reported is not one with status 0.
 func TestHistoryStates(t *testing.T) {
 	for want, end := range map[ledger.State]func(m *machine, c *playedClient, job uint32){

@@ -1,5 +1,7 @@
 package task
 
+import "time"
+
 // Detach drops the container's link as the death of the node kernel does.
 func (c *Container) Detach() { c.conn.Close() }
 
@@ -25,3 +27,6 @@ func (p *Pool) Failures() int {
 	defer p.mu.Unlock()
 	return p.machine.Failures()
 }
+
+// Wait sets how long a launch waits for a spare, and Close for its end.
+func (p *Pool) Wait(answer, closing time.Duration) { p.answer, p.closing = answer, closing }

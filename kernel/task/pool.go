@@ -21,7 +21,9 @@ import (
 //
 // It is safe for concurrent use.
 type Pool struct {
-	host Host
+	host    Host
+	answer  time.Duration // within which a spare must answer
+	closing time.Duration // within which Close must end the spare
 
 	mu      sync.Mutex
 	machine *spare.Machine
@@ -34,15 +36,15 @@ type Pool struct {
 	all    sync.WaitGroup    // the spawner and the watchers of spares
 }
 
-// answerWait bounds how long a launch waits for a spare: one that is stopped, or starved, is
-// replaced by a fresh init.
+// answerWait bounds how long a launch of a node waits for a spare: one that is stopped, or starved,
+// is replaced by a fresh init.
 const answerWait = time.Second
 
 // errNoAnswer reports a spare that has not answered. Other errors are of the job, and say nothing
 // about the next spare.
 var errNoAnswer = errors.New("it does not answer")
 
-// closeWait bounds how long Close waits for killed spares.
+// closeWait bounds how long Close waits for killed spares on a node.
 const closeWait = time.Second
 
 // spareGroups begins the names of the control groups of spares.
@@ -50,7 +52,7 @@ const spareGroups = "ahead-"
 
 // NewPool returns a pool that starts no spare before Open.
 func NewPool(host Host) *Pool {
-	return &Pool{host: host, machine: spare.New(spare.Default), starts: make(chan spare.Serial, 1)}
+	return &Pool{host: host, answer: answerWait, closing: closeWait, machine: spare.New(spare.Default), starts: make(chan spare.Serial, 1)}
 }
 
 // Open begins to keep a spare. It also removes what the spares of an earlier node kernel have left.
@@ -79,7 +81,7 @@ func (p *Pool) Close() error {
 	select {
 	case <-done:
 		return nil
-	case <-time.After(closeWait):
+	case <-time.After(p.closing):
 		return errors.New("task: a job init that was started ahead does not end")
 	}
 }
@@ -156,7 +158,7 @@ func (p *Pool) fromSpare(ctx context.Context, spec Spec, h Handler) (*Container,
 	if s == nil {
 		return nil, nil
 	}
-	c, err := s.become(ctx, p.host, spec)
+	c, err := s.become(ctx, p.host, spec, p.answer)
 	p.event(func(now time.Time) { p.machine.Used(now, !errors.Is(err, errNoAnswer)) })
 	if err == nil {
 		go c.listen(h)
@@ -170,8 +172,9 @@ func (p *Pool) fromSpare(ctx context.Context, spec Spec, h Handler) (*Container,
 	return nil, nil
 }
 
-// become makes a spare the init of a job. Nothing reads its link until it has answered.
-func (i *initProcess) become(ctx context.Context, host Host, spec Spec) (*Container, error) {
+// become makes a spare the init of a job, if it answers within wait. Nothing else reads its link
+// until then.
+func (i *initProcess) become(ctx context.Context, host Host, spec Spec, wait time.Duration) (*Container, error) {
 	if host.UserNS {
 		spec.UID, spec.GID = i.user, i.user
 	}
@@ -180,7 +183,7 @@ func (i *initProcess) become(ctx context.Context, host Host, spec Spec) (*Contai
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerWait)
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	c := newContainer(host, spec, i)
 	m, packed, err := c.spec.pack()

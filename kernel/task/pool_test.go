@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,7 @@ func pool(t *testing.T, h task.Host) *task.Pool {
 	t.Helper()
 	h.User = func() int { return 70002 }
 	p := task.NewPool(h)
+	p.Wait(patience, patience) // however busy the host is
 	p.Open()
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
@@ -147,6 +149,7 @@ func TestUnusableSpare(t *testing.T) {
 			if err := unix.Kill(last, signal); err != nil {
 				t.Fatal(err)
 			}
+			p.Wait(time.Second, patience)
 			if signal == unix.SIGSTOP { // it could become the job's init before
 				check.AwaitFor(t, patience, "stop of the spare", func() bool { return stopped(t, last) })
 			}

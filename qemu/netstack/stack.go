@@ -57,6 +57,9 @@ type Config struct {
 	// SendBuffer bounds what waits to be sent on a TCP connection, bytes; zero means that the stack
 	// chooses, up to 8 MiB.
 	SendBuffer int
+	// Reset makes Close of a connection that was accepted reset it: what its peer has not taken
+	// is lost. Otherwise the stack keeps that, for ever if the peer takes nothing.
+	Reset bool
 	// Neighbors are the Ethernet addresses of stations that the stack does not ask by ARP, because
 	// a station without an address cannot answer.
 	Neighbors map[netip.Addr]ether.MAC
@@ -214,12 +217,47 @@ func (s *Stack) lose(err error) {
 // Listen accepts TCP connections to a port of the stack's address; port 0 takes a free one. After
 // Close the listener's Accept returns net.ErrClosed.
 func (s *Stack) Listen(port uint16) (net.Listener, error) {
-	addr := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(s.cfg.Address.Addr().As4()), Port: port}
-	l, err := gonet.ListenTCP(s.ip, addr, ipv4.ProtocolNumber)
+	var queue waiter.Queue
+	ep, err := s.ip.NewEndpoint(tcp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
 	if err != nil {
-		return nil, fmt.Errorf("netstack: %w", err)
+		return nil, fmt.Errorf("netstack: TCP port %d: %v", port, err)
 	}
-	return &listener{TCPListener: l}, nil
+	err = ep.Bind(tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(s.cfg.Address.Addr().As4()), Port: port})
+	if err == nil {
+		err = ep.Listen(backlog)
+	}
+	if err != nil {
+		ep.Close()
+		return nil, fmt.Errorf("netstack: TCP port %d: %v", port, err)
+	}
+	if s.cfg.Reset {
+		ep = resetting{ep}
+	}
+	return &listener{TCPListener: gonet.NewTCPListener(s.ip, &queue, ep)}, nil
+}
+
+// backlog is how many connections may wait for Accept.
+const backlog = 4096
+
+// resetting is a listening endpoint whose connections are reset by Close.
+type resetting struct{ tcpip.Endpoint }
+
+// Accept implements tcpip.Endpoint.
+func (l resetting) Accept(peer *tcpip.FullAddress) (tcpip.Endpoint, *waiter.Queue, tcpip.Error) {
+	ep, queue, err := l.Endpoint.Accept(peer)
+	if err != nil {
+		return nil, nil, err
+	}
+	return reset{ep}, queue, nil
+}
+
+// reset is a connection that is reset by Close, also if one side has ended it.
+type reset struct{ tcpip.Endpoint }
+
+// Close implements tcpip.Endpoint.
+func (r reset) Close() {
+	r.Abort()
+	r.Endpoint.Close()
 }
 
 // ListenPacket receives UDP datagrams to a port, those to all stations among them, and can send to

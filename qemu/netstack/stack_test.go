@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
 	"margay/qemu/ether"
 	"margay/qemu/vswitch"
@@ -295,6 +296,64 @@ func TestListen(t *testing.T) {
 	if err := <-end; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("accept after close: %v", err)
 	}
+}
+
+// With Reset, nothing is left of a connection that the stack closes, whatever its peer has not
+// taken and whichever side has ended it before.
+func TestReset(t *testing.T) {
+	c1, c2 := pair(t)
+	cfg := config(2)
+	cfg.Reset, cfg.SendBuffer = true, 64<<10
+	a, b := start(t, c1, config(1)), start(t, c2, cfg)
+	l := listen(t, b, 0)
+	idle := len(b.ip.RegisteredEndpoints())
+	for name, end := range map[string]func(client, server *gonet.TCPConn) error{
+		"open":         func(_, _ *gonet.TCPConn) error { return nil },
+		"server ended": func(_, server *gonet.TCPConn) error { return server.CloseWrite() },
+		"client ended": func(client, server *gonet.TCPConn) error {
+			if err := client.CloseWrite(); err != nil {
+				return err
+			}
+			server.SetReadDeadline(time.Now().Add(patience))
+			if _, err := server.Read(make([]byte, 1)); err != io.EOF {
+				return fmt.Errorf("read: %w", err)
+			}
+			return server.CloseWrite()
+		},
+	} {
+		client := dial(t, a, l.Addr().(*net.TCPAddr).AddrPort())
+		server, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The client takes nothing. After some megabytes the server cannot send any more.
+		for n, data := 0, make([]byte, 64<<10); ; n += len(data) {
+			server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+			if _, err := server.Write(data); err != nil {
+				break
+			}
+			if n > 64<<20 {
+				t.Fatalf("%s: the client takes everything", name)
+			}
+		}
+		if err := end(client.(*gonet.TCPConn), server.(*gonet.TCPConn)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		server.Close()
+		if left := len(b.ip.RegisteredEndpoints()); left != idle {
+			t.Errorf("%s: %d endpoints are left", name, left-idle)
+		}
+		client.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.Copy(io.Discard, client); err == nil || isTimeout(err) {
+			t.Errorf("%s: the client reads to %v", name, err)
+		}
+		client.Close()
+	}
+}
+
+func isTimeout(err error) bool {
+	var late net.Error
+	return errors.As(err, &late) && late.Timeout()
 }
 
 func TestCloseEndsEverything(t *testing.T) {

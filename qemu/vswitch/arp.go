@@ -35,8 +35,16 @@ const (
 	protocolUDP    = 17
 )
 
-// portDHCPClient is the UDP port of DHCP clients (RFC 2131).
-const portDHCPClient = 68
+// udpLen is the length of a UDP header.
+const udpLen = 8
+
+// The UDP ports of DHCP (RFC 2131), and the offset of the client's Ethernet address in a message.
+const (
+	portDHCPServer = 67
+	portDHCPClient = 68
+
+	dhcpHardware = 28
+)
 
 // honest reports whether a frame from a station claims no address of another station, neither in
 // ARP nor as the source of an IPv4 packet. A station that probes whether an address is free (RFC
@@ -71,18 +79,31 @@ func below(frame []byte) (kind uint16, payload []byte, ok bool) {
 	return kind, frame[at:], true
 }
 
-// answersDHCP reports whether a frame is for a DHCP client: a datagram to its port, or a first
-// fragment that does not contain the port. A later fragment cannot change the port.
-func answersDHCP(frame []byte) bool {
+// honestDHCP reports whether a frame from a station with an address claims nothing in DHCP: it is
+// not for a DHCP client, and as a question it has the station's own Ethernet address. A server
+// takes that for the client's, whatever the source of the frame. A first fragment that does not
+// contain the port, or in a question the address, is not honest. A later fragment cannot change
+// them.
+func honestDHCP(frame []byte, mac ether.MAC) bool {
 	kind, p, ok := below(frame)
 	if !ok || kind != typeIPv4 || len(p) < ipLen || p[ipProtocol] != protocolUDP {
-		return false
+		return true
 	}
 	if binary.BigEndian.Uint16(p[ipFragment:])&fragmentOffset != 0 {
+		return true
+	}
+	at := int(p[0]&0xf) * 4
+	if len(p) < at+4 {
 		return false
 	}
-	port := int(p[0]&0xf)*4 + 2
-	return len(p) < port+2 || binary.BigEndian.Uint16(p[port:]) == portDHCPClient
+	switch binary.BigEndian.Uint16(p[at+2:]) {
+	case portDHCPClient:
+		return false
+	case portDHCPServer:
+		at += udpLen + dhcpHardware
+		return len(p) >= at+len(mac) && ether.MAC(p[at:at+len(mac)]) == mac
+	}
+	return true
 }
 
 func honestARP(p []byte, mac ether.MAC, address netip.Addr) bool {

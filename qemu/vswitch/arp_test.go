@@ -92,33 +92,46 @@ func udp(port, fragment uint16, options int, tags ...uint16) []byte {
 	return append(binary.BigEndian.AppendUint16(f, port), "datagram"...)
 }
 
-func TestAnswersDHCP(t *testing.T) {
+// question is a frame of station 1 with a DHCP message of the client with an Ethernet address.
+func question(client ether.MAC, options int, tags ...uint16) []byte {
+	f := udp(portDHCPServer, 0, options, tags...)[:ether.HeaderLen+4*len(tags)+ipLen+4*options+udpLen]
+	f = append(f, make([]byte, dhcpHardware)...)
+	return append(append(f, client[:]...), "rest"...)
+}
+
+func TestHonestDHCP(t *testing.T) {
 	tcp := udp(portDHCPClient, 0, 0)
 	tcp[ether.HeaderLen+ipProtocol] = 6
+	own := question(mac(1), 0)
 	for name, c := range map[string]struct {
-		frame   []byte
-		answers bool
+		frame  []byte
+		honest bool
 	}{
-		"answer":                {udp(portDHCPClient, 0, 0), true},
-		"below a tag":           {udp(portDHCPClient, 0, 0, typeTag), true},
-		"after options":         {udp(portDHCPClient, 0, 3), true},
-		"first fragment":        {udp(portDHCPClient, 0x2000, 0), true},
-		"too short for a port":  {udp(0, 0x2000, 0)[:ether.HeaderLen+ipLen+3], true},
-		"cut off in its header": {udp(portDHCPClient, 0, 3)[:ether.HeaderLen+ipLen], true},
-		"later fragment":        {udp(portDHCPClient, 1, 0), false},
-		"question":              {udp(67, 0, 0), false},
-		"another port":          {udp(7117, 0, 3), false},
-		"TCP":                   {tcp, false},
-		"ARP":                   {arp(mac(1), mac(2), mac(1), address(1)), false},
-		"a tag and no more":     {udp(portDHCPClient, 0, 0, typeTag)[:ether.HeaderLen+2], false},
+		"answer":                         {udp(portDHCPClient, 0, 0), false},
+		"below a tag":                    {udp(portDHCPClient, 0, 0, typeTag), false},
+		"after options":                  {udp(portDHCPClient, 0, 3), false},
+		"first fragment":                 {udp(portDHCPClient, 0x2000, 0), false},
+		"too short for a port":           {udp(0, 0x2000, 0)[:ether.HeaderLen+ipLen+3], false},
+		"cut off in its header":          {udp(portDHCPClient, 0, 3)[:ether.HeaderLen+ipLen], false},
+		"later fragment":                 {udp(portDHCPClient, 1, 0), true},
+		"question":                       {own, true},
+		"question after options":         {question(mac(1), 3), true},
+		"question cut off":               {own[:ether.HeaderLen+ipLen+udpLen+dhcpHardware+5], false},
+		"question of another":            {question(mac(2), 0), false},
+		"question of another, tagged":    {question(mac(2), 0, typeTag), false},
+		"question of another by options": {question(mac(2), 3), false},
+		"another port":                   {udp(7117, 0, 3), true},
+		"TCP":                            {tcp, true},
+		"ARP":                            {arp(mac(1), mac(2), mac(1), address(1)), true},
+		"a tag and no more":              {udp(portDHCPClient, 0, 0, typeTag)[:ether.HeaderLen+2], true},
 	} {
-		if got := answersDHCP(c.frame); got != c.answers {
-			t.Errorf("%s: answers DHCP: %v", name, got)
+		if got := honestDHCP(c.frame, mac(1)); got != c.honest {
+			t.Errorf("%s: honest: %v", name, got)
 		}
 	}
 }
 
-// Only a peer without an address answers DHCP clients.
+// Only a peer without an address answers DHCP clients, and a peer with one asks for itself alone.
 func TestDHCPServer(t *testing.T) {
 	l := newLab(t, 3, func(c *Config) {
 		for i := range c.Ports {
@@ -128,11 +141,12 @@ func TestDHCPServer(t *testing.T) {
 	})
 	server, node, imposter := l.plug(0), l.plug(2), l.plug(1)
 	imposter.write(ether.Append(nil, udp(portDHCPClient, 0, 0)))
-	imposter.write(ether.Append(nil, udp(67, 0, 0)))
-	question := string(udp(67, 0, 0)[ether.HeaderLen:])
-	node.expect(imposter.mac, question)
-	server.expect(imposter.mac, question)
-	if got, want := l.Port("p1").Stats().Drops, (Drops{Claim: 1}); got != want {
+	imposter.write(ether.Append(nil, question(node.mac, 0)))
+	own := question(imposter.mac, 0)
+	imposter.write(ether.Append(nil, own))
+	node.expect(imposter.mac, string(own[ether.HeaderLen:]))
+	server.expect(imposter.mac, string(own[ether.HeaderLen:]))
+	if got, want := l.Port("p1").Stats().Drops, (Drops{Claim: 2}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	answer := packet(server.mac, node.mac, address(0), string(udp(portDHCPClient, 0, 0)[ether.HeaderLen+ipLen:]))

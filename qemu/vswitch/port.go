@@ -119,7 +119,7 @@ func (p *Port) receive(frame []byte) {
 		p.count.runt.Add(1)
 	case ether.Source(frame) != p.cfg.MAC:
 		p.count.source.Add(1)
-	case !honest(frame, p.cfg.MAC, p.cfg.Address), p.cfg.Address.IsValid() && answersDHCP(frame):
+	case !honest(frame, p.cfg.MAC, p.cfg.Address), p.cfg.Address.IsValid() && !honestDHCP(frame, p.cfg.MAC):
 		p.count.claim.Add(1)
 	default:
 		p.in.send(frame)

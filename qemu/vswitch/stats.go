@@ -19,7 +19,7 @@ type Stats struct {
 type Drops struct {
 	Runt    uint64 // shorter than an Ethernet header
 	Source  uint64 // the source address is not the port's
-	Claim   uint64 // the peer claims an address that is not its own, or has one and speaks neither IPv4 nor ARP for it; or it has one and answers DHCP clients
+	Claim   uint64 // the peer claims an address that is not its own, or has one and speaks neither IPv4 nor ARP for it; or it has one and answers DHCP clients, or asks DHCP for another station
 	Unknown uint64 // no other port has the destination address
 	Absent  uint64 // the port has no peer
 	Full    uint64 // the port's queue, or its Fault's, is full

@@ -15,7 +15,8 @@
 // identifies the sender. So is an ARP packet that claims another Ethernet or IP address than the
 // peer's own, so no peer can attract another's frames. From a peer with an IP address only ARP and
 // IPv4 from that address pass, so an address identifies one station. It cannot answer DHCP clients,
-// so it cannot give another station something else to boot.
+// so it cannot give another station something else to boot, nor ask DHCP in the name of another
+// station.
 //
 // # No port stalls another
 //

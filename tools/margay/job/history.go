@@ -15,6 +15,7 @@ import (
 	"margay/cluster/launch"
 	"margay/cluster/ledger"
 	"margay/internal/nodeset"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -172,8 +173,11 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 	var records []*ledger.Record
 	for _, name := range names {
 		gaps, err := ledger.New(base, name, ledger.DefaultSize).Newest(collect(&records, p, last))
-		if err != nil {
+		if err != nil && !all {
 			return nil, err
+		}
+		if err != nil {
+			a.warn("the history of machine %s is not complete: %s", name, printable.Lines(err.Error()))
 		}
 		if gaps.Damaged > 0 {
 			a.warn("the history of machine %s has damaged lines, which are skipped: %d", name, gaps.Damaged)

@@ -163,3 +163,18 @@ func TestHistoryLacks(t *testing.T) {
 		t.Errorf("status %d, %s\n%s", status, stdout, stderr)
 	}
 }
+
+// A history that cannot be read does not hide the others.
+func TestHistoryUnreadable(t *testing.T) {
+	base := histories(t)
+	if err := os.Chmod(filepath.Join(base, "m"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := margaytest.Margay("", "history", "--all", "--json")
+	const want = "margay: the history of machine m is not complete: history: "
+	if status != 0 || strings.Count(stdout, "\n") != 1 || !strings.HasPrefix(stderr, want) {
+		t.Errorf("status %d, %s\n%s", status, stdout, stderr)
+	}
+	status, _, stderr = margaytest.Margay("", "history")
+	margaytest.Wants(t, status, 125, stderr, "can be written by others")
+}
