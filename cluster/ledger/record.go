@@ -46,7 +46,7 @@ type Record struct {
 	Status    int32     `json:"status"` // exit status, as margay run has it
 	Reason    string    `json:"reason"` // why it failed as a whole; empty: it did not
 	Failed    uint32    `json:"failed"` // how many ranks did not end with status 0
-	Ends      []End     `json:"ends"`   // how these ended; at most MaxEnds groups, by their lowest ranks
+	Ends      []End     `json:"ends"`   // how these ended; at most MaxEnds groups: that of the rank that failed first, then the others by their lowest ranks
 	Phases    []Phase   `json:"phases"` // of its launch, its run and its end; none if serve was restarted
 	Usage     Usage     `json:"usage"`
 	Lost      uint64    `json:"lost"` // how many records before this one could not be written

@@ -361,19 +361,22 @@ func (j *job) outcome() ledger.State {
 	return ledger.Completed
 }
 
-// badEnds groups the ranks that did not end with status 0 by how they ended. It returns some groups and the number of these ranks.
+// badEnds groups the ranks that did not end with status 0 by how they ended. It returns some groups, first that of the rank that failed
+// first, and the number of these ranks.
 func (j *job) badEnds() (ends []ledger.End, failed uint32) {
 	ranks := make(map[ledger.End][]uint32)
 	var order []ledger.End
+	if first := int(j.first); first >= 0 && first < len(j.ranks) {
+		order = append(order, j.ranks[first].end())
+	}
 	ends = []ledger.End{} // JSON has null for nil
 	for i, rank := range j.ranks {
-		end := ledger.End{Status: rank.exit.GetCode(), Signal: rank.exit.GetSignal(), Ended: rank.exit != nil}
+		end := rank.end()
 		if end.Ended && end.Status == 0 && end.Signal == 0 {
 			continue
 		}
 		failed++
-		end.Reason = printable.Short(rank.exit.GetReason(), mostReason)
-		if ranks[end] == nil && len(order) < ledger.MaxEnds {
+		if !slices.Contains(order, end) && len(order) < ledger.MaxEnds {
 			order = append(order, end)
 		}
 		if slices.Contains(order, end) {
@@ -386,6 +389,13 @@ func (j *job) badEnds() (ends []ledger.End, failed uint32) {
 		ends = append(ends, group)
 	}
 	return ends, failed
+}
+
+// end is how the rank ended as the history has it, without its number.
+func (r *rank) end() ledger.End {
+	return ledger.End{
+		Status: r.exit.GetCode(), Signal: r.exit.GetSignal(), Ended: r.exit != nil, Reason: printable.Short(r.exit.GetReason(), mostReason),
+	}
 }
 
 // historyOfDown is historyOf for a job that goes down with its machine. The caller holds Server.mu.

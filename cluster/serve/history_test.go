@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -218,7 +219,7 @@ func TestHistoryStates(t *testing.T) {
 	}
 }
 
-// Groups of ranks are bounded, and their number is right.
+// Groups of ranks are bounded, their number is right, and that of the rank that failed first is the first.
 func TestBadEnds(t *testing.T) {
 	j := new(job)
 	for i := range 2 * ledger.MaxEnds {
@@ -227,6 +228,10 @@ func TestBadEnds(t *testing.T) {
 	ends, failed := j.badEnds()
 	if len(ends) != ledger.MaxEnds || failed != 4*ledger.MaxEnds || !strings.HasPrefix(ends[0].Ranks, "0,2,5,8,") || ends[1].Ranks != "3" {
 		t.Errorf("%d ranks ended badly, in %d groups: %v", failed, len(ends), ends)
+	}
+	j.first = 3 * (2*ledger.MaxEnds - 1)
+	if ends, _ := j.badEnds(); len(ends) != ledger.MaxEnds || ends[0].Ranks != fmt.Sprint(j.first) || !strings.HasPrefix(ends[1].Ranks, "0,2,5,8,") {
+		t.Errorf("after the end of rank %d the groups are %v", j.first, ends)
 	}
 }
 
