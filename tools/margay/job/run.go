@@ -411,7 +411,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// valueApart refuses a program that does not exist and is a value of a flag before it that takes one only after =.
+// valueApart refuses a program that does not exist and is a value of a flag that takes one only
+// after =.
 func (f *Flags) valueApart(program string) error {
 	_, isTime := parseTime(program)
 	for _, flag := range []struct {
