@@ -11,6 +11,9 @@
 // Newest skips it because of its checksum. So a record is in the history as soon as Append has
 // returned. It is on the disk when Linux has written it there, as are the records of serve.
 //
+// The number of records that were lost after the newest one is the size of the file lock, which has
+// no bytes: a full disk has no room for them. The next record has it in Lost.
+//
 // Several machines may have one name, in several folders of machines, so Append and Newest lock
 // the file lock in the folder. A record can be appended twice when serve is killed between the
 // record and its note of it; Newest returns the last one of each job.

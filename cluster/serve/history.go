@@ -20,6 +20,9 @@ import (
 type History interface {
 	// Append returns when the records are written, in this order. After an error, some of them may be. Writing a record again does no harm.
 	Append(records ...*ledger.Record) error
+
+	// Lose counts records that cannot be written. It needs less room than Append.
+	Lose(records uint64) error
 }
 
 // Bounds of what the history may cost serve.
@@ -46,6 +49,7 @@ type chronicle struct {
 	mu      sync.Mutex
 	waiting []*entry // the oldest first
 	lost    uint64   // records that there was no room for since the last one that was written
+	kept    uint64   // what the store has of lost
 	trouble error    // why the history takes no records; nil while it does
 }
 
@@ -66,8 +70,13 @@ func newChronicle(c Config, st *store) (*chronicle, error) {
 	if err != nil {
 		return nil, err
 	}
+	lost, err := st.lost()
+	if err != nil {
+		return nil, err
+	}
 	ch := &chronicle{
 		history: c.History, store: st, log: c.Log, wake: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
+		lost: lost, kept: lost,
 	}
 	for _, r := range left {
 		ch.waiting = append(ch.waiting, &entry{record: r, tried: make(chan struct{}), kept: true})
@@ -97,7 +106,11 @@ func (c *chronicle) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := c.lacks(); n > 0 {
-		c.log("the history lacks %s: %v", count(n, "job"), cmp.Or(c.trouble, errSlow))
+		c.trouble = cmp.Or(c.trouble, errSlow)
+		c.log("the history lacks %s: %v", count(n, "job"), c.trouble)
+		if err := c.keep(); err != nil {
+			c.log("nor are all of them kept for later: %v", err)
+		}
 	}
 }
 
@@ -147,7 +160,10 @@ func (c *chronicle) write(r *ledger.Record) error {
 	if err := c.keep(); err != nil {
 		c.log("job %d may be missing in the history: %v", r.Job, err)
 	}
-	return fmt.Errorf("job %d is not in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+	if e == nil {
+		return fmt.Errorf("job %d will be missing in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+	}
+	return fmt.Errorf("job %d is not yet in the history, which lacks %s; it is tried again: %w", r.Job, count(c.lacks(), "job"), c.trouble)
 }
 
 // keep has the store keep what the history does not take. The caller holds chronicle.mu.
@@ -163,6 +179,18 @@ func (c *chronicle) keep() error {
 			e.kept = true
 		}
 	}
+	return c.keepLost()
+}
+
+// keepLost has the store keep how many records are lost. The caller holds chronicle.mu.
+func (c *chronicle) keepLost() error {
+	if c.lost == c.kept {
+		return nil
+	}
+	if err := c.store.saveLost(c.lost); err != nil {
+		return err
+	}
+	c.kept = c.lost
 	return nil
 }
 
@@ -282,6 +310,9 @@ func (c *chronicle) settle(batch []*entry, lost uint64) {
 	if c.trouble != nil {
 		c.log("the history has %s that it lacked; %d are lost", count(len(batch), "job"), lost)
 		c.trouble = nil
+	}
+	if err := c.keepLost(); err != nil {
+		c.log("%v", err)
 	}
 	if len(kept) > 0 {
 		if err := c.store.forgetUnwritten(kept); err != nil { // a later serve writes them again

@@ -22,6 +22,7 @@ type playedLedger struct {
 	mu      sync.Mutex
 	records []*ledger.Record
 	calls   int
+	lost    uint64
 	fails   error
 	hangs   chan struct{} // calls wait until it is closed; nil: they do not
 }
@@ -40,6 +41,14 @@ func (l *playedLedger) Append(records ...*ledger.Record) error {
 		l.records = append(l.records, records...)
 	}
 	return l.fails
+}
+
+// Lose counts in the next record.
+func (l *playedLedger) Lose(records uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost += records
+	return nil
 }
 
 // successor is the history as the next serve finds it. What the last one still writes counts for nothing.
@@ -250,7 +259,7 @@ func TestHistoryFails(t *testing.T) {
 				t.Errorf("two jobs took %v beside a history that fails", took)
 			}
 			warnings := take[*control.LogLine](&c.recorder)
-			if len(warnings) != 2 || warnings[1].Text != "job 3 is not in the history, which lacks 2 jobs: no space left on device" {
+			if len(warnings) != 2 || warnings[1].Text != "job 3 is not yet in the history, which lacks 2 jobs; it is tried again: no space left on device" {
 				t.Errorf("the clients are told %v", warnings)
 			}
 			if killed {
@@ -351,8 +360,14 @@ func TestHistoryOverflows(t *testing.T) {
 				t.Fatalf("job %d: %v", i+1, err)
 			}
 		}
+		if kept, err := st.lost(); kept != 7 || err != nil {
+			t.Errorf("the store has %d lost records, %v", kept, err)
+		}
 		l.takes()
 		time.Sleep(2 * historyPause)
+		if kept, err := st.lost(); kept != 0 || err != nil {
+			t.Errorf("after they are counted, the store has %d lost records, %v", kept, err)
+		}
 		if got := l.jobs(); len(got) != mostUnwritten || l.last(1).Lost != 7 {
 			t.Errorf("it has %d jobs, and the first one follows %d that are lost", len(got), l.last(1).Lost)
 		}

@@ -177,13 +177,13 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 			return nil, err
 		}
 		if err != nil {
-			a.warn("the history of machine %s is not complete: %s", name, printable.Lines(err.Error()))
+			a.Loss("the history of machine %s is not complete: %s", name, printable.Lines(err.Error()))
 		}
 		if gaps.Damaged > 0 {
-			a.warn("the history of machine %s has damaged lines, which are skipped: %d", name, gaps.Damaged)
+			a.Loss("the history of machine %s has damaged lines, which are skipped: %d", name, gaps.Damaged)
 		}
 		if gaps.Lost > 0 {
-			a.warn("the history of machine %s lacks jobs that could not be written: %d", name, gaps.Lost)
+			a.Loss("the history of machine %s lacks jobs that could not be written: %d", name, gaps.Lost)
 		}
 	}
 	if all {
@@ -206,11 +206,6 @@ func collect(records *[]*ledger.Record, p past, last int) func(*ledger.Record) b
 		}
 		return last == 0 || found < last
 	}
-}
-
-// warn prints what a list lacks.
-func (a commands) warn(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "margay: "+format+"\n", args...)
 }
 
 // printLines prints records as lines of JSON.
