@@ -117,6 +117,19 @@ func (c *chronicle) close() {
 // lacks returns how many jobs the history lacks. The caller holds chronicle.mu.
 func (c *chronicle) lacks() int { return len(c.waiting) + int(c.lost) }
 
+// unwritten returns how many jobs the history lacks because it has trouble.
+func (c *chronicle) unwritten() uint32 {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.trouble == nil {
+		return 0
+	}
+	return uint32(c.lacks())
+}
+
 // enter has a record written soon. It returns nil when too many wait already.
 func (c *chronicle) enter(r *ledger.Record) *entry {
 	if c == nil {

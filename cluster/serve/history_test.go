@@ -262,6 +262,9 @@ func TestHistoryFails(t *testing.T) {
 			if len(warnings) != 2 || warnings[1].Text != "job 3 is not yet in the history, which lacks 2 jobs; it is tried again: no space left on device" {
 				t.Errorf("the clients are told %v", warnings)
 			}
+			if got := m.server.status().Unwritten; got != 2 {
+				t.Errorf("serve reports %d unwritten jobs", got)
+			}
 			if killed {
 				next := l.successor()
 				m.config.History = next
@@ -276,6 +279,9 @@ func TestHistoryFails(t *testing.T) {
 			time.Sleep(2 * historyPause)
 			if got := l.jobs(); !slices.Equal(got, append([]uint32{first}, lacking...)) {
 				t.Errorf("killed %v: it has jobs %v at last", killed, got)
+			}
+			if got := m.server.status().Unwritten; got != 0 {
+				t.Errorf("at last, serve reports %d unwritten jobs", got)
 			}
 			if left, err := m.server.store.unwritten(); len(left) != 0 || err != nil {
 				t.Errorf("the store keeps %v, %v", left, err)

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,6 +61,9 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
 			records, err := a.history(p, f.all, f.last)
 			if err != nil {
 				return err
+			}
+			if !f.all {
+				a.reportUnwritten(c.Context())
 			}
 			if a.JSON {
 				return a.printLines(records)
@@ -194,6 +198,17 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 	}
 	slices.Reverse(records)
 	return records, nil
+}
+
+// unwrittenWait bounds how long a list waits for serve, which may be restarting.
+const unwrittenWait = 2 * time.Second
+
+// reportUnwritten reports jobs that the history of a machine lacks so far, if the machine is up.
+func (a commands) reportUnwritten(ctx context.Context) {
+	status, err := command.AskWithin[*control.MachineStatus](ctx, a.App, &control.Status{}, unwrittenWait)
+	if err == nil && status.Unwritten > 0 {
+		a.Loss("the history of machine %s lacks jobs that are not yet written: %d", a.Machine, status.Unwritten)
+	}
 }
 
 // collect appends the selected jobs of one history, at most so many if last is not 0.

@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
 	"margay/cluster/ledger"
 	"margay/tools/margay/margaytest"
 )
@@ -121,6 +124,23 @@ func TestHistorySelects(t *testing.T) {
 		}
 		if got := strings.Join(jobs, " "); status != 0 || stderr != "" || got != want {
 			t.Errorf("%s: status %d, %s; it has %s, not %s", line, status, stderr, got, want)
+		}
+	}
+}
+
+// The list of a machine that is up reports what its serve could not write so far.
+func TestHistoryUnwritten(t *testing.T) {
+	for unwritten, want := range map[uint32]string{0: "", 3: "margay: the history of machine m lacks jobs that are not yet written: 3\n"} {
+		base := filepath.Join(t.TempDir(), "history")
+		t.Setenv("MARGAY_STATE", filepath.Dir(base))
+		if err := ledger.New(base, "m", ledger.MinSize).Append(&ledger.Record{Machine: "m", Run: "r", Job: 1}); err != nil {
+			t.Fatal(err)
+		}
+		status, stdout, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
+			return &control.MachineStatus{Unwritten: unwritten}, nil
+		}, "history", "--json")
+		if status != 0 || stderr != want || strings.Count(stdout, "\n") != 1 {
+			t.Errorf("%d unwritten: status %d, %q\n%s", unwritten, status, stderr, stdout)
 		}
 	}
 }
