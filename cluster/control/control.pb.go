@@ -5908,6 +5908,7 @@ type MachineStatus struct {
 	SinceNs       int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
 	ServeStarts   uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
 	Drained       uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
+	Unwritten     uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6022,6 +6023,13 @@ func (x *MachineStatus) GetServeStarts() uint32 {
 func (x *MachineStatus) GetDrained() uint32 {
 	if x != nil {
 		return x.Drained
+	}
+	return 0
+}
+
+func (x *MachineStatus) GetUnwritten() uint32 {
+	if x != nil {
+		return x.Unwritten
 	}
 	return 0
 }
@@ -8236,7 +8244,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xca\x02\n" +
+	"\x06Status\"\xe8\x02\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -8252,7 +8260,8 @@ const file_control_proto_rawDesc = "" +
 	"\bsince_ns\x18\n" +
 	" \x01(\x03R\asinceNs\x12!\n" +
 	"\fserve_starts\x18\v \x01(\rR\vserveStarts\x12\x18\n" +
-	"\adrained\x18\f \x01(\rR\adrained\"$\n" +
+	"\adrained\x18\f \x01(\rR\adrained\x12\x1c\n" +
+	"\tunwritten\x18\r \x01(\rR\tunwritten\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +

@@ -434,7 +434,11 @@ func (s *session) handle(f *control.Frame) {
 	case *control.JobState:
 		s.state(m)
 	case *control.LogLine:
-		s.Status.Warnf("%s", m.Text)
+		if m.Level == "warn" {
+			s.Status.Lossf("%s", m.Text)
+		} else {
+			s.Status.Warnf("%s", m.Text)
+		}
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 type Status struct {
 	W        io.Writer
 	Verbose  bool // also print successful steps
-	Quiet    bool // print nothing; errors are reported elsewhere
+	Quiet    bool // print nothing but losses; errors are reported elsewhere
 	Terminal bool // W is one: show progress
 	mu       sync.Mutex
 }
@@ -21,9 +21,13 @@ const progressDelay = time.Second
 
 // Warnf writes a message.
 func (s *Status) Warnf(format string, args ...any) {
-	if s.Quiet {
-		return
+	if !s.Quiet {
+		s.Lossf(format, args...)
 	}
+}
+
+// Lossf writes a message about something that is lost or may be, also if Quiet is set.
+func (s *Status) Lossf(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.W, "margay: "+format+"\n", args...)

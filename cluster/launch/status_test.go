@@ -46,7 +46,10 @@ func TestStatus(t *testing.T) {
 	s.Warnf("%d", 1)
 	s.Verbose = true
 	s.Logf("loud")
-	if out.String() != "margay: 1\nmargay: loud\n" {
+	s.Quiet = true
+	s.Warnf("hidden")
+	s.Lossf("lost")
+	if out.String() != "margay: 1\nmargay: loud\nmargay: lost\n" {
 		t.Errorf("the user is told %q", out.String())
 	}
 }

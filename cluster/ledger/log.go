@@ -85,9 +85,13 @@ func open(path string, flag int) (*os.File, int64, error) {
 }
 
 // lock waits until no other process writes to the history, or with unix.LOCK_EX uses it. It ends
-// when the file is closed.
+// when the file is closed. Readers cannot change the file.
 func lock(dir string, how int) (*os.File, error) {
-	f, _, err := open(filepath.Join(dir, "lock"), os.O_RDONLY|os.O_CREATE)
+	flag := os.O_RDONLY
+	if how == unix.LOCK_EX {
+		flag = os.O_RDWR
+	}
+	f, _, err := open(filepath.Join(dir, "lock"), flag|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
@@ -103,9 +107,59 @@ func lock(dir string, how int) (*os.File, error) {
 	}
 }
 
+// lost returns how many records were lost since the last one that was written: the size of the file
+// lock, which can change on a full disk.
+func lost(locked *os.File) (uint64, error) {
+	info, err := locked.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return uint64(info.Size()), nil
+}
+
+// mostLost bounds the number of lost records that is kept.
+const mostLost = 1 << 30
+
+// Lose counts records that cannot be written. The next record that is written has their number in
+// Lost besides its own.
+func (l *Log) Lose(records uint64) error {
+	locked, err := l.writing()
+	if err != nil {
+		return err
+	}
+	defer locked.Close()
+	before, err := lost(locked.File)
+	if err != nil {
+		return err
+	}
+	return locked.Truncate(int64(min(before, mostLost) + min(records, mostLost)))
+}
+
+// writing is the lock of a process that writes to the history in dir.
+type writing struct {
+	*os.File
+	dir string
+}
+
+// writing makes the folder and waits until no other process uses it.
+func (l *Log) writing() (*writing, error) {
+	dir, err := l.folder(way.Made(0o700)) // the user may have removed it
+	if err != nil {
+		return nil, err
+	}
+	locked, err := lock(dir, unix.LOCK_EX)
+	if err != nil {
+		return nil, err
+	}
+	return &writing{locked, dir}, nil
+}
+
 // Append writes records in this order, in as few writes as possible. After an error some of them may
 // be written; writing them again does no harm.
 func (l *Log) Append(records ...*Record) error {
+	if len(records) == 0 {
+		return nil
+	}
 	var lines [][]byte
 	for _, r := range records {
 		line, err := AppendLine(nil, r)
@@ -114,21 +168,29 @@ func (l *Log) Append(records ...*Record) error {
 		}
 		lines = append(lines, line)
 	}
-	dir, err := l.folder(way.Made(0o700)) // the user may have removed it
-	if err != nil {
-		return err
-	}
-	locked, err := lock(dir, unix.LOCK_EX)
+	locked, err := l.writing()
 	if err != nil {
 		return err
 	}
 	defer locked.Close()
+	before, err := lost(locked.File)
+	if err == nil && before > 0 {
+		first := *records[0]
+		first.Lost += before
+		lines[0], err = AppendLine(nil, &first)
+	}
+	if err != nil {
+		return err
+	}
 	for len(lines) > 0 {
-		if lines, err = l.fill(dir, lines); err != nil {
+		if lines, err = l.fill(locked.dir, lines); err != nil {
 			return err
 		}
 	}
-	return nil
+	if before == 0 {
+		return nil
+	}
+	return locked.Truncate(0) // before that, a writer that tries again writes the number again
 }
 
 // fill writes the lines that the newest file has room for, in one write, and returns the others. If

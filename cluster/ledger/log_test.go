@@ -77,6 +77,43 @@ func TestAppend(t *testing.T) {
 	}
 }
 
+// Lost records are counted where there is no room for a byte, and the next record that is written has their number.
+func TestLose(t *testing.T) {
+	l := small(t)
+	broken := *l
+	broken.effects.write = func(*os.File, []byte, int64) (int, error) { return 0, unix.ENOSPC }
+	want := func(step string, lost, pending uint64) {
+		t.Helper()
+		info, err := os.Stat(filepath.Join(l.dir, "lock"))
+		if err != nil || uint64(info.Size()) != pending {
+			t.Errorf("%s: the lock is %v, %v; %d are to be counted next", step, info, err, pending)
+		}
+		if _, gaps := jobs(t, l); gaps != (Gaps{Lost: lost}) {
+			t.Errorf("%s: the gaps are %+v, not %d", step, gaps, lost)
+		}
+	}
+	if err := errors.Join(broken.Lose(2), broken.Lose(3)); err != nil {
+		t.Fatal(err)
+	}
+	want("lost", 5, 5)
+	first := record(1, 0)
+	first.Lost = 7
+	if err := broken.Append(first); !errors.Is(err, unix.ENOSPC) {
+		t.Error(err)
+	}
+	want("not written", 5, 5)
+	if err := errors.Join(l.Append(first, record(2, 0)), l.Append(), l.Append(record(3, 0))); err != nil {
+		t.Fatal(err)
+	}
+	want("written", 12, 0)
+	if first.Lost != 7 {
+		t.Errorf("the caller's record has %d now", first.Lost)
+	}
+	if err := errors.Join(l.Lose(1<<63), l.Lose(1<<63)); err != nil {
+		t.Error(err)
+	}
+}
+
 // killed is a writer that is killed at a random step.
 type killed struct {
 	*Log

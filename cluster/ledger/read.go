@@ -26,7 +26,7 @@ type job struct {
 // Newest calls each with the record of each job, the job that ended last first, until each returns
 // false. Without a history there are no jobs.
 func (l *Log) Newest(each func(*Record) bool) (gaps Gaps, err error) {
-	all, err := l.openAll()
+	all, later, err := l.openAll()
 	defer func() {
 		for _, f := range all {
 			f.Close()
@@ -38,6 +38,7 @@ func (l *Log) Newest(each func(*Record) bool) (gaps Gaps, err error) {
 	if err != nil {
 		return gaps, err
 	}
+	gaps.Lost = later
 	seen := make(map[job]bool)
 	once := func(r *Record) bool {
 		if who := (job{r.Run, r.Job}); !seen[who] {
@@ -66,31 +67,34 @@ type part struct {
 	io.Closer
 }
 
-// openAll opens the files, the newest one first.
-func (l *Log) openAll() (all []part, err error) {
+// openAll opens the files, the newest one first, and returns how many records were lost after them.
+func (l *Log) openAll() (all []part, later uint64, err error) {
 	dir, err := l.folder(os.Lstat)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	locked, err := lock(dir, unix.LOCK_SH)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer locked.Close()
+	if later, err = lost(locked); err != nil {
+		return nil, 0, err
+	}
 	for number := range files {
 		f, size, err := open(file(dir, number), os.O_RDONLY)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return all, err
+			return all, later, err
 		}
 		all = append(all, part{io.NewSectionReader(f, 0, size), f})
 		if size > MaxSize/files {
-			return all, fmt.Errorf("history: %s has %d bytes, at most %d are read", f.Name(), size, MaxSize/files)
+			return all, later, fmt.Errorf("history: %s has %d bytes, at most %d are read", f.Name(), size, MaxSize/files)
 		}
 	}
-	return all, nil
+	return all, later, nil
 }
 
 // backwards calls each with the records of a file, the last one first, until each returns false. It

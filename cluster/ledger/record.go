@@ -11,6 +11,9 @@
 // Newest skips it because of its checksum. So a record is in the history as soon as Append has
 // returned. It is on the disk when Linux has written it there, as are the records of serve.
 //
+// The number of records that were lost after the newest one is the size of the file lock, which has
+// no bytes: a full disk has no room for them. The next record has it in Lost.
+//
 // Several machines may have one name, in several folders of machines, so Append and Newest lock
 // the file lock in the folder. A record can be appended twice when serve is killed between the
 // record and its note of it; Newest returns the last one of each job.
@@ -46,7 +49,7 @@ type Record struct {
 	Status    int32     `json:"status"` // exit status, as margay run has it
 	Reason    string    `json:"reason"` // why it failed as a whole; empty: it did not
 	Failed    uint32    `json:"failed"` // how many ranks did not end with status 0
-	Ends      []End     `json:"ends"`   // how these ended; at most MaxEnds groups, by their lowest ranks
+	Ends      []End     `json:"ends"`   // how these ended; at most MaxEnds groups: that of the rank that failed first, then the others by their lowest ranks
 	Phases    []Phase   `json:"phases"` // of its launch, its run and its end; none if serve was restarted
 	Usage     Usage     `json:"usage"`
 	Lost      uint64    `json:"lost"` // how many records before this one could not be written

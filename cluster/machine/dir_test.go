@@ -173,7 +173,7 @@ func TestPermissions(t *testing.T) {
 				t.Errorf("a folder of mode %v: %v", mode, err)
 			}
 		}
-		if err := Down(t.Context(), d); err == nil || !strings.Contains(err.Error(), "can be written by others") {
+		if err := Down(t.Context(), d, t.Logf); err == nil || !strings.Contains(err.Error(), "can be written by others") {
 			t.Errorf("a folder of mode %v: %v", mode, err)
 		}
 	}
@@ -304,10 +304,10 @@ func TestStaleLock(t *testing.T) {
 	if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), "another margay machine up is making it") {
 		t.Errorf("a second one that makes it: %v", err)
 	}
-	if err := Down(t.Context(), d); err == nil || !strings.Contains(err.Error(), "another margay machine up is making it") {
+	if err := Down(t.Context(), d, t.Logf); err == nil || !strings.Contains(err.Error(), "another margay machine up is making it") {
 		t.Errorf("it is ended while it is made: %v", err)
 	}
-	if err := errors.Join(claimed.Close(), Down(t.Context(), d)); err != nil {
+	if err := errors.Join(claimed.Close(), Down(t.Context(), d, t.Logf)); err != nil {
 		t.Fatal(err)
 	}
 	if want := fmt.Sprintf("removing what is left of an earlier machine m, whose holder (process %d) was killed", holder.Process.Pid); told != want {
@@ -328,14 +328,14 @@ func TestDown(t *testing.T) {
 	hold(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := Down(ctx, d); err != nil {
+	if err := Down(ctx, d, t.Logf); err != nil {
 		t.Fatal(err)
 	}
-	if err := Down(ctx, d); !errors.Is(err, ErrNoMachine) {
+	if err := Down(ctx, d, t.Logf); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("a machine that is gone: %v", err)
 	}
 	created(t, "m")
-	if err := Down(ctx, d); err != nil {
+	if err := Down(ctx, d, t.Logf); err != nil {
 		t.Errorf("a machine whose holder is gone: %v", err)
 	}
 	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) {
@@ -357,7 +357,7 @@ func TestDownOfNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*upPoll)
-		if err := Down(ctx, d); !errors.Is(err, context.DeadlineExceeded) {
+		if err := Down(ctx, d, t.Logf); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("with %q in the lock file: %v", text, err)
 		}
 		cancel()

@@ -10,14 +10,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/cluster/serve"
 )
 
 // downWait bounds how long a holder may take to end its machine.
 const downWait = 15 * time.Second
 
 // Down ends a machine and removes its folder. The error is ErrNoMachine, and nothing is touched, where the folder is missing or no
-// machine's. A machine that is made in its place meanwhile is left alone.
-func Down(ctx context.Context, d Dir) error {
+// machine's. A machine that is made in its place meanwhile is left alone. told gets notices about jobs that the history of the machine lacks.
+func Down(ctx context.Context, d Dir, told func(format string, args ...any)) error {
 	if err := d.check(); err != nil {
 		return err
 	}
@@ -27,7 +29,7 @@ func Down(ctx context.Context, d Dir) error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
-	return (&ending{Dir: d, making: making}).run(ctx)
+	return (&ending{Dir: d, making: making, notice: told}).run(ctx)
 }
 
 // ending is the end of one machine. Another one may take its folder at any time after its holder has ended.
@@ -35,6 +37,7 @@ type ending struct {
 	Dir
 	making *os.File // the file that was made with the machine, by which it is known; nil: it has none
 	told   bool     // its holder has been signalled
+	notice func(format string, args ...any)
 }
 
 // isStill reports whether the folder is that of the same machine.
@@ -131,9 +134,26 @@ func (e *ending) remove() (gone bool, err error) {
 	if !e.told && e.making != nil && isLocked(e.making) {
 		return false, fmt.Errorf("machine %s: %w; end that one first", e.Name(), errBeingMade)
 	}
+	e.settleHistory(e.notice)
 	if err := base.remove(e.Name()); err != nil {
 		return false, err
 	}
 	base.removeEmpty()
 	return true, nil
+}
+
+// settleHistory has what the last serve of the machine could not write tried once more, or counted, before the machine's files go.
+func (d Dir) settleHistory(told func(format string, args ...any)) {
+	spec, err := d.ReadSpec()
+	if err != nil || spec.history() == nil {
+		return // a machine whose spec is not written has run no job
+	}
+	switch lacking, err := serve.SettleHistory(string(d), spec.history()); {
+	case lacking == 1:
+		told("the history of machine %s lacks 1 job: %v", spec.Name, err)
+	case lacking > 0:
+		told("the history of machine %s lacks %d jobs: %v", spec.Name, lacking, err)
+	case err != nil:
+		told("the history of machine %s may lack jobs: %v", spec.Name, err)
+	}
 }

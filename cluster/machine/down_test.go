@@ -21,7 +21,7 @@ func endingOf(t *testing.T, d Dir) *ending {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { making.Close() })
-	return &ending{Dir: d, making: making}
+	return &ending{Dir: d, making: making, notice: t.Logf}
 }
 
 // Whoever ends a machine leaves one alone that was made in its place, in any state.
@@ -53,7 +53,7 @@ func TestDownOfAnother(t *testing.T) {
 		}
 	}
 	// It is still being made, and has no holder.
-	if err := Down(t.Context(), d); !errors.Is(err, errBeingMade) {
+	if err := Down(t.Context(), d, t.Logf); !errors.Is(err, errBeingMade) {
 		t.Errorf("the end of a machine that is being made: %v", err)
 	}
 	if _, err := os.Stat(d.keyFile()); err != nil {
@@ -75,7 +75,7 @@ func TestDownAndUp(t *testing.T) {
 			for n := range 100 {
 				pause := time.Duration(rand.IntN(int(time.Millisecond)))
 				if i > 0 {
-					if err := Down(context.Background(), d); err != nil && !errors.Is(err, ErrNoMachine) && !errors.Is(err, errBeingMade) {
+					if err := Down(context.Background(), d, t.Logf); err != nil && !errors.Is(err, ErrNoMachine) && !errors.Is(err, errBeingMade) {
 						t.Errorf("down %d: %v", n, err)
 					}
 					time.Sleep(pause)
@@ -95,7 +95,7 @@ func TestDownAndUp(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if err := Down(t.Context(), d); err != nil && !errors.Is(err, ErrNoMachine) {
+	if err := Down(t.Context(), d, t.Logf); err != nil && !errors.Is(err, ErrNoMachine) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(string(d)); !errors.Is(err, os.ErrNotExist) || made != 100 {

@@ -109,7 +109,7 @@ func TestDownOfHolder(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := errors.Join(writeAt(f, fmt.Sprintln(bystander.Process.Pid)), f.Close(), Down(ctx, d)); err != nil {
+	if err := errors.Join(writeAt(f, fmt.Sprintln(bystander.Process.Pid)), f.Close(), Down(ctx, d, t.Logf)); err != nil {
 		t.Error(err)
 	}
 	_ = bystander.Process.Kill() // it may have ended

@@ -137,7 +137,7 @@ func TestOthersFolders(t *testing.T) {
 			if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "set MARGAY_DIR to another folder") {
 				t.Errorf("machine up: %v", err)
 			}
-			if err := Down(t.Context(), d); !errors.Is(err, ErrNoMachine) || !strings.Contains(err.Error(), want) {
+			if err := Down(t.Context(), d, t.Logf); !errors.Is(err, ErrNoMachine) || !strings.Contains(err.Error(), want) {
 				t.Errorf("machine down: %v", err)
 			}
 			if _, err := d.ReadSpec(); !errors.Is(err, ErrNoMachine) {
@@ -174,7 +174,7 @@ func TestOthersBase(t *testing.T) {
 		if _, err := claim(d, t.Logf); err == nil {
 			t.Errorf("a machine in %s", d)
 		}
-		if err := Down(t.Context(), d); err == nil {
+		if err := Down(t.Context(), d, t.Logf); err == nil {
 			t.Errorf("%s is ended", d)
 		}
 	}
@@ -209,7 +209,7 @@ func goneAfter(t *testing.T, d Dir) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(claimed.Close(), Down(t.Context(), d)); err != nil {
+	if err := errors.Join(claimed.Close(), Down(t.Context(), d, t.Logf)); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(string(d)); !errors.Is(err, fs.ErrNotExist) {
@@ -225,7 +225,7 @@ func TestInterruptedMaking(t *testing.T) {
 			d := Dir(filepath.Join(base(t), "m"))
 			for _, after := range []func(*testing.T, Dir){goneAfter, func(t *testing.T, d Dir) {
 				// Of an empty folder nobody knows whose it is, so it stays for the next machine up.
-				if err := Down(t.Context(), d); err != nil && !(n <= 2 && errors.Is(err, ErrNoMachine)) {
+				if err := Down(t.Context(), d, t.Logf); err != nil && !(n <= 2 && errors.Is(err, ErrNoMachine)) {
 					t.Error(err)
 				}
 			}} {
@@ -288,7 +288,7 @@ func TestInterruptedRemoval(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := Down(t.Context(), d); err != nil {
+		if err := Down(t.Context(), d, t.Logf); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Lstat(string(d)); !errors.Is(err, fs.ErrNotExist) {
@@ -311,7 +311,7 @@ func TestStrangersStay(t *testing.T) {
 	if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), "holds what is none of its own (more, notes.txt)") {
 		t.Errorf("machine up: %v", err)
 	}
-	if err := Down(t.Context(), d); err == nil || !strings.Contains(err.Error(), "stays, for what is none of the machine's in it: more, notes.txt") {
+	if err := Down(t.Context(), d, t.Logf); err == nil || !strings.Contains(err.Error(), "stays, for what is none of the machine's in it: more, notes.txt") {
 		t.Errorf("machine down: %v", err)
 	}
 	if after := snapshot(t, outside); after != before {
@@ -320,7 +320,7 @@ func TestStrangersStay(t *testing.T) {
 	if names, _ := filepath.Glob(filepath.Join(dir, "m", "*")); len(names) != 2 {
 		t.Errorf("left are %v", names)
 	}
-	if err := Down(t.Context(), d); !errors.Is(err, ErrNoMachine) {
+	if err := Down(t.Context(), d, t.Logf); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("machine down again: %v", err)
 	}
 }
@@ -333,7 +333,7 @@ func TestEmptyFolder(t *testing.T) {
 	if err := errors.Join(os.Chmod(string(d), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	if err := Down(t.Context(), d); !errors.Is(err, ErrNoMachine) {
+	if err := Down(t.Context(), d, t.Logf); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("machine down: %v", err)
 	}
 	goneAfter(t, d)
@@ -342,7 +342,7 @@ func TestEmptyFolder(t *testing.T) {
 // The folder that the user has named stays when its last machine goes, the one that nobody has named goes with it.
 func TestBaseAfterTheLast(t *testing.T) {
 	dir := base(t)
-	if err := Down(t.Context(), created(t, "m")); err != nil {
+	if err := Down(t.Context(), created(t, "m"), t.Logf); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dir); err != nil {
@@ -355,7 +355,7 @@ func TestBaseAfterTheLast(t *testing.T) {
 		if _, err := os.Stat(string(d)); err != nil {
 			t.Error(err)
 		}
-		if err := Down(t.Context(), d); err != nil {
+		if err := Down(t.Context(), d, t.Logf); err != nil {
 			t.Error(err)
 		}
 	}
@@ -366,7 +366,7 @@ func TestBaseAfterTheLast(t *testing.T) {
 		t.Error(err)
 	}
 	t.Setenv("MARGAY_DIR", filepath.Join(dir, "nothing"))
-	if err := Down(t.Context(), Dir(filepath.Join(dir, "nothing", "m"))); !errors.Is(err, ErrNoMachine) {
+	if err := Down(t.Context(), Dir(filepath.Join(dir, "nothing", "m")), t.Logf); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("where there is no folder of all machines: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "nothing")); !errors.Is(err, fs.ErrNotExist) {

@@ -146,6 +146,7 @@ func clearWay(b *machines, d Dir, told func(string, ...any)) error {
 	} else {
 		told("removing what is left of an earlier machine %s, whose holder (process %d) was killed", d.Name(), pid)
 	}
+	d.settleHistory(told)
 	return clear(root)
 }
 

@@ -91,7 +91,7 @@ func TestWayOfOthers(t *testing.T) {
 			want := "folder of all machines: " + at(way.base) + " leads through " + at(way.through) + ", which " + way.want
 			for command, act := range map[string]func() error{
 				"machine up":      func() error { _, err := claim(d, t.Logf); return err },
-				"machine down":    func() error { return Down(t.Context(), d) },
+				"machine down":    func() error { return Down(t.Context(), d, t.Logf) },
 				"the spec":        func() error { _, err := d.ReadSpec(); return err },
 				"the list":        func() error { _, err := List(); return err },
 				"a second holder": func() error { _, err := d.lock(); return err },
@@ -120,7 +120,7 @@ func TestOwnWay(t *testing.T) {
 		if info, err := os.Stat(filepath.Dir(string(d))); err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("%s has mode %v, %v", path, info.Mode(), err)
 		}
-		if err := Down(t.Context(), d); err != nil {
+		if err := Down(t.Context(), d, t.Logf); err != nil {
 			t.Error(err)
 		}
 	}

@@ -346,6 +346,7 @@ func (s *Server) status() *control.MachineStatus {
 	m := &control.MachineStatus{
 		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.nodes)),
 		Jobs: uint32(len(s.jobs)), SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
+		Unwritten: s.history.unwritten(),
 	}
 	for _, n := range s.nodes {
 		if n.drain != nil {

@@ -20,6 +20,9 @@ import (
 type History interface {
 	// Append returns when the records are written, in this order. After an error, some of them may be. Writing a record again does no harm.
 	Append(records ...*ledger.Record) error
+
+	// Lose counts records that cannot be written. It needs less room than Append.
+	Lose(records uint64) error
 }
 
 // Bounds of what the history may cost serve.
@@ -46,6 +49,7 @@ type chronicle struct {
 	mu      sync.Mutex
 	waiting []*entry // the oldest first
 	lost    uint64   // records that there was no room for since the last one that was written
+	kept    uint64   // what the store has of lost
 	trouble error    // why the history takes no records; nil while it does
 }
 
@@ -66,8 +70,13 @@ func newChronicle(c Config, st *store) (*chronicle, error) {
 	if err != nil {
 		return nil, err
 	}
+	lost, err := st.lost()
+	if err != nil {
+		return nil, err
+	}
 	ch := &chronicle{
 		history: c.History, store: st, log: c.Log, wake: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
+		lost: lost, kept: lost,
 	}
 	for _, r := range left {
 		ch.waiting = append(ch.waiting, &entry{record: r, tried: make(chan struct{}), kept: true})
@@ -97,12 +106,29 @@ func (c *chronicle) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := c.lacks(); n > 0 {
-		c.log("the history lacks %s: %v", count(n, "job"), cmp.Or(c.trouble, errSlow))
+		c.trouble = cmp.Or(c.trouble, errSlow)
+		c.log("the history lacks %s: %v", count(n, "job"), c.trouble)
+		if err := c.keep(); err != nil {
+			c.log("nor are all of them kept for later: %v", err)
+		}
 	}
 }
 
 // lacks returns how many jobs the history lacks. The caller holds chronicle.mu.
 func (c *chronicle) lacks() int { return len(c.waiting) + int(c.lost) }
+
+// unwritten returns how many jobs the history lacks because it has trouble.
+func (c *chronicle) unwritten() uint32 {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.trouble == nil {
+		return 0
+	}
+	return uint32(c.lacks())
+}
 
 // enter has a record written soon. It returns nil when too many wait already.
 func (c *chronicle) enter(r *ledger.Record) *entry {
@@ -147,7 +173,10 @@ func (c *chronicle) write(r *ledger.Record) error {
 	if err := c.keep(); err != nil {
 		c.log("job %d may be missing in the history: %v", r.Job, err)
 	}
-	return fmt.Errorf("job %d is not in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+	if e == nil {
+		return fmt.Errorf("job %d will be missing in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+	}
+	return fmt.Errorf("job %d is not yet in the history, which lacks %s; it is tried again: %w", r.Job, count(c.lacks(), "job"), c.trouble)
 }
 
 // keep has the store keep what the history does not take. The caller holds chronicle.mu.
@@ -163,6 +192,18 @@ func (c *chronicle) keep() error {
 			e.kept = true
 		}
 	}
+	return c.keepLost()
+}
+
+// keepLost has the store keep how many records are lost. The caller holds chronicle.mu.
+func (c *chronicle) keepLost() error {
+	if c.lost == c.kept {
+		return nil
+	}
+	if err := c.store.saveLost(c.lost); err != nil {
+		return err
+	}
+	c.kept = c.lost
 	return nil
 }
 
@@ -283,6 +324,9 @@ func (c *chronicle) settle(batch []*entry, lost uint64) {
 		c.log("the history has %s that it lacked; %d are lost", count(len(batch), "job"), lost)
 		c.trouble = nil
 	}
+	if err := c.keepLost(); err != nil {
+		c.log("%v", err)
+	}
 	if len(kept) > 0 {
 		if err := c.store.forgetUnwritten(kept); err != nil { // a later serve writes them again
 			c.log("%v", err)
@@ -361,19 +405,22 @@ func (j *job) outcome() ledger.State {
 	return ledger.Completed
 }
 
-// badEnds groups the ranks that did not end with status 0 by how they ended. It returns some groups and the number of these ranks.
+// badEnds groups the ranks that did not end with status 0 by how they ended. It returns some groups, first that of the rank that failed
+// first, and the number of these ranks.
 func (j *job) badEnds() (ends []ledger.End, failed uint32) {
 	ranks := make(map[ledger.End][]uint32)
 	var order []ledger.End
+	if first := int(j.first); first >= 0 && first < len(j.ranks) {
+		order = append(order, j.ranks[first].end())
+	}
 	ends = []ledger.End{} // JSON has null for nil
 	for i, rank := range j.ranks {
-		end := ledger.End{Status: rank.exit.GetCode(), Signal: rank.exit.GetSignal(), Ended: rank.exit != nil}
+		end := rank.end()
 		if end.Ended && end.Status == 0 && end.Signal == 0 {
 			continue
 		}
 		failed++
-		end.Reason = printable.Short(rank.exit.GetReason(), mostReason)
-		if ranks[end] == nil && len(order) < ledger.MaxEnds {
+		if !slices.Contains(order, end) && len(order) < ledger.MaxEnds {
 			order = append(order, end)
 		}
 		if slices.Contains(order, end) {
@@ -386,6 +433,13 @@ func (j *job) badEnds() (ends []ledger.End, failed uint32) {
 		ends = append(ends, group)
 	}
 	return ends, failed
+}
+
+// end is how the rank ended as the history has it, without its number.
+func (r *rank) end() ledger.End {
+	return ledger.End{
+		Status: r.exit.GetCode(), Signal: r.exit.GetSignal(), Ended: r.exit != nil, Reason: printable.Short(r.exit.GetReason(), mostReason),
+	}
 }
 
 // historyOfDown is historyOf for a job that goes down with its machine. The caller holds Server.mu.

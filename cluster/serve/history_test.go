@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ type playedLedger struct {
 	mu      sync.Mutex
 	records []*ledger.Record
 	calls   int
+	lost    uint64
 	fails   error
 	hangs   chan struct{} // calls wait until it is closed; nil: they do not
 }
@@ -39,6 +41,14 @@ func (l *playedLedger) Append(records ...*ledger.Record) error {
 		l.records = append(l.records, records...)
 	}
 	return l.fails
+}
+
+// Lose counts in the next record.
+func (l *playedLedger) Lose(records uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost += records
+	return nil
 }
 
 // successor is the history as the next serve finds it. What the last one still writes counts for nothing.
@@ -218,7 +228,7 @@ func TestHistoryStates(t *testing.T) {
 	}
 }
 
-// Groups of ranks are bounded, and their number is right.
+// Groups of ranks are bounded, their number is right, and that of the rank that failed first is the first.
 func TestBadEnds(t *testing.T) {
 	j := new(job)
 	for i := range 2 * ledger.MaxEnds {
@@ -227,6 +237,10 @@ func TestBadEnds(t *testing.T) {
 	ends, failed := j.badEnds()
 	if len(ends) != ledger.MaxEnds || failed != 4*ledger.MaxEnds || !strings.HasPrefix(ends[0].Ranks, "0,2,5,8,") || ends[1].Ranks != "3" {
 		t.Errorf("%d ranks ended badly, in %d groups: %v", failed, len(ends), ends)
+	}
+	j.first = 3 * (2*ledger.MaxEnds - 1)
+	if ends, _ := j.badEnds(); len(ends) != ledger.MaxEnds || ends[0].Ranks != fmt.Sprint(j.first) || !strings.HasPrefix(ends[1].Ranks, "0,2,5,8,") {
+		t.Errorf("after the end of rank %d the groups are %v", j.first, ends)
 	}
 }
 
@@ -245,8 +259,11 @@ func TestHistoryFails(t *testing.T) {
 				t.Errorf("two jobs took %v beside a history that fails", took)
 			}
 			warnings := take[*control.LogLine](&c.recorder)
-			if len(warnings) != 2 || warnings[1].Text != "job 3 is not in the history, which lacks 2 jobs: no space left on device" {
+			if len(warnings) != 2 || warnings[1].Text != "job 3 is not yet in the history, which lacks 2 jobs; it is tried again: no space left on device" {
 				t.Errorf("the clients are told %v", warnings)
+			}
+			if got := m.server.status().Unwritten; got != 2 {
+				t.Errorf("serve reports %d unwritten jobs", got)
 			}
 			if killed {
 				next := l.successor()
@@ -262,6 +279,9 @@ func TestHistoryFails(t *testing.T) {
 			time.Sleep(2 * historyPause)
 			if got := l.jobs(); !slices.Equal(got, append([]uint32{first}, lacking...)) {
 				t.Errorf("killed %v: it has jobs %v at last", killed, got)
+			}
+			if got := m.server.status().Unwritten; got != 0 {
+				t.Errorf("at last, serve reports %d unwritten jobs", got)
 			}
 			if left, err := m.server.store.unwritten(); len(left) != 0 || err != nil {
 				t.Errorf("the store keeps %v, %v", left, err)
@@ -346,8 +366,14 @@ func TestHistoryOverflows(t *testing.T) {
 				t.Fatalf("job %d: %v", i+1, err)
 			}
 		}
+		if kept, err := st.lost(); kept != 7 || err != nil {
+			t.Errorf("the store has %d lost records, %v", kept, err)
+		}
 		l.takes()
 		time.Sleep(2 * historyPause)
+		if kept, err := st.lost(); kept != 0 || err != nil {
+			t.Errorf("after they are counted, the store has %d lost records, %v", kept, err)
+		}
 		if got := l.jobs(); len(got) != mostUnwritten || l.last(1).Lost != 7 {
 			t.Errorf("it has %d jobs, and the first one follows %d that are lost", len(got), l.last(1).Lost)
 		}

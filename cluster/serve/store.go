@@ -29,7 +29,11 @@ var (
 	bucketDrains     = []byte("drains")
 	bucketUnwritten  = []byte("unwritten")
 	keyStarts        = []byte("starts")
+	keyLost          = []byte("lost")
 )
+
+// storeName is the name of the store's file.
+const storeName = "state.db"
 
 // openTimeout bounds how long a serve waits for the store of one that is just ending.
 const openTimeout = 5 * time.Second
@@ -38,7 +42,7 @@ const openTimeout = 5 * time.Second
 type store struct{ db *bbolt.DB }
 
 func openStore(dir string) (*store, error) {
-	path := filepath.Join(dir, "state.db")
+	path := filepath.Join(dir, storeName)
 	// The machine's processes do not outlive this host, so it is enough that the store outlives a killed serve.
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: openTimeout, NoSync: true, OpenFile: openNoLink})
 	if err != nil {
@@ -64,6 +68,16 @@ func openNoLink(path string, flag int, mode os.FileMode) (*os.File, error) {
 }
 
 func (s *store) close() error { return s.db.Close() }
+
+// whole reports whether the store has its buckets: its first serve was not killed before.
+func (s *store) whole() bool {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		if tx.Bucket(bucketMeta) == nil || tx.Bucket(bucketUnwritten) == nil {
+			return errors.New("it has no buckets")
+		}
+		return nil
+	}) == nil
+}
 
 // countStart returns how often a serve has been started on this store, this time included.
 func (s *store) countStart() (n uint32, err error) {
@@ -169,6 +183,24 @@ func (s *store) forgetUnwritten(jobs []uint32) error {
 		}
 		return nil
 	})
+}
+
+// saveLost records how many records are lost that the history does not count yet.
+func (s *store) saveLost(n uint64) error {
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketMeta).Put(keyLost, binary.BigEndian.AppendUint64(nil, n))
+	})
+}
+
+// lost returns what saveLost has recorded.
+func (s *store) lost() (n uint64, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		if v := tx.Bucket(bucketMeta).Get(keyLost); len(v) == 8 {
+			n = binary.BigEndian.Uint64(v)
+		}
+		return nil
+	})
+	return n, err
 }
 
 // unwritten returns the kept records, by number of the job.

@@ -91,3 +91,35 @@ func TestHistory(t *testing.T) {
 		t.Errorf("the last job on node1 that was killed is %+v", got)
 	}
 }
+
+// Jobs that the history cannot take are reported by margay run and by machine down, and counted by the next life of the machine.
+func TestHistoryLacks(t *testing.T) {
+	m := up(t, "hosted", 1, 1)
+	jobs := filepath.Join(os.Getenv("MARGAY_STATE"), "history", m.name, "jobs.jsonl")
+	if err := os.Mkdir(jobs, 0o700); err != nil { // in its place, not even root can write
+		t.Fatal(err)
+	}
+	for job := range 2 {
+		r := m.run(0, "-q", probe(), "exit", "0")
+		if want := fmt.Sprintf("margay: job %d is not yet in the history, which lacks", job+1); !strings.HasPrefix(r.stderr, want) {
+			t.Errorf("job %d: %v", job+1, r)
+		}
+	}
+	r := m.margay("machine", "down", "-q")
+	if want := "margay: the history of machine " + m.name + " lacks 2 jobs: open " + jobs + ": is a directory\n"; r.code != 0 || r.stderr != want {
+		t.Errorf("%v; it should say %q", r, want)
+	}
+	if err := os.Remove(jobs); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.margay("history"); r.code != 0 || !strings.HasSuffix(r.stderr, "lacks jobs that could not be written: 2\n") {
+		t.Errorf("before the next job: %v", r)
+	}
+	if r := m.margay("machine", "up", "--substrate", "hosted", "--nodes", "1"); r.code != 0 {
+		t.Fatal(r)
+	}
+	m.run(0, probe(), "exit", "0")
+	if r := m.margay("history", "--json"); r.code != 0 || strings.Count(r.stdout, "\n") != 1 || !strings.HasSuffix(r.stdout, "\"lost\":2}\n") {
+		t.Errorf("after the next job: %v", r)
+	}
+}

@@ -93,6 +93,11 @@ func (a *App) Report(format string, args ...any) {
 	}
 }
 
+// Loss prints a line about something that is lost, also if the command is quiet.
+func (a *App) Loss(format string, args ...any) {
+	fmt.Fprintf(a.Stderr, "margay: "+format+"\n", args...)
+}
+
 // Detail prints what a command has done, if Verbose is set.
 func (a *App) Detail(format string, args ...any) {
 	if a.Verbose {

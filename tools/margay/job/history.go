@@ -1,6 +1,7 @@
 package job
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ import (
 // past selects jobs of a history. The zero value selects all.
 type past struct {
 	since, until time.Time // of their ends
-	user         string
+	user         string    // its name or number
 	states       []ledger.State
 	nodes        []uint32 // at least one of them, in ascending order
 	job          uint32
@@ -47,7 +48,7 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
   margay history --json | jq -r 'select(.status != 0) | .command'`,
 		Args: command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := command.Positive(c, "last", "user"); err != nil {
+			if err := errors.Join(command.Positive(c, "last"), command.Given(c, "user")); err != nil {
 				return err
 			}
 			if f.all && c.Flags().Changed("machine") {
@@ -61,6 +62,9 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
 			if err != nil {
 				return err
 			}
+			if !f.all {
+				a.reportUnwritten(c.Context())
+			}
 			if a.JSON {
 				return a.printLines(records)
 			}
@@ -71,7 +75,7 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
 	fs.BoolVar(&f.all, "all", false, "the jobs of all machines")
 	fs.StringVar(&f.since, "since", "", "jobs that ended at that time or later")
 	fs.StringVar(&f.until, "until", "", "jobs that ended before that time")
-	fs.StringVar(&f.user, "user", "", "jobs of this user")
+	fs.StringVar(&f.user, "user", "", "jobs of this user: a name or a number")
 	fs.StringVar(&f.states, "state", "", "jobs that ended in one of these states: a list such as failed,timeout")
 	fs.StringVar(&f.nodes, "node", "", "jobs that had a rank on one of these nodes: a set such as 2 or 1..4,10")
 	fs.StringVar(&f.job, "job", "", "the job with this number, on each machine of the name")
@@ -140,7 +144,7 @@ func parseStates(text string) (states []ledger.State, err error) {
 // selects reports whether p selects a job.
 func (p past) selects(r *ledger.Record) bool {
 	switch {
-	case p.job != 0 && r.Job != p.job, p.user != "" && r.User != p.user, !p.since.IsZero() && r.Ended.Before(p.since), !p.until.IsZero() && !r.Ended.Before(p.until),
+	case p.job != 0 && r.Job != p.job, p.user != "" && r.User != p.user && strconv.FormatUint(uint64(r.UID), 10) != p.user, !p.since.IsZero() && r.Ended.Before(p.since), !p.until.IsZero() && !r.Ended.Before(p.until),
 		len(p.states) > 0 && !slices.Contains(p.states, r.State):
 		return false
 	case len(p.nodes) == 0:
@@ -177,13 +181,13 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 			return nil, err
 		}
 		if err != nil {
-			a.warn("the history of machine %s is not complete: %s", name, printable.Lines(err.Error()))
+			a.Loss("the history of machine %s is not complete: %s", name, printable.Lines(err.Error()))
 		}
 		if gaps.Damaged > 0 {
-			a.warn("the history of machine %s has damaged lines, which are skipped: %d", name, gaps.Damaged)
+			a.Loss("the history of machine %s has damaged lines, which are skipped: %d", name, gaps.Damaged)
 		}
 		if gaps.Lost > 0 {
-			a.warn("the history of machine %s lacks jobs that could not be written: %d", name, gaps.Lost)
+			a.Loss("the history of machine %s lacks jobs that could not be written: %d", name, gaps.Lost)
 		}
 	}
 	if all {
@@ -196,6 +200,17 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 	return records, nil
 }
 
+// unwrittenWait bounds how long a list waits for serve, which may be restarting.
+const unwrittenWait = 2 * time.Second
+
+// reportUnwritten reports jobs that the history of a machine lacks so far, if the machine is up.
+func (a commands) reportUnwritten(ctx context.Context) {
+	status, err := command.AskWithin[*control.MachineStatus](ctx, a.App, &control.Status{}, unwrittenWait)
+	if err == nil && status.Unwritten > 0 {
+		a.Loss("the history of machine %s lacks jobs that are not yet written: %d", a.Machine, status.Unwritten)
+	}
+}
+
 // collect appends the selected jobs of one history, at most so many if last is not 0.
 func collect(records *[]*ledger.Record, p past, last int) func(*ledger.Record) bool {
 	found := 0
@@ -206,11 +221,6 @@ func collect(records *[]*ledger.Record, p past, last int) func(*ledger.Record) b
 		}
 		return last == 0 || found < last
 	}
-}
-
-// warn prints what a list lacks.
-func (a commands) warn(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "margay: "+format+"\n", args...)
 }
 
 // printLines prints records as lines of JSON.
@@ -268,7 +278,7 @@ func pastState(r *ledger.Record) show.State {
 	return show.State{Text: fmt.Sprintf("%s (%d)", r.State, r.Status), Color: show.Bad}
 }
 
-// reason is why a job failed: as a whole, or how the first of the ranks that failed ended.
+// reason is why a job failed: as a whole, or how the ranks ended that failed first.
 func reason(r *ledger.Record) string {
 	switch {
 	case r.Reason != "":
@@ -277,12 +287,15 @@ func reason(r *ledger.Record) string {
 		return "-"
 	}
 	end := r.Ends[0]
-	ranks := "rank " + end.Ranks
-	if strings.ContainsAny(end.Ranks, ",-") {
-		ranks = "ranks " + end.Ranks
+	how := "ended with the job"
+	if end.Ended {
+		how = launch.Describe(&control.ExitStatus{Code: end.Status, Signal: end.Signal, Reason: end.Reason})
 	}
-	if !end.Ended {
-		return ranks + " ended with the job"
+	if !strings.ContainsAny(end.Ranks, ",-") {
+		return "rank " + end.Ranks + " " + how
 	}
-	return ranks + " " + launch.Describe(&control.ExitStatus{Code: end.Status, Signal: end.Signal, Reason: end.Reason})
+	if killed, ok := strings.CutPrefix(how, "was "); ok {
+		how = "were " + killed
+	}
+	return "ranks " + end.Ranks + " " + how
 }

@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
 	"margay/cluster/ledger"
 	"margay/tools/margay/margaytest"
 )
@@ -38,12 +41,12 @@ func histories(t *testing.T) (base string) {
 	write("m",
 		record(1, 0, ledger.Record{User: "ada", Nodes: "0-1", State: ledger.Completed, Command: "./app <1>", Usage: ledger.Usage{UserNs: 1e9, SystemNs: 5e8}}),
 		record(2, time.Minute, ledger.Record{
-			User: "bob", Nodes: "3", State: ledger.Failure, Status: 3, Command: "./app \x1b", Ends: []ledger.End{{Ranks: "0-1", Status: 3, Ended: true}},
+			User: "bob", UID: 1007, Nodes: "3", State: ledger.Failure, Status: 3, Command: "./app \x1b", Ends: []ledger.End{{Ranks: "0-1", Status: 3, Ended: true}},
 		}),
 		record(3, time.Hour, ledger.Record{User: "ada", Nodes: "0,2-3", State: ledger.Killed, Status: 137, Command: "./b", Reason: "job 3 was killed by its user", Ends: []ledger.End{{Ranks: "0"}}}),
 		record(4, 25*time.Hour, ledger.Record{User: "ada", Nodes: "4", State: ledger.NodeLost, Status: 125, Command: "./b", Ends: []ledger.End{{Ranks: "0"}}}),
 	)
-	write("n", record(1, 30*time.Minute, ledger.Record{User: "ada", Nodes: "0", State: ledger.Down, Status: 125, Command: "./c", Ends: []ledger.End{{Ranks: "1", Signal: 9, Ended: true}}}))
+	write("n", record(1, 30*time.Minute, ledger.Record{User: "ada", Nodes: "0", State: ledger.Down, Status: 125, Command: "./c", Ends: []ledger.End{{Ranks: "0-1", Signal: 9, Ended: true}}}))
 	return base
 }
 
@@ -65,6 +68,9 @@ m        4    ada   2      4      node-lost (125)  2026-11-26 14:41:35  1m30s  .
 m        1    ada   2      0-1    completed     2026-11-25 13:40:05  2026-11-25 13:40:05  2026-11-25 13:41:35  1m30s  1.5s      -                                 ./app <1>
 m        2    bob   2      3      failed (3)    2026-11-25 13:41:05  2026-11-25 13:41:05  2026-11-25 13:42:35  1m30s  0s        ranks 0-1 exited with status 3    ./app ?
 m        3    ada   2      0,2-3  killed (137)  2026-11-25 14:40:05  2026-11-25 14:40:05  2026-11-25 14:41:35  1m30s  0s        job 3 was killed by its user      ./b
+`,
+		"history --wide -m n": `MACHINE  JOB  USER  RANKS  NODES  STATE       SUBMITTED            STARTED              ENDED                TIME   CPU TIME  REASON                            COMMAND
+n        1    ada   2      0      down (125)  2026-11-25 14:10:05  2026-11-25 14:10:05  2026-11-25 14:11:35  1m30s  0s        ranks 0-1 were killed by SIGKILL  ./c
 `,
 	} {
 		status, stdout, stderr := margaytest.Margay("", strings.Fields(line)...)
@@ -89,6 +95,8 @@ func TestHistorySelects(t *testing.T) {
 	for line, want := range map[string]string{
 		"--user ada":                             "1 3 4",
 		"--user nobody":                          "",
+		"--user 1007":                            "2",
+		"--user 0":                               "1 3 4",
 		"--state failed,killed":                  "2 3",
 		"--node node3":                           "2 3",
 		"--node 1..2":                            "1 3",
@@ -120,6 +128,23 @@ func TestHistorySelects(t *testing.T) {
 	}
 }
 
+// The list of a machine that is up reports what its serve could not write so far.
+func TestHistoryUnwritten(t *testing.T) {
+	for unwritten, want := range map[uint32]string{0: "", 3: "margay: the history of machine m lacks jobs that are not yet written: 3\n"} {
+		base := filepath.Join(t.TempDir(), "history")
+		t.Setenv("MARGAY_STATE", filepath.Dir(base))
+		if err := ledger.New(base, "m", ledger.MinSize).Append(&ledger.Record{Machine: "m", Run: "r", Job: 1}); err != nil {
+			t.Fatal(err)
+		}
+		status, stdout, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
+			return &control.MachineStatus{Unwritten: unwritten}, nil
+		}, "history", "--json")
+		if status != 0 || stderr != want || strings.Count(stdout, "\n") != 1 {
+			t.Errorf("%d unwritten: status %d, %q\n%s", unwritten, status, stderr, stdout)
+		}
+	}
+}
+
 func TestHistoryRefuses(t *testing.T) {
 	base := histories(t)
 	for line, want := range map[string]string{
@@ -129,6 +154,7 @@ func TestHistoryRefuses(t *testing.T) {
 		"--state bad":        `history: --state bad: there is no state "bad": they are completed failed killed timeout node-lost down`,
 		"--node rack":        `history: --node rack: "rack" is not a node`,
 		"--job 0":            `history: --job 0: "0" is not a job`,
+		"--user=":            "history: --user is empty",
 		"-n 0":               "history: -n 0: it must be more than 0",
 		"--all -m n":         "history: --all and -m exclude each other",
 		"-m nosuch":          "machine nosuch: it has no history in " + base + "; margay history --all shows the jobs of other machines",

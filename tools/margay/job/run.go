@@ -390,10 +390,10 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 			return fmt.Errorf("run: the file %s: %w", pattern, err)
 		}
 	}
-	_, isTime := parseTime(args[0])
+	if err := f.valueApart(args[0]); err != nil {
+		return err
+	}
 	switch {
-	case f.Wait == forever && c.Flags().Changed("wait") && isTime == nil:
-		return fmt.Errorf("run: --wait takes a time only after =: --wait=%s", args[0])
 	case f.CoresEach > 0 && f.PerCore > 0:
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
 	case f.Detach && f.Output+f.Error != "":
@@ -407,6 +407,28 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	}
 	if f.Nodes > 0 && !c.Flags().Changed("ranks") {
 		f.Ranks = f.Nodes * max(1, f.PerNode)
+	}
+	return nil
+}
+
+// valueApart refuses a program that does not exist and is a value of a flag that takes one only
+// after =.
+func (f *Flags) valueApart(program string) error {
+	_, isTime := parseTime(program)
+	for _, flag := range []struct {
+		name  string
+		alone bool // given without a value
+		meant bool // the program is one
+	}{
+		{"wait", f.Wait == forever, isTime == nil},
+		{"timing", f.Timing == timingTable, program == timingTable || program == timingJSON},
+	} {
+		if !flag.alone || !flag.meant {
+			continue
+		}
+		if _, err := launch.LookUp(program); errors.Is(err, launch.ErrNotFound) {
+			return fmt.Errorf("run: %w; did you mean --%s=%s?", err, flag.name, program)
+		}
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (a commands) downCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := machine.Down(c.Context(), d); err != nil {
+			if err := machine.Down(c.Context(), d, a.Loss); err != nil {
 				return err
 			}
 			a.Detail("machine %s is ended; %s is removed", a.Machine, d)

@@ -78,7 +78,7 @@ encrypted connections.`,
 	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu or hosted")
 	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
-	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB; 0: none is kept")
+	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
 	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
