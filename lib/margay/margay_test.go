@@ -95,7 +95,7 @@ func rank(mode []string) error {
 	case "calls":
 		return calls(ctx, job)
 	case "overdue":
-		ctx, cancel := context.WithTimeout(ctx, 400*time.Millisecond)
+		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 		defer cancel()
 		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
 	case "windows":

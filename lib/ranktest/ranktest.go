@@ -387,7 +387,7 @@ func payload(i int) []byte {
 //	            finalize, region, fixed region, insert, stats, state, remove and broadcast
 //	calls       prints the error of a sum of int32 for rank 9, of "and" of 1 float64 in all ranks, of a broadcast of 8 bytes from
 //	            rank 0, and of gathering them in all ranks; and ends
-//	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 400 ms, and ends
+//	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 4 s, and ends
 //	refused     puts 1 byte to window 9 of rank 0 and enters a barrier, which must fail; enters another one; puts once more and
 //	            finalizes, which must fail; prints the two errors, and that of a barrier from then on
 //	collect     see Collectives

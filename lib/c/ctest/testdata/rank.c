@@ -284,7 +284,7 @@ int main(int argc, char **argv)
 		calls();
 	} else if (strcmp(argv[1], "overdue") == 0) {
 		char eight[8];
-		says(margay_broadcast(0, eight, sizeof eight, 400) == -1);
+		says(margay_broadcast(0, eight, sizeof eight, 4000) == -1);
 	} else if (strcmp(argv[1], "windows") == 0) {
 		windows(argv[2], argv[3]);
 	} else if (strcmp(argv[1], "pending") == 0) {
