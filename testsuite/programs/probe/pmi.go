@@ -51,7 +51,7 @@ func (c *client) ask(line, want string) error {
 
 // exchange has each rank put its number, and get those of all.
 func (c *client) exchange(round int) error {
-	err := c.ask(fmt.Sprintf("cmd=put kvsname=job-%s key=k%d-%d value=%d", os.Getenv("MARGAY_JOB"), round, c.rank, c.rank), "cmd=put_result rc=0 ")
+	err := c.put(round)
 	if err == nil {
 		err = c.ask("cmd=barrier_in", "cmd=barrier_out rc=0 ")
 	}
@@ -59,6 +59,11 @@ func (c *client) exchange(round int) error {
 		err = c.ask(fmt.Sprintf("cmd=get kvsname=job-%s key=k%d-%d", os.Getenv("MARGAY_JOB"), round, r), fmt.Sprintf("cmd=get_result rc=0 msg=success value=%d\n", r))
 	}
 	return err
+}
+
+// put puts this rank's key of a round.
+func (c *client) put(round int) error {
+	return c.ask(fmt.Sprintf("cmd=put kvsname=job-%s key=k%d-%d value=%d", os.Getenv("MARGAY_JOB"), round, c.rank, c.rank), "cmd=put_result rc=0 ")
 }
 
 // speakPMI WHAT has the ranks find each other. WHAT is what rank 1 does besides: "bad" sends what is no
@@ -106,6 +111,9 @@ func (c *client) misbehave(what string) error {
 	case "before":
 		os.Exit(3)
 	case "in":
+		if err := c.put(0); err != nil { // the others would miss it, and might say so before this rank has ended
+			return err
+		}
 		_, err := c.conn.WriteString("cmd=barrier_in\n")
 		fmt.Println("in the barrier:", err)
 		os.Exit(3)
