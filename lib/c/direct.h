@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 
 #include "onesided.h"
+#include "trip.h"
 #include "wire.h"
 
 /* direct_slot is a request that was not answered, or one behind such a request. */
@@ -39,7 +40,7 @@ struct direct {
 	int timeouts;  /* since the last progress */
 	uint64_t back; /* first when requests were sent again because of a gap */
 	int64_t deadline;
-	int64_t trip, varies; /* smoothed round trip; 0: none was measured */
+	struct trip trip;
 };
 
 /* direct_takes is called for each request that an answer answers, with its number. */
@@ -87,15 +88,8 @@ static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64
 /* direct_timeout is the retransmission time-out. */
 static inline int64_t direct_timeout(const struct direct *d)
 {
-	int64_t t = ONESIDED_FIRST_TIMEOUT;
-	if (d->trip) {
-		t = d->trip + 4 * d->varies;
-		if (t < ONESIDED_LEAST_TIMEOUT)
-			t = ONESIDED_LEAST_TIMEOUT;
-	}
-	for (int i = 0; i < d->timeouts && t < ONESIDED_MOST_TIMEOUT; i++)
-		t *= 2;
-	return t < ONESIDED_MOST_TIMEOUT ? t : ONESIDED_MOST_TIMEOUT;
+	struct trip_bounds bounds = {ONESIDED_FIRST_TIMEOUT, ONESIDED_LEAST_TIMEOUT, ONESIDED_MOST_TIMEOUT, 0};
+	return trip_timeout(&d->trip, bounds, d->timeouts);
 }
 
 /* direct_due returns when direct_emit must be called if nothing arrives before; 0: never. */
@@ -138,12 +132,8 @@ static inline void direct_finish(struct direct *d, struct direct_slot *s, int64_
 	d->gets -= s->kind == WIRE_REMOTE_GET;
 	if (d->window < ONESIDED_OUTSTANDING)
 		d->window++;
-	if (s->resent)
-		return;
-	/* RFC 6298, 2.2 and 2.3 */
-	int64_t took = now - s->at < 1 ? 1 : now - s->at, off = d->trip > took ? d->trip - took : took - d->trip;
-	d->varies = d->trip ? (3 * d->varies + off) / 4 : took / 2;
-	d->trip = d->trip ? (7 * d->trip + took) / 8 : took;
+	if (!s->resent)
+		trip_sample(&d->trip, now - s->at);
 }
 
 /* direct_parse reads an answer, which may be anything, and reports whether it is one. */

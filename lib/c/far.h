@@ -9,6 +9,7 @@
 #include "channel.h"
 #include "direct.h"
 #include "mirror.h"
+#include "trip.h"
 
 /* flight is a datagram with data that is on its way. */
 struct flight {
@@ -37,7 +38,7 @@ struct far {
 	int equal;        /* acknowledgements since that have brought nothing */
 	int64_t deadline; /* of the next time-out; 0: there is none */
 	int ask;
-	int64_t trip, varies; /* smoothed round trip; 0: none was measured */
+	struct trip trip;
 
 	/* Of the ring from the other end. */
 	uint64_t arrived;
@@ -76,15 +77,8 @@ static inline int far_busy(const struct far *f)
 /* far_timeout is the retransmission time-out. */
 static inline int64_t far_timeout(const struct far *f)
 {
-	int64_t t = MIRROR_FIRST_TIMEOUT;
-	if (f->trip) {
-		t = f->trip + 4 * f->varies + MIRROR_ACK_DELAY;
-		if (t < MIRROR_LEAST_TIMEOUT)
-			t = MIRROR_LEAST_TIMEOUT;
-	}
-	for (int i = 0; i < f->timeouts && t < MIRROR_MOST_TIMEOUT; i++)
-		t *= 2;
-	return t < MIRROR_MOST_TIMEOUT ? t : MIRROR_MOST_TIMEOUT;
+	struct trip_bounds bounds = {MIRROR_FIRST_TIMEOUT, MIRROR_LEAST_TIMEOUT, MIRROR_MOST_TIMEOUT, MIRROR_ACK_DELAY};
+	return trip_timeout(&f->trip, bounds, f->timeouts);
 }
 
 /* far_back sends again from the acknowledged position. */
@@ -162,27 +156,12 @@ static inline size_t far_emit(struct far *f, char *b, int64_t now)
 	return sizeof h + n;
 }
 
-/* far_sample takes a measured round trip (RFC 6298, 2.2 and 2.3). */
-static inline void far_sample(struct far *f, int64_t took)
-{
-	if (took < 1)
-		took = 1;
-	if (!f->trip) {
-		f->trip = took;
-		f->varies = took / 2;
-		return;
-	}
-	int64_t off = f->trip > took ? f->trip - took : took - f->trip;
-	f->varies = (3 * f->varies + off) / 4;
-	f->trip = (7 * f->trip + took) / 8;
-}
-
 /* far_progress notes that the other end has the bytes before a position. */
 static inline void far_progress(struct far *f, uint64_t arrived, int64_t now)
 {
 	while (f->flying > 0 && f->flights[f->first].end <= arrived) {
 		if (!f->flights[f->first].resent)
-			far_sample(f, now - f->flights[f->first].at);
+			trip_sample(&f->trip, now - f->flights[f->first].at);
 		f->first = (f->first + 1) % MIRROR_MOST_WINDOW;
 		f->flying--;
 		if (f->window < MIRROR_MOST_WINDOW)

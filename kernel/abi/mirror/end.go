@@ -3,6 +3,7 @@ package mirror
 import (
 	"time"
 
+	"margay/kernel/abi/trip"
 	"margay/kernel/abi/wire"
 )
 
@@ -52,8 +53,7 @@ type End struct {
 	equal    int           // acknowledgements since that have brought nothing
 	deadline time.Duration // of the next time-out; 0: there is none
 	ask      bool
-	trip     time.Duration // smoothed round trip; 0: none was measured
-	varies   time.Duration
+	trip     trip.Estimate
 
 	// Of the ring from the other end.
 	arrived uint64
@@ -244,7 +244,7 @@ func (e *End) acknowledge(h *Header, data bool, now time.Duration) {
 func (e *End) progress(arrived uint64, now time.Duration) {
 	for e.flying > 0 && e.flights[e.first].end <= arrived {
 		if f := &e.flights[e.first]; !f.resent {
-			e.sample(now - f.at)
+			e.trip.Sample(now - f.at)
 		}
 		e.first = (e.first + 1) % mostWindow
 		e.flying--
@@ -258,22 +258,8 @@ func (e *End) progress(arrived uint64, now time.Duration) {
 	}
 }
 
-// sample takes a measured round trip (RFC 6298, 2.2 and 2.3).
-func (e *End) sample(took time.Duration) {
-	if took = max(took, 1); e.trip == 0 {
-		e.trip, e.varies = took, took/2
-		return
-	}
-	e.varies = (3*e.varies + (e.trip - took).Abs()) / 4
-	e.trip = (7*e.trip + took) / 8
-}
+// bounds bound the retransmission time-out.
+var bounds = trip.Bounds{First: firstTimeout, Least: leastTimeout, Most: mostTimeout, Delay: ackDelay}
 
-// timeout is the retransmission time-out (RFC 6298, 2.3 and 5.5), with a floor for networks of
-// microseconds.
-func (e *End) timeout() time.Duration {
-	t := firstTimeout
-	if e.trip > 0 {
-		t = max(e.trip+4*e.varies+ackDelay, leastTimeout)
-	}
-	return min(t<<min(e.timeouts, 8), mostTimeout)
-}
+// timeout is the retransmission time-out.
+func (e *End) timeout() time.Duration { return e.trip.Timeout(bounds, e.timeouts) }

@@ -3,6 +3,7 @@ package onesided
 import (
 	"time"
 
+	"margay/kernel/abi/trip"
 	"margay/kernel/abi/wire"
 )
 
@@ -49,8 +50,7 @@ type Requester struct {
 	timeouts int    // since the last progress
 	back     uint64 // first when requests were sent again because of a gap
 	deadline time.Duration
-	trip     time.Duration // smoothed round trip; 0: none was measured
-	varies   time.Duration
+	trip     trip.Estimate
 }
 
 // NewRequester returns the requester of a new pair of mirrored channels.
@@ -181,7 +181,7 @@ func (r *Requester) finish(s *slot, now time.Duration) {
 		r.gets--
 	}
 	if !s.resent {
-		r.sample(now - s.at)
+		r.trip.Sample(now - s.at)
 	}
 	r.window = min(r.window+1, Outstanding)
 }
@@ -194,22 +194,8 @@ func (r *Requester) progress(now time.Duration) {
 	}
 }
 
-// sample takes a measured round trip (RFC 6298, 2.2 and 2.3).
-func (r *Requester) sample(took time.Duration) {
-	if took = max(took, 1); r.trip == 0 {
-		r.trip, r.varies = took, took/2
-		return
-	}
-	r.varies = (3*r.varies + (r.trip - took).Abs()) / 4
-	r.trip = (7*r.trip + took) / 8
-}
+// bounds bound the retransmission time-out.
+var bounds = trip.Bounds{First: firstTimeout, Least: leastTimeout, Most: mostTimeout}
 
-// timeout is the retransmission time-out (RFC 6298, 2.3 and 5.5), with a floor for networks of
-// microseconds.
-func (r *Requester) timeout() time.Duration {
-	t := firstTimeout
-	if r.trip > 0 {
-		t = max(r.trip+4*r.varies, leastTimeout)
-	}
-	return min(t<<min(r.timeouts, 8), mostTimeout)
-}
+// timeout is the retransmission time-out.
+func (r *Requester) timeout() time.Duration { return r.trip.Timeout(bounds, r.timeouts) }

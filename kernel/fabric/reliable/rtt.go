@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/trip"
 )
 
 // Bounds of the retransmission time-out. RFC 6298, 2.4 has a floor of one second, for the Internet;
@@ -22,40 +23,29 @@ const granularity = time.Millisecond
 // ackDelay is how long an acknowledgement may wait for a datagram to travel with.
 const ackDelay = time.Millisecond
 
+// bounds bound the retransmission time-out.
+var bounds = trip.Bounds{First: firstTimeout, Least: leastTimeout, Most: mostTimeout, Granularity: granularity, Delay: ackDelay}
+
 // rtt estimates the round trip time and the retransmission time-out.
 type rtt struct {
-	smoothed time.Duration // 0: no sample yet
-	variance time.Duration
-	latest   time.Duration
+	trip.Estimate
+	latest time.Duration
 }
 
-// sample takes a measured round trip (RFC 6298, 2.2 and 2.3). The time that the peer held its
-// answer back is subtracted already.
+// sample takes a measured round trip. The time that the peer held its answer back is subtracted
+// already.
 func (r *rtt) sample(took time.Duration) {
-	took = max(took, 1)
-	r.latest = took
-	if r.smoothed == 0 {
-		r.smoothed, r.variance = took, took/2
-		return
-	}
-	r.variance = (3*r.variance + (r.smoothed - took).Abs()) / 4
-	r.smoothed = (7*r.smoothed + took) / 8
+	r.latest = max(took, 1)
+	r.Sample(r.latest)
 }
 
-// timeout is the retransmission time-out after so many others without an answer (RFC 6298, 2.3 and
-// 5.5; the delay of acknowledgements as in RFC 9002, 6.2.1).
-func (r *rtt) timeout(backoff int) time.Duration {
-	t := firstTimeout
-	if r.smoothed > 0 {
-		t = max(r.smoothed+max(granularity, 4*r.variance)+ackDelay, leastTimeout)
-	}
-	return min(t<<min(backoff, 16), mostTimeout)
-}
+// timeout is the retransmission time-out after so many others without an answer.
+func (r *rtt) timeout(backoff int) time.Duration { return r.Timeout(bounds, backoff) }
 
 // lossDelay is how long after a unit was sent it counts as lost if a later datagram has arrived
 // (RFC 9002, 6.1.2).
 func (r *rtt) lossDelay() time.Duration {
-	return max(9*max(r.smoothed, r.latest)/8, granularity)
+	return max(9*max(r.Smoothed(), r.latest)/8, granularity)
 }
 
 // replay recognises numbers of datagrams that have arrived before (RFC 4303, 3.4.3).
