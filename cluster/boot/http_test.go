@@ -9,10 +9,11 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"margay/internal/check"
 )
 
 // local makes this host node 0 of the services.
@@ -148,13 +149,7 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// pipes is a listener for connections in memory, which have the time of a bubble.
-type pipes struct {
-	in     chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
+// pipe is a connection from an address.
 type pipe struct {
 	net.Conn
 	from string
@@ -162,25 +157,11 @@ type pipe struct {
 
 func (p pipe) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(p.from)) }
 
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.in:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error {
-	p.once.Do(func() { close(p.closed) })
-	return nil
-}
-
-func (p *pipes) Addr() net.Addr { return pipe{from: "127.0.0.2:80"}.RemoteAddr() }
-
-func (p *pipes) dial(from string) net.Conn {
+// dial connects from an address.
+func dial(t *testing.T, p *check.Pipes, from string) net.Conn {
+	t.Helper()
 	near, far := net.Pipe()
-	p.in <- pipe{far, from}
+	p.Deliver(t, pipe{far, from})
 	return near
 }
 
@@ -192,11 +173,11 @@ func (halfPipe) CloseWrite() error { return nil }
 // A connection that the server ends counts until its client has ended it, too, and for a while at
 // most.
 func TestAnswerToTake(t *testing.T) {
-	inBubble(t, func(t *testing.T, p *pipes) {
+	inBubble(t, func(t *testing.T, p *check.Pipes) {
 		var held []net.Conn
 		for range maxPerAddr {
 			near, far := net.Pipe()
-			p.in <- halfPipe{pipe{far, "127.0.0.1:1000"}}
+			p.Deliver(t, halfPipe{pipe{far, "127.0.0.1:1000"}})
 			if _, err := io.WriteString(near, "GET /kernel HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}
@@ -210,12 +191,12 @@ func TestAnswerToTake(t *testing.T) {
 			held = append(held, near)
 		}
 		synctest.Wait()
-		if c := p.dial("127.0.0.1:2000"); !ended(c) {
+		if c := dial(t, p, "127.0.0.1:2000"); !ended(c) {
 			t.Error("connections whose answers may be on their way do not count")
 		}
 		held[0].Close()
 		synctest.Wait()
-		if c := p.dial("127.0.0.1:2001"); ended(c) {
+		if c := dial(t, p, "127.0.0.1:2001"); ended(c) {
 			t.Error("a connection counts that both sides have ended")
 		} else {
 			c.Close()
@@ -231,11 +212,11 @@ func TestAnswerToTake(t *testing.T) {
 }
 
 // inBubble runs a test with services whose time passes when nothing else happens.
-func inBubble(t *testing.T, f func(t *testing.T, p *pipes)) {
+func inBubble(t *testing.T, f func(t *testing.T, p *check.Pipes)) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := services(t, local)
 		ctx, cancel := context.WithCancel(context.Background())
-		p := &pipes{in: make(chan net.Conn), closed: make(chan struct{})}
+		p := check.NewPipes()
 		ended := make(chan error, 1)
 		go func() { ended <- s.Serve(ctx, play(), p) }()
 		f(t, p)
@@ -260,8 +241,8 @@ func isTimeout(err error) bool {
 
 // A client that does not read loses its connection, and one that reads slowly does not.
 func TestSlowReader(t *testing.T) {
-	inBubble(t, func(t *testing.T, p *pipes) {
-		stalled, slow := p.dial("127.0.0.1:1000"), p.dial("127.0.0.3:1000")
+	inBubble(t, func(t *testing.T, p *check.Pipes) {
+		stalled, slow := dial(t, p, "127.0.0.1:1000"), dial(t, p, "127.0.0.3:1000")
 		for _, c := range []net.Conn{stalled, slow} {
 			if _, err := io.WriteString(c, "GET /image HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 				t.Fatal(err)
@@ -291,10 +272,10 @@ func TestSlowReader(t *testing.T) {
 
 // A request that does not arrive in time ends its connection, and so does an idle client.
 func TestTruncatedRequest(t *testing.T) {
-	inBubble(t, func(t *testing.T, p *pipes) {
+	inBubble(t, func(t *testing.T, p *check.Pipes) {
 		var all []net.Conn
 		for i, text := range []string{"", "GET /ker", "GET /kernel HTTP/1.1\r\nHost: x\r\n", "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"} {
-			c := p.dial(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(1000+i)).String())
+			c := dial(t, p, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(1000+i)).String())
 			all = append(all, c)
 			go io.Copy(io.Discard, c)
 			if _, err := io.WriteString(c, text); err != nil {
@@ -312,21 +293,21 @@ func TestTruncatedRequest(t *testing.T) {
 
 // An address has a bounded number of connections, and a place is free again when one has ended.
 func TestConnectionsAreBounded(t *testing.T) {
-	inBubble(t, func(t *testing.T, p *pipes) {
+	inBubble(t, func(t *testing.T, p *check.Pipes) {
 		var held []net.Conn
 		for range maxPerAddr {
-			held = append(held, p.dial("127.0.0.1:1000"))
+			held = append(held, dial(t, p, "127.0.0.1:1000"))
 		}
-		if c := p.dial("127.0.0.1:2000"); !ended(c) {
+		if c := dial(t, p, "127.0.0.1:2000"); !ended(c) {
 			t.Error("one connection too many lasts")
 		}
-		other := p.dial("127.0.0.3:1000")
+		other := dial(t, p, "127.0.0.3:1000")
 		if ended(other) {
 			t.Error("another address has no connection left")
 		}
 		held[0].Close()
 		synctest.Wait()
-		again := p.dial("127.0.0.1:3000")
+		again := dial(t, p, "127.0.0.1:3000")
 		if ended(again) {
 			t.Error("a connection that has ended takes a place")
 		}

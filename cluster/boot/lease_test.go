@@ -3,11 +3,11 @@ package boot
 import (
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"strconv"
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/abi/id"
 )
 
@@ -34,19 +34,8 @@ func leases(t testing.TB, nodes int) *Leases {
 	return l
 }
 
-// seeded returns the random numbers of a test. The seed is logged; MARGAY_SEED sets it.
-func seeded(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("MARGAY_SEED=%s: %v", text, err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
+// seeded returns the random numbers of a test.
+func seeded(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(check.Seed(t), 0)) }
 
 func TestLeases(t *testing.T) {
 	good := Question{Kind: Request, MAC: host(1).MAC, Machine: "m1", Wants: host(1).Address, Server: server, IPXE: true}

@@ -314,20 +314,27 @@ func TestHistoryHangs(t *testing.T) {
 	})
 }
 
+// beginChronicle begins a chronicle with an empty store. The caller closes it.
+func beginChronicle(t *testing.T, h History) *chronicle {
+	t.Helper()
+	st, err := openStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.close() })
+	ch, err := newChronicle(Config{History: h, Log: t.Logf}, st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ch.begin()
+	return ch
+}
+
 // A record that comes while the history is about to fail does not wait for the next try.
 func TestHistoryFailsMeanwhile(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		st, err := openStore(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer st.close()
 		l := &playedLedger{hangs: make(chan struct{})}
-		ch, err := newChronicle(Config{History: l, Log: t.Logf}, st)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ch.begin()
+		ch := beginChronicle(t, l)
 		began := time.Now()
 		var running sync.WaitGroup
 		for i := range uint32(2) {
@@ -350,28 +357,19 @@ func TestHistoryFailsMeanwhile(t *testing.T) {
 // Records for which there is no room any more are lost, and the history says how many.
 func TestHistoryOverflows(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		st, err := openStore(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer st.close()
 		l := &playedLedger{fails: unix.ENOSPC}
-		ch, err := newChronicle(Config{History: l, Log: t.Logf}, st)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ch.begin()
+		ch := beginChronicle(t, l)
 		for i := range uint32(mostUnwritten + 7) {
 			if err := ch.write(&ledger.Record{Job: i + 1}); !errors.Is(err, unix.ENOSPC) {
 				t.Fatalf("job %d: %v", i+1, err)
 			}
 		}
-		if kept, err := st.lost(); kept != 7 || err != nil {
+		if kept, err := ch.store.lost(); kept != 7 || err != nil {
 			t.Errorf("the store has %d lost records, %v", kept, err)
 		}
 		l.takes()
 		time.Sleep(2 * historyPause)
-		if kept, err := st.lost(); kept != 0 || err != nil {
+		if kept, err := ch.store.lost(); kept != 0 || err != nil {
 			t.Errorf("after they are counted, the store has %d lost records, %v", kept, err)
 		}
 		if got := l.jobs(); len(got) != mostUnwritten || l.last(1).Lost != 7 {
@@ -387,17 +385,8 @@ func TestHistoryOverflows(t *testing.T) {
 // Jobs that end while the history writes are written together.
 func TestHistoryBatches(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		st, err := openStore(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer st.close()
 		l := &playedLedger{hangs: make(chan struct{})}
-		ch, err := newChronicle(Config{History: l, Log: t.Logf}, st)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ch.begin()
+		ch := beginChronicle(t, l)
 		var running sync.WaitGroup
 		for i := range uint32(50) {
 			running.Go(func() {

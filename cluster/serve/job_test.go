@@ -549,7 +549,7 @@ func TestFarewellToAll(t *testing.T) {
 func TestFarewellToClientsFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
-		c := control.NewConn(m.clients.dial(t)) // of a client that does not listen
+		c := control.NewConn(m.clients.Dial(t)) // of a client that does not listen
 		t.Cleanup(c.Close)
 		if _, err := c.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "a slow client"}); err != nil {
 			t.Fatal(err)

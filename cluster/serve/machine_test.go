@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -17,6 +16,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/trust"
+	"margay/internal/check"
 	"margay/kernel/abi/id"
 )
 
@@ -27,42 +27,6 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-// pipes is a listener whose connections are pipes within the process.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})} }
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error {
-	p.once.Do(func() { close(p.closed) })
-	return nil
-}
-
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
-
-func (p *pipes) dial(t testing.TB) net.Conn {
-	t.Helper()
-	near, far := net.Pipe()
-	select {
-	case p.conns <- far:
-	case <-p.closed:
-		t.Fatal("serve does not listen")
-	}
-	return near
-}
-
 // machine is a serve whose nodes, clients and holder a test plays.
 type machine struct {
 	t      *testing.T
@@ -70,7 +34,7 @@ type machine struct {
 	played []*playedNode
 
 	server         *Server
-	clients, nodes *pipes
+	clients, nodes *check.Pipes
 	cancel         context.CancelCauseFunc
 	ended          chan error
 
@@ -134,7 +98,7 @@ func (m *machine) start() {
 		m.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	m.server, m.cancel, m.clients, m.nodes, m.ended = server, cancel, newPipes(), newPipes(), make(chan error, 1)
+	m.server, m.cancel, m.clients, m.nodes, m.ended = server, cancel, check.NewPipes(), check.NewPipes(), make(chan error, 1)
 	go func() { m.ended <- server.Run(ctx, m.clients, m.nodes) }()
 	synctest.Wait()
 }
@@ -245,7 +209,7 @@ func (m *machine) dial() *control.Conn {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	conn := control.NewConn(tls.Client(m.nodes.dial(m.t), config))
+	conn := control.NewConn(tls.Client(m.nodes.Dial(m.t), config))
 	m.t.Cleanup(conn.Close)
 	return conn
 }
@@ -409,7 +373,7 @@ func (m *machine) client() *playedClient { return m.local(control.Role_ROLE_CLIE
 
 func (m *machine) local(role control.Role) *playedClient {
 	m.t.Helper()
-	c := &playedClient{m: m, conn: control.NewConn(m.clients.dial(m.t))}
+	c := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(m.t))}
 	m.t.Cleanup(c.conn.Close)
 	if _, err := c.conn.Greet(&control.Hello{Role: role, Program: "a played client"}); err != nil {
 		m.t.Fatal(err)

@@ -502,7 +502,7 @@ func TestRegisteredComesFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 10 {
-			conn := tls.Client(m.nodes.dial(t), config)
+			conn := tls.Client(m.nodes.Dial(t), config)
 			send := func(f *control.Frame) {
 				t.Helper()
 				if err := control.WriteFrame(conn, f); err != nil {
@@ -550,13 +550,13 @@ func TestRegisteredComesFirst(t *testing.T) {
 func TestLocalRoles(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 1)
-		conn := control.NewConn(m.clients.dial(t))
+		conn := control.NewConn(m.clients.Dial(t))
 		defer conn.Close()
 		_, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(0), Program: "test"})
 		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
 			t.Errorf("a node on the clients' socket: %v", err)
 		}
-		old := control.NewConn(m.clients.dial(t))
+		old := control.NewConn(m.clients.Dial(t))
 		defer old.Close()
 		if _, err := old.Greet(&control.Hello{Version: 99, Role: control.Role_ROLE_CLIENT, Program: "an old margay"}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_VERSION}) {
 			t.Errorf("an old client: %v", err)

@@ -29,7 +29,7 @@ func TestNothingFollowsForget(t *testing.T) {
 				}
 				must[*control.Done](c, &control.Kill{Job: j.number, Force: true})
 				<-j.done
-				launched := control.NewConn(m.clients.dial(t))
+				launched := control.NewConn(m.clients.Dial(t))
 				t.Cleanup(launched.Close)
 				launch(m, j, launched)
 				for _, n := range m.played {

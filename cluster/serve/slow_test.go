@@ -16,7 +16,7 @@ func TestSlowClient(t *testing.T) {
 	const nodes, each = 20, 2 // records of 1 MiB, more than serve keeps for a client
 	bubble(t, func(t *testing.T) {
 		m := up(t, nodes)
-		c := &playedClient{m: m, conn: control.NewConn(m.clients.dial(t))}
+		c := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(t))}
 		t.Cleanup(c.conn.Close)
 		if _, err := c.conn.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "a slow client"}); err != nil {
 			t.Fatal(err)

@@ -20,13 +20,13 @@ import (
 func TestStrangers(t *testing.T) {
 	tooLong := binary.BigEndian.AppendUint32(nil, control.MaxFrame)
 	cases := map[string]func(m *machine){
-		"silent": func(m *machine) { m.nodes.dial(m.t) },
-		"no TLS": func(m *machine) { go m.nodes.dial(m.t).Write([]byte("GET / HTTP/1.0\r\n\r\n")) },
+		"silent": func(m *machine) { m.nodes.Dial(m.t) },
+		"no TLS": func(m *machine) { go m.nodes.Dial(m.t).Write([]byte("GET / HTTP/1.0\r\n\r\n")) },
 		"nothing but a length": func(m *machine) {
 			c := m.dial()
 			go c.NetConn().Write(tooLong)
 		},
-		"hang up": func(m *machine) { m.nodes.dial(m.t).Close() },
+		"hang up": func(m *machine) { m.nodes.Dial(m.t).Close() },
 		"no token": func(m *machine) {
 			c := m.dial()
 			go c.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Program: strings.Repeat("\x1b[2J", 5000)})

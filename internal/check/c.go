@@ -3,8 +3,10 @@ package check
 import (
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -46,4 +48,32 @@ func CValues(t testing.TB, source string, expressions map[string]string) map[str
 		values[name] = n
 	}
 	return values
+}
+
+// unsigned matches macros that name an unsigned type.
+var unsigned = regexp.MustCompile(`_U(8|16|32|64)$`)
+
+// HeaderValues returns the values that a C header of the current folder declares under a prefix:
+// its macros except types, and of each structure the size, as sizeof(struct prefix_name), and the
+// offsets of the fields, as name.field. Without gcc the test is skipped.
+func HeaderValues(t testing.TB, file, prefix string) map[string]int {
+	t.Helper()
+	header, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make(map[string]string)
+	for _, m := range regexp.MustCompile(`(?m)^#define (`+strings.ToUpper(prefix)+`_\w+) `).FindAllStringSubmatch(string(header), -1) {
+		if !unsigned.MatchString(m[1]) {
+			names[m[1]] = m[1]
+		}
+	}
+	for _, s := range regexp.MustCompile(`(?ms)^struct `+prefix+`_(\w+) \{(.*?)^\}`).FindAllStringSubmatch(string(header), -1) {
+		size := fmt.Sprintf("sizeof(struct %s_%s)", prefix, s[1])
+		names[size] = size
+		for _, f := range regexp.MustCompile(`(?m)^\t\w+ (\w+)(\[\w+\])?;`).FindAllStringSubmatch(s[2], -1) {
+			names[s[1]+"."+f[1]] = fmt.Sprintf("offsetof(struct %s_%s, %s)", prefix, s[1], f[1])
+		}
+	}
+	return CValues(t, fmt.Sprintf("#include %q", file), names)
 }

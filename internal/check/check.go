@@ -45,6 +45,25 @@ func Seed(t testing.TB) uint64 {
 	return seed
 }
 
+// Delays returns after which time each copy of a datagram arrives in a modelled network: one copy
+// soon, or if the network is lossy none, one or several, in any order.
+func Delays(r *rand.Rand, lossy bool) (delays []time.Duration) {
+	for copies := 1; copies > 0; copies-- {
+		delay := 20 * time.Microsecond
+		if lossy {
+			if r.IntN(5) == 0 {
+				continue
+			}
+			if r.IntN(10) == 0 {
+				copies++
+			}
+			delay = time.Duration(r.IntN(3000)) * time.Microsecond
+		}
+		delays = append(delays, delay)
+	}
+	return delays
+}
+
 // Buffer is a buffer that may be read while it is written. The zero value is empty.
 type Buffer struct {
 	mu  sync.Mutex

@@ -6,11 +6,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/abi/id"
 )
 
@@ -158,19 +158,6 @@ func TestMapping(t *testing.T) {
 	}
 }
 
-// seed returns the seed of a random test, which PMI_SEED sets.
-func seed(t *testing.T) uint64 {
-	s := rand.Uint64()
-	if text := os.Getenv("PMI_SEED"); text != "" {
-		var err error
-		if s, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("PMI_SEED=%d", s)
-	return s
-}
-
 // histories is how many random histories a test plays, many under MARGAY_SOAK.
 func histories() int {
 	if os.Getenv("MARGAY_SOAK") != "" {
@@ -285,7 +272,7 @@ func (w *world) until(what string, ok func() bool) {
 // A barrier brings all puts of all nodes to all, whatever happens to the messages. Ranks that end
 // make it fail, and nothing hangs.
 func TestModel(t *testing.T) {
-	s := seed(t)
+	s := check.Seed(t)
 	for history := range histories() {
 		random := rand.New(rand.NewPCG(s, uint64(history)))
 		w := newWorld(t, random)
@@ -352,7 +339,7 @@ func (w *world) round(round int, end bool) {
 // Names are one for all nodes, and each operation is carried out once, whatever happens to the
 // messages.
 func TestNames(t *testing.T) {
-	s := seed(t)
+	s := check.Seed(t)
 	for history := range histories() {
 		w := newWorld(t, rand.New(rand.NewPCG(s, uint64(history))))
 		published := make(map[string]string)
@@ -389,7 +376,7 @@ func TestNames(t *testing.T) {
 
 // A fold of many parts arrives whole.
 func TestManyParts(t *testing.T) {
-	w := newWorld(t, rand.New(rand.NewPCG(seed(t), 0)))
+	w := newWorld(t, rand.New(rand.NewPCG(check.Seed(t), 0)))
 	for len(w.nodes) < 2 {
 		w = newWorld(t, w.random)
 	}

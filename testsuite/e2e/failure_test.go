@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -335,7 +336,7 @@ func (m *machine) killNodeKernels() {
 // ranks returns the pids of the ranks on the machine's hosted nodes that run the probe in a mode, by rank.
 func (m *machine) ranks(mode string) (found []int) {
 	m.t.Helper()
-	holder, _ := m.status()
+	below := m.processes()
 	by := make(map[int]int)
 	for _, pid := range pids(m.t, probe()+" "+mode) {
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
@@ -343,7 +344,7 @@ func (m *machine) ranks(mode string) (found []int) {
 		_, rest, ok := strings.Cut("\x00"+string(environment), "\x00MARGAY_RANK=")
 		number, _, _ := strings.Cut(rest, "\x00")
 		rank, err := strconv.Atoi(number)
-		if string(name) == "probe\n" && ok && err == nil && descends(pid, holder) {
+		if string(name) == "probe\n" && ok && err == nil && slices.Contains(below, pid) {
 			by[rank] = pid
 		}
 	}
@@ -351,16 +352,6 @@ func (m *machine) ranks(mode string) (found []int) {
 		found = append(found, by[rank])
 	}
 	return found
-}
-
-// descends reports whether a process is a descendant of another.
-func descends(pid, of int) bool {
-	for ; pid > 1; pid = parent(pid) {
-		if pid == of {
-			return true
-		}
-	}
-	return false
 }
 
 // Ranks of several nodes meet without their node kernels: killed ones hold up no barrier and lose none. When a rank is killed, be it

@@ -11,10 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"margay/internal/check"
 )
 
 // bin is where make build puts the programs.
@@ -26,19 +27,8 @@ var bin = func() string {
 	return dir
 }()
 
-// random returns the random numbers of a round. The seed is logged; MARGAY_SEED sets it.
-func random(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("MARGAY_SEED=%s: %v", text, err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
+// random returns the random numbers of a round.
+func random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(check.Seed(t), 0)) }
 
 // build compiles one of testsuite/programs into a folder and returns its path.
 func build(t *testing.T, dir, name string) string {

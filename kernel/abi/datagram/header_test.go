@@ -1,9 +1,6 @@
 package datagram
 
 import (
-	"fmt"
-	"os"
-	"regexp"
 	"testing"
 
 	"margay/internal/check"
@@ -29,21 +26,7 @@ var same = map[string]int{
 
 // The header declares the numbers, sizes and offsets of this package, and no others.
 func TestHeaderAgrees(t *testing.T) {
-	header, err := os.ReadFile("datagram.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := make(map[string]string)
-	for _, m := range regexp.MustCompile(`(?m)^#define (DATAGRAM_\w+) \(?[0-9]`).FindAllStringSubmatch(string(header), -1) {
-		names[m[1]] = m[1]
-	}
-	for _, s := range regexp.MustCompile(`(?s)struct datagram_(\w+) \{\n(.*?)\};`).FindAllStringSubmatch(string(header), -1) {
-		names["sizeof(struct datagram_"+s[1]+")"] = "sizeof(struct datagram_" + s[1] + ")"
-		for _, f := range regexp.MustCompile(`(?m)^\t\w+ (\w+)(\[\w+\])?;$`).FindAllStringSubmatch(s[2], -1) {
-			names[s[1]+"."+f[1]] = fmt.Sprintf("offsetof(struct datagram_%s, %s)", s[1], f[1])
-		}
-	}
-	got := check.CValues(t, "#include \"datagram.h\"", names)
+	got := check.HeaderValues(t, "datagram.h", "datagram")
 	for name, value := range same {
 		if there, ok := got[name]; !ok || there != value {
 			t.Errorf("%s is %d here and %d (%v) in datagram.h", name, value, there, ok)

@@ -145,17 +145,7 @@ func (m *model) transmit(to int, b []byte) {
 	if len(b) > Most {
 		m.t.Fatalf("a datagram has %d bytes", len(b))
 	}
-	for copies := 1; copies > 0; copies-- {
-		delay := 20 * time.Microsecond
-		if m.lossy {
-			if m.random.IntN(5) == 0 {
-				continue
-			}
-			if m.random.IntN(10) == 0 {
-				copies++
-			}
-			delay = time.Duration(m.random.IntN(3000)) * time.Microsecond
-		}
+	for _, delay := range check.Delays(m.random, m.lossy) {
 		m.network = append(m.network, onWay{to, m.now + delay, bytes.Clone(b)})
 	}
 }
